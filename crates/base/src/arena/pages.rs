@@ -1,0 +1,120 @@
+//! The pages of one chunk, as a set.
+//!
+//! Purpose: say which pages of a chunk are backed (may be resident), and find runs of pages
+//! that can be given back in one system call. Plain data: whoever owns the chunk owns the set.
+
+use super::classes::{CHUNK_BYTES, PAGE_BYTES};
+
+/// Pages in a chunk.
+pub(super) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_BYTES;
+
+const WORDS: usize = CHUNK_PAGES / 64;
+
+/// A set of page numbers below [`CHUNK_PAGES`]. Zero bytes are the empty set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageSet([u64; WORDS]);
+
+/// The words that `count` pages from `first` on lie in, each with the mask of those pages.
+fn masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
+    debug_assert!(first + count <= CHUNK_PAGES, "pages {first}+{count} outside the chunk");
+    let end = first + count;
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let from = first.max(word * 64) - word * 64;
+        let to = end.min(word * 64 + 64) - word * 64;
+        (word, (u64::MAX >> (64 - (to - from))) << from)
+    })
+}
+
+impl PageSet {
+    /// No page.
+    pub(super) const EMPTY: Self = Self([0; WORDS]);
+    /// Every page of the chunk.
+    pub(super) const FULL: Self = Self([u64::MAX; WORDS]);
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Members among `count` pages from `first` on; `count` is not zero.
+    pub(super) fn count_range(&self, first: usize, count: usize) -> usize {
+        masks(first, count).map(|(word, mask)| (self.0[word] & mask).count_ones() as usize).sum()
+    }
+
+    pub(super) fn contains(&self, page: usize) -> bool {
+        self.0[page / 64] >> (page % 64) & 1 == 1
+    }
+
+    /// Whether all of `count` pages from `first` on are members.
+    pub(super) fn contains_range(&self, first: usize, count: usize) -> bool {
+        masks(first, count).all(|(word, mask)| self.0[word] & mask == mask)
+    }
+
+    pub(super) fn insert_range(&mut self, first: usize, count: usize) {
+        masks(first, count).for_each(|(word, mask)| self.0[word] |= mask);
+    }
+
+    pub(super) fn remove_range(&mut self, first: usize, count: usize) {
+        masks(first, count).for_each(|(word, mask)| self.0[word] &= !mask);
+    }
+
+    pub(super) fn remove_all(&mut self, others: &Self) {
+        self.0.iter_mut().zip(others.0).for_each(|(word, other)| *word &= !other);
+    }
+
+    /// Drops members from the low end until at most `count` are left.
+    pub(super) fn keep_highest(&mut self, count: usize) {
+        let mut excess = self.count().saturating_sub(count);
+        for word in &mut self.0 {
+            while excess > 0 && *word != 0 {
+                *word &= *word - 1;
+                excess -= 1;
+            }
+        }
+    }
+
+    /// Maximal runs of members, as (first page, pages), in ascending order.
+    pub(super) fn runs(&self) -> Runs<'_> {
+        Runs { set: self, at: 0 }
+    }
+}
+
+/// See [`PageSet::runs`].
+pub(super) struct Runs<'a> {
+    set: &'a PageSet,
+    at: usize,
+}
+
+impl Runs<'_> {
+    /// The first page from `self.at` on whose membership is `wanted`, or [`CHUNK_PAGES`].
+    fn seek(&self, wanted: bool) -> usize {
+        let mut at = self.at;
+        while at < CHUNK_PAGES {
+            let word = self.set.0[at / 64];
+            let word = (if wanted { word } else { !word }) >> (at % 64);
+            if word != 0 {
+                return at + word.trailing_zeros() as usize;
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        CHUNK_PAGES
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (usize, usize);
+
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let first = self.seek(true);
+        if first == CHUNK_PAGES {
+            return None;
+        }
+        self.at = first;
+        let end = self.seek(false);
+        self.at = end;
+        Some((first, end - first))
+    }
+}

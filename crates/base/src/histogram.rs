@@ -1,0 +1,228 @@
+//! Histograms of `u64` values in fixed memory, recorded without locks.
+//!
+//! Log-linear buckets, as in HdrHistogram: values below [`STEPS`] have a bucket each, and each
+//! power of two above is cut into [`STEPS`] buckets of equal width. A bucket is therefore at
+//! most one [`STEPS`]-th as wide as its lowest value, which bounds the relative error of a
+//! quantile.
+//!
+//! # Invariants
+//!
+//! - Every value has exactly one bucket; buckets are in the order of their values.
+//! - The count of a snapshot is the sum of its buckets, so that quantiles agree with it.
+//!
+//! # Locking
+//!
+//! None, all accesses are relaxed. A snapshot taken during records may have a value's bucket
+//! and not yet its part of the sum, or the other way round.
+//!
+//! # What it does not do
+//!
+//! It is not sharded: it is meant for what is timed because it is rare or slow (waits, I/O),
+//! not for every hit. It does not forget old values (readers subtract).
+
+use std::fmt;
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+/// Buckets in each power of two; the relative error is at most one in so many.
+pub const STEPS: u64 = 16;
+
+const STEPS_LOG2: u32 = STEPS.ilog2();
+const _: () = assert!(STEPS.is_power_of_two());
+
+/// The exact values, then the powers of two from `STEPS` to 2^63.
+const BUCKETS: usize = (STEPS as usize) * (1 + (u64::BITS - STEPS_LOG2) as usize);
+
+/// The bucket of `value`.
+const fn bucket_of(value: u64) -> usize {
+    if value < STEPS {
+        return value as usize;
+    }
+    let exponent = value.ilog2() - STEPS_LOG2;
+    // The top bits of the value, leading one included, are at least `STEPS`.
+    (exponent as usize) * (STEPS as usize) + (value >> exponent) as usize
+}
+
+/// The lowest and the highest value of a bucket.
+const fn bounds(bucket: usize) -> (u64, u64) {
+    let bucket = bucket as u64;
+    if bucket < 2 * STEPS {
+        return (bucket, bucket);
+    }
+    let exponent = bucket / STEPS - 1;
+    let low = (bucket % STEPS + STEPS) << exponent;
+    (low, low + ((1 << exponent) - 1))
+}
+
+/// A histogram that threads may record to at once. Takes about 8 KiB.
+pub struct AtomicHistogram {
+    buckets: Box<[AtomicU64]>,
+    sum: AtomicU64,
+    max: AtomicU64,
+}
+
+impl AtomicHistogram {
+    /// An empty histogram.
+    pub fn new() -> Self {
+        Self {
+            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            sum: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+        }
+    }
+
+    /// Records one value.
+    #[inline]
+    pub fn record(&self, value: u64) {
+        self.buckets[bucket_of(value)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(value, Ordering::Relaxed);
+        self.raise_max(value);
+    }
+
+    /// Records all values of a snapshot.
+    pub fn merge(&self, other: &HistogramSnapshot) {
+        for (mine, &theirs) in self.buckets.iter().zip(&other.buckets) {
+            if theirs != 0 {
+                mine.fetch_add(theirs, Ordering::Relaxed);
+            }
+        }
+        self.sum.fetch_add(other.sum, Ordering::Relaxed);
+        self.raise_max(other.max);
+    }
+
+    /// What was recorded so far.
+    pub fn snapshot(&self) -> HistogramSnapshot {
+        let buckets: Box<[u64]> = self
+            .buckets
+            .iter()
+            .map(|bucket| bucket.load(Ordering::Relaxed))
+            .collect();
+        let mut max = self.max.load(Ordering::Relaxed);
+        // A value being recorded may have its bucket, but not yet be the maximum.
+        if let Some(last) = buckets.iter().rposition(|&count| count != 0) {
+            max = max.max(bounds(last).0);
+        }
+        HistogramSnapshot {
+            count: buckets.iter().sum(),
+            sum: self.sum.load(Ordering::Relaxed),
+            max,
+            buckets,
+        }
+    }
+
+    #[inline]
+    fn raise_max(&self, value: u64) {
+        // Most values are not the largest: look before a read-modify-write.
+        if value > self.max.load(Ordering::Relaxed) {
+            self.max.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for AtomicHistogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for AtomicHistogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.snapshot().fmt(f)
+    }
+}
+
+/// What a histogram held at some time.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HistogramSnapshot {
+    /// Number of values.
+    pub count: u64,
+    /// Sum of the values, modulo 2^64 (nanoseconds last for 584 years).
+    pub sum: u64,
+    /// The largest value; 0 if there is none.
+    pub max: u64,
+    buckets: Box<[u64]>,
+}
+
+impl HistogramSnapshot {
+    /// The snapshot of an empty histogram, to merge others into.
+    pub fn empty() -> Self {
+        Self {
+            count: 0,
+            sum: 0,
+            max: 0,
+            buckets: vec![0; BUCKETS].into_boxed_slice(),
+        }
+    }
+
+    /// Takes in all values of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
+            *mine += theirs;
+        }
+        self.count += other.count;
+        self.sum = self.sum.wrapping_add(other.sum);
+        self.max = self.max.max(other.max);
+    }
+
+    /// The mean of the values; 0 if there is none.
+    pub fn mean(&self) -> f64 {
+        if self.count == 0 {
+            0.0
+        } else {
+            self.sum as f64 / self.count as f64
+        }
+    }
+
+    /// The smallest value that at least a share `q` of all values does not exceed, rounded up
+    /// by at most one [`STEPS`]-th; 0 if there is no value. `q` is 0.5 for the median; 0
+    /// gives the smallest value, 1 the largest.
+    ///
+    /// # Panics
+    ///
+    /// If `q` is not within 0 and 1.
+    pub fn quantile(&self, q: f64) -> u64 {
+        assert!(
+            (0.0..=1.0).contains(&q),
+            "a quantile is within 0 and 1, not {q}"
+        );
+        let rank = ((q * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
+        let mut seen = 0;
+        for (bucket, &count) in self.buckets.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return bounds(bucket).1.min(self.max);
+            }
+        }
+        0
+    }
+
+    /// The buckets that hold values, in order: lowest value, highest value, count.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let held = self
+            .buckets
+            .iter()
+            .enumerate()
+            .filter(|&(_, &count)| count != 0);
+        held.map(|(bucket, &count)| {
+            let (low, high) = bounds(bucket);
+            (low, high, count)
+        })
+    }
+}
+
+impl fmt::Debug for HistogramSnapshot {
+    /// The figures that one asks for first, not all buckets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Histogram")
+            .field("count", &self.count)
+            .field("mean", &self.mean())
+            .field("p50", &self.quantile(0.5))
+            .field("p99", &self.quantile(0.99))
+            .field("p999", &self.quantile(0.999))
+            .field("max", &self.max)
+            .finish()
+    }
+}
