@@ -1,0 +1,458 @@
+//! The public face of the cache.
+
+use std::future::Future;
+use std::ptr::NonNull;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::thread::JoinHandle;
+use forebay_base::tunables::TunableError;
+
+use crate::attributes::{Attributes, Cause, Class};
+use crate::builder::Builder;
+use crate::counters::CacheCounters;
+use crate::error::{LoadError, OwnerError, Refused};
+use crate::filler::Begin;
+use crate::guard::{OwnedRef, Ref};
+use crate::header::MARK;
+use crate::inner::Inner;
+use crate::key::{Key, OwnerId};
+use crate::load::{RoomFuture, Step};
+use crate::owner::{MAX_OWNERS, OwnerCaching};
+use crate::stats::Stats;
+use crate::tunables::CacheTunables;
+
+/// An adaptive replacement cache whose hits take no lock.
+///
+/// Share it between threads by reference or in an `Arc`. The crate's front page has an overview and
+/// examples.
+///
+/// Dropping the cache drops its blocks, but for those that an [`OwnedRef`] or an unfinished load still
+/// pins: they go, and the cache's memory with them, when the last such pin does.
+/// [`close`](Self::close) waits for that instead.
+pub struct Cache<K: Key, V: Send + Sync + 'static> {
+    inner: NonNull<Inner<K, V>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+// SAFETY: all access to `Inner` is shared and synchronised by its own locks and atomics; keys and
+// values cross threads, which the bounds allow.
+unsafe impl<K: Key, V: Send + Sync + 'static> Send for Cache<K, V> {}
+// SAFETY: as above.
+unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Cache<K, V> {}
+
+impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
+    /// Describes a cache to build.
+    ///
+    /// ```
+    /// let cache = forebay_cache::Cache::<u64, Vec<u8>>::builder()
+    ///     .capacity(64 << 20)
+    ///     .weigher(|_key, block| block.len() as u64)
+    ///     .build()?;
+    /// # Ok::<(), forebay_cache::BuildError>(())
+    /// ```
+    pub fn builder() -> Builder<K, V> {
+        Builder::new()
+    }
+
+    /// Takes over a hold on `inner`.
+    pub(crate) fn from_hold(inner: NonNull<Inner<K, V>>, threads: Vec<JoinHandle<()>>) -> Self {
+        Self { inner, threads: Mutex::named("cache-threads", threads) }
+    }
+
+    /// A thread to end with the cache.
+    pub(crate) fn adopt_thread(&mut self, thread: JoinHandle<()>) {
+        self.threads.get_mut().push(thread);
+    }
+
+    #[inline]
+    pub(crate) fn inner(&self) -> &Inner<K, V> {
+        // SAFETY: this cache's hold keeps it alive.
+        unsafe { self.inner.as_ref() }
+    }
+
+    /// The block of that key, pinned, if it is cached. Takes no lock, and writes to no shared line but the
+    /// block's own header.
+    #[inline]
+    pub fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
+        let inner = self.inner();
+        match inner.pin(inner.hash(key), key, MARK) {
+            Some((header, before)) => {
+                inner.count_hit(before);
+                // SAFETY: pinned just now, from a valid state.
+                Some(unsafe { Ref::from_pin(inner, header) })
+            }
+            None => {
+                inner.counters.add(CacheCounters::LOOKUPS_MISSED, 0, 1);
+                None
+            }
+        }
+    }
+
+    /// As [`get`](Self::get), for replies that outlive the borrow.
+    #[inline]
+    pub fn get_owned(&self, key: &K) -> Option<OwnedRef<K, V>> {
+        self.get(key).map(Ref::into_owned)
+    }
+
+    /// Whether the block is cached. Does not count as a use.
+    pub fn contains(&self, key: &K) -> bool {
+        let inner = self.inner();
+        let Some((header, _)) = inner.pin(inner.hash(key), key, 0) else { return false };
+        // SAFETY: pinned just now, from a valid state.
+        drop(unsafe { Ref::from_pin(inner, header) });
+        true
+    }
+
+    /// Caches a normal data block, over any other of that key.
+    ///
+    /// # Errors
+    /// When the block is not cached; it comes back with the reason. What was cached of that key is gone
+    /// all the same.
+    pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
+        self.insert_with(key, value, Attributes::DATA)
+    }
+
+    /// As [`insert`](Self::insert), of a given class and hint. May wait for room, see the tunable
+    /// `overflow_wait_ms`.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
+        self.inner().insert(key, value, attributes)
+    }
+
+    /// Removes a block, or keeps one that is loading from being cached. True if it was cached. Those who
+    /// have it pinned keep it.
+    pub fn remove(&self, key: &K) -> bool {
+        let inner = self.inner();
+        if let Some(second) = &inner.second {
+            second.forget(key);
+        }
+        inner.remove(inner.hash(key), key, Cause::Removed)
+    }
+
+    /// Finds a block, joins its load, or begins one: the primitive under
+    /// [`get_or_load`](Self::get_or_load).
+    ///
+    /// `weight` is what the block will weigh, in bytes, as far as is known; room for it is reserved before
+    /// the load begins (waiting for it, within bounds), and set right when it is published. A block
+    /// that finds no room, or that its owner does not want cached, is loaded and handed out all the same:
+    /// to the caller and to all who wait, uncached.
+    ///
+    /// # Errors
+    /// [`LoadError::Closed`] and [`LoadError::NoMemory`].
+    pub fn begin(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        let inner = self.inner();
+        let mut room = None;
+        loop {
+            match inner.begin(key, weight, attributes, room)? {
+                Step::Ready(begin) => return Ok(begin),
+                Step::NoRoom => room = Some(inner.reserve_slow(weight.max(1))),
+            }
+        }
+    }
+
+    /// As [`begin`](Self::begin), waiting for room without blocking the thread. Needs no runtime.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub async fn begin_async(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        let inner = self.inner();
+        let mut room = None;
+        loop {
+            match inner.begin(key, weight, attributes, room)? {
+                Step::Ready(begin) => return Ok(begin),
+                Step::NoRoom => {
+                    room = Some(match RoomFuture::new(inner, weight.max(1)) {
+                        Ok(waiting) => waiting.await,
+                        Err(outcome) => outcome,
+                    });
+                }
+            }
+        }
+    }
+
+    /// The block of that key, loaded if need be: by `load`, or by whoever is loading it already.
+    ///
+    /// ```
+    /// # use forebay_cache::{Attributes, Cache};
+    /// # let cache = Cache::<u64, String>::builder().capacity(1 << 20).build()?;
+    /// let block = cache.get_or_load(7, 4096, Attributes::DATA, || {
+    ///     Ok::<_, std::io::Error>("read from disk".to_owned())
+    /// })?;
+    /// assert_eq!(*block, "read from disk");
+    /// assert!(cache.contains(&7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The loader's error, whoever ran it. If the loader panics, so does this call, and those who
+    /// wait get [`LoadError::Panicked`]. A load that somebody else gives up is begun anew.
+    pub fn get_or_load<E>(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Ref<'_, K, V>, LoadError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        loop {
+            match self.begin(key, weight, attributes)? {
+                Begin::Hit(block) => return Ok(block),
+                Begin::InFlight(flight) => match flight.wait() {
+                    Err(LoadError::Abandoned) => {}
+                    landed => return landed.map(|block| self.lend(block)),
+                },
+                Begin::Vacant(filler) => match load() {
+                    Ok(value) => return Ok(self.lend(filler.publish(value))),
+                    Err(error) => {
+                        let error = LoadError::failed(error);
+                        filler.fail(error.clone());
+                        return Err(error);
+                    }
+                },
+            }
+        }
+    }
+
+    /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Needs no runtime: it works
+    /// under any executor. Dropping the future gives the load up; others that wait for it begin anew.
+    ///
+    /// # Errors
+    /// As [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_async<E, F>(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        load: impl FnOnce() -> F,
+    ) -> Result<Ref<'_, K, V>, LoadError>
+    where
+        F: Future<Output = Result<V, E>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        loop {
+            match self.begin_async(key, weight, attributes).await? {
+                Begin::Hit(block) => return Ok(block),
+                Begin::InFlight(flight) => match flight.await {
+                    Err(LoadError::Abandoned) => {}
+                    landed => return landed.map(|block| self.lend(block)),
+                },
+                Begin::Vacant(filler) => match load().await {
+                    Ok(value) => return Ok(self.lend(filler.publish(value))),
+                    Err(error) => {
+                        let error = LoadError::failed(error);
+                        filler.fail(error.clone());
+                        return Err(error);
+                    }
+                },
+            }
+        }
+    }
+
+    fn lend(&self, block: OwnedRef<K, V>) -> Ref<'_, K, V> {
+        block.lend(self.inner())
+    }
+
+    /// Empties the cache, its memory of evicted blocks included, and gives memory back to the system.
+    /// Blocks that are pinned leave the cache now and are freed with their last pin. Returns how many
+    /// blocks left.
+    pub fn flush(&self) -> u64 {
+        let inner = self.inner();
+        let (gone, _) = inner.sweep(Cause::Flushed, |_, _| true);
+        inner.forget_ghosts(|_| true);
+        self.trim();
+        gone
+    }
+
+    /// Removes every block for which `wanted` says yes. Returns how many.
+    pub fn flush_where(&self, wanted: impl Fn(&K, Class) -> bool) -> u64 {
+        self.inner().sweep(Cause::Flushed, wanted).0
+    }
+
+    /// Gives memory that is not needed at the moment back to the system.
+    pub fn trim(&self) {
+        let inner = self.inner();
+        inner.compact_rings();
+        inner.slab.trim();
+        inner.index.trim();
+    }
+
+    /// Changes the capacity, or the hard bound if that is what the cache was built with, to `bytes`. A
+    /// smaller one is reached by the reclaimer, as fast as pinned blocks allow.
+    ///
+    /// # Panics
+    /// If `bytes` is zero.
+    pub fn resize(&self, bytes: u64) {
+        assert!(
+            bytes > 0,
+            "a cache needs a capacity above zero; to disable caching, open owners with `OwnerCaching::None`"
+        );
+        let inner = self.inner();
+        match &inner.bound {
+            Some(bound) => bound.bytes.store(bytes, Ordering::Relaxed),
+            None => inner.set_target(bytes),
+        }
+        inner.want_reclaim();
+    }
+
+    /// Opens an owner: a number for keys to carry, by which what is theirs can be limited and removed.
+    ///
+    /// # Errors
+    /// When too many are open, or the cache is closed.
+    pub fn open_owner(&self, caching: OwnerCaching) -> Result<Owner<'_, K, V>, OwnerError> {
+        if self.inner().closed.load(Ordering::Acquire) {
+            return Err(OwnerError::Closed);
+        }
+        let id = self
+            .inner()
+            .owners
+            .open(caching)
+            .ok_or(OwnerError::TooMany { limit: MAX_OWNERS - 1 })?;
+        Ok(Owner { cache: self, id })
+    }
+
+    /// Changes what of an owner's blocks is cached from now on; blocks that are cached stay. False if
+    /// there is no such owner.
+    pub fn set_owner_caching(&self, owner: OwnerId, caching: OwnerCaching) -> bool {
+        self.inner().owners.set(owner, caching)
+    }
+
+    /// Closes an owner: waits until nothing of its is loading or pinned, and leaves nothing of it behind,
+    /// neither blocks nor ghosts. Loads that begin meanwhile fail with [`LoadError::Closed`]. False if there
+    /// is no such owner, or somebody else is closing it.
+    ///
+    /// Never call it on a thread that has one of the owner's blocks pinned: it would wait for itself.
+    pub fn close_owner(&self, owner: OwnerId) -> bool {
+        let inner = self.inner();
+        if owner == OwnerId::NONE || !inner.owners.begin_close(owner) {
+            return false;
+        }
+        inner.sweep_and_wait(Cause::OwnerClosed, |key, _| key.owner() == owner);
+        inner.forget_ghosts(|o| o == owner);
+        inner.owners.end_close(owner);
+        true
+    }
+
+    /// What the cache holds and has done.
+    pub fn stats(&self) -> Stats {
+        Stats::of(self.inner())
+    }
+
+    /// The tunables; those that can be set at run time can be set here.
+    pub fn tunables(&self) -> &CacheTunables {
+        &self.inner().tunables
+    }
+
+    /// Sets a tunable by its name.
+    ///
+    /// # Errors
+    /// When the name, the value or the time is wrong; the error says what would be right.
+    pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
+        self.inner().tunables.set(name, value)?;
+        self.inner().want_reclaim();
+        Ok(())
+    }
+
+    /// Waits until all evictions so far have been told to the user's callback.
+    pub fn drain_callbacks(&self) {
+        if let Some(callbacks) = &self.inner().callbacks {
+            callbacks.drain();
+        }
+    }
+
+    /// Ends the cache's work: nothing is cached or loaded any more, every block is removed, and when it
+    /// returns, every pin has gone, every callback has run and the cache's threads have ended. Lookups
+    /// find nothing afterwards, and inserts and loads are refused with an error.
+    ///
+    /// Never call it on a thread that has a block pinned, or from a callback: it would wait for itself.
+    pub fn close(&self) {
+        let inner = self.inner();
+        inner.closed.store(true, Ordering::SeqCst);
+        inner.sweep_and_wait(Cause::Closed, |_, _| true);
+        inner.forget_ghosts(|_| true);
+        self.end_threads();
+        self.trim();
+    }
+
+    fn end_threads(&self) {
+        self.inner().stop_threads();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let here = forebay_base::sync::thread::current_id();
+        for thread in threads {
+            // A callback may hold the last reference to the cache: its thread ends by itself.
+            if thread.thread().id() != here {
+                let joined = thread.join();
+                debug_assert!(joined.is_ok(), "a thread of the cache panicked");
+            }
+        }
+    }
+
+    /// Checks every structure against every other, and panics at the first contradiction. Nothing else may
+    /// use the cache meanwhile. For tests.
+    #[doc(hidden)]
+    pub fn audit(&self) {
+        crate::audit::audit(self.inner());
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Drop for Cache<K, V> {
+    fn drop(&mut self) {
+        let inner = self.inner();
+        if !inner.closed.swap(true, Ordering::SeqCst) {
+            inner.index.barrier();
+            inner.sweep(Cause::Closed, |_, _| true);
+        }
+        self.end_threads();
+        self.inner().orphan_the_pinned();
+        // SAFETY: this cache's hold, given up once and last.
+        unsafe { Inner::release(self.inner) };
+    }
+}
+
+/// An open owner; closed by [`close`](Self::close) or by dropping it.
+pub struct Owner<'a, K: Key, V: Send + Sync + 'static> {
+    cache: &'a Cache<K, V>,
+    id: OwnerId,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Owner<'_, K, V> {
+    /// The number for this owner's keys to carry.
+    pub fn id(&self) -> OwnerId {
+        self.id
+    }
+
+    /// Changes what is cached from now on.
+    pub fn set_caching(&self, caching: OwnerCaching) {
+        self.cache.set_owner_caching(self.id, caching);
+    }
+
+    /// See [`Cache::close_owner`].
+    pub fn close(self) {}
+
+    /// The number alone: the owner stays open until [`Cache::close_owner`].
+    pub fn into_id(self) -> OwnerId {
+        let id = self.id;
+        std::mem::forget(self);
+        id
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Drop for Owner<'_, K, V> {
+    fn drop(&mut self) {
+        self.cache.close_owner(self.id);
+    }
+}

@@ -1,0 +1,83 @@
+//! The counters of the cache. `docs/counters.md` is made from this table.
+
+forebay_base::counters! {
+    /// What the cache counts, since it was built.
+    pub table CacheCounters;
+    labels class = ["metadata", "data"];
+    labels cause = ["capacity", "removed", "replaced", "flushed", "owner_closed", "uncached", "closed"];
+
+    /// Lookups answered by a block that was filled an instant ago and is not in a list yet.
+    hits_new: class;
+    /// Lookups answered by a block in the mru state.
+    hits_mru: class;
+    /// Lookups answered by a block in the mfu state.
+    hits_mfu: class;
+    /// Lookups answered by a block that was hinted `once`.
+    hits_once: class;
+    /// Lookups by `get` and its kin that found nothing; their class is not known.
+    lookups_missed;
+    /// Loads begun by `begin` and its kin because the block was not there.
+    misses: class;
+    /// Requests that joined a load already in flight.
+    in_flight_joins: class;
+    /// Blocks asked for again whose ghost was in the mru ghost list.
+    ghost_hits_mru: class;
+    /// Blocks asked for again whose ghost was in the mfu ghost list.
+    ghost_hits_mfu: class;
+    /// Blocks that entered the cache.
+    inserts: class;
+    /// Blocks not cached because no room came free in time.
+    refused_no_room: class;
+    /// Blocks not cached because they are heavier than the cache.
+    refused_too_heavy: class;
+    /// Blocks not cached because their owner does not want this class cached.
+    refused_by_owner: class;
+    /// Blocks not cached because their owner, or the cache, is closed or closing.
+    refused_closed: class;
+    /// Blocks not cached because memory for the index or for headers could not be had.
+    refused_no_memory: class;
+    /// Loads whose block was removed or overwritten before it came; it was handed out but not cached.
+    refused_outdated: class;
+    /// Loads that ended in an error, a panic or a dropped filler.
+    loads_failed: class;
+    /// Evictions from mru.
+    evicted_mru: class;
+    /// Evictions from mfu.
+    evicted_mfu: class;
+    /// Evictions of blocks that were hinted `once`.
+    evicted_once: class;
+    /// Blocks that left the cache, by cause.
+    left: cause;
+    /// Ghosts forgotten because they were too many.
+    ghosts_trimmed: class;
+    /// Eviction passes that fell short of their target bytes.
+    evict_not_enough;
+    /// Blocks that the evictor passed over because somebody was using them.
+    evict_skipped_pinned: class;
+    /// Blocks that the evictor passed over because the second level was writing them.
+    evict_skipped_writing: class;
+    /// Entries of blocks long gone that the evictor passed over.
+    evict_stale;
+    /// Eviction passes.
+    evict_passes;
+    /// Blocks that moved from mru to mfu, or from `once` to mru, because they were looked up again.
+    promoted: class;
+    /// Blocks of mfu that had not been looked up since the evictor last came by and were evicted.
+    demoted: class;
+    /// Times that the cache was found past its overflow limit.
+    overflows;
+    /// Inserters that waited for room.
+    throttle_waits;
+    /// Inserters that waited in vain.
+    throttle_timeouts;
+    /// Blocks offered to the second level.
+    second_offered: class;
+    /// Loads that the second level took over.
+    second_hits: class;
+    /// Eviction callbacks that ran.
+    callbacks_run;
+    /// Eviction callbacks that were dropped because too many were waiting.
+    callbacks_dropped;
+    /// Eviction callbacks, loaders' and the second level's calls that panicked.
+    panics_caught;
+}

@@ -1,0 +1,155 @@
+//! Waiting for a load that somebody else has begun (single flight).
+//!
+//! A request that joins a load holds a pin on its header, so that the block cannot go
+//! before the request has seen it, and leaves a [`Seat`] in the table of flights. Whoever ends the load
+//! takes the seats and settles them. Nothing is allocated for a load that nobody joins.
+//!
+//! Locking: `flights` (sharded by header), then nothing; `flight-seat` is a leaf lock.
+
+use std::collections::HashMap;
+use std::task::Waker;
+
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use crate::error::LoadError;
+
+const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
+
+/// How a load ended: the header is filled, or an error.
+pub(crate) type Ending = Result<(), LoadError>;
+
+/// Run once, when the load has ended.
+pub(crate) type Callback = Box<dyn FnOnce(Ending) + Send>;
+
+/// One request's place among those that wait for a load.
+pub(crate) struct Seat {
+    state: Mutex<SeatState>,
+    settled: Condvar,
+}
+
+enum SeatState {
+    Waiting(Option<Waker>),
+    Callback(Callback),
+    Settled(Ending),
+    /// Its callback has taken the ending.
+    Done,
+}
+
+/// What is to be done once no lock is held any more.
+pub(crate) enum Notice {
+    None,
+    Wake(Waker),
+    Call(Callback, Ending),
+}
+
+impl Notice {
+    pub(crate) fn deliver(self) {
+        match self {
+            Self::None => {}
+            Self::Wake(waker) => waker.wake(),
+            Self::Call(callback, ending) => callback(ending),
+        }
+    }
+}
+
+impl Seat {
+    pub(crate) fn new() -> Arc<Self> {
+        let state = Mutex::named("flight-seat", SeatState::Waiting(None));
+        Arc::new(Self { state, settled: Condvar::new() })
+    }
+
+    pub(crate) fn settle(&self, ending: Ending) -> Notice {
+        let mut state = self.state.lock();
+        let before = std::mem::replace(&mut *state, SeatState::Settled(ending.clone()));
+        match before {
+            SeatState::Waiting(waker) => {
+                drop(state);
+                self.settled.notify_all();
+                waker.map_or(Notice::None, Notice::Wake)
+            }
+            SeatState::Callback(callback) => {
+                *state = SeatState::Done;
+                Notice::Call(callback, ending)
+            }
+            SeatState::Settled(_) | SeatState::Done => unreachable!("a load ends once"),
+        }
+    }
+
+    pub(crate) fn wait(&self) -> Ending {
+        let mut state = self.state.lock();
+        loop {
+            if let SeatState::Settled(ending) = &*state {
+                return ending.clone();
+            }
+            self.settled.wait(&mut state);
+        }
+    }
+
+    pub(crate) fn poll(&self, waker: &Waker) -> Option<Ending> {
+        let mut state = self.state.lock();
+        match &mut *state {
+            SeatState::Settled(ending) => Some(ending.clone()),
+            SeatState::Waiting(slot) => {
+                *slot = Some(waker.clone());
+                None
+            }
+            SeatState::Callback(_) | SeatState::Done => unreachable!("one way of waiting a seat"),
+        }
+    }
+
+    /// Runs `callback` when the load ends, at once if it has.
+    pub(crate) fn on_ready(&self, callback: Callback) {
+        let mut state = self.state.lock();
+        if let SeatState::Settled(ending) = &*state {
+            let ending = ending.clone();
+            drop(state);
+            callback(ending);
+        } else {
+            *state = SeatState::Callback(callback);
+        }
+    }
+}
+
+/// All seats, by header.
+pub(crate) struct Flights {
+    shards: Box<[Mutex<HashMap<usize, Vec<Arc<Seat>>>>]>,
+}
+
+impl Flights {
+    pub(crate) fn new() -> Self {
+        let shard = || Mutex::named("flights", HashMap::new());
+        Self { shards: (0..SHARDS).map(|_| shard()).collect() }
+    }
+
+    fn shard(&self, header: usize) -> &Mutex<HashMap<usize, Vec<Arc<Seat>>>> {
+        &self.shards[(header >> 6) % SHARDS]
+    }
+
+    /// Takes a seat for the header, if `still_loading` (asked under the flight's lock) says that its
+    /// ending has yet to be told.
+    pub(crate) fn join(
+        &self,
+        header: usize,
+        still_loading: impl FnOnce() -> bool,
+    ) -> Option<Arc<Seat>> {
+        let mut shard = self.shard(header).lock();
+        if !still_loading() {
+            return None;
+        }
+        let seat = Seat::new();
+        shard.entry(header).or_default().push(seat.clone());
+        Some(seat)
+    }
+
+    /// Tells all who wait for the header how its load ended.
+    pub(crate) fn land(&self, header: usize, ending: &Ending) {
+        let seats = self.shard(header).lock().remove(&header).unwrap_or_default();
+        let notices: Vec<Notice> = seats.iter().map(|seat| seat.settle(ending.clone())).collect();
+        notices.into_iter().for_each(Notice::deliver);
+    }
+
+    /// Seats that are taken, for audits.
+    pub(crate) fn seats(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().values().map(Vec::len).sum::<usize>()).sum()
+    }
+}

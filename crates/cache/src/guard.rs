@@ -1,0 +1,145 @@
+//! References to cached blocks: a pin each.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+use crate::header::Header;
+use crate::inner::Inner;
+use crate::key::Key;
+
+/// A pinned block, borrowed from its cache: cheap to take and to drop (one atomic update each, on
+/// the block's own header), and the block stays while it lives, even if the cache has let go of it.
+pub struct Ref<'a, K: Key, V: Send + Sync + 'static> {
+    header: NonNull<Header<K, V>>,
+    inner: NonNull<Inner<K, V>>,
+    _cache: PhantomData<&'a Inner<K, V>>,
+}
+
+/// A pinned block that borrows nothing, for replies that travel with I/O. It holds the header's pin
+/// and no shared reference count; [`Cache::close`](crate::Cache::close) waits for it.
+pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
+    header: NonNull<Header<K, V>>,
+    inner: NonNull<Inner<K, V>>,
+}
+
+// SAFETY: a guard gives shared access to `K` and `V`, and its drop may drop a `V` here, so
+// that both bounds are needed; `Key` brings `K`'s.
+unsafe impl<K: Key, V: Send + Sync + 'static> Send for Ref<'_, K, V> {}
+// SAFETY: as above.
+unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Ref<'_, K, V> {}
+// SAFETY: as above; what it points to lives while any pin does (`Inner::hold`).
+unsafe impl<K: Key, V: Send + Sync + 'static> Send for OwnedRef<K, V> {}
+// SAFETY: as above.
+unsafe impl<K: Key, V: Send + Sync + 'static> Sync for OwnedRef<K, V> {}
+
+impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
+    /// # Safety
+    /// The caller holds a pin on a filled header of `inner`, and hands it over.
+    #[inline]
+    pub(crate) unsafe fn from_pin(inner: &'a Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+        Self { header, inner: NonNull::from(inner), _cache: PhantomData }
+    }
+
+    /// The block's key.
+    #[inline]
+    pub fn key(&self) -> &K {
+        // SAFETY: this guard holds a pin.
+        unsafe { self.header.as_ref().key() }
+    }
+
+    /// The same pin, borrowing nothing.
+    pub fn into_owned(self) -> OwnedRef<K, V> {
+        let owned = OwnedRef { header: self.header, inner: self.inner };
+        std::mem::forget(self);
+        owned
+    }
+
+    /// A second pin, borrowing nothing.
+    pub fn to_owned_ref(&self) -> OwnedRef<K, V> {
+        // SAFETY: this guard holds a pin, so that the header is in use.
+        unsafe { self.header.as_ref() }.pin_again();
+        OwnedRef { header: self.header, inner: self.inner }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
+    /// # Safety
+    /// The caller holds a pin on a filled header of `inner`, and hands it over.
+    pub(crate) unsafe fn from_pin(inner: &Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+        Self { header, inner: NonNull::from(inner) }
+    }
+
+    /// The block's key.
+    pub fn key(&self) -> &K {
+        // SAFETY: this guard holds a pin.
+        unsafe { self.header.as_ref().key() }
+    }
+
+    /// The same pin, borrowing the cache that it belongs to.
+    pub(crate) fn lend(self, inner: &Inner<K, V>) -> Ref<'_, K, V> {
+        debug_assert_eq!(self.inner, NonNull::from(inner));
+        let block = Ref { header: self.header, inner: self.inner, _cache: PhantomData };
+        std::mem::forget(self);
+        block
+    }
+
+    pub(crate) fn header(&self) -> &Header<K, V> {
+        // SAFETY: this guard holds a pin, so that the header is in use and its slab lives.
+        unsafe { self.header.as_ref() }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Clone for OwnedRef<K, V> {
+    fn clone(&self) -> Self {
+        self.header().pin_again();
+        Self { header: self.header, inner: self.inner }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Deref for Ref<'_, K, V> {
+    type Target = V;
+    #[inline]
+    fn deref(&self) -> &V {
+        // SAFETY: guards are made from pins on filled headers.
+        unsafe { self.header.as_ref().value() }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Deref for OwnedRef<K, V> {
+    type Target = V;
+    #[inline]
+    fn deref(&self) -> &V {
+        // SAFETY: guards are made from pins on filled headers.
+        unsafe { self.header().value() }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Drop for Ref<'_, K, V> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
+        unsafe { Inner::unpin(self.inner, self.header) };
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Drop for OwnedRef<K, V> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
+        unsafe { Inner::unpin_owned(self.inner, self.header) };
+    }
+}
+
+impl<K: Key + fmt::Debug, V: Send + Sync + fmt::Debug + 'static> fmt::Debug for Ref<'_, K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ref").field("key", self.key()).field("value", &**self).finish()
+    }
+}
+
+impl<K: Key + fmt::Debug, V: Send + Sync + fmt::Debug + 'static> fmt::Debug for OwnedRef<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedRef").field("key", self.key()).field("value", &**self).finish()
+    }
+}

@@ -1,0 +1,422 @@
+//! The header: the descriptor of one block, and the protocol of its state word.
+//!
+//! Everything about a header that changes together lies in one atomic word:
+//!
+//! | bits | name | who changes it |
+//! |---|---|---|
+//! | 0–17 | pins | anyone who holds or takes a pin |
+//! | 18 | `VALID`: may be pinned by a lookup | set by the publisher; cleared by who retires |
+//! | 19 | `MARK`: looked up since the evictor last came by | set by a hit; cleared by the evictor |
+//! | 20–21 | the list it is in | the publisher (under the sublist's lock), then the evictor |
+//! | 22 | class | the publisher, before it is reachable |
+//! | 23 | `WRITING`: the second level is writing it | the second level's guard, which holds a pin |
+//! | 24 | `RETIRED`: on its way out | whoever evicts, removes or replaces; never cleared but by freeing |
+//! | 25 | `LOADING`: a filler will publish or abandon it | the filler |
+//! | 26 | `WAITERS`: the filler must wake somebody | who joins, while `LOADING` |
+//! | 27 | `ON_SECOND`: the second level holds it | the second level's guard |
+//! | 28–30 | cause of retirement; all ones: orphaned, see `Inner::hold` | with `RETIRED` |
+//! | 31 | `FILLED`: the value is initialised | the publisher |
+//! | 32–63 | position in its sublist's ring | the publisher and the evictor, under the sublist's lock |
+//!
+//! The rules (proved under the model checker in `tests/model`):
+//!
+//! 1. *Pin and verify.* A lookup pins with a compare-and-swap from a state that is
+//!    `VALID`; success means that the header was valid at that instant and cannot be
+//!    freed until unpinned. Only then are `K` and `V` read. No pin is ever taken on a
+//!    header that is not in use, so that a free header's memory has no stray writers
+//!    and may be wiped or reused at once.
+//! 2. *Retire once.* `RETIRED` is set by one compare-and-swap, which also clears `VALID`
+//!    and takes a pin: its winner removes the header from the index. From then on pins only
+//!    fall.
+//! 3. *Last one out frees.* Whoever brings the pins of a retired header to zero owns it
+//!    alone, drops its value and gives the header back.
+//! 4. A header stays referenced by its index slot only while not freed: the slot is
+//!    cleared or replaced, under its partition's lock, before the retiring pin goes. Hence
+//!    under that lock the key of any header found in a slot may be read without a pin.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+
+use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use forebay_base::vm::ZeroInit;
+
+use crate::attributes::{Cause, Class};
+
+const PIN_BITS: u32 = 18;
+pub(crate) const PIN: u64 = 1;
+const PINS: u64 = (1 << PIN_BITS) - 1;
+pub(crate) const VALID: u64 = 1 << 18;
+pub(crate) const MARK: u64 = 1 << 19;
+const LIST_SHIFT: u32 = 20;
+const LIST: u64 = 3 << LIST_SHIFT;
+const CLASS_SHIFT: u32 = 22;
+const CLASS: u64 = 1 << CLASS_SHIFT;
+pub(crate) const WRITING: u64 = 1 << 23;
+pub(crate) const RETIRED: u64 = 1 << 24;
+pub(crate) const LOADING: u64 = 1 << 25;
+pub(crate) const WAITERS: u64 = 1 << 26;
+pub(crate) const ON_SECOND: u64 = 1 << 27;
+const CAUSE_SHIFT: u32 = 28;
+const CAUSE: u64 = 7 << CAUSE_SHIFT;
+pub(crate) const FILLED: u64 = 1 << 31;
+const POSITION_SHIFT: u32 = 32;
+
+/// The resident lists, by their number in the state word. 0 means not in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum List {
+    Mru = 1,
+    Mfu = 2,
+    /// Blocks hinted [`Hint::Once`](crate::Hint::Once).
+    Once = 3,
+}
+
+impl List {
+    pub(crate) const ALL: [Self; 3] = [Self::Mru, Self::Mfu, Self::Once];
+}
+
+/// A value of the state word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State(pub(crate) u64);
+
+impl State {
+    /// *Anonymous*: in use by its filler or inserter alone, who has the one pin. Nobody else may pin
+    /// or retire it before it is announced.
+    pub(crate) fn anonymous(class: Class) -> Self {
+        Self(PIN | ((class as u64) << CLASS_SHIFT))
+    }
+    #[inline]
+    pub(crate) fn has(self, bit: u64) -> bool {
+        self.0 & bit != 0
+    }
+    #[inline]
+    pub(crate) fn pins(self) -> u64 {
+        self.0 & PINS
+    }
+    #[inline]
+    pub(crate) fn class(self) -> Class {
+        if self.0 & CLASS == 0 { Class::Metadata } else { Class::Data }
+    }
+    #[inline]
+    pub(crate) fn list(self) -> Option<List> {
+        match (self.0 & LIST) >> LIST_SHIFT {
+            1 => Some(List::Mru),
+            2 => Some(List::Mfu),
+            3 => Some(List::Once),
+            _ => None,
+        }
+    }
+    #[inline]
+    pub(crate) fn class_index(self) -> usize {
+        ((self.0 >> CLASS_SHIFT) & 1) as usize
+    }
+    #[inline]
+    pub(crate) fn position(self) -> u32 {
+        (self.0 >> POSITION_SHIFT) as u32
+    }
+    pub(crate) fn cause(self) -> Cause {
+        Cause::from_bits(self.0 >> CAUSE_SHIFT)
+    }
+    pub(crate) fn at(self, list: List, position: u32) -> Self {
+        let kept = self.0 & !LIST & u64::from(u32::MAX);
+        Self(kept | ((list as u64) << LIST_SHIFT) | (u64::from(position) << POSITION_SHIFT))
+    }
+    pub(crate) fn with(self, bits: u64) -> Self {
+        Self(self.0 | bits)
+    }
+    pub(crate) fn without(self, bits: u64) -> Self {
+        Self(self.0 & !bits)
+    }
+    /// One pin more.
+    pub(crate) fn pinned(self) -> Self {
+        Self(self.0 + PIN)
+    }
+    /// One pin fewer.
+    pub(crate) fn unpinned(self) -> Self {
+        debug_assert!(self.pins() > 0);
+        Self(self.0 - PIN)
+    }
+    /// Retired, and counted among the holds of a cache that has been dropped.
+    pub(crate) fn orphaned(self) -> Self {
+        Self(self.0 | CAUSE)
+    }
+    pub(crate) fn is_orphaned(self) -> bool {
+        self.0 & CAUSE == CAUSE
+    }
+    /// Retired for `cause`, by the holder of a pin, who keeps it.
+    pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
+        Self(self.retired(cause).0 - PIN)
+    }
+    /// Retired for `cause`, with one pin more.
+    pub(crate) fn retired(self, cause: Cause) -> Self {
+        Self(((self.0 & !VALID & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("free");
+        }
+        write!(
+            f,
+            "{:?} {:?} at {}, {} pins",
+            self.list(),
+            self.class(),
+            self.position(),
+            self.pins()
+        )?;
+        let bits = [
+            (VALID, "valid"),
+            (MARK, "marked"),
+            (WRITING, "being written"),
+            (LOADING, "loading"),
+            (WAITERS, "awaited"),
+            (ON_SECOND, "on second level"),
+            (FILLED, "filled"),
+        ];
+        for (bit, name) in bits {
+            if self.has(bit) {
+                write!(f, ", {name}")?;
+            }
+        }
+        if self.has(RETIRED) {
+            write!(f, ", retired ({:?})", self.cause())?;
+        }
+        Ok(())
+    }
+}
+
+/// The descriptor of one block. A cache line for keys of up to 24 bytes with values of up to 16.
+#[repr(C, align(64))]
+pub(crate) struct Header<K, V> {
+    state: AtomicU64,
+    /// Weight of a block in use; the next free header of a free one.
+    weight: AtomicU32,
+    /// Place in the slab; set when the header is carved, before its first use.
+    id: AtomicU32,
+    key: UnsafeCell<MaybeUninit<K>>,
+    value: UnsafeCell<MaybeUninit<V>>,
+}
+
+#[cfg(not(any(forebay_model, feature = "counting")))]
+const _: () = assert!(size_of::<Header<[u64; 3], [u64; 2]>>() == 64, "a header outgrew its line");
+
+// SAFETY: zero is the state of a free header, whose key and value nobody reads; state, weight and
+// id are atomic, and key and value are read only by owners of a pin.
+unsafe impl<K, V> ZeroInit for Header<K, V> {
+    fn zero() -> Self {
+        Self {
+            state: AtomicU64::new(0),
+            weight: AtomicU32::new(0),
+            id: AtomicU32::new(0),
+            key: UnsafeCell::new(MaybeUninit::uninit()),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+    fn wipe(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        self.weight.store(0, Ordering::Relaxed);
+    }
+}
+
+/// What an attempt to pin met.
+pub(crate) enum Pin {
+    /// Pinned; the state before.
+    Pinned(State),
+    /// Not valid: free, loading or retired.
+    Invalid,
+}
+
+impl<K: Copy, V> Header<K, V> {
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        State(self.state.load(Ordering::Acquire))
+    }
+
+    /// Rule 1. Also sets the mark, so that a hit is one atomic update.
+    #[inline]
+    pub(crate) fn pin_valid(&self, mark: u64) -> Pin {
+        let mut state = self.state.load(Ordering::Relaxed);
+        loop {
+            if state & VALID == 0 {
+                return Pin::Invalid;
+            }
+            assert!(state & PINS < PINS, "a block has {PINS} pins: guards are being leaked");
+            match self.state.compare_exchange_weak(
+                state,
+                (state + PIN) | mark,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Pin::Pinned(State(state)),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    /// Pins a header that has been announced and not yet freed: valid, or kept by somebody else's
+    /// pin (loading, retired).
+    pub(crate) fn pin_in_use(&self) -> Option<State> {
+        self.update(|s| {
+            let kept = s.pins() > 0 && (s.has(LOADING) || s.has(RETIRED));
+            (s.has(VALID) || kept).then_some(State(s.0 + PIN))
+        })
+    }
+
+    /// Makes an anonymous header loading or valid. Only its occupier can have a pin on it before.
+    pub(crate) fn announce(&self, bits: u64) {
+        let state = self.state.load(Ordering::Relaxed);
+        debug_assert!(State(state).pins() == 1 && state & (VALID | LOADING | RETIRED) == 0);
+        self.state.store(state | bits, Ordering::Release);
+    }
+
+    /// One more pin for a holder of one.
+    #[inline]
+    pub(crate) fn pin_again(&self) {
+        let before = self.state.fetch_add(PIN, Ordering::Relaxed);
+        debug_assert!(State(before).pins() > 0);
+        assert!(
+            State(before).pins() < PINS / 2,
+            "a block has {PINS} pins: guards are being leaked"
+        );
+    }
+
+    /// Rule 3. Returns true if the caller now owns the header alone and must free it.
+    #[inline]
+    #[must_use]
+    pub(crate) fn unpin(&self) -> bool {
+        let before = State(self.state.fetch_sub(PIN, Ordering::Release));
+        debug_assert!(before.pins() > 0, "unpinned too often: {before:?}");
+        if before.has(RETIRED) && before.pins() == 1 {
+            forebay_base::sync::atomic::fence(Ordering::Acquire);
+            return true;
+        }
+        false
+    }
+
+    /// As [`unpin`](Self::unpin), unless the header is retired: then nothing is done and `None` is
+    /// returned, so that the caller can first make sure that the cache outlives what follows.
+    #[must_use]
+    pub(crate) fn unpin_unless_retired(&self) -> Option<()> {
+        self.update(|s| (!s.has(RETIRED)).then(|| State(s.0 - PIN))).map(drop)
+    }
+
+    /// Applies `change` until it succeeds or declines. Returns the state before.
+    pub(crate) fn update(&self, mut change: impl FnMut(State) -> Option<State>) -> Option<State> {
+        let mut state = self.state.load(Ordering::Acquire);
+        loop {
+            let next = change(State(state))?;
+            match self.state.compare_exchange_weak(
+                state,
+                next.0,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(State(state)),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    /// One attempt to go from exactly `from` to `to`.
+    pub(crate) fn change(&self, from: State, to: State) -> bool {
+        let result = self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
+        result.is_ok()
+    }
+
+    /// Rule 2. Returns the state before, or `None` if somebody else has retired it.
+    pub(crate) fn retire(&self, cause: Cause) -> Option<State> {
+        self.update(|s| {
+            let in_use = s.has(VALID) || s.has(LOADING);
+            (in_use && !s.has(RETIRED)).then(|| s.retired(cause))
+        })
+    }
+
+    /// Begins the use of a free header, anonymously.
+    ///
+    /// # Safety
+    /// The caller owns the header alone.
+    pub(crate) unsafe fn occupy(&self, key: K, weight: u32, value: Option<V>, class: Class) {
+        debug_assert_eq!(self.state.load(Ordering::Relaxed), 0);
+        // SAFETY: a free header's key and value are nobody's but the caller's.
+        unsafe {
+            (*self.key.get()).write(key);
+            if let Some(value) = value {
+                (*self.value.get()).write(value);
+            }
+        }
+        self.weight.store(weight, Ordering::Relaxed);
+        self.state.store(State::anonymous(class).0, Ordering::Release);
+    }
+
+    /// Writes the value of a loading header.
+    ///
+    /// # Safety
+    /// The caller is its filler, and the header is not yet `FILLED`.
+    pub(crate) unsafe fn fill(&self, value: V, weight: u32) {
+        // SAFETY: nobody reads the value before `FILLED`.
+        unsafe { (*self.value.get()).write(value) };
+        self.weight.store(weight, Ordering::Relaxed);
+    }
+
+    /// As [`vacate`](Self::vacate) for an anonymous header; returns the value it was occupied with.
+    ///
+    /// # Safety
+    /// The caller is its occupier, has not announced it, and says truly whether it has a value.
+    pub(crate) unsafe fn retract(&self, has_value: bool) -> Option<V> {
+        // SAFETY: by contract nobody else has seen the header, and the value was written.
+        let value = has_value.then(|| unsafe { (*self.value.get()).assume_init_read() });
+        self.state.store(0, Ordering::Release);
+        value
+    }
+
+    /// Ends the use of a header: takes the value out, if it was filled, and makes the header free.
+    ///
+    /// # Safety
+    /// The caller owns the header alone (rule 3), and it is out of the index.
+    pub(crate) unsafe fn vacate(&self) -> (State, K, Option<V>) {
+        let state = State(self.state.load(Ordering::Relaxed));
+        // SAFETY: in use until this call, so that the key is initialised; the value is if `FILLED`.
+        let (key, value) = unsafe {
+            let value = state.has(FILLED).then(|| (*self.value.get()).assume_init_read());
+            ((*self.key.get()).assume_init_read(), value)
+        };
+        self.state.store(0, Ordering::Release);
+        (state, key, value)
+    }
+
+    /// # Safety
+    /// The caller holds a pin, or the lock of the partition in which a slot refers to this header.
+    #[inline]
+    pub(crate) unsafe fn key(&self) -> &K {
+        // SAFETY: initialised before the header was reachable, and unchanged until it is freed.
+        unsafe { (*self.key.get()).assume_init_ref() }
+    }
+
+    /// # Safety
+    /// The caller holds a pin whose state was `VALID`, or knows that the header is `FILLED`.
+    #[inline]
+    pub(crate) unsafe fn value(&self) -> &V {
+        // SAFETY: written before `FILLED`, which `VALID` implies, and unchanged until freed.
+        unsafe { (*self.value.get()).assume_init_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+    /// Place in the slab.
+    pub(crate) fn id(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_id(&self, id: u32) {
+        self.id.store(id, Ordering::Relaxed);
+    }
+    /// Of a free header: the next in its chunk's list.
+    pub(crate) fn next_free(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_next_free(&self, next: u32) {
+        self.weight.store(next, Ordering::Relaxed);
+    }
+}

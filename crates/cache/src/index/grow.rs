@@ -1,0 +1,284 @@
+//! Changes that add or remove entries, and the steps by which segments grow, split, shrink and merge.
+//!
+//! All under the partition's lock. A step builds a new segment beside the old one and then changes the
+//! directory's cells; readers see one or the other.
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+use super::entry::{Directory, Entry, MAX_DEPTH};
+use super::line::{self, GHOST_SPLIT_BITS, SLOTS, Slot};
+use super::memory::GRANULE_LINES;
+use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, Place};
+
+/// The sizes of segments, in granules: each about a quarter more than the one before.
+const SIZES: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16];
+/// A segment splits instead of growing beyond this.
+const MAX_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 2 } else { 16 };
+
+/// Entries in a granule at which a segment grows: 5.6 a line of seven.
+const GROW_AT: usize = GRANULE_LINES * 56 / 10;
+/// Entries in a granule after a step that makes a segment smaller.
+const SHRINK_TO: usize = GRANULE_LINES * 45 / 10;
+/// Entries in a granule at which it does: far enough below that growth and shrinking do not alternate.
+const SHRINK_AT: usize = GRANULE_LINES * 24 / 10;
+/// Two neighbours whose entries together would fill no more than this share of a segment merge.
+const MERGE_AT: usize = MAX_GRANULES * SHRINK_AT;
+
+fn size_for(entries: usize, per_granule: usize) -> usize {
+    let wanted = entries.div_ceil(per_granule);
+    SIZES.into_iter().find(|s| *s >= wanted).unwrap_or(MAX_GRANULES).min(MAX_GRANULES)
+}
+
+/// Computes a resident's hash from its header's address, under the partition's lock.
+pub(crate) type HashOf<'a> = &'a dyn Fn(usize) -> u64;
+
+impl Locked<'_> {
+    /// Adds an entry of this hash. `hash_of` is asked when a segment splits.
+    ///
+    /// # Errors
+    /// When there is no memory to grow, or the hash is useless; the entry is not inserted.
+    pub(crate) fn insert(&mut self, slot: Slot, hash_of: HashOf<'_>) -> Result<(), Full> {
+        debug_assert_eq!(slot.tag(), line::tag(self.hash));
+        loop {
+            let entry = match self.entry() {
+                Some(entry) => entry,
+                None => self.first_segment()?,
+            };
+            let fits = entry.count() < entry.granules() * GROW_AT;
+            if fits && self.place(entry, slot) {
+                self.partition.entries.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            self.grow(entry, hash_of)?;
+        }
+    }
+
+    /// Takes an entry of this hash out.
+    pub(crate) fn remove(&mut self, place: Place) {
+        let Some(entry) = self.entry() else { unreachable!("a place in an empty partition") };
+        let slot = place.get();
+        let lines = entry.lines();
+        let home = line::home(slot.tag(), lines);
+        place.cell().store(Slot::EMPTY.0, Ordering::Release);
+        // SAFETY: `home` is within the segment.
+        let home = unsafe { entry.segment().add(home) };
+        if home != place.line {
+            // SAFETY: as above.
+            unsafe { home.as_ref() }.undisplace();
+            self.partition.displaced.fetch_sub(1, Ordering::Relaxed);
+        }
+        entry.add_count(-1);
+        self.partition.entries.fetch_sub(1, Ordering::Relaxed);
+        self.shrink(entry);
+    }
+
+    /// Puts a slot into a segment; false if it is too full around the slot's home.
+    fn place(&self, entry: Entry, slot: Slot) -> bool {
+        let lines = entry.lines();
+        let home = line::home(slot.tag(), lines);
+        for distance in 0..=MAX_DISTANCE.min(lines - 1) {
+            // SAFETY: within the segment, by the remainder.
+            let line = unsafe { entry.segment().add((home + distance) % lines).as_ref() };
+            let Some(cell) = line.slots.iter().find(|c| c.load(Ordering::Relaxed) == 0) else {
+                continue;
+            };
+            if distance > 0 {
+                // SAFETY: as above.
+                unsafe { entry.segment().add(home).as_ref() }.displace(distance);
+                self.partition.displaced.fetch_add(1, Ordering::Relaxed);
+            }
+            entry.add_count(1);
+            cell.store(slot.0, Ordering::Release);
+            return true;
+        }
+        false
+    }
+
+    fn first_segment(&mut self) -> Result<Entry, Full> {
+        let segment = self.index.memory.take(1)?;
+        let entry = Entry::new(segment, 1, 0, 0);
+        let cells: Box<[AtomicU64]> = Box::new([AtomicU64::new(entry.0)]);
+        self.partition.segments.fetch_add(1, Ordering::Relaxed);
+        self.adopt(cells);
+        Ok(entry)
+    }
+
+    /// Makes `cells` the directory.
+    fn adopt(&mut self, cells: Box<[AtomicU64]>) {
+        let directory = Directory::new(&cells);
+        self.writer.directories.push(cells);
+        self.partition.directory.store(directory.word(), Ordering::Release);
+    }
+
+    fn directory(&self) -> Directory {
+        let word = self.partition.directory.load(Ordering::Relaxed);
+        Directory::from_word(word).expect("a segment has a directory")
+    }
+
+    /// Points all cells of the segment that `number` lies in, at depth `depth`, to `entry`.
+    fn publish(&self, number: usize, depth: u32, entry: Entry) {
+        let directory = self.directory();
+        let span = 1usize << (directory.depth() - depth);
+        let first = number / span * span;
+        for number in first..first + span {
+            // SAFETY: directories live as long as the index; `number` is within this one.
+            unsafe { directory.nth(number) }.store(entry.0, Ordering::Release);
+        }
+    }
+
+    /// A segment of the given slots, or of a larger size if they do not fit the wanted one.
+    fn build(
+        &self,
+        slots: &[Slot],
+        granules: usize,
+        depth: u32,
+        version: u64,
+    ) -> Result<Option<Entry>, Full> {
+        for granules in SIZES.into_iter().filter(|s| (granules..=MAX_GRANULES).contains(s)) {
+            let segment = self.index.memory.take(granules)?;
+            let entry = Entry::new(segment, granules, depth, version);
+            let displaced = self.partition.displaced.load(Ordering::Relaxed);
+            if slots.iter().all(|slot| self.place(entry, *slot)) {
+                return Ok(Some(entry));
+            }
+            self.partition.displaced.store(displaced, Ordering::Relaxed);
+            self.index.memory.give(segment, granules);
+        }
+        Ok(None)
+    }
+
+    fn forget(&self, old: Entry) {
+        let displaced: u64 =
+            old.all_lines().map(|line| line.meta.load(Ordering::Relaxed) & 0xffff).sum();
+        self.partition.displaced.fetch_sub(displaced, Ordering::Relaxed);
+        self.index.memory.give(old.segment(), old.granules());
+        self.partition.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn grow(&mut self, old: Entry, hash_of: HashOf<'_>) -> Result<(), Full> {
+        let slots: Vec<Slot> = old.slots().map(|(_, slot)| slot).collect();
+        if old.granules() < MAX_GRANULES {
+            let next = SIZES.into_iter().find(|s| *s > old.granules()).unwrap_or(MAX_GRANULES);
+            if let Some(new) = self.build(&slots, next, old.depth(), old.version() + 1)? {
+                let number = self.directory().number(self.hash);
+                self.publish(number, old.depth(), new);
+                self.forget(old);
+                return Ok(());
+            }
+        }
+        self.split(old, &slots, hash_of)
+    }
+
+    fn split(&mut self, old: Entry, slots: &[Slot], hash_of: HashOf<'_>) -> Result<(), Full> {
+        let depth = old.depth() + 1;
+        // Too full around one line, though far from full: splitting would not help.
+        if depth > MAX_DEPTH || slots.len() < MAX_GRANULES * SHRINK_AT {
+            return Err(Full::Collisions);
+        }
+        if self.directory().depth() < depth {
+            self.double_directory();
+        }
+        // The bit of the hash that tells the two halves apart.
+        let bit = u64::BITS - PARTITION_BITS - depth;
+        let upper = |slot: &Slot| {
+            if !slot.is_ghost() {
+                return (hash_of(slot.address()) >> bit) & 1 == 1;
+            }
+            // Ghosts carry their next split bits; beyond them (some 10^8 entries) they go by their
+            // tag, which loses half of them: a lookup there finds no ghost, and the ring forgets it.
+            match GHOST_SPLIT_BITS.checked_sub(depth) {
+                Some(shift) => (slot.ghost_split_bits() >> shift) & 1 == 1,
+                None => slot.tag() & 1 == 1,
+            }
+        };
+        let (high, low): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|slot| upper(slot));
+        let version = old.version() + 1;
+        let build = |half: &[Slot]| {
+            let new = self.build(half, size_for(half.len(), SHRINK_TO), depth, version)?;
+            new.ok_or(Full::Collisions)
+        };
+        let new_low = build(&low)?;
+        let new_high = match build(&high) {
+            Ok(new) => new,
+            Err(full) => {
+                self.discard(new_low);
+                return Err(full);
+            }
+        };
+        let directory = self.directory();
+        let span = 1usize << (directory.depth() - depth);
+        let low_number = directory.number(self.hash) / (2 * span) * (2 * span);
+        self.publish(low_number, depth, new_low);
+        self.publish(low_number + span, depth, new_high);
+        self.partition.segments.fetch_add(1, Ordering::Relaxed);
+        self.forget(old);
+        Ok(())
+    }
+
+    fn double_directory(&mut self) {
+        let old = self.directory();
+        let cell = |i: usize| {
+            // SAFETY: directories live as long as the index; `i / 2` is within the old one.
+            AtomicU64::new(unsafe { old.nth(i / 2) }.load(Ordering::Relaxed))
+        };
+        let cells = (0..2 * old.len()).map(cell).collect();
+        self.adopt(cells);
+    }
+
+    fn shrink(&mut self, old: Entry) {
+        let count = old.count();
+        if old.granules() > 1 && count < old.granules() * SHRINK_AT {
+            let wanted = size_for(count.max(1), SHRINK_TO);
+            if wanted < old.granules() {
+                let slots: Vec<Slot> = old.slots().map(|(_, slot)| slot).collect();
+                // Without memory for the smaller one, the larger one stays.
+                if let Ok(Some(new)) = self.build(&slots, wanted, old.depth(), old.version() + 1) {
+                    if new.granules() < old.granules() {
+                        let number = self.directory().number(self.hash);
+                        self.publish(number, old.depth(), new);
+                        self.forget(old);
+                    } else {
+                        self.discard(new);
+                    }
+                }
+            }
+        }
+        self.merge();
+    }
+
+    /// Gives up a segment that was built and is not needed.
+    fn discard(&self, new: Entry) {
+        let steps = self.partition.steps.load(Ordering::Relaxed);
+        self.forget(new);
+        self.partition.steps.store(steps, Ordering::Relaxed);
+    }
+
+    /// Merges this hash's segment with its neighbour if both are small.
+    fn merge(&mut self) {
+        let Some(mine) = self.entry() else { return };
+        if mine.depth() == 0 || mine.count() > MERGE_AT / 2 {
+            return;
+        }
+        let directory = self.directory();
+        let span = 1usize << (directory.depth() - mine.depth());
+        let number = directory.number(self.hash) / span * span;
+        // SAFETY: directories live as long as the index, and the neighbour is within this one.
+        let neighbour = Entry(unsafe { directory.nth(number ^ span) }.load(Ordering::Relaxed));
+        if neighbour.depth() != mine.depth() || neighbour.count() + mine.count() > MERGE_AT {
+            return;
+        }
+        let both = [mine, neighbour];
+        let slots: Vec<Slot> = both.iter().flat_map(|e| e.slots().map(|(_, s)| s)).collect();
+        let granules = size_for(slots.len().max(1), SHRINK_TO);
+        let version = mine.version().max(neighbour.version()) + 1;
+        if let Ok(Some(new)) = self.build(&slots, granules, mine.depth() - 1, version) {
+            self.publish(number, mine.depth() - 1, new);
+            self.partition.segments.fetch_sub(1, Ordering::Relaxed);
+            self.forget(mine);
+            self.forget(neighbour);
+        }
+    }
+}
+
+const _: () = assert!(SHRINK_TO < GROW_AT && SHRINK_AT < SHRINK_TO);
+const _: () = assert!(SIZES[11] == 16 && SLOTS == 7);

@@ -1,0 +1,158 @@
+//! Lines and slots: the words of the index.
+//!
+//! A *line* is 64 bytes: seven slots and a word about them. A *slot* is one word:
+//!
+//! | bits | resident | ghost |
+//! |---|---|---|
+//! | 63 | 0 | 1 |
+//! | 42–62 | tag: the low 21 bits of the hash | the same |
+//! | 40–41 | address of the header / 64 | which ghost list |
+//! | 30–39 | 〃 | hash bits that later splits will ask for |
+//! | 0–29 | 〃 | position in its sublist's ring |
+//!
+//! An entry whose home line is full lies in one of the next lines; the home line's word
+//! says how many such entries there are and how far they lie, so that a lookup knows where to stop.
+//! Entries never move within a segment: a reader that runs against a writer can miss an entry only
+//! if it was absent at some instant, or if the whole segment was replaced (which it checks).
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::vm::ZeroInit;
+
+pub(crate) const SLOTS: usize = 7;
+pub(crate) const TAG_BITS: u32 = 21;
+const TAG_SHIFT: u32 = 42;
+const GHOST: u64 = 1 << 63;
+const ADDRESS: u64 = (1 << TAG_SHIFT) - 1;
+/// Header addresses are multiples of this.
+const ADDRESS_ALIGN_SHIFT: u32 = 6;
+const GHOST_LIST_SHIFT: u32 = 40;
+const GHOST_SPLIT_SHIFT: u32 = 30;
+pub(crate) const GHOST_SPLIT_BITS: u32 = 10;
+/// Positions of ghosts wrap after this many; a ring holds far fewer.
+pub(crate) const GHOST_POSITION: u64 = (1 << GHOST_SPLIT_SHIFT) - 1;
+
+/// One word of the index. Zero is empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Slot(pub(crate) u64);
+
+impl Slot {
+    pub(crate) const EMPTY: Self = Self(0);
+
+    /// A slot for the header at `address`, whose key hashes to `hash`.
+    #[inline]
+    pub(crate) fn resident(hash: u64, address: usize) -> Self {
+        let address = address as u64;
+        debug_assert_eq!(address & ((1 << ADDRESS_ALIGN_SHIFT) - 1), 0);
+        debug_assert_eq!(address >> (TAG_SHIFT + ADDRESS_ALIGN_SHIFT), 0, "48 bits of address");
+        Self((tag(hash) << TAG_SHIFT) | (address >> ADDRESS_ALIGN_SHIFT))
+    }
+
+    /// A slot for the ghost at `position` of `list`; `split_bits` of its hash decide later splits.
+    pub(crate) fn ghost(hash: u64, split_bits: u64, list: usize, position: u64) -> Self {
+        debug_assert!(list < 4 && split_bits < 1 << GHOST_SPLIT_BITS);
+        Self(
+            GHOST
+                | (tag(hash) << TAG_SHIFT)
+                | ((list as u64) << GHOST_LIST_SHIFT)
+                | (split_bits << GHOST_SPLIT_SHIFT)
+                | (position & GHOST_POSITION),
+        )
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    #[inline]
+    pub(crate) fn is_ghost(self) -> bool {
+        self.0 & GHOST != 0
+    }
+    #[inline]
+    pub(crate) fn tag(self) -> u64 {
+        (self.0 >> TAG_SHIFT) & ((1 << TAG_BITS) - 1)
+    }
+    /// Whether this is a resident's slot with the tag of `hash`.
+    #[inline]
+    pub(crate) fn resident_matches(self, hash: u64) -> bool {
+        // Ghosts differ in the top bit; empty slots with tag zero are told apart by their address.
+        self.0 >> TAG_SHIFT == tag(hash) && self.0 != 0
+    }
+    #[inline]
+    pub(crate) fn address(self) -> usize {
+        ((self.0 & ADDRESS) << ADDRESS_ALIGN_SHIFT) as usize
+    }
+    pub(crate) fn ghost_matches(self, hash: u64, split_bits: u64) -> bool {
+        self.is_ghost() && self.tag() == tag(hash) && self.ghost_split_bits() == split_bits
+    }
+    pub(crate) fn ghost_split_bits(self) -> u64 {
+        (self.0 >> GHOST_SPLIT_SHIFT) & ((1 << GHOST_SPLIT_BITS) - 1)
+    }
+    /// Which list, and the position in its ring modulo `GHOST_POSITION + 1`.
+    pub(crate) fn ghost_place(self) -> (usize, u64) {
+        (((self.0 >> GHOST_LIST_SHIFT) & 3) as usize, self.0 & GHOST_POSITION)
+    }
+}
+
+#[inline]
+pub(crate) fn tag(hash: u64) -> u64 {
+    hash & ((1 << TAG_BITS) - 1)
+}
+
+/// The home line of a tag among `lines`.
+#[inline]
+pub(crate) fn home(tag: u64, lines: usize) -> usize {
+    ((tag * lines as u64) >> TAG_BITS) as usize
+}
+
+/// Seven slots and a word about them.
+#[repr(C, align(64))]
+pub(crate) struct Line {
+    /// Bits 0–15: entries at home here that lie elsewhere. 16–23: the farthest distance of one.
+    /// 32–63, in a segment's first line only: entries of the segment.
+    pub(crate) meta: AtomicU64,
+    pub(crate) slots: [AtomicU64; SLOTS],
+}
+
+#[cfg(not(forebay_model))]
+const _: () = assert!(size_of::<Line>() == 64);
+
+// SAFETY: atomics only, of which zero is a valid value: an empty line.
+unsafe impl ZeroInit for Line {
+    fn zero() -> Self {
+        Self { meta: AtomicU64::new(0), slots: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+    fn wipe(&self) {
+        self.meta.store(0, Ordering::Relaxed);
+        self.slots.iter().for_each(|s| s.store(0, Ordering::Relaxed));
+    }
+}
+
+const DISPLACED: u64 = 0xffff;
+const DISTANCE_SHIFT: u32 = 16;
+const DISTANCE: u64 = 0xff << DISTANCE_SHIFT;
+pub(crate) const COUNT_SHIFT: u32 = 32;
+
+impl Line {
+    /// How many lines beyond this one a lookup must visit.
+    #[inline]
+    pub(crate) fn farthest(&self) -> usize {
+        ((self.meta.load(Ordering::Acquire) & DISTANCE) >> DISTANCE_SHIFT) as usize
+    }
+
+    /// Notes an entry at home here that lies `distance` lines on. Writers only, one at a time.
+    pub(crate) fn displace(&self, distance: usize) {
+        let meta = self.meta.load(Ordering::Relaxed);
+        let farthest = ((meta & DISTANCE) >> DISTANCE_SHIFT).max(distance as u64);
+        let meta = (meta & !DISTANCE) | (farthest << DISTANCE_SHIFT);
+        self.meta.store(meta + 1, Ordering::Release);
+    }
+
+    /// Notes that such an entry has gone.
+    pub(crate) fn undisplace(&self) {
+        let meta = self.meta.load(Ordering::Relaxed);
+        debug_assert!(meta & DISPLACED > 0);
+        let meta = meta - 1;
+        let meta = if meta & DISPLACED == 0 { meta & !DISTANCE } else { meta };
+        self.meta.store(meta, Ordering::Release);
+    }
+}

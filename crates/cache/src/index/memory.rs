@@ -1,0 +1,165 @@
+//! Memory for segments: runs of granules out of type-stable chunks of 2 MiB.
+//!
+//! A chunk is only address space until it is used, never holds anything but lines, and stays mapped
+//! until the index goes: a reader with an outdated segment sees lines, if not its own.
+//!
+//! Locking: `index-memory`, a leaf lock.
+
+use std::ptr::NonNull;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::vm::{self, PAGE, StableChunk};
+
+use super::line::Line;
+
+/// Lines of a granule, the unit of a segment's size.
+pub(crate) const GRANULE_LINES: usize = 16;
+const GRANULE_BYTES: usize = GRANULE_LINES * 64;
+/// Granules of a chunk: 2 MiB, the largest allocation of the index.
+const CHUNK_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 2048 };
+const WORDS: usize = CHUNK_GRANULES / 64;
+
+pub(crate) struct Memory {
+    chunks: Mutex<Vec<Chunk>>,
+    /// Bytes of granules handed out.
+    used: AtomicU64,
+    /// Bytes that were touched since they were last given back to the system.
+    touched: AtomicU64,
+}
+
+struct Chunk {
+    lines: StableChunk<Line>,
+    used: [u64; WORDS],
+    touched: [u64; WORDS],
+    used_count: usize,
+}
+
+fn get(bits: &[u64; WORDS], at: usize) -> bool {
+    bits[at / 64] & (1 << (at % 64)) != 0
+}
+fn set(bits: &mut [u64; WORDS], at: usize, value: bool) {
+    let bit = 1 << (at % 64);
+    if value { bits[at / 64] |= bit } else { bits[at / 64] &= !bit }
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            chunks: Mutex::named("index-memory", Vec::new()),
+            used: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
+        }
+    }
+
+    /// A run of `granules` zero granules.
+    ///
+    /// # Errors
+    /// When the system has no more memory to map.
+    pub(crate) fn take(&self, granules: usize) -> Result<NonNull<Line>, vm::Error> {
+        let mut chunks = self.chunks.lock();
+        let found = chunks.iter().enumerate().find_map(|(i, c)| Some((i, c.find_run(granules)?)));
+        let (at, first) = match found {
+            Some(found) => found,
+            None => {
+                // Aligned so that a granule's address has ten zero bits, see `Entry`.
+                let lines = StableChunk::new(CHUNK_GRANULES * GRANULE_LINES, 2 << 20)?;
+                chunks.push(Chunk { lines, used: [0; WORDS], touched: [0; WORDS], used_count: 0 });
+                (chunks.len() - 1, 0)
+            }
+        };
+        let chunk = &mut chunks[at];
+        for granule in first..first + granules {
+            set(&mut chunk.used, granule, true);
+            if get(&chunk.touched, granule) {
+                // SAFETY: the granule is free, so that only outdated readers look at it.
+                unsafe { chunk.lines.wipe(granule * GRANULE_LINES, GRANULE_LINES) };
+            } else {
+                set(&mut chunk.touched, granule, true);
+                self.touched.fetch_add(GRANULE_BYTES as u64, Ordering::Relaxed);
+            }
+        }
+        chunk.used_count += granules;
+        self.used.fetch_add((granules * GRANULE_BYTES) as u64, Ordering::Relaxed);
+        // SAFETY: within the chunk.
+        Ok(unsafe { chunk.lines.as_ptr().add(first * GRANULE_LINES) })
+    }
+
+    /// Returns a run. Readers may still look at it.
+    pub(crate) fn give(&self, run: NonNull<Line>, granules: usize) {
+        let mut chunks = self.chunks.lock();
+        let chunk = chunks.iter_mut().find_map(|c| {
+            let offset = (run.addr().get()).checked_sub(c.lines.as_ptr().addr().get())?;
+            let line = offset / size_of::<Line>();
+            (line < CHUNK_GRANULES * GRANULE_LINES).then_some((c, line / GRANULE_LINES))
+        });
+        let Some((chunk, first)) = chunk else { unreachable!("a run of another index") };
+        for granule in first..first + granules {
+            debug_assert!(get(&chunk.used, granule));
+            set(&mut chunk.used, granule, false);
+        }
+        chunk.used_count -= granules;
+        self.used.fetch_sub((granules * GRANULE_BYTES) as u64, Ordering::Relaxed);
+        if chunk.used_count == 0 {
+            chunk.release_free_pages(&self.touched);
+        }
+    }
+
+    /// Gives all pages without a granule in use back to the system.
+    pub(crate) fn trim(&self) {
+        let mut chunks = self.chunks.lock();
+        for chunk in chunks.iter_mut() {
+            chunk.release_free_pages(&self.touched);
+        }
+    }
+
+    /// Bytes in use, and bytes that are or may be resident.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.used.load(Ordering::Relaxed), self.touched.load(Ordering::Relaxed))
+    }
+}
+
+impl Chunk {
+    fn find_run(&self, granules: usize) -> Option<usize> {
+        if CHUNK_GRANULES - self.used_count < granules {
+            return None;
+        }
+        let (mut length, mut at) = (0, 0);
+        while at < CHUNK_GRANULES {
+            if length == 0 && self.used[at / 64] == u64::MAX {
+                at = (at / 64 + 1) * 64;
+                continue;
+            }
+            length = if get(&self.used, at) { 0 } else { length + 1 };
+            at += 1;
+            if length == granules {
+                return Some(at - granules);
+            }
+        }
+        None
+    }
+
+    fn release_free_pages(&mut self, touched: &AtomicU64) {
+        const PER_PAGE: usize = PAGE / GRANULE_BYTES;
+        const PAGES: usize = CHUNK_GRANULES / PER_PAGE;
+        let granules = |page: usize| page * PER_PAGE..(page + 1) * PER_PAGE;
+        let mut page = 0;
+        while page < PAGES {
+            let first = page;
+            while page < PAGES && granules(page).all(|g| !get(&self.used, g)) {
+                page += 1;
+            }
+            let run = first * PER_PAGE..page * PER_PAGE;
+            let dirty = run.clone().filter(|g| get(&self.touched, *g)).count();
+            if dirty > 0 {
+                // SAFETY: the granules are free, so that only outdated readers look at them.
+                unsafe {
+                    self.lines.wipe(run.start * GRANULE_LINES, run.len() * GRANULE_LINES);
+                }
+                run.for_each(|g| set(&mut self.touched, g, false));
+                touched.fetch_sub((dirty * GRANULE_BYTES) as u64, Ordering::Relaxed);
+            }
+            page += 1;
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The index: from keys to headers and ghosts, read without locks, growing and shrinking in small
+//! steps.
+//!
+//! The top bits of a hash choose a *partition*; each is an extendible hash table of its own: a
+//! directory of *segments* of 1 to 16 granules (1 KiB each), each an open-addressed table of lines
+//! (`line.rs`). A segment that fills is replaced by one that is a quarter larger; at 16
+//! granules it splits in two. One that empties is replaced by a smaller one, and two small
+//! neighbours merge. So nothing is sized by guess, no step moves more than
+//! `MAX_GRANULES * GRANULE_LINES * SLOTS` entries, and no allocation is larger than 2 MiB.
+//! (Fagin et al., "Extendible Hashing", 1979; here segments do not all double at once, since those of
+//! a uniform hash would all be half empty at the same time.)
+//!
+//! Invariants
+//! * A key's entry lies in the segment that its hash selects, at or after its home line.
+//! * A resident slot's header is not freed before the slot is cleared (rule 4 of `header.rs`).
+//! * Entries never move within a segment; a replaced segment's memory is lines for ever.
+//!
+//! Locking: writers hold their partition's lock (`index-partition`); `index-memory` is taken under
+//! it. Readers take none: they load the directory word and the directory's entry, scan, and, if they
+//! found nothing, check that both words are unchanged. Every change of a segment changes its entry's
+//! version, so that a reader that ran against one begins again.
+//!
+//! Deliberately not here: what a slot's entry *is*. Pinning and comparing keys is the caller's.
+
+mod entry;
+mod grow;
+pub(crate) mod line;
+mod memory;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+use std::ptr::NonNull;
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Mutex, MutexGuard, count};
+use forebay_base::vm;
+
+use entry::{Directory, Entry};
+use line::{GHOST_SPLIT_BITS, Line, SLOTS, Slot};
+use memory::Memory;
+
+/// Hash bits that choose the partition.
+const PARTITION_BITS: u32 = if cfg!(any(miri, forebay_model)) { 1 } else { 6 };
+/// Lines beyond its home line in which an entry may lie.
+const MAX_DISTANCE: usize = 8;
+
+/// What a visitor makes of a resident slot with the right tag.
+pub(crate) enum Visit<R> {
+    /// It is the one.
+    Found(R),
+    /// It is another key's.
+    Other,
+    /// Its header is not valid: free, loading or retired.
+    Gone,
+}
+
+pub(crate) struct Index {
+    partitions: Box<[CachePadded<Partition>]>,
+    memory: Memory,
+}
+
+struct Partition {
+    /// A `Directory` word; zero while the partition has never had an entry.
+    directory: AtomicU64,
+    lock: Mutex<Writer>,
+    entries: AtomicU64,
+    displaced: AtomicU64,
+    segments: AtomicU64,
+    steps: AtomicU64,
+}
+
+/// What only a partition's writer uses.
+struct Writer {
+    /// All directories this partition has had. A reader may look at an old one at any time, so they
+    /// stay; each is half of the next, so that they come to less than twice the last.
+    directories: Vec<Box<[AtomicU64]>>,
+}
+
+/// What the index holds and how well; see [`Stats`](crate::Stats).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IndexStats {
+    /// Residents and ghosts.
+    pub entries: u64,
+    /// Entries that do not lie in their home line.
+    pub collisions: u64,
+    /// Most lines of 64 bytes that a lookup has to visit.
+    pub longest_chain: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Times that a segment was replaced, split or merged.
+    pub resize_steps: u64,
+    /// Bytes of segments and directories in use.
+    pub used_bytes: u64,
+    /// Bytes that are or may be resident, free granules included.
+    pub resident_bytes: u64,
+}
+
+fn partition_of(hash: u64) -> usize {
+    (hash >> (u64::BITS - PARTITION_BITS)) as usize
+}
+
+/// The hash bits below those that choose the partition: the directory uses the top `depth` of
+/// them, and ghosts carry the top [`GHOST_SPLIT_BITS`].
+fn split_bits(hash: u64) -> u64 {
+    (hash << PARTITION_BITS) >> (u64::BITS - GHOST_SPLIT_BITS)
+}
+
+impl Index {
+    pub(crate) fn new() -> Self {
+        let partition = || Partition {
+            directory: AtomicU64::new(0),
+            lock: Mutex::named("index-partition", Writer { directories: Vec::new() }),
+            entries: AtomicU64::new(0),
+            displaced: AtomicU64::new(0),
+            segments: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+        };
+        Self {
+            partitions: (0..1 << PARTITION_BITS).map(|_| CachePadded::new(partition())).collect(),
+            memory: Memory::new(),
+        }
+    }
+
+    /// Finds a resident entry without taking a lock. `visit` is called with the address of each
+    /// header whose slot has the tag of `hash`.
+    #[inline]
+    pub(crate) fn find<R>(&self, hash: u64, mut visit: impl FnMut(usize) -> Visit<R>) -> Option<R> {
+        let partition = &self.partitions[partition_of(hash)];
+        loop {
+            let word = partition.directory.load(Ordering::Acquire);
+            let Some(directory) = Directory::from_word(word) else { return None };
+            // SAFETY: directories live as long as the index.
+            let cell = unsafe { directory.cell(hash) };
+            let entry = Entry(cell.load(Ordering::Acquire));
+            match Self::scan(entry, hash, &mut visit) {
+                Scan::Found(found) => return Some(found),
+                Scan::Again => count::retry(),
+                Scan::Nothing => {
+                    if partition.directory.load(Ordering::Acquire) == word
+                        && cell.load(Ordering::Acquire) == entry.0
+                    {
+                        return None;
+                    }
+                    count::retry();
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn scan<R>(entry: Entry, hash: u64, visit: &mut impl FnMut(usize) -> Visit<R>) -> Scan<R> {
+        let lines = entry.lines();
+        let home = line::home(line::tag(hash), lines);
+        let (mut at, mut distance, mut farthest) = (home, 0, 0);
+        loop {
+            // SAFETY: `at` is within the segment, and segments' memory is lines for ever.
+            let line = unsafe { entry.segment().add(at).as_ref() };
+            if distance == 0 {
+                farthest = line.farthest().min(MAX_DISTANCE);
+            }
+            for cell in &line.slots {
+                let slot = Slot(cell.load(Ordering::Acquire));
+                if !slot.resident_matches(hash) {
+                    continue;
+                }
+                match visit(slot.address()) {
+                    Visit::Found(found) => return Scan::Found(found),
+                    // The slot may have been given another header meanwhile: an overwrite
+                    // puts the new one there before it retires the old.
+                    Visit::Other | Visit::Gone if cell.load(Ordering::Acquire) != slot.0 => {
+                        return Scan::Again;
+                    }
+                    Visit::Other | Visit::Gone => {}
+                }
+            }
+            if distance == farthest {
+                return Scan::Nothing;
+            }
+            distance += 1;
+            at = if at + 1 == lines { 0 } else { at + 1 };
+        }
+    }
+
+    /// Brings the home line of `hash` into the processor's cache.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        let word = self.partitions[partition_of(hash)].directory.load(Ordering::Acquire);
+        if let Some(directory) = Directory::from_word(word) {
+            // SAFETY: directories live as long as the index.
+            let entry = Entry(unsafe { directory.cell(hash) }.load(Ordering::Acquire));
+            let home = line::home(line::tag(hash), entry.lines());
+            // SAFETY: within the segment.
+            prefetch_line(unsafe { entry.segment().add(home) }.as_ptr());
+        }
+    }
+
+    /// Locks the partition of `hash` for changes.
+    pub(crate) fn lock(&self, hash: u64) -> Locked<'_> {
+        let partition = &self.partitions[partition_of(hash)];
+        Locked { index: self, partition, writer: partition.lock.lock(), hash }
+    }
+
+    /// Waits until every change that was under way has been made: a barrier.
+    pub(crate) fn barrier(&self) {
+        for partition in &self.partitions {
+            drop(partition.lock.lock());
+        }
+    }
+
+    /// Gives unused memory back to the system.
+    pub(crate) fn trim(&self) {
+        self.memory.trim();
+    }
+
+    /// Bytes that are or may be resident, directories included. Cheap.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory.bytes().1 + self.fixed_bytes()
+    }
+
+    /// Bytes of segments. Cheap.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.memory.bytes().0
+    }
+
+    /// Bytes that are or may be resident though no segment uses them. Cheap.
+    pub(crate) fn idle_bytes(&self) -> u64 {
+        let (used, touched) = self.memory.bytes();
+        touched.saturating_sub(used)
+    }
+
+    fn fixed_bytes(&self) -> u64 {
+        size_of_val(&*self.partitions) as u64
+    }
+
+    /// Walks the whole index, a partition at a time.
+    pub(crate) fn stats(&self) -> IndexStats {
+        let mut stats = IndexStats::default();
+        let mut directories = 0;
+        for partition in &self.partitions {
+            let writer = partition.lock.lock();
+            stats.entries += partition.entries.load(Ordering::Relaxed);
+            stats.collisions += partition.displaced.load(Ordering::Relaxed);
+            stats.segments += partition.segments.load(Ordering::Relaxed);
+            stats.resize_steps += partition.steps.load(Ordering::Relaxed);
+            directories += writer.directories.iter().map(|d| size_of_val(&**d)).sum::<usize>();
+            for (entry, _) in partition.distinct_segments() {
+                let farthest = entry.all_lines().map(|line| line.farthest()).max();
+                let chain = 1 + farthest.unwrap_or(0) as u64;
+                stats.longest_chain = stats.longest_chain.max(chain);
+            }
+        }
+        let fixed = self.fixed_bytes() + directories as u64;
+        let (used, touched) = self.memory.bytes();
+        stats.used_bytes = used + fixed;
+        stats.resident_bytes = touched + fixed;
+        stats
+    }
+
+    /// Calls `f` with every slot that is not empty, a partition at a time under its lock.
+    #[cfg(any(test, feature = "bench_internals"))]
+    pub(crate) fn for_each_slot(&self, mut f: impl FnMut(Slot)) {
+        for partition in &self.partitions {
+            let _writer = partition.lock.lock();
+            for (entry, _) in partition.distinct_segments() {
+                entry.slots().for_each(|(_, slot)| f(slot));
+            }
+        }
+    }
+}
+
+enum Scan<R> {
+    Found(R),
+    Nothing,
+    Again,
+}
+
+/// Asks the processor for the line at `address`; harmless for any address.
+#[inline]
+pub(crate) fn prefetch_line<T>(address: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch reads nothing that the program can see.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+impl Partition {
+    /// Each segment once, with the number of its first directory cell.
+    fn distinct_segments(&self) -> impl Iterator<Item = (Entry, usize)> {
+        let directory = Directory::from_word(self.directory.load(Ordering::Acquire));
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let directory = directory?;
+            if next >= directory.len() {
+                return None;
+            }
+            // SAFETY: directories live as long as the index, and `next` is within this one.
+            let entry = Entry(unsafe { directory.nth(next) }.load(Ordering::Acquire));
+            let first = next;
+            next += 1 << (directory.depth() - entry.depth());
+            Some((entry, first))
+        })
+    }
+}
+
+/// A partition that is locked for changes to the entries of one hash.
+pub(crate) struct Locked<'a> {
+    index: &'a Index,
+    partition: &'a Partition,
+    writer: MutexGuard<'a, Writer>,
+    hash: u64,
+}
+
+/// Where an entry lies, while its partition stays locked.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    line: NonNull<Line>,
+    slot: usize,
+}
+
+impl Locked<'_> {
+    fn entry(&self) -> Option<Entry> {
+        let directory = Directory::from_word(self.partition.directory.load(Ordering::Relaxed))?;
+        // SAFETY: directories live as long as the index.
+        Some(Entry(unsafe { directory.cell(self.hash) }.load(Ordering::Relaxed)))
+    }
+
+    fn find_slot(&self, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
+        let entry = self.entry()?;
+        let lines = entry.lines();
+        let home = line::home(line::tag(self.hash), lines);
+        // SAFETY: within the segment.
+        let farthest = unsafe { entry.segment().add(home).as_ref() }.farthest();
+        for distance in 0..=farthest {
+            // SAFETY: within the segment, by the remainder.
+            let line = unsafe { entry.segment().add((home + distance) % lines) };
+            for slot in 0..SLOTS {
+                let place = Place { line, slot };
+                if wanted(place.get()) {
+                    return Some(place);
+                }
+            }
+        }
+        None
+    }
+
+    /// The resident slot for which `is_it` says yes, asked with the address of each header of the
+    /// right tag. Under the lock their keys may be read (rule 4 of `header.rs`).
+    pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(Place, usize)> {
+        let place =
+            self.find_slot(|slot| slot.resident_matches(self.hash) && is_it(slot.address()))?;
+        Some((place, place.get().address()))
+    }
+
+    /// The ghost of this hash, with its list and position.
+    pub(crate) fn find_ghost(&self) -> Option<(Place, (usize, u64))> {
+        let bits = split_bits(self.hash);
+        let place = self.find_slot(|slot| slot.ghost_matches(self.hash, bits))?;
+        Some((place, place.get().ghost_place()))
+    }
+
+    /// The ghost of this hash at exactly this place of that list.
+    pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
+        let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
+        self.find_slot(|slot| slot == wanted)
+    }
+
+    /// A slot for a ghost of this hash.
+    pub(crate) fn ghost_slot(&self, list: usize, position: u64) -> Slot {
+        Slot::ghost(self.hash, split_bits(self.hash), list, position)
+    }
+
+    /// Puts `slot`, of the same hash, in the place of another.
+    pub(crate) fn replace(&mut self, place: Place, slot: Slot) {
+        debug_assert_eq!(slot.tag(), line::tag(self.hash));
+        place.cell().store(slot.0, Ordering::Release);
+    }
+}
+
+impl Place {
+    fn cell(&self) -> &AtomicU64 {
+        // SAFETY: made from a segment of a locked partition, whose memory is lines for ever.
+        unsafe { &self.line.as_ref().slots[self.slot] }
+    }
+    fn get(&self) -> Slot {
+        Slot(self.cell().load(Ordering::Acquire))
+    }
+}
+
+/// Why the index could not take an entry.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Full {
+    #[error(transparent)]
+    Memory(#[from] vm::Error),
+    #[error("dozens of keys have the same hash: the key's `Hash` does not tell them apart")]
+    Collisions,
+}

@@ -1,0 +1,287 @@
+//! A queue in blocks whose entries have positions: numbers that only grow.
+//!
+//! Entries are pushed at the head and popped at the tail. Any entry can be read or set by its
+//! position while it is in the queue. Memory comes and goes in blocks, so that a
+//! long queue never moves.
+
+use std::collections::VecDeque;
+
+/// Entries of a block.
+const BLOCK: usize = if cfg!(any(miri, forebay_model)) { 4 } else { 512 };
+
+pub(crate) struct Ring<T> {
+    /// The first one holds the tail, the last one the head.
+    blocks: VecDeque<Box<[T; BLOCK]>>,
+    /// One block kept back, so that a queue that stays as long does not allocate.
+    spare: Option<Box<[T; BLOCK]>>,
+    /// Position of the oldest entry.
+    tail: u64,
+    /// Position that the next entry will have.
+    head: u64,
+    /// See `compact`.
+    sweep: Option<Sweep>,
+    /// Entries before these have been passed by a hand, see `Hand`.
+    hands: [u64; 2],
+}
+
+/// What walks along a queue ahead of its tail, meeting each entry once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hand {
+    /// Clears marks as blocks leave the correlated-reference window.
+    Mature = 0,
+    /// Offers blocks to the second level.
+    Offer = 1,
+}
+
+#[derive(Clone, Copy)]
+struct Sweep {
+    /// Entries at or above this position have been looked at.
+    read: u64,
+    /// Live ones were moved to this position and above.
+    write: u64,
+}
+
+impl<T: Copy + Default> Ring<T> {
+    pub(crate) fn new() -> Self {
+        Self { blocks: VecDeque::new(), spare: None, tail: 0, head: 0, sweep: None, hands: [0; 2] }
+    }
+
+    /// Entries, live or not.
+    pub(crate) fn len(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// The position that the next `push` will use.
+    pub(crate) fn next_position(&self) -> u64 {
+        self.head
+    }
+
+    pub(crate) fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Where in `blocks` a position lies.
+    fn at(&self, position: u64) -> (usize, usize) {
+        let first = self.tail / BLOCK as u64;
+        ((position / BLOCK as u64 - first) as usize, (position % BLOCK as u64) as usize)
+    }
+
+    pub(crate) fn push(&mut self, entry: T) -> u64 {
+        let position = self.head;
+        let (block, slot) = self.at(position);
+        if block == self.blocks.len() {
+            let fresh = self.spare.take().unwrap_or_else(|| Box::new([T::default(); BLOCK]));
+            self.blocks.push_back(fresh);
+        }
+        self.blocks[block][slot] = entry;
+        self.head += 1;
+        position
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<(u64, T)> {
+        if self.is_empty() {
+            return None;
+        }
+        let position = self.tail;
+        let entry = self.blocks[0][(position % BLOCK as u64) as usize];
+        self.advance_tail(position + 1);
+        Some((position, entry))
+    }
+
+    pub(crate) fn get(&self, position: u64) -> Option<T> {
+        if position < self.tail || position >= self.head {
+            return None;
+        }
+        let (block, slot) = self.at(position);
+        Some(self.blocks[block][slot])
+    }
+
+    pub(crate) fn get_mut(&mut self, position: u64) -> Option<&mut T> {
+        if position < self.tail || position >= self.head {
+            return None;
+        }
+        let (block, slot) = self.at(position);
+        Some(&mut self.blocks[block][slot])
+    }
+
+    /// The position in the queue that is `short` modulo `modulus`, a power of two greater than any
+    /// queue's length.
+    pub(crate) fn expand(&self, short: u64, modulus: u64) -> u64 {
+        self.tail + (short.wrapping_sub(self.tail) & (modulus - 1))
+    }
+
+    fn advance_tail(&mut self, tail: u64) {
+        let gone = tail / BLOCK as u64 - self.tail / BLOCK as u64;
+        self.tail = tail;
+        for _ in 0..gone {
+            self.spare = self.blocks.pop_front();
+        }
+        if self.is_empty() {
+            // The head's block, if it has one: its entries are all gone. Positions go on at
+            // the start of a block, so that block and position stay in step.
+            while let Some(block) = self.blocks.pop_front() {
+                self.spare = Some(block);
+            }
+            let next = self.head.next_multiple_of(BLOCK as u64);
+            (self.tail, self.head) = (next, next);
+        }
+        if self.sweep.is_some_and(|sweep| sweep.read <= self.tail) {
+            self.sweep = None;
+        }
+    }
+
+    /// Shows a hand the entries below `end` that it has not passed yet, oldest first, at most `most`.
+    pub(crate) fn pass(&mut self, hand: Hand, end: u64, most: usize, mut f: impl FnMut(u64, T)) {
+        let start = self.hands[hand as usize].max(self.tail);
+        let end = end.min(self.head).min(start + most as u64);
+        for position in start..end {
+            if let Some(entry) = self.get(position) {
+                f(position, entry);
+            }
+        }
+        self.hands[hand as usize] = start.max(end);
+    }
+
+    /// Squeezes out entries that are not live, in steps of at most `most` entries, without changing
+    /// the order of the rest: slides live entries towards the head, newest first, and then drops the
+    /// front. `slide(entry, from, to)` says whether an entry is live and, if so, notes its new
+    /// position. Returns true when a sweep is complete.
+    ///
+    /// Between steps the queue is whole: what a sweep has vacated reads as `T::default()`, and
+    /// what has been pushed meanwhile lies above it.
+    pub(crate) fn compact(
+        &mut self,
+        most: usize,
+        mut slide: impl FnMut(T, u64, u64) -> bool,
+    ) -> bool {
+        let mut sweep = self.sweep.unwrap_or(Sweep { read: self.head, write: self.head });
+        for _ in 0..most {
+            if sweep.read == self.tail {
+                break;
+            }
+            sweep.read -= 1;
+            let (block, slot) = self.at(sweep.read);
+            let entry = std::mem::take(&mut self.blocks[block][slot]);
+            if slide(entry, sweep.read, sweep.write - 1) {
+                sweep.write -= 1;
+                let (block, slot) = self.at(sweep.write);
+                self.blocks[block][slot] = entry;
+            }
+        }
+        if sweep.read > self.tail {
+            self.sweep = Some(sweep);
+            return false;
+        }
+        self.sweep = None;
+        self.advance_tail(sweep.write);
+        true
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn bytes(&self) -> u64 {
+        let blocks = self.blocks.len() + usize::from(self.spare.is_some());
+        (blocks * BLOCK * size_of::<T>() + self.blocks.capacity() * size_of::<Box<[T; BLOCK]>>())
+            as u64
+    }
+
+    /// Gives memory back that a long queue has left behind.
+    pub(crate) fn trim(&mut self) {
+        self.spare = None;
+        self.blocks.shrink_to_fit();
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::{Hand, Ring};
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push,
+        Pop,
+        Kill(usize),
+        Compact(usize),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            5 => Just(Op::Push),
+            3 => Just(Op::Pop),
+            3 => any::<usize>().prop_map(Op::Kill),
+            2 => (1..700usize).prop_map(Op::Compact),
+        ];
+        prop::collection::vec(op, 1..2000)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 128 }))]
+        /// The twin keeps live entries with the position that the ring last told of.
+        #[test]
+        fn behaves_as_a_queue_with_positions(ops in ops()) {
+            let mut ring = Ring::<u32>::new();
+            let mut twin: VecDeque<(u32, u64)> = VecDeque::new();
+            for (i, op) in ops.into_iter().enumerate() {
+                match op {
+                    Op::Push => {
+                        let entry = i as u32 + 1;
+                        twin.push_back((entry, ring.push(entry)));
+                    }
+                    Op::Pop => {
+                        // Entries that were killed, or vacated by a sweep, come out too.
+                        while let Some((position, entry)) = ring.pop() {
+                            if twin.front() == Some(&(entry, position)) {
+                                twin.pop_front();
+                                break;
+                            }
+                            prop_assert!(!twin.contains(&(entry, position)));
+                        }
+                    }
+                    Op::Kill(n) if !twin.is_empty() => {
+                        twin.remove(n % twin.len());
+                    }
+                    Op::Kill(_) => {}
+                    Op::Compact(most) => {
+                        ring.compact(most, |entry, from, to| {
+                            let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                            live.map(|(_, position)| *position = to).is_some()
+                        });
+                    }
+                }
+                for (entry, position) in &twin {
+                    prop_assert_eq!(ring.get(*position), Some(*entry));
+                }
+                prop_assert!(twin.iter().is_sorted_by_key(|(_, position)| *position));
+                prop_assert!(ring.len() >= twin.len() as u64);
+            }
+            while !ring.compact(64, |entry, from, to| {
+                let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                live.map(|(_, position)| *position = to).is_some()
+            }) {}
+        }
+    }
+
+    #[test]
+    fn a_hand_passes_each_entry_once_and_keeps_its_distance() {
+        let mut ring = Ring::<u32>::new();
+        (1..=100).for_each(|i| {
+            ring.push(i);
+        });
+        let mut seen = Vec::new();
+        ring.pass(Hand::Mature, 10, 6, |_, entry| seen.push(entry));
+        ring.pass(Hand::Mature, 10, 64, |_, entry| seen.push(entry));
+        assert_eq!(seen, (1..=10).collect::<Vec<_>>());
+        (0..20).for_each(|_| {
+            ring.pop();
+        });
+        ring.pass(Hand::Mature, 100, 2, |_, entry| seen.push(entry));
+        assert_eq!(seen[10..], [21, 22]);
+    }
+}

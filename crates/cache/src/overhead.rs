@@ -1,0 +1,49 @@
+//! Memory that the cache uses beside the blocks, by kind. The hard bound counts it.
+
+use crate::inner::Inner;
+use crate::key::Key;
+
+/// Bytes of overhead by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overhead {
+    /// Headers, free ones included.
+    pub headers: u64,
+    /// The index's lines and directories.
+    pub index: u64,
+    /// The rings of the resident lists.
+    pub lists: u64,
+    /// The rings of the ghosts; their slots are in `index`.
+    pub ghosts: u64,
+    /// Counters, locks and tables that do not depend on the number of blocks.
+    pub fixed: u64,
+    /// What the `overhead` function given to the builder tells, an arena's slack for instance.
+    pub others: u64,
+}
+
+impl Overhead {
+    /// All kinds together.
+    pub fn total(&self) -> u64 {
+        self.headers + self.index + self.lists + self.ghosts + self.fixed + self.others
+    }
+}
+
+/// By kind. Takes every list's lock once.
+pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> Overhead {
+    let lists = inner.resident.iter().flatten().flat_map(|list| list.iter());
+    Overhead {
+        headers: inner.slab.bytes(),
+        index: inner.index.resident_bytes(),
+        lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
+        ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
+        fixed: size_of::<Inner<K, V>>() as u64 + FIXED,
+        others: (inner.bound.as_ref()).and_then(|b| b.others.as_ref()).map_or(0, |f| f()),
+    }
+}
+
+/// Counters' shards, owners' modes, magazines: about.
+const FIXED: u64 = 128 << 10;
+
+/// All kinds together.
+pub(crate) fn bytes<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> u64 {
+    by_kind(inner).total()
+}

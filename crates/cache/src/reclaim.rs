@@ -1,0 +1,175 @@
+//! Reclaim: who evicts, when and how much, and the thread that does it.
+//!
+//! Only the reclaimer evicts (with [`Reclaim::Inline`](crate::Reclaim::Inline), the inserting
+//! thread in its place). It is called when the target is passed, and works down to a little below it, so
+//! that it is called once for many inserts. It never waits for a lock that a user can hold: it meets
+//! users' blocks through their state words only, and runs no user code but `V`'s drop (which must not
+//! block) and the second level's `offer` (which must not either).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use forebay_base::sync::MutexGuard;
+use forebay_base::sync::atomic::Ordering;
+
+use crate::counters::CacheCounters;
+use crate::evict::{Passed, Scratch};
+use crate::inner::Inner;
+use crate::key::Key;
+use crate::overhead;
+
+/// After a pass that fell short, others may first use up what holds it: the next one waits.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How often the reclaimer looks after memory when nobody calls.
+const TICK: Duration = Duration::from_secs(1);
+/// How often it does while inserters wait for room.
+const TICK_AWAITED: Duration = Duration::from_millis(10);
+
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// Evicts until `extra` more bytes would fit the target, on the calling thread.
+    pub(crate) fn reclaim_inline(&self, extra: u64) {
+        let mut scratch = self.reclaim.lock();
+        self.refresh_bound();
+        self.room.gather();
+        let goal = (self.room.leased() + extra).saturating_sub(self.room.target());
+        if goal > 0 {
+            self.offer_to_second();
+            self.evict(&mut scratch, goal);
+        }
+        self.tidy_up(&mut scratch);
+    }
+
+    /// One pass of the reclaimer: down to a little below the target, and enough for those who wait.
+    pub(crate) fn reclaim_pass(&self) -> Passed {
+        let mut scratch = self.reclaim.lock();
+        self.refresh_bound();
+        let target = self.room.target();
+        // A quarter of the overflow: inserters get the rest before they call again.
+        let slack = (self.room.limit() - target) / 4;
+        let leased = self.room.leased();
+        // Values that wait for the user's callback will go by themselves.
+        let leaving = self.callbacks.as_ref().map_or(0, |c| c.bytes());
+        let mut goal = leased.saturating_sub(leaving);
+        goal = if goal > target { goal - target.saturating_sub(slack) } else { 0 };
+        if let Some(weight) = self.room.first_in_queue() {
+            let wanted = (leased + weight).saturating_sub(self.room.limit());
+            goal = goal.max(wanted + slack.min(target / 2));
+        }
+        let passed = if goal > 0 {
+            self.offer_to_second();
+            self.evict(&mut scratch, goal)
+        } else {
+            Passed { enough: true }
+        };
+        self.tidy_up(&mut scratch);
+        drop(scratch);
+        if self.room.is_awaited() {
+            self.room.grant();
+        }
+        passed
+    }
+
+    fn offer_to_second(&self) {
+        let Some(second) = &self.second else { return };
+        let candidates = self.candidates();
+        if candidates.is_empty() {
+            return;
+        }
+        if catch_unwind(AssertUnwindSafe(|| second.offer(candidates))).is_err() {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        }
+    }
+
+    /// Work that keeps memory in proportion; all of it is amortised over what made it necessary.
+    fn tidy_up(&self, scratch: &mut MutexGuard<'_, Scratch<K, V>>) {
+        self.trim_ghosts(scratch);
+        self.thin_ghosts(scratch);
+        self.mature();
+        self.compact_rings();
+        self.trim_memory();
+    }
+
+    /// Gives memory back that is held beyond a share of what is used.
+    fn trim_memory(&self) {
+        if self.index.idle_bytes() > (1 << 20) + self.index.used_bytes() / 2 {
+            self.index.trim();
+        }
+    }
+
+    /// With a hard bound, the target is what overhead leaves of it.
+    pub(crate) fn refresh_bound(&self) {
+        let Some(bound) = &self.bound else { return self.set_target(self.room.target()) };
+        let bytes = bound.bytes.load(Ordering::Relaxed);
+        let used = overhead::bytes(self);
+        self.set_target_within(bytes.saturating_sub(used));
+    }
+
+    /// Sets the target so that target and overflow together come to `bytes`.
+    fn set_target_within(&self, bytes: u64) {
+        let shift = self.tunables.overflow_shift();
+        // target + (target >> shift) <= bytes
+        let target = match shift {
+            0 => bytes / 2,
+            _ => bytes - bytes / ((1u64 << shift) + 1) - 1.min(bytes),
+        };
+        self.set_target(target);
+    }
+
+    /// Sets the target and, by the tunable, the limit.
+    pub(crate) fn set_target(&self, target: u64) {
+        let limit = target.saturating_add(target >> self.tunables.overflow_shift());
+        if target != self.room.target() || limit != self.room.limit() {
+            self.policy.set_capacity(target);
+            self.room.set(target, limit);
+        }
+    }
+
+    /// The body of the reclaimer's thread.
+    pub(crate) fn run_reclaimer(&self) {
+        let mut pause = false;
+        loop {
+            {
+                let mut state = self.signal.state.lock();
+                if pause && !state.stop {
+                    self.signal.changed.wait_timeout(&mut state, PAUSE);
+                }
+                while !state.stop && !self.signal.wanted.load(Ordering::Acquire) {
+                    let tick = if self.room.is_awaited() { TICK_AWAITED } else { TICK };
+                    if self.signal.changed.wait_timeout(&mut state, tick) {
+                        break;
+                    }
+                }
+                if state.stop {
+                    return;
+                }
+            }
+            self.signal.wanted.store(false, Ordering::Release);
+            pause = !self.reclaim_pass().enough;
+            if self.room.is_awaited() {
+                self.room.expire(self.clock.now_ns());
+            }
+        }
+    }
+
+    /// The body of the callbacks' thread.
+    pub(crate) fn run_callbacks(&self) {
+        let Some(callbacks) = &self.callbacks else { return };
+        while let Some(event) = callbacks.next() {
+            let weight = event.weight;
+            if catch_unwind(AssertUnwindSafe(|| (callbacks.run)(event))).is_err() {
+                self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+            }
+            self.counters.add(CacheCounters::CALLBACKS_RUN, 0, 1);
+            self.room.release(weight);
+        }
+    }
+
+    /// Tells the threads to end.
+    pub(crate) fn stop_threads(&self) {
+        self.signal.state.lock().stop = true;
+        self.signal.changed.notify_all();
+        if let Some(callbacks) = &self.callbacks {
+            callbacks.close();
+        }
+    }
+}

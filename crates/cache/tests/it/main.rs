@@ -1,0 +1,3 @@
+//! Integration tests of the cache, through its public interface.
+
+mod basics;
