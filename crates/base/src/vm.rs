@@ -98,6 +98,13 @@ impl Region {
         os::advise_huge(self.range(offset, len), len, wanted);
     }
 
+    /// Makes huge pages of what is resident now, at once (Linux 6.1 and later). False where the kernel does
+    /// not do that; then nothing has changed.
+    pub fn collapse(&self) -> bool {
+        os::advise_huge(self.base, self.len, true);
+        os::collapse(self.base, self.len)
+    }
+
     fn range(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "not page-granular");
         assert!(offset <= self.len && len <= self.len - offset, "outside the region");
@@ -162,6 +169,11 @@ mod os {
         // huge pages refuses, which is fine.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, advice) };
     }
+
+    pub(super) fn collapse(start: NonNull<u8>, len: usize) -> bool {
+        // SAFETY: collapsing changes where the pages lie, not what they hold.
+        unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_COLLAPSE) == 0 }
+    }
 }
 
 #[cfg(any(miri, forebay_model))]
@@ -190,6 +202,10 @@ mod os {
     }
 
     pub(super) fn advise_huge(_: NonNull<u8>, _: usize, _: bool) {}
+
+    pub(super) fn collapse(_: NonNull<u8>, _: usize) -> bool {
+        false
+    }
 }
 
 /// A type of which zero bytes are a valid value, and which can be set back to it in place
@@ -213,6 +229,8 @@ pub struct StableChunk<T: ZeroInit> {
     region: Region,
     #[cfg(any(miri, forebay_model))]
     start: NonNull<T>,
+    #[cfg(any(miri, forebay_model))]
+    layout: std::alloc::Layout,
     count: usize,
     _of: std::marker::PhantomData<T>,
 }
@@ -265,11 +283,16 @@ impl<T: ZeroInit> StableChunk<T> {
     pub fn advise_huge(&self, wanted: bool) {
         self.region.advise_huge(wanted, 0, self.region.len());
     }
+
+    /// See [`Region::collapse`].
+    pub fn collapse(&self) -> bool {
+        self.region.collapse()
+    }
 }
 
 #[cfg(any(miri, forebay_model))]
 impl<T: ZeroInit> StableChunk<T> {
-    /// `count` zero values; `align` beyond that of `T` is honoured too.
+    /// `count` zero values; `align` is honoured up to a page.
     ///
     /// # Errors
     /// Never, in this build.
@@ -277,7 +300,9 @@ impl<T: ZeroInit> StableChunk<T> {
     /// # Panics
     /// If `count` or the size of `T` is zero.
     pub fn new(count: usize, align: usize) -> Result<Self, Error> {
-        let layout = Self::layout(count, align);
+        let layout = std::alloc::Layout::array::<T>(count)
+            .and_then(|layout| layout.align_to(align.min(PAGE)))
+            .expect("a small chunk");
         assert!(layout.size() > 0, "an empty chunk");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { std::alloc::alloc(layout) }.cast::<T>())
@@ -286,11 +311,7 @@ impl<T: ZeroInit> StableChunk<T> {
             // SAFETY: within the allocation, which nobody else has yet.
             unsafe { start.add(i).write(T::zero()) };
         }
-        Ok(Self { start, count, _of: std::marker::PhantomData })
-    }
-
-    fn layout(count: usize, _align: usize) -> std::alloc::Layout {
-        std::alloc::Layout::array::<T>(count).expect("a small chunk")
+        Ok(Self { start, layout, count, _of: std::marker::PhantomData })
     }
 
     /// The first element.
@@ -312,6 +333,11 @@ impl<T: ZeroInit> StableChunk<T> {
 
     /// Nothing, in this build.
     pub fn advise_huge(&self, _wanted: bool) {}
+
+    /// Nothing, in this build.
+    pub fn collapse(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(any(miri, forebay_model))]
@@ -322,7 +348,7 @@ impl<T: ZeroInit> Drop for StableChunk<T> {
             unsafe { self.start.add(i).drop_in_place() };
         }
         // SAFETY: allocated by `new` with the same layout.
-        unsafe { std::alloc::dealloc(self.start.as_ptr().cast(), Self::layout(self.count, 0)) };
+        unsafe { std::alloc::dealloc(self.start.as_ptr().cast(), self.layout) };
     }
 }
 

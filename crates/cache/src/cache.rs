@@ -304,7 +304,11 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         match &inner.bound {
             Some(bound) => bound.bytes.store(bytes, Ordering::Relaxed),
-            None => inner.set_target(bytes),
+            None => {
+                // The reclaimer sets it too; under its lock, the newer one stays.
+                let _reclaim = inner.reclaim.lock();
+                inner.set_target(bytes);
+            }
         }
         inner.want_reclaim();
     }

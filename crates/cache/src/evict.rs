@@ -1,4 +1,4 @@
-//! The evictor: one pass at a time, by whoever holds the `reclaim` lock.
+//! The evictor. Several threads can evict at once; each has a [`Scratch`] of its own.
 //!
 //! A batch is taken off the cold end of one sublist under its lock and then handled without any: what is
 //! popped is in nobody's way, and a block that is removed or used meanwhile shows it in its state. A
@@ -8,23 +8,24 @@
 //! A victim is retired by a compare-and-swap from exactly the state that was judged, without pins; so a hit
 //! that comes first keeps the block, and one that comes later misses.
 
+use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::MutexGuard;
+use forebay_base::sync::{MutexGuard, thread_slot};
 
 use crate::attributes::{Cause, Class};
 use crate::counters::CacheCounters;
 use crate::guard::OwnedRef;
 use crate::header::{Header, List, MARK, ON_SECOND, State, VALID, WRITING};
-use crate::index::line::GHOST_POSITION;
 use crate::index::prefetch_line;
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
 use crate::lists::Sublist;
 use crate::lists::ghosts::{Ghost, GhostList};
 use crate::lists::ring::Hand;
+use crate::policy::Sizes;
 use crate::second::Candidate;
 
 /// What the evictor uses again and again.
@@ -68,26 +69,25 @@ impl<K, V> Scratch<K, V> {
     }
 }
 
-/// Fruitless entries that a pass looks at before it gives up, beyond twice the blocks there are.
-const PATIENCE: u64 = 4096;
+/// Entries of blocks long gone that a ring may hold beside twice those of its blocks.
+const PATIENCE: u64 = if cfg!(forebay_model) { 4 } else { 4096 };
+/// Entries that compaction looks at before it lets go of the list's lock.
+const COMPACT_STEP: usize = if cfg!(forebay_model) { 2 } else { 256 };
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Evicts until `goal` bytes are free that were not, or nothing more can go.
-    pub(crate) fn evict(&self, scratch: &mut MutexGuard<'_, Scratch<K, V>>, goal: u64) -> Passed {
+    pub(crate) fn evict(&self, goal: u64) -> Passed {
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
-        let blocks: u64 = self.resident.iter().flatten().map(|list| list.blocks()).sum();
-        let mut patience = 2 * blocks + PATIENCE;
+        let scratch = &mut *self.scratch();
         let mut freed = 0;
+        let mut spent = Spent::default();
         while freed < goal {
-            let sizes = self.sizes();
+            let mut sizes = self.sizes();
+            self.learn(&sizes);
+            spent.lists.iter().for_each(|(list, class)| sizes.hide(*list, *class));
             let Some((list, class)) = self.policy.victim(&sizes, &self.tunables) else { break };
-            let (looked_at, gained) = self.evict_batch(scratch, list, class, goal - freed);
-            freed += gained;
+            freed += self.evict_batch(scratch, &mut spent, list, class, goal - freed);
             self.trim_ghosts(scratch);
-            patience = patience.saturating_sub(looked_at.max(1));
-            if patience == 0 {
-                break;
-            }
         }
         if freed < goal {
             self.counters.add(CacheCounters::EVICT_NOT_ENOUGH, 0, 1);
@@ -95,82 +95,101 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         Passed { enough: freed >= goal }
     }
 
-    /// One batch from one sublist. Returns entries looked at and bytes freed.
+    /// Something to work with, of this thread's shard if nobody has that.
+    fn scratch(&self) -> MutexGuard<'_, Scratch<K, V>> {
+        let shards = self.scratches.len();
+        let mine = thread_slot().index(shards);
+        let free = (mine..shards).chain(0..mine).find_map(|n| self.scratches[n].try_lock());
+        free.unwrap_or_else(|| self.scratches[mine].lock())
+    }
+
+    /// One batch from one sublist. Returns the bytes freed.
     fn evict_batch(
         &self,
         scratch: &mut Scratch<K, V>,
+        spent: &mut Spent,
         list: List,
         class: Class,
         goal: u64,
-    ) -> (u64, u64) {
+    ) -> u64 {
         let from = self.list(list, class);
-        let has_blocks = |n: usize| from.nth(n).blocks() > 0;
-        let Some(n) = pick(from.len(), &mut scratch.rng, has_blocks) else {
-            // Blocks that are just being counted out.
-            return (1, 0);
+        let worth_a_look = |n: usize| {
+            let blocks = from.nth(n).blocks();
+            blocks > 0 && spent.stays(list, class, n) <= 2 * blocks
+        };
+        let Some(n) = pick(from.len(), &mut scratch.rng, worth_a_look) else {
+            spent.lists.push((list, class));
+            return 0;
         };
         self.take(scratch, from.nth(n), goal);
-        let looked_at = scratch.taken.len() as u64;
-        let mut freed = 0;
+        // An empty ring's blocks are just being counted out.
+        let mut stayed = u64::from(scratch.taken.is_empty());
+        let (mut freed, mut out) = (0, (0, 0));
         for i in 0..scratch.taken.len() {
             let (position, header) = scratch.taken[i];
-            let spare = freed >= goal;
-            freed += self.judge(scratch, header, position, Source { list, class, n, spare });
+            match self.judge(scratch, header, position, (list, class, n)) {
+                Judged::Gone => {}
+                Judged::Stays => stayed += 1,
+                Judged::Moved(to, weight) => {
+                    out = (out.0 + u64::from(weight), out.1 + 1);
+                    spent.reopen(to, class, n);
+                }
+                Judged::Victim(weight) => {
+                    out = (out.0 + u64::from(weight), out.1 + 1);
+                    freed += u64::from(weight);
+                }
+            }
         }
+        from.nth(n).count_out(out.0, out.1);
         scratch.taken.clear();
         self.bury(scratch, list, class);
-        (looked_at.max(1), freed)
+        spent.note(list, class, n, if freed > 0 { 0 } else { stayed });
+        freed
     }
 
-    /// Takes entries off the cold end: as many as should do.
+    /// Takes entries off the cold end: as many as should do if they are of average weight.
     fn take(&self, scratch: &mut Scratch<K, V>, sublist: &Sublist, goal: u64) {
-        let most = self.tunables.evict_batch_limit() as usize;
+        let average = (sublist.bytes() / sublist.blocks().max(1)).max(1);
+        let most = u64::from(self.tunables.evict_batch_limit()).min(goal.div_ceil(average));
         let mut ring = sublist.lock();
-        let mut expected = 0;
-        while scratch.taken.len() < most && expected < goal {
+        while (scratch.taken.len() as u64) < most {
             let Some((position, id)) = ring.pop() else { break };
             let Some(header) = self.slab.by_id(id) else { continue };
             prefetch_line(header.as_ptr());
-            // SAFETY: headers are type-stable. The weight is a guess, since the entry may be
-            // outdated; it keeps small caches from taking more than they need.
-            expected += u64::from(unsafe { header.as_ref() }.weight().max(1));
             scratch.taken.push((sublist.stamp(position), header));
         }
     }
 
-    /// Decides what becomes of an entry. Returns the bytes freed.
+    /// Decides what becomes of an entry.
     fn judge(
         &self,
         scratch: &mut Scratch<K, V>,
         header: NonNull<Header<K, V>>,
         position: u32,
-        source: Source,
-    ) -> u64 {
-        let Source { list, class, n, spare } = source;
+        (list, class, n): (List, Class, usize),
+    ) -> Judged {
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
         loop {
             let state = h.state();
             if !is_at(state, list, class, position) {
                 self.counters.add(CacheCounters::EVICT_STALE, 0, 1);
-                return 0;
+                return Judged::Gone;
             }
-            let verdict = if spare { Some((list, None)) } else { stay(state, list) };
             let weight = h.weight();
-            if let Some((home, row)) = verdict {
+            if let Some((home, row)) = stay(state, list) {
                 if self.requeue(header, state, list, home, n) {
                     if let Some(row) = row {
                         self.counters.add(row, class as usize, 1);
                     }
-                    return 0;
+                    return if home == list { Judged::Stays } else { Judged::Moved(home, weight) };
                 }
             } else if h.change(state, state.retired(Cause::Capacity)) {
                 // SAFETY: retired with a pin for this thread.
                 let hash = self.hash(unsafe { h.key() });
-                self.list(list, class).nth(n).count_out(weight);
                 self.index.prefetch(hash);
                 scratch.victims.push(Victim { header, hash, weight });
-                return u64::from(weight);
+                return Judged::Victim(weight);
             }
         }
     }
@@ -194,10 +213,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return false;
         }
         ring.push(id);
-        drop(ring);
         if from != to {
-            self.list(from, class).nth(n).count_out(weight);
-            sublist.count_in(weight);
+            sublist.count_in(&ring, weight);
         }
         true
     }
@@ -213,18 +230,16 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }));
             self.ghosts[ghosts.number()].push_all(&scratch.ghosts, &mut scratch.positions);
         }
-        let mut released = 0;
+        let (mut released, mut made) = (0, 0);
         for (i, victim) in scratch.victims.iter().enumerate() {
             let ghost = scratch.positions.get(i).map(|position| (ghosts, *position));
-            self.replace_by_ghost(victim, ghost);
-            // SAFETY: retired with a pin for this thread.
-            if unsafe { victim.header.as_ref() }.unpin() {
-                // SAFETY: the last pin has gone.
-                let (state, key, value) = unsafe { victim.header.as_ref().vacate() };
-                self.dispose(key, value, state, u64::from(victim.weight), |w| released += w);
-                scratch.headers.push(victim.header);
-            }
+            made += u64::from(self.replace_by_ghost(victim, ghost));
+            // SAFETY: retired by this thread for room, and out of the index: nobody pins it any more.
+            let state = unsafe { self.finish_victim(victim.header, |w| released += w) };
+            scratch.headers.push(victim.header);
+            self.freed_one(state);
         }
+        self.ghosts[ghosts.number()].count_slots(made, 0);
         self.slab.give_back(&scratch.headers);
         let evicted = scratch.victims.len() as u64;
         self.counters.add(evicted_row(list), class as usize, evicted);
@@ -239,31 +254,35 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.room.release_all(released);
     }
 
-    fn replace_by_ghost(&self, victim: &Victim<K, V>, ghost: Option<(GhostList, u64)>) {
+    /// True if the victim's slot is now its ghost's.
+    fn replace_by_ghost(&self, victim: &Victim<K, V>, ghost: Option<(GhostList, u64)>) -> bool {
         let address = victim.header.addr().get();
         let mut locked = self.index.lock(victim.hash);
-        let found = locked.find_resident(|a| a == address);
-        match (found, ghost) {
-            (Some((place, _)), Some((list, position))) => {
+        // If an insert of the same key has taken the slot, there is nothing to remember.
+        let Some((place, _)) = locked.find_resident(|a| a == address) else { return false };
+        let remembered = ghost.filter(|(list, position)| {
+            !self.ghosts[list.number()].is_over(victim.hash, *position)
+        });
+        match remembered {
+            Some((list, position)) => {
                 let slot = locked.ghost_slot(list.number(), position);
                 locked.replace(place, slot);
+                true
             }
-            (Some((place, _)), None) => locked.remove(place),
-            // An insert of the same key took the slot: nothing to remember.
-            (None, Some((list, position))) => {
-                drop(locked);
-                self.ghosts[list.number()].kill(victim.hash, position & GHOST_POSITION);
+            None => {
+                locked.remove(place);
+                false
             }
-            (None, None) => {}
         }
     }
 
     /// Forgets the oldest ghosts of lists that remember too much.
     pub(crate) fn trim_ghosts(&self, scratch: &mut Scratch<K, V>) {
         let percent = self.tunables.ghost_percent();
-        while let Some((list, surplus)) = self.policy.surplus_ghosts(&self.sizes(), percent) {
+        let remembered = |list: GhostList| self.ghosts[list.number()].remembered_bytes();
+        while let Some((list, surplus)) = self.policy.surplus_ghosts(remembered, percent) {
             let ghosts = &self.ghosts[list.number()];
-            let average = ghosts.bytes() / ghosts.count().max(1);
+            let average = ghosts.remembered_bytes() / ghosts.remembered().max(1);
             let most = (surplus / average.max(1)).clamp(1, 64) as usize;
             let start = scratch.rng.below(ghosts.sublists() as u64) as usize;
             for n in (start..ghosts.sublists()).chain(0..start) {
@@ -273,55 +292,40 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 }
             }
             if scratch.trimmed.is_empty() {
-                // Counted, but hit by somebody at this moment.
+                // Counted, and not pushed yet.
                 return;
             }
-            self.forget_trimmed(scratch, list);
+            scratch.trimmed.iter().for_each(|(_, ghost)| self.index.prefetch(ghost.hash));
+            self.unlink_ghosts(list, scratch.trimmed.drain(..));
         }
     }
 
-    /// Takes the slots of ghosts that were popped out of the index.
-    fn forget_trimmed(&self, scratch: &mut Scratch<K, V>, list: GhostList) {
-        let count = scratch.trimmed.len() as u64;
-        self.counters.add(CacheCounters::GHOSTS_TRIMMED, list.class as usize, count);
-        scratch.trimmed.iter().for_each(|(_, ghost)| self.index.prefetch(ghost.hash));
-        for (position, ghost) in scratch.trimmed.drain(..) {
-            self.unlink_ghost(ghost.hash, list, position);
+    /// Takes the slots of ghosts whose entries have left their ring out of the index.
+    fn unlink_ghosts(&self, list: GhostList, entries: impl Iterator<Item = (u64, Ghost)>) {
+        let mut gone = 0;
+        for (position, ghost) in entries.filter(|(_, ghost)| ghost.weight > 0) {
+            let mut locked = self.index.lock(ghost.hash);
+            if let Some(place) = locked.find_ghost_at(list.number(), position) {
+                locked.remove(place);
+                gone += 1;
+            }
         }
-    }
-
-    fn unlink_ghost(&self, hash: u64, list: GhostList, position: u64) {
-        let mut locked = self.index.lock(hash);
-        if let Some(place) = locked.find_ghost_at(list.number(), position) {
-            locked.remove(place);
-        }
+        self.ghosts[list.number()].count_slots(0, gone);
+        self.counters.add(CacheCounters::GHOSTS_TRIMMED, list.class as usize, gone);
     }
 
     /// Forgets the ghosts for which `wanted` says yes.
     pub(crate) fn forget_ghosts(&self, wanted: impl Fn(OwnerId) -> bool) {
-        let _reclaim = self.reclaim.lock();
         for (number, ghosts) in self.ghosts.iter().enumerate() {
-            let mut found = Vec::new();
-            ghosts.collect(|ghost| wanted(ghost.owner()), &mut found);
-            for (position, ghost) in found {
-                if ghosts.kill(ghost.hash, position & GHOST_POSITION).is_some() {
-                    self.unlink_ghost(ghost.hash, GhostList::from_number(number), position);
-                }
-            }
-            ghosts.trim();
+            let found = ghosts.extract(|ghost| wanted(ghost.owner()));
+            self.unlink_ghosts(GhostList::from_number(number), found.into_iter());
         }
     }
 
-    /// Keeps the memory of ghost rings in proportion to their ghosts.
-    pub(crate) fn thin_ghosts(&self, scratch: &mut Scratch<K, V>) {
-        for (number, ghosts) in self.ghosts.iter().enumerate() {
-            for n in 0..ghosts.sublists() {
-                while ghosts.is_sparse(n) {
-                    ghosts.pop(n, 64, &mut scratch.trimmed);
-                    self.forget_trimmed(scratch, GhostList::from_number(number));
-                }
-            }
-        }
+    /// Lets the policy and the ghosts' counts know of all ghost hits so far.
+    pub(crate) fn learn(&self, sizes: &Sizes) {
+        let gone = |list: usize, count| self.ghosts[list].count_slots(0, count);
+        self.policy.learn(&self.ghost_hits, sizes, gone);
     }
 
     /// Squeezes entries of blocks long gone out of the rings.
@@ -337,7 +341,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn compact_step(&self, sublist: &Sublist, list: List, class: Class) -> bool {
-        let done = sublist.lock().compact(256, |id, from, to| {
+        let done = sublist.lock().compact(COMPACT_STEP, |id, from, to| {
             let Some(header) = self.slab.by_id(id) else { return false };
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };
@@ -382,6 +386,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         {
             let multilist = self.list(list, class);
             let ahead = (self.tunables.offer_ahead() as usize).div_ceil(multilist.len());
+            let before = candidates.len();
             for sublist in multilist.iter() {
                 let mut ring = sublist.lock();
                 let end = ring.tail() + ahead as u64;
@@ -390,7 +395,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     candidates.extend(self.candidate(id, at));
                 });
             }
-            let fresh = candidates.iter().filter(|c| c.class == class).count() as u64;
+            let fresh = (candidates.len() - before) as u64;
             self.counters.add(CacheCounters::SECOND_OFFERED, class as usize, fresh);
         }
         candidates
@@ -411,15 +416,49 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 }
 
-/// Where an entry was taken from.
-#[derive(Clone, Copy)]
-struct Source {
-    list: List,
-    class: Class,
-    /// The sublist.
-    n: usize,
-    /// Enough has been freed already: the entry is put back.
-    spare: bool,
+/// What a pass has looked at in vain: pins on one list must not protect the others.
+#[derive(Default)]
+struct Spent {
+    /// Blocks of a sublist that stayed since it last gave one up. When they outnumber its blocks
+    /// twice (since a mark is good for one stay), the pass is done with it.
+    stays: HashMap<(List, Class, usize), u64>,
+    /// Lists with all of whose sublists it is done.
+    lists: Vec<(List, Class)>,
+}
+
+impl Spent {
+    fn stays(&self, list: List, class: Class, n: usize) -> u64 {
+        if self.stays.is_empty() {
+            return 0;
+        }
+        self.stays.get(&(list, class, n)).copied().unwrap_or(0)
+    }
+
+    /// Notes the outcome of a batch: how many stayed, or zero if something went.
+    fn note(&mut self, list: List, class: Class, n: usize, stayed: u64) {
+        if stayed > 0 {
+            *self.stays.entry((list, class, n)).or_default() += stayed;
+        } else if !self.stays.is_empty() {
+            self.stays.remove(&(list, class, n));
+        }
+    }
+
+    /// Something new has come to a sublist.
+    fn reopen(&mut self, list: List, class: Class, n: usize) {
+        self.note(list, class, n, 0);
+        self.lists.retain(|l| *l != (list, class));
+    }
+}
+
+/// What became of an entry.
+enum Judged {
+    /// Its block had left before.
+    Gone,
+    Stays,
+    /// It went to another list, of this weight.
+    Moved(List, u32),
+    /// It leaves, of this weight.
+    Victim(u32),
 }
 
 /// Whether a state says that its block is at that place, and still the cache's.

@@ -93,7 +93,7 @@ impl<K: Key, V: Send + Sync + 'static> InFlight<K, V> {
     }
 
     /// Runs `f` when the load has ended, on the thread that ends it; at once if it has. `f` should
-    /// be short.
+    /// be short. A panic in it is caught and counted (not if it runs at once).
     pub fn on_ready(self, f: impl FnOnce(Result<OwnedRef<K, V>, LoadError>) + Send + 'static) {
         let pin = self.pin;
         self.seat.on_ready(Box::new(move |ending| f(pin.into_ending(ending))));
@@ -173,7 +173,7 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         };
         let before = before.unwrap_or_else(|| this.hand_out(refusal));
         if before.has(WAITERS) {
-            inner.flights.land(this.header.addr().get(), &Ok(()));
+            inner.land(this.header, &Ok(()));
         }
         // SAFETY: the filler's pin is handed over; the header is filled.
         unsafe { OwnedRef::from_pin(inner, this.header) }
@@ -216,7 +216,7 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         inner.counters.add(CacheCounters::LOADS_FAILED, self.attributes.class as usize, 1);
         inner.unlink(self.header, self.hash);
         if self.end(header, 0).has(WAITERS) {
-            inner.flights.land(self.header.addr().get(), &Err(error));
+            inner.land(self.header, &Err(error));
         }
         // SAFETY: the filler's pin, given up here.
         unsafe { Inner::unpin_owned(self.inner, self.header) };

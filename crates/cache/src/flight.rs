@@ -7,6 +7,7 @@
 //! Locking: `flights` (sharded by header), then nothing; `flight-seat` is a leaf lock.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use forebay_base::sync::{Arc, Condvar, Mutex};
@@ -141,11 +142,14 @@ impl Flights {
         Some(seat)
     }
 
-    /// Tells all who wait for the header how its load ended.
-    pub(crate) fn land(&self, header: usize, ending: &Ending) {
+    /// Tells all who wait for the header how its load ended. Returns how many of their callbacks and
+    /// wakers panicked: that must not keep the others from hearing of it.
+    pub(crate) fn land(&self, header: usize, ending: &Ending) -> u64 {
         let seats = self.shard(header).lock().remove(&header).unwrap_or_default();
         let notices: Vec<Notice> = seats.iter().map(|seat| seat.settle(ending.clone())).collect();
-        notices.into_iter().for_each(Notice::deliver);
+        let panicked =
+            |notice: Notice| catch_unwind(AssertUnwindSafe(|| notice.deliver())).is_err();
+        notices.into_iter().map(|notice| u64::from(panicked(notice))).sum()
     }
 
     /// Seats that are taken, for audits.

@@ -16,7 +16,7 @@
 //! | 27 | `ON_SECOND`: the second level holds it | the second level's guard |
 //! | 28–30 | cause of retirement; all ones: orphaned, see `Inner::hold` | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
-//! | 32–63 | position in its sublist's ring | the publisher and the evictor, under the sublist's lock |
+//! | 32–63 | position in its sublist's ring (in no list: generation) | the publisher and the evictor, under the sublist's lock |
 //!
 //! The rules (proved under the model checker in `tests/model`):
 //!
@@ -29,7 +29,9 @@
 //!    and takes a pin: its winner removes the header from the index. From then on pins only
 //!    fall.
 //! 3. *Last one out frees.* Whoever brings the pins of a retired header to zero owns it
-//!    alone, drops its value and gives the header back.
+//!    alone. It takes the value out, and keeps one pin while it disposes of it, so that a close that
+//!    waits for what is in use waits for the value's drop; whoever brings the pins to zero again (a
+//!    sweep may have looked at the key meanwhile) gives the header back.
 //! 4. A header stays referenced by its index slot only while not freed: the slot is
 //!    cleared or replaced, under its partition's lock, before the retiring pin goes. Hence
 //!    under that lock the key of any header found in a slot may be read without a pin.
@@ -80,9 +82,17 @@ pub(crate) struct State(pub(crate) u64);
 
 impl State {
     /// *Anonymous*: in use by its filler or inserter alone, who has the one pin. Nobody else may pin
-    /// or retire it before it is announced.
-    pub(crate) fn anonymous(class: Class) -> Self {
-        Self(PIN | ((class as u64) << CLASS_SHIFT))
+    /// or retire it before it is announced. The position of a block in no list is its header's
+    /// generation, so that [`life`](Self::life) tells its uses apart.
+    pub(crate) fn anonymous(class: Class, generation: u32) -> Self {
+        let generation = u64::from(generation) << POSITION_SHIFT;
+        Self(PIN | ((class as u64) << CLASS_SHIFT) | generation)
+    }
+    /// What of the state changes only with the use of the header, or when its block leaves its place: if
+    /// it is the same twice, it was so in between.
+    #[inline]
+    pub(crate) fn life(self) -> u64 {
+        self.0 & !(PINS | MARK | WRITING | WAITERS | ON_SECOND | FILLED)
     }
     #[inline]
     pub(crate) fn has(self, bit: u64) -> bool {
@@ -194,6 +204,8 @@ pub(crate) struct Header<K, V> {
     weight: AtomicU32,
     /// Place in the slab; set when the header is carved, before its first use.
     id: AtomicU32,
+    /// Counts the uses of the header.
+    generation: AtomicU32,
     key: UnsafeCell<MaybeUninit<K>>,
     value: UnsafeCell<MaybeUninit<V>>,
 }
@@ -209,6 +221,7 @@ unsafe impl<K, V> ZeroInit for Header<K, V> {
             state: AtomicU64::new(0),
             weight: AtomicU32::new(0),
             id: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
             key: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -219,12 +232,20 @@ unsafe impl<K, V> ZeroInit for Header<K, V> {
     }
 }
 
+/// What a header held.
+pub(crate) struct Contents<K, V> {
+    pub(crate) state: State,
+    pub(crate) key: K,
+    pub(crate) value: Option<V>,
+    pub(crate) weight: u32,
+}
+
 /// What an attempt to pin met.
 pub(crate) enum Pin {
     /// Pinned; the state before.
     Pinned(State),
-    /// Not valid: free, loading or retired.
-    Invalid,
+    /// Not valid: free, loading or retired; the state.
+    Invalid(State),
 }
 
 impl<K: Copy, V> Header<K, V> {
@@ -239,7 +260,7 @@ impl<K: Copy, V> Header<K, V> {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
             if state & VALID == 0 {
-                return Pin::Invalid;
+                return Pin::Invalid(State(state));
             }
             assert!(state & PINS < PINS, "a block has {PINS} pins: guards are being leaked");
             match self.state.compare_exchange_weak(
@@ -255,10 +276,11 @@ impl<K: Copy, V> Header<K, V> {
     }
 
     /// Pins a header that has been announced and not yet freed: valid, or kept by somebody else's
-    /// pin (loading, retired).
+    /// pin (loading, retired). Not one that the evictor has retired: it owns that alone.
     pub(crate) fn pin_in_use(&self) -> Option<State> {
         self.update(|s| {
-            let kept = s.pins() > 0 && (s.has(LOADING) || s.has(RETIRED));
+            let victim = s.has(RETIRED) && s.cause() == Cause::Capacity;
+            let kept = s.pins() > 0 && (s.has(LOADING) || s.has(RETIRED)) && !victim;
             (s.has(VALID) || kept).then_some(State(s.0 + PIN))
         })
     }
@@ -346,7 +368,9 @@ impl<K: Copy, V> Header<K, V> {
             }
         }
         self.weight.store(weight, Ordering::Relaxed);
-        self.state.store(State::anonymous(class).0, Ordering::Release);
+        let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.state.store(State::anonymous(class, generation).0, Ordering::Release);
     }
 
     /// Writes the value of a loading header.
@@ -370,19 +394,47 @@ impl<K: Copy, V> Header<K, V> {
         value
     }
 
-    /// Ends the use of a header: takes the value out, if it was filled, and makes the header free.
+    /// Takes out of a header what it holds, weight and value if it was filled, and leaves it retired with
+    /// one pin, the caller's. `None` if it holds nothing any more.
     ///
     /// # Safety
     /// The caller owns the header alone (rule 3), and it is out of the index.
-    pub(crate) unsafe fn vacate(&self) -> (State, K, Option<V>) {
+    pub(crate) unsafe fn empty(&self) -> Option<Contents<K, V>> {
         let state = State(self.state.load(Ordering::Relaxed));
-        // SAFETY: in use until this call, so that the key is initialised; the value is if `FILLED`.
-        let (key, value) = unsafe {
+        let weight = self.weight.load(Ordering::Relaxed);
+        if weight == 0 && !state.has(FILLED) {
+            return None;
+        }
+        // SAFETY: by contract.
+        let contents = unsafe { self.contents() };
+        self.weight.store(0, Ordering::Relaxed);
+        // Nobody changes a retired state without a pin, so that no update is lost.
+        self.state.store(state.without(FILLED).pinned().0, Ordering::Release);
+        Some(contents)
+    }
+
+    /// Moves out of a header what it holds: nothing of it may be read afterwards.
+    ///
+    /// # Safety
+    /// The caller owns the header alone, and it is retired.
+    pub(crate) unsafe fn contents(&self) -> Contents<K, V> {
+        let state = State(self.state.load(Ordering::Relaxed));
+        let weight = self.weight.load(Ordering::Relaxed);
+        // SAFETY: in use, so that the key is initialised; the value is if `FILLED`.
+        unsafe {
             let value = state.has(FILLED).then(|| (*self.value.get()).assume_init_read());
-            ((*self.key.get()).assume_init_read(), value)
-        };
+            Contents { state, key: *self.key(), value, weight }
+        }
+    }
+
+    /// Makes an empty header free. Returns its last state.
+    ///
+    /// # Safety
+    /// The caller owns the header alone (rule 3), and it is out of the index and empty.
+    pub(crate) unsafe fn vacate(&self) -> State {
+        let state = State(self.state.load(Ordering::Relaxed));
         self.state.store(0, Ordering::Release);
-        (state, key, value)
+        state
     }
 
     /// # Safety

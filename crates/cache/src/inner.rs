@@ -11,9 +11,11 @@
 //! memory's lock under a partition's, and the evictor holding `reclaim` outermost.
 
 use std::hash::BuildHasher;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
 use forebay_base::clock::Clock;
 use forebay_base::histogram::AtomicHistogram;
 use forebay_base::rng::SmallRng;
@@ -25,15 +27,16 @@ use crate::callbacks::{Callbacks, Evicted};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::evict::Scratch;
+use crate::filler::LoadingPin;
 use crate::flight::Flights;
-use crate::header::{FILLED, Header, List, MARK, Pin, RETIRED, State, VALID};
+use crate::header::{Contents, FILLED, Header, List, MARK, Pin, RETIRED, State, VALID};
 use crate::index::line::Slot;
 use crate::index::{Index, Visit};
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{GhostList, Ghosts};
 use crate::owner::{Owners, Permit};
-use crate::policy::{Policy, Sizes};
+use crate::policy::{GhostHits, Policy, Sizes};
 use crate::room::{Reserved, Room, Ticket};
 use crate::second::SecondLevel;
 use crate::slab::Slab;
@@ -64,6 +67,7 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     /// By `GhostList::number`.
     pub(crate) ghosts: [Ghosts; 4],
     pub(crate) policy: Policy,
+    pub(crate) ghost_hits: GhostHits,
     pub(crate) room: Room,
     pub(crate) owners: Owners,
     pub(crate) flights: Flights,
@@ -77,8 +81,10 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     /// The hard bound, and what else counts against it.
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
-    /// Held by whoever evicts.
-    pub(crate) reclaim: Mutex<Scratch<K, V>>,
+    /// Held by whoever sets targets and looks after memory; counts the times that inserters did.
+    pub(crate) reclaim: Mutex<u64>,
+    /// One for each thread that evicts.
+    pub(crate) scratches: Box<[CachePadded<Mutex<Scratch<K, V>>>]>,
     pub(crate) signal: Signal,
     pub(crate) closed: AtomicBool,
     /// Headers were freed while somebody waits for that.
@@ -131,6 +137,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             resident: [lists(), lists(), lists()],
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
             policy: Policy::new(parts.target),
+            ghost_hits: GhostHits::new(parts.shards),
             room: Room::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             flights: Flights::new(),
@@ -143,7 +150,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             clock: parts.clock,
             bound: parts.bound,
             mode: parts.mode,
-            reclaim: Mutex::named("reclaim", Scratch::new(SmallRng::from_seed(parts.seed))),
+            reclaim: Mutex::named("reclaim", 0),
+            scratches: (0..parts.shards as u64)
+                .map(|n| Scratch::new(SmallRng::from_seed(parts.seed.wrapping_add(n))))
+                .map(|scratch| CachePadded::new(Mutex::named("evict-scratch", scratch)))
+                .collect(),
             signal: Signal {
                 wanted: AtomicBool::new(false),
                 state: Mutex::named("reclaim-signal", SignalState::default()),
@@ -211,9 +222,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     }
                     // SAFETY: the pin taken above; the cache is borrowed.
                     unsafe { Self::unpin(NonNull::from(self), header) };
-                    Visit::Other
+                    Visit::Missed(before.life())
                 }
-                Pin::Invalid => Visit::Gone,
+                Pin::Invalid(state) => Visit::Missed(state.life()),
             }
         })
     }
@@ -277,7 +288,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         unsafe { header.as_ref().occupy(key, weight as u32, Some(value), class) };
         match self.link(hash, &key, header, class) {
             Ok(met) => {
-                let frequent = self.note_met(hash, &met);
+                let frequent = self.note_met(hash, &met, weight);
                 self.enter(header, hash, class, attributes.hint, frequent);
                 Ok(())
             }
@@ -328,10 +339,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let before = unsafe { old.as_ref() }.retire(Cause::Replaced);
             return Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)));
         }
-        if let Some((place, (list, position))) = locked.find_ghost() {
+        if let Some((place, list)) = locked.find_ghost() {
             h.announce(VALID | FILLED);
             locked.replace(place, slot);
-            return Ok(Met::Ghost(GhostList::from_number(list), position));
+            return Ok(Met::Ghost(GhostList::from_number(list)));
         }
         let full = locked.insert(slot, &|address| self.hash_of(address));
         full.map_err(|_| Refusal::NoMemory)?;
@@ -346,21 +357,17 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Draws the consequences of what a new header met in the index. True if it has proven reuse.
-    pub(crate) fn note_met(&self, hash: u64, met: &Met<K, V>) -> bool {
+    pub(crate) fn note_met(&self, hash: u64, met: &Met<K, V>, weight: u64) -> bool {
         match *met {
             Met::Nothing => false,
-            Met::Ghost(list, position) => {
+            Met::Ghost(list) => {
                 let row = if list.frequent {
                     CacheCounters::GHOST_HITS_MFU
                 } else {
                     CacheCounters::GHOST_HITS_MRU
                 };
-                // Its time may have ended between the index and here: no hit then.
-                let Some(weight) = self.ghosts[list.number()].kill(hash, position) else {
-                    return false;
-                };
                 self.counters.add(row, list.class as usize, 1);
-                self.policy.ghost_hit(list, weight, &self.sizes());
+                self.ghost_hits.note(list, weight);
                 true
             }
             Met::Resident(old, before) => {
@@ -407,7 +414,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let position = sublist.stamp(ring.next_position());
         let before = h.update(|s| (!s.has(RETIRED)).then(|| change(s.at(list, position))))?;
         ring.push(id);
-        sublist.count_in(weight);
+        sublist.count_in(&ring, weight);
         drop(ring);
         self.counters.add(CacheCounters::INSERTS, class as usize, 1);
         Some(before)
@@ -451,7 +458,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let Some(list) = before.list() else { return };
         // SAFETY: the caller holds a pin.
         let weight = unsafe { header.as_ref() }.weight();
-        self.list(list, before.class()).of(hash).count_out(weight);
+        self.list(list, before.class()).of(hash).count_out(u64::from(weight), 1);
         self.counters.add(CacheCounters::LEFT, cause as usize, 1);
     }
 
@@ -491,44 +498,89 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// # Safety
     /// The caller owns the header alone (rule 3 of `header.rs`) and keeps the cache alive.
     pub(crate) unsafe fn free(&self, header: NonNull<Header<K, V>>) {
+        // SAFETY: by contract.
+        let state = unsafe { self.finish(header, |weight| self.room.release(weight)) };
+        if let Some(state) = state {
+            self.slab.give(header);
+            self.freed_one(state);
+        }
+    }
+
+    /// Disposes of what a header holds, and makes it free: the caller gives it back then, and calls
+    /// [`freed_one`](Self::freed_one). `None` if a sweep looks at it at this moment, and so will free it.
+    ///
+    /// # Safety
+    /// As for [`free`](Self::free).
+    pub(crate) unsafe fn finish(
+        &self,
+        header: NonNull<Header<K, V>>,
+        release: impl FnOnce(u64),
+    ) -> Option<State> {
         // SAFETY: by contract; a retired header's slot is gone before its retiring pin.
         let h = unsafe { header.as_ref() };
-        let weight = u64::from(h.weight());
         // SAFETY: as above.
-        let (state, key, value) = unsafe { h.vacate() };
-        self.slab.give(header);
-        self.dispose(key, value, state, weight, |weight| self.room.release(weight));
-        self.freed_one(state);
+        if let Some(contents) = unsafe { h.empty() } {
+            self.dispose(contents, release);
+            if !h.unpin() {
+                return None;
+            }
+        }
+        // SAFETY: as above; it holds nothing any more.
+        Some(unsafe { h.vacate() })
+    }
+
+    /// As [`finish`](Self::finish), for a victim of the evictor: retired without other pins and for
+    /// [`Cause::Capacity`], it can have got none since.
+    ///
+    /// # Safety
+    /// The caller has retired it so, and taken it out of the index.
+    pub(crate) unsafe fn finish_victim(
+        &self,
+        header: NonNull<Header<K, V>>,
+        release: impl FnOnce(u64),
+    ) -> State {
+        // SAFETY: by contract, this thread owns it alone.
+        let h = unsafe { header.as_ref() };
+        // The header stays retired while its value is dropped, so that a close waits for that.
+        // SAFETY: as above.
+        self.dispose(unsafe { h.contents() }, release);
+        // SAFETY: as above.
+        unsafe { h.vacate() }
     }
 
     /// Hands a value to the user's callback, or drops it and gives its room back.
-    pub(crate) fn dispose(
-        &self,
-        key: K,
-        value: Option<V>,
-        state: State,
-        weight: u64,
-        release: impl FnOnce(u64),
-    ) {
-        let cause = state.cause();
-        if let (Some(callbacks), Some(value), true) =
-            (&self.callbacks, value, cause != Cause::Uncached)
-        {
-            let event = Evicted { key, value, class: state.class(), cause, weight };
-            let most = self.tunables.callback_queue() as usize;
-            if let Err(event) = callbacks.push(event, most, self.room.target() / 8) {
-                self.counters.add(CacheCounters::CALLBACKS_DROPPED, 0, 1);
-                drop(event);
-                release(weight);
+    fn dispose(&self, contents: Contents<K, V>, release: impl FnOnce(u64)) {
+        let Contents { state, key, value, weight } = contents;
+        let (cause, weight) = (state.cause(), u64::from(weight));
+        match (&self.callbacks, value) {
+            (Some(callbacks), Some(value)) if cause != Cause::Uncached => {
+                let event = Evicted { key, value, class: state.class(), cause, weight };
+                let most = self.tunables.callback_queue() as usize;
+                if let Err(event) = callbacks.push(event, most, self.room.target() / 8) {
+                    self.counters.add(CacheCounters::CALLBACKS_DROPPED, 0, 1);
+                    self.drop_value(event);
+                    release(weight);
+                }
             }
-            return;
-        }
-        if weight > 0 {
-            release(weight);
+            (_, value) => {
+                self.drop_value(value);
+                if weight > 0 {
+                    release(weight);
+                }
+            }
         }
     }
 
-    fn freed_one(&self, state: State) {
+    /// Drops what is the user's. A panic in that must not end the evictor, nor lose room: it is caught
+    /// and counted.
+    fn drop_value<T>(&self, value: T) {
+        if std::mem::needs_drop::<T>() && catch_unwind(AssertUnwindSafe(|| drop(value))).is_err() {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        }
+    }
+
+    /// Tells those who wait for it that a header is free.
+    pub(crate) fn freed_one(&self, state: State) {
         if self.closers.load(Ordering::SeqCst) > 0 {
             *self.released.0.lock() += 1;
             self.released.1.notify_all();
@@ -562,7 +614,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// There is more than the target: evict, or have the reclaimer do it.
     pub(crate) fn want_reclaim(&self) {
         match self.mode {
-            Reclaim::Inline => self.reclaim_inline(0),
+            Reclaim::Inline => self.reclaim_directly(0),
             Reclaim::Thread => self.wake_reclaimer(),
         }
     }
@@ -575,12 +627,16 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
+    /// Past the limit: evicts, and waits if that does not help, behind all who wait already.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
+        self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
+        self.reclaim_directly(weight);
+        if self.room.reserve(weight) != Reserved::No {
+            return true;
+        }
         if self.mode == Reclaim::Inline {
-            self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
-            self.reclaim_inline(weight);
-            return self.room.reserve(weight) != Reserved::No;
+            return false;
         }
         let start = self.clock.now_ns();
         let ticket = self.queue_for_room(weight);
@@ -595,7 +651,6 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// A place in the queue for room, with the reclaimer on its way.
     pub(crate) fn queue_for_room(&self, weight: u64) -> Arc<Ticket> {
-        self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
         self.counters.add(CacheCounters::THROTTLE_WAITS, 0, 1);
         let wait_ns = u64::from(self.tunables.overflow_wait_ms()) * 1_000_000;
         let ticket = self.room.queue_up(weight, self.clock.now_ns() + wait_ns);
@@ -608,11 +663,30 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Retires every block that `wanted` says yes to. Returns how many, and how many that it said yes to
     /// are still in use by somebody.
     pub(crate) fn sweep(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) -> (u64, u64) {
+        self.sweep_noting(cause, wanted, |_, _| {})
+    }
+
+    /// As [`sweep`](Self::sweep); `leaving` is called with those whose last pin has gone, or that an
+    /// evictor is ending: they cannot be asked whose they are any more.
+    fn sweep_noting(
+        &self,
+        cause: Cause,
+        wanted: impl Fn(&K, Class) -> bool,
+        mut leaving: impl FnMut(NonNull<Header<K, V>>, State),
+    ) -> (u64, u64) {
         let (mut gone, mut in_use) = (0, 0);
         self.slab.for_each(|header| {
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };
-            let Some(before) = h.pin_in_use() else { return };
+            let Some(before) = h.pin_in_use() else {
+                let state = h.state();
+                if state.has(RETIRED) {
+                    leaving(header, state);
+                }
+                return;
+            };
+            // Given up by its drop, even if `wanted`, which is the user's, panics.
+            let _pin = LoadingPin { header, inner: NonNull::from(self) };
             // SAFETY: pinned, so that the key stays; it was written before the header was in use.
             let key = unsafe { *h.key() };
             if wanted(&key, before.class()) {
@@ -626,8 +700,6 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 }
                 in_use += u64::from(h.state().pins() > 1);
             }
-            // SAFETY: the pin taken above.
-            unsafe { Self::unpin(NonNull::from(self), header) };
         });
         (gone, in_use)
     }
@@ -640,17 +712,39 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         loop {
             let seen = *self.released.0.lock();
             fence(Ordering::SeqCst);
-            let (_, in_use) = self.sweep(cause, &wanted);
+            let mut leaving = Vec::new();
+            let note = |header, state: State| leaving.push((header, state.life()));
+            let (_, in_use) = self.sweep_noting(cause, &wanted, note);
             if in_use == 0 {
+                // Those that the sweep met, not those that others evict meanwhile: it ends.
+                leaving.into_iter().for_each(|(header, life)| self.wait_for_end(header, life));
                 break;
             }
-            let mut released = self.released.0.lock();
-            if *released == seen {
-                // The time bounds only the cost of a wake-up that a sweep's own pins swallowed.
-                self.released.1.wait_timeout(&mut released, Duration::from_millis(10));
-            }
+            self.wait_for_release(seen);
         }
         self.closers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Waits until a retired header is free.
+    fn wait_for_end(&self, header: NonNull<Header<K, V>>, life: u64) {
+        loop {
+            let seen = *self.released.0.lock();
+            fence(Ordering::SeqCst);
+            // SAFETY: headers are type-stable.
+            if unsafe { header.as_ref() }.state().life() != life {
+                return;
+            }
+            self.wait_for_release(seen);
+        }
+    }
+
+    /// Waits until more than `seen` headers have been freed.
+    fn wait_for_release(&self, seen: u64) {
+        let mut released = self.released.0.lock();
+        if *released == seen {
+            // The time bounds only the cost of a wake-up that a sweep's own pins swallowed.
+            self.released.1.wait_timeout(&mut released, Duration::from_millis(10));
+        }
     }
 
     /// Keeps `self` alive until [`release`](Self::release).
@@ -675,9 +769,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     pub(crate) fn orphan_the_pinned(&self) {
         self.slab.for_each(|header| {
             self.hold();
+            // Victims are their evictor's alone, which holds something else of the cache.
+            let outlives =
+                |s: State| s.has(RETIRED) && s.pins() > 0 && s.cause() != Cause::Capacity;
             // SAFETY: headers are type-stable.
-            let orphaned = unsafe { header.as_ref() }
-                .update(|s| (s.has(RETIRED) && s.pins() > 0).then(|| s.orphaned()));
+            let orphaned =
+                unsafe { header.as_ref() }.update(|s| outlives(s).then(|| s.orphaned()));
             if orphaned.is_none() {
                 // SAFETY: the hold taken above; the caller has its own.
                 unsafe { Self::release(NonNull::from(self)) };
@@ -689,7 +786,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 /// What a new header met in the index.
 pub(crate) enum Met<K, V> {
     Nothing,
-    Ghost(GhostList, u64),
+    Ghost(GhostList),
     /// An older value, retired with a pin for the finder.
     Resident(NonNull<Header<K, V>>, State),
 }

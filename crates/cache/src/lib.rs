@@ -60,6 +60,9 @@ mod inner;
 mod key;
 mod lists;
 mod load;
+#[cfg(forebay_model)]
+#[doc(hidden)]
+pub mod model;
 mod overhead;
 mod owner;
 mod policy;

@@ -11,13 +11,14 @@ use crate::attributes::{Attributes, Class};
 use crate::counters::CacheCounters;
 use crate::error::{LoadError, Refusal};
 use crate::filler::{Begin, Filler, InFlight, LoadingPin};
+use crate::flight::Ending;
 use crate::guard::Ref;
 use crate::header::{FILLED, Header, LOADING, MARK, RETIRED, State, VALID, WAITERS};
 use crate::index::{Locked, Place};
 use crate::inner::{Inner, Met, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
-use crate::room::Ticket;
+use crate::room::{Reserved, Ticket};
 
 /// What a request found under the partition's lock.
 enum Claim<K, V> {
@@ -88,7 +89,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             unsafe { mine.as_ref().occupy(key, reserved, None, class) };
             let claim = self.claim(hash, &key, mine, class);
             if let Claim::Mine(met) = claim {
-                let frequent = self.note_met(hash, &met);
+                let frequent = self.note_met(hash, &met, weight);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 let inner = NonNull::from(self);
                 let filler = Filler { header: mine, inner, hash, attributes, frequent, refusal };
@@ -138,10 +139,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             locked.replace(place, slot);
             return Claim::Mine(Met::Nothing);
         }
-        if let Some((place, (list, position))) = locked.find_ghost() {
+        if let Some((place, list)) = locked.find_ghost() {
             h.announce(LOADING);
             locked.replace(place, slot);
-            return Claim::Mine(Met::Ghost(GhostList::from_number(list), position));
+            return Claim::Mine(Met::Ghost(GhostList::from_number(list)));
         }
         match locked.insert(slot, &|address| self.hash_of(address)) {
             Ok(()) => {
@@ -230,13 +231,24 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
+    /// Tells all who wait for a header how its load ended. The caller holds a pin.
+    pub(crate) fn land(&self, header: NonNull<Header<K, V>>, ending: &Ending) {
+        let panicked = self.flights.land(header.addr().get(), ending);
+        self.counters.add(CacheCounters::PANICS_CAUGHT, 0, panicked);
+    }
+
     /// Makes a reservation fit a block's true weight. Says why if that cannot be.
     pub(crate) fn adjust(&self, reserved: u64, weight: u64) -> Option<Refusal> {
         if weight > self.room.target() || weight >= u64::from(u32::MAX) {
             return Some(Refusal::TooHeavy);
         }
-        if weight > reserved && !self.try_reserve(weight - reserved) {
-            return Some(Refusal::NoRoom);
+        if weight > reserved {
+            let more = weight - reserved;
+            // A filler must not block its thread; evicting on it is what `Inline` means.
+            let inline = self.mode == Reclaim::Inline;
+            if !(self.try_reserve(more) || inline && self.reserve_slow(more)) {
+                return Some(Refusal::NoRoom);
+            }
         }
         if weight < reserved {
             self.room.release(reserved - weight);
@@ -257,6 +269,11 @@ impl<'a, K: Key, V: Send + Sync + 'static> RoomFuture<'a, K, V> {
     pub(crate) fn new(inner: &'a Inner<K, V>, weight: u64) -> Result<Self, bool> {
         if inner.mode == Reclaim::Inline {
             return Err(inner.reserve_slow(weight));
+        }
+        inner.counters.add(CacheCounters::OVERFLOWS, 0, 1);
+        inner.reclaim_directly(weight);
+        if inner.room.reserve(weight) != Reserved::No {
+            return Err(true);
         }
         let ticket = inner.queue_for_room(weight);
         Ok(Self { inner, weight, ticket: Some(ticket) })

@@ -4,7 +4,7 @@
 //! hit. Closing an owner sets the mode to closing, passes the index's barrier (so that every insert
 //! that saw the old mode has finished), and then removes what is there.
 
-use forebay_base::sync::atomic::{AtomicU8, Ordering};
+use forebay_base::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use crate::attributes::Class;
 use crate::key::OwnerId;
@@ -22,7 +22,7 @@ pub enum OwnerCaching {
 }
 
 /// Owners that can be open at once.
-pub(crate) const MAX_OWNERS: usize = 4096;
+pub(crate) const MAX_OWNERS: usize = if cfg!(forebay_model) { 4 } else { 4096 };
 
 const FREE: u8 = 0;
 const CLOSING: u8 = 1;
@@ -32,6 +32,9 @@ const NOTHING: u8 = 4;
 
 pub(crate) struct Owners {
     modes: Box<[AtomicU8]>,
+    /// Where the search for a free number begins: an insert that was already waiting for room when its
+    /// owner was closed must not find the number open again, for somebody else.
+    next: AtomicUsize,
 }
 
 /// Whether a block may be cached, by its owner's wish.
@@ -46,7 +49,7 @@ impl Owners {
     pub(crate) fn new() -> Self {
         let modes: Box<[AtomicU8]> = (0..MAX_OWNERS).map(|_| AtomicU8::new(FREE)).collect();
         modes[OwnerId::NONE.0 as usize].store(ALL, Ordering::Relaxed);
-        Self { modes }
+        Self { modes, next: AtomicUsize::new(0) }
     }
 
     pub(crate) fn permit(&self, owner: OwnerId, class: Class) -> Permit {
@@ -62,28 +65,36 @@ impl Owners {
     pub(crate) fn open(&self, caching: OwnerCaching) -> Option<OwnerId> {
         let mode = mode_of(caching);
         let order = (Ordering::AcqRel, Ordering::Relaxed);
-        (self.modes.iter().enumerate())
-            .find(|(_, m)| m.compare_exchange(FREE, mode, order.0, order.1).is_ok())
-            .map(|(i, _)| OwnerId(i as u16))
+        let start = self.next.load(Ordering::Relaxed);
+        let free =
+            |i: &usize| self.modes[*i].compare_exchange(FREE, mode, order.0, order.1).is_ok();
+        let number = (start..MAX_OWNERS).chain(0..start).find(free)?;
+        self.next.store((number + 1) % MAX_OWNERS, Ordering::Relaxed);
+        Some(OwnerId(number as u16))
     }
 
     /// Changes what is cached from now on. False if the owner is not open.
     pub(crate) fn set(&self, owner: OwnerId, caching: OwnerCaching) -> bool {
-        let cell = &self.modes[owner.0 as usize];
+        self.change(owner, mode_of(caching))
+    }
+
+    /// No insert is permitted from now on. False if the owner is not open.
+    pub(crate) fn begin_close(&self, owner: OwnerId) -> bool {
+        self.change(owner, CLOSING)
+    }
+
+    /// Changes the mode of an open owner; false if it is not open.
+    fn change(&self, owner: OwnerId, mode: u8) -> bool {
+        let Some(cell) = self.modes.get(owner.0 as usize) else { return false };
         let mut now = cell.load(Ordering::Acquire);
         while now >= ALL {
             let order = (Ordering::AcqRel, Ordering::Acquire);
-            match cell.compare_exchange(now, mode_of(caching), order.0, order.1) {
+            match cell.compare_exchange(now, mode, order.0, order.1) {
                 Ok(_) => return true,
                 Err(other) => now = other,
             }
         }
         false
-    }
-
-    /// No insert is permitted from now on. False if the owner is not open.
-    pub(crate) fn begin_close(&self, owner: OwnerId) -> bool {
-        self.modes[owner.0 as usize].swap(CLOSING, Ordering::AcqRel) >= ALL
     }
 
     /// The number may be used again.

@@ -12,15 +12,18 @@
 //!    same rule by which it moves `p`: by its weight times the ratio of the other class's ghosts to
 //!    its own class's, at least one. So the class whose ghosts are hit more often *per byte
 //!    remembered* gains room. `m` binds only when the cache is full.
-//! 3. B1 and B2 of a class are bounded together by `ghost_percent` of c, and T1 + B1 of a class by the
-//!    same (the paper's bound of c for each, for one class).
+//! 3. B1 and B2 of a class are bounded together by `ghost_percent` of c, 200 by default (the paper: T1 and B1
+//!    by c, all four by 2c). R5's leaves come back after twice the cache has passed: with the paper's
+//!    bound their ghosts are gone by then, and nothing tells the policy that they were wanted.
 //! 4. Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
 //!    marked one moves to T1.
 //! 5. Eviction works in batches from random sublists, so that order is exact only within one.
 //! 6. References that follow an insertion at once (the correlated-reference window, off by default)
 //!    can be kept from counting as reuse: a hand clears the marks of blocks as they leave the window.
 
+use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
 use crate::header::List;
@@ -38,11 +41,57 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
+    /// Makes a list look empty.
+    pub(crate) fn hide(&mut self, list: List, class: Class) {
+        let list = match list {
+            List::Mru => &mut self.t1,
+            List::Mfu => &mut self.t2,
+            List::Once => &mut self.once,
+        };
+        list[class as usize] = 0;
+    }
     fn resident(&self, class: usize) -> u64 {
         self.t1[class] + self.t2[class] + self.once[class]
     }
     fn ghosts(&self, class: usize) -> u64 {
         self.b1[class] + self.b2[class]
+    }
+}
+
+/// Ghost hits that the policy has not learnt of yet, by shard, so that inserts that meet ghosts share
+/// no line. The evictor collects them when it decides.
+pub(crate) struct GhostHits {
+    shards: Box<[CachePadded<Hits>]>,
+}
+
+/// By `GhostList::number`: weight in the upper bits, number of hits in the lower ones, so that a hit is
+/// one update.
+#[derive(Default)]
+struct Hits([AtomicU64; 4]);
+
+const HIT_WEIGHT_SHIFT: u32 = 24;
+
+impl GhostHits {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self { shards: (0..shards).map(|_| CachePadded::new(Hits::default())).collect() }
+    }
+
+    /// A block of that weight was asked for whose ghost was still there. Evictions collect the hits long
+    /// before their number overflows, since every ghost hit brings a block in.
+    pub(crate) fn note(&self, list: GhostList, weight: u64) {
+        let hits = &self.shards[thread_slot().index(self.shards.len())];
+        hits.0[list.number()].fetch_add((weight << HIT_WEIGHT_SHIFT) | 1, Ordering::Relaxed);
+    }
+
+    /// Weight and number of the hits by list; they are forgotten here.
+    fn drain(&self) -> [(u64, u64); 4] {
+        let sum = |n: usize| {
+            let waiting = self.shards.iter().filter(|s| s.0[n].load(Ordering::Relaxed) > 0);
+            waiting.map(|s| s.0[n].swap(0, Ordering::Relaxed)).fold((0, 0), |(bytes, count), hits| {
+                (bytes + (hits >> HIT_WEIGHT_SHIFT), count + (hits & ((1 << HIT_WEIGHT_SHIFT) - 1)))
+            })
+        };
+        std::array::from_fn(sum)
     }
 }
 
@@ -100,24 +149,30 @@ impl Policy {
         }
     }
 
-    /// A block of that weight was asked for whose ghost was still there.
-    pub(crate) fn ghost_hit(&self, list: GhostList, weight: u32, sizes: &Sizes) {
-        let class = list.class as usize;
-        let other = list.class.other() as usize;
-        let step = |own: u64, others: u64| {
-            let ratio = (others as f64 / own.max(1) as f64).max(1.0);
-            (f64::from(weight) * ratio) as u64
-        };
+    /// Adapts `p` and `m` to the ghost hits since it was last called. Tells `gone` how many ghosts of
+    /// which list have lost their slots by them.
+    pub(crate) fn learn(&self, hits: &GhostHits, sizes: &Sizes, gone: impl Fn(usize, u64)) {
         let c = self.capacity();
-        let (b1, b2) = (sizes.b1[class], sizes.b2[class]);
-        if list.frequent {
-            add(&self.p[class], -(step(b2, b1) as i64), c);
-        } else {
-            add(&self.p[class], step(b1, b2) as i64, c);
+        for (number, (bytes, count)) in hits.drain().into_iter().enumerate() {
+            if count == 0 {
+                continue;
+            }
+            gone(number, count);
+            let list = GhostList::from_number(number);
+            let class = list.class as usize;
+            let other = list.class.other() as usize;
+            let step = |own: u64, others: u64| {
+                let ratio = (others as f64 / own.max(1) as f64).max(1.0);
+                (bytes as f64 * ratio).min(c as f64) as i64
+            };
+            // The ghosts that were hit count among the ghosts still, as in the paper.
+            let (b1, b2) = (sizes.b1[class], sizes.b2[class]);
+            let p = if list.frequent { -step(b2, b1) } else { step(b1, b2) };
+            add(&self.p[class], p, c);
+            let toward = step(b1 + b2, sizes.ghosts(other));
+            let toward = if list.class == Class::Metadata { toward } else { -toward };
+            add(&self.metadata, toward, c);
         }
-        let toward = step(sizes.ghosts(class), sizes.ghosts(other)) as i64;
-        let toward = if list.class == Class::Metadata { toward } else { -toward };
-        add(&self.metadata, toward, c);
     }
 
     /// Which list the next victim comes from; `None` if nothing is resident.
@@ -140,26 +195,21 @@ impl Policy {
         Some((if from_t1 { List::Mru } else { List::Mfu }, class))
     }
 
-    /// Which ghosts are too many, and by how many bytes.
+    /// Which ghosts are too many, and by how many bytes, given what each ring remembers. Each of a class's
+    /// two lists has half of the bound, and what the other leaves of its half.
     pub(crate) fn surplus_ghosts(
         &self,
-        sizes: &Sizes,
+        remembered: impl Fn(GhostList) -> u64,
         ghost_percent: u32,
     ) -> Option<(GhostList, u64)> {
         let bound = (u128::from(self.capacity()) * u128::from(ghost_percent) / 100) as u64;
-        for class in Class::ALL {
-            let i = class as usize;
-            let over_recent = (sizes.t1[i] + sizes.b1[i]).saturating_sub(bound).min(sizes.b1[i]);
-            if over_recent > 0 {
-                return Some((GhostList { frequent: false, class }, over_recent));
-            }
-            let over = sizes.ghosts(i).saturating_sub(bound);
-            if over > 0 {
-                let frequent = sizes.b2[i] > 0;
-                return Some((GhostList { frequent, class }, over));
-            }
-        }
-        None
+        Class::ALL.into_iter().find_map(|class| {
+            let of = |frequent| remembered(GhostList { frequent, class });
+            let (b1, b2) = (of(false), of(true));
+            let over = (b1 + b2).saturating_sub(bound);
+            let frequent = b1 == 0 || b2 > bound / 2;
+            (over > 0).then_some((GhostList { frequent, class }, over))
+        })
     }
 }
 
@@ -177,7 +227,7 @@ fn add(cell: &AtomicU64, change: i64, most: u64) {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Policy, Sizes};
+    use super::{GhostHits, Policy, Sizes};
     use crate::attributes::Class;
     use crate::header::List;
     use crate::lists::ghosts::GhostList;
@@ -185,21 +235,28 @@ mod tests {
 
     const RECENT_DATA: GhostList = GhostList { frequent: false, class: Class::Data };
 
+    fn hit(policy: &Policy, list: GhostList, weight: u64, sizes: Sizes) {
+        let hits = GhostHits::new(2);
+        hits.note(list, weight);
+        policy.learn(&hits, &sizes, |number, count| assert_eq!((number, count), (list.number(), 1)));
+        policy.learn(&hits, &sizes, |_, _| unreachable!("nothing is learnt twice"));
+    }
+
     #[test]
-    fn a_ghost_hit_moves_p_and_the_balance_towards_it() {
+    fn a_ghost_hit_moves_p_and_the_balance_towards_it_once() {
         let policy = Policy::new(1000);
-        let sizes = Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() };
-        policy.ghost_hit(RECENT_DATA, 5, &sizes);
+        hit(&policy, RECENT_DATA, 5, Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() });
         assert_eq!(policy.p(Class::Data), 20);
         assert_eq!(policy.target(Class::Data, &CacheTunables::default()), 505);
-        policy.ghost_hit(GhostList { frequent: true, ..RECENT_DATA }, 5, &sizes);
+        let frequent = GhostList { frequent: true, ..RECENT_DATA };
+        hit(&policy, frequent, 5, Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() });
         assert_eq!(policy.p(Class::Data), 15);
     }
 
     #[test]
     fn a_resize_keeps_the_shares() {
         let policy = Policy::new(1000);
-        policy.ghost_hit(RECENT_DATA, 100, &Sizes { b1: [0, 10], ..Sizes::default() });
+        hit(&policy, RECENT_DATA, 100, Sizes::default());
         policy.set_capacity(500);
         assert_eq!(policy.p(Class::Data), 50);
         assert_eq!(policy.target(Class::Metadata, &CacheTunables::default()), 200);

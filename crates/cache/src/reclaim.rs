@@ -9,60 +9,83 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use forebay_base::sync::MutexGuard;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::counters::CacheCounters;
-use crate::evict::{Passed, Scratch};
-use crate::inner::Inner;
+use crate::evict::Passed;
+use crate::inner::{Inner, Reclaim};
 use crate::key::Key;
 use crate::overhead;
 
 /// After a pass that fell short, others may first use up what holds it: the next one waits.
 const PAUSE: Duration = Duration::from_millis(2);
+/// An inserter past the limit evicts this part of the overflow, if its block needs no more.
+const DIRECT_SHARE: u64 = 16;
+/// An inserter that evicts for itself looks after memory every so many times.
+const TIDY_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };
 /// How often the reclaimer looks after memory when nobody calls.
 const TICK: Duration = Duration::from_secs(1);
 /// How often it does while inserters wait for room.
 const TICK_AWAITED: Duration = Duration::from_millis(10);
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// Evicts until `extra` more bytes would fit the target, on the calling thread.
-    pub(crate) fn reclaim_inline(&self, extra: u64) {
-        let mut scratch = self.reclaim.lock();
-        self.refresh_bound();
-        self.room.gather();
-        let goal = (self.room.leased() + extra).saturating_sub(self.room.target());
+    /// Evicts on the calling thread: until `extra` more bytes would fit the target if the inserter is
+    /// the evictor, else a share that is worth the trouble.
+    pub(crate) fn reclaim_directly(&self, extra: u64) {
+        let inline = self.mode == Reclaim::Inline;
+        if inline {
+            self.room.gather();
+        }
+        let over = (self.staying() + extra).saturating_sub(self.room.target());
+        let goal = if inline { over } else { over.min(extra.max(self.overflow() / DIRECT_SHARE)) };
         if goal > 0 {
             self.offer_to_second();
-            self.evict(&mut scratch, goal);
+            self.evict(goal);
         }
-        self.tidy_up(&mut scratch);
+        if inline {
+            let mut passes = self.reclaim.lock();
+            *passes += 1;
+            if passes.is_multiple_of(TIDY_EVERY) {
+                self.refresh_bound();
+                self.tidy_up();
+            }
+        }
+    }
+
+    /// Weight that is leased, but for values that wait for the user's callback and go by themselves.
+    fn staying(&self) -> u64 {
+        let leaving = self.callbacks.as_ref().map_or(0, |c| c.bytes());
+        self.room.leased().saturating_sub(leaving)
+    }
+
+    /// How far past the target the cache may go.
+    fn overflow(&self) -> u64 {
+        self.room.limit() - self.room.target()
     }
 
     /// One pass of the reclaimer: down to a little below the target, and enough for those who wait.
     pub(crate) fn reclaim_pass(&self) -> Passed {
-        let mut scratch = self.reclaim.lock();
+        let reclaim = self.reclaim.lock();
         self.refresh_bound();
         let target = self.room.target();
         // A quarter of the overflow: inserters get the rest before they call again.
-        let slack = (self.room.limit() - target) / 4;
-        let leased = self.room.leased();
-        // Values that wait for the user's callback will go by themselves.
-        let leaving = self.callbacks.as_ref().map_or(0, |c| c.bytes());
-        let mut goal = leased.saturating_sub(leaving);
-        goal = if goal > target { goal - target.saturating_sub(slack) } else { 0 };
+        let slack = self.overflow() / 4;
+        let staying = self.staying();
+        let mut goal =
+            if staying > target { staying - target.saturating_sub(slack) } else { 0 };
         if let Some(weight) = self.room.first_in_queue() {
-            let wanted = (leased + weight).saturating_sub(self.room.limit());
+            let wanted = (staying + weight).saturating_sub(self.room.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
-        let passed = if goal > 0 {
+        let mut passed = Passed { enough: true };
+        if goal > 0 {
             self.offer_to_second();
-            self.evict(&mut scratch, goal)
-        } else {
-            Passed { enough: true }
-        };
-        self.tidy_up(&mut scratch);
-        drop(scratch);
+            passed = self.evict(goal);
+        }
+        self.tidy_up();
+        self.slab.collapse();
+        self.index.collapse();
+        drop(reclaim);
         if self.room.is_awaited() {
             self.room.grant();
         }
@@ -81,9 +104,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Work that keeps memory in proportion; all of it is amortised over what made it necessary.
-    fn tidy_up(&self, scratch: &mut MutexGuard<'_, Scratch<K, V>>) {
-        self.trim_ghosts(scratch);
-        self.thin_ghosts(scratch);
+    fn tidy_up(&self) {
+        self.learn(&self.sizes());
         self.mature();
         self.compact_rings();
         self.trim_memory();

@@ -57,7 +57,7 @@ pub(crate) enum Reserved {
 }
 
 /// Lots in a target: small enough that what the shards hold is of no account.
-const LOTS_SHIFT: u32 = 12;
+const LOTS_SHIFT: u32 = if cfg!(forebay_model) { 4 } else { 12 };
 const LOT_MAX: u64 = 1 << 20;
 
 impl Room {
@@ -92,7 +92,8 @@ impl Room {
 
     /// Weight resident or promised, as an upper bound.
     pub(crate) fn leased(&self) -> u64 {
-        self.leased.load(Ordering::Relaxed)
+        // Below zero for a moment, if a shard's surplus is gathered while its thread gives it back.
+        (self.leased.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
     pub(crate) fn is_awaited(&self) -> bool {
@@ -132,7 +133,7 @@ impl Room {
 
     fn lease(&self, weight: u64) -> Reserved {
         let limit = self.limit();
-        let mut leased = self.leased();
+        let mut leased = self.leased.load(Ordering::Relaxed);
         loop {
             let Some(next) = leased.checked_add(weight).filter(|n| *n <= limit) else {
                 return Reserved::No;

@@ -20,6 +20,7 @@ use forebay_base::sync::{Mutex, thread_slot};
 use forebay_base::vm::{self, StableChunk, ZeroInit};
 
 use crate::header::Header;
+use crate::index::prefetch_line;
 
 #[cfg(not(any(miri, forebay_model)))]
 const CHUNK_BYTES: usize = 2 << 20;
@@ -31,7 +32,7 @@ const BATCH: usize = if cfg!(any(miri, forebay_model)) { 4 } else { 32 };
 /// End of a list of free headers. Ids count from 1, so that zeroed memory names none.
 const NONE: u32 = 0;
 /// Chunks at most: ids have 32 bits, and 2 MiB each is far beyond any machine's memory.
-const MAX_CHUNKS: usize = 1 << 17;
+const MAX_CHUNKS: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 1 << 17 };
 
 /// Headers of one cache.
 pub(crate) struct Slab<K, V> {
@@ -39,8 +40,8 @@ pub(crate) struct Slab<K, V> {
     central: Mutex<Central<K, V>>,
     /// Chunk number to first header. Written once a chunk.
     starts: StableChunk<Start>,
-    /// Headers carved out of chunks: memory that is or may be resident.
-    carved: AtomicU64,
+    /// Headers whose memory is or may be resident.
+    resident: AtomicU64,
 }
 
 // SAFETY: the slab owns its headers' memory; what crosses threads through it are `K` and `V`.
@@ -75,6 +76,8 @@ struct Chunk<K, V> {
     free_count: usize,
     /// Headers in use so far since the chunk was last empty; the rest is untouched memory.
     carved: usize,
+    /// The chunk is one huge page: all of it is resident.
+    huge: bool,
 }
 
 impl<K: Copy, V> Slab<K, V> {
@@ -82,7 +85,7 @@ impl<K: Copy, V> Slab<K, V> {
 
     pub(crate) fn new(shards: usize) -> Result<Self, vm::Error> {
         assert!(Self::PER_CHUNK > 0, "a header of more than {CHUNK_BYTES} bytes: box the value");
-        let starts = StableChunk::new(if cfg!(miri) { 64 } else { MAX_CHUNKS }, 64)?;
+        let starts = StableChunk::new(MAX_CHUNKS, 64)?;
         let magazine = || Mutex::named("slab-magazine", Vec::with_capacity(2 * BATCH));
         Ok(Self {
             magazines: (0..shards).map(|_| CachePadded::new(magazine())).collect(),
@@ -91,7 +94,7 @@ impl<K: Copy, V> Slab<K, V> {
                 Central { chunks: Vec::new(), with_room: BTreeSet::new(), spare: None },
             ),
             starts,
-            carved: AtomicU64::new(0),
+            resident: AtomicU64::new(0),
         })
     }
 
@@ -101,8 +104,15 @@ impl<K: Copy, V> Slab<K, V> {
     /// When the system has no more memory to map.
     pub(crate) fn take(&self) -> Result<NonNull<Header<K, V>>, vm::Error> {
         let magazine = &self.magazines[thread_slot().index(self.magazines.len())];
-        if let Some(header) = magazine.lock().pop() {
-            return Ok(header);
+        {
+            let mut magazine = magazine.lock();
+            if let Some(header) = magazine.pop() {
+                // The next one to be taken was last used by an evictor, perhaps on another processor.
+                if let Some(next) = magazine.last() {
+                    prefetch_line(next.as_ptr());
+                }
+                return Ok(header);
+            }
         }
         let mut batch = Vec::with_capacity(BATCH);
         self.refill(&mut batch)?;
@@ -167,7 +177,10 @@ impl<K: Copy, V> Slab<K, V> {
 
     fn wipe(&self, chunk: &mut Chunk<K, V>) {
         debug_assert_eq!(chunk.free_count, chunk.carved);
-        self.carved.fetch_sub(chunk.carved as u64, Ordering::Relaxed);
+        let resident = if chunk.huge { Self::PER_CHUNK } else { chunk.carved };
+        self.resident.fetch_sub(resident as u64, Ordering::Relaxed);
+        chunk.memory.advise_huge(false);
+        chunk.huge = false;
         // SAFETY: all headers of the chunk are free and in its own list, so nobody writes them.
         unsafe { chunk.memory.wipe(0, Self::PER_CHUNK) };
         (chunk.free, chunk.free_count, chunk.carved) = (NONE, 0, 0);
@@ -185,6 +198,20 @@ impl<K: Copy, V> Slab<K, V> {
                 self.wipe(&mut central.chunks[spare]);
             }
         }
+    }
+
+    /// Makes a huge page of the first chunk that is half full and has none: fewer address translations
+    /// for lookups. The reclaimer's work, since it takes a moment.
+    pub(crate) fn collapse(&self) {
+        let wanted = |c: &Chunk<K, V>| !c.huge && c.carved >= Self::PER_CHUNK / 2;
+        let mut central = self.central.lock();
+        let Some(chunk) = central.chunks.iter_mut().find(|c| wanted(c)) else { return };
+        chunk.memory.collapse();
+        let rest = (Self::PER_CHUNK - chunk.carved) as u64;
+        self.resident.fetch_add(rest, Ordering::Relaxed);
+        // Where the kernel cannot do it, there is no use in asking again; what is counted then is what
+        // a huge page would take.
+        chunk.huge = true;
     }
 
     fn refill(&self, batch: &mut Vec<NonNull<Header<K, V>>>) -> Result<(), vm::Error> {
@@ -214,7 +241,7 @@ impl<K: Copy, V> Slab<K, V> {
                 // SAFETY: as above.
                 unsafe { header.as_ref() }.set_id(first_id + chunk.carved as u32);
                 chunk.carved += 1;
-                self.carved.fetch_add(1, Ordering::Relaxed);
+                self.resident.fetch_add(u64::from(!chunk.huge), Ordering::Relaxed);
                 batch.push(header);
             } else {
                 central.with_room.remove(&at);
@@ -228,7 +255,11 @@ impl<K: Copy, V> Slab<K, V> {
         assert!(at < MAX_CHUNKS, "more headers than ids");
         let memory = StableChunk::<Header<K, V>>::new(Self::PER_CHUNK, CHUNK_BYTES.min(2 << 20))?;
         let start = memory.as_ptr().as_ptr().expose_provenance();
-        central.chunks.push(Chunk { memory, free: NONE, free_count: 0, carved: 0 });
+        // A small cache stays small; one that has filled a chunk gets huge pages for the next.
+        let huge = at > 0;
+        memory.advise_huge(huge);
+        self.resident.fetch_add(if huge { Self::PER_CHUNK as u64 } else { 0 }, Ordering::Relaxed);
+        central.chunks.push(Chunk { memory, free: NONE, free_count: 0, carved: 0, huge });
         central.with_room.insert(at);
         // SAFETY: `at` is within the array of starts.
         unsafe { self.starts.as_ptr().add(at).as_ref() }.0.store(start, Ordering::Release);
@@ -268,7 +299,7 @@ impl<K: Copy, V> Slab<K, V> {
 
     /// Bytes of headers that are or may be resident.
     pub(crate) fn bytes(&self) -> u64 {
-        self.carved.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
+        self.resident.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
     }
 
     /// Headers taken and not given back. Exact when nothing else runs.

@@ -67,6 +67,7 @@ impl StateStats {
 
 impl Stats {
     pub(crate) fn of<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> Self {
+        inner.learn(&inner.sizes());
         let mut states = Vec::new();
         for (list, state) in [(List::Mru, "mru"), (List::Mfu, "mfu"), (List::Once, "once")] {
             for class in Class::ALL {

@@ -29,7 +29,7 @@ forebay_base::tunables! {
     data_ceiling_percent: u32 = 100, 0..=100, runtime, "percent";
 
     /// Weight of evicted blocks that is remembered, a class, as a share of the capacity.
-    ghost_percent: u32 = 100, 0..=400, runtime, "percent";
+    ghost_percent: u32 = 200, 0..=400, runtime, "percent";
 
     /// References to a block while it is among this share of the newest blocks of mru do not count as reuse; 0 counts all.
     correlated_window_permille: u32 = 0, 0..=900, runtime, "permille";

@@ -24,6 +24,11 @@ const SHRINK_AT: usize = GRANULE_LINES * 24 / 10;
 /// Two neighbours whose entries together would fill no more than this share of a segment merge.
 const MERGE_AT: usize = MAX_GRANULES * SHRINK_AT;
 
+/// Adds to a number that only the holder of the partition's lock writes.
+fn tally(cell: &AtomicU64, change: i64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
+}
+
 fn size_for(entries: usize, per_granule: usize) -> usize {
     let wanted = entries.div_ceil(per_granule);
     SIZES.into_iter().find(|s| *s >= wanted).unwrap_or(MAX_GRANULES).min(MAX_GRANULES)
@@ -46,7 +51,7 @@ impl Locked<'_> {
             };
             let fits = entry.count() < entry.granules() * GROW_AT;
             if fits && self.place(entry, slot) {
-                self.partition.entries.fetch_add(1, Ordering::Relaxed);
+                tally(&self.partition.entries, 1);
                 return Ok(());
             }
             self.grow(entry, hash_of)?;
@@ -65,10 +70,10 @@ impl Locked<'_> {
         if home != place.line {
             // SAFETY: as above.
             unsafe { home.as_ref() }.undisplace();
-            self.partition.displaced.fetch_sub(1, Ordering::Relaxed);
+            tally(&self.partition.displaced, -1);
         }
         entry.add_count(-1);
-        self.partition.entries.fetch_sub(1, Ordering::Relaxed);
+        tally(&self.partition.entries, -1);
         self.shrink(entry);
     }
 
@@ -85,7 +90,7 @@ impl Locked<'_> {
             if distance > 0 {
                 // SAFETY: as above.
                 unsafe { entry.segment().add(home).as_ref() }.displace(distance);
-                self.partition.displaced.fetch_add(1, Ordering::Relaxed);
+                tally(&self.partition.displaced, 1);
             }
             entry.add_count(1);
             cell.store(slot.0, Ordering::Release);
@@ -98,7 +103,7 @@ impl Locked<'_> {
         let segment = self.index.memory.take(1)?;
         let entry = Entry::new(segment, 1, 0, 0);
         let cells: Box<[AtomicU64]> = Box::new([AtomicU64::new(entry.0)]);
-        self.partition.segments.fetch_add(1, Ordering::Relaxed);
+        tally(&self.partition.segments, 1);
         self.adopt(cells);
         Ok(entry)
     }
@@ -150,9 +155,9 @@ impl Locked<'_> {
     fn forget(&self, old: Entry) {
         let displaced: u64 =
             old.all_lines().map(|line| line.meta.load(Ordering::Relaxed) & 0xffff).sum();
-        self.partition.displaced.fetch_sub(displaced, Ordering::Relaxed);
+        tally(&self.partition.displaced, -(displaced as i64));
         self.index.memory.give(old.segment(), old.granules());
-        self.partition.steps.fetch_add(1, Ordering::Relaxed);
+        tally(&self.partition.steps, 1);
     }
 
     fn grow(&mut self, old: Entry, hash_of: HashOf<'_>) -> Result<(), Full> {
@@ -210,7 +215,7 @@ impl Locked<'_> {
         let low_number = directory.number(self.hash) / (2 * span) * (2 * span);
         self.publish(low_number, depth, new_low);
         self.publish(low_number + span, depth, new_high);
-        self.partition.segments.fetch_add(1, Ordering::Relaxed);
+        tally(&self.partition.segments, 1);
         self.forget(old);
         Ok(())
     }
@@ -273,7 +278,7 @@ impl Locked<'_> {
         let version = mine.version().max(neighbour.version()) + 1;
         if let Ok(Some(new)) = self.build(&slots, granules, mine.depth() - 1, version) {
             self.publish(number, mine.depth() - 1, new);
-            self.partition.segments.fetch_sub(1, Ordering::Relaxed);
+            tally(&self.partition.segments, -1);
             self.forget(mine);
             self.forget(neighbour);
         }

@@ -87,9 +87,9 @@ impl Slot {
     pub(crate) fn ghost_split_bits(self) -> u64 {
         (self.0 >> GHOST_SPLIT_SHIFT) & ((1 << GHOST_SPLIT_BITS) - 1)
     }
-    /// Which list, and the position in its ring modulo `GHOST_POSITION + 1`.
-    pub(crate) fn ghost_place(self) -> (usize, u64) {
-        (((self.0 >> GHOST_LIST_SHIFT) & 3) as usize, self.0 & GHOST_POSITION)
+    /// The number of a ghost's list.
+    pub(crate) fn ghost_list(self) -> usize {
+        ((self.0 >> GHOST_LIST_SHIFT) & 3) as usize
     }
 }
 
@@ -105,7 +105,10 @@ pub(crate) fn home(tag: u64, lines: usize) -> usize {
 }
 
 /// Seven slots and a word about them.
-#[repr(C, align(64))]
+#[repr(C)]
+// A granule's address has ten zero bits, see `Entry`; the model's granules have one line.
+#[cfg_attr(not(forebay_model), repr(align(64)))]
+#[cfg_attr(forebay_model, repr(align(1024)))]
 pub(crate) struct Line {
     /// Bits 0–15: entries at home here that lie elsewhere. 16–23: the farthest distance of one.
     /// 32–63, in a segment's first line only: entries of the segment.

@@ -14,7 +14,7 @@ use forebay_base::vm::{self, PAGE, StableChunk};
 use super::line::Line;
 
 /// Lines of a granule, the unit of a segment's size.
-pub(crate) const GRANULE_LINES: usize = 16;
+pub(crate) const GRANULE_LINES: usize = if cfg!(forebay_model) { 1 } else { 16 };
 const GRANULE_BYTES: usize = GRANULE_LINES * 64;
 /// Granules of a chunk: 2 MiB, the largest allocation of the index.
 const CHUNK_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 2048 };
@@ -33,6 +33,8 @@ struct Chunk {
     used: [u64; WORDS],
     touched: [u64; WORDS],
     used_count: usize,
+    /// The chunk is one huge page: all of it is resident.
+    huge: bool,
 }
 
 fn get(bits: &[u64; WORDS], at: usize) -> bool {
@@ -64,7 +66,13 @@ impl Memory {
             None => {
                 // Aligned so that a granule's address has ten zero bits, see `Entry`.
                 let lines = StableChunk::new(CHUNK_GRANULES * GRANULE_LINES, 2 << 20)?;
-                chunks.push(Chunk { lines, used: [0; WORDS], touched: [0; WORDS], used_count: 0 });
+                // A small index stays small; one that has filled a chunk gets huge pages for the next.
+                let huge = !chunks.is_empty();
+                lines.advise_huge(huge);
+                let resident = if huge { CHUNK_GRANULES * GRANULE_BYTES } else { 0 };
+                self.touched.fetch_add(resident as u64, Ordering::Relaxed);
+                let touched = [if huge { u64::MAX } else { 0 }; WORDS];
+                chunks.push(Chunk { lines, used: [0; WORDS], touched, used_count: 0, huge });
                 (chunks.len() - 1, 0)
             }
         };
@@ -113,6 +121,20 @@ impl Memory {
         }
     }
 
+    /// Makes a huge page of the first chunk that is half full and has none.
+    pub(crate) fn collapse(&self) {
+        let mut chunks = self.chunks.lock();
+        let wanted = |c: &&mut Chunk| !c.huge && c.used_count >= CHUNK_GRANULES / 2;
+        let Some(chunk) = chunks.iter_mut().find(wanted) else { return };
+        chunk.lines.collapse();
+        // Also where the kernel cannot do it: there is no use in asking again.
+        chunk.huge = true;
+        let touched = (0..CHUNK_GRANULES).filter(|g| get(&chunk.touched, *g)).count();
+        let rest = (CHUNK_GRANULES - touched) * GRANULE_BYTES;
+        chunk.touched = [u64::MAX; WORDS];
+        self.touched.fetch_add(rest as u64, Ordering::Relaxed);
+    }
+
     /// Bytes in use, and bytes that are or may be resident.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.used.load(Ordering::Relaxed), self.touched.load(Ordering::Relaxed))
@@ -152,6 +174,11 @@ impl Chunk {
             let run = first * PER_PAGE..page * PER_PAGE;
             let dirty = run.clone().filter(|g| get(&self.touched, *g)).count();
             if dirty > 0 {
+                if self.huge {
+                    // Else the kernel might make it whole again.
+                    self.lines.advise_huge(false);
+                    self.huge = false;
+                }
                 // SAFETY: the granules are free, so that only outdated readers look at them.
                 unsafe {
                     self.lines.wipe(run.start * GRANULE_LINES, run.len() * GRANULE_LINES);

@@ -49,10 +49,9 @@ const MAX_DISTANCE: usize = 8;
 pub(crate) enum Visit<R> {
     /// It is the one.
     Found(R),
-    /// It is another key's.
-    Other,
-    /// Its header is not valid: free, loading or retired.
-    Gone,
+    /// It is another key's, or its header is not valid: free, loading or retired. Two equal numbers say
+    /// that it was so at every instant between.
+    Missed(u64),
 }
 
 pub(crate) struct Index {
@@ -164,14 +163,20 @@ impl Index {
                 if !slot.resident_matches(hash) {
                     continue;
                 }
+                let seen = match visit(slot.address()) {
+                    Visit::Found(found) => return Scan::Found(found),
+                    Visit::Missed(seen) => seen,
+                };
+                // The slot may have been given another header meanwhile: an overwrite puts the new
+                // one there before it retires the old. Even if the slot has the same header, that may
+                // have gone, been used again and come back; the second visit tells.
+                if cell.load(Ordering::Acquire) != slot.0 {
+                    return Scan::Again;
+                }
                 match visit(slot.address()) {
                     Visit::Found(found) => return Scan::Found(found),
-                    // The slot may have been given another header meanwhile: an overwrite
-                    // puts the new one there before it retires the old.
-                    Visit::Other | Visit::Gone if cell.load(Ordering::Acquire) != slot.0 => {
-                        return Scan::Again;
-                    }
-                    Visit::Other | Visit::Gone => {}
+                    Visit::Missed(again) if again != seen => return Scan::Again,
+                    Visit::Missed(_) => {}
                 }
             }
             if distance == farthest {
@@ -206,6 +211,11 @@ impl Index {
         for partition in &self.partitions {
             drop(partition.lock.lock());
         }
+    }
+
+    /// Has the first part of a large index lie in huge pages.
+    pub(crate) fn collapse(&self) {
+        self.memory.collapse();
     }
 
     /// Gives unused memory back to the system.
@@ -355,11 +365,11 @@ impl Locked<'_> {
         Some((place, place.get().address()))
     }
 
-    /// The ghost of this hash, with its list and position.
-    pub(crate) fn find_ghost(&self) -> Option<(Place, (usize, u64))> {
+    /// The ghost of this hash, with the number of its list.
+    pub(crate) fn find_ghost(&self) -> Option<(Place, usize)> {
         let bits = split_bits(self.hash);
         let place = self.find_slot(|slot| slot.ghost_matches(self.hash, bits))?;
-        Some((place, place.get().ghost_place()))
+        Some((place, place.get().ghost_list()))
     }
 
     /// The ghost of this hash at exactly this place of that list.

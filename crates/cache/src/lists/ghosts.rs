@@ -2,8 +2,14 @@
 //!
 //! A ghost is a slot in the index and an entry of 16 bytes in a ring, 24 to 29 bytes in all. The
 //! slot names the list and the position in its ring; the entry has the hash, by which the slot is found
-//! when the ghost's time is over. Only whoever holds the reclaim lock pushes and trims ghosts;
-//! an insert that meets one (a *ghost hit*) kills it, in any thread.
+//! when the ghost's time is over. A ghost lives as long as its slot: an insert that meets one (a *ghost
+//! hit*) takes the slot, under the partition's lock, and does not touch the ring; its entry is passed
+//! over when its time comes. So a ring remembers the latest evictions, up to a bound on their weights,
+//! whether their blocks have come back or not.
+//!
+//! Whoever makes a slot for an entry checks, under the same lock, that the entry is still in the ring
+//! ([`Ghosts::is_over`]); whoever takes entries off the ring says so before it looks for their slots.
+//! Hence no slot is left behind.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
@@ -12,7 +18,6 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use super::ring::Ring;
 use super::sublist_of;
 use crate::attributes::Class;
-use crate::index::line::GHOST_POSITION;
 use crate::key::OwnerId;
 
 /// The ghost lists, one a state and class.
@@ -31,7 +36,7 @@ impl GhostList {
     }
 }
 
-/// What is remembered of a block. A weight of zero marks an entry that was hit.
+/// What is remembered of a block. A weight of zero marks an entry whose content was taken out.
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(C)]
 pub(crate) struct Ghost {
@@ -47,9 +52,6 @@ impl Ghost {
     pub(crate) fn new(hash: u64, weight: u32, owner: OwnerId) -> Self {
         Self { hash, weight: weight.max(1), owner: owner.0, _unused: 0 }
     }
-    pub(crate) fn is_live(&self) -> bool {
-        self.weight > 0
-    }
     pub(crate) fn owner(&self) -> OwnerId {
         OwnerId(self.owner)
     }
@@ -57,103 +59,132 @@ impl Ghost {
 
 /// The ghosts of one state and class.
 pub(crate) struct Ghosts {
-    sublists: Box<[CachePadded<Mutex<Ring<Ghost>>>]>,
+    sublists: Box<[CachePadded<GhostSublist>]>,
+    /// Weights of all entries in the rings.
     bytes: AtomicU64,
+    /// All entries in the rings.
+    entries: AtomicU64,
+    /// Those that have a slot.
     live: AtomicU64,
+}
+
+struct GhostSublist {
+    ring: Mutex<Ring<Ghost>>,
+    /// Entries below this position have been taken off.
+    over: AtomicU64,
 }
 
 impl Ghosts {
     pub(crate) fn new(sublists: usize) -> Self {
-        let ring = || CachePadded::new(Mutex::named("ghost-sublist", Ring::new()));
+        let sublist = || GhostSublist {
+            ring: Mutex::named("ghost-sublist", Ring::new()),
+            over: AtomicU64::new(0),
+        };
         Self {
-            sublists: (0..sublists).map(|_| ring()).collect(),
+            sublists: (0..sublists).map(|_| CachePadded::new(sublist())).collect(),
             bytes: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
             live: AtomicU64::new(0),
         }
     }
 
-    fn ring_of(&self, hash: u64) -> &Mutex<Ring<Ghost>> {
+    fn of(&self, hash: u64) -> &GhostSublist {
         &self.sublists[sublist_of(hash, self.sublists.len())]
     }
 
-    /// Remembers blocks of one sublist; their positions are appended to `positions`. The holder of
-    /// the reclaim lock only.
+    /// Remembers blocks of one sublist; their positions are appended to `positions`.
     pub(crate) fn push_all(&self, ghosts: &[Ghost], positions: &mut Vec<u64>) {
         let Some(first) = ghosts.first() else { return };
         let bytes: u64 = ghosts.iter().map(|g| u64::from(g.weight)).sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.live.fetch_add(ghosts.len() as u64, Ordering::Relaxed);
-        let mut ring = self.ring_of(first.hash).lock();
+        self.entries.fetch_add(ghosts.len() as u64, Ordering::Relaxed);
+        let mut ring = self.of(first.hash).ring.lock();
         positions.extend(ghosts.iter().map(|ghost| ring.push(*ghost)));
     }
 
-    /// Forgets a ghost that an insert has met, or whose slot was never made. Returns its weight, or
-    /// `None` if its time was over already.
-    pub(crate) fn kill(&self, hash: u64, short_position: u64) -> Option<u32> {
-        let mut ring = self.ring_of(hash).lock();
-        let position = ring.expand(short_position, GHOST_POSITION + 1);
-        let ghost = ring.get_mut(position)?;
-        if ghost.hash != hash || !ghost.is_live() {
-            return None;
-        }
-        let weight = std::mem::take(&mut ghost.weight);
-        self.bytes.fetch_sub(u64::from(weight), Ordering::Relaxed);
-        self.live.fetch_sub(1, Ordering::Relaxed);
-        Some(weight)
+    /// Whether an entry has been taken off its ring: then it must not have a slot.
+    pub(crate) fn is_over(&self, hash: u64, position: u64) -> bool {
+        self.of(hash).over.load(Ordering::SeqCst) > position
     }
 
-    /// Takes up to `most` ghosts off the cold end of one sublist, live ones only, each with its
-    /// position; they are no longer counted. The holder of the reclaim lock only.
+    /// Counts ghosts that were given a slot, and ghosts that have lost theirs.
+    pub(crate) fn count_slots(&self, made: u64, gone: u64) {
+        self.live.fetch_add(made.wrapping_sub(gone), Ordering::Relaxed);
+    }
+
+    /// Takes up to `most` entries off the cold end of one sublist, each with its position.
     pub(crate) fn pop(&self, sublist: usize, most: usize, out: &mut Vec<(u64, Ghost)>) {
         let start = out.len();
-        let mut ring = self.sublists[sublist].lock();
-        while out.len() - start < most {
-            match ring.pop() {
-                Some((position, ghost)) if ghost.is_live() => out.push((position, ghost)),
-                Some(_) => {}
-                None => break,
-            }
-        }
+        let sublist = &self.sublists[sublist];
+        let mut ring = sublist.ring.lock();
+        out.extend(std::iter::from_fn(|| ring.pop()).take(most));
+        sublist.over.store(ring.tail(), Ordering::SeqCst);
         drop(ring);
         let bytes: u64 = out[start..].iter().map(|(_, g)| u64::from(g.weight)).sum();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.live.fetch_sub((out.len() - start) as u64, Ordering::Relaxed);
+        self.entries.fetch_sub((out.len() - start) as u64, Ordering::Relaxed);
     }
 
-    /// Appends the ghosts for which `wanted` says yes, without taking them.
-    pub(crate) fn collect(&self, wanted: impl Fn(&Ghost) -> bool, out: &mut Vec<(u64, Ghost)>) {
+    /// Takes the content of all entries for which `wanted` says yes out, and returns it.
+    pub(crate) fn extract(&self, wanted: impl Fn(&Ghost) -> bool) -> Vec<(u64, Ghost)> {
+        let mut out = Vec::new();
         for sublist in &self.sublists {
-            let ring = sublist.lock();
-            let all = (ring.tail()..ring.next_position()).filter_map(|p| Some((p, ring.get(p)?)));
-            out.extend(all.filter(|(_, ghost)| ghost.is_live() && wanted(ghost)));
+            let mut ring = sublist.ring.lock();
+            for position in ring.tail()..ring.next_position() {
+                if let Some(ghost) = ring.get_mut(position).filter(|g| g.weight > 0 && wanted(g)) {
+                    out.push((position, std::mem::take(ghost)));
+                }
+            }
+            while ring.get(ring.tail()).is_some_and(|ghost| ghost.weight == 0) {
+                ring.pop();
+                self.entries.fetch_sub(1, Ordering::Relaxed);
+            }
+            sublist.over.store(ring.tail(), Ordering::SeqCst);
+            ring.trim();
         }
+        let bytes: u64 = out.iter().map(|(_, g)| u64::from(g.weight)).sum();
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        out
+    }
+
+    /// Copies all entries, for audits.
+    pub(crate) fn all(&self) -> Vec<(u64, Ghost)> {
+        let mut out = Vec::new();
+        for sublist in &self.sublists {
+            let ring = sublist.ring.lock();
+            out.extend((ring.tail()..ring.next_position()).filter_map(|p| Some((p, ring.get(p)?))));
+        }
+        out
     }
 
     pub(crate) fn sublists(&self) -> usize {
         self.sublists.len()
     }
 
-    /// Weights of the blocks remembered.
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Weights of the entries in the rings, those of blocks that came back included.
+    pub(crate) fn remembered_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn count(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+    /// Entries in the rings, those of blocks that came back included.
+    pub(crate) fn remembered(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
     }
 
-    /// Whether entries that were hit outnumber the live ones of a sublist, which bounds its memory.
-    pub(crate) fn is_sparse(&self, sublist: usize) -> bool {
-        let ring = self.sublists[sublist].lock();
-        ring.len() > 1024 && ring.len() > 2 * self.count() / self.sublists.len() as u64 + 1024
+    /// Ghosts: entries that have a slot.
+    pub(crate) fn count(&self) -> u64 {
+        // Slots are counted after they are made, so that the sum can be behind for a moment.
+        (self.live.load(Ordering::Relaxed) as i64).max(0) as u64
+    }
+
+    /// Weights of the blocks that ghosts stand for: of all entries, the share that has a slot.
+    pub(crate) fn bytes(&self) -> u64 {
+        let (bytes, all) = (u128::from(self.remembered_bytes()), u128::from(self.remembered()));
+        (bytes * u128::from(self.count()) / all.max(1)) as u64
     }
 
     /// Bytes of memory held by the rings.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.sublists.iter().map(|s| s.lock().bytes()).sum()
-    }
-
-    pub(crate) fn trim(&self) {
-        self.sublists.iter().for_each(|s| s.lock().trim());
+        self.sublists.iter().map(|s| s.ring.lock().bytes()).sum()
     }
 }

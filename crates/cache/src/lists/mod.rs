@@ -38,12 +38,16 @@ pub(crate) struct Sublist {
     nth: u32,
     of: u32,
     ring: Mutex<Ring<u32>>,
-    /// Weights of the blocks whose state says that they are in this list.
+    /// Weights and numbers of blocks that came. Written under the ring's lock only.
+    came: Tally,
+    /// Weights and numbers of blocks that went.
+    went: Tally,
+}
+
+#[derive(Default)]
+struct Tally {
     bytes: AtomicU64,
-    /// How many they are.
     blocks: AtomicU64,
-    inserts: AtomicU64,
-    removes: AtomicU64,
 }
 
 impl MultiList {
@@ -52,10 +56,8 @@ impl MultiList {
             nth: nth as u32,
             of: sublists as u32,
             ring: Mutex::named("sublist", Ring::new()),
-            bytes: AtomicU64::new(0),
-            blocks: AtomicU64::new(0),
-            inserts: AtomicU64::new(0),
-            removes: AtomicU64::new(0),
+            came: Tally::default(),
+            went: Tally::default(),
         };
         Self { sublists: (0..sublists).map(|n| CachePadded::new(sublist(n))).collect() }
     }
@@ -77,14 +79,11 @@ impl MultiList {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        // A block may be counted out by one thread before another has counted it in.
-        let sum: i64 = self.iter().map(|s| s.bytes.load(Ordering::Relaxed) as i64).sum();
-        sum.max(0) as u64
+        self.iter().map(Sublist::bytes).sum()
     }
 
     pub(crate) fn blocks(&self) -> u64 {
-        let sum: i64 = self.iter().map(|s| s.blocks.load(Ordering::Relaxed) as i64).sum();
-        sum.max(0) as u64
+        self.iter().map(Sublist::blocks).sum()
     }
 }
 
@@ -99,26 +98,42 @@ impl Sublist {
         (position as u32).wrapping_mul(self.of).wrapping_add(self.nth)
     }
 
-    /// Counts a block in: its state has just come to say that it is here.
-    pub(crate) fn count_in(&self, weight: u32) {
-        self.bytes.fetch_add(u64::from(weight), Ordering::Relaxed);
-        self.blocks.fetch_add(1, Ordering::Relaxed);
-        self.inserts.fetch_add(1, Ordering::Relaxed);
+    /// Counts a block in: its state has just come to say that it is here. The caller holds the ring's
+    /// lock, so that this takes no atomic update.
+    pub(crate) fn count_in(&self, _locked: &Ring<u32>, weight: u32) {
+        let add = |cell: &AtomicU64, n: u64| {
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        };
+        add(&self.came.bytes, u64::from(weight));
+        add(&self.came.blocks, 1);
     }
 
-    /// Counts a block out: its state has just ceased to say that it is here.
-    pub(crate) fn count_out(&self, weight: u32) {
-        self.bytes.fetch_sub(u64::from(weight), Ordering::Relaxed);
-        self.blocks.fetch_sub(1, Ordering::Relaxed);
-        self.removes.fetch_add(1, Ordering::Relaxed);
+    /// Counts blocks out: their states have just ceased to say that they are here.
+    pub(crate) fn count_out(&self, bytes: u64, blocks: u64) {
+        if blocks > 0 {
+            self.went.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.went.blocks.fetch_add(blocks, Ordering::Relaxed);
+        }
     }
 
+    /// Weights of the blocks whose state says that they are in this list.
+    pub(crate) fn bytes(&self) -> u64 {
+        left(&self.came.bytes, &self.went.bytes)
+    }
+
+    /// How many they are.
     pub(crate) fn blocks(&self) -> u64 {
-        (self.blocks.load(Ordering::Relaxed) as i64).max(0) as u64
+        left(&self.came.blocks, &self.went.blocks)
     }
 
     /// Blocks that ever came and went, for the evenness of sublists.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        (self.inserts.load(Ordering::Relaxed), self.removes.load(Ordering::Relaxed))
+        (self.came.blocks.load(Ordering::Relaxed), self.went.blocks.load(Ordering::Relaxed))
     }
+}
+
+/// A block may be counted out by one thread before another has counted it in.
+fn left(came: &AtomicU64, went: &AtomicU64) -> u64 {
+    let left = came.load(Ordering::Relaxed).wrapping_sub(went.load(Ordering::Relaxed));
+    (left as i64).max(0) as u64
 }

@@ -108,12 +108,6 @@ impl<T: Copy + Default> Ring<T> {
         Some(&mut self.blocks[block][slot])
     }
 
-    /// The position in the queue that is `short` modulo `modulus`, a power of two greater than any
-    /// queue's length.
-    pub(crate) fn expand(&self, short: u64, modulus: u64) -> u64 {
-        self.tail + (short.wrapping_sub(self.tail) & (modulus - 1))
-    }
-
     fn advance_tail(&mut self, tail: u64) {
         let gone = tail / BLOCK as u64 - self.tail / BLOCK as u64;
         self.tail = tail;

@@ -2,7 +2,7 @@
 
 use forebay_cache::{Attributes, Cache, Reclaim};
 
-pub fn inline(capacity: u64) -> Cache<u64, u64> {
+pub(crate) fn inline(capacity: u64) -> Cache<u64, u64> {
     Cache::builder()
         .capacity(capacity)
         .weigher(|_, _| 1)

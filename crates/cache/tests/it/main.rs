@@ -1,3 +1,25 @@
 //! Integration tests of the cache, through its public interface.
+//!
+//! Every test ends with a structural audit of its cache where the cache is still there.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start threads, wait and watch the time themselves"
+)]
 
+mod async_loading;
+mod bad_input;
 mod basics;
+mod callbacks;
+mod counting;
+mod lifetimes;
+mod loading;
+mod memory;
+mod owners;
+mod policy;
+mod second_level;
+mod stress;
+mod support;
+mod textbook;
+mod throttle;
+mod twin;

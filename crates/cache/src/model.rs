@@ -1,0 +1,160 @@
+//! What the model checks in `tests/model` reach below the public interface: the throttle and the slab
+//! alone, where a check of the whole cache would need too many steps to get at them. Exists under
+//! `--cfg forebay_model` only.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use forebay_base::sync::Arc;
+
+use crate::attributes::Class;
+use crate::header::{Header, Pin};
+use crate::room::{self, Reserved};
+use crate::slab;
+
+/// The throttle of a cache.
+pub struct Room(room::Room);
+
+/// A place in its queue.
+pub struct Ticket(Arc<room::Ticket>);
+
+impl Room {
+    /// Room up to `limit`.
+    pub fn new(target: u64, limit: u64) -> Self {
+        Self(room::Room::new(target, limit, 1))
+    }
+    /// Room without waiting; none while somebody queues.
+    pub fn reserve(&self, weight: u64) -> bool {
+        self.0.reserve(weight) != Reserved::No
+    }
+    /// Gives room back.
+    pub fn release(&self, weight: u64) {
+        self.0.release(weight);
+    }
+    /// Joins the queue. The ticket expires at time 1.
+    pub fn queue_up(&self, weight: u64) -> Ticket {
+        let ticket = Ticket(self.0.queue_up(weight, 1));
+        self.0.grant();
+        ticket
+    }
+    /// Waits for the ticket; true if it was granted.
+    pub fn wait(&self, ticket: &Ticket) -> bool {
+        self.0.wait(&ticket.0, Duration::from_secs(1))
+    }
+    /// Gives the place up; true if it was granted meanwhile.
+    pub fn leave(&self, ticket: &Ticket) -> bool {
+        self.0.leave(&ticket.0)
+    }
+    /// The outcome, if there is one.
+    pub fn outcome(&self, ticket: &Ticket) -> Option<bool> {
+        ticket.0.poll(std::task::Waker::noop())
+    }
+    /// Refuses all tickets.
+    pub fn expire(&self) {
+        self.0.expire(1);
+    }
+    /// Serves the queue, as the reclaimer does after each pass.
+    pub fn grant(&self) {
+        self.0.grant();
+    }
+    /// Weight given out, once nothing else runs.
+    pub fn leased(&self) -> u64 {
+        self.0.gather();
+        self.0.leased()
+    }
+    /// Whether somebody queues.
+    pub fn is_awaited(&self) -> bool {
+        self.0.is_awaited()
+    }
+}
+
+/// Headers without a cache.
+pub struct Slab(slab::Slab<u64, u64>);
+
+/// One of its headers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle(NonNull<Header<u64, u64>>);
+
+// SAFETY: headers are type-stable while their slab lives, and the methods of `Slab` touch them with
+// atomic accesses, or as their owner.
+unsafe impl Send for Handle {}
+
+impl Slab {
+    /// An empty slab.
+    pub fn new() -> Self {
+        Self(slab::Slab::new(1).expect("memory for a small slab"))
+    }
+    /// A header, occupied and published with `key`.
+    pub fn take(&self, key: u64) -> Handle {
+        let header = self.0.take().expect("memory for a small slab");
+        // SAFETY: fresh from the slab, so this thread's alone.
+        let h = unsafe { header.as_ref() };
+        // SAFETY: as above.
+        unsafe { h.occupy(key, 1, Some(key), Class::Data) };
+        h.announce(crate::header::VALID | crate::header::FILLED);
+        let _ = h.unpin();
+        Handle(header)
+    }
+    /// Retires a header; whoever drops its last pin gives it back.
+    pub fn retire(&self, handle: Handle) {
+        // SAFETY: headers are type-stable.
+        let h = unsafe { handle.0.as_ref() };
+        assert!(h.retire(crate::Cause::Removed).is_some(), "retired by somebody else");
+        self.unpin(handle);
+    }
+    /// Pins a header that may be anything by now; its key if it was valid.
+    pub fn pin(&self, handle: Handle) -> Option<u64> {
+        // SAFETY: headers are type-stable.
+        let h = unsafe { handle.0.as_ref() };
+        match h.pin_valid(0) {
+            // SAFETY: pinned from a valid state.
+            Pin::Pinned(_) => Some(unsafe { *h.key() }),
+            Pin::Invalid(_) => None,
+        }
+    }
+    /// The key of a pinned header again.
+    pub fn key(&self, handle: Handle) -> u64 {
+        // SAFETY: the caller has pinned it.
+        unsafe { *handle.0.as_ref().key() }
+    }
+    /// Drops a pin.
+    pub fn unpin(&self, handle: Handle) {
+        // SAFETY: headers are type-stable.
+        let h = unsafe { handle.0.as_ref() };
+        if !h.unpin() {
+            return;
+        }
+        // SAFETY: the last pin of a retired header has gone, and no index names it.
+        let emptied = unsafe { h.empty() }.expect("it was filled");
+        assert_eq!(emptied.value, Some(emptied.key));
+        assert!(h.unpin(), "nobody else pins a retired header");
+        // SAFETY: as above.
+        unsafe { h.vacate() };
+        self.0.give(handle.0);
+    }
+    /// Finds a header by its number in the slab.
+    pub fn find_again(&self, handle: Handle) -> bool {
+        // SAFETY: headers are type-stable.
+        let id = unsafe { handle.0.as_ref() }.id();
+        // A chunk given back forgets the numbers of its headers.
+        id == 0 || self.0.by_id(id) == Some(handle.0)
+    }
+    /// Gives memory back.
+    pub fn trim(&self) {
+        self.0.trim();
+    }
+    /// Headers taken and not given back, once nothing else runs.
+    pub fn in_use(&self) -> u64 {
+        self.0.in_use()
+    }
+    /// Bytes of headers that may be resident.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+}
+
+impl Default for Slab {
+    fn default() -> Self {
+        Self::new()
+    }
+}

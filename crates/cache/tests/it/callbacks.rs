@@ -1,0 +1,241 @@
+//! Eviction callbacks: on a thread of their own, and never in the way of reclaim (R1).
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread;
+
+use forebay_cache::{Attributes, Cache, Cause, Class, Reclaim};
+
+use crate::support::{Counted, LONG, Live, audit, inline, join, wait_until};
+
+/// A gate that callbacks can be held at.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+    }
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+#[test]
+fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
+    let (told, tells) = mpsc::channel();
+    let told = Mutex::new(told);
+    let cache = inline(10, |_, _: &u64| 1)
+        .on_evict(move |event| {
+            let thread = thread::current().id();
+            let what = (event.key, event.value, event.class, event.cause, thread);
+            told.lock().unwrap().send(what).unwrap();
+        })
+        .build()
+        .unwrap();
+    let mut expect = |key: u64, value: u64, class: Class, cause: Cause| {
+        let (k, v, c, why, thread) = tells.recv_timeout(LONG).unwrap();
+        assert_eq!((k, v, c, why), (key, value, class, cause));
+        assert_ne!(thread, thread::current().id());
+    };
+    cache.insert_with(1, 10, Attributes::METADATA).unwrap();
+    cache.remove(&1);
+    expect(1, 10, Class::Metadata, Cause::Removed);
+    cache.insert(2, 20).unwrap();
+    cache.insert(2, 21).unwrap();
+    expect(2, 20, Class::Data, Cause::Replaced);
+    assert_eq!(cache.flush_where(|key, _| *key == 2), 1);
+    expect(2, 21, Class::Data, Cause::Flushed);
+    for key in 0..11 {
+        cache.insert(key, key).unwrap();
+    }
+    expect(0, 0, Class::Data, Cause::Capacity);
+    // What was never cached has not left the cache.
+    drop(cache.get_or_load(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
+    drop(cache.get_or_load(98, 1, Attributes::DATA, || Err::<u64, _>("no")));
+    audit(&cache);
+    cache.close();
+    let closed: HashSet<_> = tells.try_iter().map(|(k, _, _, why, _)| (k, why)).collect();
+    assert_eq!(closed, (1..11).map(|key| (key, Cause::Closed)).collect());
+    assert_eq!(cache.stats().counter("callbacks_run"), 14);
+    audit(&cache);
+}
+
+#[test]
+fn a_blocked_callback_does_not_stop_reclaim_and_the_queue_is_bounded() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let (gate, live) = (Arc::new(Gate::default()), Live::default());
+        let held = gate.clone();
+        let cache = Cache::<u64, Counted>::builder()
+            .capacity(1000)
+            .weigher(|_, _| 1)
+            .reclaim(mode)
+            .tunable("callback_queue", "20")
+            .tunable("overflow_wait_ms", "10000")
+            .on_evict(move |event| {
+                held.pass();
+                drop(event);
+            })
+            .build()
+            .unwrap();
+        for key in 0..20_000 {
+            cache.insert(key, live.value(key)).unwrap();
+        }
+        let stats = cache.stats();
+        // One in hand and twenty in the queue; their weight still counts.
+        assert!(live.count() as u64 <= stats.limit + 1, "{stats}");
+        assert!(stats.counter("callbacks_dropped") > 10_000, "{stats}");
+        assert_eq!(stats.counter("callbacks_run"), 0);
+        gate.open();
+        cache.drain_callbacks();
+        assert_eq!(cache.stats().counter("callbacks_run"), 21);
+        assert_eq!(live.count() as u64, cache.stats().resident_blocks());
+        audit(&cache);
+        cache.close();
+        assert_eq!(live.count(), 0);
+        audit(&cache);
+    }
+}
+
+#[test]
+fn heavy_values_that_wait_for_their_callback_do_not_starve_inserters() {
+    let gate = Arc::new(Gate::default());
+    let held = gate.clone();
+    let cache = Cache::<u64, u64>::builder()
+        .capacity(1 << 20)
+        .weigher(|_, _| 4096)
+        .tunable("overflow_wait_ms", "10000")
+        .on_evict(move |_| held.pass())
+        .build()
+        .unwrap();
+    for key in 0..5000 {
+        cache.insert(key, key).unwrap();
+    }
+    let stats = cache.stats();
+    assert!(stats.reserved <= stats.limit, "{stats}");
+    assert!(stats.resident_bytes() >= stats.capacity / 2, "{stats}");
+    gate.open();
+    audit(&cache);
+}
+
+#[test]
+fn a_panic_is_caught_and_counted() {
+    let ran = Arc::new(AtomicU64::new(0));
+    let counter = ran.clone();
+    let cache = inline(10, |_, _: &u64| 1)
+        .on_evict(move |event| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            assert!(event.key % 2 == 0, "a bug in a callback");
+        })
+        .build()
+        .unwrap();
+    for key in 0..110 {
+        cache.insert(key, key).unwrap();
+        cache.drain_callbacks();
+    }
+    assert_eq!(ran.load(Ordering::SeqCst), 100);
+    let stats = cache.stats();
+    assert_eq!((stats.counter("callbacks_run"), stats.counter("panics_caught")), (100, 50));
+    audit(&cache);
+    cache.close();
+    audit(&cache);
+}
+
+#[test]
+fn a_callback_may_call_the_cache() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let shared: Arc<Mutex<std::sync::Weak<Cache<u64, u64>>>> = Arc::default();
+        let seen = shared.clone();
+        let cache = Cache::builder()
+            .capacity(100)
+            .weigher(|_, _: &u64| 1)
+            .reclaim(mode)
+            .tunable("overflow_wait_ms", "5000")
+            .on_evict(move |event| {
+                let Some(cache) = seen.lock().unwrap().upgrade() else { return };
+                if event.cause == Cause::Capacity && event.value < 3 {
+                    // It comes back, a few times.
+                    let _ = cache.insert(event.key, event.value + 1);
+                }
+                cache.get(&(event.key + 1));
+                let _ = cache.stats();
+            })
+            .build()
+            .unwrap();
+        let cache = Arc::new(cache);
+        *shared.lock().unwrap() = Arc::downgrade(&cache);
+        for key in 0..3000 {
+            cache.insert(key, 0).unwrap();
+        }
+        cache.drain_callbacks();
+        assert!(cache.stats().counter("callbacks_run") > 0);
+        cache.close();
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_callback_may_hold_the_last_reference() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let (gate, live) = (Arc::new(Gate::default()), Live::default());
+        let held = gate.clone();
+        let shared: Arc<Mutex<Option<Arc<Cache<u64, Counted>>>>> = Arc::default();
+        let last = shared.clone();
+        let (told, tells) = mpsc::channel();
+        let told = Mutex::new(told);
+        let cache = Cache::builder()
+            .capacity(100)
+            .weigher(|_, _: &Counted| 1)
+            .reclaim(mode)
+            .on_evict(move |event| {
+                held.pass();
+                drop(event);
+                let cache = last.lock().unwrap().take();
+                if let Some(cache) = cache {
+                    assert!(Arc::strong_count(&cache) == 1);
+                    drop(cache);
+                    told.lock().unwrap().send(()).unwrap();
+                }
+            })
+            .build()
+            .unwrap();
+        for key in 0..150 {
+            let _ = cache.insert(key, live.value(key));
+        }
+        let cache = Arc::new(cache);
+        *shared.lock().unwrap() = Some(cache.clone());
+        drop(cache);
+        gate.open();
+        tells.recv_timeout(LONG).unwrap();
+        wait_until("the cache is gone", || live.count() == 0);
+    }
+}
+
+#[test]
+fn dropping_the_cache_runs_what_is_queued() {
+    let (live, ran) = (Live::default(), Arc::new(AtomicU64::new(0)));
+    let counter = ran.clone();
+    let cache = inline(100, |_, _: &Counted| 1)
+        .on_evict(move |event| {
+            assert_eq!(event.key, event.value.payload());
+            counter.fetch_add(1, Ordering::SeqCst);
+        })
+        .build()
+        .unwrap();
+    for key in 0..300 {
+        cache.insert(key, live.value(key)).unwrap();
+    }
+    let kept = cache.get_owned(&299).unwrap();
+    let dropper = thread::spawn(move || drop(cache));
+    join("it drops", dropper);
+    assert_eq!(live.count(), 1);
+    assert!(ran.load(Ordering::SeqCst) <= 299);
+    // Its callback thread has ended: it is dropped, and that is counted by nobody any more.
+    drop(kept);
+    assert_eq!(live.count(), 0);
+}

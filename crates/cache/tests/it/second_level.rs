@@ -1,0 +1,417 @@
+//! The second level's hook, with a test double: a map in memory that is written by hand.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use forebay_cache::{
+    Attributes, Begin, Cache, Candidate, Class, Filler, LoadError, Reclaim, SecondLevel, Writing,
+};
+
+use crate::support::{audit, block_on, wait_until};
+
+#[derive(Default)]
+struct Double {
+    stored: Mutex<HashMap<u64, u64>>,
+    writing: Mutex<Vec<Writing<u64, u64>>>,
+    /// Keys and whether they had proven reuse, in order.
+    offered: Mutex<Vec<(u64, Class, bool)>>,
+    forgotten: Mutex<Vec<u64>>,
+    /// Begin writes of what is offered, instead of declining.
+    takes: AtomicBool,
+    panics: AtomicBool,
+    loads: AtomicU64,
+    /// Where loads are answered, if not at once.
+    elsewhere: Mutex<Option<mpsc::Sender<(Filler<u64, u64>, u64)>>>,
+    /// Run at the start of `forget`.
+    before_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Double {
+    /// Ends all writes as a device would.
+    fn complete(&self) -> usize {
+        let writes = std::mem::take(&mut *self.writing.lock().unwrap());
+        let count = writes.len();
+        for writing in writes {
+            let (key, value) = (*writing.key(), *writing);
+            self.stored.lock().unwrap().insert(key, value);
+            if !writing.stored() {
+                self.stored.lock().unwrap().remove(&key);
+            }
+        }
+        count
+    }
+}
+
+impl SecondLevel<u64, u64> for Double {
+    fn offer(&self, candidates: Vec<Candidate<u64, u64>>) {
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "a bug in the second level");
+        let mut offered = self.offered.lock().unwrap();
+        for candidate in candidates {
+            assert_eq!(*candidate.key() % 1000, *candidate.value() % 1000);
+            offered.push((*candidate.key(), candidate.class, candidate.reused));
+            if self.takes.load(Ordering::SeqCst) {
+                self.writing.lock().unwrap().extend(candidate.write());
+            }
+        }
+    }
+
+    fn load(&self, filler: Filler<u64, u64>) -> Result<(), Filler<u64, u64>> {
+        let Some(value) = self.stored.lock().unwrap().get(filler.key()).copied() else {
+            return Err(filler);
+        };
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        match &*self.elsewhere.lock().unwrap() {
+            Some(elsewhere) => elsewhere.send((filler, value)).unwrap(),
+            None => drop(filler.publish(value)),
+        }
+        Ok(())
+    }
+
+    fn forget(&self, key: &u64) {
+        if let Some(run) = self.before_forget.lock().unwrap().take() {
+            run();
+        }
+        self.stored.lock().unwrap().remove(key);
+        self.forgotten.lock().unwrap().push(*key);
+    }
+}
+
+fn with_double(capacity: u64, ahead: u64) -> (Cache<u64, u64>, Arc<Double>) {
+    let double = Arc::new(Double::default());
+    let cache = Cache::builder()
+        .capacity(capacity)
+        .weigher(|_, _| 1)
+        .reclaim(Reclaim::Inline)
+        .seed(1)
+        .tunable("sublists", "1")
+        .tunable("offer_ahead", &ahead.to_string())
+        .second_level(double.clone())
+        .build()
+        .unwrap();
+    (cache, double)
+}
+
+fn fail() -> Result<u64, String> {
+    Err("nobody should ask the slow disk".to_owned())
+}
+
+#[test]
+fn what_is_near_the_cold_end_is_offered_once_oldest_first() {
+    let (cache, double) = with_double(100, 10);
+    for key in 0..100 {
+        cache.insert(key, key).unwrap();
+    }
+    assert!(double.offered.lock().unwrap().is_empty(), "nothing is about to go");
+    cache.get(&3);
+    cache.insert(100, 100).unwrap();
+    let offered = double.offered.lock().unwrap().clone();
+    let keys: Vec<_> = offered.iter().map(|o| o.0).collect();
+    assert_eq!(keys, (0..10).collect::<Vec<_>>());
+    assert!(
+        offered.iter().all(|(key, class, reused)| *class == Class::Data && *reused == (*key == 3))
+    );
+    for key in 101..150 {
+        cache.insert(key, key).unwrap();
+    }
+    let mut keys: Vec<_> = double.offered.lock().unwrap().iter().map(|o| o.0).collect();
+    let all = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert!(all <= keys.len() + 1, "only what was promoted may be offered twice");
+    assert!((50..=70).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
+    assert_eq!(cache.stats().counter("second_offered"), all as u64);
+    audit(&cache);
+}
+
+#[test]
+fn both_lists_and_classes_are_offered_and_counted_once_but_not_once_blocks() {
+    let (cache, double) = with_double(40, 100);
+    for key in 0..10 {
+        cache.insert_with(key, key, Attributes::METADATA).unwrap();
+        cache.insert_with(1000 + key, key, Attributes::DATA).unwrap();
+    }
+    for key in 0..5 {
+        for key in [key, 1000 + key] {
+            // An overwrite of a block in use goes to mfu.
+            cache.get(&key).unwrap();
+            let class = if key < 1000 { Attributes::METADATA } else { Attributes::DATA };
+            cache.insert_with(key, key % 1000, class).unwrap();
+        }
+    }
+    for key in 2000..2040 {
+        cache.insert_with(key, key, Attributes::DATA.once()).unwrap();
+    }
+    let offered = double.offered.lock().unwrap().clone();
+    assert_eq!(offered.len(), 20, "{offered:?}");
+    assert_eq!(offered.iter().filter(|o| o.1 == Class::Metadata).count(), 10);
+    assert_eq!(offered.iter().filter(|o| o.2).count(), 10);
+    assert_eq!(cache.stats().counter("second_offered"), 20);
+    audit(&cache);
+}
+
+#[test]
+fn what_is_being_written_is_not_evicted_and_what_is_stored_not_offered_again() {
+    let (cache, double) = with_double(100, 200);
+    double.takes.store(true, Ordering::SeqCst);
+    for key in 0..101 {
+        let inserted = cache.insert(key, key);
+        // All hundred are being written: there is no room for the last one.
+        assert_eq!(inserted.is_ok(), key < 100);
+    }
+    let stats = cache.stats();
+    assert!(stats.counter("evict_skipped_writing") >= 100, "{stats}");
+    assert_eq!(stats.resident_blocks(), 100);
+    assert_eq!(double.complete(), 100);
+    let before = double.offered.lock().unwrap().len();
+    for key in 200..300 {
+        cache.insert(key, key).unwrap();
+        double.complete();
+    }
+    let again = double.offered.lock().unwrap()[before..].iter().filter(|o| o.0 < 100).count();
+    assert_eq!(again, 0, "offered although stored");
+    audit(&cache);
+    // And the second level answers for those that have gone.
+    for key in 0..100 {
+        let block = cache.get_or_load(key, 1, Attributes::DATA, fail).unwrap();
+        assert_eq!(*block, key);
+        drop(block);
+        double.complete();
+    }
+    assert!(double.loads.load(Ordering::SeqCst) > 0);
+    assert_eq!(cache.stats().counter("second_hits"), double.loads.load(Ordering::SeqCst));
+    double.complete();
+    audit(&cache);
+}
+
+#[test]
+fn loads_are_answered_from_another_thread() {
+    let (cache, double) = with_double(100, 200);
+    let (elsewhere, requests) = mpsc::channel::<(Filler<u64, u64>, u64)>();
+    *double.elsewhere.lock().unwrap() = Some(elsewhere);
+    double.stored.lock().unwrap().extend((0..200).map(|key| (key, key)));
+    let device = thread::spawn(move || {
+        for (filler, value) in requests {
+            match value % 10 {
+                // Rot on the device: the load is given up, which is a miss.
+                9 => filler.fail(LoadError::failed("rot")),
+                _ => drop(filler.publish(value)),
+            }
+        }
+    });
+    for key in 0..200 {
+        let block = cache.get_or_load(key, 1, Attributes::DATA, fail);
+        assert_eq!(block.ok().map(|b| *b), (key % 10 != 9).then_some(key));
+    }
+    // Joined by others, awaited, and unknown to the second level.
+    thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                for key in 0..200 {
+                    let load = || async { fail() };
+                    let block = block_on(cache.get_or_load_async(key, 1, Attributes::DATA, load));
+                    assert_eq!(block.ok().map(|b| *b), (key % 10 != 9).then_some(key));
+                }
+            });
+        }
+    });
+    let own = cache.get_or_load(5000, 1, Attributes::DATA, || Ok::<_, String>(8)).unwrap();
+    assert_eq!(*own, 8);
+    drop(own);
+    *double.elsewhere.lock().unwrap() = None;
+    device.join().unwrap();
+    audit(&cache);
+}
+
+#[test]
+fn overwrites_and_removals_are_told() {
+    let (cache, double) = with_double(100, 10);
+    double.stored.lock().unwrap().extend([(1, 1), (2, 2), (3, 3)]);
+    cache.insert(1, 1001).unwrap();
+    assert!(!cache.remove(&2));
+    assert!(cache.remove(&1));
+    assert_eq!(*double.forgotten.lock().unwrap(), [1, 2, 1]);
+    let failed = cache.get_or_load(1, 1, Attributes::DATA, fail);
+    assert!(failed.is_err(), "an old value came back");
+    assert_eq!(*cache.get_or_load(3, 1, Attributes::DATA, fail).unwrap(), 3);
+    audit(&cache);
+}
+
+#[test]
+fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
+    let (cache, double) = with_double(10, 20);
+    double.takes.store(true, Ordering::SeqCst);
+    for key in 0..10 {
+        cache.insert(key, key).unwrap();
+    }
+    assert!(cache.insert(10, 10).is_err(), "all are being written");
+    cache.insert(1, 1001).unwrap_or_else(|_| panic!("it takes the old one's place"));
+    cache.remove(&2);
+    assert_eq!(double.complete(), 10);
+    let stored = double.stored.lock().unwrap().clone();
+    assert!(!stored.contains_key(&1) && !stored.contains_key(&2), "{stored:?}");
+    assert_eq!(stored.len(), 8);
+    audit(&cache);
+}
+
+/// The write of the old value ends between the second level's `forget` and the moment that the cache
+/// lets go of the old block: it is not outdated by the one, nor forgotten by the other.
+#[test]
+fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
+    for removal in [false, true] {
+        let (cache, double) = with_double(10, 20);
+        for key in 0..10 {
+            cache.insert(key, key).unwrap();
+        }
+        double.takes.store(true, Ordering::SeqCst);
+        drop(cache.insert(100, 100));
+        double.takes.store(false, Ordering::SeqCst);
+        assert!(!double.writing.lock().unwrap().is_empty());
+        let inner = double.clone();
+        let write_ends = move || {
+            inner.complete();
+        };
+        *double.before_forget.lock().unwrap() = None;
+        let after = Arc::new(Mutex::new(Some(write_ends)));
+        // The hook runs first in `forget`; a second one models the end right after it.
+        let key = 5;
+        assert!(double.writing.lock().unwrap().iter().any(|w| *w.key() == key));
+        let racing = {
+            let (double, after) = (double.clone(), after.clone());
+            move || {
+                let forgotten = double.forgotten.lock().unwrap().len();
+                thread::spawn(move || {
+                    wait_until("it is forgotten", || {
+                        double.forgotten.lock().unwrap().len() > forgotten
+                    });
+                    after.lock().unwrap().take().unwrap()();
+                })
+            }
+        };
+        let racer = racing();
+        if removal {
+            cache.remove(&key);
+        } else {
+            drop(cache.insert(key, 1000 + key));
+        }
+        racer.join().unwrap();
+        double.complete();
+        cache.flush();
+        let outcome = cache.get_or_load(key, 1, Attributes::DATA, fail).map(|b| *b).ok();
+        assert!(outcome.is_none_or(|v| v != key), "an old value came back");
+    }
+}
+
+#[test]
+fn a_panic_in_offer_is_caught_and_counted() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let double = Arc::new(Double::default());
+        let cache = Cache::<u64, u64>::builder()
+            .capacity(100)
+            .weigher(|_, _| 1)
+            .reclaim(mode)
+            .second_level(double.clone())
+            .build()
+            .unwrap();
+        double.panics.store(true, Ordering::SeqCst);
+        for key in 0..1000 {
+            cache.insert(key, key).unwrap();
+        }
+        assert_eq!(cache.stats().counter("panics_caught"), 1);
+        cache.close();
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_panic_in_load_is_the_callers_and_leaves_nothing() {
+    struct Broken;
+    impl SecondLevel<u64, u64> for Broken {
+        fn offer(&self, _: Vec<Candidate<u64, u64>>) {}
+        fn load(&self, _: Filler<u64, u64>) -> Result<(), Filler<u64, u64>> {
+            panic!("a bug in the second level")
+        }
+        fn forget(&self, _: &u64) {}
+    }
+    let cache = Cache::<u64, u64>::builder()
+        .capacity(100)
+        .weigher(|_, _| 1)
+        .reclaim(Reclaim::Inline)
+        .second_level(Arc::new(Broken))
+        .build()
+        .unwrap();
+    let begin = || cache.begin(1, 1, Attributes::DATA).is_ok();
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(begin)).is_err());
+    audit(&cache);
+    cache.close();
+}
+
+#[test]
+fn writes_and_candidates_outlive_the_cache() {
+    let (cache, double) = with_double(10, 20);
+    double.takes.store(true, Ordering::SeqCst);
+    for key in 0..11 {
+        drop(cache.insert(key, key));
+    }
+    drop(cache);
+    assert_eq!(double.complete(), 10);
+    assert!(double.stored.lock().unwrap().is_empty(), "their blocks had left the cache");
+}
+
+#[test]
+fn the_hook_holds_under_load() {
+    let double = Arc::new(Double::default());
+    double.takes.store(true, Ordering::SeqCst);
+    let cache = Cache::<u64, u64>::builder()
+        .capacity(500)
+        .weigher(|_, _| 1)
+        .tunable("overflow_wait_ms", "5000")
+        .second_level(double.clone())
+        .build()
+        .unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|s| {
+        let device = s.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                double.complete();
+                thread::yield_now();
+            }
+        });
+        let users: Vec<_> = (0..3u64)
+            .map(|t| {
+                let cache = &cache;
+                s.spawn(move || {
+                    for i in 0..15_000u64 {
+                        let key = (i * 13 + t * 101) % 2000;
+                        match i % 10 {
+                            0 => drop(cache.insert(key, key % 1000)),
+                            1 => {
+                                cache.remove(&key);
+                            }
+                            _ => {
+                                let load = || Ok::<_, String>(key % 1000);
+                                match cache.begin(key, 1, Attributes::DATA).unwrap() {
+                                    Begin::Hit(block) => assert_eq!(*block % 1000, key % 1000),
+                                    Begin::InFlight(flight) => {
+                                        let _ = flight.wait();
+                                    }
+                                    Begin::Vacant(filler) => drop(filler.publish(load().unwrap())),
+                                }
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        users.into_iter().for_each(|user| user.join().unwrap());
+        stop.store(true, Ordering::SeqCst);
+        device.join().unwrap();
+    });
+    let stats = cache.stats();
+    assert!(stats.counter("second_hits") > 0, "{stats}");
+    double.takes.store(false, Ordering::SeqCst);
+    wait_until("the last writes end", || double.complete() == 0);
+    cache.close();
+    audit(&cache);
+}

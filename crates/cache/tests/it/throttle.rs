@@ -1,0 +1,260 @@
+//! The overflow limit, the queue of inserters, and what happens when nothing can be evicted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use forebay_cache::{Attributes, Begin, Cache, Class, Hint, Reclaim, Refusal};
+
+use crate::support::{LONG, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
+
+/// Fills the cache to its limit and pins everything in it.
+fn full_of_pins(cache: &Cache<u64, u64>) -> Vec<forebay_cache::OwnedRef<u64, u64>> {
+    let mut pins = Vec::new();
+    for key in 0.. {
+        if cache.stats().reserved >= cache.stats().limit {
+            return pins;
+        }
+        cache.insert(key, key).unwrap();
+        pins.push(cache.get_owned(&key).expect("inserted just now, and nothing else can go"));
+    }
+    unreachable!()
+}
+
+#[test]
+fn one_pinned_once_block_does_not_stop_eviction() {
+    let cache = inline_blocks(100);
+    let scan = || Ok::<_, String>(0);
+    let pin = cache.get_or_load(1 << 40, 1, Attributes::DATA.once(), scan).unwrap();
+    for key in 0..1000 {
+        cache.insert(key, key).unwrap();
+    }
+    assert!(cache.contains(&(1 << 40)));
+    assert_eq!(cache.stats().counter("refused_no_room"), 0);
+    assert_eq!(cache.stats().resident_blocks(), 100);
+    drop(pin);
+    audit(&cache);
+}
+
+#[test]
+fn pins_on_one_list_do_not_keep_the_others_from_being_evicted() {
+    for frequent in [false, true] {
+        for class in [Class::Metadata, Class::Data] {
+            let cache = inline_blocks(100);
+            let here = Attributes { class, hint: Hint::Normal };
+            let there = Attributes {
+                class: if class == Class::Data { Class::Metadata } else { Class::Data },
+                hint: Hint::Normal,
+            };
+            let mut pins = Vec::new();
+            for key in 0..60 {
+                cache.insert_with(key, key, here).unwrap();
+                if frequent {
+                    // An overwrite of a block that was looked up goes to mfu.
+                    cache.get(&key).unwrap();
+                    cache.insert_with(key, key, here).unwrap();
+                }
+                pins.push(cache.get(&key).unwrap());
+            }
+            for key in 1000..2000 {
+                cache.insert_with(key, key, there).unwrap();
+            }
+            for key in 2000..3000 {
+                cache.insert_with(key, key, here).unwrap();
+            }
+            let stats = cache.stats();
+            assert_eq!(stats.counter("refused_no_room"), 0, "{frequent} {class:?}\n{stats}");
+            assert!(pins.iter().enumerate().all(|(key, pin)| **pin == key as u64));
+            drop(pins);
+            audit(&cache);
+        }
+    }
+}
+
+#[test]
+fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
+    let cache = inline_blocks(50);
+    let pins: Vec<_> = (0..50)
+        .map(|key| {
+            cache.insert(key, key).unwrap();
+            cache.get(&key).unwrap()
+        })
+        .collect();
+    let refused = cache.insert(1000, 77).unwrap_err();
+    assert_eq!((refused.reason, refused.value), (Refusal::NoRoom, 77));
+    let block = cache.get_or_load(1001, 1, Attributes::DATA, || Ok::<_, String>(78)).unwrap();
+    assert_eq!(*block, 78);
+    assert!(!cache.contains(&1001), "there was no room for it");
+    drop(block);
+    drop(pins);
+    cache.insert(1000, 77).unwrap();
+    audit(&cache);
+}
+
+#[test]
+fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
+    let cache = threaded_blocks(200).tunable("overflow_wait_ms", "30").build().unwrap();
+    let pins = full_of_pins(&cache);
+    let refused = cache.insert(1 << 40, 77).unwrap_err();
+    assert_eq!((refused.reason, refused.value), (Refusal::NoRoom, 77));
+    let stats = cache.stats();
+    assert_eq!(stats.counter("throttle_timeouts"), 1);
+    assert!(stats.throttle_wait_ns.count >= 1);
+    assert!(stats.counter("evict_not_enough") > 0);
+    assert!(stats.counter("evict_skipped_pinned") > 0);
+    // A load is handed out uncached, to the loader and to all who join it.
+    match cache.begin(1 << 41, 1, Attributes::DATA).unwrap() {
+        Begin::Vacant(filler) => {
+            assert_eq!(filler.refusal(), Some(Refusal::NoRoom));
+            let Begin::InFlight(flight) = cache.begin(1 << 41, 1, Attributes::DATA).unwrap() else {
+                panic!("the load is in flight");
+            };
+            let block = filler.publish(5);
+            assert_eq!(*flight.wait().unwrap(), 5);
+            assert_eq!(*block, 5);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!cache.contains(&(1 << 41)));
+    let refused = block_on(cache.get_or_load_async(1 << 42, 1, Attributes::DATA, || async {
+        Ok::<_, String>(6)
+    }));
+    assert_eq!(*refused.unwrap(), 6);
+    assert!(!cache.contains(&(1 << 42)));
+    assert_eq!(cache.stats().counter("refused_no_room"), 3);
+    drop(pins);
+    cache.insert(1 << 40, 77).unwrap();
+    audit(&cache);
+}
+
+#[test]
+fn who_waits_is_served_first_come_first_served() {
+    let tunables = |b: forebay_cache::Builder<u64, u64>| b.tunable("overflow_wait_ms", "60000");
+    let cache = Arc::new(tunables(threaded_blocks(100)).build().unwrap());
+    let mut pins = full_of_pins(&cache);
+    let (told, tells) = mpsc::channel();
+    let threads: Vec<_> = (0..8u64)
+        .map(|n| {
+            let (inner, told) = (cache.clone(), told.clone());
+            let thread = thread::spawn(move || {
+                // A load that is not published cannot be evicted for the next one.
+                match inner.begin((1 << 40) + n, 1, Attributes::DATA).unwrap() {
+                    Begin::Vacant(filler) => told.send((n, filler)).unwrap(),
+                    other => panic!("{other:?}"),
+                }
+            });
+            wait_until("it waits", || cache.stats().counter("throttle_waits") > n);
+            // It counts before it queues.
+            thread::sleep(Duration::from_millis(5));
+            thread
+        })
+        .collect();
+    let mut loads = Vec::new();
+    for n in 0..8 {
+        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "served without room");
+        pins.pop();
+        let (served, filler) = tells.recv_timeout(LONG).unwrap();
+        assert_eq!(served, n, "served out of turn");
+        assert_eq!(filler.refusal(), None);
+        loads.push(filler);
+    }
+    drop(loads);
+    threads.into_iter().for_each(|t| join("an inserter ends", t));
+    assert!(cache.stats().throttle_wait_ns.count >= 8);
+    drop(pins);
+    audit(&cache);
+}
+
+#[test]
+fn a_dropped_async_wait_leaves_the_queue() {
+    let cache = threaded_blocks(100).tunable("overflow_wait_ms", "60000").build().unwrap();
+    let pins = full_of_pins(&cache);
+    for _ in 0..3 {
+        let mut waiting = Box::pin(cache.begin_async(1 << 40, 1, Attributes::DATA));
+        let waker = std::task::Waker::noop();
+        let polled = waiting.as_mut().poll(&mut std::task::Context::from_waker(waker));
+        assert!(polled.is_pending());
+        drop(waiting);
+    }
+    drop(pins);
+    // Nobody is in front.
+    cache.insert(1 << 41, 1).unwrap();
+    audit(&cache);
+}
+
+#[test]
+fn a_storm_never_passes_the_limit() {
+    for (shift, inserts) in [("0", 20_000), ("3", 20_000), ("6", 20_000), ("20", 500)] {
+        let cache = threaded_blocks(3000)
+            .tunable("overflow_shift", shift)
+            .tunable("overflow_wait_ms", "5000")
+            .build()
+            .unwrap();
+        let (stop, most) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|s| {
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    most.fetch_max(cache.stats().reserved, Ordering::Relaxed);
+                }
+            });
+            let threads: Vec<_> = (0..4u64)
+                .map(|t| {
+                    let cache = &cache;
+                    s.spawn(move || {
+                        for i in 0..inserts {
+                            cache.insert(t << 32 | i, i).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let stats = cache.stats();
+        assert!(most.into_inner() <= stats.limit, "shift {shift}");
+        assert!(stats.resident_blocks() <= stats.limit);
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_change_of_the_overflow_limit_takes_effect_at_run_time() {
+    let cache = threaded_blocks(1024).tunable("overflow_shift", "10").build().unwrap();
+    assert_eq!(cache.stats().limit, 1025);
+    cache.set_tunable("overflow_shift", "1").unwrap();
+    wait_until("the limit follows", || cache.stats().limit == 1536);
+    cache.resize(2048);
+    wait_until("the limit follows", || cache.stats().limit == 3072);
+    assert_eq!(cache.stats().capacity, 2048);
+    audit(&cache);
+}
+
+#[test]
+fn a_reservation_that_was_too_small_is_set_right_or_refused() {
+    let cache = Cache::<u64, u64>::builder()
+        .capacity(1000)
+        .weigher(|_, v| *v)
+        .reclaim(Reclaim::Inline)
+        .tunable("sublists", "1")
+        .seed(1)
+        .build()
+        .unwrap();
+    for key in 0..500u64 {
+        // Declared 1, weighs up to 100.
+        let value = 1 + key % 100;
+        let block = cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(value));
+        assert_eq!(*block.unwrap(), value);
+        assert!(cache.stats().resident_bytes() <= 1000);
+    }
+    let stats = cache.stats();
+    assert_eq!(stats.counter("refused_no_room"), 0, "everything that was cached can go\n{stats}");
+    // Declared too heavy, weighs little: known only when it is there, so it was not reserved for.
+    let block = cache.get_or_load(9999, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap();
+    assert_eq!(*block, 1);
+    drop(block);
+    audit(&cache);
+}

@@ -1,0 +1,304 @@
+//! What all model checks share: how schedules are searched, and values that know when they died.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use foldhash::quality::FixedState;
+use forebay_base::clock::Clock;
+use forebay_base::rng::SmallRng;
+use forebay_cache::{Attributes, Builder, Cache, Reclaim};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{
+    DataSource, PctScheduler, RandomDataSource, ReplayScheduler, Schedule, Scheduler, Task, TaskId,
+};
+use shuttle::thread::JoinHandle;
+use shuttle::{Config, Runner};
+use std::hash::BuildHasher;
+
+/// Searches `schedules` random schedules (see [`Bursts`]), and a third as many with few preemptions
+/// ([PCT](https://dl.acm.org/doi/10.1145/1736020.1736040), at two depths).
+pub(crate) fn check(schedules: usize, body: impl Fn() + Send + Sync + 'static) {
+    let body = Arc::new(body);
+    if let Some(scheduler) = replay() {
+        return run(scheduler, &body);
+    }
+    let full = std::env::var("FOREBAY_FULL").is_ok_and(|v| v == "1");
+    let count = if full { 20 * schedules } else { schedules };
+    let seed = match std::env::var("FOREBAY_SEED") {
+        Ok(seed) => seed.parse().expect("FOREBAY_SEED is a number"),
+        Err(_) if full => forebay_base::rng::seed_from_system(),
+        Err(_) => 1,
+    };
+    println!("{count} schedules, FOREBAY_SEED={seed}");
+    run(Bursts::new(seed, count), &body);
+    run(PctScheduler::new_from_seed(seed, 2, count.div_ceil(6)), &body);
+    run(PctScheduler::new_from_seed(seed, 4, count.div_ceil(6)), &body);
+}
+
+/// Random schedules in which threads run in bursts: each step goes on with the same thread but for one
+/// in 2, 6, 20 or 60, which of them an execution draws. Choosing anew at each step would practically never
+/// let one thread run a whole operation between two steps of another.
+struct Bursts {
+    left: usize,
+    rng: SmallRng,
+    data: RandomDataSource,
+    length: u64,
+}
+
+impl Bursts {
+    fn new(seed: u64, schedules: usize) -> Self {
+        let data = RandomDataSource::initialize(seed);
+        Self { left: schedules, rng: SmallRng::from_seed(seed), data, length: 2 }
+    }
+}
+
+impl Scheduler for Bursts {
+    fn new_execution(&mut self) -> Option<Schedule> {
+        self.left = self.left.checked_sub(1)?;
+        self.length = [2, 6, 20, 60][self.rng.below(4) as usize];
+        Some(Schedule::new(self.data.reinitialize()))
+    }
+
+    fn next_task(
+        &mut self,
+        runnable: &[&Task],
+        current: Option<TaskId>,
+        is_yielding: bool,
+    ) -> Option<TaskId> {
+        let goes_on = !is_yielding && self.rng.below(self.length) > 0;
+        let same = runnable.iter().map(|task| task.id()).find(|id| goes_on && Some(*id) == current);
+        let drawn = runnable[self.rng.below(runnable.len() as u64) as usize].id();
+        Some(same.unwrap_or(drawn))
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        self.data.next_u64()
+    }
+}
+
+/// The schedule that `FOREBAY_REPLAY` names.
+fn replay() -> Option<ReplayScheduler> {
+    let schedule = std::env::var("FOREBAY_REPLAY").ok()?;
+    let from_file = std::path::Path::new(&schedule).exists();
+    Some(if from_file {
+        ReplayScheduler::new_from_file(&schedule).expect("FOREBAY_REPLAY is a readable file")
+    } else {
+        ReplayScheduler::new_from_encoded(&schedule)
+    })
+}
+
+fn run<F: Fn() + Send + Sync + 'static>(scheduler: impl Scheduler + 'static, body: &Arc<F>) {
+    let mut config = Config::new();
+    config.silence_warnings = true;
+    // Building a cache moves large structures; shuttle's own default is 60 KiB.
+    config.stack_size = 512 << 10;
+    config.failure_persistence = shuttle::FailurePersistence::Print;
+    let body = body.clone();
+    Runner::new(scheduler, config).run(move || body());
+}
+
+/// Starts a thread of the model.
+pub(crate) fn go<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    shuttle::thread::spawn(f)
+}
+
+/// Waits for threads of the model.
+pub(crate) fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    threads.into_iter().map(|thread| thread.join().expect("a thread panicked")).collect()
+}
+
+/// A choice that a replay makes again.
+pub(crate) fn below(n: u64) -> u64 {
+    thread_rng().gen_range(0..n)
+}
+
+/// Values of one execution that a [`Ledger`] can tell apart.
+const MOST_BLOCKS: usize = 256;
+
+const ALIVE: u8 = 1;
+const DEAD: u8 = 2;
+
+/// Which blocks live. Ordinary atomics: the ledger is no part of what is checked.
+pub(crate) struct Ledger {
+    fates: [AtomicU8; MOST_BLOCKS],
+    next: AtomicUsize,
+    /// Contradictions that blocks have met with.
+    faults: AtomicUsize,
+}
+
+impl Ledger {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            fates: std::array::from_fn(|_| AtomicU8::new(0)),
+            next: AtomicUsize::new(0),
+            faults: AtomicUsize::new(0),
+        })
+    }
+
+    /// Ends the execution; noted as well, since the cache catches panics of what it drops.
+    fn fault(&self, what: String) -> ! {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        panic!("{what}");
+    }
+
+    /// Panics unless every block has been dropped, once.
+    pub(crate) fn assert_gone(&self) {
+        assert_eq!(self.faults.load(Ordering::Relaxed), 0, "a panic was caught, see above");
+        assert_eq!(self.alive(), 0, "blocks that nobody dropped");
+    }
+
+    /// How many blocks have not been dropped.
+    pub(crate) fn alive(&self) -> usize {
+        self.fates.iter().filter(|fate| fate.load(Ordering::Relaxed) == ALIVE).count()
+    }
+}
+
+/// A value that knows its key, and that dies once.
+pub(crate) struct Block {
+    pub(crate) key: u64,
+    pub(crate) version: u64,
+    id: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl Block {
+    /// The first version of a block of `key`.
+    pub(crate) fn new(ledger: &Arc<Ledger>, key: u64) -> Self {
+        let id = ledger.next.fetch_add(1, Ordering::Relaxed);
+        ledger.fates[id].store(ALIVE, Ordering::Relaxed);
+        Self { key, version: 0, id, ledger: ledger.clone() }
+    }
+
+    /// Panics unless this is a block of `key` that has not been dropped.
+    pub(crate) fn check(&self, key: u64) {
+        let fate = self.ledger.fates[self.id].load(Ordering::Relaxed);
+        if fate != ALIVE {
+            self.ledger.fault(format!("a block of {} was read after its drop", self.key));
+        }
+        if self.key != key {
+            self.ledger.fault(format!("a block of {} was found under {key}", self.key));
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let fate = self.ledger.fates[self.id].swap(DEAD, Ordering::Relaxed);
+        if fate != ALIVE {
+            self.ledger.fault(format!("a block of {} was dropped twice", self.key));
+        }
+    }
+}
+
+/// A cache, and what must be gone when it is.
+pub(crate) struct World {
+    cache: Option<Cache<u64, Block>>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// A clone of it lives in the cache's insides.
+    token: Arc<()>,
+}
+
+pub(crate) const SEED: u64 = 7;
+
+impl World {
+    /// A cache for `capacity` blocks whose inserters evict.
+    pub(crate) fn inline(capacity: u64) -> Self {
+        Self::build(capacity, |builder| builder.reclaim(Reclaim::Inline))
+    }
+
+    /// A cache for `capacity` blocks, described further by `describe`.
+    pub(crate) fn build(
+        capacity: u64,
+        describe: impl FnOnce(Builder<u64, Block>) -> Builder<u64, Block>,
+    ) -> Self {
+        let token = Arc::new(());
+        let inside = token.clone();
+        let builder = Cache::builder()
+            .capacity(capacity)
+            .weigher(move |_, block: &Block| {
+                let _kept = &inside;
+                1 + block.version / WEIGHT
+            })
+            .clock(Arc::new(Hasty::default()))
+            .seed(SEED);
+        let cache = Some(describe(builder).build().expect("a small cache"));
+        Self { cache, ledger: Ledger::new(), token }
+    }
+
+    pub(crate) fn cache(&self) -> &Cache<u64, Block> {
+        self.cache.as_ref().expect("there until it is dropped")
+    }
+
+    /// A value for the cache.
+    pub(crate) fn block(&self, key: u64, version: u64) -> Block {
+        let mut block = Block::new(&self.ledger, key);
+        block.version = version;
+        block
+    }
+
+    /// Puts a block in; the first version, of weight 1. False if there was no room: threads that
+    /// evict for themselves may lose to each other what they freed.
+    pub(crate) fn insert(&self, key: u64) -> bool {
+        self.offer(key, Attributes::DATA)
+    }
+
+    /// As [`insert`](Self::insert), of a given class and hint.
+    pub(crate) fn offer(&self, key: u64, attributes: Attributes) -> bool {
+        match self.cache().insert_with(key, self.block(key, 0), attributes) {
+            Ok(()) => true,
+            Err(refused) => {
+                refused.value.check(key);
+                false
+            }
+        }
+    }
+
+    /// Looks a block up and checks it.
+    pub(crate) fn get(&self, key: u64) -> bool {
+        let found = self.cache().get(&key);
+        found.inspect(|block| block.check(key)).is_some()
+    }
+
+    /// What must hold once all threads are done: the audit, before and after dropping the cache.
+    pub(crate) fn end(world: Arc<Self>) {
+        let world = Arc::into_inner(world).expect("all threads have ended");
+        world.cache().audit();
+        world.end_dropped();
+    }
+
+    /// Drops the cache; nothing of it may be left.
+    pub(crate) fn end_dropped(mut self) {
+        drop(self.cache.take());
+        self.assert_gone();
+    }
+
+    /// Takes the cache out, to drop it while others still hold what they got of it.
+    pub(crate) fn take_cache(&mut self) -> Cache<u64, Block> {
+        self.cache.take().expect("there until it is dropped")
+    }
+
+    pub(crate) fn assert_gone(&self) {
+        self.ledger.assert_gone();
+        assert_eq!(Arc::strong_count(&self.token), 1, "the cache's insides outlived it");
+    }
+}
+
+/// Versions of a block at multiples of this weigh one more.
+pub(crate) const WEIGHT: u64 = 1000;
+
+/// A clock on which anything may have taken any time.
+#[derive(Default)]
+pub(crate) struct Hasty(AtomicUsize);
+
+impl Clock for Hasty {
+    fn now_ns(&self) -> u64 {
+        let step = if below(8) == 0 { 1 << 40 } else { 1 };
+        self.0.fetch_add(step, Ordering::Relaxed) as u64
+    }
+}
+
+/// `count` keys that fall into the same partition of the index.
+pub(crate) fn neighbours(count: usize) -> Vec<u64> {
+    let hasher = FixedState::with_seed(SEED);
+    (0..).filter(|key: &u64| hasher.hash_one(key) >> 63 == 0).take(count).collect()
+}

@@ -1,0 +1,192 @@
+//! The header protocol through the public interface: hits against evictions, removals, overwrites,
+//! resizes and flushes, each of which frees headers that are used again at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::harness::{World, below, check, go, join};
+
+/// A writer overwrites, another makes headers come and go; a reader must never miss the key, nor see a
+/// version older than the last whose insert had returned when the lookup began. (A version that is being
+/// inserted may be seen before the insert returns, and the one before it once more after that.)
+#[test]
+fn an_overwritten_key_is_always_there() {
+    check(18_000, || {
+        let world = Arc::new(World::inline(100));
+        world.insert(1);
+        let inserted = Arc::new(AtomicU64::new(0));
+        let writer = {
+            let (world, inserted) = (world.clone(), inserted.clone());
+            go(move || {
+                for version in 1..4 {
+                    world.cache().insert(1, world.block(1, version)).unwrap();
+                    inserted.store(version, Ordering::Relaxed);
+                }
+            })
+        };
+        let other = {
+            let world = world.clone();
+            go(move || {
+                assert!(world.insert(2));
+                assert!(world.cache().remove(&2));
+            })
+        };
+        for _ in 0..3 {
+            let least = inserted.load(Ordering::Relaxed);
+            let block = world.cache().get(&1).expect("a key that is only ever overwritten");
+            block.check(1);
+            assert!(block.version >= least, "an older version came back");
+        }
+        join([writer, other]);
+        assert_eq!(world.cache().get(&1).unwrap().version, 3);
+        World::end(world);
+    });
+}
+
+/// The same with the least that it takes for a header to leave a slot and come back to it while a lookup
+/// is on its way from the slot to the header and back.
+#[test]
+fn a_header_that_comes_back_to_its_slot_hides_nothing() {
+    check(60_000, || {
+        let world = Arc::new(World::inline(100));
+        world.insert(1);
+        let writer = {
+            let world = world.clone();
+            go(move || (0..2).for_each(|_| assert!(world.insert(1))))
+        };
+        assert!(world.get(1), "a key that is only ever overwritten was missed");
+        join([writer]);
+        World::end(world);
+    });
+}
+
+/// As above, for `begin`, which must not start a load of a block that is there.
+#[test]
+fn an_overwritten_key_is_never_loaded() {
+    check(9000, || {
+        let world = Arc::new(World::inline(100));
+        world.insert(1);
+        let writer = {
+            let world = world.clone();
+            go(move || (0..3).for_each(|_| assert!(world.insert(1))))
+        };
+        for _ in 0..2 {
+            let begun = world.cache().begin(1, 1, forebay_cache::Attributes::DATA).unwrap();
+            let forebay_cache::Begin::Hit(block) = begun else { panic!("it was there") };
+            block.check(1);
+        }
+        join([writer]);
+        World::end(world);
+    });
+}
+
+/// Few headers, many keys: everything at once.
+#[test]
+fn hits_race_everything() {
+    check(9000, || {
+        let world = Arc::new(World::inline(3));
+        let churn = || {
+            let world = world.clone();
+            go(move || {
+                for _ in 0..5 {
+                    let key = below(5);
+                    match below(8) {
+                        0..=3 => drop(world.insert(key)),
+                        4 | 5 => drop(world.get(key)),
+                        6 => drop(world.cache().remove(&key)),
+                        _ => drop(world.cache().contains(&key)),
+                    }
+                }
+            })
+        };
+        let writers = [churn(), churn()];
+        for _ in 0..4 {
+            let held = world.cache().get(&below(5));
+            world.get(below(5));
+            if let Some(held) = held {
+                held.check(*held.key());
+            }
+        }
+        join(writers);
+        World::end(world);
+    });
+}
+
+/// A pinned block outlives whatever takes it out of the cache, and is dropped by its last pin.
+#[test]
+fn a_pin_keeps_what_the_cache_has_let_go() {
+    check(9000, || {
+        let world = Arc::new(World::inline(2));
+        world.insert(1);
+        let held = world.cache().get_owned(&1).unwrap();
+        let second = held.clone();
+        let remover = {
+            let world = world.clone();
+            go(move || {
+                world.cache().remove(&1);
+                world.insert(1);
+            })
+        };
+        let flusher = {
+            let world = world.clone();
+            go(move || {
+                world.cache().flush();
+            })
+        };
+        let dropper = go(move || {
+            second.check(1);
+            drop(second);
+        });
+        held.check(1);
+        assert_eq!(held.version, 0);
+        drop(held);
+        join([remover, flusher, dropper]);
+        World::end(world);
+    });
+}
+
+/// The target moves up and down, below what is held, while blocks come and go.
+#[test]
+fn resizes_and_flushes_race_inserts() {
+    check(6000, || {
+        let world = Arc::new(World::inline(4));
+        let inserter = |first: u64| {
+            let world = world.clone();
+            go(move || {
+                for key in first..first + 4 {
+                    // A block heavier than a shrunken cache is refused.
+                    world.insert(key);
+                    world.get(key);
+                }
+            })
+        };
+        let threads = [inserter(0), inserter(2)];
+        world.cache().resize(1);
+        world.cache().flush_where(|key, _| key % 2 == 0);
+        world.cache().resize(6);
+        world.cache().flush();
+        join(threads);
+        world.cache().resize(2);
+        assert!(world.cache().stats().resident_bytes() <= 2);
+        World::end(world);
+    });
+}
+
+/// A removal is told to exactly one remover, whoever else gets at the block.
+#[test]
+fn each_block_is_removed_once() {
+    check(6000, || {
+        let world = Arc::new(World::inline(100));
+        world.insert(1);
+        let remover = || {
+            let world = world.clone();
+            go(move || u64::from(world.cache().remove(&1)))
+        };
+        let threads = [remover(), remover()];
+        world.get(1);
+        let flushed = world.cache().flush_where(|_, _| true);
+        let removed: u64 = join(threads).into_iter().sum();
+        assert_eq!(removed + flushed, 1);
+        World::end(world);
+    });
+}

@@ -1,0 +1,159 @@
+//! Waiting for room: first come first served, nothing granted twice or lost, whoever times out, gives up
+//! or leaves; alone, and under the whole cache with the reclaimer's thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_cache::model::Room;
+use forebay_cache::{Attributes, Begin, Reclaim};
+
+use crate::harness::{WEIGHT, World, below, check, go, join};
+
+/// Weight that is out is never more than the limit, and all of it comes back.
+#[test]
+fn no_room_is_lost_or_granted_twice() {
+    check(18_000, || {
+        let room = Arc::new(Room::new(2, 3));
+        let out = Arc::new(AtomicU64::new(0));
+        let asker = |weight: u64| {
+            let (room, out) = (room.clone(), out.clone());
+            go(move || {
+                for _ in 0..2 {
+                    let granted = room.reserve(weight) || {
+                        let ticket = room.queue_up(weight);
+                        if below(3) == 0 { room.leave(&ticket) } else { room.wait(&ticket) }
+                    };
+                    if granted {
+                        let now = out.fetch_add(weight, Ordering::Relaxed) + weight;
+                        assert!(now <= 3, "{now} of 3 are out");
+                        shuttle::thread::yield_now();
+                        out.fetch_sub(weight, Ordering::Relaxed);
+                        room.release(weight);
+                    }
+                }
+            })
+        };
+        let threads = [asker(1), asker(2), asker(3)];
+        if below(2) == 0 {
+            room.expire();
+        }
+        join(threads);
+        assert!(!room.is_awaited());
+        assert_eq!(room.leased(), 0, "room that nobody has");
+    });
+}
+
+/// The same where shards hold lots.
+#[test]
+fn lots_come_back() {
+    check(9000, || {
+        let room = Arc::new(Room::new(64, 68));
+        let asker = |weight: u64| {
+            let room = room.clone();
+            go(move || {
+                let mut held = Vec::new();
+                for _ in 0..4 {
+                    if room.reserve(weight) {
+                        held.push(weight);
+                    }
+                }
+                held.into_iter().for_each(|weight| room.release(weight));
+            })
+        };
+        let threads = [asker(3), asker(2), asker(60)];
+        for _ in 0..3 {
+            // Attempts under way may be counted, but never less than nothing is out.
+            assert!(room.leased() <= 68 + 65);
+        }
+        join(threads);
+        assert_eq!(room.leased(), 0, "room that nobody has");
+    });
+}
+
+/// Nobody is served while somebody who came before still waits.
+#[test]
+fn first_come_first_served() {
+    check(12_000, || {
+        let room = Arc::new(Room::new(2, 2));
+        assert!(room.reserve(2));
+        // The first is the heavier one: the second would fit sooner.
+        let tickets = Arc::new([room.queue_up(2), room.queue_up(1)]);
+        let waiter = |n: usize| {
+            let (room, tickets) = (room.clone(), tickets.clone());
+            go(move || {
+                let granted = room.wait(&tickets[n]);
+                let first = room.outcome(&tickets[0]);
+                assert!(n == 0 || !granted || first.is_some(), "the second was served first");
+                if granted {
+                    room.release([2, 1][n]);
+                }
+            })
+        };
+        let threads = [waiter(0), waiter(1)];
+        room.release(1);
+        assert!(!room.reserve(1) || !room.is_awaited(), "a newcomer passed the queue");
+        room.release(1);
+        join(threads);
+        // The newcomer above, if it got in, keeps what it has.
+        assert!(room.leased() <= 1);
+    });
+}
+
+/// Inserters past the limit and the reclaimer's thread; blocks are inserted or come back.
+#[test]
+fn inserters_wait_for_the_reclaimer() {
+    check(3600, || {
+        let world = Arc::new(World::build(2, |builder| builder.reclaim(Reclaim::Thread)));
+        let inserter = |first: u64| {
+            let world = world.clone();
+            go(move || {
+                let mut inserted = 0;
+                for key in first..first + 3 {
+                    inserted += u64::from(world.insert(key));
+                    let held = world.cache().get(&key);
+                    assert!(world.cache().stats().reserved <= 2, "past the limit");
+                    drop(held);
+                }
+                inserted
+            })
+        };
+        let inserted: u64 = join([inserter(0), inserter(3)]).into_iter().sum();
+        let stats = world.cache().stats();
+        let refused = stats.counter("refused_no_room");
+        assert_eq!(inserted + refused, 6);
+        World::end(world);
+    });
+}
+
+/// Loads wait for room as well, blocking and not, and give it back if they find the block there after all
+/// or are dropped while they wait.
+#[test]
+fn loads_wait_for_the_reclaimer() {
+    check(3600, || {
+        let world = Arc::new(World::build(2, |builder| builder.reclaim(Reclaim::Thread)));
+        world.insert(0);
+        let loader = |blocks: bool| {
+            let world = world.clone();
+            go(move || {
+                for key in [1, 2] {
+                    let begun = if blocks {
+                        world.cache().begin(key, 1, Attributes::DATA)
+                    } else {
+                        let begin = world.cache().begin_async(key, 1, Attributes::DATA);
+                        shuttle::future::block_on(begin)
+                    };
+                    match begun.expect("nothing is closed") {
+                        Begin::Vacant(filler) => {
+                            let version = below(2) * WEIGHT;
+                            filler.publish(world.block(key, version)).check(key);
+                        }
+                        Begin::InFlight(flight) => flight.wait().expect("published").check(key),
+                        Begin::Hit(block) => block.check(key),
+                    }
+                }
+            })
+        };
+        join([loader(true), loader(false)]);
+        World::end(world);
+    });
+}
