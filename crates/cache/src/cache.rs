@@ -126,10 +126,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// have it pinned keep it.
     pub fn remove(&self, key: &K) -> bool {
         let inner = self.inner();
-        if let Some(second) = &inner.second {
-            second.forget(key);
-        }
-        inner.remove(inner.hash(key), key, Cause::Removed)
+        inner.remove_everywhere(inner.hash(key), key, Cause::Removed)
     }
 
     /// Finds a block, joins its load, or begins one: the primitive under

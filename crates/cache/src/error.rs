@@ -3,13 +3,16 @@
 use std::error::Error;
 use std::fmt;
 
+// tidy: std, because errors are the user's, whose trait objects coerce into std's `Arc` alone.
+type SharedError = std::sync::Arc<dyn Error + Send + Sync>;
+
 /// Why a load gave no block. Cloned to every waiter; never cached.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The loader failed; its error is the source. Ask again to load again.
     #[error("the block could not be loaded: {0}")]
-    Failed(#[source] std::sync::Arc<dyn Error + Send + Sync>),
+    Failed(#[source] SharedError),
     /// The loader panicked. Ask again to load again.
     #[error("the loader of the block panicked")]
     Panicked,
@@ -27,7 +30,7 @@ pub enum LoadError {
 impl LoadError {
     /// A failure with `source` as its reason.
     pub fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Failed(std::sync::Arc::from(source.into()))
+        Self::Failed(SharedError::from(source.into()))
     }
 }
 

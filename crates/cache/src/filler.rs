@@ -154,10 +154,22 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         let weight = (inner.weigher)(self.key(), &value).max(1);
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));
-        let kept = if refusal.is_some() { 0 } else { weight as u32 };
         if refusal.is_some() {
             inner.room.release(reserved);
         }
+        let kept = if refusal.is_some() { 0 } else { weight as u32 };
+        self.publish_weighed(value, kept, refusal)
+    }
+
+    /// As [`publish`](Self::publish), of a block that holds `kept` of the room.
+    pub(crate) fn publish_weighed(
+        self,
+        value: V,
+        kept: u32,
+        refusal: Option<Refusal>,
+    ) -> OwnedRef<K, V> {
+        // SAFETY: the filler's pin keeps the cache alive.
+        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: this is the header's filler, and it has not been filled.
         unsafe { header.fill(value, kept) };
@@ -212,8 +224,19 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
 
     fn give_up(&self, error: LoadError) {
         // SAFETY: the filler's pin.
-        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
+        let inner = unsafe { self.inner.as_ref() };
         inner.counters.add(CacheCounters::LOADS_FAILED, self.attributes.class as usize, 1);
+        self.leave(error);
+    }
+
+    /// Leaves nothing behind: who waits begins anew.
+    pub(crate) fn withdraw(self) {
+        std::mem::ManuallyDrop::new(self).leave(LoadError::Abandoned);
+    }
+
+    fn leave(&self, error: LoadError) {
+        // SAFETY: the filler's pin.
+        let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         inner.unlink(self.header, self.hash);
         if self.end(header, 0).has(WAITERS) {
             inner.land(self.header, &Err(error));

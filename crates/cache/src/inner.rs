@@ -271,14 +271,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> Result<(), Refused<V>> {
         let class = attributes.class;
         let hash = self.hash(&key);
-        if let Some(second) = &self.second {
-            second.forget(&key);
-        }
         let weight = (self.weigher)(&key, &value).max(1);
         let refused = (self.refuse(&key, class, weight))
             .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoRoom));
         if let Some(reason) = refused {
             return Err(self.turn_away(hash, &key, value, reason, class));
+        }
+        if let Some(second) = &self.second {
+            return self.insert_over(&**second, hash, key, value, (weight as u32, attributes));
         }
         let Ok(header) = self.slab.take() else {
             self.room.release(weight);
@@ -303,9 +303,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    fn turn_away(&self, hash: u64, key: &K, value: V, reason: Refusal, class: Class) -> Refused<V> {
+    pub(crate) fn turn_away(&self, hash: u64, key: &K, value: V, reason: Refusal, class: Class) -> Refused<V> {
         // What is cached of this key is outdated now.
-        self.remove(hash, key, Cause::Replaced);
+        self.remove_everywhere(hash, key, Cause::Replaced);
         self.count_refusal(reason, class);
         Refused { reason, value }
     }
@@ -614,7 +614,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// There is more than the target: evict, or have the reclaimer do it.
     pub(crate) fn want_reclaim(&self) {
         match self.mode {
-            Reclaim::Inline => self.reclaim_directly(0),
+            Reclaim::Inline => {
+                self.reclaim_directly(0);
+            }
             Reclaim::Thread => self.wake_reclaimer(),
         }
     }
@@ -631,12 +633,19 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
         self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
-        self.reclaim_directly(weight);
-        if self.room.reserve(weight) != Reserved::No {
-            return true;
-        }
-        if self.mode == Reclaim::Inline {
-            return false;
+        loop {
+            let went = self.reclaim_directly(weight);
+            if self.room.reserve(weight) != Reserved::No {
+                return true;
+            }
+            if self.mode == Reclaim::Thread {
+                break;
+            }
+            // What waits for the user's callback has kept its room; once that queue is full, what
+            // follows gives its room back at once.
+            if !went || self.callbacks.is_none() {
+                return false;
+            }
         }
         let start = self.clock.now_ns();
         let ticket = self.queue_for_room(weight);

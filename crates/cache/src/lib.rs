@@ -45,6 +45,8 @@
 
 mod attributes;
 mod audit;
+#[cfg(feature = "bench_internals")]
+pub mod bench_internals;
 mod builder;
 mod cache;
 mod callbacks;

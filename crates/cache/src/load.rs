@@ -160,7 +160,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         Self::pin_found(Self::header_at(address))
     }
 
-    fn find_key(locked: &Locked<'_>, key: &K) -> Option<(Place, usize)> {
+    pub(crate) fn find_key(locked: &Locked<'_>, key: &K) -> Option<(Place, usize)> {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
         locked.find_resident(|address| unsafe { Self::header_at(address).as_ref().key() == key })
     }

@@ -30,17 +30,22 @@ const TICK_AWAITED: Duration = Duration::from_millis(10);
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Evicts on the calling thread: until `extra` more bytes would fit the target if the inserter is
-    /// the evictor, else a share that is worth the trouble.
-    pub(crate) fn reclaim_directly(&self, extra: u64) {
+    /// the evictor, else a share that is worth the trouble. True if something went, and all that should.
+    pub(crate) fn reclaim_directly(&self, extra: u64) -> bool {
         let inline = self.mode == Reclaim::Inline;
         if inline {
             self.room.gather();
         }
-        let over = (self.staying() + extra).saturating_sub(self.room.target());
+        let mut over = (self.staying() + extra).saturating_sub(self.room.target());
+        if extra > 0 {
+            // What waits for the user's callback may wait for long: others must go instead.
+            over = over.max((self.room.leased() + extra).saturating_sub(self.room.limit()));
+        }
         let goal = if inline { over } else { over.min(extra.max(self.overflow() / DIRECT_SHARE)) };
+        let mut enough = false;
         if goal > 0 {
             self.offer_to_second();
-            self.evict(goal);
+            enough = self.evict(goal).enough;
         }
         if inline {
             let mut passes = self.reclaim.lock();
@@ -50,6 +55,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 self.tidy_up();
             }
         }
+        enough
     }
 
     /// Weight that is leased, but for values that wait for the user's callback and go by themselves.
@@ -74,7 +80,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let mut goal =
             if staying > target { staying - target.saturating_sub(slack) } else { 0 };
         if let Some(weight) = self.room.first_in_queue() {
-            let wanted = (staying + weight).saturating_sub(self.room.limit());
+            // Not what stays only: the callback that it waits for may wait for room itself.
+            let wanted = (self.room.leased() + weight).saturating_sub(self.room.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
         let mut passed = Passed { enough: true };

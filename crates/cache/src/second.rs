@@ -11,12 +11,16 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::ptr::NonNull;
 
-use crate::attributes::Class;
+use crate::attributes::{Attributes, Cause, Class};
+use crate::error::{Refusal, Refused};
 use crate::filler::Filler;
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, ON_SECOND, RETIRED, VALID, WRITING};
+use crate::header::{FILLED, LOADING, ON_SECOND, RETIRED, VALID, WRITING};
+use crate::inner::{Inner, Met};
 use crate::key::Key;
+use crate::lists::ghosts::GhostList;
 
 /// A second level. All calls come from threads of the cache or of its users; none may call back into the
 /// same cache except through what it is handed.
@@ -93,7 +97,9 @@ impl<K: Key, V: Send + Sync + 'static> Writing<K, V> {
     }
 
     /// The block is on the second level now: it will not be offered again. False if it was removed
-    /// or overwritten meanwhile, so that what was written is outdated.
+    /// or overwritten meanwhile, so that what was written is outdated and must never be returned. A
+    /// second level calls this and makes the block findable in one step as [`SecondLevel::load`] and
+    /// [`SecondLevel::forget`] see it, under a lock of its own for instance.
     pub fn stored(self) -> bool {
         let before = self.block.header().update(|s| Some(s.with(ON_SECOND)));
         before.is_some_and(|s| s.has(FILLED) && !s.has(RETIRED))
@@ -110,5 +116,129 @@ impl<K: Key, V: Send + Sync + 'static> Deref for Writing<K, V> {
 impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
     fn drop(&mut self) {
         self.block.header().update(|s| Some(s.without(WRITING)));
+    }
+}
+
+/// Changing a key's content where there is a second level.
+///
+/// Neither order of "let go of the old block" and "forget it" will do: if the second level forgets first,
+/// a write of the old block may end after that; if the cache lets go first, a load may bring the
+/// old content back from the second level before that forgets it. So the old block's slot goes to a
+/// header that is loading, in one step, before the second level forgets: a write that ends later hears
+/// that it is outdated, and who asks for the key waits until it is forgotten.
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// Removes a block, from the second level too. True if it was cached.
+    pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
+        let Some(second) = &self.second else { return self.remove(hash, key, cause) };
+        match self.take_over(hash, key, 0, Attributes::DATA, cause) {
+            Ok((filler, met)) => {
+                let was_cached = match met {
+                    Met::Nothing => false,
+                    Met::Ghost(list) => {
+                        self.ghosts[list.number()].count_slots(0, 1);
+                        false
+                    }
+                    Met::Resident(old, before) => {
+                        self.left(old, before, hash, cause);
+                        // SAFETY: the pin that `retire` took.
+                        unsafe { Self::unpin(NonNull::from(self), old) };
+                        before.has(FILLED)
+                    }
+                };
+                second.forget(key);
+                filler.withdraw();
+                was_cached
+            }
+            // Closed, or without memory for a header: then as well as can be.
+            Err(_) => {
+                second.forget(key);
+                let was_cached = self.remove(hash, key, cause);
+                second.forget(key);
+                was_cached
+            }
+        }
+    }
+
+    /// Puts a value in for which there is room, over any other of that key on either level.
+    pub(crate) fn insert_over(
+        &self,
+        second: &dyn SecondLevel<K, V>,
+        hash: u64,
+        key: K,
+        value: V,
+        (weight, attributes): (u32, Attributes),
+    ) -> Result<(), Refused<V>> {
+        let class = attributes.class;
+        let taken = match self.refuse(&key, class, 0) {
+            Some(reason) => Err(reason),
+            None => self.take_over(hash, &key, weight, attributes, Cause::Replaced),
+        };
+        match taken {
+            Ok((mut filler, met)) => {
+                filler.frequent = self.note_met(hash, &met, u64::from(weight));
+                second.forget(&key);
+                drop(filler.publish_weighed(value, weight, None));
+                Ok(())
+            }
+            Err(reason) => {
+                self.room.release(u64::from(weight));
+                Err(self.turn_away(hash, &key, value, reason, class))
+            }
+        }
+    }
+
+    /// Puts a loading header in the place of whatever the index has for that key.
+    fn take_over(
+        &self,
+        hash: u64,
+        key: &K,
+        weight: u32,
+        attributes: Attributes,
+        cause: Cause,
+    ) -> Result<(Filler<K, V>, Met<K, V>), Refusal> {
+        let header = self.slab.take().map_err(|_| Refusal::NoMemory)?;
+        // SAFETY: fresh from the slab, so this thread's alone.
+        let h = unsafe { header.as_ref() };
+        // SAFETY: as above.
+        unsafe { h.occupy(*key, weight, None, attributes.class) };
+        let slot = Self::slot_of(hash, header);
+        let met = {
+            let mut locked = self.index.lock(hash);
+            if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
+                Err(Refusal::Closed)
+            } else if let Some((place, address)) = Self::find_key(&locked, key) {
+                h.announce(LOADING);
+                locked.replace(place, slot);
+                let old = Self::header_at(address);
+                // SAFETY: not freed before its slot was replaced; if it is retired already, whoever
+                // did that finds the slot taken and does the rest.
+                let before = unsafe { old.as_ref() }.retire(cause);
+                Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)))
+            } else if let Some((place, list)) = locked.find_ghost() {
+                h.announce(LOADING);
+                locked.replace(place, slot);
+                Ok(Met::Ghost(GhostList::from_number(list)))
+            } else {
+                let inserted = locked.insert(slot, &|address| self.hash_of(address));
+                inserted.map_err(|_| Refusal::NoMemory).map(|()| {
+                    h.announce(LOADING);
+                    Met::Nothing
+                })
+            }
+        };
+        let inner = NonNull::from(self);
+        match met {
+            Ok(met) => {
+                let filler =
+                    Filler { header, inner, hash, attributes, frequent: false, refusal: None };
+                Ok((filler, met))
+            }
+            Err(reason) => {
+                // SAFETY: not announced, and occupied without a value.
+                unsafe { h.retract(false) };
+                self.slab.give(header);
+                Err(reason)
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Why an arena cannot be made, and why it has no buffer to give.
 
 // Not the shim's: only this one is an error itself, and nothing is synchronised by it.
+// tidy: std, because errors are shared in plain memory in every build, and the shim of the model build is not.
 use std::sync::Arc as ErrorArc;
 
 use crate::vm;

@@ -11,6 +11,7 @@
 //! included in the sum, and touches nothing of the arena afterwards.
 
 use std::ptr::NonNull;
+// tidy: std, because errors are shared in plain memory in every build, and the shim of the model build is not.
 use std::sync::Arc as ErrorArc;
 
 use super::budget::{Account, Leave};

@@ -84,6 +84,7 @@ pub mod thread {
         #[cfg(forebay_model)]
         return shuttle::thread::Builder::new().name(name.to_owned()).spawn(f);
         #[cfg(not(forebay_model))]
+        #[allow(clippy::disallowed_methods, reason = "the shim is the one place")]
         return std::thread::Builder::new().name(name.to_owned()).spawn(f);
     }
 }

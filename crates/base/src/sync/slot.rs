@@ -102,6 +102,7 @@ mod lease {
 }
 
 #[cfg(all(test, not(forebay_model)))]
+#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
 mod tests {
     use super::thread_slot;
 

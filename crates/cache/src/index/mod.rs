@@ -268,7 +268,7 @@ impl Index {
     }
 
     /// Calls `f` with every slot that is not empty, a partition at a time under its lock.
-    #[cfg(any(test, feature = "bench_internals"))]
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_slot(&self, mut f: impl FnMut(Slot)) {
         for partition in &self.partitions {
             let _writer = partition.lock.lock();

@@ -26,11 +26,20 @@ impl Gate {
     }
 }
 
+/// Opens a gate when a test ends, also by a panic: else the cache's drop would wait for ever.
+struct OpenAtEnd(Arc<Gate>);
+
+impl Drop for OpenAtEnd {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 #[test]
 fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     let (told, tells) = mpsc::channel();
     let told = Mutex::new(told);
-    let cache = inline(10, |_, _: &u64| 1)
+    let cache = inline(1000, |_, _: &u64| 1)
         .on_evict(move |event| {
             let thread = thread::current().id();
             let what = (event.key, event.value, event.class, event.cause, thread);
@@ -38,7 +47,7 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
         })
         .build()
         .unwrap();
-    let mut expect = |key: u64, value: u64, class: Class, cause: Cause| {
+    let expect = |key: u64, value: u64, class: Class, cause: Cause| {
         let (k, v, c, why, thread) = tells.recv_timeout(LONG).unwrap();
         assert_eq!((k, v, c, why), (key, value, class, cause));
         assert_ne!(thread, thread::current().id());
@@ -51,18 +60,24 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     expect(2, 20, Class::Data, Cause::Replaced);
     assert_eq!(cache.flush_where(|key, _| *key == 2), 1);
     expect(2, 21, Class::Data, Cause::Flushed);
-    for key in 0..11 {
+    for key in 0..1001 {
         cache.insert(key, key).unwrap();
     }
     expect(0, 0, Class::Data, Cause::Capacity);
+    assert_eq!(cache.flush_where(|key, _| *key < 990 && *key > 970), 19);
+    let flushed: HashSet<_> = tells.iter().take(19).map(|(k, _, _, why, _)| (k, why)).collect();
+    assert_eq!(flushed, (971..990).map(|key| (key, Cause::Flushed)).collect());
     // What was never cached has not left the cache.
     drop(cache.get_or_load(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
     drop(cache.get_or_load(98, 1, Attributes::DATA, || Err::<u64, _>("no")));
     audit(&cache);
     cache.close();
     let closed: HashSet<_> = tells.try_iter().map(|(k, _, _, why, _)| (k, why)).collect();
-    assert_eq!(closed, (1..11).map(|key| (key, Cause::Closed)).collect());
-    assert_eq!(cache.stats().counter("callbacks_run"), 14);
+    assert!(closed.iter().all(|(_, why)| *why == Cause::Closed));
+    // As many as the queue could take; the others are counted.
+    let stats = cache.stats();
+    assert_eq!(closed.len() as u64 + stats.counter("callbacks_dropped"), 981);
+    assert_eq!(stats.counter("callbacks_run"), 23 + closed.len() as u64);
     audit(&cache);
 }
 
@@ -83,6 +98,7 @@ fn a_blocked_callback_does_not_stop_reclaim_and_the_queue_is_bounded() {
             })
             .build()
             .unwrap();
+        let _open = OpenAtEnd(gate.clone());
         for key in 0..20_000 {
             cache.insert(key, live.value(key)).unwrap();
         }
@@ -113,6 +129,7 @@ fn heavy_values_that_wait_for_their_callback_do_not_starve_inserters() {
         .on_evict(move |_| held.pass())
         .build()
         .unwrap();
+    let _open = OpenAtEnd(gate.clone());
     for key in 0..5000 {
         cache.insert(key, key).unwrap();
     }
@@ -127,14 +144,14 @@ fn heavy_values_that_wait_for_their_callback_do_not_starve_inserters() {
 fn a_panic_is_caught_and_counted() {
     let ran = Arc::new(AtomicU64::new(0));
     let counter = ran.clone();
-    let cache = inline(10, |_, _: &u64| 1)
+    let cache = inline(100, |_, _: &u64| 1)
         .on_evict(move |event| {
             counter.fetch_add(1, Ordering::SeqCst);
             assert!(event.key % 2 == 0, "a bug in a callback");
         })
         .build()
         .unwrap();
-    for key in 0..110 {
+    for key in 0..200 {
         cache.insert(key, key).unwrap();
         cache.drain_callbacks();
     }
@@ -170,7 +187,9 @@ fn a_callback_may_call_the_cache() {
         let cache = Arc::new(cache);
         *shared.lock().unwrap() = Arc::downgrade(&cache);
         for key in 0..3000 {
-            cache.insert(key, 0).unwrap();
+            // Two threads that evict for themselves may take each other's room.
+            let inserted = cache.insert(key, 0);
+            assert!(inserted.is_ok() || mode == Reclaim::Inline);
         }
         cache.drain_callbacks();
         assert!(cache.stats().counter("callbacks_run") > 0);

@@ -24,8 +24,8 @@ struct Double {
     loads: AtomicU64,
     /// Where loads are answered, if not at once.
     elsewhere: Mutex<Option<mpsc::Sender<(Filler<u64, u64>, u64)>>>,
-    /// Run at the start of `forget`.
-    before_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Run at the end of the next `forget`.
+    after_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Double {
@@ -35,9 +35,10 @@ impl Double {
         let count = writes.len();
         for writing in writes {
             let (key, value) = (*writing.key(), *writing);
-            self.stored.lock().unwrap().insert(key, value);
-            if !writing.stored() {
-                self.stored.lock().unwrap().remove(&key);
+            // Findable and stored in one step.
+            let mut stored = self.stored.lock().unwrap();
+            if writing.stored() {
+                stored.insert(key, value);
             }
         }
         count
@@ -70,11 +71,10 @@ impl SecondLevel<u64, u64> for Double {
     }
 
     fn forget(&self, key: &u64) {
-        if let Some(run) = self.before_forget.lock().unwrap().take() {
-            run();
-        }
         self.stored.lock().unwrap().remove(key);
         self.forgotten.lock().unwrap().push(*key);
+        let run = self.after_forget.lock().unwrap().take();
+        run.into_iter().for_each(|run| run());
     }
 }
 
@@ -153,27 +153,28 @@ fn both_lists_and_classes_are_offered_and_counted_once_but_not_once_blocks() {
 
 #[test]
 fn what_is_being_written_is_not_evicted_and_what_is_stored_not_offered_again() {
-    let (cache, double) = with_double(100, 200);
+    // Too small for an overflow.
+    let (cache, double) = with_double(60, 200);
     double.takes.store(true, Ordering::SeqCst);
-    for key in 0..101 {
+    for key in 0..61 {
         let inserted = cache.insert(key, key);
-        // All hundred are being written: there is no room for the last one.
-        assert_eq!(inserted.is_ok(), key < 100);
+        // All sixty are being written: there is no room for the last one.
+        assert_eq!(inserted.is_ok(), key < 60);
     }
     let stats = cache.stats();
-    assert!(stats.counter("evict_skipped_writing") >= 100, "{stats}");
-    assert_eq!(stats.resident_blocks(), 100);
-    assert_eq!(double.complete(), 100);
+    assert!(stats.counter("evict_skipped_writing") >= 60, "{stats}");
+    assert_eq!(stats.resident_blocks(), 60);
+    assert_eq!(double.complete(), 60);
     let before = double.offered.lock().unwrap().len();
     for key in 200..300 {
         cache.insert(key, key).unwrap();
         double.complete();
     }
-    let again = double.offered.lock().unwrap()[before..].iter().filter(|o| o.0 < 100).count();
+    let again = double.offered.lock().unwrap()[before..].iter().filter(|o| o.0 < 60).count();
     assert_eq!(again, 0, "offered although stored");
     audit(&cache);
     // And the second level answers for those that have gone.
-    for key in 0..100 {
+    for key in 0..60 {
         let block = cache.get_or_load(key, 1, Attributes::DATA, fail).unwrap();
         assert_eq!(*block, key);
         drop(block);
@@ -246,8 +247,9 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
         cache.insert(key, key).unwrap();
     }
     assert!(cache.insert(10, 10).is_err(), "all are being written");
-    cache.insert(1, 1001).unwrap_or_else(|_| panic!("it takes the old one's place"));
-    cache.remove(&2);
+    // Refused too, but the old one is gone all the same.
+    assert!(cache.insert(1, 1001).is_err());
+    assert!(cache.remove(&2));
     assert_eq!(double.complete(), 10);
     let stored = double.stored.lock().unwrap().clone();
     assert!(!stored.contains_key(&1) && !stored.contains_key(&2), "{stored:?}");
@@ -255,51 +257,46 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
     audit(&cache);
 }
 
-/// The write of the old value ends between the second level's `forget` and the moment that the cache
-/// lets go of the old block: it is not outdated by the one, nor forgotten by the other.
+/// The write of the old value ends at the worst moment: the second level has just forgotten the key, or
+/// is about to.
 #[test]
 fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
     for removal in [false, true] {
-        let (cache, double) = with_double(10, 20);
-        for key in 0..10 {
-            cache.insert(key, key).unwrap();
-        }
-        double.takes.store(true, Ordering::SeqCst);
-        drop(cache.insert(100, 100));
-        double.takes.store(false, Ordering::SeqCst);
-        assert!(!double.writing.lock().unwrap().is_empty());
-        let inner = double.clone();
-        let write_ends = move || {
-            inner.complete();
-        };
-        *double.before_forget.lock().unwrap() = None;
-        let after = Arc::new(Mutex::new(Some(write_ends)));
-        // The hook runs first in `forget`; a second one models the end right after it.
-        let key = 5;
-        assert!(double.writing.lock().unwrap().iter().any(|w| *w.key() == key));
-        let racing = {
-            let (double, after) = (double.clone(), after.clone());
-            move || {
-                let forgotten = double.forgotten.lock().unwrap().len();
-                thread::spawn(move || {
-                    wait_until("it is forgotten", || {
-                        double.forgotten.lock().unwrap().len() > forgotten
-                    });
-                    after.lock().unwrap().take().unwrap()();
-                })
+        for load_meanwhile in [false, true] {
+            let (cache, double) = with_double(10, 20);
+            let cache = Arc::new(cache);
+            for key in 0..10 {
+                cache.insert(key, key).unwrap();
             }
-        };
-        let racer = racing();
-        if removal {
-            cache.remove(&key);
-        } else {
-            drop(cache.insert(key, 1000 + key));
+            double.takes.store(true, Ordering::SeqCst);
+            drop(cache.insert(100, 100));
+            double.takes.store(false, Ordering::SeqCst);
+            let key = 5;
+            assert!(double.writing.lock().unwrap().iter().any(|w| *w.key() == key));
+            // Room for the new one.
+            cache.resize(20);
+            let (inner, held) = (double.clone(), cache.clone());
+            *double.after_forget.lock().unwrap() = Some(Box::new(move || {
+                inner.complete();
+                if load_meanwhile {
+                    // Whoever asks now must not bring the old one back either.
+                    if let Begin::Hit(block) = held.begin(key, 1, Attributes::DATA).unwrap() {
+                        assert_ne!(*block, key);
+                    }
+                }
+            }));
+            if removal {
+                assert!(cache.remove(&key));
+            } else {
+                cache.insert(key, 1000 + key).unwrap();
+            }
+            assert!(double.writing.lock().unwrap().is_empty(), "the write has ended");
+            assert_ne!(cache.get(&key).map(|block| *block), Some(key));
+            cache.flush();
+            let found = cache.get_or_load(key, 1, Attributes::DATA, fail).map(|block| *block);
+            assert_ne!(found.ok(), Some(key), "an old value came back");
+            audit(&cache);
         }
-        racer.join().unwrap();
-        double.complete();
-        cache.flush();
-        let outcome = cache.get_or_load(key, 1, Attributes::DATA, fail).map(|b| *b).ok();
-        assert!(outcome.is_none_or(|v| v != key), "an old value came back");
     }
 }
 

@@ -35,8 +35,8 @@ fn an_owner_leaves_nothing_behind() {
             go(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
         };
         assert!(world.cache.close_owner(owner));
-        let stats = world.cache.stats();
-        assert_eq!((stats.resident_blocks(), stats.ghosts(), stats.index.entries), (0, 0, 0));
+        // Sums of lists may lag behind while an evictor is in the middle of a batch.
+        assert_eq!(world.cache.stats().index.entries, 0, "a slot of the owner's is left");
         join([inserter, loader, reader]);
         let stats = world.cache.stats();
         assert_eq!((stats.resident_blocks(), stats.ghosts(), stats.index.entries), (0, 0, 0));
@@ -115,9 +115,9 @@ fn closing_races_everything() {
             })
         };
         world.cache().close();
-        let stats = world.cache().stats();
-        assert_eq!((stats.resident_blocks(), stats.index.entries), (0, 0));
+        assert_eq!(world.cache().stats().index.entries, 0, "a slot is left");
         join([dropper, user]);
+        assert_eq!(world.cache().stats().resident_blocks(), 0);
         assert!(!world.insert(3));
         World::end(world);
     });

@@ -1,0 +1,13 @@
+//! Caches of our own that stand for what was before: textbook ARC and LRU as oracles of
+//! the hit ratio, and an ARC that moves list entries on hits, under one list lock or
+//! many (R1's "before" and "after").
+
+mod list;
+mod locked_arc;
+mod textbook;
+
+pub(crate) use locked_arc::LockedArc;
+pub(crate) use textbook::{TextbookArc, TextbookLru};
+
+/// The hasher that every table of the bench and every peer uses.
+pub(crate) type FastHash = hashbrown::DefaultHashBuilder;

@@ -1,0 +1,120 @@
+//! `cached-read`: all blocks are resident, every read hits. R1's workload in one process.
+//!
+//! With `--copy true` a read copies its block out, as a read system call does; the
+//! yardstick is memcpy from the same memory. With `--copy false` it reads eight bytes at
+//! a pseudo-random place of the block, so that the cache itself is most of the cost.
+
+use super::{best, chosen, grouped, interleave, model, panels_over_threads};
+use crate::blocks::BLOCK_BYTES;
+use crate::counted::Counted;
+use crate::keys::{Distribution, KeySpace};
+use crate::options::{Common, Failure, cpus};
+use crate::report::plot::Panel;
+use crate::report::{Against, Ratio, Record, fold_all};
+use crate::subjects::{PEERS, ReadBlocks, ReadPlan, ReadSubject, readers};
+
+const NAME: &str = "cached-read";
+const THREADS: [usize; 5] = [1, 2, 4, 8, 32];
+/// 1 GiB of blocks.
+pub(crate) const BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
+
+/// What `cached-read` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks of 8 KiB.
+    #[arg(long, default_value_t = BLOCKS, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) blocks: u64,
+    /// Copy blocks out, or read eight bytes of them.
+    #[arg(long, value_delimiter = ',', default_value = "true,false")]
+    pub(crate) copy: Vec<bool>,
+    /// Which blocks are read.
+    #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
+    pub(crate) distribution: Vec<Distribution>,
+    /// Predict 1 to 64 CPUs from costs measured here, instead.
+    #[arg(long)]
+    pub(crate) model: bool,
+}
+
+/// Measures all subjects.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    if args.model {
+        return model::run(common, args);
+    }
+    let threads = common.threads_or(&THREADS)?;
+    let blocks = ReadBlocks::new(args.blocks as usize)?;
+    let candidates = readers(&blocks, cpus());
+    common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
+    let wanted = candidates.into_iter().filter(|c| common.wants(c.name)).collect();
+    let groups = grouped(wanted, |c| c.name);
+    let mut records = Vec::new();
+    for distribution in &args.distribution {
+        let keys = KeySpace::new(*distribution, blocks.len() as u64, common.seed);
+        for copy in &args.copy {
+            let plan = |threads: &usize| ReadPlan {
+                threads: *threads,
+                limit: common.limit(),
+                keys: keys.clone(),
+                copy: *copy,
+                seed: common.seed,
+            };
+            let plans: Vec<ReadPlan> = threads.iter().map(plan).collect();
+            records.extend(measure(common, &groups, &plans, *distribution)?);
+        }
+    }
+    Ok(records)
+}
+
+/// One subject's best candidate at one number of threads.
+struct Cell<'a> {
+    plan: &'a ReadPlan,
+    subject: &'a ReadSubject,
+    candidates: usize,
+}
+
+/// All subjects at all numbers of threads: the best candidate of each, then repetitions.
+fn measure(
+    common: &Common,
+    groups: &[Vec<ReadSubject>],
+    plans: &[ReadPlan],
+    distribution: Distribution,
+) -> Result<Vec<Record>, Failure> {
+    let mut cells = Vec::new();
+    for plan in plans {
+        let tuning = ReadPlan { limit: common.tuning_limit(), keys: plan.keys.clone(), ..*plan };
+        cells.extend(groups.iter().map(|group| Cell {
+            plan,
+            subject: best(group, |c| c.run(&tuning).ops_per_s()),
+            candidates: group.len(),
+        }));
+    }
+    let found = interleave(common.reps, cells.len(), |i, _| {
+        let Cell { plan, subject, candidates } = &cells[i];
+        let counted = Counted::start();
+        let sample = subject.run(plan);
+        let record = Record::new(NAME, subject.name, plan.threads)
+            .param("copy", plan.copy)
+            .param("distribution", distribution.name())
+            .param("config", chosen(&subject.config, *candidates).as_str())
+            .figure("ops_per_s", sample.ops_per_s())
+            .figure("hit_ratio", sample.hit_ratio())
+            .figure("cpu_ns_per_op", sample.cpu_ns_per_op())
+            .figure("cpu_s", sample.cpu_s);
+        Ok::<Record, Failure>(counted.add_to(record, sample.ops))
+    })?;
+    let ratio = |name, against| Ratio { name, figure: "ops_per_s", against };
+    let ratios = [
+        ratio("ratio_to_memcpy", Against::Subject("memcpy")),
+        ratio("ratio_to_quick_cache", Against::Subject("quick_cache")),
+        ratio("ratio_to_best_peer", Against::Best(PEERS)),
+        ratio("ratio_to_2_threads", Against::Threads(2)),
+    ];
+    Ok(fold_all(&found, &ratios))
+}
+
+/// Throughput over threads, or what the model says of CPUs.
+pub(crate) fn panels(args: &Args, records: &[Record]) -> Vec<Panel> {
+    if args.model {
+        return model::panels(records);
+    }
+    panels_over_threads(records, &["distribution", "copy"], "ops_per_s")
+}

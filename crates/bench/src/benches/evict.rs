@@ -1,0 +1,127 @@
+//! `evict`: get or insert, with a working set larger than the cache.
+//!
+//! All subjects get the same number of blocks and the lightest value there is, so that
+//! policy and bookkeeping are what is measured. The mean and the largest number of
+//! resident blocks are reported: nobody wins by holding more.
+
+use super::{best, chosen, grouped, interleave, panels_over_threads};
+use crate::counted::Counted;
+use crate::keys::{Distribution, KeySpace};
+use crate::options::{Common, Failure, cpus};
+use crate::report::plot::Panel;
+use crate::report::{Against, Ratio, Record, fold_all};
+use crate::subjects::{EvictPlan, EvictSubject, PEERS, inserters};
+
+const NAME: &str = "evict";
+const THREADS: [usize; 4] = [1, 2, 8, 32];
+/// Operations before the measurement, as a multiple of the capacity.
+const WARMUP_FACTOR: u64 = 16;
+
+/// What `evict` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks that the cache holds.
+    #[arg(long, default_value_t = 1 << 17, value_parser = clap::value_parser!(u64).range(64..=1 << 28))]
+    pub(crate) capacity: u64,
+    /// Working set as a multiple of the cache.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) factor: u64,
+    /// Which blocks are asked for.
+    #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
+    pub(crate) distribution: Vec<Distribution>,
+}
+
+/// Measures all subjects.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    let threads = common.threads_or(&THREADS)?;
+    let candidates = inserters(cpus());
+    common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
+    let wanted = candidates.into_iter().filter(|c| common.wants(c.name)).collect();
+    let groups = grouped(wanted, |c: &EvictSubject| c.name);
+    let mut records = Vec::new();
+    for distribution in &args.distribution {
+        let keys = KeySpace::new(*distribution, args.capacity * args.factor, common.seed);
+        let plan = |threads: &usize| EvictPlan {
+            threads: *threads,
+            limit: common.limit(),
+            warmup_operations: args.capacity * WARMUP_FACTOR,
+            keys: keys.clone(),
+            capacity: args.capacity,
+            seed: common.seed,
+        };
+        let plans: Vec<EvictPlan> = threads.iter().map(plan).collect();
+        records.extend(measure(common, &groups, &plans, *distribution)?);
+    }
+    add_distance_to_textbook(&mut records);
+    Ok(records)
+}
+
+/// One subject's best candidate at one number of threads.
+struct Cell<'a> {
+    plan: &'a EvictPlan,
+    subject: &'a EvictSubject,
+    candidates: usize,
+}
+
+/// All subjects at all numbers of threads: the best candidate of each, then repetitions.
+fn measure(
+    common: &Common,
+    groups: &[Vec<EvictSubject>],
+    plans: &[EvictPlan],
+    distribution: Distribution,
+) -> Result<Vec<Record>, Failure> {
+    let mut cells = Vec::new();
+    for plan in plans {
+        let tuning = EvictPlan { limit: common.tuning_limit(), keys: plan.keys.clone(), ..*plan };
+        let able = |group: &&Vec<EvictSubject>| group.iter().all(|c| c.max_threads >= plan.threads);
+        cells.extend(groups.iter().filter(able).map(|group| Cell {
+            plan,
+            subject: best(group, |c| c.run(&tuning).sample.ops_per_s()),
+            candidates: group.len(),
+        }));
+    }
+    let found = interleave(common.reps, cells.len(), |i, _| {
+        let Cell { plan, subject, candidates } = &cells[i];
+        let counted = Counted::start();
+        let result = subject.run(plan);
+        let record = Record::new(NAME, subject.name, plan.threads)
+            .param("distribution", distribution.name())
+            .param("capacity_blocks", plan.capacity)
+            .param("config", chosen(&subject.config, *candidates).as_str())
+            .figure("ops_per_s", result.sample.ops_per_s())
+            .figure("hit_ratio", result.sample.hit_ratio())
+            .figure("mean_resident_blocks", result.mean_resident)
+            .figure("max_resident_blocks", result.max_resident as f64)
+            .figure("cpu_ns_per_op", result.sample.cpu_ns_per_op())
+            .figure("cpu_s", result.sample.cpu_s);
+        // Warming up is counted as well.
+        let operations = result.sample.ops + plan.warmup_operations;
+        Ok::<Record, Failure>(counted.add_to(record, operations))
+    })?;
+    let ratio = |name, against| Ratio { name, figure: "ops_per_s", against };
+    let ratios = [
+        ratio("ratio_to_best_peer", Against::Best(PEERS)),
+        ratio("ratio_to_2_threads", Against::Threads(2)),
+    ];
+    Ok(fold_all(&found, &ratios))
+}
+
+/// Adds each row's hit ratio minus that of textbook ARC on one thread, at the same load.
+fn add_distance_to_textbook(records: &mut [Record]) {
+    let textbook: Vec<Record> =
+        records.iter().filter(|r| r.subject() == "textbook-arc").cloned().collect();
+    for record in records.iter_mut() {
+        let same = |t: &&Record| t.get("distribution") == record.get("distribution");
+        let theirs = textbook.iter().find(same).and_then(|t| t.number("hit_ratio"));
+        if let (Some(own), Some(theirs)) = (record.number("hit_ratio"), theirs) {
+            record.figures.push(("hit_ratio_minus_textbook_arc", own - theirs));
+        }
+    }
+}
+
+/// Throughput and hit ratio over threads.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let mut panels = panels_over_threads(records, &["distribution"], "ops_per_s");
+    panels.extend(panels_over_threads(records, &["distribution"], "hit_ratio"));
+    panels
+}

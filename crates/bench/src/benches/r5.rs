@@ -1,0 +1,158 @@
+//! `r5`: a metadata working set in a loop against a stream that is read once (R5).
+//!
+//! The loop is 40 % of the cache. For each access of the loop, four blocks of the stream
+//! pass, metadata and data in turns, each seen once; the stream is ten times the cache.
+//! Between two accesses to a block of the loop pass two caches full of other blocks: neither
+//! LRU nor textbook ARC, whose ghosts remember one cache, can keep it.
+//!
+//! One thread and no time: the figure is the share of the loop's accesses that hit, after
+//! the passes of the loop that count as warm-up.
+
+use crate::baseline::{TextbookArc, TextbookLru};
+use crate::options::{Common, Failure};
+use crate::report::Record;
+use crate::report::plot::{Panel, Series};
+use crate::subjects::forebay::r5_player;
+
+const NAME: &str = "r5";
+const SUBJECTS: [&str; 3] = ["forebay", "textbook-lru", "textbook-arc"];
+/// Share of the cache that the loop is, as a ratio.
+const LOOP_SHARE: (u64, u64) = (2, 5);
+/// Blocks of the stream for each access of the loop.
+const STREAM_A_LOOP: u64 = 4;
+/// Keys of the stream start here.
+const STREAM_START: u64 = 1 << 40;
+
+/// What `r5` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks that the cache holds.
+    #[arg(long, default_value_t = 1 << 15, value_parser = clap::value_parser!(u64).range(64..=1 << 28))]
+    pub(crate) capacity: u64,
+    /// Length of the stream as a multiple of the cache.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(4..=1000))]
+    pub(crate) factor: u64,
+    /// Passes of the loop that count as warm-up.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub(crate) warmup_passes: u64,
+}
+
+/// Whether a block is metadata or data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Directory leaves, dnodes, indirect blocks.
+    Metadata,
+    /// What files hold.
+    Data,
+}
+
+/// Hits of each pass of the loop.
+struct Passes(Vec<(u64, u64)>);
+
+impl Passes {
+    fn ratio_from(&self, pass: usize) -> f64 {
+        let counted = self.0.get(pass..).unwrap_or_default();
+        let (hits, all) = counted.iter().fold((0, 0), |sum, p| (sum.0 + p.0, sum.1 + p.1));
+        hits as f64 / (all as f64).max(1.0)
+    }
+}
+
+fn play(args: &Args, mut request: impl FnMut(u64, Kind) -> bool) -> Passes {
+    let in_loop = (args.capacity * LOOP_SHARE.0 / LOOP_SHARE.1).max(1);
+    let accesses = args.capacity * args.factor / STREAM_A_LOOP;
+    let mut passes = vec![(0, 0); accesses.div_ceil(in_loop) as usize];
+    let mut stream = STREAM_START;
+    for access in 0..accesses {
+        let pass = &mut passes[(access / in_loop) as usize];
+        pass.0 += u64::from(request(access % in_loop, Kind::Metadata));
+        pass.1 += 1;
+        for _ in 0..STREAM_A_LOOP {
+            let kind = if stream.is_multiple_of(2) { Kind::Metadata } else { Kind::Data };
+            request(stream, kind);
+            stream += 1;
+        }
+    }
+    Passes(passes)
+}
+
+/// Plays the pattern to all subjects.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    common.check_subjects(&SUBJECTS)?;
+    let mut records = Vec::new();
+    for subject in SUBJECTS.into_iter().filter(|s| common.wants(s)) {
+        let passes = match subject {
+            "forebay" => play(args, r5_player(args.capacity, common.seed)),
+            "textbook-arc" => {
+                let mut arc = TextbookArc::new(args.capacity);
+                play(args, |key, _| arc.request(key))
+            }
+            _ => {
+                let mut lru = TextbookLru::new(args.capacity);
+                play(args, |key, _| lru.request(key))
+            }
+        };
+        let mut record = Record::new(NAME, subject, 1)
+            .param("capacity_blocks", args.capacity)
+            .figure("loop_hit_ratio", passes.ratio_from(args.warmup_passes as usize));
+        for (name, pass) in PASSES.into_iter().zip(&passes.0) {
+            record = record.figure(name, pass.0 as f64 / pass.1.max(1) as f64);
+        }
+        records.push(record);
+    }
+    Ok(records)
+}
+
+/// Figures of single passes; later ones are only part of the sum.
+const PASSES: [&str; 7] = [
+    "pass_1_hit_ratio",
+    "pass_2_hit_ratio",
+    "pass_3_hit_ratio",
+    "pass_4_hit_ratio",
+    "pass_5_hit_ratio",
+    "pass_6_hit_ratio",
+    "pass_7_hit_ratio",
+];
+
+/// Hit ratio over passes.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let line = |record: &Record| {
+        let point = |(i, name): (usize, &&str)| Some(((i + 1) as f64, record.number(name)?));
+        Series {
+            name: record.subject().to_owned(),
+            points: PASSES.iter().enumerate().filter_map(point).collect(),
+        }
+    };
+    vec![Panel {
+        title: "R5's pattern: hits of the loop".to_owned(),
+        x_label: "pass".to_owned(),
+        y_label: "hit_ratio".to_owned(),
+        log_y: false,
+        series: records.iter().map(line).collect(),
+    }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pattern_is_as_described() {
+        let args = Args { capacity: 1000, factor: 10, warmup_passes: 2 };
+        let (mut looped, mut metadata, mut data) = (0u64, 0u64, 0u64);
+        let mut seen = std::collections::HashSet::new();
+        let passes = play(&args, |key, kind| {
+            if key < STREAM_START {
+                assert!(key < 400 && kind == Kind::Metadata);
+                looped += 1;
+                return true;
+            }
+            assert!(seen.insert(key), "the stream passes once");
+            metadata += u64::from(kind == Kind::Metadata);
+            data += u64::from(kind == Kind::Data);
+            false
+        });
+        assert_eq!((looped, metadata, data), (2500, 5000, 5000));
+        assert_eq!(passes.0.len(), 7);
+        assert_eq!(passes.ratio_from(2), 1.0);
+    }
+}

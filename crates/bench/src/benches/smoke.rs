@@ -1,0 +1,120 @@
+//! `smoke`: every bench with tiny numbers, in a few seconds, so that none of them rots. The
+//! figures mean nothing; that all expected subjects have some does.
+
+use std::path::Path;
+
+use super::{cached_read, evict, freeing, index, memory, overflow, r5};
+use crate::keys::Distribution;
+use crate::options::{Common, Failure};
+use crate::report::plot::{self, Panel};
+use crate::report::{self, Record};
+
+const SECONDS: f64 = 0.02;
+const BLOCKS: u64 = 256;
+
+fn small(common: &Common, threads: &[usize]) -> Common {
+    Common { reps: 1, seconds: SECONDS, threads: threads.to_vec(), plot: None, ..common.clone() }
+}
+
+/// Runs every bench, checks that it found something, and draws its plot.
+pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
+    let two = small(common, &[2]);
+    let one = small(common, &[1]);
+    let distribution = vec![Distribution::Uniform, Distribution::Zipf];
+    let mut read =
+        cached_read::Args { blocks: BLOCKS, copy: vec![true, false], distribution, model: false };
+    let mut all = Vec::new();
+    let mut add = |name: &str, records: Vec<Record>, panels: Vec<Panel>, figure: &str| {
+        check(name, &records, figure)?;
+        draw(name, &panels)?;
+        all.extend(records);
+        Ok::<(), Failure>(())
+    };
+
+    let records = cached_read::run(&two, &read)?;
+    add("cached-read", records.clone(), cached_read::panels(&read, &records), "ops_per_s")?;
+    read.model = true;
+    if crate::options::cpus() >= 2 {
+        let records = cached_read::run(&two, &read)?;
+        let panels = cached_read::panels(&read, &records);
+        add("cached-read --model", records, panels, "predicted_ops_per_s")?;
+    }
+    let args = evict::Args { capacity: 512, factor: 2, distribution: read.distribution.clone() };
+    for common in [&one, &two] {
+        let records = evict::run(common, &args)?;
+        add("evict", records.clone(), evict::panels(&records), "ops_per_s")?;
+    }
+    let args = index::Args { max_entries: 3000, memory_gib: Some(1) };
+    let records = index::run(&one, &args)?;
+    add("index", records.clone(), index::panels(&records), "ns_per_lookup")?;
+    let args = freeing::Args {
+        capacity_mib: 2,
+        factor: 4,
+        operations: 5000,
+        distribution: Distribution::Zipf,
+        child: None,
+    };
+    let records = freeing::run(&two, &args)?;
+    add("freeing", records.clone(), freeing::panels(&records), "ops_per_s")?;
+    let args = overflow::Args { capacity_mib: 1, shifts: vec![6, 0] };
+    let records = overflow::run(&two, &args)?;
+    add("overflow", records.clone(), overflow::panels(&records), "insert_p99_ns")?;
+    let args = memory::Args {
+        max_entries: 2000,
+        storm: false,
+        bound_mib: 32,
+        child_entries: None,
+        child_storm: false,
+    };
+    let records = memory::run(&two, &args)?;
+    let (fill, storm) = records.split_at(records.len().saturating_sub(1));
+    add("memory", fill.to_vec(), memory::panels(fill), "index_bytes_per_entry")?;
+    add("memory --storm", storm.to_vec(), memory::panels(fill), "rss_to_bound")?;
+    let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
+    let records = r5::run(&one, &args)?;
+    add("r5", records.clone(), r5::panels(&records), "loop_hit_ratio")?;
+    Ok(all)
+}
+
+fn check(bench: &str, records: &[Record], figure: &str) -> Result<(), Failure> {
+    if records.is_empty() {
+        return Err(format!("{bench} found nothing").into());
+    }
+    for record in records {
+        let found = record.number(figure);
+        let sound = found.is_some_and(|value| value.is_finite() && value >= 0.0);
+        if !sound {
+            let subject = record.subject();
+            return Err(format!("{bench}: {subject} has {figure} = {found:?}").into());
+        }
+    }
+    Ok(())
+}
+
+fn draw(bench: &str, panels: &[Panel]) -> Result<(), Failure> {
+    let path = std::env::temp_dir().join(format!("forebay-smoke-{}.svg", std::process::id()));
+    let drawn = plot::write(&path, panels);
+    let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
+    remove(&path);
+    drawn?;
+    if bytes == 0 { Err(format!("{bench} drew nothing").into()) } else { Ok(()) }
+}
+
+fn remove(path: &Path) {
+    // Nothing depends on it: the system's temporary folder is cleaned in any case.
+    let _ = std::fs::remove_file(path);
+}
+
+/// Prints the records bench by bench: their tables have different columns.
+pub(crate) fn print(records: &[Record], as_json: bool) {
+    let mut rest = records;
+    while let Some(first) = rest.first() {
+        let bench = first.get("bench");
+        let count = rest.iter().take_while(|r| r.get("bench") == bench).count();
+        report::print(&rest[..count], as_json);
+        rest = &rest[count..];
+        if !as_json {
+            println!();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `forebay-bench`: the workloads of Forebay's field reports, beside peers, baselines and
+//! yardsticks. `docs/benchmarks.md` says how to run and read each.
+//!
+//! Every bench compares its subjects in one run, interleaved, prints medians, and
+//! states ratios: absolute times are for the reader, ratios are for claims.
+
+// A bench measures wall time, starts threads of its own and holds peers that bring their own
+// locks: nothing here is ever run under a model checker.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod baseline;
+mod benches;
+mod blocks;
+mod counted;
+mod freeing;
+mod index;
+mod keys;
+mod measure;
+mod model;
+mod options;
+mod report;
+mod subjects;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use benches::{
+    cached_read, evict, freeing as freeing_bench, index as index_bench, memory, overflow, r5, smoke,
+};
+use options::{Common, Failure};
+use report::Record;
+use report::plot::{self, Panel};
+
+/// The workloads of Forebay's field reports, with peers, baselines and plots.
+#[derive(Parser)]
+#[command(name = "forebay-bench", version, about)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// All blocks resident: throughput of hits (R1).
+    CachedRead(cached_read::Args),
+    /// Get or insert, working set larger than the cache: throughput and hit ratio.
+    Evict(evict::Args),
+    /// Freeing evicted blocks at once or later, over several indexes (R3).
+    Freeing(freeing_bench::Args),
+    /// Lookup, memory and slowest insert of indexes as they grow (R4).
+    Index(index_bench::Args),
+    /// What an entry costs, and whether a hard bound holds under a storm of inserts.
+    Memory(memory::Args),
+    /// How far past its target the cache may grow before inserters wait (R1's reviewer).
+    Overflow(overflow::Args),
+    /// A metadata loop against a stream read once: hit ratio of the loop (R5).
+    R5(r5::Args),
+    /// Every bench with tiny numbers: do they run?
+    Smoke,
+}
+
+fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
+    let common = &cli.common;
+    Ok(match &cli.command {
+        Command::CachedRead(args) => {
+            let records = cached_read::run(common, args)?;
+            let panels = cached_read::panels(args, &records);
+            (records, panels)
+        }
+        Command::Evict(args) => with_panels(evict::run(common, args)?, evict::panels),
+        Command::Freeing(args) => {
+            with_panels(freeing_bench::run(common, args)?, freeing_bench::panels)
+        }
+        Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
+        Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
+        Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
+        Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
+        Command::Smoke => (smoke::run(common)?, Vec::new()),
+    })
+}
+
+fn with_panels(
+    records: Vec<Record>,
+    panels: impl Fn(&[Record]) -> Vec<Panel>,
+) -> (Vec<Record>, Vec<Panel>) {
+    let panels = panels(&records);
+    (records, panels)
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = run(&cli).and_then(|(records, panels)| {
+        // A smoke run has the rows of all benches, which have different columns.
+        smoke::print(&records, cli.common.json);
+        match &cli.common.plot {
+            Some(path) if !panels.is_empty() => plot::write(path, &panels),
+            _ => Ok(()),
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("forebay-bench: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Running a load on threads for a time or a count, and what the system says it cost.
+//!
+//! Throughput is all threads' operations over the time from the first thread's start
+//! to the last one's end, so that threads that wait for a CPU count as waiting.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a measurement runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    /// Until this much time has passed.
+    Time(Duration),
+    /// Until each thread has done this many operations.
+    Operations(u64),
+}
+
+/// One thread's part of a load.
+pub(crate) trait Worker {
+    /// One operation. Returns true for a hit.
+    fn step(&mut self) -> bool;
+}
+
+/// What a measurement found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sample {
+    /// Operations of all threads.
+    pub(crate) ops: u64,
+    /// Those that hit.
+    pub(crate) hits: u64,
+    /// Wall time.
+    pub(crate) elapsed_s: f64,
+    /// CPU time of the process, user and system.
+    pub(crate) cpu_s: f64,
+}
+
+impl Sample {
+    /// Throughput.
+    pub(crate) fn ops_per_s(&self) -> f64 {
+        self.ops as f64 / self.elapsed_s.max(1e-9)
+    }
+
+    /// Hits over operations.
+    pub(crate) fn hit_ratio(&self) -> f64 {
+        self.hits as f64 / (self.ops as f64).max(1.0)
+    }
+
+    /// CPU time over operations.
+    pub(crate) fn cpu_ns_per_op(&self) -> f64 {
+        self.cpu_s * 1e9 / (self.ops as f64).max(1.0)
+    }
+}
+
+/// Operations between two looks at the stop flag.
+const BATCH_OPERATIONS: u64 = 64;
+/// Time between two looks of the observer.
+const OBSERVE_EVERY: Duration = Duration::from_millis(10);
+
+/// Runs `threads` workers and calls `observe` now and then meanwhile.
+pub(crate) fn run<W, M, O>(threads: usize, limit: Limit, make: M, mut observe: O) -> Sample
+where
+    W: Worker,
+    M: Fn(usize) -> W + Sync,
+    O: FnMut(),
+{
+    let barrier = Barrier::new(threads + 1);
+    let stop = AtomicBool::new(false);
+    let (barrier, stop, make) = (&barrier, &stop, &make);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut worker = make(thread);
+                    barrier.wait();
+                    work(&mut worker, limit, stop)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let cpu_before = cpu_seconds();
+        let begun = Instant::now();
+        while !handles.iter().all(|h| h.is_finished()) {
+            let left = match limit {
+                Limit::Time(time) => time.saturating_sub(begun.elapsed()),
+                Limit::Operations(_) => OBSERVE_EVERY,
+            };
+            if left.is_zero() {
+                stop.store(true, Ordering::Relaxed);
+                break;
+            }
+            std::thread::sleep(left.min(OBSERVE_EVERY));
+            observe();
+        }
+        let parts: Vec<Part> = handles
+            .into_iter()
+            .map(|h| h.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        total(&parts, cpu_seconds() - cpu_before)
+    })
+}
+
+struct Part {
+    ops: u64,
+    hits: u64,
+    start: Instant,
+    end: Instant,
+}
+
+fn work<W: Worker>(worker: &mut W, limit: Limit, stop: &AtomicBool) -> Part {
+    let most = match limit {
+        Limit::Time(_) => u64::MAX,
+        Limit::Operations(ops) => ops,
+    };
+    let start = Instant::now();
+    let (mut ops, mut hits) = (0u64, 0u64);
+    while ops < most && !stop.load(Ordering::Relaxed) {
+        let batch = BATCH_OPERATIONS.min(most - ops);
+        for _ in 0..batch {
+            hits += u64::from(worker.step());
+        }
+        ops += batch;
+    }
+    Part { ops, hits, start, end: Instant::now() }
+}
+
+fn total(parts: &[Part], cpu_s: f64) -> Sample {
+    let start = parts.iter().map(|p| p.start).min();
+    let end = parts.iter().map(|p| p.end).max();
+    let elapsed_s = match (start, end) {
+        (Some(start), Some(end)) => end.duration_since(start).as_secs_f64(),
+        _ => 0.0,
+    };
+    Sample {
+        ops: parts.iter().map(|p| p.ops).sum(),
+        hits: parts.iter().map(|p| p.hits).sum(),
+        elapsed_s,
+        cpu_s,
+    }
+}
+
+fn usage(who: libc::c_int) -> libc::rusage {
+    // SAFETY: `rusage` is plain integers, for which all zeroes is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live `rusage` that the call fills; it keeps nothing.
+    let code = unsafe { libc::getrusage(who, &raw mut usage) };
+    assert_eq!(code, 0, "getrusage cannot fail on its own process");
+    usage
+}
+
+/// CPU seconds of this process so far, user and system.
+pub(crate) fn cpu_seconds() -> f64 {
+    let usage = usage(libc::RUSAGE_SELF);
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+/// Times that the calling thread was taken off its CPU against its will.
+pub(crate) fn preemptions() -> i64 {
+    usage(libc::RUSAGE_THREAD).ru_nivcsw
+}
+
+/// Largest resident set of this process so far, bytes.
+pub(crate) fn peak_rss_bytes() -> u64 {
+    // Linux counts `ru_maxrss` in KiB.
+    usage(libc::RUSAGE_SELF).ru_maxrss as u64 * 1024
+}
+
+/// Resident set of this process now, bytes; 0 if `/proc` is not there.
+pub(crate) fn rss_bytes() -> u64 {
+    const PAGE_BYTES: u64 = 4096;
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
+    pages.unwrap_or(0) * PAGE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Every(u64, u64);
+
+    impl Worker for Every {
+        fn step(&mut self) -> bool {
+            self.1 += 1;
+            self.1.is_multiple_of(self.0)
+        }
+    }
+
+    #[test]
+    fn operations_are_exact() {
+        let sample = run(3, Limit::Operations(1000), |_| Every(4, 0), || {});
+        assert_eq!((sample.ops, sample.hits), (3000, 750));
+        assert!(sample.elapsed_s > 0.0);
+    }
+
+    #[test]
+    fn time_ends_a_run() {
+        let mut seen = 0;
+        let limit = Limit::Time(Duration::from_millis(60));
+        let sample = run(2, limit, |_| Every(1, 0), || seen += 1);
+        assert!(sample.ops > 0 && sample.ops == sample.hits);
+        assert!(sample.elapsed_s >= 0.05 && seen > 0);
+        assert!(rss_bytes() > 0 && peak_rss_bytes() >= 4096);
+    }
+}

@@ -1,0 +1,89 @@
+//! The baselines: an ARC under one list lock or many (R1), and the textbook's.
+
+use std::sync::Mutex;
+
+use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use crate::baseline::{LockedArc, TextbookArc, TextbookLru};
+use crate::blocks::Handle;
+
+/// R1's default: one sublist a CPU, and at least this many.
+const LEAST_SUBLISTS: usize = 4;
+
+/// Sublists of the baseline "after".
+pub(crate) fn sublists(cpus: usize) -> usize {
+    cpus.max(LEAST_SUBLISTS)
+}
+
+impl<H: Handle> Reader for LockedArc<H> {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let handle = self.get(key)?;
+        Some(touch(&handle))
+    }
+}
+
+/// An ARC baseline that holds all of `handles`.
+pub(crate) fn filled<H: Handle>(handles: &[H], sublists: usize) -> LockedArc<H> {
+    let arc = LockedArc::new(handles.len() as u64, sublists);
+    for (key, handle) in handles.iter().enumerate() {
+        arc.insert(key as u64, handle.clone());
+    }
+    arc
+}
+
+pub(super) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
+    let many = sublists(cpus);
+    let after = format!("{many} sublists, huge pages");
+    vec![
+        ReadSubject::new("arc-1-lock", "1 sublist, huge pages", filled(&blocks.spans, 1)),
+        ReadSubject::new("arc-n-locks", after, filled(&blocks.spans, many)),
+    ]
+}
+
+impl Inserter for LockedArc<u64> {
+    #[inline]
+    fn get_or_insert(&self, key: u64) -> bool {
+        let hit = self.get(key).is_some();
+        if !hit {
+            self.insert(key, key);
+        }
+        hit
+    }
+
+    fn resident(&self) -> u64 {
+        LockedArc::resident(self)
+    }
+}
+
+impl Inserter for Mutex<TextbookArc> {
+    fn get_or_insert(&self, key: u64) -> bool {
+        self.lock().is_ok_and(|mut arc| arc.request(key))
+    }
+
+    fn resident(&self) -> u64 {
+        self.lock().map_or(0, |arc| arc.resident())
+    }
+}
+
+impl Inserter for Mutex<TextbookLru> {
+    fn get_or_insert(&self, key: u64) -> bool {
+        self.lock().is_ok_and(|mut lru| lru.request(key))
+    }
+
+    fn resident(&self) -> u64 {
+        self.lock().map_or(0, |lru| lru.resident())
+    }
+}
+
+pub(super) fn inserters(cpus: usize) -> Vec<EvictSubject> {
+    let many = sublists(cpus);
+    let after = format!("{many} sublists");
+    vec![
+        EvictSubject::new("arc-1-lock", "1 sublist", |c| LockedArc::<u64>::new(c, 1)),
+        EvictSubject::new("arc-n-locks", after, move |c| LockedArc::<u64>::new(c, many)),
+        EvictSubject::new("textbook-arc", "", |c| Mutex::new(TextbookArc::new(c)))
+            .single_threaded(),
+        EvictSubject::new("textbook-lru", "", |c| Mutex::new(TextbookLru::new(c)))
+            .single_threaded(),
+    ]
+}

@@ -1,0 +1,155 @@
+//! Forebay's own cache, with nothing set but what the load asks for.
+
+use std::sync::Arc;
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+use forebay_cache::{Attributes, Builder, Cache, Key, Reclaim};
+
+use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use crate::benches::freeing::Freeing;
+use crate::benches::r5::Kind;
+use crate::blocks::{BLOCK_BYTES, fill};
+use crate::freeing::{block_bytes, use_block};
+use crate::options::Failure;
+
+/// Why a cache or its arena could be made in vain: the bench cannot go on.
+const NO_CACHE: &str = "the system has no memory or no thread for the cache";
+
+/// Builds, or ends the bench.
+pub(crate) fn built<K: Key, V: Send + Sync + 'static>(builder: Builder<K, V>) -> Cache<K, V> {
+    builder.build().expect(NO_CACHE)
+}
+
+/// An arena of a number of bytes.
+pub(crate) fn arena(limit_bytes: u64) -> Arc<Arena> {
+    Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Auto }).expect(NO_CACHE)
+}
+
+impl Reader for Cache<u64, Buffer> {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let block = self.get(&key)?;
+        Some(touch(&block))
+    }
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    let bytes = (blocks.len() * BLOCK_BYTES) as u64;
+    // Twice the room, as the peers have.
+    let arena = arena(2 * bytes);
+    let cache = built(Cache::builder().capacity(2 * bytes).weigher(|_, b: &Buffer| b.len() as u64));
+    for key in 0..blocks.len() as u64 {
+        let mut block = arena.alloc(BLOCK_BYTES).expect("the arena has twice the room");
+        fill(&mut block, key);
+        cache.insert(key, block).expect("the cache has twice the room");
+    }
+    vec![ReadSubject::new("forebay", "defaults, arena", cache)]
+}
+
+impl Inserter for Cache<u64, u64> {
+    #[inline]
+    fn get_or_insert(&self, key: u64) -> bool {
+        let hit = self.get(&key).is_some();
+        if !hit {
+            // A refused block is a block not cached: the hit ratio shows it.
+            let _ = self.insert(key, key);
+        }
+        hit
+    }
+
+    fn resident(&self) -> u64 {
+        self.stats().resident_blocks()
+    }
+}
+
+pub(super) fn inserters() -> Vec<EvictSubject> {
+    let build = |blocks| built(Cache::<u64, u64>::builder().capacity(blocks).weigher(|_, _| 1));
+    vec![EvictSubject::new("forebay", "defaults", build)]
+}
+
+/// A cache in which `r5` plays its pattern: one thread evicts as it inserts, and the seed is fixed.
+pub(crate) fn r5_player(capacity: u64, seed: u64) -> impl FnMut(u64, Kind) -> bool {
+    let builder = Cache::<u64, ()>::builder().capacity(capacity).weigher(|_, ()| 1);
+    let cache = built(builder.reclaim(Reclaim::Inline).seed(seed));
+    move |key, kind| {
+        let hit = cache.get(&key).is_some();
+        if !hit {
+            let attributes =
+                if kind == Kind::Metadata { Attributes::METADATA } else { Attributes::DATA };
+            // As in `Inserter`: a refused block is a miss the next time.
+            let _ = cache.insert_with(key, (), attributes);
+        }
+        hit
+    }
+}
+
+/// `freeing` with blocks of our arena.
+pub(crate) struct ArenaFreeing {
+    arena: Arc<Arena>,
+    cache: Cache<u64, Buffer>,
+}
+
+impl ArenaFreeing {
+    /// An empty cache of a number of bytes.
+    pub(crate) fn new(capacity_bytes: u64) -> Self {
+        // Blocks that are pinned or on their way are outside the capacity.
+        let arena = arena(capacity_bytes + capacity_bytes / 4 + (8 << 20));
+        let builder = Cache::builder().capacity(capacity_bytes);
+        Self { arena, cache: built(builder.weigher(|_, b: &Buffer| b.len() as u64)) }
+    }
+}
+
+impl Freeing for ArenaFreeing {
+    fn get_or_insert(&self, key: u64) -> bool {
+        if let Some(block) = self.cache.get(&key) {
+            std::hint::black_box(use_block(&block));
+            return true;
+        }
+        if let Ok(mut block) = self.arena.alloc(block_bytes(key)) {
+            fill(&mut block, key);
+            let _ = self.cache.insert(key, block);
+        }
+        false
+    }
+
+    fn bytes(&self) -> u64 {
+        self.cache.stats().resident_bytes()
+    }
+}
+
+/// `freeing` with blocks of the system's allocator.
+pub(crate) struct HeapFreeing(Cache<u64, Box<[u8]>>);
+
+impl HeapFreeing {
+    /// An empty cache of a number of bytes.
+    pub(crate) fn new(capacity_bytes: u64) -> Self {
+        let builder = Cache::<u64, Box<[u8]>>::builder().capacity(capacity_bytes);
+        Self(built(builder.weigher(|_, block| block.len() as u64)))
+    }
+}
+
+impl Freeing for HeapFreeing {
+    fn get_or_insert(&self, key: u64) -> bool {
+        if let Some(block) = self.0.get(&key) {
+            std::hint::black_box(use_block(&block));
+            return true;
+        }
+        let mut block = vec![0u8; block_bytes(key)].into_boxed_slice();
+        fill(&mut block, key);
+        let _ = self.0.insert(key, block);
+        false
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.stats().resident_bytes()
+    }
+}
+
+/// A cache under a hard bound, and the arena of its blocks, which keeps to the same bound by itself.
+pub(crate) fn bounded(bound_bytes: u64) -> Result<(Arc<Arena>, Cache<u64, Buffer>), Failure> {
+    let config = ArenaConfig { limit_bytes: bound_bytes, huge_pages: HugePages::Auto };
+    let arena = Arena::new(config)?;
+    let builder = Cache::builder().bound(bound_bytes);
+    let cache = builder.weigher(|_, block: &Buffer| block.footprint() as u64).build()?;
+    Ok((arena, cache))
+}

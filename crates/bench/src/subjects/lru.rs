@@ -1,0 +1,82 @@
+//! `Mutex<LruCache>`, what people write first: one shard and 64.
+
+use std::num::NonZeroUsize;
+
+use forebay_base::sync::Mutex;
+use lru::LruCache;
+
+use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use crate::baseline::FastHash;
+use crate::blocks::Handle;
+use crate::keys::scramble;
+
+/// Shards on lines of their own.
+#[repr(align(128))]
+struct Shard<V>(Mutex<LruCache<u64, V, FastHash>>);
+
+struct ShardedLru<V>(Box<[Shard<V>]>);
+
+const SUBJECTS: [(&str, usize); 2] = [("mutex-lru-1", 1), ("mutex-lru-64", 64)];
+
+impl<V: Clone> ShardedLru<V> {
+    fn new(capacity: u64, shards: usize) -> Self {
+        let each = NonZeroUsize::new(capacity as usize / shards).unwrap_or(NonZeroUsize::MIN);
+        let shard =
+            |_| Shard(Mutex::named("peer lru", LruCache::with_hasher(each, FastHash::default())));
+        Self((0..shards).map(shard).collect())
+    }
+
+    #[inline]
+    fn shard(&self, key: u64) -> &Mutex<LruCache<u64, V, FastHash>> {
+        &self.0[(scramble(key) >> 32) as usize % self.0.len()].0
+    }
+}
+
+impl<H: Handle> Reader for ShardedLru<H> {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let handle = self.shard(key).lock().get(&key)?.clone();
+        Some(touch(&handle))
+    }
+}
+
+fn filled<H: Handle>(handles: &[H], shards: usize) -> ShardedLru<H> {
+    let cache = ShardedLru::new(2 * handles.len() as u64, shards);
+    for (key, handle) in handles.iter().enumerate() {
+        cache.shard(key as u64).lock().put(key as u64, handle.clone());
+    }
+    cache
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    let candidates = |(name, shards)| {
+        [
+            ReadSubject::new(name, "huge pages", filled(&blocks.spans, shards)),
+            ReadSubject::new(name, "heap blocks", filled(&blocks.heap, shards)),
+        ]
+    };
+    SUBJECTS.into_iter().flat_map(candidates).collect()
+}
+
+impl Inserter for ShardedLru<u64> {
+    #[inline]
+    fn get_or_insert(&self, key: u64) -> bool {
+        // One visit to the lock does both, as its users write it.
+        let mut shard = self.shard(key).lock();
+        let hit = shard.get(&key).is_some();
+        if !hit {
+            shard.put(key, key);
+        }
+        hit
+    }
+
+    fn resident(&self) -> u64 {
+        self.0.iter().map(|shard| shard.0.lock().len() as u64).sum()
+    }
+}
+
+pub(super) fn inserters() -> Vec<EvictSubject> {
+    let one =
+        |(name, shards)| EvictSubject::new(name, "", move |c| ShardedLru::<u64>::new(c, shards));
+    SUBJECTS.into_iter().map(one).collect()
+}

@@ -1,0 +1,74 @@
+//! moka: a lock-free map, policy kept by batches of recorded operations. No shards to set.
+
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+
+use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use crate::baseline::FastHash;
+use crate::blocks::Handle;
+
+type Moka<V> = Cache<u64, V, FastHash>;
+
+fn build<V: Clone + Send + Sync + 'static>(capacity: u64, policy: EvictionPolicy) -> Moka<V> {
+    Cache::builder()
+        .max_capacity(capacity)
+        .eviction_policy(policy)
+        .build_with_hasher(FastHash::default())
+}
+
+fn policies() -> [(&'static str, EvictionPolicy); 2] {
+    [("TinyLFU", EvictionPolicy::tiny_lfu()), ("LRU", EvictionPolicy::lru())]
+}
+
+/// A type of ours around theirs, so that a trait of ours with a generic method applies.
+struct Filled<H>(Moka<H>);
+
+impl<H: Handle> Reader for Filled<H> {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let handle = self.0.get(&key)?;
+        Some(touch(&handle))
+    }
+}
+
+fn filled<H: Handle>(handles: &[H], policy: EvictionPolicy) -> Filled<H> {
+    let cache = build(2 * handles.len() as u64, policy);
+    for (key, handle) in handles.iter().enumerate() {
+        cache.insert(key as u64, handle.clone());
+    }
+    cache.run_pending_tasks();
+    Filled(cache)
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    let candidates = |(name, policy): (&str, EvictionPolicy)| {
+        let name = |memory| format!("{name}, {memory}");
+        [
+            ReadSubject::new("moka", name("huge pages"), filled(&blocks.spans, policy.clone())),
+            ReadSubject::new("moka", name("heap blocks"), filled(&blocks.heap, policy)),
+        ]
+    };
+    policies().into_iter().flat_map(candidates).collect()
+}
+
+impl Inserter for Moka<u64> {
+    #[inline]
+    fn get_or_insert(&self, key: u64) -> bool {
+        let hit = self.get(&key).is_some();
+        if !hit {
+            self.insert(key, key);
+        }
+        hit
+    }
+
+    fn resident(&self) -> u64 {
+        self.entry_count()
+    }
+}
+
+pub(super) fn inserters() -> Vec<EvictSubject> {
+    let candidate = |(name, policy): (&'static str, EvictionPolicy)| {
+        EvictSubject::new("moka", name, move |c| build::<u64>(c, policy.clone()))
+    };
+    policies().into_iter().map(candidate).collect()
+}

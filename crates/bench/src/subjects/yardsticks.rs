@@ -1,0 +1,43 @@
+//! What no cache can beat: memory itself, and a map that never changes.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::{ReadBlocks, ReadSubject, Reader};
+use crate::baseline::FastHash;
+use crate::blocks::{BlockRegion, Handle};
+
+/// A block's place is its key: nothing but the memory is measured.
+struct Memory(Arc<BlockRegion>);
+
+impl Reader for Memory {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        Some(touch(self.0.block(key as usize)))
+    }
+}
+
+/// An immutable map of counted handles: each read clones one and drops it.
+struct Frozen<H>(HashMap<u64, H, FastHash>);
+
+impl<H: Handle> Reader for Frozen<H> {
+    #[inline]
+    fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let handle = self.0.get(&key)?.clone();
+        Some(touch(&handle))
+    }
+}
+
+fn frozen<H: Handle>(handles: &[H]) -> Frozen<H> {
+    Frozen(handles.iter().cloned().enumerate().map(|(key, h)| (key as u64, h)).collect())
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    vec![
+        ReadSubject::new("memcpy", "plain pages", Memory(blocks.plain.clone())),
+        ReadSubject::new("memcpy", "huge pages", Memory(blocks.huge.clone())),
+        ReadSubject::new("frozen", "heap blocks", frozen(&blocks.heap)),
+        ReadSubject::new("frozen", "huge pages", frozen(&blocks.spans)),
+    ]
+}

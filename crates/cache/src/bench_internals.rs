@@ -1,0 +1,38 @@
+//! The index by itself, for `forebay-bench index`. Not a stable interface.
+
+use crate::index::line::Slot;
+use crate::index::{Index, Visit};
+
+pub use crate::index::IndexStats;
+
+/// The cache's index without its headers: a place stands for a header's address.
+pub struct BareIndex(Index);
+
+impl Default for BareIndex {
+    fn default() -> Self {
+        Self(Index::new())
+    }
+}
+
+impl BareIndex {
+    /// Adds an entry. `hash_of` tells the hash of a place that was added before. False if there was no room to grow.
+    pub fn insert(&self, hash: u64, place: usize, hash_of: impl Fn(usize) -> u64) -> bool {
+        let address = |place: usize| (place + 1) * 64;
+        let slot = Slot::resident(hash, address(place));
+        self.0.lock(hash).insert(slot, &|address| hash_of(address / 64 - 1)).is_ok()
+    }
+
+    /// The place of the entry of this hash for which `is_it` says yes. Takes no lock.
+    #[inline]
+    pub fn find(&self, hash: u64, mut is_it: impl FnMut(usize) -> bool) -> Option<usize> {
+        self.0.find(hash, |address| {
+            let place = address / 64 - 1;
+            if is_it(place) { Visit::Found(place) } else { Visit::Missed(address as u64) }
+        })
+    }
+
+    /// What it holds and how well.
+    pub fn stats(&self) -> IndexStats {
+        self.0.stats()
+    }
+}

@@ -1,0 +1,80 @@
+//! `cargo xtask docs`: files that are made from tables in the code.
+//!
+//! The tables are the truth: parser, validation and help come from the same rows. `tidy` checks
+//! that what lies in `docs/` is what this makes.
+
+use std::path::Path;
+use std::{fs, io};
+
+use forebay_cache::counters::CacheCounters;
+use forebay_cache::tunables::CacheTunables;
+
+/// A file and what it must hold.
+pub(crate) struct Generated {
+    /// Relative to the workspace.
+    pub(crate) path: &'static str,
+    pub(crate) text: String,
+}
+
+const NOTICE: &str = "<!-- Made by `cargo xtask docs`. Edit the table in the code instead. -->\n";
+
+const TUNABLES: &str = "# Tunables
+
+What can be set, crate by crate. A tunable that is settable at `build` is fixed once the owner of
+the table stands; one that is settable at `runtime` takes effect while it runs. A value outside of
+the range is refused with an error that names the range. Sizes take a suffix, such as `64M` or
+`1GiB`.
+";
+
+const COUNTERS: &str = "# Counters
+
+What is counted, crate by crate. Every counter starts at zero and only grows. One that is split
+counts each of the named parts by itself.
+";
+
+/// Makes all generated files.
+pub(crate) fn generate() -> Vec<Generated> {
+    let tunables = forebay_base::tunables::markdown(CacheTunables::ROWS);
+    let counters = forebay_base::counters::markdown(CacheCounters::ROWS);
+    vec![
+        Generated {
+            path: "docs/tunables.md",
+            text: page(TUNABLES, &[("forebay-cache", tunables)]),
+        },
+        Generated {
+            path: "docs/counters.md",
+            text: page(COUNTERS, &[("forebay-cache", counters)]),
+        },
+    ]
+}
+
+/// A page: notice, introduction, then a heading and a table for each crate.
+fn page(introduction: &str, tables: &[(&str, String)]) -> String {
+    let mut text = format!("{NOTICE}{introduction}");
+    for (name, table) in tables {
+        text.push_str(&format!("\n## {name}\n\n{table}"));
+    }
+    text
+}
+
+/// Writes all generated files.
+pub(crate) fn write(root: &Path) -> io::Result<()> {
+    for file in generate() {
+        fs::write(root.join(file.path), file.text)?;
+        println!("wrote {}", file.path);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_its_line() {
+        let files = generate();
+        let lines = |at: usize| files[at].text.lines().filter(|l| l.starts_with("| `")).count();
+        assert_eq!(lines(0), CacheTunables::ROWS.len());
+        assert_eq!(lines(1), CacheCounters::ROWS.len());
+    }
+}

@@ -1,0 +1,68 @@
+//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`.
+//!
+//! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that and
+//! nothing else. Steps run as child processes, so a step's command can be repeated by hand.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a tool: it reads the clock and runs processes, and no model checker runs it"
+)]
+
+mod docs;
+mod runner;
+mod source;
+mod test;
+mod tidy;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: cargo xtask <command>
+
+  test [--full]   everything that a change must pass; --full adds the long runs
+  tidy            the rules of the house: floors, sizes, SAFETY comments, links, ...
+  model [--full]  the model checks alone
+  docs            writes the generated files of docs/
+  help            prints this
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = root();
+    let outcome = match arguments.as_slice() {
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        ["test"] => test::run(&root, false),
+        ["test", "--full"] => test::run(&root, true),
+        ["model"] => test::model(&root, false),
+        ["model", "--full"] => test::model(&root, true),
+        ["tidy"] => tidy::run(&root),
+        ["docs"] => docs::write(&root).map(|()| true),
+        other => {
+            eprintln!("xtask: do not know `{}`\n", other.join(" "));
+            eprint!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's folder: the parent of this crate's, where cargo says that is today.
+fn root() -> PathBuf {
+    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    crate_folder.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask test` and `cargo xtask model`: which steps there are, in which order.
+//!
+//! Cheap steps come first. Cargo features are looked up in the manifests: a crate that gains
+//! `counting` or `peers` is checked with it from then on, without a change here.
+//!
+//! `--full` changes no step's code path, only how long it searches: tests read `FOREBAY_FULL`,
+//! property tests `PROPTEST_CASES`.
+
+use std::io;
+use std::path::Path;
+
+use crate::runner::{self, Step};
+use crate::tree::Tree;
+
+/// Set to `1` for long runs; tests and model checks multiply their iterations by what they like.
+const FULL: &str = "FOREBAY_FULL";
+/// Cases a property test tries in a long run.
+const FULL_CASES: &str = "4096";
+
+/// Runs everything that a change must pass.
+pub(crate) fn run(root: &Path, full: bool) -> io::Result<bool> {
+    let tree = Tree::load(root)?;
+    runner::run(root, &steps(&tree, full))
+}
+
+/// Runs the model checks alone.
+pub(crate) fn model(root: &Path, full: bool) -> io::Result<bool> {
+    let tree = Tree::load(root)?;
+    let steps = model_steps(&tree, full);
+    if steps.is_empty() {
+        println!("no crate has a `tests/model/main.rs`");
+    }
+    runner::run(root, &steps)
+}
+
+fn steps(tree: &Tree, full: bool) -> Vec<Step> {
+    let mut steps = vec![
+        Step::new("format", "fmt --all --check"),
+        Step::new("tidy", "xtask tidy"),
+        Step::new("clippy", "clippy --workspace --all-targets -- -D warnings"),
+    ];
+    for feature in ["counting", "bench_internals", "peers"] {
+        if let Some((features, _)) = with_feature(tree, feature) {
+            let command =
+                format!("clippy --workspace --all-targets --features {features} -- -D warnings");
+            steps.push(Step::new(&format!("clippy with {feature}"), &command));
+        }
+    }
+    steps.push(
+        Step::new("documentation", "doc --workspace --no-deps").with("RUSTDOCFLAGS", "-D warnings"),
+    );
+    let tests = Step::new("tests", "test --workspace --lib --bins --tests --examples");
+    steps.push(long(tests.needs_tests(), full));
+    steps.push(long(Step::new("tests of documentation", "test --workspace --doc"), full));
+    if let Some((features, packages)) = with_feature(tree, "counting") {
+        let command = format!("test {packages} --lib --tests --features {features}");
+        steps.push(long(Step::new("tests with counting", &command).needs_tests(), full));
+    }
+    steps.extend(model_steps(tree, full));
+    if tree.packages.iter().any(|package| package.name == "forebay-bench") {
+        let smoke = Step::new("benches, run small", "run --release -p forebay-bench -- smoke");
+        steps.push(long(smoke, full));
+    }
+    steps
+}
+
+/// The model checks: their own build folder, since the flag rebuilds every crate.
+fn model_steps(tree: &Tree, full: bool) -> Vec<Step> {
+    let folder = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let models = tree.packages.iter().filter(|package| {
+        let main = package.path.replace("Cargo.toml", "tests/model/main.rs");
+        tree.texts.contains_key(&main)
+    });
+    let step = |name: &str| {
+        let command = format!("test -p {name} --release --test model");
+        let step = Step::new(&format!("model checks of {name}"), &command)
+            .with("RUSTFLAGS", "--cfg forebay_model")
+            .with("CARGO_TARGET_DIR", format!("{folder}/model"));
+        long(step.needs_tests(), full)
+    };
+    models.map(|package| step(&package.name)).collect()
+}
+
+fn long(step: Step, full: bool) -> Step {
+    if full { step.with(FULL, "1").with("PROPTEST_CASES", FULL_CASES) } else { step }
+}
+
+/// For all packages that have the feature: the value of `--features`, and the `-p` options.
+fn with_feature(tree: &Tree, feature: &str) -> Option<(String, String)> {
+    let names: Vec<&str> = tree
+        .packages
+        .iter()
+        .filter(|package| package.has_feature(feature))
+        .map(|package| package.name.as_str())
+        .collect();
+    let features: Vec<String> = names.iter().map(|name| format!("{name}/{feature}")).collect();
+    let packages: Vec<String> = names.iter().map(|name| format!("-p {name}")).collect();
+    (!names.is_empty()).then(|| (features.join(","), packages.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: (&str, &str) =
+        ("crates/base/Cargo.toml", "[package]\nname = \"forebay-base\"\n[features]\ncounting = []");
+    const CACHE: (&str, &str) = (
+        "crates/cache/Cargo.toml",
+        "[package]\nname = \"forebay-cache\"\n[features]\ncounting = [\"forebay-base/counting\"]",
+    );
+
+    fn lines(tree: &Tree, full: bool) -> Vec<String> {
+        steps(tree, full).iter().map(Step::command_line).collect()
+    }
+
+    #[test]
+    fn features_and_models_make_steps_where_they_exist() {
+        let none = lines(&Tree::fixture(&[]), false);
+        assert!(!none.iter().any(|line| line.contains("features") || line.contains("model")));
+        let model = ("crates/cache/tests/model/main.rs", "//! Models.");
+        let some = lines(&Tree::fixture(&[BASE, CACHE, model]), false);
+        assert!(
+            some.contains(
+                &"cargo test -p forebay-base -p forebay-cache --lib --tests --features \
+              forebay-base/counting,forebay-cache/counting"
+                    .to_owned()
+            )
+        );
+        assert!(some.iter().any(|line| line.contains("-p forebay-cache --release --test model")));
+    }
+
+    #[test]
+    fn long_runs_say_so_to_tests() {
+        let tree = Tree::fixture(&[BASE]);
+        assert!(!lines(&tree, false).iter().any(|line| line.contains(FULL)));
+        let tests = |line: &&String| line.contains("cargo test");
+        assert!(lines(&tree, true).iter().filter(tests).all(|line| line.contains(FULL)));
+    }
+}

@@ -1,0 +1,73 @@
+//! `cargo xtask tidy`: the rules of the house that neither compiler nor clippy knows.
+//!
+//! Each rule is a function from the [`Tree`] to [`Findings`], in a file of its own with tests on
+//! small fixtures. Rules read text and syntax only, so a run takes a second.
+//!
+//! A rule that can be wrong for a good reason takes an excuse in place, a comment of the form
+//! "tidy: name of the rule, because reason". Which rules do is said in their heads.
+
+mod floors;
+mod format_types;
+mod functions;
+mod generated;
+mod leftovers;
+mod links;
+mod locks;
+mod modules;
+mod shim;
+mod unsafety;
+mod wording;
+
+use std::io;
+use std::path::Path;
+
+use crate::tree::{Findings, Level, Tree};
+
+/// Checks the workspace at `root`, prints what was found, and says whether it is in order.
+pub(crate) fn run(root: &Path) -> io::Result<bool> {
+    let tree = Tree::load(root)?;
+    let mut out = Findings::default();
+    check(&tree, &mut out);
+    generated::check(&tree, &crate::docs::generate(), &mut out);
+    for finding in &out.all {
+        let level = match finding.level {
+            Level::Warning => "warning",
+            Level::Error => "error",
+        };
+        let (path, line, rule) = (&finding.path, finding.line, finding.rule);
+        println!("{path}:{line}: {level}: {} [{rule}]", finding.message);
+    }
+    let (errors, warnings) = (out.errors(), out.all.len() - out.errors());
+    println!(
+        "tidy: {} Rust files, {} files in all: {errors} errors, {warnings} warnings",
+        tree.sources.len(),
+        tree.texts.len(),
+    );
+    Ok(errors == 0)
+}
+
+fn check(tree: &Tree, out: &mut Findings) {
+    for (path, line, why) in &tree.broken {
+        out.error("parse", path, *line, format!("cannot be parsed: {why}"));
+    }
+    floors::check(tree, out);
+    modules::check(tree, out);
+    functions::check(tree, out);
+    unsafety::check(tree, out);
+    format_types::check(tree, out);
+    leftovers::check(tree, out);
+    shim::check(tree, out);
+    wording::check(tree, out);
+    links::check(tree, out);
+    locks::check(tree, out);
+}
+
+/// What a rule says about a fixture, one `path:line` a finding. For the tests of the rules.
+#[cfg(test)]
+fn places(rule: fn(&Tree, &mut Findings), files: &[(&str, &str)]) -> Vec<String> {
+    let tree = Tree::fixture(files);
+    assert!(tree.broken.is_empty(), "a fixture does not parse: {:?}", tree.broken);
+    let mut out = Findings::default();
+    rule(&tree, &mut out);
+    out.all.iter().map(|f| format!("{}:{}", f.path, f.line)).collect()
+}
