@@ -26,6 +26,16 @@ pub fn limit_bytes() -> u64 {
     group_limit(Path::new("/")).map_or(machine, |group| group.min(machine))
 }
 
+/// Asks the C allocator to give the free memory that it keeps back to the system, where it can
+/// (glibc). Takes a while in a process with much of it.
+pub fn return_free_memory() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: `malloc_trim` may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The bytes of memory that this process has in RAM, shared pages included, or nothing if
 /// `/proc` cannot be read. The kernel gathers it from per-processor counts: it may be off by
 /// some dozens of pages a processor.

@@ -286,6 +286,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         inner.compact_rings();
         inner.slab.trim();
         inner.index.trim();
+        // The rings' blocks are the C allocator's.
+        forebay_base::memory::return_free_memory();
     }
 
     /// Changes the capacity, or the hard bound if that is what the cache was built with, to `bytes`. A

@@ -14,6 +14,9 @@ pub struct Overhead {
     pub lists: u64,
     /// The rings of the ghosts; their slots are in `index`.
     pub ghosts: u64,
+    /// Memory of headers and of the index that is resident and unused: the rest of huge pages, and
+    /// what waits to be used again.
+    pub slack: u64,
     /// Counters, locks and tables that do not depend on the number of blocks.
     pub fixed: u64,
     /// What the `overhead` function given to the builder tells, an arena's slack for instance.
@@ -23,7 +26,7 @@ pub struct Overhead {
 impl Overhead {
     /// All kinds together.
     pub fn total(&self) -> u64 {
-        self.headers + self.index + self.lists + self.ghosts + self.fixed + self.others
+        self.headers + self.index + self.lists + self.ghosts + self.slack + self.fixed + self.others
     }
 }
 
@@ -32,7 +35,8 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> 
     let lists = inner.resident.iter().flatten().flat_map(|list| list.iter());
     Overhead {
         headers: inner.slab.bytes(),
-        index: inner.index.resident_bytes(),
+        index: inner.index.used_bytes(),
+        slack: inner.slab.slack_bytes() + inner.index.idle_bytes(),
         lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
         ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
         fixed: size_of::<Inner<K, V>>() as u64 + FIXED,

@@ -120,7 +120,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Gives memory back that is held beyond a share of what is used.
     fn trim_memory(&self) {
-        if self.index.idle_bytes() > (1 << 20) + self.index.used_bytes() / 2 {
+        if self.index.idle_bytes() > (256 << 10) + self.index.used_bytes() / 8 {
             self.index.trim();
         }
     }

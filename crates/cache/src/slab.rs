@@ -40,7 +40,9 @@ pub(crate) struct Slab<K, V> {
     central: Mutex<Central<K, V>>,
     /// Chunk number to first header. Written once a chunk.
     starts: StableChunk<Start>,
-    /// Headers whose memory is or may be resident.
+    /// Headers carved out of chunks.
+    carved: AtomicU64,
+    /// Headers whose memory is or may be resident: those carved, and all of a huge page.
     resident: AtomicU64,
 }
 
@@ -94,6 +96,7 @@ impl<K: Copy, V> Slab<K, V> {
                 Central { chunks: Vec::new(), with_room: BTreeSet::new(), spare: None },
             ),
             starts,
+            carved: AtomicU64::new(0),
             resident: AtomicU64::new(0),
         })
     }
@@ -178,6 +181,7 @@ impl<K: Copy, V> Slab<K, V> {
     fn wipe(&self, chunk: &mut Chunk<K, V>) {
         debug_assert_eq!(chunk.free_count, chunk.carved);
         let resident = if chunk.huge { Self::PER_CHUNK } else { chunk.carved };
+        self.carved.fetch_sub(chunk.carved as u64, Ordering::Relaxed);
         self.resident.fetch_sub(resident as u64, Ordering::Relaxed);
         chunk.memory.advise_huge(false);
         chunk.huge = false;
@@ -241,6 +245,7 @@ impl<K: Copy, V> Slab<K, V> {
                 // SAFETY: as above.
                 unsafe { header.as_ref() }.set_id(first_id + chunk.carved as u32);
                 chunk.carved += 1;
+                self.carved.fetch_add(1, Ordering::Relaxed);
                 self.resident.fetch_add(u64::from(!chunk.huge), Ordering::Relaxed);
                 batch.push(header);
             } else {
@@ -297,9 +302,15 @@ impl<K: Copy, V> Slab<K, V> {
         }
     }
 
-    /// Bytes of headers that are or may be resident.
+    /// Bytes of headers that were ever used since their chunk was last empty.
     pub(crate) fn bytes(&self) -> u64 {
-        self.resident.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
+        self.carved.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
+    }
+
+    /// Bytes beyond those that are or may be resident: the rest of huge pages.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        let resident = self.resident.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64;
+        resident.saturating_sub(self.bytes())
     }
 
     /// Headers taken and not given back. Exact when nothing else runs.

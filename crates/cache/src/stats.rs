@@ -182,8 +182,8 @@ impl fmt::Display for Stats {
         let o = &self.overhead;
         writeln!(
             f,
-            "overhead: headers {} index {} lists {} ghosts {} fixed {} others {}",
-            o.headers, o.index, o.lists, o.ghosts, o.fixed, o.others
+            "overhead: headers {} index {} lists {} ghosts {} slack {} fixed {} others {}",
+            o.headers, o.index, o.lists, o.ghosts, o.slack, o.fixed, o.others
         )?;
         let i = &self.index;
         writeln!(

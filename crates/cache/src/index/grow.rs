@@ -15,10 +15,10 @@ const SIZES: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16];
 /// A segment splits instead of growing beyond this.
 const MAX_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 2 } else { 16 };
 
-/// Entries in a granule at which a segment grows: 5.6 a line of seven.
-const GROW_AT: usize = GRANULE_LINES * 56 / 10;
+/// Entries in a granule at which a segment grows: 5.8 a line of seven.
+const GROW_AT: usize = GRANULE_LINES * 58 / 10;
 /// Entries in a granule after a step that makes a segment smaller.
-const SHRINK_TO: usize = GRANULE_LINES * 45 / 10;
+const SHRINK_TO: usize = GRANULE_LINES * 47 / 10;
 /// Entries in a granule at which it does: far enough below that growth and shrinking do not alternate.
 const SHRINK_AT: usize = GRANULE_LINES * 24 / 10;
 /// Two neighbours whose entries together would fill no more than this share of a segment merge.
@@ -28,6 +28,10 @@ const MERGE_AT: usize = MAX_GRANULES * SHRINK_AT;
 fn tally(cell: &AtomicU64, change: i64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
 }
+
+/// Entries that one step moves at most.
+#[cfg(all(test, not(forebay_model)))]
+pub(super) const MAX_ENTRIES_MOVED: usize = MAX_GRANULES * GRANULE_LINES * SLOTS;
 
 fn size_for(entries: usize, per_granule: usize) -> usize {
     let wanted = entries.div_ceil(per_granule);

@@ -223,14 +223,9 @@ impl Index {
         self.memory.trim();
     }
 
-    /// Bytes that are or may be resident, directories included. Cheap.
-    pub(crate) fn resident_bytes(&self) -> u64 {
-        self.memory.bytes().1 + self.fixed_bytes()
-    }
-
-    /// Bytes of segments. Cheap.
+    /// Bytes of segments and partitions. Cheap.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.memory.bytes().0
+        self.memory.bytes().0 + self.fixed_bytes()
     }
 
     /// Bytes that are or may be resident though no segment uses them. Cheap.

@@ -1,1 +1,358 @@
+//! The index against a naive twin, white-box: structure, counts and memory are looked at too.
 
+use std::cell::Cell;
+use std::collections::HashMap;
+
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::thread::spawn_named;
+use proptest::prelude::*;
+
+use super::grow::MAX_ENTRIES_MOVED;
+use super::line::{self, Slot};
+use super::{Full, Index, MAX_DISTANCE, Visit};
+
+/// A hash of a key; distinct keys have distinct ones.
+fn mix(key: u64) -> u64 {
+    let mut h = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    h ^ (h >> 31)
+}
+
+/// Where the header of a key would be.
+fn address_of(key: u64) -> usize {
+    (key as usize + 1) * 64
+}
+
+fn key_at(address: usize) -> u64 {
+    (address / 64 - 1) as u64
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Resident,
+    Ghost(usize, u64),
+}
+
+struct Twin {
+    index: Index,
+    hash: fn(u64) -> u64,
+    entries: HashMap<u64, Kind>,
+    /// Keys in `entries`, to pick from.
+    keys: Vec<u64>,
+    position: u64,
+}
+
+impl Twin {
+    fn new(hash: fn(u64) -> u64) -> Self {
+        Self { index: Index::new(), hash, entries: HashMap::new(), keys: Vec::new(), position: 0 }
+    }
+
+    fn slot(&self, key: u64, kind: Kind) -> Slot {
+        let hash = (self.hash)(key);
+        match kind {
+            Kind::Resident => Slot::resident(hash, address_of(key)),
+            Kind::Ghost(list, position) => self.index.lock(hash).ghost_slot(list, position),
+        }
+    }
+
+    fn some_ghost(&mut self) -> Kind {
+        self.position += 1;
+        Kind::Ghost((self.position % 4) as usize, self.position * 3)
+    }
+
+    /// Returns how many entries had to be looked at to make room.
+    fn insert(&mut self, key: u64, kind: Kind) -> Result<usize, Full> {
+        let slot = self.slot(key, kind);
+        let moved = Cell::new(0);
+        let hash_of = |address| {
+            moved.set(moved.get() + 1);
+            (self.hash)(key_at(address))
+        };
+        self.index.lock((self.hash)(key)).insert(slot, &hash_of)?;
+        assert_eq!(self.entries.insert(key, kind), None);
+        self.keys.push(key);
+        Ok(moved.get())
+    }
+
+    fn replace(&mut self, at: usize, kind: Kind) {
+        let key = self.keys[at];
+        let slot = self.slot(key, kind);
+        let mut locked = self.index.lock((self.hash)(key));
+        let place = match self.entries[&key] {
+            Kind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
+            Kind::Ghost(list, position) => locked.find_ghost_at(list, position),
+        };
+        locked.replace(place.expect("it is there"), slot);
+        self.entries.insert(key, kind);
+    }
+
+    fn remove(&mut self, at: usize) {
+        let key = self.keys.swap_remove(at);
+        let mut locked = self.index.lock((self.hash)(key));
+        let place = match self.entries.remove(&key).expect("it is there") {
+            Kind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
+            Kind::Ghost(list, position) => locked.find_ghost_at(list, position),
+        };
+        locked.remove(place.expect("it is there"));
+    }
+
+    /// One key, by every way of looking for it.
+    fn check(&self, key: u64) {
+        let hash = (self.hash)(key);
+        let mut visited = Vec::new();
+        let found = self.index.find(hash, |address| {
+            visited.push(address);
+            if address == address_of(key) { Visit::Found(()) } else { Visit::Missed(0) }
+        });
+        let locked = self.index.lock(hash);
+        let resident = locked.find_resident(|a| a == address_of(key)).is_some();
+        assert_eq!(found.is_some(), resident);
+        match self.entries.get(&key) {
+            Some(Kind::Resident) => assert!(resident, "{key} is lost"),
+            Some(Kind::Ghost(list, position)) => {
+                assert!(!resident);
+                assert!(locked.find_ghost_at(*list, *position).is_some(), "ghost of {key} is lost");
+                assert!(locked.find_ghost().is_some());
+            }
+            None => assert!(!resident, "{key} was removed"),
+        }
+    }
+
+    /// Everything: each entry, the structure, the counts.
+    fn audit(&self) {
+        self.keys.iter().for_each(|key| self.check(*key));
+        let (mut slots, mut displaced, mut segments, mut chain, mut granules) = (0, 0, 0, 0, 0);
+        for partition in &self.index.partitions {
+            let _writer = partition.lock.lock();
+            for (entry, first) in partition.distinct_segments() {
+                segments += 1;
+                granules += entry.granules();
+                let lines = entry.lines();
+                let mut away = vec![0u64; lines];
+                let mut count = 0;
+                for (at, slot) in entry.slots() {
+                    let home = line::home(slot.tag(), lines);
+                    let distance = (at + lines - home) % lines;
+                    assert!(distance <= MAX_DISTANCE);
+                    away[home] += u64::from(distance > 0);
+                    chain = chain.max(1 + distance as u64);
+                    count += 1;
+                    let hash = match slot.is_ghost() {
+                        true => None,
+                        false => Some((self.hash)(key_at(slot.address()))),
+                    };
+                    // The segment is the one that the hash selects.
+                    if let Some(hash) = hash {
+                        let word = partition.directory.load(Ordering::Relaxed);
+                        let directory = super::Directory::from_word(word).expect("it has one");
+                        let span = 1usize << (directory.depth() - entry.depth());
+                        assert_eq!(directory.number(hash) / span * span, first);
+                    }
+                }
+                assert_eq!(entry.count(), count, "a segment's count");
+                for (line, away) in entry.all_lines().zip(&away) {
+                    assert_eq!(line.meta.load(Ordering::Relaxed) & 0xffff, *away);
+                    assert_eq!(line.farthest() > 0, *away > 0);
+                }
+                slots += count as u64;
+                displaced += away.iter().sum::<u64>();
+            }
+        }
+        let stats = self.index.stats();
+        assert_eq!((stats.entries, slots), (self.entries.len() as u64, self.entries.len() as u64));
+        assert_eq!((stats.collisions, stats.segments), (displaced, segments));
+        assert!(stats.longest_chain >= chain && stats.longest_chain <= 1 + MAX_DISTANCE as u64);
+        let (used, touched) = self.index.memory.bytes();
+        assert_eq!(used, (granules * super::memory::GRANULE_LINES * 64) as u64);
+        assert!(used <= touched && stats.used_bytes <= stats.resident_bytes);
+        let mut listed = 0;
+        self.index.for_each_slot(|slot| listed += u64::from(!slot.is_empty()));
+        assert_eq!(listed, slots);
+    }
+}
+
+const MOST: u64 = if cfg!(miri) { 600 } else { 100_000 };
+
+/// Grows to `MOST` entries and shrinks to none, with residents becoming ghosts and back on the way.
+fn up_and_down(seed: u64) {
+    let mut twin = Twin::new(mix);
+    let mut rng = SmallRng::from_seed(seed);
+    let (mut next, mut worst) = (0u64, 0);
+    let mut growing = true;
+    let mut audit_at = 10;
+    while growing || !twin.keys.is_empty() {
+        let len = twin.keys.len() as u64;
+        // Two steps on and one back, or the other way round.
+        let inserts = rng.below(3) < if growing { 2 } else { 1 };
+        if len == 0 || inserts {
+            let ghost = rng.below(3) == 0;
+            let kind = if ghost { twin.some_ghost() } else { Kind::Resident };
+            worst = worst.max(twin.insert(next, kind).expect("there is memory"));
+            next += 1;
+        } else {
+            twin.remove(rng.below(len) as usize);
+        }
+        if let Some(len @ 1..) = Some(twin.keys.len() as u64) {
+            let at = rng.below(len) as usize;
+            let other = match twin.entries[&twin.keys[at]] {
+                Kind::Resident => twin.some_ghost(),
+                Kind::Ghost(..) => Kind::Resident,
+            };
+            twin.replace(at, other);
+            twin.check(twin.keys[rng.below(len) as usize]);
+        }
+        twin.check(rng.below(next + 1));
+        let len = twin.keys.len() as u64;
+        if growing && len >= audit_at || !growing && len <= audit_at {
+            twin.audit();
+            audit_at = if growing { audit_at * 10 } else { audit_at / 10 };
+        }
+        if growing && len == MOST {
+            growing = false;
+            audit_at = MOST / 10;
+        }
+    }
+    twin.audit();
+    assert!(worst > 0 && worst <= MAX_ENTRIES_MOVED, "{worst} entries moved by one insert");
+    twin.index.trim();
+    let stats = twin.index.stats();
+    assert_eq!((stats.entries, stats.collisions), (0, 0));
+    // A granule a partition remains, each in a page of its own at worst, and the directories.
+    let partitions = twin.index.partitions.len() as u64;
+    assert!(twin.index.used_bytes() <= partitions << 10, "{stats:?}");
+    assert!(twin.index.resident_bytes() <= partitions * (4096 + 1024), "{stats:?}");
+}
+
+#[test]
+fn every_entry_is_findable_while_it_grows_and_shrinks() {
+    up_and_down(1);
+}
+
+#[test]
+fn growth_alone_costs_sixteen_bytes_an_entry() {
+    let mut twin = Twin::new(mix);
+    let most = if cfg!(miri) { 500 } else { 200_000 };
+    let mut worst = 0.0f64;
+    for key in 0..most {
+        twin.insert(key, Kind::Resident).unwrap();
+        if key >= most / 8 && key % (most / 64) == 0 {
+            worst = worst.max(twin.index.stats().used_bytes as f64 / (key + 1) as f64);
+        }
+    }
+    twin.audit();
+    println!("at worst {worst:.2} bytes an entry; {:?}", twin.index.stats());
+    assert!(cfg!(miri) || worst <= 16.0, "{worst} bytes an entry");
+}
+
+#[test]
+fn a_useless_hash_is_refused_and_harms_few() {
+    // Every fourth key has the same hash.
+    let mut twin = Twin::new(|key| if key % 4 == 0 { 42 } else { mix(key) });
+    let (mut refused, mut good_refused) = (0, 0);
+    for key in 0..if cfg!(miri) { 300 } else { 20_000 } {
+        match twin.insert(key, Kind::Resident) {
+            Ok(_) => {}
+            Err(Full::Collisions) => {
+                // Or a good one whose home line is among the few that the bad ones have filled.
+                refused += u64::from(key % 4 == 0);
+                good_refused += u64::from(key % 4 != 0);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 0 && good_refused * 100 <= refused, "{refused}, {good_refused} good");
+    twin.audit();
+    while !twin.keys.is_empty() {
+        twin.remove(twin.keys.len() / 2);
+    }
+    twin.audit();
+}
+
+#[test]
+fn readers_find_what_stays_while_writers_come_and_go() {
+    if cfg!(miri) {
+        return;
+    }
+    const STAY: u64 = 500;
+    let index = Arc::new(Index::new());
+    let hash_of = |address: usize| mix(key_at(address));
+    for key in 0..STAY {
+        let slot = Slot::resident(mix(key), address_of(key));
+        index.lock(mix(key)).insert(slot, &hash_of).unwrap();
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let reader = {
+        let (index, stop) = (index.clone(), stop.clone());
+        move || {
+            let mut rng = SmallRng::from_seed(7);
+            let mut reads = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                let key = rng.below(STAY);
+                let found = index.find(mix(key), |address| match address == address_of(key) {
+                    true => Visit::Found(()),
+                    false => Visit::Missed(0),
+                });
+                assert!(found.is_some(), "{key} was there all the time");
+                reads += 1;
+            }
+            reads
+        }
+    };
+    let readers: Vec<_> = (0..2).map(|_| spawn_named("reader", reader.clone()).unwrap()).collect();
+    for round in 1..4 {
+        // Up by splits, down by merges.
+        let keys = STAY..STAY + 30_000 * round;
+        for key in keys.clone() {
+            let slot = Slot::resident(mix(key), address_of(key));
+            index.lock(mix(key)).insert(slot, &hash_of).unwrap();
+        }
+        for key in keys {
+            let mut locked = index.lock(mix(key));
+            let (place, _) = locked.find_resident(|a| a == address_of(key)).unwrap();
+            locked.remove(place);
+        }
+        index.trim();
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(readers.into_iter().map(|r| r.join().unwrap()).sum::<u64>() > 0);
+    assert_eq!(index.stats().entries, STAY);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+    /// Short lives with a hash that fills few lines, which makes every step happen early.
+    #[test]
+    fn behaves_as_its_twin(ops in prop::collection::vec((0..5u8, any::<u32>()), 1..3000)) {
+        // Few partitions, tags close together: long chains.
+        let mut twin = Twin::new(|key| (mix(key) & !0x1f_ffff) | (mix(key) & 0x1_ffff));
+        let mut next = 0;
+        for (op, n) in ops {
+            let at = n as usize % twin.keys.len().max(1);
+            match op {
+                0 | 1 => {
+                    let ghost = n % 3 == 0;
+                    let kind = if ghost { twin.some_ghost() } else { Kind::Resident };
+                    if twin.insert(next, kind).is_ok() {
+                        twin.check(next);
+                    }
+                    next += 1;
+                }
+                2 if !twin.keys.is_empty() => {
+                    let key = twin.keys[at];
+                    twin.remove(at);
+                    twin.check(key);
+                }
+                3 if !twin.keys.is_empty() => {
+                    let kind = twin.some_ghost();
+                    twin.replace(at, kind);
+                }
+                4 if !twin.keys.is_empty() => twin.replace(at, Kind::Resident),
+                _ => {}
+            }
+        }
+        twin.audit();
+    }
+}

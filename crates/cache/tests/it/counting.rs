@@ -1,1 +1,85 @@
-//! To come.
+//! What a hit costs, as the counting build counts it: `--features counting`.
+#![cfg(feature = "counting")]
+
+use std::thread;
+
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::count::{self, Counts};
+use forebay_cache::{Attributes, Begin, Cache};
+
+const BLOCKS: u64 = 10_000;
+const HITS: u64 = 100_000;
+
+fn filled() -> Cache<u64, u64> {
+    let cache = Cache::builder().capacity(4 * BLOCKS).weigher(|_, _| 1).seed(1).build().unwrap();
+    for key in 0..BLOCKS {
+        cache.insert(key, key).unwrap();
+    }
+    cache
+}
+
+/// What `HITS` calls of `hit` cost the calling thread.
+fn cost(mut hit: impl FnMut(u64)) -> Counts {
+    let mut rng = SmallRng::from_seed(1);
+    // The thread's slot and counters' shard are made at its first use.
+    hit(0);
+    let before = count::thread();
+    for _ in 0..HITS {
+        hit(rng.below(BLOCKS));
+    }
+    let after = count::thread();
+    Counts {
+        locks: after.locks - before.locks,
+        rmw: after.rmw - before.rmw,
+        cas_failed: after.cas_failed - before.cas_failed,
+        retries: after.retries - before.retries,
+        ..Counts::default()
+    }
+}
+
+#[test]
+fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
+    let cache = filled();
+    let expected = Counts { rmw: 2 * HITS, ..Counts::default() };
+    assert_eq!(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)), expected);
+    assert_eq!(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)), expected);
+    assert_eq!(cost(|key| assert!(cache.contains(&key))), expected);
+    let begin = |key| match cache.begin(key, 1, Attributes::DATA).unwrap() {
+        Begin::Hit(block) => assert_eq!(*block, key),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cost(begin), expected);
+    let load = |key| {
+        let block = cache.get_or_load(key, 1, Attributes::DATA, || -> Result<u64, String> {
+            panic!("it is there")
+        });
+        assert_eq!(*block.unwrap(), key);
+    };
+    assert_eq!(cost(load), expected);
+    cache.audit();
+}
+
+#[test]
+fn a_miss_of_a_lookup_takes_no_lock_and_no_update() {
+    let cache = filled();
+    let cost = cost(|key| assert!(cache.get(&(key + (1 << 40))).is_none()));
+    // Now and then a stranger's slot has the same tag and is pinned to look at its key.
+    assert_eq!(cost.locks, 0);
+    assert!(cost.rmw < HITS / 50, "{cost:?}");
+}
+
+#[test]
+fn hits_of_many_threads_take_no_lock_either() {
+    let cache = filled();
+    thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                let cost = cost(|key| assert_eq!(*cache.get(&key).unwrap(), key));
+                assert_eq!(cost.locks, 0);
+                // Two, and whatever threads that met on one header tried again.
+                assert_eq!(cost.rmw, 2 * HITS + cost.cas_failed);
+            });
+        }
+    });
+    cache.audit();
+}
