@@ -78,6 +78,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Evicts until `goal` bytes are free that were not, or nothing more can go.
     pub(crate) fn evict(&self, goal: u64) -> Passed {
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
+        // First: a mark that should not count must not save a block.
+        self.mature();
         let scratch = &mut *self.scratch();
         let mut freed = 0;
         let mut spent = Spent::default();
@@ -260,9 +262,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let mut locked = self.index.lock(victim.hash);
         // If an insert of the same key has taken the slot, there is nothing to remember.
         let Some((place, _)) = locked.find_resident(|a| a == address) else { return false };
-        let remembered = ghost.filter(|(list, position)| {
-            !self.ghosts[list.number()].is_over(victim.hash, *position)
-        });
+        let remembered = ghost
+            .filter(|(list, position)| !self.ghosts[list.number()].is_over(victim.hash, *position));
         match remembered {
             Some((list, position)) => {
                 let slot = locked.ghost_slot(list.number(), position);

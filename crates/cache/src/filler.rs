@@ -14,7 +14,8 @@ use crate::error::{LoadError, Refusal};
 use crate::flight::{Ending, Seat};
 use crate::guard::{OwnedRef, Ref};
 use crate::header::{FILLED, Header, LOADING, RETIRED, State, VALID, WAITERS};
-use crate::inner::{Inner, home_list};
+use crate::inner::Inner;
+use crate::insert::home_list;
 use crate::key::Key;
 
 /// The answer of [`Cache::begin`](crate::Cache::begin).

@@ -87,9 +87,15 @@ impl GhostHits {
     fn drain(&self) -> [(u64, u64); 4] {
         let sum = |n: usize| {
             let waiting = self.shards.iter().filter(|s| s.0[n].load(Ordering::Relaxed) > 0);
-            waiting.map(|s| s.0[n].swap(0, Ordering::Relaxed)).fold((0, 0), |(bytes, count), hits| {
-                (bytes + (hits >> HIT_WEIGHT_SHIFT), count + (hits & ((1 << HIT_WEIGHT_SHIFT) - 1)))
-            })
+            waiting.map(|s| s.0[n].swap(0, Ordering::Relaxed)).fold(
+                (0, 0),
+                |(bytes, count), hits| {
+                    (
+                        bytes + (hits >> HIT_WEIGHT_SHIFT),
+                        count + (hits & ((1 << HIT_WEIGHT_SHIFT) - 1)),
+                    )
+                },
+            )
         };
         std::array::from_fn(sum)
     }
@@ -238,7 +244,8 @@ mod tests {
     fn hit(policy: &Policy, list: GhostList, weight: u64, sizes: Sizes) {
         let hits = GhostHits::new(2);
         hits.note(list, weight);
-        policy.learn(&hits, &sizes, |number, count| assert_eq!((number, count), (list.number(), 1)));
+        policy
+            .learn(&hits, &sizes, |number, count| assert_eq!((number, count), (list.number(), 1)));
         policy.learn(&hits, &sizes, |_, _| unreachable!("nothing is learnt twice"));
     }
 

@@ -1,14 +1,16 @@
 //! Reclaim: who evicts, when and how much, and the thread that does it.
 //!
-//! Only the reclaimer evicts (with [`Reclaim::Inline`](crate::Reclaim::Inline), the inserting
-//! thread in its place). It is called when the target is passed, and works down to a little below it, so
-//! that it is called once for many inserts. It never waits for a lock that a user can hold: it meets
-//! users' blocks through their state words only, and runs no user code but `V`'s drop (which must not
-//! block) and the second level's `offer` (which must not either).
+//! The reclaimer is called when the target is passed, and works down to a little below it, so that it is
+//! called once for many inserts. Past the overflow limit an inserter evicts a share itself, and if that
+//! does not help it waits, first come, first served (with [`Reclaim::Inline`](crate::Reclaim::Inline) there
+//! is no reclaimer, and the inserter evicts as soon as the target is passed). Evicting never waits for a
+//! lock that a user can hold: it meets users' blocks through their state words only, and runs no user code but
+//! `V`'s drop (which must not block) and the second level's `offer` (which must not either).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::counters::CacheCounters;
@@ -16,6 +18,7 @@ use crate::evict::Passed;
 use crate::inner::{Inner, Reclaim};
 use crate::key::Key;
 use crate::overhead;
+use crate::room::{Reserved, Ticket};
 
 /// After a pass that fell short, others may first use up what holds it: the next one waits.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -29,6 +32,84 @@ const TICK: Duration = Duration::from_secs(1);
 const TICK_AWAITED: Duration = Duration::from_millis(10);
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// Room for a block; waits for it, within bounds, if there is none.
+    pub(crate) fn reserve(&self, weight: u64) -> bool {
+        match self.try_reserve(weight) {
+            true => true,
+            false => self.reserve_slow(weight),
+        }
+    }
+
+    /// Room for a block, without waiting.
+    pub(crate) fn try_reserve(&self, weight: u64) -> bool {
+        match self.room.reserve(weight) {
+            Reserved::Yes => true,
+            Reserved::YesAndReclaim => {
+                self.want_reclaim();
+                true
+            }
+            Reserved::No => false,
+        }
+    }
+
+    /// There is more than the target: evict, or have the reclaimer do it.
+    pub(crate) fn want_reclaim(&self) {
+        match self.mode {
+            Reclaim::Inline => {
+                self.reclaim_directly(0);
+            }
+            Reclaim::Thread => self.wake_reclaimer(),
+        }
+    }
+
+    pub(crate) fn wake_reclaimer(&self) {
+        let wanted = &self.signal.wanted;
+        if !wanted.load(Ordering::Relaxed) && !wanted.swap(true, Ordering::AcqRel) {
+            drop(self.signal.state.lock());
+            self.signal.changed.notify_one();
+        }
+    }
+
+    /// Past the limit: evicts, and waits if that does not help, behind all who wait already.
+    #[cold]
+    pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
+        self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
+        loop {
+            let went = self.reclaim_directly(weight);
+            if self.room.reserve(weight) != Reserved::No {
+                return true;
+            }
+            if self.mode == Reclaim::Thread {
+                break;
+            }
+            // What waits for the user's callback has kept its room; once that queue is full, what
+            // follows gives its room back at once.
+            if !went || self.callbacks.is_none() {
+                return false;
+            }
+        }
+        let start = self.clock.now_ns();
+        let ticket = self.queue_for_room(weight);
+        let wait = Duration::from_millis(u64::from(self.tunables.overflow_wait_ms()));
+        let granted = self.room.wait(&ticket, wait);
+        self.throttle_wait_ns.record(self.clock.now_ns().saturating_sub(start));
+        if !granted {
+            self.counters.add(CacheCounters::THROTTLE_TIMEOUTS, 0, 1);
+        }
+        granted
+    }
+
+    /// A place in the queue for room, with the reclaimer on its way.
+    pub(crate) fn queue_for_room(&self, weight: u64) -> Arc<Ticket> {
+        self.counters.add(CacheCounters::THROTTLE_WAITS, 0, 1);
+        let wait_ns = u64::from(self.tunables.overflow_wait_ms()) * 1_000_000;
+        let ticket = self.room.queue_up(weight, self.clock.now_ns() + wait_ns);
+        // Room may have come free before the ticket was in the queue.
+        self.room.grant();
+        self.wake_reclaimer();
+        ticket
+    }
+
     /// Evicts on the calling thread: until `extra` more bytes would fit the target if the inserter is
     /// the evictor, else a share that is worth the trouble. True if something went, and all that should.
     pub(crate) fn reclaim_directly(&self, extra: u64) -> bool {
@@ -66,7 +147,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// How far past the target the cache may go.
     fn overflow(&self) -> u64 {
-        self.room.limit() - self.room.target()
+        // One of them may have been set already, and the other not yet.
+        self.room.limit().saturating_sub(self.room.target())
     }
 
     /// One pass of the reclaimer: down to a little below the target, and enough for those who wait.
@@ -77,8 +159,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // A quarter of the overflow: inserters get the rest before they call again.
         let slack = self.overflow() / 4;
         let staying = self.staying();
-        let mut goal =
-            if staying > target { staying - target.saturating_sub(slack) } else { 0 };
+        let mut goal = if staying > target { staying - target.saturating_sub(slack) } else { 0 };
         if let Some(weight) = self.room.first_in_queue() {
             // Not what stays only: the callback that it waits for may wait for room itself.
             let wanted = (self.room.leased() + weight).saturating_sub(self.room.limit());

@@ -18,7 +18,8 @@ use crate::error::{Refusal, Refused};
 use crate::filler::Filler;
 use crate::guard::OwnedRef;
 use crate::header::{FILLED, LOADING, ON_SECOND, RETIRED, VALID, WRITING};
-use crate::inner::{Inner, Met};
+use crate::inner::Inner;
+use crate::insert::Met;
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 

@@ -222,8 +222,8 @@ fn up_and_down(seed: u64) {
     assert_eq!((stats.entries, stats.collisions), (0, 0));
     // A granule a partition remains, each in a page of its own at worst, and the directories.
     let partitions = twin.index.partitions.len() as u64;
-    assert!(twin.index.used_bytes() <= partitions << 10, "{stats:?}");
-    assert!(twin.index.resident_bytes() <= partitions * (4096 + 1024), "{stats:?}");
+    assert!(twin.index.memory.bytes().0 <= partitions << 10, "{stats:?}");
+    assert!(twin.index.stats().resident_bytes <= partitions * (4096 + 1024), "{stats:?}");
 }
 
 #[test]

@@ -40,22 +40,28 @@ fn cost(mut hit: impl FnMut(u64)) -> Counts {
 #[test]
 fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
     let cache = filled();
-    let expected = Counts { rmw: 2 * HITS, ..Counts::default() };
-    assert_eq!(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)), expected);
-    assert_eq!(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)), expected);
-    assert_eq!(cost(|key| assert!(cache.contains(&key))), expected);
+    // Two a hit; and now and then a stranger's slot has the same tag, and its header is pinned to
+    // look at its key.
+    let cheap = |cost: Counts| {
+        let strangers = cost.rmw - 2 * HITS;
+        assert!(strangers < HITS / 50, "{cost:?}");
+        assert_eq!(Counts { rmw: 0, ..cost }, Counts::default());
+    };
+    cheap(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)));
+    cheap(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)));
+    cheap(cost(|key| assert!(cache.contains(&key))));
     let begin = |key| match cache.begin(key, 1, Attributes::DATA).unwrap() {
         Begin::Hit(block) => assert_eq!(*block, key),
         other => panic!("{other:?}"),
     };
-    assert_eq!(cost(begin), expected);
+    cheap(cost(begin));
     let load = |key| {
         let block = cache.get_or_load(key, 1, Attributes::DATA, || -> Result<u64, String> {
             panic!("it is there")
         });
         assert_eq!(*block.unwrap(), key);
     };
-    assert_eq!(cost(load), expected);
+    cheap(cost(load));
     cache.audit();
 }
 
@@ -63,7 +69,6 @@ fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
 fn a_miss_of_a_lookup_takes_no_lock_and_no_update() {
     let cache = filled();
     let cost = cost(|key| assert!(cache.get(&(key + (1 << 40))).is_none()));
-    // Now and then a stranger's slot has the same tag and is pinned to look at its key.
     assert_eq!(cost.locks, 0);
     assert!(cost.rmw < HITS / 50, "{cost:?}");
 }
@@ -76,8 +81,8 @@ fn hits_of_many_threads_take_no_lock_either() {
             s.spawn(|| {
                 let cost = cost(|key| assert_eq!(*cache.get(&key).unwrap(), key));
                 assert_eq!(cost.locks, 0);
-                // Two, and whatever threads that met on one header tried again.
-                assert_eq!(cost.rmw, 2 * HITS + cost.cas_failed);
+                // Two, strangers, and what threads that met on one header tried again.
+                assert!(cost.rmw - cost.cas_failed < 2 * HITS + HITS / 50, "{cost:?}");
             });
         }
     });

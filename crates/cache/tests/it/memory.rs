@@ -1,1 +1,255 @@
-//! To come.
+//! Memory: what a block, a ghost and an index entry cost, and the hard bound.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+use forebay_base::memory::rss_bytes;
+use forebay_base::rng::SmallRng;
+use forebay_cache::{Attributes, Cache, LoadError, Reclaim};
+
+use crate::support::{audit, full, wait_until};
+
+#[test]
+fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
+    let blocks = if full() { 4_000_000 } else { 1_000_000 };
+    // The largest key and value that the promise is made for.
+    let cache = Cache::<[u8; 24], [u64; 2]>::builder()
+        .capacity(blocks)
+        .weigher(|_, _| 1)
+        .reclaim(Reclaim::Inline)
+        .seed(1)
+        .build()
+        .unwrap();
+    let key = |n: u64| {
+        let mut key = [0; 24];
+        key[..8].copy_from_slice(&n.to_le_bytes());
+        key
+    };
+    (0..blocks).for_each(|n| cache.insert(key(n), [n, n]).unwrap());
+    let stats = cache.stats();
+    let (o, n) = (stats.overhead, blocks as f64);
+    let (header, index) = (o.headers as f64 / n, stats.index.used_bytes as f64 / n);
+    let list = o.lists as f64 / n;
+    println!("{blocks} blocks: header {header:.2}, index {index:.2}, list {list:.2} bytes a block");
+    println!("index resident {:.2}", o.index as f64 / n);
+    assert_eq!(stats.resident_blocks(), blocks);
+    // Whole chunks: the last one may be half empty.
+    assert!(header <= 65.0, "{header}");
+    assert!(index <= 16.0, "{index}");
+    assert!(list <= 8.0, "{list}");
+    assert_eq!(stats.ghosts(), 0);
+
+    // As many ghosts as blocks.
+    (blocks..2 * blocks).for_each(|n| cache.insert(key(n), [n, n]).unwrap());
+    let stats = cache.stats();
+    let ghosts = stats.ghosts() as f64;
+    let (ring, entries) = (stats.overhead.ghosts as f64 / ghosts, stats.index.entries as f64);
+    let slot = stats.index.used_bytes as f64 / entries;
+    println!("{ghosts} ghosts: ring {ring:.2} and index {slot:.2} bytes a ghost");
+    assert!(ghosts >= n * 0.9, "{stats}");
+    assert!(slot <= 16.0 && ring + slot <= 32.5, "{ring} {slot}");
+    assert!(stats.overhead.headers as f64 / n <= 66.0);
+    audit(&cache);
+    // All of it comes back.
+    cache.flush();
+    assert!(cache.stats().overhead.total() < 2 << 20, "{}", cache.stats());
+}
+
+fn rss() -> u64 {
+    rss_bytes().expect("the system tells")
+}
+
+/// A storm of loads of blocks from an arena under a hard bound. Returns the bound and how far resident
+/// memory grew at most.
+fn storm(
+    bound: u64,
+    threads: u64,
+    loads: u64,
+    len: impl Fn(&mut SmallRng) -> usize + Sync,
+) -> (u64, u64) {
+    // The arena is not what bounds: it could take twice as much.
+    let limit_bytes = 2 * bound;
+    let arena = Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Auto }).unwrap();
+    let slack = arena.clone();
+    let before = rss();
+    let cache = Cache::<u64, Buffer>::builder()
+        .bound(bound)
+        .weigher(|_, block| block.footprint() as u64)
+        .overhead(move || slack.slack_bytes())
+        .seed(1)
+        .tunable("overflow_wait_ms", "10000")
+        .build()
+        .unwrap();
+    let (stop, most, uncached) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                most.fetch_max(rss(), Ordering::Relaxed);
+                thread::yield_now();
+            }
+        });
+        let storm: Vec<_> = (0..threads)
+            .map(|t| {
+                let (cache, arena, len, uncached) = (&cache, &arena, &len, &uncached);
+                s.spawn(move || {
+                    let mut rng = SmallRng::from_seed(t);
+                    for i in 0..loads / threads {
+                        let bytes = len(&mut rng);
+                        let load = || {
+                            // Room is reserved before memory is taken.
+                            let mut block = arena.alloc(bytes)?;
+                            block.fill(i as u8);
+                            Ok::<_, forebay_base::arena::AllocError>(block)
+                        };
+                        let key = (t << 40) | i;
+                        match cache.get_or_load(key, bytes as u64, Attributes::DATA, load) {
+                            Ok(block) => {
+                                assert_eq!((block[0], block[bytes - 1]), (i as u8, i as u8))
+                            }
+                            Err(LoadError::Failed(_)) => {
+                                drop(uncached.fetch_add(1, Ordering::Relaxed))
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in storm {
+            thread.join().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let stats = cache.stats();
+    let grown = most.into_inner().saturating_sub(before);
+    println!(
+        "bound {bound}: resident memory grew by {grown} ({:.3} of it); at the end {} in blocks, overhead {:?}",
+        grown as f64 / bound as f64,
+        stats.resident_bytes(),
+        stats.overhead
+    );
+    println!(
+        "waits {}, in vain {}, failed {}",
+        stats.counter("throttle_waits"),
+        stats.counter("throttle_timeouts"),
+        uncached.into_inner()
+    );
+    assert!(stats.resident_bytes() + stats.overhead.total() <= bound + bound / 10, "{stats}");
+    assert!(stats.resident_bytes() >= bound / 2, "the bound is not used\n{stats}");
+    audit(&cache);
+    // Given back, all of it.
+    cache.close();
+    arena.purge();
+    assert_eq!(arena.used_bytes(), 0);
+    (bound, grown)
+}
+
+/// In a process of its own, since resident memory is the process's: the others' tests run beside it.
+fn alone(test: &str, body: impl FnOnce()) {
+    const MARK: &str = "FOREBAY_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return body();
+    }
+    let this = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(this)
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(MARK, "1")
+        .output()
+        .unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn within(bound_and_grown: (u64, u64)) {
+    let (bound, grown) = bound_and_grown;
+    assert!(grown <= bound + bound / 10, "{grown} bytes under a bound of {bound}");
+}
+
+#[test]
+fn the_bound_holds_for_blocks_of_all_sizes() {
+    alone("memory::the_bound_holds_for_blocks_of_all_sizes", || {
+        // As many of 512 bytes to 1 KiB as of half a MiB to one.
+        let len = |rng: &mut SmallRng| {
+            let size = 512usize << rng.below(11);
+            size + rng.below(size as u64 + 1) as usize
+        };
+        let (bound, threads, loads) =
+            if full() { (256 << 20, 32, 200_000) } else { (64 << 20, 8, 4000) };
+        within(storm(bound, threads, loads, |rng| len(rng).min(1 << 20)));
+    });
+}
+
+#[test]
+fn the_bound_holds_for_large_blocks() {
+    alone("memory::the_bound_holds_for_large_blocks", || {
+        let (bound, threads, loads) =
+            if full() { (256 << 20, 32, 20_000) } else { (64 << 20, 8, 1000) };
+        within(storm(bound, threads, loads, |rng| 512 + rng.below((1 << 20) - 511) as usize));
+    });
+}
+
+#[test]
+fn the_bound_holds_for_small_blocks() {
+    alone("memory::the_bound_holds_for_small_blocks", || {
+        let (bound, threads, loads) =
+            if full() { (256 << 20, 32, 2_000_000) } else { (48 << 20, 4, 200_000) };
+        within(storm(bound, threads, loads, |_| 512));
+    });
+}
+
+#[test]
+fn the_bound_holds_when_sizes_change() {
+    alone("memory::the_bound_holds_when_sizes_change", || {
+        let (bound, threads, loads) =
+            if full() { (256 << 20, 32, 200_000) } else { (64 << 20, 8, 8000) };
+        let calls = AtomicU64::new(0);
+        // Phases: small blocks leave pages behind that large ones cannot use.
+        within(storm(bound, threads, loads, |rng| {
+            let phase = calls.fetch_add(1, Ordering::Relaxed) * 8 / loads;
+            if phase % 2 == 0 {
+                4096 + rng.below(8192) as usize
+            } else {
+                (1 << 17) + rng.below(1 << 17) as usize
+            }
+        }));
+    });
+}
+
+#[test]
+fn a_bound_follows_a_resize() {
+    let others = Arc::new(AtomicU64::new(0));
+    let told = others.clone();
+    let cache = Cache::<u64, u64>::builder()
+        .bound(8 << 20)
+        .weigher(|_, _| 1024)
+        .overhead(move || told.load(Ordering::Relaxed))
+        .build()
+        .unwrap();
+    let fill = || (0..20_000).for_each(|key| cache.insert(key, key).unwrap());
+    let within = |bound: u64| {
+        let stats = cache.stats();
+        stats.resident_bytes() + stats.overhead.total() <= bound
+    };
+    fill();
+    wait_until("it keeps to its bound", || within(8 << 20));
+    assert_eq!(cache.stats().bound, Some(8 << 20));
+    cache.resize(2 << 20);
+    wait_until("it keeps to its smaller bound", || within(2 << 20));
+    // What the user tells counts.
+    cache.resize(8 << 20);
+    fill();
+    others.store(4 << 20, Ordering::Relaxed);
+    fill();
+    wait_until("others' bytes are left to them", || within(8 << 20));
+    assert!(cache.stats().resident_bytes() < 4 << 20);
+    others.store(1 << 30, Ordering::Relaxed);
+    // Nothing is left for blocks: they are refused, and nothing breaks.
+    wait_until("all of it is gone", || cache.insert(1, 1).is_err());
+    others.store(0, Ordering::Relaxed);
+    wait_until("it recovers", || cache.insert(1, 1).is_ok());
+    fill();
+    assert!(cache.stats().resident_bytes() > 4 << 20, "{}", cache.stats());
+    audit(&cache);
+}

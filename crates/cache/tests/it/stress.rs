@@ -160,7 +160,7 @@ impl World {
 
 fn storm(mode: Reclaim, threads: u64, name: &str) {
     let world = World::new(mode, 300);
-    let (rounds, steps) = if full() { (200, 20_000) } else { (8, 6000) };
+    let (rounds, steps) = if full() { (60, 40_000) } else { (12, 12_000) };
     let (seed, rest) = (seed(name), Barrier::new(threads as usize + 1));
     thread::scope(|s| {
         for t in 0..threads {

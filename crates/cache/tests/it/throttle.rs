@@ -118,9 +118,9 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
         other => panic!("{other:?}"),
     }
     assert!(!cache.contains(&(1 << 41)));
-    let refused = block_on(cache.get_or_load_async(1 << 42, 1, Attributes::DATA, || async {
-        Ok::<_, String>(6)
-    }));
+    let refused = block_on(
+        cache.get_or_load_async(1 << 42, 1, Attributes::DATA, || async { Ok::<_, String>(6) }),
+    );
     assert_eq!(*refused.unwrap(), 6);
     assert!(!cache.contains(&(1 << 42)));
     assert_eq!(cache.stats().counter("refused_no_room"), 3);

@@ -405,7 +405,8 @@ impl Twin {
                 self.capacity = bytes;
             }
             Op::SetCaching(owner, mode) if owner > 0 => {
-                let mode = [OwnerCaching::All, OwnerCaching::Metadata, OwnerCaching::None][mode as usize];
+                let mode =
+                    [OwnerCaching::All, OwnerCaching::Metadata, OwnerCaching::None][mode as usize];
                 assert!(self.cache.set_owner_caching(self.owners[owner as usize].0, mode));
                 self.owners[owner as usize].1 = mode;
             }

@@ -1,0 +1,266 @@
+//! Entering and leaving: how a block gets into the index and a list, and is taken out by a user.
+//!
+//! Locking: the partition's lock for the index, then, after it, the sublist's; never both.
+
+use std::ptr::NonNull;
+
+use forebay_base::sync::atomic::Ordering;
+
+use crate::attributes::{Attributes, Cause, Class, Hint};
+use crate::counters::CacheCounters;
+use crate::error::{Refusal, Refused};
+use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID};
+use crate::inner::Inner;
+use crate::key::Key;
+use crate::lists::ghosts::GhostList;
+use crate::owner::Permit;
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// Whether a block may be cached, apart from room.
+    pub(crate) fn refuse(&self, key: &K, class: Class, weight: u64) -> Option<Refusal> {
+        if self.closed.load(Ordering::Acquire) {
+            return Some(Refusal::Closed);
+        }
+        match self.owners.permit(key.owner(), class) {
+            Permit::Yes => {}
+            Permit::ByOwner => return Some(Refusal::ByOwner),
+            Permit::Closed => return Some(Refusal::Closed),
+        }
+        let too_heavy = weight > self.room.target() || weight >= u64::from(u32::MAX);
+        too_heavy.then_some(Refusal::TooHeavy)
+    }
+
+    pub(crate) fn count_refusal(&self, reason: Refusal, class: Class) {
+        let row = match reason {
+            Refusal::NoRoom => CacheCounters::REFUSED_NO_ROOM,
+            Refusal::TooHeavy => CacheCounters::REFUSED_TOO_HEAVY,
+            Refusal::ByOwner => CacheCounters::REFUSED_BY_OWNER,
+            Refusal::Closed => CacheCounters::REFUSED_CLOSED,
+            Refusal::NoMemory => CacheCounters::REFUSED_NO_MEMORY,
+        };
+        self.counters.add(row, class as usize, 1);
+    }
+
+    /// Puts a value in, over any other of that key.
+    pub(crate) fn insert(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+    ) -> Result<(), Refused<V>> {
+        let class = attributes.class;
+        let hash = self.hash(&key);
+        let weight = (self.weigher)(&key, &value).max(1);
+        let refused = (self.refuse(&key, class, weight))
+            .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoRoom));
+        if let Some(reason) = refused {
+            return Err(self.turn_away(hash, &key, value, reason, class));
+        }
+        if let Some(second) = &self.second {
+            return self.insert_over(&**second, hash, key, value, (weight as u32, attributes));
+        }
+        let Ok(header) = self.slab.take() else {
+            self.room.release(weight);
+            return Err(self.turn_away(hash, &key, value, Refusal::NoMemory, class));
+        };
+        // SAFETY: fresh from the slab, so this thread's alone.
+        unsafe { header.as_ref().occupy(key, weight as u32, Some(value), class) };
+        match self.link(hash, &key, header, class) {
+            Ok(met) => {
+                let frequent = self.note_met(hash, &met, weight);
+                self.enter(header, hash, class, attributes.hint, frequent);
+                Ok(())
+            }
+            Err(reason) => {
+                // SAFETY: never announced, and occupied with a value above.
+                let value = unsafe { header.as_ref().retract(true) };
+                let value = value.expect("occupied with a value");
+                self.slab.give(header);
+                self.room.release(weight);
+                Err(self.turn_away(hash, &key, value, reason, class))
+            }
+        }
+    }
+
+    pub(crate) fn turn_away(
+        &self,
+        hash: u64,
+        key: &K,
+        value: V,
+        reason: Refusal,
+        class: Class,
+    ) -> Refused<V> {
+        // What is cached of this key is outdated now.
+        self.remove_everywhere(hash, key, Cause::Replaced);
+        self.count_refusal(reason, class);
+        Refused { reason, value }
+    }
+
+    /// Makes a header reachable in place of whatever was there.
+    fn link(
+        &self,
+        hash: u64,
+        key: &K,
+        header: NonNull<Header<K, V>>,
+        class: Class,
+    ) -> Result<Met<K, V>, Refusal> {
+        let slot = Self::slot_of(hash, header);
+        let mut locked = self.index.lock(hash);
+        // Asked again under the lock: a close that passes the barrier after this sees the header.
+        if let Some(reason) = self.refuse(key, class, 0) {
+            return Err(reason);
+        }
+        // SAFETY: headers in slots of a locked partition have keys that may be read.
+        let same = |address| unsafe { Self::header_at(address).as_ref().key() == key };
+        // SAFETY: the caller occupies the header.
+        let h = unsafe { header.as_ref() };
+        if let Some((place, address)) = locked.find_resident(same) {
+            h.announce(VALID | FILLED);
+            // First the slot, then the old header: a reader that finds the old one invalid looks at
+            // the slot again.
+            locked.replace(place, slot);
+            let old = Self::header_at(address);
+            // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
+            // remover finds the slot taken and does the rest.
+            let before = unsafe { old.as_ref() }.retire(Cause::Replaced);
+            return Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)));
+        }
+        if let Some((place, list)) = locked.find_ghost() {
+            h.announce(VALID | FILLED);
+            locked.replace(place, slot);
+            return Ok(Met::Ghost(GhostList::from_number(list)));
+        }
+        let full = locked.insert(slot, &|address| self.hash_of(address));
+        full.map_err(|_| Refusal::NoMemory)?;
+        h.announce(VALID | FILLED);
+        Ok(Met::Nothing)
+    }
+
+    /// The hash of a resident's key, under its partition's lock.
+    pub(crate) fn hash_of(&self, address: usize) -> u64 {
+        // SAFETY: asked by the index for headers in slots of a locked partition.
+        self.hash(unsafe { Self::header_at(address).as_ref().key() })
+    }
+
+    /// Draws the consequences of what a new header met in the index. True if it has proven reuse.
+    pub(crate) fn note_met(&self, hash: u64, met: &Met<K, V>, weight: u64) -> bool {
+        match *met {
+            Met::Nothing => false,
+            Met::Ghost(list) => {
+                let row = if list.frequent {
+                    CacheCounters::GHOST_HITS_MFU
+                } else {
+                    CacheCounters::GHOST_HITS_MRU
+                };
+                self.counters.add(row, list.class as usize, 1);
+                self.ghost_hits.note(list, weight);
+                true
+            }
+            Met::Resident(old, before) => {
+                self.left(old, before, hash, Cause::Replaced);
+                // SAFETY: the pin that `retire` took.
+                unsafe { Self::unpin(NonNull::from(self), old) };
+                before.list() == Some(List::Mfu) || before.has(MARK)
+            }
+        }
+    }
+
+    /// Puts a valid, pinned header into its list, and unpins it.
+    fn enter(
+        &self,
+        header: NonNull<Header<K, V>>,
+        hash: u64,
+        class: Class,
+        hint: Hint,
+        frequent: bool,
+    ) {
+        let entered = self.enlist(header, hash, class, home_list(hint, frequent), |s| s.unpinned());
+        if entered.is_none() {
+            // SAFETY: the pin that the header was occupied with.
+            unsafe { Self::unpin(NonNull::from(self), header) };
+        }
+    }
+
+    /// Puts a pinned header into a list, in the same update as `change`. Returns the state before, or
+    /// `None` if the header was retired meanwhile; then nothing is changed.
+    pub(crate) fn enlist(
+        &self,
+        header: NonNull<Header<K, V>>,
+        hash: u64,
+        class: Class,
+        list: List,
+        change: impl Fn(State) -> State,
+    ) -> Option<State> {
+        // SAFETY: the caller holds a pin.
+        let h = unsafe { header.as_ref() };
+        // Read before the update, after which the header may be anybody's.
+        let (id, weight) = (h.id(), h.weight());
+        let sublist = self.list(list, class).of(hash);
+        let mut ring = sublist.lock();
+        let position = sublist.stamp(ring.next_position());
+        let before = h.update(|s| (!s.has(RETIRED)).then(|| change(s.at(list, position))))?;
+        ring.push(id);
+        sublist.count_in(&ring, weight);
+        drop(ring);
+        self.counters.add(CacheCounters::INSERTS, class as usize, 1);
+        Some(before)
+    }
+
+    /// Removes the block of that key. True if there was one.
+    pub(crate) fn remove(&self, hash: u64, key: &K, cause: Cause) -> bool {
+        let mut locked = self.index.lock(hash);
+        // SAFETY: headers in slots of a locked partition have keys that may be read.
+        let same = |address| unsafe { Self::header_at(address).as_ref().key() == key };
+        let Some((place, address)) = locked.find_resident(same) else { return false };
+        let header = Self::header_at(address);
+        // SAFETY: not freed while its slot is there.
+        let Some(before) = unsafe { header.as_ref() }.retire(cause) else { return false };
+        locked.remove(place);
+        drop(locked);
+        self.left(header, before, hash, cause);
+        // SAFETY: the pin that `retire` took.
+        unsafe { Self::unpin(NonNull::from(self), header) };
+        // A block that was still loading was not there yet.
+        before.has(FILLED)
+    }
+
+    /// Takes a retired header's slot out of the index, if it is still there.
+    pub(crate) fn unlink(&self, header: NonNull<Header<K, V>>, hash: u64) {
+        let mut locked = self.index.lock(hash);
+        let address = header.addr().get();
+        if let Some((place, _)) = locked.find_resident(|a| a == address) {
+            locked.remove(place);
+        }
+    }
+
+    /// Counts a retired block out of its list.
+    pub(crate) fn left(
+        &self,
+        header: NonNull<Header<K, V>>,
+        before: State,
+        hash: u64,
+        cause: Cause,
+    ) {
+        let Some(list) = before.list() else { return };
+        // SAFETY: the caller holds a pin.
+        let weight = unsafe { header.as_ref() }.weight();
+        self.list(list, before.class()).of(hash).count_out(u64::from(weight), 1);
+        self.counters.add(CacheCounters::LEFT, cause as usize, 1);
+    }
+}
+
+/// What a new header met in the index.
+pub(crate) enum Met<K, V> {
+    Nothing,
+    Ghost(GhostList),
+    /// An older value, retired with a pin for the finder.
+    Resident(NonNull<Header<K, V>>, State),
+}
+
+/// The list in which a block begins.
+pub(crate) fn home_list(hint: Hint, frequent: bool) -> List {
+    match (hint, frequent) {
+        (_, true) => List::Mfu,
+        (Hint::Normal, false) => List::Mru,
+        (Hint::Once, false) => List::Once,
+    }
+}
