@@ -65,6 +65,10 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
 
     /// Tells bytes that count against the [`bound`](Self::bound) though the weigher does not see them: the
     /// slack of the arena that the blocks come from, for instance. Called often; must be cheap.
+    ///
+    /// Evicting a block must not make it more for long: memory that is free for the next block is to be
+    /// given back (purge the arena when its slack is more than a few percent) before it is told. Else
+    /// room is taken from blocks for what evicted blocks have left, until there are none.
     pub fn overhead(mut self, bytes: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.overhead = Some(Box::new(bytes));
         self

@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const DIRECT_SHARE: u64 = 16;
 /// An inserter that evicts for itself looks after memory every so many times.
 const TIDY_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };
+/// While a cache with a hard bound fills up, its overhead is looked at this many times.
+const LOOKS_A_BOUND: u64 = 64;
 /// How often the reclaimer looks after memory when nobody calls.
 const TICK: Duration = Duration::from_secs(1);
 /// How often it does while inserters wait for room.
@@ -131,7 +133,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if inline {
             let mut passes = self.reclaim.lock();
             *passes += 1;
-            if passes.is_multiple_of(TIDY_EVERY) {
+            if passes.is_multiple_of(TIDY_EVERY) || goal == 0 {
                 self.refresh_bound();
                 self.tidy_up();
             }
@@ -212,6 +214,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let bytes = bound.bytes.load(Ordering::Relaxed);
         let used = overhead::bytes(self);
         self.set_target_within(bytes.saturating_sub(used));
+        // Overhead grows with what is cached: it must not grow far unseen.
+        self.room.call_at(self.room.leased().saturating_add(bytes / LOOKS_A_BOUND));
     }
 
     /// Sets the target so that target and overflow together come to `bytes`.

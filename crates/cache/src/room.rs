@@ -23,6 +23,8 @@ pub(crate) struct Room {
     /// `c` and the overflow.
     limit: AtomicU64,
     lot: AtomicU64,
+    /// Past this, the reclaimer is called: the target, or less if it has to look in between.
+    call: AtomicU64,
     leased: CachePadded<AtomicU64>,
     shards: Box<[CachePadded<AtomicI64>]>,
     /// Tickets in the queue.
@@ -50,7 +52,7 @@ enum Fate {
 pub(crate) enum Reserved {
     /// Yes.
     Yes,
-    /// Yes, and the cache is now past its target: the reclaimer has work.
+    /// Yes, and the cache is now past its target, or should look: the reclaimer has work.
     YesAndReclaim,
     /// Not now.
     No,
@@ -66,6 +68,7 @@ impl Room {
             target: AtomicU64::new(0),
             limit: AtomicU64::new(0),
             lot: AtomicU64::new(0),
+            call: AtomicU64::new(0),
             leased: CachePadded::new(AtomicU64::new(0)),
             shards: (0..shards).map(|_| CachePadded::new(AtomicI64::new(0))).collect(),
             waiting: AtomicU64::new(0),
@@ -79,7 +82,13 @@ impl Room {
     pub(crate) fn set(&self, target: u64, limit: u64) {
         self.target.store(target, Ordering::Relaxed);
         self.limit.store(limit.max(target), Ordering::Relaxed);
+        self.call.store(target, Ordering::Relaxed);
         self.lot.store((target >> LOTS_SHIFT).min(LOT_MAX), Ordering::Relaxed);
+    }
+
+    /// Has the reclaimer called at `leased`, if that is before the target. Until the next call.
+    pub(crate) fn call_at(&self, leased: u64) {
+        self.call.store(leased.min(self.target()), Ordering::Relaxed);
     }
 
     pub(crate) fn target(&self) -> u64 {
@@ -144,7 +153,9 @@ impl Room {
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
-                Ok(_) if next > self.target() => return Reserved::YesAndReclaim,
+                Ok(_) if next > self.call.load(Ordering::Relaxed) => {
+                    return Reserved::YesAndReclaim;
+                }
                 Ok(_) => return Reserved::Yes,
                 Err(now) => leased = now,
             }

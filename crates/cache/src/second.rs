@@ -120,6 +120,9 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
     }
 }
 
+/// The duty to fill a slot, and what was in it.
+type TakenOver<K, V> = (Filler<K, V>, Met<K, V>);
+
 /// Changing a key's content where there is a second level.
 ///
 /// Neither order of "let go of the old block" and "forget it" will do: if the second level forgets first,
@@ -196,7 +199,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         weight: u32,
         attributes: Attributes,
         cause: Cause,
-    ) -> Result<(Filler<K, V>, Met<K, V>), Refusal> {
+    ) -> Result<TakenOver<K, V>, Refusal> {
         let header = self.slab.take().map_err(|_| Refusal::NoMemory)?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };

@@ -203,7 +203,8 @@ fn a_callback_may_hold_the_last_reference() {
     for mode in [Reclaim::Inline, Reclaim::Thread] {
         let (gate, live) = (Arc::new(Gate::default()), Live::default());
         let held = gate.clone();
-        let shared: Arc<Mutex<Option<Arc<Cache<u64, Counted>>>>> = Arc::default();
+        type Shared = Mutex<Option<Arc<Cache<u64, Counted>>>>;
+        let shared: Arc<Shared> = Arc::default();
         let last = shared.clone();
         let (told, tells) = mpsc::channel();
         let told = Mutex::new(told);

@@ -11,6 +11,9 @@ use forebay_cache::{
 
 use crate::support::{audit, block_on, wait_until};
 
+/// A load, and what it will find.
+type Read = (Filler<u64, u64>, u64);
+
 #[derive(Default)]
 struct Double {
     stored: Mutex<HashMap<u64, u64>>,
@@ -23,7 +26,7 @@ struct Double {
     panics: AtomicBool,
     loads: AtomicU64,
     /// Where loads are answered, if not at once.
-    elsewhere: Mutex<Option<mpsc::Sender<(Filler<u64, u64>, u64)>>>,
+    elsewhere: Mutex<Option<mpsc::Sender<Read>>>,
     /// Run at the end of the next `forget`.
     after_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -189,7 +192,7 @@ fn what_is_being_written_is_not_evicted_and_what_is_stored_not_offered_again() {
 #[test]
 fn loads_are_answered_from_another_thread() {
     let (cache, double) = with_double(100, 200);
-    let (elsewhere, requests) = mpsc::channel::<(Filler<u64, u64>, u64)>();
+    let (elsewhere, requests) = mpsc::channel::<Read>();
     *double.elsewhere.lock().unwrap() = Some(elsewhere);
     double.stored.lock().unwrap().extend((0..200).map(|key| (key, key)));
     let device = thread::spawn(move || {

@@ -1,8 +1,8 @@
 //! Many threads, mixed operations, a small cache. Values carry their key and a version; writers of a key
 //! take turns, so that no reader may ever see a version older than one that it knows of.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use forebay_base::rng::SmallRng;
@@ -72,15 +72,15 @@ impl World {
         self.settled[key as usize].store(*version, Ordering::SeqCst);
     }
 
-    /// Reads from "disk": the version that is settled at some moment of the load.
+    /// Reads from "disk", which is written before the cache.
     fn load(&self, key: u64) -> Counted {
-        self.live.value(payload(key, self.settled(key)))
+        self.live.value(payload(key, self.started[key as usize].load(Ordering::SeqCst)))
     }
 
     fn step(&self, rng: &mut SmallRng) {
         let key = rng.below(KEYS).min(rng.below(KEYS));
         let attributes = Attributes {
-            class: if key % 2 == 0 { Class::Metadata } else { Class::Data },
+            class: if key.is_multiple_of(2) { Class::Metadata } else { Class::Data },
             hint: if rng.below(16) == 0 { Hint::Once } else { Hint::Normal },
         };
         let least = self.settled(key);
@@ -160,27 +160,20 @@ impl World {
 
 fn storm(mode: Reclaim, threads: u64, name: &str) {
     let world = World::new(mode, 300);
-    let (rounds, steps) = if full() { (60, 40_000) } else { (12, 12_000) };
-    let (seed, rest) = (seed(name), Barrier::new(threads as usize + 1));
-    thread::scope(|s| {
-        for t in 0..threads {
-            let (world, rest) = (&world, &rest);
-            s.spawn(move || {
-                let mut rng = SmallRng::from_seed(seed ^ (t << 32));
-                for _ in 0..rounds {
-                    // A failure in one thread must end the others: they check in by steps.
+    let (rounds, steps) = if full() { (100, 200_000) } else { (20, 30_000) };
+    let seed = seed(name);
+    for round in 0..rounds {
+        thread::scope(|s| {
+            for t in 0..threads {
+                let world = &world;
+                s.spawn(move || {
+                    let mut rng = SmallRng::from_seed(seed ^ (t << 32) ^ (round << 48));
                     (0..steps / threads).for_each(|_| world.step(&mut rng));
-                    rest.wait();
-                    rest.wait();
-                }
-            });
-        }
-        for _ in 0..rounds {
-            rest.wait();
-            world.audit();
-            rest.wait();
-        }
-    });
+                });
+            }
+        });
+        world.audit();
+    }
     let stats = world.cache.stats();
     let evicted = stats.counter("evicted_mru") + stats.counter("evicted_mfu");
     assert!(evicted > 0 && stats.hits() > 0 && world.live.made() > 0, "{stats}");
