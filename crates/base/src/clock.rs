@@ -48,10 +48,7 @@ impl Clock for SystemClock {
     }
 }
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "all other code asks a `Clock`, which asks here"
-)]
+#[allow(clippy::disallowed_methods, reason = "all other code asks a `Clock`, which asks here")]
 fn instant() -> Instant {
     Instant::now()
 }
@@ -75,10 +72,7 @@ impl ManualClock {
     /// If the time would pass 2^64 nanoseconds.
     pub fn advance(&self, ns: u64) {
         let before = self.now_ns.fetch_add(ns, Ordering::AcqRel);
-        assert!(
-            before.checked_add(ns).is_some(),
-            "a manual clock was advanced past its end"
-        );
+        assert!(before.checked_add(ns).is_some(), "a manual clock was advanced past its end");
     }
 }
 

@@ -68,11 +68,7 @@ pub struct CounterRow {
 impl CounterRow {
     /// Number of cells of the row: one a label, and one if there are no labels.
     pub const fn width(&self) -> usize {
-        if self.labels.is_empty() {
-            1
-        } else {
-            self.labels.len()
-        }
+        if self.labels.is_empty() { 1 } else { self.labels.len() }
     }
 }
 
@@ -107,10 +103,7 @@ impl Counter {
         let mut row = 0;
         while row < rows.len() {
             if same(rows[row].name, name) {
-                return Counter {
-                    start,
-                    width: rows[row].width(),
-                };
+                return Counter { start, width: rows[row].width() };
             }
             start += rows[row].width();
             row += 1;
@@ -172,11 +165,7 @@ impl<const CELLS: usize> Sharded<CELLS> {
                 None => (sync::EXCLUSIVE_SLOTS + slot.index(OVERFLOW_SHARDS), false),
             }
         };
-        Shard {
-            cells: &self.shards[index].0,
-            exclusive,
-            not_send: PhantomData,
-        }
+        Shard { cells: &self.shards[index].0, exclusive, not_send: PhantomData }
     }
 
     /// The count of one cell, summed over all shards.
@@ -193,9 +182,7 @@ impl<const CELLS: usize> Sharded<CELLS> {
 
     /// The count of a row, summed over its labels.
     pub fn total(&self, counter: Counter) -> u64 {
-        counter
-            .cells()
-            .fold(0, |sum, flat| sum.wrapping_add(self.sum(flat)))
+        counter.cells().fold(0, |sum, flat| sum.wrapping_add(self.sum(flat)))
     }
 
     /// Every cell of `rows`, which must be the rows that this table was made of.
@@ -225,10 +212,7 @@ impl<const CELLS: usize> Sharded<CELLS> {
     /// Prints the counters that are not zero, as a map.
     #[doc(hidden)]
     pub fn fmt_rows(&self, rows: &'static [CounterRow], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counted = self
-            .snapshot(rows)
-            .into_iter()
-            .filter(|cell| cell.value != 0);
+        let counted = self.snapshot(rows).into_iter().filter(|cell| cell.value != 0);
         f.debug_map()
             .entries(counted.map(|cell| {
                 let name = match cell.label {
@@ -277,10 +261,7 @@ impl Shard<'_> {
         let cell = &self.cells[flat];
         if self.exclusive {
             // Not a read-modify-write: nobody else stores to this cell.
-            cell.store(
-                cell.load(Ordering::Relaxed).wrapping_add(n),
-                Ordering::Relaxed,
-            );
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         } else {
             cell.fetch_add(n, Ordering::Relaxed);
         }

@@ -95,11 +95,8 @@ impl AtomicHistogram {
 
     /// What was recorded so far.
     pub fn snapshot(&self) -> HistogramSnapshot {
-        let buckets: Box<[u64]> = self
-            .buckets
-            .iter()
-            .map(|bucket| bucket.load(Ordering::Relaxed))
-            .collect();
+        let buckets: Box<[u64]> =
+            self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         let mut max = self.max.load(Ordering::Relaxed);
         // A value being recorded may have its bucket, but not yet be the maximum.
         if let Some(last) = buckets.iter().rposition(|&count| count != 0) {
@@ -149,12 +146,7 @@ pub struct HistogramSnapshot {
 impl HistogramSnapshot {
     /// The snapshot of an empty histogram, to merge others into.
     pub fn empty() -> Self {
-        Self {
-            count: 0,
-            sum: 0,
-            max: 0,
-            buckets: vec![0; BUCKETS].into_boxed_slice(),
-        }
+        Self { count: 0, sum: 0, max: 0, buckets: vec![0; BUCKETS].into_boxed_slice() }
     }
 
     /// Takes in all values of `other`.
@@ -169,11 +161,7 @@ impl HistogramSnapshot {
 
     /// The mean of the values; 0 if there is none.
     pub fn mean(&self) -> f64 {
-        if self.count == 0 {
-            0.0
-        } else {
-            self.sum as f64 / self.count as f64
-        }
+        if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
     /// The smallest value that at least a share `q` of all values does not exceed, rounded up
@@ -184,10 +172,7 @@ impl HistogramSnapshot {
     ///
     /// If `q` is not within 0 and 1.
     pub fn quantile(&self, q: f64) -> u64 {
-        assert!(
-            (0.0..=1.0).contains(&q),
-            "a quantile is within 0 and 1, not {q}"
-        );
+        assert!((0.0..=1.0).contains(&q), "a quantile is within 0 and 1, not {q}");
         let rank = ((q * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
         for (bucket, &count) in self.buckets.iter().enumerate() {
@@ -201,11 +186,7 @@ impl HistogramSnapshot {
 
     /// The buckets that hold values, in order: lowest value, highest value, count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let held = self
-            .buckets
-            .iter()
-            .enumerate()
-            .filter(|&(_, &count)| count != 0);
+        let held = self.buckets.iter().enumerate().filter(|&(_, &count)| count != 0);
         held.map(|(bucket, &count)| {
             let (low, high) = bounds(bucket);
             (low, high, count)

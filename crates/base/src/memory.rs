@@ -92,11 +92,7 @@ impl<'a> Mount<'a> {
             _ => return None,
         };
         let mut place = place.split(' ').skip(3);
-        Some(Self {
-            version,
-            group: place.next()?,
-            point: place.next()?,
-        })
+        Some(Self { version, group: place.next()?, point: place.next()? })
     }
 
     /// The directory of `group`, or of the mounted group if `group` is not below it (as seen
@@ -104,11 +100,7 @@ impl<'a> Mount<'a> {
     fn directory(&self, root: &Path, group: &str) -> PathBuf {
         let point = root.join(self.point.trim_start_matches('/'));
         match Path::new(group).strip_prefix(self.group) {
-            Ok(below)
-                if below
-                    .components()
-                    .all(|c| matches!(c, Component::Normal(_))) =>
-            {
+            Ok(below) if below.components().all(|c| matches!(c, Component::Normal(_))) => {
                 point.join(below)
             }
             _ => point,
@@ -124,9 +116,7 @@ fn group_in(groups: &str, version: Version) -> Option<&str> {
         let (number, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
         let of_version = match version {
             Version::Two => number == "0" && controllers.is_empty(),
-            Version::One => controllers
-                .split(',')
-                .any(|controller| controller == "memory"),
+            Version::One => controllers.split(',').any(|controller| controller == "memory"),
         };
         of_version.then_some(group)
     })
@@ -147,11 +137,7 @@ fn group_limit(root: &Path) -> Option<u64> {
             .filter_map(|directory| read_limit(&directory.join(mount.version.limit_file())))
             .min()
     };
-    mounts
-        .lines()
-        .filter_map(Mount::parse)
-        .filter_map(limit_of)
-        .min()
+    mounts.lines().filter_map(Mount::parse).filter_map(limit_of).min()
 }
 
 /// The number in a limit's file; nothing if there is no file, or it says `max`.
@@ -176,10 +162,7 @@ mod tests {
     /// A system's files: the groups of the process, and limits.
     fn system(groups: &str, limits: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let files = [
-            ("proc/self/cgroup", groups),
-            ("proc/self/mountinfo", MOUNTS),
-        ];
+        let files = [("proc/self/cgroup", groups), ("proc/self/mountinfo", MOUNTS)];
         for (file, text) in files.iter().chain(limits) {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -225,13 +208,7 @@ mod tests {
 
     #[test]
     fn lines_that_are_no_mounts_are_passed_over() {
-        for line in [
-            "",
-            "nonsense",
-            "1 2 3 - cgroup2",
-            "- - -",
-            "1 2 3:4 / /x rw - cgroup c",
-        ] {
+        for line in ["", "nonsense", "1 2 3 - cgroup2", "- - -", "1 2 3:4 / /x rw - cgroup c"] {
             assert_eq!(Mount::parse(line), None, "{line}");
         }
     }

@@ -34,9 +34,7 @@ impl SmallRng {
     /// The generator that `seed` names.
     pub fn from_seed(mut seed: u64) -> Self {
         // Never all zero, which would be stuck: SplitMix64 gives each number once a period.
-        Self {
-            state: std::array::from_fn(|_| split_mix(&mut seed)),
-        }
+        Self { state: std::array::from_fn(|_| split_mix(&mut seed)) }
     }
 
     /// A number of all 2^64, each as likely.
@@ -117,9 +115,7 @@ mod tests {
                 16_408_922_859_458_223_821,
             ]
         );
-        let mut rng = SmallRng {
-            state: [1, 2, 3, 4],
-        };
+        let mut rng = SmallRng { state: [1, 2, 3, 4] };
         let numbers: [u64; 5] = std::array::from_fn(|_| rng.next_u64());
         assert_eq!(
             numbers,

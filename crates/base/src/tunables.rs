@@ -123,14 +123,8 @@ impl TunableRow {
     /// The row itself, if its default is in its range; the macro calls it while compiling.
     #[doc(hidden)]
     pub const fn checked(self) -> Self {
-        assert!(
-            *self.range.start() <= self.default,
-            "the default is below the range"
-        );
-        assert!(
-            self.default <= *self.range.end(),
-            "the default is above the range"
-        );
+        assert!(*self.range.start() <= self.default, "the default is below the range");
+        assert!(self.default <= *self.range.end(), "the default is above the range");
         self
     }
 
@@ -159,12 +153,7 @@ impl TunableRow {
 
     fn out_of_range(&self, value: String) -> TunableError {
         let range = self.range_text();
-        TunableError::OutOfRange {
-            name: self.name,
-            value,
-            range,
-            unit: self.unit,
-        }
+        TunableError::OutOfRange { name: self.name, value, range, unit: self.unit }
     }
 
     fn parse(&self, text: &str) -> Result<u64, TunableError> {
@@ -246,11 +235,7 @@ impl<const ROWS: usize> Values<ROWS> {
     pub fn new(rows: &'static [TunableRow]) -> Self {
         assert_eq!(rows.len(), ROWS, "rows of another table");
         let raw = std::array::from_fn(|row| AtomicU64::new(rows[row].default));
-        Self {
-            rows,
-            raw,
-            frozen: AtomicBool::new(false),
-        }
+        Self { rows, raw, frozen: AtomicBool::new(false) }
     }
 
     /// The value of a row, as kept.
@@ -316,9 +301,7 @@ impl<const ROWS: usize> fmt::Debug for Values<ROWS> {
     /// Name and value of every row, as a map.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries();
-        f.debug_map()
-            .entries(entries.iter().map(|(row, value)| (row.name, value)))
-            .finish()
+        f.debug_map().entries(entries.iter().map(|(row, value)| (row.name, value))).finish()
     }
 }
 

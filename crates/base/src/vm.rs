@@ -15,7 +15,9 @@ use std::ptr::NonNull;
 
 /// The system would not reserve, advise or release memory.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} {bytes} bytes of memory: {source}; check `ulimit -v`, cgroup limits and vm.overcommit_memory")]
+#[error(
+    "cannot {doing} {bytes} bytes of memory: {source}; check `ulimit -v`, cgroup limits and vm.overcommit_memory"
+)]
 pub struct Error {
     doing: &'static str,
     bytes: usize,
@@ -55,8 +57,11 @@ impl Region {
         let len = len.next_multiple_of(PAGE);
         // Over-reserve to find an aligned start; untouched edges cost address space only.
         let mapping_len = if align == PAGE { len } else { len + align };
-        let mapping = os::map(mapping_len)
-            .map_err(|source| Error { doing: "reserve", bytes: mapping_len, source })?;
+        let mapping = os::map(mapping_len).map_err(|source| Error {
+            doing: "reserve",
+            bytes: mapping_len,
+            source,
+        })?;
         let skip = mapping.as_ptr().align_offset(align);
         // SAFETY: `skip < align`, so that `skip + len` is within the mapping.
         let base = unsafe { mapping.add(skip) };
@@ -151,8 +156,7 @@ mod os {
             return;
         }
         // SAFETY: by contract nobody relies on the content of the range.
-        let result =
-            unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
+        let result = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
         // Zeroing is part of the promise, so that a refusal (locked pages) is made good.
         if result.is_err() {
             // SAFETY: the range is ours and writable; the caller has given its content up.
@@ -266,16 +270,20 @@ impl<T: ZeroInit> StableChunk<T> {
     /// Nobody owns any of these elements or holds a reference to a part that is not atomic.
     pub unsafe fn wipe(&self, first: usize, count: usize) {
         assert!(first <= self.count && count <= self.count - first, "outside the chunk");
-        let (start, end) = (first * size_of::<T>(), (first + count) * size_of::<T>());
-        let (page_start, page_end) = (start.next_multiple_of(PAGE), end / PAGE * PAGE);
-        if page_start < page_end && start == page_start && end == page_end {
+        let size = size_of::<T>();
+        let (start, end) = (first * size, (first + count) * size);
+        let page_start = start.next_multiple_of(PAGE).min(end);
+        let page_end = (end / PAGE * PAGE).max(page_start);
+        if page_start < page_end {
             // SAFETY: the caller owns every element in the range.
             unsafe { self.region.release(page_start, page_end - page_start) };
-        } else {
-            for i in first..first + count {
-                // SAFETY: `i` is within the chunk, and zero bytes are a valid `T`.
-                unsafe { self.as_ptr().add(i).as_ref() }.wipe();
-            }
+        }
+        // The elements that lie on pages which hold others too, at either edge.
+        let head = first..page_start.div_ceil(size).min(first + count);
+        let tail = (page_end / size).max(head.end)..first + count;
+        for i in head.chain(tail) {
+            // SAFETY: `i` is within the chunk, and zero bytes are a valid `T`.
+            unsafe { self.as_ptr().add(i).as_ref() }.wipe();
         }
     }
 

@@ -173,6 +173,8 @@ fn start<K: Key, V: Send + Sync + 'static>(
 ) -> Result<Cache<K, V>, BuildError> {
     let mode = inner.mode;
     let inner = NonNull::from(Box::leak(Box::new(inner)));
+    // For the last release, which may come from a guard's shared borrow.
+    inner.as_ptr().expose_provenance();
     // From here the cache's drop ends what has been started.
     let mut cache = Cache::from_hold(inner, Vec::new());
     if mode == Reclaim::Thread {

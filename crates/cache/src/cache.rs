@@ -339,6 +339,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// is no such owner, or somebody else is closing it.
     ///
     /// Never call it on a thread that has one of the owner's blocks pinned: it would wait for itself.
+    ///
+    /// The number may be given to another owner afterwards. A second level is not told: keys that it may
+    /// still have must also carry something that is never used again (a pool's unique number, say).
     pub fn close_owner(&self, owner: OwnerId) -> bool {
         let inner = self.inner();
         if owner == OwnerId::NONE || !inner.owners.begin_close(owner) {
@@ -370,7 +373,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         Ok(())
     }
 
-    /// Waits until all evictions so far have been told to the user's callback.
+    /// Waits until no eviction waits for the user's callback. While others go on evicting, that may
+    /// take as long as they do. Never call it from a callback: it would wait for itself.
     pub fn drain_callbacks(&self) {
         if let Some(callbacks) = &self.inner().callbacks {
             callbacks.drain();
@@ -393,9 +397,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 
     fn end_threads(&self) {
         self.inner().stop_threads();
-        let threads = std::mem::take(&mut *self.threads.lock());
+        // Held while they end: a second close returns no sooner than the first.
+        let mut threads = self.threads.lock();
         let here = forebay_base::sync::thread::current_id();
-        for thread in threads {
+        for thread in threads.drain(..) {
             // A callback may hold the last reference to the cache: its thread ends by itself.
             if thread.thread().id() != here {
                 let joined = thread.join();
@@ -415,10 +420,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 impl<K: Key, V: Send + Sync + 'static> Drop for Cache<K, V> {
     fn drop(&mut self) {
         let inner = self.inner();
-        if !inner.closed.swap(true, Ordering::SeqCst) {
-            inner.index.barrier();
-            inner.sweep(Cause::Closed, |_, _| true);
-        }
+        inner.closed.store(true, Ordering::SeqCst);
+        inner.index.barrier();
+        // Also after a close, which may have ended in a panic of the user's.
+        inner.sweep(Cause::Closed, |_, _| true);
         self.end_threads();
         self.inner().orphan_the_pinned();
         // SAFETY: this cache's hold, given up once and last.

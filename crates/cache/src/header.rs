@@ -47,6 +47,8 @@ use crate::attributes::{Cause, Class};
 const PIN_BITS: u32 = 18;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
+/// Guards stop here, so that the cache's own pins, a few at a time, never overflow.
+const MOST_PINS: u64 = PINS / 2;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
 const LIST_SHIFT: u32 = 20;
@@ -257,17 +259,21 @@ impl<K: Copy, V> Header<K, V> {
     /// Rule 1. Also sets the mark, so that a hit is one atomic update.
     #[inline]
     pub(crate) fn pin_valid(&self, mark: u64) -> Pin {
-        let mut state = self.state.load(Ordering::Relaxed);
+        // Acquire, so that a slot that is read again after an invalid header is read after it.
+        let mut state = self.state.load(Ordering::Acquire);
         loop {
             if state & VALID == 0 {
                 return Pin::Invalid(State(state));
             }
-            assert!(state & PINS < PINS, "a block has {PINS} pins: guards are being leaked");
+            assert!(
+                state & PINS < MOST_PINS,
+                "a block has {MOST_PINS} pins: guards are being leaked"
+            );
             match self.state.compare_exchange_weak(
                 state,
                 (state + PIN) | mark,
                 Ordering::Acquire,
-                Ordering::Relaxed,
+                Ordering::Acquire,
             ) {
                 Ok(_) => return Pin::Pinned(State(state)),
                 Err(now) => state = now,
@@ -295,12 +301,12 @@ impl<K: Copy, V> Header<K, V> {
     /// One more pin for a holder of one.
     #[inline]
     pub(crate) fn pin_again(&self) {
-        let before = self.state.fetch_add(PIN, Ordering::Relaxed);
-        debug_assert!(State(before).pins() > 0);
-        assert!(
-            State(before).pins() < PINS / 2,
-            "a block has {PINS} pins: guards are being leaked"
-        );
+        // Checked before, not after: a panic must not leave a pin behind.
+        self.update(|s| {
+            debug_assert!(s.pins() > 0);
+            assert!(s.pins() < MOST_PINS, "a block has {MOST_PINS} pins: guards are being leaked");
+            Some(s.pinned())
+        });
     }
 
     /// Rule 3. Returns true if the caller now owns the header alone and must free it.

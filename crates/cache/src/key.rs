@@ -33,13 +33,17 @@ impl OwnerId {
 /// #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 /// struct BlockKey { pool: u16, device: u16, birth: u64, offset: u64 }
 ///
-/// impl Key for BlockKey {
+/// // SAFETY: `Hash` and `Eq` are derived, over integers that never change.
+/// unsafe impl Key for BlockKey {
 ///     fn owner(&self) -> OwnerId { OwnerId::from_raw(self.pool) }
 /// }
 /// ```
 ///
-/// `Hash` and `Eq` must not panic and must agree with each other, as for any map.
-pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {
+/// # Safety
+/// The cache relies on keys to find what it must not forget: `Hash` and `Eq` must depend on the key's value
+/// alone and give the same answers at all times, agree with each other, and not panic; nor may
+/// [`owner`](Self::owner). Derived implementations over plain data are right.
+pub unsafe trait Key: Copy + Eq + Hash + Send + Sync + 'static {
     /// Whose key this is.
     #[inline]
     fn owner(&self) -> OwnerId {
@@ -48,13 +52,18 @@ pub trait Key: Copy + Eq + Hash + Send + Sync + 'static {
 }
 
 macro_rules! keys {
-    ($($t:ty)*) => {$(impl Key for $t {})*};
+    ($($t:ty)*) => {$(
+        // SAFETY: plain data, whose `Hash` and `Eq` are std's.
+        unsafe impl Key for $t {}
+    )*};
 }
 keys!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize char bool);
 
-impl<const N: usize> Key for [u8; N] {}
+// SAFETY: plain data, whose `Hash` and `Eq` are std's.
+unsafe impl<const N: usize> Key for [u8; N] {}
 
-impl<A: Key, B: Key> Key for (A, B) {
+// SAFETY: by the parts' own promises.
+unsafe impl<A: Key, B: Key> Key for (A, B) {
     fn owner(&self) -> OwnerId {
         self.0.owner()
     }

@@ -30,8 +30,9 @@
 //! # What it promises
 //!
 //! * A hit takes no lock, moves nothing, and writes to no shared line but the block's own header.
-//! * A value is dropped the moment the last pin goes, by whoever drops that pin; so drops must not block.
-//! * Only the cache's reclaimer evicts (see [`Reclaim`]); a block that is pinned is never evicted.
+//! * A value is dropped the moment the last pin goes, by whoever drops that pin, or by the evictor. So a
+//!   drop of `V` must not block, and must not call the cache: it may run under locks of the cache.
+//! * A block that is pinned is never evicted.
 //! * Past the overflow limit inserters wait for room, first come, first served, for a bounded time;
 //!   who finds none gets the block back, uncached and counted.
 //! * An error is never cached; it reaches everyone who waits for the load.

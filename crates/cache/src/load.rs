@@ -93,7 +93,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 let frequent = self.note_met(hash, &met, weight);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 let inner = NonNull::from(self);
-                let filler = Filler { header: mine, inner, hash, attributes, frequent, refusal };
+                let on_second = false;
+                let filler =
+                    Filler { header: mine, inner, hash, attributes, frequent, refusal, on_second };
                 return Ok(Step::Ready(self.ask_second(filler)));
             }
             // SAFETY: not announced, and occupied without a value.
@@ -208,7 +210,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Lets the second level load the block, if it has it.
-    fn ask_second(&self, filler: Filler<K, V>) -> Begin<'_, K, V> {
+    fn ask_second(&self, mut filler: Filler<K, V>) -> Begin<'_, K, V> {
         let Some(second) = &self.second else { return Begin::Vacant(filler) };
         let header = filler.header;
         let class = filler.attributes.class as usize;
@@ -222,13 +224,17 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             h.update(|s| Some(s.with(WAITERS))).is_some()
         };
         let seat = self.flights.join(header.addr().get(), loading);
+        filler.on_second = true;
         match (second.load(filler), seat) {
             (Ok(()), Some(seat)) => {
                 self.counters.add(CacheCounters::SECOND_HITS, class, 1);
                 Begin::InFlight(InFlight { pin, seat })
             }
             (Ok(()), None) => unreachable!("a filler's load is in flight"),
-            (Err(filler), _) => Begin::Vacant(filler),
+            (Err(mut filler), _) => {
+                filler.on_second = false;
+                Begin::Vacant(filler)
+            }
         }
     }
 

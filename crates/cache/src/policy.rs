@@ -80,6 +80,7 @@ impl GhostHits {
     /// before their number overflows, since every ghost hit brings a block in.
     pub(crate) fn note(&self, list: GhostList, weight: u64) {
         let hits = &self.shards[thread_slot().index(self.shards.len())];
+        let weight = weight.min(u64::from(u32::MAX));
         hits.0[list.number()].fetch_add((weight << HIT_WEIGHT_SHIFT) | 1, Ordering::Relaxed);
     }
 

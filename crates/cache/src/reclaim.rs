@@ -108,6 +108,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let ticket = self.room.queue_up(weight, self.clock.now_ns() + wait_ns);
         // Room may have come free before the ticket was in the queue.
         self.room.grant();
+        if self.closed.load(Ordering::SeqCst) {
+            self.refuse_waiters();
+        }
         self.wake_reclaimer();
         ticket
     }
@@ -254,15 +257,26 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     }
                 }
                 if state.stop {
-                    return;
+                    break;
                 }
             }
             self.signal.wanted.store(false, Ordering::Release);
-            pause = !self.reclaim_pass().enough;
+            let passed = catch_unwind(AssertUnwindSafe(|| self.reclaim_pass()));
+            if passed.is_err() {
+                self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+            }
+            pause = !passed.is_ok_and(|passed| passed.enough);
             if self.room.is_awaited() {
                 self.room.expire(self.clock.now_ns());
             }
         }
+        self.refuse_waiters();
+    }
+
+    /// Lets nobody wait for room that no reclaimer will bring.
+    fn refuse_waiters(&self) {
+        self.room.grant();
+        self.room.expire(u64::MAX);
     }
 
     /// The body of the callbacks' thread.

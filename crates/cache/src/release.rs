@@ -155,7 +155,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if unsafe { inner.as_ref() }.holds.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
             // SAFETY: made by `Box::leak` in the builder, and nobody holds it any more.
-            drop(unsafe { Box::from_raw(inner.as_ptr()) });
+            drop(unsafe {
+                Box::from_raw(std::ptr::with_exposed_provenance_mut::<Self>(inner.addr().get()))
+            });
         }
     }
 

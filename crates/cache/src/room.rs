@@ -10,6 +10,7 @@
 //! Locking: `throttle`, a leaf lock.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -212,7 +213,7 @@ impl Room {
         }
         drop(queue);
         self.granted.notify_all();
-        wake.into_iter().for_each(Waker::wake);
+        wake_all(wake);
     }
 
     /// The weight that the first in the queue waits for.
@@ -284,8 +285,16 @@ impl Room {
         let next = queue.iter().map(|t| t.deadline_ns).min();
         drop(queue);
         self.granted.notify_all();
-        wake.into_iter().for_each(Waker::wake);
+        wake_all(wake);
         next
+    }
+}
+
+/// Wakes all, even if the waker of one panics.
+fn wake_all(wakers: Vec<Waker>) {
+    for waker in wakers {
+        // The panic has been reported by its hook; there is nobody here to tell.
+        let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
     }
 }
 

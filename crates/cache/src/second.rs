@@ -25,6 +25,9 @@ use crate::lists::ghosts::GhostList;
 
 /// A second level. All calls come from threads of the cache or of its users; none may call back into the
 /// same cache except through what it is handed.
+///
+/// A key must name content that never changes hands: closing an owner does not tell the second level, and
+/// its number may be given to another (see [`Cache::close_owner`](crate::Cache::close_owner)).
 pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
     /// Blocks near the cold end, oldest first, that this level does not have. Take those that are worth
     /// writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
@@ -233,8 +236,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let inner = NonNull::from(self);
         match met {
             Ok(met) => {
+                let (frequent, refusal, on_second) = (false, None, false);
                 let filler =
-                    Filler { header, inner, hash, attributes, frequent: false, refusal: None };
+                    Filler { header, inner, hash, attributes, frequent, refusal, on_second };
                 Ok((filler, met))
             }
             Err(reason) => {

@@ -33,19 +33,13 @@ fn rows_become_cells_in_order() {
     assert_eq!(TestCounters::STUCK.cells(), 2..3);
     assert_eq!(TestCounters::WEIGHED.cells(), 3..6);
     assert_eq!(TestCounters::WEIGHED.at(2), 5);
-    assert_eq!(
-        TestCounters::ROWS[0].help,
-        "Split in two, with help on two lines."
-    );
+    assert_eq!(TestCounters::ROWS[0].help, "Split in two, with help on two lines.");
     assert_eq!(TestCounters::ROWS[1].labels, [""; 0]);
 
     let counters = TestCounters::new();
     counters.add(TestCounters::WEIGHED, 1, 7);
-    let seen: Vec<_> = counters
-        .snapshot()
-        .iter()
-        .map(|cell| (cell.name, cell.label, cell.value))
-        .collect();
+    let seen: Vec<_> =
+        counters.snapshot().iter().map(|cell| (cell.name, cell.label, cell.value)).collect();
     assert_eq!(
         seen,
         [
@@ -77,25 +71,15 @@ fn shards_keep_to_their_own_lines() {
     let counters = Sharded::<1>::new();
     assert_eq!(align_of::<Cells<1>>(), 128);
     assert_eq!(size_of::<Cells<17>>(), 256);
-    assert!(
-        std::ptr::from_ref(&counters.shards[0])
-            .addr()
-            .is_multiple_of(128)
-    );
+    assert!(std::ptr::from_ref(&counters.shards[0]).addr().is_multiple_of(128));
 }
 
 #[test]
 fn markdown_has_a_line_a_row() {
     let text = markdown(TestCounters::ROWS);
     assert_eq!(text.lines().count(), 2 + TestCounters::ROWS.len());
-    assert!(
-        text.contains("| `stuck` |  | Not split \\| at all. |"),
-        "{text}"
-    );
-    assert!(
-        text.contains("| `weighed` | small, middle, large | Split in three. |"),
-        "{text}"
-    );
+    assert!(text.contains("| `stuck` |  | Not split \\| at all. |"), "{text}");
+    assert!(text.contains("| `weighed` | small, middle, large | Split in three. |"), "{text}");
 }
 
 /// More threads than exclusive slots, all alive at once: some count on the overflow shards.

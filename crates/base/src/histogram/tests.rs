@@ -57,10 +57,7 @@ fn small_values_are_exact() {
     assert_eq!(snapshot.quantile(0.5), 2);
     assert_eq!(snapshot.quantile(1.0), 3);
     assert_eq!(snapshot.mean(), 2.0);
-    assert_eq!(
-        snapshot.buckets().collect::<Vec<_>>(),
-        [(1, 1, 1), (2, 2, 2), (3, 3, 1)]
-    );
+    assert_eq!(snapshot.buckets().collect::<Vec<_>>(), [(1, 1, 1), (2, 2, 2), (3, 3, 1)]);
 }
 
 #[test]

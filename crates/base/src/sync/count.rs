@@ -26,9 +26,9 @@ pub struct Counts {
 }
 
 #[cfg(feature = "counting")]
-pub use enabled::{by_lock, reset, thread, total};
-#[cfg(feature = "counting")]
 pub(crate) use enabled::{Held, LockClass};
+#[cfg(feature = "counting")]
+pub use enabled::{by_lock, reset, thread, total};
 
 /// Notes that an optimistic read begins again.
 #[inline]
@@ -145,7 +145,10 @@ mod enabled {
                 bump(&mine.locks[class.0 as usize][0], 1);
                 bump(&mine.locks[class.0 as usize][1], u64::from(contended));
             });
-            #[allow(clippy::disallowed_methods, reason = "hold times are this module's own business")]
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "hold times are this module's own business"
+            )]
             Self { class, since: Instant::now() }
         }
 
@@ -185,7 +188,8 @@ mod enabled {
     pub fn by_lock() -> Vec<(&'static str, Counts)> {
         let threads = THREADS.lock();
         let names = NAMES.lock();
-        let row = |i: usize, col: usize| threads.iter().map(|t| t.locks[i][col].load(Relaxed)).sum();
+        let row =
+            |i: usize, col: usize| threads.iter().map(|t| t.locks[i][col].load(Relaxed)).sum();
         (names.iter().take(CLASSES).enumerate())
             .map(|(i, name)| {
                 let counts = Counts {
@@ -202,7 +206,11 @@ mod enabled {
     /// Sets all counts to zero. What runs at the same time may be lost.
     pub fn reset() {
         for thread in THREADS.lock().iter() {
-            thread.events.iter().chain(thread.locks.iter().flatten()).for_each(|c| c.store(0, Relaxed));
+            thread
+                .events
+                .iter()
+                .chain(thread.locks.iter().flatten())
+                .for_each(|c| c.store(0, Relaxed));
         }
     }
 }

@@ -16,9 +16,9 @@
 //! Deliberately absent: reader-writer locks (a reader count is a shared line) and
 //! anything that spins without bound.
 
+pub mod count;
 #[cfg(any(feature = "counting", forebay_model))]
 mod counted;
-pub mod count;
 mod lock;
 mod slot;
 

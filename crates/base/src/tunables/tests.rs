@@ -83,10 +83,7 @@ fn messages_say_the_way_out() {
         message("seed", "18446744073709551616"),
         "`seed` must be at least 0 (unit: none), not 18446744073709551616"
     );
-    assert_eq!(
-        message("budget", "1023"),
-        "`budget` must be 1KiB to 1TiB (unit: bytes), not 1023"
-    );
+    assert_eq!(message("budget", "1023"), "`budget` must be 1KiB to 1TiB (unit: bytes), not 1023");
     assert_eq!(
         message("verify", "perhaps"),
         "`perhaps` is no value for `verify`: give true or false"
@@ -119,9 +116,7 @@ fn bytes_are_read_with_their_units() {
     ] {
         assert_eq!(read(text), Ok(bytes), "{text}");
     }
-    for text in [
-        "", "K", "1.5G", "-1", "+1", "1KB", "1 0", "0x10", "1KK", "½",
-    ] {
+    for text in ["", "K", "1.5G", "-1", "+1", "1KB", "1 0", "0x10", "1KK", "½"] {
         assert_eq!(read(text), Err(ParseFailure::NotAValue), "{text}");
     }
     for text in ["16E", "18446744073709551616", "99999999999999T"] {
@@ -145,13 +140,7 @@ fn markdown_has_a_line_a_row() {
 }
 
 fn any_type() -> impl Strategy<Value = Type> {
-    prop::sample::select(vec![
-        Type::U32,
-        Type::U64,
-        Type::Bool,
-        Type::Bytes,
-        Type::Percent,
-    ])
+    prop::sample::select(vec![Type::U32, Type::U64, Type::Bool, Type::Bytes, Type::Percent])
 }
 
 proptest! {

@@ -13,15 +13,8 @@ pub(super) enum ParseFailure {
 
 /// Suffixes of byte counts, by powers of 1024. Decimal ones (`kB`, `MB`) are refused rather
 /// than taken for what they do not mean.
-const BYTE_UNITS: [(&str, &str); 7] = [
-    ("", "B"),
-    ("K", "KiB"),
-    ("M", "MiB"),
-    ("G", "GiB"),
-    ("T", "TiB"),
-    ("P", "PiB"),
-    ("E", "EiB"),
-];
+const BYTE_UNITS: [(&str, &str); 7] =
+    [("", "B"), ("K", "KiB"), ("M", "MiB"), ("G", "GiB"), ("T", "TiB"), ("P", "PiB"), ("E", "EiB")];
 
 /// Reads a value as it is kept. Spaces around it are ignored.
 pub(super) fn parse(ty: Type, text: &str) -> Result<u64, ParseFailure> {
@@ -36,11 +29,7 @@ pub(super) fn parse(ty: Type, text: &str) -> Result<u64, ParseFailure> {
         },
         Type::Bytes => bytes(text)?,
     };
-    if raw > ty.max() {
-        Err(ParseFailure::TooLarge)
-    } else {
-        Ok(raw)
-    }
+    if raw > ty.max() { Err(ParseFailure::TooLarge) } else { Ok(raw) }
 }
 
 /// Writes a kept value so that [`parse`] reads the same one.
@@ -51,11 +40,7 @@ pub(super) fn format(ty: Type, raw: u64) -> String {
         Type::Bool => (raw != 0).to_string(),
         Type::Bytes => {
             // The largest unit that divides it: nothing is rounded.
-            let power = if raw == 0 {
-                0
-            } else {
-                raw.trailing_zeros() as usize / 10
-            };
+            let power = if raw == 0 { 0 } else { raw.trailing_zeros() as usize / 10 };
             match power {
                 0 => raw.to_string(),
                 _ => format!("{}{}", raw >> (10 * power), BYTE_UNITS[power].1),
@@ -74,20 +59,13 @@ fn digits(text: &str) -> Result<u64, ParseFailure> {
 }
 
 fn bytes(text: &str) -> Result<u64, ParseFailure> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = (&text[..end], text[end..].trim_start());
     let is_unit = |(short, long): &(&str, &str)| {
         unit.eq_ignore_ascii_case(short) || unit.eq_ignore_ascii_case(long)
     };
-    let power = BYTE_UNITS
-        .iter()
-        .position(is_unit)
-        .ok_or(ParseFailure::NotAValue)?;
-    digits(number)?
-        .checked_mul(1 << (10 * power))
-        .ok_or(ParseFailure::TooLarge)
+    let power = BYTE_UNITS.iter().position(is_unit).ok_or(ParseFailure::NotAValue)?;
+    digits(number)?.checked_mul(1 << (10 * power)).ok_or(ParseFailure::TooLarge)
 }
 
 /// The name most like `name`, if one is like it at all.
@@ -108,11 +86,7 @@ pub(super) fn nearest(
 /// Levenshtein's edit distance, in bytes, `-` and `_` and upper and lower case being the same.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |byte: u8| {
-        if byte == b'-' {
-            b'_'
-        } else {
-            byte.to_ascii_lowercase()
-        }
+        if byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }
     };
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, byte_a) in a.bytes().enumerate() {
@@ -130,7 +104,5 @@ fn distance(a: &str, b: &str) -> usize {
 
 /// The end of a message about an unknown name.
 pub(super) fn suggestion(nearest: Option<&str>) -> String {
-    nearest
-        .map(|name| format!("; did you mean `{name}`?"))
-        .unwrap_or_default()
+    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }

@@ -193,14 +193,13 @@ impl Locked<'_> {
             if !slot.is_ghost() {
                 return (hash_of(slot.address()) >> bit) & 1 == 1;
             }
-            // Ghosts carry their next split bits; beyond them (some 10^8 entries) they go by their
-            // tag, which loses half of them: a lookup there finds no ghost, and the ring forgets it.
-            match GHOST_SPLIT_BITS.checked_sub(depth) {
-                Some(shift) => (slot.ghost_split_bits() >> shift) & 1 == 1,
-                None => slot.tag() & 1 == 1,
-            }
+            (slot.ghost_split_bits() >> (GHOST_SPLIT_BITS - depth)) & 1 == 1
         };
-        let (high, low): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|slot| upper(slot));
+        // Ghosts carry their next split bits; beyond them (some 10^8 entries) nobody knows where they
+        // belong, and they are forgotten.
+        let known = |slot: &&Slot| !slot.is_ghost() || depth <= GHOST_SPLIT_BITS;
+        let kept: Vec<Slot> = slots.iter().filter(known).copied().collect();
+        let (high, low): (Vec<Slot>, Vec<Slot>) = kept.iter().partition(|slot| upper(slot));
         let version = old.version() + 1;
         let build = |half: &[Slot]| {
             let new = self.build(half, size_for(half.len(), SHRINK_TO), depth, version)?;
@@ -219,6 +218,7 @@ impl Locked<'_> {
         let low_number = directory.number(self.hash) / (2 * span) * (2 * span);
         self.publish(low_number, depth, new_low);
         self.publish(low_number + span, depth, new_high);
+        tally(&self.partition.entries, kept.len() as i64 - slots.len() as i64);
         tally(&self.partition.segments, 1);
         self.forget(old);
         Ok(())

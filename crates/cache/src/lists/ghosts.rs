@@ -180,7 +180,8 @@ impl Ghosts {
     /// Weights of the blocks that ghosts stand for: of all entries, the share that has a slot.
     pub(crate) fn bytes(&self) -> u64 {
         let (bytes, all) = (u128::from(self.remembered_bytes()), u128::from(self.remembered()));
-        (bytes * u128::from(self.count()) / all.max(1)) as u64
+        let live = u128::from(self.count()).min(all);
+        (bytes * live / all.max(1)) as u64
     }
 
     /// Bytes of memory held by the rings.

@@ -24,7 +24,8 @@ impl Hash for PoolKey {
     }
 }
 
-impl Key for PoolKey {
+// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
+unsafe impl Key for PoolKey {
     fn owner(&self) -> OwnerId {
         self.owner
     }

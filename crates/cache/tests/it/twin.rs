@@ -20,7 +20,8 @@ struct BlockKey {
     block: u8,
 }
 
-impl Key for BlockKey {
+// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
+unsafe impl Key for BlockKey {
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw(self.owner)
     }

@@ -9,7 +9,8 @@ use crate::harness::{Block, Hasty, Ledger, SEED};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct OwnedKey(pub(crate) u16, pub(crate) u64);
 
-impl Key for OwnedKey {
+// SAFETY: plain data; `Hash` and `Eq` depend on it alone.
+unsafe impl Key for OwnedKey {
     fn owner(&self) -> OwnerId {
         OwnerId::from_raw(self.0)
     }
