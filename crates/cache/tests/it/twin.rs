@@ -349,6 +349,7 @@ impl Twin {
         self.owners[owner as usize] = (fresh, OwnerCaching::All);
     }
 
+    // tidy: long function, because it is one list of what can happen, read from top to bottom.
     fn apply(&mut self, op: Op) {
         match op {
             Op::Insert(owner, block, weight, a) => self.insert(owner, block, weight, a),
