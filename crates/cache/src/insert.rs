@@ -10,7 +10,7 @@ use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID};
-use crate::inner::Inner;
+use crate::inner::{Inner, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
@@ -25,8 +25,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Permit::ByOwner => return Some(Refusal::ByOwner),
             Permit::Closed => return Some(Refusal::Closed),
         }
-        let too_heavy = weight > self.room.target() || weight >= u64::from(u32::MAX);
-        too_heavy.then_some(Refusal::TooHeavy)
+        let too_heavy = || weight > self.room.target() || weight >= u64::from(u32::MAX);
+        if too_heavy() && self.bound.is_some() && self.mode == Reclaim::Inline {
+            // No thread looks whether there is less overhead now.
+            self.reclaim_directly(0);
+        }
+        too_heavy().then_some(Refusal::TooHeavy)
     }
 
     pub(crate) fn count_refusal(&self, reason: Refusal, class: Class) {

@@ -307,10 +307,10 @@ impl<K: Key, V: Send + Sync + 'static> Future for RoomFuture<'_, K, V> {
 
 impl<K: Key, V: Send + Sync + 'static> Drop for RoomFuture<'_, K, V> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            if self.inner.room.leave(&ticket) {
-                self.inner.room.release(self.weight);
-            }
+        if let Some(ticket) = self.ticket.take()
+            && self.inner.room.leave(&ticket)
+        {
+            self.inner.room.release(self.weight);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Memory that the cache uses beside the blocks, by kind. The hard bound counts it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::counters::CacheCounters;
 use crate::inner::Inner;
 use crate::key::Key;
 
@@ -26,7 +29,8 @@ pub struct Overhead {
 impl Overhead {
     /// All kinds together.
     pub fn total(&self) -> u64 {
-        self.headers + self.index + self.lists + self.ghosts + self.slack + self.fixed + self.others
+        let own = self.headers + self.index + self.lists + self.ghosts + self.slack + self.fixed;
+        own.saturating_add(self.others)
     }
 }
 
@@ -40,8 +44,18 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> 
         lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
         ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
         fixed: size_of::<Inner<K, V>>() as u64 + FIXED,
-        others: (inner.bound.as_ref()).and_then(|b| b.others.as_ref()).map_or(0, |f| f()),
+        others: others(inner),
     }
+}
+
+/// What the user's function tells. A panic in it must not cost an inserter its room: it is caught and
+/// counted, and tells nothing.
+fn others<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> u64 {
+    let Some(tell) = inner.bound.as_ref().and_then(|b| b.others.as_ref()) else { return 0 };
+    catch_unwind(AssertUnwindSafe(tell)).unwrap_or_else(|_| {
+        inner.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        0
+    })
 }
 
 /// Counters' shards, owners' modes, magazines: about.

@@ -197,10 +197,10 @@ impl<K: Copy, V> Slab<K, V> {
             self.give_back(&idle);
         }
         let mut central = self.central.lock();
-        if let Some(spare) = central.spare.take() {
-            if central.chunks[spare].free_count == central.chunks[spare].carved {
-                self.wipe(&mut central.chunks[spare]);
-            }
+        if let Some(spare) = central.spare.take()
+            && central.chunks[spare].free_count == central.chunks[spare].carved
+        {
+            self.wipe(&mut central.chunks[spare]);
         }
     }
 

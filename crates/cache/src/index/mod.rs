@@ -128,7 +128,7 @@ impl Index {
         let partition = &self.partitions[partition_of(hash)];
         loop {
             let word = partition.directory.load(Ordering::Acquire);
-            let Some(directory) = Directory::from_word(word) else { return None };
+            let directory = Directory::from_word(word)?;
             // SAFETY: directories live as long as the index.
             let cell = unsafe { directory.cell(hash) };
             let entry = Entry(cell.load(Ordering::Acquire));

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_cache::{
     Attributes, Begin, BuildError, Cache, Key, LoadError, OwnerId, Reclaim, Refusal,
 };
 
-use crate::support::{audit, inline, inline_blocks};
+use crate::support::{audit, inline, inline_blocks, wait_until};
 
 fn builder() -> forebay_cache::Builder<u64, u64> {
     Cache::builder().capacity(100).weigher(|_, _| 1)
@@ -248,6 +248,37 @@ fn a_panicking_drop_is_caught_and_counted() {
         armed.store(false, Ordering::SeqCst);
         audit(&cache);
         cache.close();
+    }
+}
+
+#[test]
+fn an_overhead_that_panics_or_lies_is_survived() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let told = Arc::new(AtomicU64::new(0));
+        let tell = told.clone();
+        let cache = Cache::<u64, u64>::builder()
+            .bound(1 << 20)
+            .weigher(|_, _| 1000)
+            .reclaim(mode)
+            .overhead(move || match tell.load(Ordering::SeqCst) {
+                1 => panic!("a bug in the overhead"),
+                bytes => bytes,
+            })
+            .build()
+            .unwrap();
+        told.store(1, Ordering::SeqCst);
+        for key in 0..5000 {
+            cache.insert(key, key).unwrap();
+        }
+        assert!(cache.stats().counter("panics_caught") > 0);
+        told.store(u64::MAX, Ordering::SeqCst);
+        assert_eq!(cache.stats().overhead.total(), u64::MAX);
+        for key in 0..5000 {
+            drop(cache.insert(key, key));
+        }
+        told.store(0, Ordering::SeqCst);
+        wait_until("it recovers", || cache.insert(1, 1).is_ok());
+        audit(&cache);
     }
 }
 

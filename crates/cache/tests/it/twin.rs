@@ -328,6 +328,8 @@ impl Twin {
         assert_eq!(found as u64, stats.resident_blocks(), "blocks that were never inserted");
         let bytes = self.last.keys().filter_map(|key| self.cache.get(key)).map(|v| v.weight.max(1));
         assert_eq!(bytes.sum::<u64>(), stats.resident_bytes());
+        let came_and_stayed = stats.counter("inserts") - stats.counter("left");
+        assert_eq!(came_and_stayed, stats.resident_blocks(), "{stats}");
     }
 
     fn reopen(&mut self, owner: u8) {
