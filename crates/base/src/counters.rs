@@ -8,7 +8,7 @@
 //!
 //! The cells of a table exist once a *shard*, and no two shards share a cache line (nor a
 //! pair of lines, since processors prefetch pairs). A thread with an exclusive slot
-//! ([`sync::thread_slot`](crate::sync::thread_slot)) owns the shard of that slot, and an add is
+//! ([`thread_slot`](crate::sync::thread_slot)) owns the shard of that slot, and an add is
 //! a plain load and a plain store. All other threads spread over a few overflow shards, with
 //! atomic adds. Reading sums over all shards.
 //!

@@ -154,6 +154,10 @@ mod enabled {
 
         #[inline]
         pub(crate) fn end(&self) {
+            #[allow(
+                clippy::disallowed_methods,
+                reason = "hold times are this module's own business"
+            )]
             let held = self.since.elapsed().as_nanos() as u64;
             let _ = MINE.try_with(|mine| bump(&mine.locks[self.class.0 as usize][2], held));
         }
