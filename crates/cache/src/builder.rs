@@ -50,7 +50,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 
     /// The weight of blocks to hold: the policy's capacity `c`. What the cache needs for itself comes on
-    /// top (80 bytes a block and 27 for one that is remembered, about).
+    /// top (80 bytes a block and 30 for one that is remembered, about).
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
         self
