@@ -8,6 +8,8 @@ use std::{fs, io};
 
 use forebay_cache::counters::CacheCounters;
 use forebay_cache::tunables::CacheTunables;
+use forebay_io::counters::IoCounters;
+use forebay_io::tunables::IoTunables;
 
 /// A file and what it must hold.
 pub(crate) struct Generated {
@@ -34,17 +36,17 @@ counts each of the named parts by itself.
 
 /// Makes all generated files.
 pub(crate) fn generate() -> Vec<Generated> {
-    let tunables = forebay_base::tunables::markdown(CacheTunables::ROWS);
-    let counters = forebay_base::counters::markdown(CacheCounters::ROWS);
+    let tunables = [
+        ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
+        ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
+    ];
+    let counters = [
+        ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
+        ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
+    ];
     vec![
-        Generated {
-            path: "docs/tunables.md",
-            text: page(TUNABLES, &[("forebay-cache", tunables)]),
-        },
-        Generated {
-            path: "docs/counters.md",
-            text: page(COUNTERS, &[("forebay-cache", counters)]),
-        },
+        Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
+        Generated { path: "docs/counters.md", text: page(COUNTERS, &counters) },
     ]
 }
 
@@ -74,7 +76,7 @@ mod tests {
     fn every_row_has_its_line() {
         let files = generate();
         let lines = |at: usize| files[at].text.lines().filter(|l| l.starts_with("| `")).count();
-        assert_eq!(lines(0), CacheTunables::ROWS.len());
-        assert_eq!(lines(1), CacheCounters::ROWS.len());
+        assert_eq!(lines(0), CacheTunables::ROWS.len() + IoTunables::ROWS.len());
+        assert_eq!(lines(1), CacheCounters::ROWS.len() + IoCounters::ROWS.len());
     }
 }

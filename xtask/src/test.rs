@@ -10,12 +10,16 @@ use std::io;
 use std::path::Path;
 
 use crate::runner::{self, Step};
-use crate::tree::Tree;
+use crate::tree::{Package, Tree};
 
 /// Set to `1` for long runs; tests and model checks multiply their iterations by what they like.
 const FULL: &str = "FOREBAY_FULL";
 /// Cases a property test tries in a long run.
 const FULL_CASES: &str = "4096";
+/// Set to `1`, it makes the tests of `forebay-io` have the kernel refuse io_uring to them.
+const REFUSE_IO_URING: &str = "FOREBAY_TEST_REFUSE_IO_URING";
+/// How a crate declares model checks that look inside it.
+const MODEL_INSIDE: &str = "#[cfg(all(test, forebay_model))] mod model;";
 
 /// Runs everything that a change must pass.
 pub(crate) fn run(root: &Path, full: bool) -> io::Result<bool> {
@@ -28,7 +32,7 @@ pub(crate) fn model(root: &Path, full: bool) -> io::Result<bool> {
     let tree = Tree::load(root)?;
     let steps = model_steps(&tree, full);
     if steps.is_empty() {
-        println!("no crate has a `tests/model/main.rs`");
+        println!("no crate has a `tests/model/main.rs` or declares `{MODEL_INSIDE}`");
     }
     runner::run(root, &steps)
 }
@@ -56,29 +60,58 @@ fn steps(tree: &Tree, full: bool) -> Vec<Step> {
         let command = format!("test {packages} --lib --tests --features {features}");
         steps.push(long(Step::new("tests with counting", &command).needs_tests(), full));
     }
+    if has_package(tree, "forebay-io") {
+        let step =
+            Step::new("tests of forebay-io without io_uring", "test -p forebay-io --lib --tests");
+        steps.push(long(step.needs_tests().with(REFUSE_IO_URING, "1"), full));
+    }
     steps.extend(model_steps(tree, full));
-    if tree.packages.iter().any(|package| package.name == "forebay-bench") {
+    if has_package(tree, "forebay-bench") {
         let smoke = Step::new("benches, run small", "run --release -p forebay-bench -- smoke");
         steps.push(long(smoke, full));
     }
     steps
 }
 
-/// The model checks: their own build folder, since the flag rebuilds every crate.
+/// The model checks: their own build folder, since the flag rebuilds every crate. Optimised, since
+/// they try many schedules, but with the assertions that tests rely on.
 fn model_steps(tree: &Tree, full: bool) -> Vec<Step> {
     let folder = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
-    let models = tree.packages.iter().filter(|package| {
-        let main = package.path.replace("Cargo.toml", "tests/model/main.rs");
-        tree.texts.contains_key(&main)
-    });
-    let step = |name: &str| {
-        let command = format!("test -p {name} --release --test model");
-        let step = Step::new(&format!("model checks of {name}"), &command)
-            .with("RUSTFLAGS", "--cfg forebay_model")
-            .with("CARGO_TARGET_DIR", format!("{folder}/model"));
+    let step = |what: &str, name: &str, tests: &str| {
+        let step =
+            Step::new(&format!("{what} {name}"), &format!("test -p {name} --release {tests}"))
+                .with("RUSTFLAGS", "--cfg forebay_model")
+                .with("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true")
+                .with("CARGO_TARGET_DIR", format!("{folder}/model"));
         long(step.needs_tests(), full)
     };
-    models.map(|package| step(&package.name)).collect()
+    let mut steps = Vec::new();
+    for package in &tree.packages {
+        if has_model_inside(tree, package) {
+            // The other tests of the crate may start threads and locks outside of the checker.
+            steps.push(step("model checks inside", &package.name, "--lib -- model::"));
+        }
+        if tree.texts.contains_key(&package.path.replace("Cargo.toml", "tests/model/main.rs")) {
+            steps.push(step("model checks of", &package.name, "--test model"));
+        }
+    }
+    steps
+}
+
+fn has_model_inside(tree: &Tree, package: &Package) -> bool {
+    let folder = package.path.replace("Cargo.toml", "src/");
+    let declares = |text: &str| {
+        // However the declaration is laid out.
+        text.contains("forebay_model")
+            && text.split_whitespace().collect::<Vec<_>>().join(" ").contains(MODEL_INSIDE)
+    };
+    tree.texts
+        .iter()
+        .any(|(path, text)| path.starts_with(&folder) && path.ends_with(".rs") && declares(text))
+}
+
+fn has_package(tree: &Tree, name: &str) -> bool {
+    tree.packages.iter().any(|package| package.name == name)
 }
 
 fn long(step: Step, full: bool) -> Step {
@@ -126,7 +159,32 @@ mod tests {
                     .to_owned()
             )
         );
-        assert!(some.iter().any(|line| line.contains("-p forebay-cache --release --test model")));
+        let models: Vec<_> = some.iter().filter(|line| line.contains("forebay_model")).collect();
+        assert_eq!(models.len(), 1, "{models:?}");
+        assert!(models[0].contains("-p forebay-cache --release --test model"));
+        assert!(models[0].contains("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true"));
+    }
+
+    #[test]
+    fn models_inside_a_crate_are_found_by_their_declaration() {
+        let text = "mod a;\n#[cfg(all(test, forebay_model))]\nmod model;\n#[cfg(forebay_model)]";
+        let declared =
+            lines(&Tree::fixture(&[BASE, ("crates/base/src/arena/mod.rs", text)]), false);
+        let step = "cargo test -p forebay-base --release --lib -- model::";
+        assert!(declared.iter().any(|line| line.ends_with(step)), "{declared:?}");
+        // What tests of another target use is no test of the crate.
+        let text = "#[cfg(forebay_model)]\npub mod model;";
+        let helper = lines(&Tree::fixture(&[CACHE, ("crates/cache/src/lib.rs", text)]), false);
+        assert!(!helper.iter().any(|line| line.contains("model::")), "{helper:?}");
+    }
+
+    #[test]
+    fn io_is_tested_without_io_uring_too() {
+        let io = ("crates/io/Cargo.toml", "[package]\nname = \"forebay-io\"");
+        let found = lines(&Tree::fixture(&[io]), false);
+        let step = "FOREBAY_TEST_REFUSE_IO_URING=1 cargo test -p forebay-io --lib --tests";
+        assert!(found.iter().any(|line| line == step), "{found:?}");
+        assert!(!lines(&Tree::fixture(&[BASE]), false).iter().any(|line| line.contains("URING")));
     }
 
     #[test]

@@ -14,11 +14,14 @@ mod blocks;
 mod counted;
 mod freeing;
 mod index;
+mod iops;
 mod keys;
 mod measure;
+mod medium;
 mod model;
 mod options;
 mod report;
+mod strided;
 mod subjects;
 
 use std::process::ExitCode;
@@ -26,7 +29,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use benches::{
-    cached_read, evict, freeing as freeing_bench, index as index_bench, memory, overflow, r5, smoke,
+    cached_read, device, evict, freeing as freeing_bench, index as index_bench, memory, overflow,
+    r5, smoke, strided_read,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -46,6 +50,8 @@ struct Cli {
 enum Command {
     /// All blocks resident: throughput of hits (R1).
     CachedRead(cached_read::Args),
+    /// Random reads of a file at depths from 1 to 256, beside fio's io_uring engine.
+    Device(device::Args),
     /// Get or insert, working set larger than the cache: throughput and hit ratio.
     Evict(evict::Args),
     /// Freeing evicted blocks at once or later, over several indexes (R3).
@@ -58,6 +64,8 @@ enum Command {
     Overflow(overflow::Args),
     /// A metadata loop against a stream read once: hit ratio of the loop (R5).
     R5(r5::Args),
+    /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
+    StridedRead(strided_read::Args),
     /// Every bench with tiny numbers: do they run?
     Smoke,
 }
@@ -70,6 +78,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
             let panels = cached_read::panels(args, &records);
             (records, panels)
         }
+        Command::Device(args) => with_panels(device::run(common, args)?, device::panels),
         Command::Evict(args) => with_panels(evict::run(common, args)?, evict::panels),
         Command::Freeing(args) => {
             with_panels(freeing_bench::run(common, args)?, freeing_bench::panels)
@@ -78,6 +87,9 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
+        Command::StridedRead(args) => {
+            with_panels(strided_read::run(common, args)?, strided_read::panels)
+        }
         Command::Smoke => (smoke::run(common)?, Vec::new()),
     })
 }
@@ -93,7 +105,7 @@ fn with_panels(
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = run(&cli).and_then(|(records, panels)| {
-        // A smoke run has the rows of all benches, which have different columns.
+        // A run may have rows of several benches, which have different columns.
         smoke::print(&records, cli.common.json);
         match &cli.common.plot {
             Some(path) if !panels.is_empty() => plot::write(path, &panels),

@@ -18,6 +18,9 @@ pub(crate) enum Limit {
 
 /// One thread's part of a load.
 pub(crate) trait Worker {
+    /// Operations between two looks at the stop flag.
+    const BATCH_OPERATIONS: u64 = 64;
+
     /// One operation. Returns true for a hit.
     fn step(&mut self) -> bool;
 }
@@ -52,8 +55,6 @@ impl Sample {
     }
 }
 
-/// Operations between two looks at the stop flag.
-const BATCH_OPERATIONS: u64 = 64;
 /// Time between two looks of the observer.
 const OBSERVE_EVERY: Duration = Duration::from_millis(10);
 
@@ -115,7 +116,7 @@ fn work<W: Worker>(worker: &mut W, limit: Limit, stop: &AtomicBool) -> Part {
     let start = Instant::now();
     let (mut ops, mut hits) = (0u64, 0u64);
     while ops < most && !stop.load(Ordering::Relaxed) {
-        let batch = BATCH_OPERATIONS.min(most - ops);
+        let batch = W::BATCH_OPERATIONS.min(most - ops);
         for _ in 0..batch {
             hits += u64::from(worker.step());
         }

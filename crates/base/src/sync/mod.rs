@@ -44,6 +44,13 @@ pub mod atomic {
     pub use std::sync::atomic::fence;
 }
 
+/// Thread-local variables of the build at hand.
+#[cfg(forebay_model)]
+pub use shuttle::thread_local;
+/// Thread-local variables of the build at hand.
+#[cfg(not(forebay_model))]
+pub use std::thread_local;
+
 #[cfg(forebay_model)]
 pub use shuttle::sync::{Arc, Weak};
 #[cfg(not(forebay_model))]

@@ -1,6 +1,7 @@
 //! The benches, a file each: arguments, the run, and the panels of its plot.
 
 pub(crate) mod cached_read;
+pub(crate) mod device;
 pub(crate) mod evict;
 pub(crate) mod freeing;
 pub(crate) mod index;
@@ -9,6 +10,8 @@ mod model;
 pub(crate) mod overflow;
 pub(crate) mod r5;
 pub(crate) mod smoke;
+mod strided_model;
+pub(crate) mod strided_read;
 
 use crate::report::Value;
 use crate::report::plot::{Panel, Series};

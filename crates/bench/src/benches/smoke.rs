@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{cached_read, evict, freeing, index, memory, overflow, r5};
+use super::{cached_read, device, evict, freeing, index, memory, overflow, r5, strided_read};
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
 use crate::report::plot::{self, Panel};
@@ -70,10 +70,45 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     let (fill, storm) = records.split_at(records.len().saturating_sub(1));
     add("memory", fill.to_vec(), memory::panels(fill), "index_bytes_per_entry")?;
     add("memory --storm", storm.to_vec(), memory::panels(fill), "rss_to_bound")?;
+    for (name, records, panels, figure) in of_devices(&one, &two)? {
+        add(name, records, panels, figure)?;
+    }
     let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
     let records = r5::run(&one, &args)?;
     add("r5", records.clone(), r5::panels(&records), "loop_hit_ratio")?;
     Ok(all)
+}
+
+/// A bench's name, what it found, its plot, and the figure that every row must have.
+type Part = (&'static str, Vec<Record>, Vec<Panel>, &'static str);
+
+/// The benches of devices.
+fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {
+    let mut parts = Vec::new();
+    let args = strided_read::Args {
+        device: vec![strided_read::Medium::Memory, strided_read::Medium::File],
+        latency_us: 20,
+        read_ahead: 4,
+        in_flight: 256,
+        region_kib: 256,
+        file: None,
+        model: crate::options::cpus() >= 2,
+    };
+    let records = strided_read::run(two, &args)?;
+    let model = |r: &Record| r.number("predicted_ops_per_s").is_some();
+    let (predicted, measured): (Vec<Record>, Vec<Record>) = records.into_iter().partition(model);
+    let panels = strided_read::panels(&measured);
+    parts.push(("strided-read", measured, panels, "cpu_s_per_million"));
+    if args.model {
+        let panels = strided_read::panels(&predicted);
+        parts.push(("strided-read --model", predicted, panels, "predicted_ops_per_s"));
+    }
+    let args =
+        device::Args { file: None, size_mib: 4, direct: vec![true, false], depths: vec![1, 32] };
+    let records = device::run(one, &args)?;
+    let panels = device::panels(&records);
+    parts.push(("device", records, panels, "iops"));
+    Ok(parts)
 }
 
 fn check(bench: &str, records: &[Record], figure: &str) -> Result<(), Failure> {

@@ -128,16 +128,20 @@ pub(crate) fn relative_deviation(values: &[f64]) -> f64 {
     if mean == 0.0 { 0.0 } else { deviation / mean }
 }
 
+/// Throughputs, whose deviation is of interest: the name of the figure, and of its deviation.
+const DEVIATIONS: [(&str, &str); 2] =
+    [("ops_per_s", "ops_per_s_deviation"), ("iops", "iops_deviation")];
+
 /// Folds the repetitions of one measurement: the median of each figure, and the
-/// deviation of `ops_per_s` if it is among them.
+/// deviation of its throughput.
 pub(crate) fn fold(repetitions: &[Record]) -> Option<Record> {
     let first = repetitions.first()?;
     let mut folded = Record { params: first.params.clone(), figures: Vec::new() };
     for (name, _) in &first.figures {
         let values: Vec<f64> = repetitions.iter().filter_map(|r| r.number(name)).collect();
         folded.figures.push((name, median(&values)));
-        if *name == "ops_per_s" {
-            folded.figures.push(("ops_per_s_deviation", relative_deviation(&values)));
+        if let Some((_, deviation)) = DEVIATIONS.iter().find(|(of, _)| of == name) {
+            folded.figures.push((deviation, relative_deviation(&values)));
         }
     }
     folded.figures.push(("repetitions", repetitions.len() as f64));

@@ -12,7 +12,18 @@ fn every_bench_runs_small() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let lines = String::from_utf8(output.stdout).expect("JSON is UTF-8");
-    for name in ["cached-read", "evict", "index", "freeing", "overflow", "memory", "r5"] {
+    let names = [
+        "cached-read",
+        "evict",
+        "index",
+        "freeing",
+        "overflow",
+        "memory",
+        "strided-read",
+        "device",
+        "r5",
+    ];
+    for name in names {
         let head = format!("{{\"bench\":\"{name}\",\"subject\":\"");
         assert!(lines.lines().any(|line| line.starts_with(&head)), "no row of {name}");
     }
@@ -37,6 +48,9 @@ fn wrong_input_is_explained() {
         (&["evict", "--threads", "0"][..], "--threads 0"),
         (&["evict", "--seconds=-1"][..], "seconds"),
         (&["r5", "--capacity", "0"][..], "capacity"),
+        (&["device", "--depths", "0"][..], "depths"),
+        (&["device", "--file", "/nowhere/at/all"][..], "/nowhere/at/all"),
+        (&["strided-read", "--subjects", "fio"][..], "no subject `fio`"),
     ] {
         let output = bench(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

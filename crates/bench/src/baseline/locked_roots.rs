@@ -1,0 +1,157 @@
+//! R2's I/O roots, before and after: parents that keep their children in a list under a lock.
+//!
+//! Purpose: the baseline whose lock R2 measured. Every request is a child of a root. The root
+//! links it into a list when it is submitted and takes it out when it has ended, each time under
+//! the root's one lock, where errors are collected too, and who waits for the root is woken
+//! when the list is empty. One root is "before"; sixteen, chosen in turns by a counter that all
+//! submitters share, are "after".
+//!
+//! In favour of the baseline: the report's system took the parent's lock twice at the end of a
+//! child (to unlink it, and to count down), this takes it once; requests hold their root by a
+//! plain reference, not by a count that would be one more shared line. As in the report's system,
+//! a link is one small allocation.
+//!
+//! Locking: a root's lock, held for a few stores; nothing is called under it.
+//!
+//! Deliberately absent: refusal after closing, cancellation, generations: [`drain`](LockedRoots::drain)
+//! waits for a moment without any child.
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use forebay_base::sync::{Condvar, Mutex};
+use forebay_io::{Completion, Device, Error, ErrorKind, Request};
+
+use super::list::{List, Slab};
+
+struct Children {
+    list: List,
+    /// Of each child where it reads.
+    slab: Slab<u64>,
+    failed: u64,
+    last_error: Option<ErrorKind>,
+}
+
+/// One parent, on lines of its own.
+#[repr(align(128))]
+struct Root {
+    children: Mutex<Children>,
+    empty: Condvar,
+}
+
+impl Root {
+    fn link(&self, offset: u64) -> u32 {
+        let mut children = self.children.lock();
+        let Children { list, slab, .. } = &mut *children;
+        slab.insert(list, offset)
+    }
+
+    fn unlink(&self, node: u32, error: Option<ErrorKind>) {
+        let mut children = self.children.lock();
+        let Children { list, slab, .. } = &mut *children;
+        slab.remove(list, node);
+        if error.is_some() {
+            children.failed += 1;
+            children.last_error = error;
+        }
+        let last = children.list.len() == 0;
+        drop(children);
+        if last {
+            self.empty.notify_all();
+        }
+    }
+}
+
+/// Roots under locks.
+pub(crate) struct LockedRoots {
+    /// For the rest of the process, so that a child needs no count to hold its root: a bench makes few.
+    roots: &'static [Root],
+    /// Whose turn it is; shared by all submitters.
+    turn: Turn,
+}
+
+#[repr(align(128))]
+struct Turn(AtomicU64);
+
+impl LockedRoots {
+    /// The class of the roots' locks in the counting build.
+    pub(crate) const LOCK: &'static str = "baseline root";
+
+    /// `count` roots.
+    pub(crate) fn new(count: usize) -> Self {
+        assert!(count > 0, "there is a root");
+        let root = || {
+            let children =
+                Children { list: List::new(), slab: Slab::new(), failed: 0, last_error: None };
+            Root { children: Mutex::named(Self::LOCK, children), empty: Condvar::new() }
+        };
+        let roots: Vec<Root> = (0..count).map(|_| root()).collect();
+        Self { roots: Box::leak(roots.into_boxed_slice()), turn: Turn(AtomicU64::new(0)) }
+    }
+
+    /// Number of roots.
+    pub(crate) fn len(&self) -> usize {
+        self.roots.len()
+    }
+
+    fn next(&self) -> &'static Root {
+        match self.roots {
+            [only] => only,
+            several => &several[self.turn.0.fetch_add(1, Relaxed) as usize % several.len()],
+        }
+    }
+
+    /// Submits requests at once, each as a child of the root whose turn it is. As in the report's
+    /// system, each is linked by itself.
+    pub(crate) fn submit_all(&self, device: &dyn Device, requests: Vec<Request>) {
+        let child = |request: Request| {
+            let root = self.next();
+            let node = root.link(request.offset());
+            request.layered(move |completion: &mut Completion| {
+                root.unlink(node, completion.result.as_ref().err().map(Error::kind));
+            })
+        };
+        let mut children: Vec<Request> = requests.into_iter().map(child).collect();
+        device.submit_all(&mut children);
+    }
+
+    /// Waits until each root has been without children.
+    pub(crate) fn drain(&self) {
+        for root in self.roots {
+            let mut children = root.children.lock();
+            while children.list.len() > 0 {
+                root.empty.wait(&mut children);
+            }
+        }
+    }
+
+    /// Requests that have failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.roots.iter().map(|root| root.children.lock().failed).sum()
+    }
+
+    /// What a request costs in the roots alone, two visits of the lock: for measuring it.
+    pub(crate) fn visit(&self, offset: u64) {
+        let root = self.next();
+        let node = root.link(offset);
+        root.unlink(node, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_come_and_go() {
+        let roots = LockedRoots::new(3);
+        let nodes: Vec<_> =
+            (0..9u64).map(|i| (roots.next(), i)).map(|(root, i)| (root, root.link(i))).collect();
+        assert!(roots.roots.iter().all(|root| root.children.lock().list.len() == 3), "in turns");
+        for (i, (root, node)) in nodes.into_iter().enumerate() {
+            root.unlink(node, (i == 4).then_some(ErrorKind::Device));
+        }
+        roots.drain();
+        roots.visit(7);
+        roots.drain();
+        assert_eq!(roots.failed(), 1);
+    }
+}

@@ -1,0 +1,162 @@
+//! Our engine at a depth: as many chains of reads, each submitted by the callback of the one
+//! before, and one thread that lends itself to the device until all chains have ended.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+use forebay_io::tunables::IoTunables;
+use forebay_io::{
+    Completion, Device, Direct, EngineChoice, FileDevice, OpenOptions, Payload, Request,
+};
+use hdrhistogram::Histogram;
+
+use super::{Found, Plan};
+use crate::keys::XorShift;
+use crate::measure::cpu_seconds;
+use crate::medium::{BLOCK_BYTES, Stamp};
+use crate::options::Failure;
+
+/// One queue: the load is one thread's.
+const LANES: usize = 1;
+/// Latencies are told apart to a hundredth; longer ones than this count as this.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// Which of our engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engines {
+    /// io_uring.
+    IoUring,
+    /// The pool of threads.
+    Threads,
+}
+
+/// Reads with one of our engines.
+///
+/// # Errors
+/// If the file cannot be opened like that, or a read fails, or reads something else than what is there.
+pub(crate) fn ours(plan: &Plan<'_>, engine: Engines, stamp: Stamp) -> Result<Found, Failure> {
+    let tunables = Arc::new(IoTunables::default());
+    // All of the depth is in flight, none of it waits in the queue.
+    let depth = u32::try_from(plan.depth)?.max(tunables.sync_read_max());
+    tunables.set_sync_read_max(depth)?;
+    tunables.set_total_max(2 * depth)?;
+    let options = OpenOptions {
+        read_only: true,
+        direct: if plan.direct { Direct::Always } else { Direct::Never },
+        engine: match engine {
+            Engines::IoUring => EngineChoice::Auto,
+            Engines::Threads => EngineChoice::Threads,
+        },
+        lanes: LANES,
+        tunables,
+        ..OpenOptions::default()
+    };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(plan.path, &options)?);
+    let found = run(plan, &device, stamp);
+    device.close();
+    found
+}
+
+/// What the chains share. The thread that helps runs nearly all callbacks, so nobody waits for
+/// the lock.
+struct Chains {
+    device: Arc<dyn Device>,
+    blocks: u64,
+    stamp: Stamp,
+    deadline: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    rng: XorShift,
+    latency: Histogram<u64>,
+    ios: u64,
+    running: usize,
+    fault: Option<String>,
+    /// Never submitted: finishing it tells the helping thread that the last chain has ended.
+    last: Option<Request>,
+}
+
+impl Chains {
+    fn read(self: Arc<Self>, offset: u64, buffer: Buffer, begun: Instant) -> Request {
+        Request::read(offset, buffer).on_done(move |completion| self.ended(completion, begun))
+    }
+
+    /// A read has ended: on with the next, or the chain ends too.
+    fn ended(self: Arc<Self>, completion: Completion, begun: Instant) {
+        let now = Instant::now();
+        let Completion { offset, result, payload, .. } = completion;
+        let buffer = payload.and_then(Payload::into_buffer);
+        let fault = match (result, &buffer) {
+            (Err(error), _) => Some(error.to_string()),
+            (Ok(()), Some(block)) if self.stamp.fits(offset, block) => None,
+            (Ok(()), _) => Some(format!("the block at {offset} is not what was written")),
+        };
+        let (next, last) = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.ios += 1;
+            let latency_ns = now.duration_since(begun).as_nanos() as u64;
+            state.latency.saturating_record(latency_ns.max(1));
+            match (fault, buffer) {
+                (None, Some(buffer)) if now < self.deadline => {
+                    (Some((state.rng.below(self.blocks), buffer)), None)
+                }
+                (fault, _) => {
+                    state.fault = state.fault.take().or(fault);
+                    state.running -= 1;
+                    (None, if state.running == 0 { state.last.take() } else { None })
+                }
+            }
+        };
+        if let Some((block, buffer)) = next {
+            let device = Arc::clone(&self.device);
+            device.submit(self.read(block * BLOCK_BYTES as u64, buffer, now));
+        }
+        if let Some(last) = last {
+            last.finish(Ok(()));
+        }
+    }
+}
+
+fn run(plan: &Plan<'_>, device: &Arc<dyn Device>, stamp: Stamp) -> Result<Found, Failure> {
+    let limit_bytes = (2 * plan.depth * BLOCK_BYTES).max(16 << 20) as u64;
+    let arena = Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Never })?;
+    let blocks = plan.size_bytes / BLOCK_BYTES as u64;
+    let mut rng = XorShift::new(plan.seed);
+    let mut starts = Vec::with_capacity(plan.depth);
+    for _ in 0..plan.depth {
+        let offset = rng.below(blocks) * BLOCK_BYTES as u64;
+        starts.push((offset, arena.alloc(BLOCK_BYTES)?));
+    }
+    let (last, pending) = Request::flush().pending();
+    let latency = Histogram::new_with_bounds(1, LONGEST_NS, 2)?;
+    let state = State { rng, latency, ios: 0, running: plan.depth, fault: None, last: Some(last) };
+    let cpu_before = cpu_seconds();
+    let begun = Instant::now();
+    let chains = Arc::new(Chains {
+        device: Arc::clone(device),
+        blocks,
+        stamp,
+        deadline: begun + Duration::from_secs_f64(plan.seconds),
+        state: Mutex::new(state),
+    });
+    let start = |(offset, buffer)| Arc::clone(&chains).read(offset, buffer, begun);
+    let mut requests: Vec<Request> = starts.into_iter().map(start).collect();
+    device.submit_all(&mut requests);
+    drop(pending.wait(&**device));
+    let elapsed_s = begun.elapsed().as_secs_f64();
+    let cpu_s = cpu_seconds() - cpu_before;
+    let state = chains.state.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(fault) = &state.fault {
+        return Err(fault.clone().into());
+    }
+    let ios = state.ios.max(1) as f64;
+    Ok(Found {
+        config: device.info().engine.to_string(),
+        iops: ios / elapsed_s,
+        cpu_ns_per_io: cpu_s * 1e9 / ios,
+        p50_ns: state.latency.value_at_quantile(0.5) as f64,
+        p99_ns: state.latency.value_at_quantile(0.99) as f64,
+    })
+}

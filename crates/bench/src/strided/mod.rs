@@ -1,0 +1,268 @@
+//! R2's load: many threads, each reading its own region with a stride, with read-ahead that is
+//! issued as asynchronous I/O under roots.
+//!
+//! A [`Reader`] keeps two lots of reads before the block that it wants next. When it comes to a lot,
+//! it raises those of its blocks that are still in flight to reads that somebody waits for, and waits
+//! for them; when it has used a lot up, the next one is read ahead, into the same memory.
+//!
+//! How a reader sleeps and is woken is the same code whatever the roots are. That it waits by the
+//! lot, for the last block first, also makes the number of times nearly the same: once a lot at
+//! most. A reader that waited block by block would be woken up to once a block, the more often the
+//! sooner it gets a CPU, and that would drown what the roots cost.
+
+mod roots;
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use forebay_base::arena::Buffer;
+use forebay_io::{Completion, Device, Payload, Pending, Priority, RaiseHandle, Request};
+
+use crate::measure::Worker;
+use crate::medium::{BLOCK_BYTES, Stamp};
+
+pub(crate) use roots::{AnyRoots, Kind};
+
+/// The benchmark of R2 reads every seventeenth record.
+pub(crate) const STRIDE_BLOCKS: u64 = 17;
+
+/// A thread's part of the device, in blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) first: u64,
+    pub(crate) blocks: u64,
+}
+
+/// The blocks of a region with a stride: pass after pass, each beginning one block later than the one
+/// before, so that all blocks come before one comes again.
+#[derive(Clone, Debug)]
+struct Strided {
+    region: Region,
+    at: u64,
+    pass: u64,
+}
+
+impl Strided {
+    /// Begins somewhere in the region, by `seed`.
+    fn new(region: Region, seed: u64) -> Self {
+        assert!(region.blocks > 0, "a region has a block");
+        let at = seed % region.blocks;
+        Self { region, at, pass: at % STRIDE_BLOCKS }
+    }
+
+    /// Offset of the next block, bytes.
+    fn next(&mut self) -> u64 {
+        let block = self.region.first + self.at;
+        self.at += STRIDE_BLOCKS;
+        if self.at >= self.region.blocks {
+            self.pass = (self.pass + 1) % STRIDE_BLOCKS.min(self.region.blocks);
+            self.at = self.pass;
+        }
+        block * BLOCK_BYTES as u64
+    }
+}
+
+/// What went wrong in a measurement. Anything at all makes it worthless.
+#[derive(Default)]
+pub(crate) struct Faults {
+    count: AtomicU64,
+    first: Mutex<Option<String>>,
+}
+
+impl Faults {
+    fn add(&self, text: String) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+    }
+
+    /// How many there were, and the first of them.
+    pub(crate) fn summary(&self) -> Option<String> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.count.load(Ordering::Relaxed);
+        first.as_ref().map(|first| format!("{count} reads failed; the first: {first}"))
+    }
+}
+
+/// What all readers of a measurement share.
+pub(crate) struct Setting<'a> {
+    pub(crate) device: &'a dyn Device,
+    pub(crate) roots: &'a AnyRoots,
+    pub(crate) stamp: Stamp,
+    pub(crate) faults: &'a Faults,
+}
+
+/// Lots in a reader's window.
+const LOTS: usize = 2;
+
+/// A block that was read ahead.
+struct Ahead {
+    /// Until it has landed.
+    pending: Option<Pending>,
+    raise: RaiseHandle,
+    /// Once it has.
+    landed: Option<Completion>,
+}
+
+impl Ahead {
+    /// Looks whether it has landed.
+    fn look(&mut self) -> bool {
+        if let Some(pending) = &mut self.pending {
+            match Pin::new(pending).poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(completion) => {
+                    self.landed = Some(completion);
+                    self.pending = None;
+                }
+                Poll::Pending => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits until it has landed.
+    fn wait(&mut self, device: &dyn Device) {
+        if let Some(pending) = self.pending.take() {
+            self.landed = Some(pending.wait(device));
+        }
+    }
+}
+
+/// One thread of the load.
+pub(crate) struct Reader<'a> {
+    setting: &'a Setting<'a>,
+    blocks: Strided,
+    /// The next block first.
+    window: VecDeque<Ahead>,
+    /// Memory of the blocks that were used since the last lot was read ahead.
+    used: Vec<Buffer>,
+    lot: usize,
+    /// Blocks of the lot at the front that are not used yet.
+    left: usize,
+    /// Times that it was waited for, and not told of yet.
+    waits: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Begins to read ahead, half of the `buffers` at once.
+    pub(crate) fn new(
+        setting: &'a Setting<'a>,
+        region: Region,
+        seed: u64,
+        buffers: Vec<Buffer>,
+    ) -> Self {
+        let window = VecDeque::with_capacity(buffers.len());
+        let lot = (buffers.len() / LOTS).max(1);
+        let blocks = Strided::new(region, seed);
+        let used = Vec::with_capacity(lot);
+        let mut reader = Self { setting, blocks, window, used, lot, left: 0, waits: 0 };
+        buffers.into_iter().for_each(|buffer| reader.give_back(buffer));
+        reader
+    }
+
+    /// Takes memory for the next lot, which is read ahead once there is enough.
+    fn give_back(&mut self, buffer: Buffer) {
+        self.used.push(buffer);
+        if self.used.len() < self.lot {
+            return;
+        }
+        let mut requests = Vec::with_capacity(self.lot);
+        for buffer in self.used.drain(..) {
+            let request = Request::read(self.blocks.next(), buffer);
+            let (request, pending) = request.with_priority(Priority::AsyncRead).pending();
+            let (request, raise) = request.raisable();
+            self.window.push_back(Ahead { pending: Some(pending), raise, landed: None });
+            requests.push(request);
+        }
+        self.setting.roots.submit_all(requests);
+    }
+
+    /// Has the next lot in memory.
+    fn land(&mut self) {
+        self.left = self.lot.min(self.window.len());
+        for ahead in self.window.range_mut(..self.left) {
+            if !ahead.look() {
+                ahead.raise.raise(Priority::SyncRead);
+            }
+        }
+        // When the last has landed, so have most others.
+        for ahead in self.window.range_mut(..self.left).rev() {
+            if !ahead.look() {
+                self.waits += 1;
+                ahead.wait(self.setting.device);
+            }
+        }
+    }
+
+    /// Checks a block and takes its memory back.
+    fn check(&self, completion: Completion) -> Option<Buffer> {
+        let Setting { stamp, faults, .. } = self.setting;
+        let Completion { offset, result, payload, .. } = completion;
+        let buffer = payload.and_then(Payload::into_buffer);
+        match (&result, &buffer) {
+            (Err(error), _) => faults.add(error.to_string()),
+            (Ok(()), Some(block)) if stamp.fits(offset, block) => {}
+            (Ok(()), _) => faults.add(format!("the block at {offset} is not what was written")),
+        }
+        buffer
+    }
+}
+
+impl Worker for Reader<'_> {
+    // A read may take long, and there are many threads: look at the stop flag after each.
+    const BATCH_OPERATIONS: u64 = 1;
+
+    /// Reads a block. Tells by `false` of each time that it waited.
+    fn step(&mut self) -> bool {
+        if self.left == 0 {
+            self.land();
+        }
+        self.left = self.left.saturating_sub(1);
+        // Without a block only if memory was lost, which a fault has told of.
+        let landed = self.window.pop_front().and_then(|ahead| ahead.landed);
+        if let Some(buffer) = landed.and_then(|completion| self.check(completion)) {
+            self.give_back(buffer);
+        }
+        let waited = self.waits > 0;
+        self.waits = self.waits.saturating_sub(1);
+        !waited
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        for ahead in &mut self.window {
+            ahead.wait(self.setting.device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_reach_every_block_before_one_comes_again() {
+        for blocks in [1, 5, 17, 100, 1024] {
+            let region = Region { first: 1000, blocks };
+            let mut strided = Strided::new(region, 0);
+            let mut seen: Vec<u64> =
+                (0..blocks).map(|_| strided.next() / BLOCK_BYTES as u64).collect();
+            if blocks > STRIDE_BLOCKS {
+                assert_eq!(seen[1] - seen[0], STRIDE_BLOCKS);
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, (1000..1000 + blocks).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_stride_may_begin_anywhere() {
+        let region = Region { first: 0, blocks: 100 };
+        for seed in 0..200 {
+            let mut strided = Strided::new(region, seed);
+            assert!((0..500).all(|_| strided.next() < 100 * BLOCK_BYTES as u64));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The roots that are compared: R2's before and after, and ours.
+
+use std::sync::Arc;
+
+use forebay_io::{Device, Request, Roots};
+
+use crate::baseline::LockedRoots;
+use crate::options::Failure;
+
+/// Roots of R2's "after".
+const SEVERAL: usize = 16;
+
+/// A subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// R2's before.
+    OneLocked,
+    /// R2's after.
+    SixteenLocked,
+    /// Ours.
+    Forebay,
+}
+
+impl Kind {
+    /// All subjects.
+    pub(crate) const ALL: [Self; 3] = [Self::OneLocked, Self::SixteenLocked, Self::Forebay];
+
+    /// As results call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::OneLocked => "one-root-locked",
+            Self::SixteenLocked => "16-roots-locked",
+            Self::Forebay => "forebay",
+        }
+    }
+
+    /// Fresh roots over a device.
+    pub(crate) fn open(self, device: &Arc<dyn Device>) -> AnyRoots {
+        let locked =
+            |count| AnyRoots::Locked(Box::new(LockedRoots::new(count)), Arc::clone(device));
+        match self {
+            Self::OneLocked => locked(1),
+            Self::SixteenLocked => locked(SEVERAL),
+            // 0: the default, one a CPU.
+            Self::Forebay => AnyRoots::Forebay(Roots::new(Arc::clone(device), 0)),
+        }
+    }
+}
+
+/// Roots of either kind.
+pub(crate) enum AnyRoots {
+    /// Lists under locks.
+    Locked(Box<LockedRoots>, Arc<dyn Device>),
+    /// Ours.
+    Forebay(Roots),
+}
+
+impl AnyRoots {
+    /// Submits requests under roots.
+    pub(crate) fn submit_all(&self, mut requests: Vec<Request>) {
+        match self {
+            Self::Locked(roots, device) => roots.submit_all(&**device, requests),
+            Self::Forebay(roots) => roots.submit_all(&mut requests),
+        }
+    }
+
+    /// Waits for all that was submitted.
+    ///
+    /// # Errors
+    /// If requests failed.
+    pub(crate) fn drain(&self) -> Result<(), Failure> {
+        let failed = match self {
+            Self::Locked(roots, _) => {
+                roots.drain();
+                roots.failed()
+            }
+            Self::Forebay(roots) => {
+                roots.drain()?;
+                roots.errors().total()
+            }
+        };
+        if failed > 0 {
+            Err(format!("{failed} requests failed under their roots").into())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What they are, for the column `config`.
+    pub(crate) fn config(&self) -> String {
+        match self {
+            Self::Locked(roots, _) => format!("{} under a lock each", roots.len()),
+            Self::Forebay(roots) => format!("{} without locks", roots.len()),
+        }
+    }
+}

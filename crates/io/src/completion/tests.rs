@@ -1,0 +1,175 @@
+//! Callbacks come one after the other, whatever they do.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use super::{guarded, in_callback};
+use crate::error::{Error, ErrorKind};
+use crate::request::{Op, Request};
+
+type Log = Arc<Mutex<Vec<String>>>;
+
+fn note(log: &Log, what: impl Into<String>) {
+    log.lock().unwrap().push(what.into());
+}
+
+/// What happened, in order.
+fn taken(log: &Log) -> Vec<String> {
+    std::mem::take(&mut *log.lock().unwrap())
+}
+
+/// A request that notes its end as `name`.
+fn noting(log: &Log, name: &'static str) -> Request {
+    let log = log.clone();
+    Request::flush().on_done(move |_| note(&log, name))
+}
+
+fn failure(text: &str) -> Result<(), Error> {
+    Err(Error::new(ErrorKind::Device, Op::Flush, &"disk".into(), (0, 0), text))
+}
+
+#[test]
+fn what_ends_in_a_callback_is_told_after_it_in_order() {
+    let log = Log::default();
+    let inner = log.clone();
+    let outer = Request::flush().on_done(move |_| {
+        assert!(in_callback());
+        let inside = inner.clone();
+        let first = Request::flush().on_done(move |_| {
+            noting(&inside, "third").finish(Ok(()));
+            note(&inside, "first");
+        });
+        first.finish(Ok(()));
+        noting(&inner, "second").finish(Ok(()));
+        note(&inner, "outer");
+    });
+    assert!(!in_callback());
+    outer.finish(Ok(()));
+    assert!(!in_callback());
+    assert_eq!(taken(&log), ["outer", "first", "second", "third"]);
+}
+
+#[test]
+fn a_long_chain_is_no_recursion() {
+    fn link(left: u32, end: mpsc::Sender<()>) -> Request {
+        Request::flush().on_done(move |_| match left {
+            0 => end.send(()).unwrap(),
+            _ => link(left - 1, end).finish(Ok(())),
+        })
+    }
+    let (end, ended) = mpsc::channel();
+    let small = thread::Builder::new().stack_size(64 << 10);
+    let thread = small.spawn(move || link(100_000, end).finish(Ok(()))).unwrap();
+    thread.join().unwrap();
+    ended.recv().unwrap();
+}
+
+#[test]
+fn a_panic_in_a_callback_loses_nobody_else() {
+    let log = Log::default();
+    let inner = log.clone();
+    let outer = Request::flush().on_done(move |_| {
+        noting(&inner, "second").finish(Ok(()));
+        let third = noting(&inner, "third");
+        Request::flush().on_done(|_| panic!("on purpose")).finish(Ok(()));
+        third.finish(Ok(()));
+        panic!("on purpose");
+    });
+    outer.finish(Ok(()));
+    assert!(!in_callback());
+    assert_eq!(taken(&log), ["second", "third"]);
+}
+
+/// Thrown, it throws again when it is dropped, as often as it says.
+struct Bomb(u32);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            std::panic::panic_any(Bomb(self.0 - 1));
+        }
+    }
+}
+
+#[test]
+fn what_is_thrown_may_throw() {
+    for times in 0..3 {
+        assert!(!guarded(|| std::panic::panic_any(Bomb(times))));
+        let request = Request::flush().on_done(move |_| std::panic::panic_any(Bomb(times)));
+        request.finish(Ok(()));
+        assert!(!in_callback());
+    }
+    assert!(guarded(|| {}));
+}
+
+#[test]
+fn layers_come_first_the_newest_before_all() {
+    let log = Log::default();
+    let [old, new, end] = [log.clone(), log.clone(), log.clone()];
+    let request = Request::flush()
+        .on_done(move |completion| {
+            let error = completion.result.unwrap_err();
+            note(&end, error.to_string());
+        })
+        .layered(move |completion| {
+            note(&old, "old");
+            assert!(completion.result.is_ok());
+            completion.result = failure("the old layer says so");
+        })
+        .layered(move |completion| {
+            note(&new, "new");
+            completion.result = Ok(());
+        });
+    request.finish(failure("the device says so"));
+    assert_eq!(taken(&log), ["new", "old", "flush of disk: the old layer says so"]);
+}
+
+#[test]
+fn a_layer_that_panics_spoils_the_result_only() {
+    for (result, says) in [(Ok(()), "panicked"), (failure("it burns"), "it burns")] {
+        let log = Log::default();
+        let [old, end] = [log.clone(), log.clone()];
+        let request = Request::flush()
+            .on_done(move |completion| note(&end, completion.result.unwrap_err().to_string()))
+            .layered(move |_| note(&old, "old"))
+            .layered(|_| panic!("on purpose"));
+        request.finish(result);
+        let told = taken(&log);
+        assert_eq!((told.len(), &*told[0]), (2, "old"));
+        assert!(told[1].contains(says), "{told:?}");
+    }
+}
+
+#[test]
+fn a_request_that_nobody_awaits_just_ends() {
+    Request::flush().finish(Ok(()));
+    drop(Request::discard(0, 512));
+    assert!(!in_callback());
+}
+
+#[test]
+fn a_thread_may_end_requests_as_its_last_act() {
+    thread_local! {
+        static LAST: RefCell<Option<Request>> = const { RefCell::new(None) };
+    }
+    let log = Log::default();
+    let inner = log.clone();
+    let thread = thread::spawn(move || {
+        // Made before the list of this module, this variable is dropped after it.
+        LAST.with(|last| *last.borrow_mut() = Some(Request::flush()));
+        noting(&inner, "early").finish(Ok(()));
+        let nested = noting(&inner, "nested");
+        let request = Request::flush().on_done(move |completion| {
+            assert!(completion.result.is_err());
+            nested.finish(Ok(()));
+            note(&inner, "last");
+        });
+        LAST.with(|last| *last.borrow_mut() = Some(request));
+    });
+    thread.join().unwrap();
+    let mut told = taken(&log);
+    told.sort();
+    assert_eq!(told, ["early", "last", "nested"]);
+}

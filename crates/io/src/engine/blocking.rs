@@ -1,0 +1,99 @@
+//! A transfer by calls that block: what the pool's workers do, and what is left to do when a ring stops
+//! working.
+//!
+//! Locking: none, and no lock may be held.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+
+use forebay_base::sync::Arc;
+use rustix::fs::FallocateFlags;
+use rustix::io::{pread, preadv, pwrite, pwritev};
+
+use super::core::Ended;
+use super::transfer::{MAX_BYTES, Medium, Step, Transfer};
+use crate::counters::IoCounters;
+use crate::device::DeviceInfo;
+use crate::request::{Op, Request};
+
+/// A file to block on.
+pub(super) struct Blocking {
+    file: OwnedFd,
+    pub(super) medium: Medium,
+}
+
+impl Blocking {
+    pub(super) fn new(file: OwnedFd, info: &DeviceInfo) -> Self {
+        let medium = Medium { name: Arc::clone(&info.name), sector_bytes: info.sector_bytes };
+        Self { file, medium }
+    }
+
+    /// Does what is left of `transfer`, however many calls it takes.
+    pub(super) fn execute(&self, mut transfer: Transfer, counters: &IoCounters) -> Ended {
+        loop {
+            let returned = self.call(&mut transfer).map_err(|errno| errno.raw_os_error());
+            match transfer.step(&self.medium, returned) {
+                Step::Continue => counters.add(IoCounters::CONTINUED, 0, 1),
+                Step::Retry => counters.add(IoCounters::RETRIED, 0, 1),
+                Step::Unsupported => {
+                    counters.add(IoCounters::DISCARDS_IGNORED, 0, 1);
+                    return transfer.end(Ok(()));
+                }
+                Step::End(result) => return transfer.end(result),
+            }
+        }
+    }
+
+    /// One call for what is left; returns the bytes that it moved.
+    fn call(&self, transfer: &mut Transfer) -> rustix::io::Result<u64> {
+        let file = &self.file;
+        let (at, left, done) = (transfer.position(), transfer.left(), transfer.done() as usize);
+        let op = transfer.issue.op;
+        let requests = transfer.issue.requests.as_mut_slice();
+        let moved = match (op, requests) {
+            (Op::Flush, _) => {
+                rustix::fs::fdatasync(file)?;
+                0
+            }
+            (Op::Discard, _) => {
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(file, punch, at, left)?;
+                0
+            }
+            (Op::Read, [one]) => pread(file, part(&mut bytes_mut(one)[done..]), at)?,
+            (Op::Write, [one]) => pwrite(file, shared_part(&bytes(one)[done..]), at)?,
+            (Op::Read, many) => {
+                let mut pieces: Vec<_> =
+                    many.iter_mut().map(|one| IoSliceMut::new(bytes_mut(one))).collect();
+                let mut rest = &mut pieces[..];
+                IoSliceMut::advance_slices(&mut rest, done);
+                preadv(file, rest, at)?
+            }
+            (Op::Write, many) => {
+                let mut pieces: Vec<_> = many.iter().map(|one| IoSlice::new(bytes(one))).collect();
+                let mut rest = &mut pieces[..];
+                IoSlice::advance_slices(&mut rest, done);
+                pwritev(file, rest, at)?
+            }
+        };
+        Ok(moved as u64)
+    }
+}
+
+fn bytes_mut(request: &mut Request) -> &mut [u8] {
+    let payload = request.payload_mut().expect("a read has memory");
+    payload.bytes_mut().expect("a read owns its memory")
+}
+
+fn bytes(request: &Request) -> &[u8] {
+    request.payload().expect("a write has memory").bytes()
+}
+
+fn part(bytes: &mut [u8]) -> &mut [u8] {
+    let most = bytes.len().min(MAX_BYTES as usize);
+    &mut bytes[..most]
+}
+
+fn shared_part(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(MAX_BYTES as usize)]
+}

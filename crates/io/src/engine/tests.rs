@@ -1,0 +1,402 @@
+//! The engines over a plain file, before anything is between: what only they know of.
+#![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+use forebay_base::sync::atomic::AtomicUsize;
+use forebay_base::sync::{Condvar, Mutex};
+
+use super::*;
+use crate::{ErrorKind, Op, Priority};
+
+pub(super) const FILE_BYTES: u64 = 4 << 20;
+const SECTOR: u32 = 4096;
+
+pub(super) fn arena() -> Arc<Arena> {
+    Arena::new(ArenaConfig { limit_bytes: 64 << 20, huge_pages: HugePages::Never }).unwrap()
+}
+
+pub(super) fn open(path: &Path, direct: bool) -> OwnedFd {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    if direct {
+        options.custom_flags(libc::O_DIRECT);
+    }
+    options.open(path).unwrap().into()
+}
+
+pub(super) fn engine(path: &Path, choice: EngineChoice, lanes: usize, direct: bool) -> FileEngine {
+    let file = open(path, direct);
+    let size_bytes = std::fs::metadata(path).unwrap().len();
+    let info = DeviceInfo {
+        name: path.display().to_string().into(),
+        size_bytes,
+        sector_bytes: SECTOR,
+        read_only: false,
+        direct,
+        engine: Engine::Memory,
+    };
+    let tunables = Arc::new(IoTunables::default());
+    start(file, info, &Setup { choice, lanes, threads: 0, tunables }).unwrap()
+}
+
+pub(super) fn filled(dir: &tempfile::TempDir) -> std::path::PathBuf {
+    let path = dir.path().join("medium");
+    let bytes: Vec<u8> = (0..FILE_BYTES).map(|i| (i / 512 % 251) as u8).collect();
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn expected(offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(|i| (i / 512 % 251) as u8).collect()
+}
+
+fn on_both(test: impl Fn(&Path, &FileEngine)) {
+    for choice in [EngineChoice::IoUring, EngineChoice::Threads] {
+        if choice == EngineChoice::IoUring && ring::probe().is_err() {
+            continue;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = filled(&dir);
+        test(&path, &engine(&path, choice, 2, false));
+    }
+}
+
+fn alloc(arena: &Arena, len: usize) -> Buffer {
+    arena.alloc(len).unwrap()
+}
+
+fn run(engine: &FileEngine, request: Request) -> crate::Completion {
+    (engine as &dyn Device).run(request)
+}
+
+#[test]
+fn reads_writes_flushes_and_discards() {
+    let arena = arena();
+    on_both(|path, engine| {
+        for offset in [0, 4096, FILE_BYTES - 4096] {
+            let completion = run(engine, Request::read(offset, alloc(&arena, 4096)));
+            assert_eq!(&completion.into_buffer().unwrap()[..], expected(offset, 4096));
+        }
+        let mut buffer = alloc(&arena, 8192);
+        buffer.fill(0xA5);
+        run(engine, Request::write(8192, buffer)).result.unwrap();
+        run(engine, Request::flush()).result.unwrap();
+        assert_eq!(&std::fs::read(path).unwrap()[8192..16384], [0xA5; 8192]);
+        run(engine, Request::discard(8192, 4096)).result.unwrap();
+        let after = std::fs::read(path).unwrap();
+        assert_eq!(after.len() as u64, FILE_BYTES);
+        assert!(after[12288..16384].iter().all(|byte| *byte == 0xA5));
+        assert_eq!(engine.health(), Health::Healthy);
+    });
+}
+
+#[test]
+fn many_threads_get_what_they_asked_for() {
+    let arena = arena();
+    on_both(|_, engine| {
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    for i in 0..200u64 {
+                        let offset = (thread * 977 + i * 31) % (FILE_BYTES / 4096) * 4096;
+                        let done = run(engine, Request::read(offset, alloc(arena, 4096)));
+                        assert_eq!(&done.into_buffer().unwrap()[..], expected(offset, 4096));
+                    }
+                });
+            }
+        });
+        engine.close();
+    });
+}
+
+/// Counts down; somebody waits for zero.
+struct Latch {
+    left: Mutex<usize>,
+    zero: Condvar,
+}
+
+impl Latch {
+    fn new(count: usize) -> Arc<Self> {
+        Arc::new(Self { left: Mutex::named("test-latch", count), zero: Condvar::new() })
+    }
+
+    fn down(&self) {
+        *self.left.lock() -= 1;
+        self.zero.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut left = self.left.lock();
+        while *left > 0 {
+            self.zero.wait(&mut left);
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_and_yet_all_ends() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let count = 500;
+        let latch = Latch::new(count);
+        let mut requests = Vec::new();
+        for i in 0..count {
+            let offset = (i as u64 * 7 % (FILE_BYTES / 4096)) * 4096;
+            let latch = Arc::clone(&latch);
+            requests.push(Request::read(offset, alloc(&arena, 4096)).on_done(move |done| {
+                assert_eq!(&done.into_buffer().unwrap()[..], expected(offset, 4096));
+                latch.down();
+            }));
+        }
+        engine.submit_all(&mut requests);
+        latch.wait();
+    });
+}
+
+#[test]
+fn merged_requests_are_scattered_to_the_right_places() {
+    let arena = arena();
+    on_both(|path, engine| {
+        let latch = Latch::new(256);
+        let mut requests = Vec::new();
+        for i in 0..256u64 {
+            let latch = Arc::clone(&latch);
+            let mut buffer = alloc(&arena, 4096);
+            buffer.fill(i as u8);
+            requests.push(Request::write(i * 4096, buffer).on_done(move |done| {
+                done.result.unwrap();
+                latch.down();
+            }));
+        }
+        engine.submit_all(&mut requests);
+        latch.wait();
+        let content = std::fs::read(path).unwrap();
+        for i in 0..256usize {
+            assert!(content[i * 4096..][..4096].iter().all(|byte| *byte == i as u8), "{i}");
+        }
+        let count =
+            |name| engine.stats().counters.iter().filter(|c| c.0 == name).map(|c| c.2).sum();
+        let merged: u64 = count("merged");
+        assert!(merged > 0, "256 adjacent writes at once, and none merged");
+    });
+}
+
+#[test]
+fn requests_outlive_the_threads_that_submit_them() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let latch = Latch::new(60);
+        let failed = Arc::new(AtomicUsize::new(0));
+        for i in 0..60u64 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (latch, failed) = (Arc::clone(&latch), Arc::clone(&failed));
+                    let request = match i % 3 {
+                        0 => Request::flush(),
+                        1 => Request::write(i * 4096, alloc(&arena, 4096)),
+                        _ => Request::read(i * 4096, alloc(&arena, 4096)),
+                    };
+                    engine.submit(request.on_done(move |done| {
+                        if done.result.is_err() {
+                            failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                        latch.down();
+                    }));
+                });
+            });
+        }
+        latch.wait();
+        assert_eq!(failed.load(std::sync::atomic::Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn a_file_that_shrinks_gives_a_clear_error() {
+    let arena = arena();
+    on_both(|path, engine| {
+        std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(10_000).unwrap();
+        run(engine, Request::read(4096, alloc(&arena, 4096))).result.unwrap();
+        for (offset, len) in [(8192, 4096), (4096, 16384), (1 << 20, 4096)] {
+            let error = run(engine, Request::read(offset, alloc(&arena, len))).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+            assert!(error.to_string().contains("earlier than when it was opened"), "{error}");
+        }
+        assert_eq!(engine.health(), Health::Gone);
+    });
+}
+
+#[test]
+fn a_close_waits_for_what_was_accepted_and_refuses_the_rest() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let ended = Arc::new(AtomicUsize::new(0));
+        for i in 0..300u64 {
+            let ended = Arc::clone(&ended);
+            engine.submit(Request::read(i * 4096, alloc(&arena, 4096)).on_done(move |done| {
+                done.result.unwrap();
+                ended.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }));
+        }
+        engine.close();
+        assert_eq!(ended.load(std::sync::atomic::Ordering::Relaxed), 300);
+        let error = run(engine, Request::read(0, alloc(&arena, 4096))).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        engine.close();
+    });
+}
+
+#[test]
+fn an_engine_can_be_dropped_by_a_callback_of_its_own() {
+    let arena = arena();
+    for choice in [EngineChoice::Auto, EngineChoice::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Arc::new(engine(&filled(&dir), choice, 1, false));
+        let latch = Latch::new(1);
+        let (mine, down) = (Arc::clone(&engine), Arc::clone(&latch));
+        let request = Request::read(0, alloc(&arena, 4096)).on_done(move |_| {
+            drop(mine);
+            down.down();
+        });
+        engine.submit(request);
+        drop(engine);
+        latch.wait();
+    }
+}
+
+#[test]
+fn chains_of_callbacks_keep_the_ring_busy() {
+    fn next(engine: &Arc<FileEngine>, latch: &Arc<Latch>, buffer: Buffer, left: u64) {
+        if left == 0 {
+            latch.down();
+            return;
+        }
+        let (again, latch) = (Arc::clone(engine), Arc::clone(latch));
+        let offset = left * 7919 % (FILE_BYTES / 4096) * 4096;
+        engine.submit(Request::read(offset, buffer).on_done(move |done| {
+            let buffer = done.into_buffer().unwrap();
+            assert_eq!(buffer[0], (offset / 512 % 251) as u8);
+            next(&again, &latch, buffer, left - 1);
+        }));
+    }
+    let arena = arena();
+    for choice in [EngineChoice::Auto, EngineChoice::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Arc::new(engine(&filled(&dir), choice, 1, false));
+        let latch = Latch::new(16);
+        for _ in 0..16 {
+            next(&engine, &latch, alloc(&arena, 4096), 500);
+        }
+        latch.wait();
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_by_name() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let wrong = [
+            Request::read(1, alloc(&arena, 4096)),
+            Request::read(0, alloc(&arena, 512)),
+            Request::read(FILE_BYTES, alloc(&arena, 4096)),
+            Request::discard(0, 0),
+            Request::discard(u64::MAX - 4095, 4096),
+        ];
+        for request in wrong {
+            let (op, text) = (request.op(), format!("{request:?}"));
+            let error = run(engine, request).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{text}");
+            assert!(matches!(op, Op::Read | Op::Discard));
+        }
+        assert_eq!(engine.health(), Health::Healthy, "a bad request is not the device's fault");
+    });
+}
+
+/// Has the system refuse `io_uring_enter` to the calling thread from now on.
+fn refuse_enter() {
+    const LOAD_NUMBER: u16 = 0x20;
+    const IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        step(LOAD_NUMBER, 0, 0, 0),
+        step(IF_EQUAL, 0, 1, libc::SYS_io_uring_enter as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program is a whole and valid filter, and outlives the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::PR_SET_SECCOMP;
+        let result = libc::prctl(set, libc::SECCOMP_MODE_FILTER, &raw const program);
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+}
+
+#[test]
+fn a_refusal_after_the_start_is_survived() {
+    if ring::probe().is_err() {
+        return;
+    }
+    let arena = arena();
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(&filled(&dir), EngineChoice::IoUring, 1, false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let latch = Latch::new(100);
+            refuse_enter();
+            for i in 0..100u64 {
+                let latch = Arc::clone(&latch);
+                engine.submit(Request::read(i * 8192, alloc(&arena, 4096)).on_done(move |done| {
+                    assert_eq!(&done.into_buffer().unwrap()[..], expected(i * 8192, 4096));
+                    latch.down();
+                }));
+                let completion = run(&engine, Request::read(i * 4096, alloc(&arena, 4096)));
+                assert_eq!(&completion.into_buffer().unwrap()[..], expected(i * 4096, 4096));
+            }
+            latch.wait();
+        });
+    });
+    let stats = engine.stats();
+    assert!(matches!(stats.engine, Engine::Threads { why } if why.contains("refused")));
+    run(&engine, Request::flush()).result.unwrap();
+}
+
+#[test]
+fn what_waits_can_be_raised_and_taken_back() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let mut handles = Vec::new();
+        let mut ends = Vec::new();
+        let mut requests = Vec::new();
+        for i in 0..400u64 {
+            let request = Request::read(i * 8192 % FILE_BYTES, alloc(&arena, 4096));
+            let (request, handle) = request.with_priority(Priority::Scrub).raisable();
+            let (request, pending) = request.pending();
+            requests.push(request);
+            handles.push(handle);
+            ends.push(pending);
+        }
+        engine.submit_all(&mut requests);
+        for (i, handle) in handles.iter().enumerate() {
+            match i % 2 {
+                0 => handle.cancel(),
+                _ => handle.raise(Priority::SyncRead),
+            }
+        }
+        for (i, end) in ends.into_iter().enumerate() {
+            match end.wait(engine).result {
+                Ok(()) => {}
+                Err(error) => {
+                    assert_eq!((i % 2, error.kind()), (0, ErrorKind::Cancelled), "{error}");
+                }
+            }
+        }
+    });
+}

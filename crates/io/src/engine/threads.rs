@@ -1,0 +1,157 @@
+//! The backend over a pool of threads and blocking calls.
+//!
+//! Each lane has workers of its own, which fetch from its queue themselves: there is no second
+//! queue. A worker that has fetched wakes the next, as long as there is something to fetch.
+//!
+//! Locking: `io-lane`. Calls of the system and callbacks are outside it.
+//!
+//! Deliberately absent: workers that help other lanes, threads that come and go with the load.
+
+use std::os::fd::OwnedFd;
+
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::{Arc, Condvar};
+
+use super::blocking::Blocking;
+use super::core::{Backend, Core, Ended, LaneState, Queued};
+use super::transfer::Transfer;
+use super::{MAX_LANES, Setup};
+use crate::device::DeviceInfo;
+use crate::priority::Priority;
+use crate::waiter::Waiter;
+
+/// Workers of a lane by default: enough to keep a drive busy, few enough for one lock.
+const WORKERS_PER_LANE: usize = 8;
+/// Least threads by default.
+const MIN_THREADS: usize = 8;
+
+/// The pool.
+pub(crate) struct Threads {
+    medium: Blocking,
+    /// One a lane: something may be fetched.
+    work: Box<[Condvar]>,
+    stopping: AtomicBool,
+}
+
+/// The pool's part of a lane's state.
+#[derive(Default)]
+pub(crate) struct ThreadsLane {
+    idle: usize,
+}
+
+/// Starts the workers.
+///
+/// # Errors
+/// If the system refuses a thread.
+pub(super) fn start(
+    file: OwnedFd,
+    info: DeviceInfo,
+    setup: &Setup,
+) -> std::io::Result<Queued<Threads>> {
+    let threads = match setup.threads {
+        0 => (2 * forebay_base::memory::cpus()).max(MIN_THREADS),
+        threads => threads,
+    };
+    let lanes = match setup.lanes {
+        0 => threads / WORKERS_PER_LANE,
+        lanes => lanes.min(threads),
+    };
+    let lanes = lanes.clamp(1, MAX_LANES);
+    let medium = Blocking::new(file, &info);
+    let work = (0..lanes).map(|_| Condvar::new()).collect();
+    let backend = Threads { medium, work, stopping: AtomicBool::new(false) };
+    let own = (0..lanes).map(|_| ThreadsLane::default()).collect();
+    let core = Core::new(backend, info, &setup.tunables, own);
+    let queued = Queued::new(Arc::clone(&core));
+    for worker in 0..threads {
+        core.spawn(&format!("io-worker-{worker}"), work_on, worker % lanes)?;
+    }
+    Ok(queued)
+}
+
+/// A worker's life.
+fn work_on(core: &Arc<Core<Threads>>, lane: usize) {
+    let backend = &core.backend;
+    let mut ended = Vec::with_capacity(1);
+    let mut state = core.lock(lane);
+    loop {
+        let issue = core.next(&mut state);
+        if issue.is_some() && state.own.idle > 0 && queued(&state) > 0 {
+            backend.work[lane].notify_one();
+        }
+        let batch = core.collect(&mut state);
+        if let Some(issue) = issue {
+            drop(state);
+            core.settle(lane, batch);
+            ended.push(backend.medium.execute(Transfer::new(issue), &core.counters));
+            state = tell(core, lane, &mut ended);
+            continue;
+        }
+        if !batch.is_empty() {
+            drop(state);
+            core.settle(lane, batch);
+            state = core.lock(lane);
+            continue;
+        }
+        if backend.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        state.own.idle += 1;
+        backend.work[lane].wait(&mut state);
+        state.own.idle -= 1;
+    }
+}
+
+/// Tells how an issue has ended, and locks the lane again.
+fn tell<'a>(
+    core: &'a Core<Threads>,
+    lane: usize,
+    ended: &mut Vec<Ended>,
+) -> forebay_base::sync::MutexGuard<'a, LaneState<Threads>> {
+    let mut state = core.lock(lane);
+    core.ended(&mut state, ended);
+    let batch = core.collect(&mut state);
+    let told = ended.len();
+    drop(state);
+    core.settle(lane, batch);
+    core.finish(ended);
+    let mut state = core.lock(lane);
+    state.told(told);
+    core.tell_if_idle(&state);
+    state
+}
+
+/// Requests that wait in a lane.
+fn queued(state: &LaneState<Threads>) -> usize {
+    Priority::ALL.into_iter().map(|class| state.queue.queued(class)).sum()
+}
+
+impl Backend for Threads {
+    type Lane = ThreadsLane;
+    type Outside = ();
+
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, _driven: bool) {
+        if state.own.idle == 0 {
+            return;
+        }
+        for _ in 0..queued(state).min(state.own.idle) {
+            core.backend.work[state.index()].notify_one();
+        }
+    }
+
+    fn outside(_core: &Core<Self>, _lane: usize, (): ()) {}
+
+    fn help(_core: &Core<Self>, _lane: usize, _waiter: &Waiter) {
+        // The workers bring it about.
+    }
+
+    fn nudge(_core: &Core<Self>, _lane: usize) {}
+
+    fn stop(core: &Core<Self>) {
+        core.backend.stopping.store(true, Ordering::Release);
+        for lane in 0..core.lanes() {
+            let _state = core.lock(lane);
+            core.backend.work[lane].notify_all();
+        }
+    }
+}

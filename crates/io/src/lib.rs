@@ -1,0 +1,75 @@
+//! Devices and asynchronous I/O with many roots.
+//!
+//! * [`Device`]: read, write, flush, discard; each [`Request`] carries its buffer and ends in
+//!   exactly one [`Completion`], by callback, future, or a blocking wait;
+//! * [`Roots`]: what asynchronous requests belong to, so that one can wait for all of them, cancel
+//!   them, refuse more, and learn what failed;
+//! * [`Priority`]: five classes, from a read that somebody waits for to a scrub.
+//! * [`FileDevice`] for files and block devices, [`MemoryDevice`], and devices over devices:
+//!   [`fault`], [`record`], [`metrics`].
+//!
+//! ```
+//! use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+//! use forebay_io::{Device, FileDevice, OpenOptions, Request};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("medium");
+//! let options = OpenOptions { create_bytes: Some(1 << 20), ..OpenOptions::default() };
+//! let device = FileDevice::open(&path, &options)?;
+//! let device: &dyn Device = &device;
+//! println!("{} by {}", device.info().name, device.info().engine);
+//!
+//! // Memory of requests is aligned and counted: it comes from an arena.
+//! let arena = Arena::new(ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Auto })?;
+//! let mut block = arena.alloc(4096)?;
+//! block.fill(7);
+//! device.run(Request::write(8192, block)).result?;
+//! device.run(Request::flush()).result?; // Only now is it durable.
+//!
+//! // The same with a future; a callback is the third way.
+//! let (read, pending) = Request::read(8192, arena.alloc(4096)?).pending();
+//! device.submit(read);
+//! let block = pending.wait(device).into_buffer()?;
+//! assert!(block.iter().all(|&byte| byte == 7));
+//! device.close();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Linux only.
+
+mod buffer;
+mod completion;
+pub mod counters;
+mod device;
+mod engine;
+mod error;
+pub mod fault;
+mod file;
+mod memory;
+pub mod metrics;
+mod priority;
+pub mod record;
+mod queue;
+mod request;
+mod roots;
+pub mod tunables;
+mod waiter;
+
+pub use buffer::{Payload, StableBytes};
+pub use completion::in_callback;
+pub use device::{Device, DeviceInfo, DeviceStats, Engine, Health};
+pub use error::{Error, ErrorKind};
+pub use file::{Direct, EngineChoice, FileDevice, OpenError, OpenOptions};
+pub use memory::{MemoryDevice, MemoryOptions};
+pub use priority::Priority;
+pub use request::{Completion, Op, RaiseHandle, Request};
+pub use roots::{DrainError, Drained, Failures, Roots, RootsStats};
+pub use waiter::{Pending, Waiter};
+
+/// What the model checks in `tests/model` look at. No stable interface.
+#[doc(hidden)]
+pub mod model {
+    pub use crate::queue::{
+        Issue, Kick, Lane, Limits, MAX_LANES, MAX_PIECES, PermitStats, Permits, Pieces, Seat,
+    };
+}

@@ -1,0 +1,324 @@
+//! A device in memory, with a latency if wanted: for tests and for measuring what is above it.
+//!
+//! Content is sparse: chunks come into being when written, and what was never written reads as
+//! zero. Requests go through the same queues as those of a file. Without latency an operation is
+//! executed by whoever submits it; with latency, or if a callback submits it, by its lane's
+//! thread when it is due.
+//!
+//! Invariant: operations of a lane are due in the order in which they were issued.
+//!
+//! Locking: `io-lane`; `memory-chunk`, one a chunk, under nothing, held for one copy. `memory-chunk` makes
+//! each sector atomic. The clock is the system's: threads sleep in real time.
+//!
+//! Deliberately absent: persistence, a limit on memory other than the device's size.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use crate::completion::in_callback;
+use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
+use crate::engine::{Backend, Core, Ended, LaneState, MAX_LANES, Queued};
+use crate::queue::Issue;
+use crate::request::{Op, Request};
+use crate::tunables::IoTunables;
+use crate::waiter::Waiter;
+
+/// Bytes of a chunk: a multiple of the largest sector.
+const CHUNK_BYTES: u64 = 256 << 10;
+/// Most operations that a lane's thread executes before it tells of them.
+const BATCH: usize = 64;
+
+/// How a memory device is to be.
+#[derive(Clone, Debug)]
+pub struct MemoryOptions {
+    /// Sector size in bytes: a power of two, 512 to 4096.
+    pub sector_bytes: u32,
+    /// How long an operation takes at least, in nanoseconds. However many are in flight, each
+    /// takes that long.
+    pub latency_ns: u64,
+    /// Queues, each with a thread. 0: as many as the process has CPUs, at most 16.
+    pub lanes: usize,
+    /// Refuse writes and discards.
+    pub read_only: bool,
+    /// Limits of the queues.
+    pub tunables: Arc<IoTunables>,
+}
+
+impl Default for MemoryOptions {
+    fn default() -> Self {
+        Self {
+            sector_bytes: 512,
+            latency_ns: 0,
+            lanes: 0,
+            read_only: false,
+            tunables: Arc::new(IoTunables::default()),
+        }
+    }
+}
+
+/// A device in memory. Dropping it closes it and frees its content.
+pub struct MemoryDevice(Queued<Memory>);
+
+impl MemoryDevice {
+    /// A device of `size_bytes`, all zero.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    ///
+    /// # Panics
+    /// If the sector size is none, or the size is not a positive multiple of it.
+    pub fn new(name: &str, size_bytes: u64, options: &MemoryOptions) -> std::io::Result<Self> {
+        let sector_bytes = options.sector_bytes;
+        assert!(sector_bytes.is_power_of_two(), "a sector of {sector_bytes} bytes");
+        assert!((512..=4096).contains(&sector_bytes), "a sector of {sector_bytes} bytes");
+        assert!(size_bytes > 0, "a device of no bytes");
+        assert!(size_bytes.is_multiple_of(u64::from(sector_bytes)), "no whole sectors");
+        let lanes = match options.lanes {
+            0 => forebay_base::memory::cpus().clamp(1, 16),
+            lanes => lanes.min(MAX_LANES),
+        };
+        let chunks = size_bytes.div_ceil(CHUNK_BYTES);
+        let backend = Memory {
+            chunks: (0..chunks).map(|_| Mutex::named("memory-chunk", None)).collect(),
+            latency_ns: options.latency_ns,
+            clock: SystemClock::new(),
+            due: (0..lanes).map(|_| Condvar::new()).collect(),
+            stopping: AtomicBool::new(false),
+        };
+        let info = DeviceInfo {
+            name: name.into(),
+            size_bytes,
+            sector_bytes,
+            read_only: options.read_only,
+            direct: false,
+            engine: Engine::Memory,
+        };
+        let own = (0..lanes).map(|_| MemoryLane::default()).collect();
+        let core = Core::new(backend, info, &options.tunables, own);
+        let queued = Queued::new(Arc::clone(&core));
+        for lane in 0..lanes {
+            core.spawn(&format!("io-memory-{lane}"), serve, lane)?;
+        }
+        Ok(Self(queued))
+    }
+}
+
+impl Device for MemoryDevice {
+    fn submit(&self, request: Request) {
+        self.0.submit(request);
+    }
+
+    fn submit_all(&self, requests: &mut Vec<Request>) {
+        self.0.submit_all(requests);
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.0.info()
+    }
+
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.0.stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.0.help(waiter);
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// The medium, and who serves it.
+struct Memory {
+    chunks: Box<[Mutex<Option<Box<[u8]>>>]>,
+    latency_ns: u64,
+    clock: SystemClock,
+    /// One a lane: its thread's sleep.
+    due: Box<[Condvar]>,
+    stopping: AtomicBool,
+}
+
+/// Operations that wait for their time.
+#[derive(Default)]
+struct MemoryLane {
+    due: VecDeque<(u64, Issue)>,
+    /// The lane's thread sleeps with nothing to wait for.
+    sleeps: bool,
+}
+
+/// The life of a lane's thread.
+fn serve(core: &Arc<Core<Memory>>, lane: usize) {
+    let memory = &core.backend;
+    let mut issues = Vec::new();
+    let mut state = core.lock(lane);
+    loop {
+        let now = memory.clock.now_ns();
+        while issues.len() < BATCH && state.own.due.front().is_some_and(|(due, _)| *due <= now) {
+            issues.extend(state.own.due.pop_front().map(|(_, issue)| issue));
+        }
+        if !issues.is_empty() {
+            drop(state);
+            let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
+            state = core.lock(lane);
+            core.ended(&mut state, &mut ended);
+            let (more, batch) = core.turn(&mut state, true);
+            drop(state);
+            issues = more;
+            core.settle(lane, batch);
+            let told = ended.len();
+            core.driving(lane, || core.finish(&mut ended));
+            state = core.lock(lane);
+            state.told(told);
+            core.tell_if_idle(&state);
+            continue;
+        }
+        if memory.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        match state.own.due.front().map(|(due, _)| due - now) {
+            Some(wait_ns) => {
+                memory.due[lane].wait_timeout(&mut state, Duration::from_nanos(wait_ns));
+            }
+            None => {
+                state.own.sleeps = true;
+                memory.due[lane].wait(&mut state);
+                state.own.sleeps = false;
+            }
+        }
+    }
+}
+
+impl Backend for Memory {
+    type Lane = MemoryLane;
+    /// What to execute at once.
+    type Outside = Vec<Issue>;
+
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, driven: bool) -> Vec<Issue> {
+        let memory = &core.backend;
+        let at_once = memory.latency_ns == 0 && !in_callback();
+        let mut issues = Vec::new();
+        let mut later = false;
+        while let Some(issue) = core.next(state) {
+            if at_once {
+                issues.push(issue);
+            } else {
+                let due = memory.clock.now_ns().saturating_add(memory.latency_ns);
+                state.own.due.push_back((due, issue));
+                later = true;
+            }
+        }
+        if later && state.own.sleeps && !driven {
+            memory.due[state.index()].notify_one();
+        }
+        issues
+    }
+
+    fn outside(core: &Core<Self>, lane: usize, mut issues: Vec<Issue>) {
+        let memory = &core.backend;
+        while !issues.is_empty() {
+            let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
+            let mut state = core.lock(lane);
+            core.ended(&mut state, &mut ended);
+            let (more, batch) = core.turn(&mut state, false);
+            drop(state);
+            issues = more;
+            core.settle(lane, batch);
+            let told = ended.len();
+            core.finish(&mut ended);
+            let mut state = core.lock(lane);
+            state.told(told);
+            core.tell_if_idle(&state);
+        }
+    }
+
+    fn help(_core: &Core<Self>, _lane: usize, _waiter: &Waiter) {
+        // The lane's thread brings it about.
+    }
+
+    fn nudge(_core: &Core<Self>, _lane: usize) {}
+
+    fn stop(core: &Core<Self>) {
+        core.backend.stopping.store(true, Ordering::Release);
+        for lane in 0..core.lanes() {
+            let _state = core.lock(lane);
+            core.backend.due[lane].notify_all();
+        }
+    }
+}
+
+impl Memory {
+    fn execute(&self, mut issue: Issue) -> Ended {
+        let mut at = issue.offset;
+        match issue.op {
+            Op::Flush => {}
+            Op::Discard => self.discard(at, issue.len),
+            op => {
+                for request in issue.requests.as_mut_slice() {
+                    let (len, payload) = (request.len(), request.payload_mut());
+                    let payload = payload.expect("reads and writes have memory");
+                    match op {
+                        Op::Read => {
+                            self.read(at, payload.bytes_mut().expect("a read owns its memory"));
+                        }
+                        _ => self.write(at, payload.bytes()),
+                    }
+                    at += len;
+                }
+            }
+        }
+        Ended { issue, moved: 0, result: Ok(()) }
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) {
+        for (chunk, within, part) in parts(at, bytes.len() as u64) {
+            let to = &mut bytes[part];
+            match &*self.chunks[chunk].lock() {
+                Some(content) => to.copy_from_slice(&content[within..within + to.len()]),
+                None => to.fill(0),
+            }
+        }
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        for (chunk, within, part) in parts(at, bytes.len() as u64) {
+            let from = &bytes[part];
+            let mut chunk = self.chunks[chunk].lock();
+            let content = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES as usize].into());
+            content[within..within + from.len()].copy_from_slice(from);
+        }
+    }
+
+    fn discard(&self, at: u64, len: u64) {
+        for (chunk, within, part) in parts(at, len) {
+            let mut chunk = self.chunks[chunk].lock();
+            if part.len() as u64 == CHUNK_BYTES {
+                *chunk = None;
+            } else if let Some(content) = &mut *chunk {
+                content[within..within + part.len()].fill(0);
+            }
+        }
+    }
+}
+
+/// A range of the device, chunk by chunk: which chunk, where in it, and which part of the range.
+fn parts(at: u64, len: u64) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let here = at + done;
+        let within = here % CHUNK_BYTES;
+        let part = (CHUNK_BYTES - within).min(len - done);
+        let range = done as usize..(done + part) as usize;
+        done += part;
+        (part > 0).then_some(((here / CHUNK_BYTES) as usize, within as usize, range))
+    })
+}

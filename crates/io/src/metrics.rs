@@ -1,0 +1,264 @@
+//! A decorator that measures: how long requests take, by operation and priority, and how many are
+//! in flight.
+//!
+//! The time of a request runs from its submission here to its end here, so what waits in the
+//! queues of the devices below is in it, and the user's callback is not.
+//!
+//! # Invariants
+//!
+//! - A request touches the shard of the thread that submitted it and no other. Shards share no
+//!   cache line, so two CPUs that each complete what they submit share none for measuring.
+//! - What has ended was begun: sums read ends before beginnings, so a number in flight is never
+//!   below what it was meanwhile.
+//!
+//! # Locking
+//!
+//! None. All accesses are relaxed but for those of the number in flight.
+//!
+//! # What it does not do
+//!
+//! It does not forget: a reader that wants an interval keeps a snapshot and subtracts. It does not
+//! tell waiting in the queue from work of the medium.
+
+use std::fmt;
+// tidy: std, because a cell that is filled once is not a matter of scheduling; nobody waits in it but for an allocation.
+use std::sync::OnceLock;
+
+use crossbeam_utils::CachePadded;
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::histogram::{AtomicHistogram, HistogramSnapshot};
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, thread_slot};
+
+use crate::device::{Device, DeviceInfo, DeviceStats, Health};
+use crate::priority::Priority;
+use crate::request::{Op, Request};
+use crate::waiter::Waiter;
+
+/// Kinds of requests that are told apart.
+const KINDS: usize = Op::ALL.len() * Priority::COUNT;
+/// More shards than this would only cost memory.
+const MAX_SHARDS: usize = 64;
+
+fn kind(op: Op, priority: Priority) -> usize {
+    op as usize * Priority::COUNT + priority.index()
+}
+
+/// What one shard knows of one kind.
+#[derive(Default)]
+struct Cell {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+    // Some 8 KiB, and most kinds never come: made at the first end.
+    latency_ns: OnceLock<AtomicHistogram>,
+}
+
+struct Shard {
+    cells: [Cell; KINDS],
+    // Here, and not beside the shards: requests in flight hold the shard, not the clock, whose
+    // count of references all CPUs would share.
+    clock: Arc<dyn Clock>,
+}
+
+/// A device that measures what passes through it.
+///
+/// ```
+/// # use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+/// use std::sync::Arc;
+///
+/// use forebay_io::metrics::MetricsDevice;
+/// use forebay_io::{Device, FileDevice, Op, OpenOptions, Priority, Request};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("medium");
+/// # let arena = Arena::new(ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Auto })?;
+/// let options = OpenOptions { create_bytes: Some(1 << 20), ..OpenOptions::default() };
+/// let device = MetricsDevice::new(Arc::new(FileDevice::open(&path, &options)?));
+/// let dyn_device: &dyn Device = &device;
+/// dyn_device.run(Request::read(0, arena.alloc(4096)?)).result?;
+///
+/// let metrics = device.snapshot();
+/// assert_eq!(metrics.of(Op::Read, Priority::SyncRead).latency_ns.count, 1);
+/// println!("{metrics}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MetricsDevice {
+    inner: Arc<dyn Device>,
+    // An `Arc` each: one count of references for all would be a line that all CPUs share.
+    shards: Box<[Arc<CachePadded<Shard>>]>,
+}
+
+impl MetricsDevice {
+    /// Measures `inner` by the system's clock.
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        Self::with_clock(inner, Arc::new(SystemClock::new()))
+    }
+
+    /// Measures `inner` by `clock`.
+    pub fn with_clock(inner: Arc<dyn Device>, clock: Arc<dyn Clock>) -> Self {
+        let shards = forebay_base::memory::cpus().next_power_of_two().min(MAX_SHARDS);
+        let shard =
+            || Shard { cells: std::array::from_fn(|_| Cell::default()), clock: Arc::clone(&clock) };
+        let shards = (0..shards).map(|_| Arc::new(CachePadded::new(shard()))).collect();
+        Self { inner, shards }
+    }
+
+    /// What was measured so far.
+    pub fn snapshot(&self) -> Metrics {
+        let rows = Op::ALL.into_iter().flat_map(|op| {
+            Priority::ALL.into_iter().map(move |priority| (op, priority, kind(op, priority)))
+        });
+        let rows = rows.map(|(op, priority, at)| self.row(op, priority, at)).collect();
+        Metrics { rows }
+    }
+
+    fn row(&self, op: Op, priority: Priority, at: usize) -> Row {
+        let cells = || self.shards.iter().map(|shard| &shard.cells[at]);
+        let sum = |of: fn(&Cell) -> &AtomicU64, order| -> u64 {
+            cells().map(|cell| of(cell).load(order)).sum()
+        };
+        // Acquire, so that each end that is seen brings its beginning with it.
+        let ended = sum(|cell| &cell.ended, Ordering::Acquire);
+        let begun = sum(|cell| &cell.begun, Ordering::Relaxed);
+        let mut latency_ns = HistogramSnapshot::empty();
+        for histogram in cells().filter_map(|cell| cell.latency_ns.get()) {
+            latency_ns.merge(&histogram.snapshot());
+        }
+        Row {
+            op,
+            priority,
+            in_flight: begun - ended,
+            failed: sum(|cell| &cell.failed, Ordering::Relaxed),
+            bytes: sum(|cell| &cell.bytes, Ordering::Relaxed),
+            latency_ns,
+        }
+    }
+
+    fn measured(&self, request: Request) -> Request {
+        let shard = Arc::clone(&self.shards[thread_slot().index(self.shards.len())]);
+        let at = kind(request.op(), request.priority());
+        let len = request.len();
+        shard.cells[at].begun.fetch_add(1, Ordering::Relaxed);
+        let began_ns = shard.clock.now_ns();
+        request.layered(move |completion| {
+            let cell = &shard.cells[at];
+            let latency_ns = shard.clock.now_ns().saturating_sub(began_ns);
+            cell.latency_ns.get_or_init(AtomicHistogram::new).record(latency_ns);
+            match completion.result {
+                Ok(()) => cell.bytes.fetch_add(len, Ordering::Relaxed),
+                Err(_) => cell.failed.fetch_add(1, Ordering::Relaxed),
+            };
+            cell.ended.fetch_add(1, Ordering::Release);
+        })
+    }
+}
+
+impl Device for MetricsDevice {
+    fn submit(&self, request: Request) {
+        self.inner.submit(self.measured(request));
+    }
+
+    fn submit_all(&self, requests: &mut Vec<Request>) {
+        // Collects into the memory that it came from.
+        *requests = std::mem::take(requests).into_iter().map(|r| self.measured(r)).collect();
+        self.inner.submit_all(requests);
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+impl fmt::Debug for MetricsDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsDevice").field("device", &self.info().name).finish_non_exhaustive()
+    }
+}
+
+/// What a [`MetricsDevice`] had measured at some time. Displays as a table of the kinds that came.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    rows: Vec<Row>,
+}
+
+/// What was measured of one operation at one priority.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The operation.
+    pub op: Op,
+    /// The priority with which it was submitted.
+    pub priority: Priority,
+    /// Submitted and not ended.
+    pub in_flight: u64,
+    /// Ended with an error.
+    pub failed: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// How long those that ended took, in nanoseconds.
+    pub latency_ns: HistogramSnapshot,
+}
+
+impl Metrics {
+    /// All kinds, also those that never came.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// What was measured of `op` at `priority`.
+    pub fn of(&self, op: Op, priority: Priority) -> &Row {
+        &self.rows[kind(op, priority)]
+    }
+
+    /// Requests that were submitted and have not ended.
+    pub fn in_flight(&self) -> u64 {
+        self.rows.iter().map(|row| row.in_flight).sum()
+    }
+}
+
+const MICRO: f64 = 1e3;
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = ["ended", "failed", "in flight", "MiB", "mean", "p50", "p90", "p99", "p99.9"];
+        write!(f, "{:<8} {:<11}", "op", "priority")?;
+        for head in heads {
+            write!(f, " {head:>10}")?;
+        }
+        writeln!(f, " {:>10}  (times in µs)", "max")?;
+        for row in self.rows.iter().filter(|row| row.latency_ns.count + row.in_flight > 0) {
+            let latency = &row.latency_ns;
+            // By name: padding works on strings.
+            write!(f, "{:<8} {:<11}", row.op.name(), row.priority.name())?;
+            write!(f, " {:>10} {:>10} {:>10}", latency.count, row.failed, row.in_flight)?;
+            write!(
+                f,
+                " {:>10.1} {:>10.1}",
+                row.bytes as f64 / f64::from(1 << 20),
+                latency.mean() / MICRO
+            )?;
+            for quantile in [0.5, 0.9, 0.99, 0.999, 1.0] {
+                write!(f, " {:>10.1}", latency.quantile(quantile) as f64 / MICRO)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

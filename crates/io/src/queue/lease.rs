@@ -1,0 +1,87 @@
+//! A handful of permits in one word.
+
+use crate::priority::Priority;
+
+const RESERVED_BITS: u32 = 5;
+const HEADROOM_BITS: u32 = 6;
+const SHARED_BITS: u32 = 8;
+const HEADROOM_AT: u32 = RESERVED_BITS * Priority::COUNT as u32;
+const SHARED_AT: u32 = HEADROOM_AT + HEADROOM_BITS * Priority::COUNT as u32;
+const _: () = assert!(SHARED_AT + SHARED_BITS <= u64::BITS);
+
+/// Of each part a lane keeps at most this many, and one per class on top for an instant: what the
+/// narrowest field can hold.
+pub(super) const MOST_KEPT: u32 = (1 << RESERVED_BITS) - 2;
+
+/// A part of what an operation needs: either a reserved permit of its class, or a shared one and one
+/// of its class's headroom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Reserved(usize),
+    Headroom(usize),
+    Shared,
+}
+
+impl Part {
+    const fn place(self) -> (u32, u32) {
+        match self {
+            Self::Reserved(class) => (class as u32 * RESERVED_BITS, RESERVED_BITS),
+            Self::Headroom(class) => (HEADROOM_AT + class as u32 * HEADROOM_BITS, HEADROOM_BITS),
+            Self::Shared => (SHARED_AT, SHARED_BITS),
+        }
+    }
+
+    /// All parts.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let classes = 0..Priority::COUNT;
+        let reserved = classes.clone().map(Self::Reserved);
+        reserved.chain(classes.map(Self::Headroom)).chain([Self::Shared])
+    }
+}
+
+/// Numbers of permits by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lease(pub(super) u64);
+
+impl Lease {
+    pub(super) const NONE: Self = Self(0);
+
+    /// `n` permits of `part`.
+    pub(super) fn of(part: Part, n: u32) -> Self {
+        let (at, bits) = part.place();
+        debug_assert!(n < 1 << bits, "{n} of {part:?} do not fit");
+        Self(u64::from(n) << at)
+    }
+
+    /// One shared permit and one of `class`'s headroom.
+    pub(super) fn extra(class: usize) -> Self {
+        Self::of(Part::Shared, 1).plus(Self::of(Part::Headroom(class), 1))
+    }
+
+    /// How many of `part` it holds.
+    pub(super) fn count(self, part: Part) -> u32 {
+        let (at, bits) = part.place();
+        (self.0 >> at) as u32 & ((1 << bits) - 1)
+    }
+
+    /// Both together, which must fit.
+    pub(super) fn plus(self, other: Self) -> Self {
+        debug_assert!(Part::all().all(|part| {
+            let (_, bits) = part.place();
+            self.count(part) + other.count(part) < 1 << bits
+        }));
+        Self(self.0 + other.0)
+    }
+
+    /// What is left without one reserved permit of `class`, if there is one.
+    pub(super) fn minus_reserved(self, class: usize) -> Option<Self> {
+        let part = Part::Reserved(class);
+        (self.count(part) > 0).then(|| Self(self.0 - Self::of(part, 1).0))
+    }
+
+    /// What is left without one shared permit and one of `class`'s headroom, if there are both.
+    pub(super) fn minus_extra(self, class: usize) -> Option<Self> {
+        let both = self.count(Part::Shared) > 0 && self.count(Part::Headroom(class)) > 0;
+        both.then(|| Self(self.0 - Self::extra(class).0))
+    }
+}

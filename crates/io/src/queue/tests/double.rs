@@ -1,0 +1,83 @@
+//! What the tests of the queue share: requests that tell when they end, and a lane under test.
+
+use std::sync::OnceLock;
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::sync::{Arc, Mutex, Weak};
+
+use super::super::{Issue, Lane, Limits};
+use crate::priority::Priority;
+use crate::request::{Home, Op, Request};
+use crate::tunables::IoTunables;
+
+/// Requests are multiples of this.
+pub(super) const SECTOR: u64 = 512;
+
+struct Nobody;
+
+impl Home for Nobody {
+    fn requeue(&self, _: u64, _: Option<Priority>) {}
+}
+
+/// A lane whose requests' handles reach nobody.
+pub(super) fn lane(index: usize, tunables: &Arc<IoTunables>) -> Lane {
+    let home: Weak<dyn Home> = Weak::<Nobody>::new();
+    Lane::new(index, home, Arc::clone(tunables))
+}
+
+/// A request for the `sectors` at `sector`.
+pub(super) fn request(op: Op, class: Priority, (sector, sectors): (u64, u64)) -> Request {
+    static ARENA: OnceLock<Arc<Arena>> = OnceLock::new();
+    let config = ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never };
+    let arena = ARENA.get_or_init(|| Arena::new(config).unwrap());
+    let (offset, len) = (sector * SECTOR, sectors * SECTOR);
+    let buffer = || arena.alloc(len as usize).unwrap();
+    let request = match op {
+        Op::Read => Request::read(offset, buffer()),
+        Op::Write => Request::write(offset, buffer()),
+        Op::Flush => Request::flush(),
+        Op::Discard => Request::discard(offset, len),
+    };
+    request.with_priority(class)
+}
+
+/// A read of one sector.
+pub(super) fn read(class: Priority, sector: u64) -> Request {
+    request(Op::Read, class, (sector, 1))
+}
+
+/// The ends of requests, in order: what they were called, and whether it went well.
+#[derive(Clone)]
+pub(super) struct Ends(Arc<Mutex<Vec<(u64, bool)>>>);
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::named("test-ends", Vec::new())))
+    }
+}
+
+impl Ends {
+    /// `request`, whose end will be noted as `name`'s.
+    pub(super) fn noted(&self, name: u64, request: Request) -> Request {
+        let ends = self.clone();
+        request.on_done(move |completion| {
+            ends.0.lock().push((name, completion.result.is_ok()));
+        })
+    }
+
+    /// What has ended since this was asked last.
+    pub(super) fn take(&self) -> Vec<(u64, bool)> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+/// Sectors of the requests of an issue.
+pub(super) fn sectors(issue: &Issue) -> Vec<(u64, u64)> {
+    let pieces = issue.requests.as_slice().iter();
+    pieces.map(|request| (request.offset() / SECTOR, request.len() / SECTOR)).collect()
+}
+
+/// Limits without the tunables' ranges.
+pub(super) fn limits(min: [u32; 5], max: [u32; 5], total: u32, lot: u32) -> Limits {
+    Limits { min, max, total, lot }
+}

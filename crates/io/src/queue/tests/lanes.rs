@@ -1,0 +1,190 @@
+//! Points of a lane that the twin's walk would hardly hit.
+
+use forebay_base::sync::{Arc, Mutex};
+
+use super::super::class::PASSED_BY;
+use super::super::{Issue, Lane, Limits, MAX_PIECES, Permits};
+use super::double::{Ends, SECTOR, lane, limits, read, request, sectors};
+use crate::error::{Error, ErrorKind};
+use crate::priority::Priority;
+use crate::request::Op;
+use crate::tunables::IoTunables;
+
+fn defaults() -> (Lane, Permits) {
+    let tunables = Arc::new(IoTunables::new());
+    let permits = Permits::new(Limits::new(&tunables), 1);
+    (lane(0, &tunables), permits)
+}
+
+/// One at a time, whatever the class.
+fn narrow() -> (Lane, Permits) {
+    let permits = Permits::new(limits([1; 5], [1; 5], 5, 8), 1);
+    (lane(0, &Arc::new(IoTunables::new())), permits)
+}
+
+fn issue(lane: &mut Lane, permits: &Permits) -> Issue {
+    lane.next(permits).expect("something to do, and a permit")
+}
+
+fn finish(lane: &mut Lane, permits: &Permits, issue: Issue) {
+    let class = issue.priority;
+    issue.finish(Ok(()));
+    lane.done(class, permits);
+}
+
+#[test]
+fn defaults_let_every_class_run_32_deep_and_reads_230_deep() {
+    for class in Priority::ALL {
+        let (mut lane, permits) = defaults();
+        // Far from each other, so that none are merged.
+        (0..300).for_each(|at| lane.push(read(class, at * 100)).unwrap());
+        let mut issues: Vec<_> = std::iter::from_fn(|| lane.next(&permits)).collect();
+        assert!(issues.len() >= 32, "{class}: {}", issues.len());
+        if class == Priority::SyncRead {
+            assert!(issues.len() >= 230, "{}", issues.len());
+        }
+        issues.drain(..).for_each(|issue| finish(&mut lane, &permits, issue));
+    }
+}
+
+#[test]
+fn limits_that_contradict_each_other_are_reconciled() {
+    let tunables = IoTunables::new();
+    tunables.set_scrub_min(100).unwrap();
+    tunables.set_scrub_max(1).unwrap();
+    tunables.set_total_max(5).unwrap();
+    let limits = Limits::new(&tunables);
+    assert_eq!((limits.min[4], limits.max[4]), (100, 100));
+    assert_eq!((limits.shared(), limits.total), (0, limits.min.iter().sum()));
+}
+
+#[test]
+fn an_elevator_serves_upwards_and_begins_again() {
+    let (mut lane, permits) = narrow();
+    for sector in [50, 10, 90, 30] {
+        lane.push(read(Priority::AsyncRead, sector)).unwrap();
+    }
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        let next = issue(&mut lane, &permits);
+        order.push(next.offset / SECTOR);
+        if order.len() == 2 {
+            lane.push(read(Priority::AsyncRead, 20)).unwrap();
+        }
+        finish(&mut lane, &permits, next);
+    }
+    assert_eq!(order, [10, 30, 50, 90]);
+    assert_eq!(issue(&mut lane, &permits).offset / SECTOR, 20);
+}
+
+#[test]
+fn an_elevator_that_is_fed_from_above_does_not_starve_what_is_below() {
+    let (mut lane, permits) = narrow();
+    lane.push(read(Priority::AsyncRead, 1000)).unwrap();
+    let first = issue(&mut lane, &permits);
+    finish(&mut lane, &permits, first);
+    lane.push(read(Priority::AsyncRead, 1)).unwrap();
+    for round in 0..PASSED_BY {
+        lane.push(read(Priority::AsyncRead, 2000 + round * 10)).unwrap();
+        let next = issue(&mut lane, &permits);
+        assert!(next.offset > 1000 * SECTOR, "served {round} others before");
+        finish(&mut lane, &permits, next);
+    }
+    lane.push(read(Priority::AsyncRead, 1 << 20)).unwrap();
+    assert_eq!(issue(&mut lane, &permits).offset, SECTOR);
+}
+
+#[test]
+fn synchronous_classes_serve_in_order_of_age_but_merge_what_is_adjacent() {
+    let (mut lane, permits) = narrow();
+    let sync = Priority::SyncRead;
+    [7, 100, 8, 6, 101].into_iter().for_each(|at| lane.push(read(sync, at)).unwrap());
+    let first = issue(&mut lane, &permits);
+    assert_eq!(sectors(&first), [(6, 1), (7, 1), (8, 1)]);
+    assert_eq!((first.offset, first.len), (6 * SECTOR, 3 * SECTOR));
+    finish(&mut lane, &permits, first);
+    assert_eq!(sectors(&issue(&mut lane, &permits)), [(100, 1), (101, 1)]);
+}
+
+#[test]
+fn merging_ends_at_64_pieces_at_flushes_and_at_other_operations() {
+    let (mut lane, permits) = defaults();
+    let class = Priority::AsyncWrite;
+    let write = |at| request(Op::Write, class, (at, 1));
+    (0..100).for_each(|at| lane.push(write(at)).unwrap());
+    lane.push(request(Op::Read, class, (100, 1))).unwrap();
+    assert_eq!(issue(&mut lane, &permits).requests.as_slice().len(), MAX_PIECES);
+    assert_eq!(issue(&mut lane, &permits).requests.as_slice().len(), 100 - MAX_PIECES);
+    assert_eq!(issue(&mut lane, &permits).op, Op::Read);
+
+    lane.push(write(500)).unwrap();
+    lane.push(request(Op::Flush, Priority::SyncWrite, (0, 0))).unwrap();
+    lane.push(write(501)).unwrap();
+    assert_eq!(issue(&mut lane, &permits).op, Op::Flush);
+    assert_eq!(sectors(&issue(&mut lane, &permits)), [(500, 1)]);
+    assert_eq!(sectors(&issue(&mut lane, &permits)), [(501, 1)]);
+}
+
+#[test]
+fn a_short_operation_ends_well_for_those_it_covered() {
+    let (mut lane, permits) = defaults();
+    let ends = Ends::default();
+    for at in 0..4 {
+        lane.push(ends.noted(at, read(Priority::SyncRead, at))).unwrap();
+    }
+    let merged = issue(&mut lane, &permits);
+    let error = Error::new(ErrorKind::Gone, Op::Read, &"disk".into(), (0, 2048), "it shrank");
+    merged.finish_short(2 * SECTOR + 17, &error);
+    assert_eq!(ends.take(), [(0, true), (1, true), (2, false), (3, false)]);
+}
+
+#[test]
+fn an_error_tells_each_request_its_own_range() {
+    let (mut lane, permits) = defaults();
+    let ranges = Arc::new(Mutex::named("test-ranges", Vec::new()));
+    for at in 0..2 {
+        let ranges = Arc::clone(&ranges);
+        let one = read(Priority::SyncRead, at).on_done(move |completion| {
+            ranges.lock().push(completion.result.unwrap_err().range());
+        });
+        lane.push(one).unwrap();
+    }
+    let error = Error::system(Op::Read, &"disk".into(), (0, 2 * SECTOR), 5);
+    issue(&mut lane, &permits).finish(Err(error));
+    assert_eq!(*ranges.lock(), [(0, SECTOR), (SECTOR, SECTOR)]);
+}
+
+#[test]
+fn a_raised_request_overtakes_and_keeps_its_age() {
+    let (mut lane, permits) = narrow();
+    let ends = Ends::default();
+    let raised = ends.noted(0, read(Priority::AsyncRead, 300));
+    let (raised, handle) = raised.raisable();
+    lane.push(raised).unwrap();
+    lane.push(read(Priority::SyncRead, 100)).unwrap();
+    assert!(lane.requeue(0, Some(Priority::SyncRead)));
+    assert!(!lane.requeue(0, Some(Priority::SyncRead)), "nothing left to do");
+    assert!(!lane.requeue(99, Some(Priority::SyncRead)), "nobody has that name");
+    let first = issue(&mut lane, &permits);
+    assert_eq!((first.offset, first.priority), (300 * SECTOR, Priority::SyncRead));
+    handle.cancel();
+    assert!(!lane.requeue(0, None), "it was issued");
+    finish(&mut lane, &permits, first);
+    assert_eq!(ends.take(), [(0, true)]);
+}
+
+#[test]
+fn what_waits_can_be_taken_out_and_the_bound_holds() {
+    let tunables = Arc::new(IoTunables::new());
+    tunables.set_queue_limit(2).unwrap();
+    let mut lane = lane(3, &tunables);
+    assert_eq!(Lane::lane_of(3 << 56 | 5), 3);
+    lane.push(read(Priority::Scrub, 1)).unwrap();
+    lane.push(read(Priority::Scrub, 9)).unwrap();
+    let refused = lane.push(read(Priority::Scrub, 2)).unwrap_err();
+    assert!(lane.push(read(Priority::SyncRead, 2)).is_ok(), "each class has its own bound");
+    lane.push_over(refused);
+    assert_eq!((lane.queued(Priority::Scrub), lane.has_room(Priority::Scrub)), (3, false));
+    assert_eq!(lane.take_queued().len(), 4);
+    assert!(lane.is_idle());
+}

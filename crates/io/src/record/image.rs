@@ -1,0 +1,181 @@
+//! The content of a medium, kept sparsely: what is not mentioned is zero.
+//!
+//! Sectors of recorded writes are shared with the recording, so an image costs little more than a
+//! map of the sectors that were ever written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use forebay_base::arena::{Arena, Buffer};
+use forebay_base::sync::Arc;
+
+use crate::device::{Device, run};
+use crate::error::{Error, ErrorKind};
+use crate::request::{Op, Request};
+
+/// Bytes read or written at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// The content of a medium.
+#[derive(Clone)]
+pub struct Image {
+    size_bytes: u64,
+    sector_bytes: u32,
+    // By number of the sector.
+    sectors: BTreeMap<u64, Sector>,
+}
+
+/// One sector: a part of something longer.
+#[derive(Clone)]
+struct Sector {
+    bytes: Arc<Vec<u8>>,
+    at: usize,
+}
+
+impl Image {
+    /// All zero.
+    pub fn zero(size_bytes: u64, sector_bytes: u32) -> Self {
+        Self { size_bytes, sector_bytes, sectors: BTreeMap::new() }
+    }
+
+    /// What `device` holds now.
+    ///
+    /// # Errors
+    /// The device's, or that `arena` has no room for a buffer.
+    pub fn of(device: &dyn Device, arena: &Arena) -> Result<Self, Error> {
+        let info = device.info();
+        let mut image = Self::zero(info.size_bytes, info.sector_bytes);
+        let mut offset = 0;
+        while offset < info.size_bytes {
+            let len = PIECE_BYTES.min(info.size_bytes - offset);
+            let buffer = buffer(device, arena, Op::Read, (offset, len))?;
+            let buffer = run(device, Request::read(offset, buffer)).into_buffer()?;
+            for (index, sector) in buffer.chunks(info.sector_bytes as usize).enumerate() {
+                if sector.iter().any(|&byte| byte != 0) {
+                    let at = offset / u64::from(info.sector_bytes) + index as u64;
+                    image.set(at, Arc::new(sector.to_vec()), 0);
+                }
+            }
+            offset += len;
+        }
+        Ok(image)
+    }
+
+    /// Bytes of the medium.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Bytes of a sector.
+    pub fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    /// Sectors that are mentioned, in order: offset in bytes, content. All others are zero.
+    pub fn sectors(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let len = self.sector_bytes as usize;
+        self.sectors.iter().map(move |(number, sector)| {
+            (number * len as u64, &sector.bytes[sector.at..sector.at + len])
+        })
+    }
+
+    /// Fills `out` from the bytes at `offset`.
+    ///
+    /// # Panics
+    /// If that reaches past the end.
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        let end = offset + out.len() as u64;
+        assert!(end <= self.size_bytes, "{end} is past the end, {}", self.size_bytes);
+        out.fill(0);
+        let sector_bytes = u64::from(self.sector_bytes);
+        for (&number, sector) in
+            self.sectors.range(offset / sector_bytes..end.div_ceil(sector_bytes))
+        {
+            let start = number * sector_bytes;
+            let (low, high) = (start.max(offset), (start + sector_bytes).min(end));
+            let from = sector.at + (low - start) as usize;
+            let bytes = &sector.bytes[from..from + (high - low) as usize];
+            out[(low - offset) as usize..(high - offset) as usize].copy_from_slice(bytes);
+        }
+    }
+
+    /// Makes `device`, which reads as zero, hold this image, and flushes it.
+    ///
+    /// # Errors
+    /// The device's, or that `arena` has no room for a buffer.
+    ///
+    /// # Panics
+    /// If the device is smaller than the image.
+    pub fn write_to(&self, device: &dyn Device, arena: &Arena) -> Result<(), Error> {
+        assert!(device.info().size_bytes >= self.size_bytes, "the device is too small");
+        let sector_bytes = u64::from(self.sector_bytes);
+        let mut numbers = self.sectors.keys().copied().peekable();
+        while let Some(first) = numbers.next() {
+            let mut next = first + 1;
+            while (next - first) * sector_bytes < PIECE_BYTES && numbers.next_if_eq(&next).is_some()
+            {
+                next += 1;
+            }
+            let (offset, len) = (first * sector_bytes, (next - first) * sector_bytes);
+            let mut buffer = buffer(device, arena, Op::Write, (offset, len))?;
+            self.read(offset, &mut buffer);
+            run(device, Request::write(offset, buffer)).result?;
+        }
+        run(device, Request::flush()).result
+    }
+
+    /// The content of sector `number`.
+    pub(super) fn sector(&self, number: u64) -> Vec<u8> {
+        let mut bytes = vec![0; self.sector_bytes as usize];
+        self.read(number * u64::from(self.sector_bytes), &mut bytes);
+        bytes
+    }
+
+    /// Sector `number` becomes the part of `bytes` from `at` on.
+    pub(super) fn set(&mut self, number: u64, bytes: Arc<Vec<u8>>, at: usize) {
+        debug_assert!(at + self.sector_bytes as usize <= bytes.len(), "a whole sector");
+        self.sectors.insert(number, Sector { bytes, at });
+    }
+
+    /// Sector `number` becomes zero.
+    pub(super) fn clear(&mut self, number: u64) {
+        self.sectors.remove(&number);
+    }
+}
+
+fn buffer(
+    device: &dyn Device,
+    arena: &Arena,
+    op: Op,
+    (offset, len): (u64, u64),
+) -> Result<Buffer, Error> {
+    arena.alloc(len as usize).map_err(|error| {
+        let text = format!("no memory for a buffer: {error}");
+        Error::new(ErrorKind::Device, op, &device.info().name, (offset, len), &text)
+    })
+}
+
+impl PartialEq for Image {
+    /// Whether both read the same.
+    fn eq(&self, other: &Self) -> bool {
+        let zero = |sector: &&[u8]| sector.iter().all(|&byte| byte == 0);
+        let content = |image: &Self| -> Vec<(u64, Vec<u8>)> {
+            let sectors = image.sectors().filter(|(_, sector)| !zero(sector));
+            sectors.map(|(offset, sector)| (offset, sector.to_vec())).collect()
+        };
+        (self.size_bytes, self.sector_bytes) == (other.size_bytes, other.sector_bytes)
+            && content(self) == content(other)
+    }
+}
+
+impl Eq for Image {}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("size_bytes", &self.size_bytes)
+            .field("sector_bytes", &self.sector_bytes)
+            .field("sectors", &self.sectors.len())
+            .finish()
+    }
+}

@@ -1,0 +1,183 @@
+//! What failed under a root set, and how it stands.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+
+/// How many errors a root keeps in full, for each generation. Of others it keeps the count.
+const KEPT: usize = 8;
+
+/// What failed: counts by kind, and the first few errors.
+#[derive(Clone, Debug, Default)]
+pub struct Failures {
+    by_kind: [u64; ErrorKind::ALL.len()],
+    panics: u64,
+    first: Vec<Error>,
+}
+
+impl Failures {
+    /// Requests that failed with `kind`.
+    pub fn of(&self, kind: ErrorKind) -> u64 {
+        self.by_kind[kind.index()]
+    }
+
+    /// Requests that failed.
+    pub fn total(&self) -> u64 {
+        self.by_kind.iter().sum()
+    }
+
+    /// Callbacks that panicked.
+    pub fn panics(&self) -> u64 {
+        self.panics
+    }
+
+    /// The first few errors of each root, in the order of the roots.
+    pub fn first(&self) -> &[Error] {
+        &self.first
+    }
+
+    /// Whether nothing failed and nothing panicked.
+    pub fn is_empty(&self) -> bool {
+        self.total() == 0 && self.panics == 0
+    }
+
+    pub(super) fn note(&mut self, error: &Error) {
+        self.by_kind[error.kind().index()] += 1;
+        if self.first.len() < KEPT {
+            self.first.push(error.clone());
+        }
+    }
+
+    pub(super) fn note_panic(&mut self) {
+        self.panics += 1;
+    }
+
+    /// Adds what another saw: the counts, and the errors themselves.
+    pub(super) fn add(&mut self, mut other: Self) {
+        self.add_counts(&other);
+        self.first.append(&mut other.first);
+    }
+
+    /// Adds the counts of another.
+    pub(super) fn add_counts(&mut self, other: &Self) {
+        for (sum, count) in self.by_kind.iter_mut().zip(other.by_kind) {
+            *sum += count;
+        }
+        self.panics += other.panics;
+    }
+}
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed", self.total())?;
+        for kind in ErrorKind::ALL.into_iter().filter(|kind| self.of(*kind) > 0) {
+            write!(f, ", {}: {}", kind.name(), self.of(kind))?;
+        }
+        if self.panics > 0 {
+            write!(f, ", panics in callbacks: {}", self.panics)?;
+        }
+        for error in &self.first {
+            write!(f, "\n  {error}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a drain found.
+#[derive(Clone, Debug)]
+pub struct Drained {
+    /// Requests that were in flight when it began. What their callbacks submitted was waited
+    /// for as well.
+    pub waited_for: u64,
+    /// What failed of all the requests between the beginning of the drain before and the
+    /// beginning of this one. So each failure is in the findings of exactly one drain.
+    pub failures: Failures,
+}
+
+/// How a root set stands.
+#[derive(Clone, Debug)]
+pub struct RootsStats {
+    /// Requests that have not ended yet, a root.
+    pub in_flight: Vec<u64>,
+    /// Drains that have begun.
+    pub drains: u64,
+    /// Whether it is closed.
+    pub closed: bool,
+    /// Requests that came after it was closed.
+    pub refused: u64,
+    /// Requests that failed since the beginning.
+    pub failed: u64,
+    /// Callbacks that panicked since the beginning.
+    pub panics: u64,
+}
+
+impl RootsStats {
+    /// Requests that have not ended yet.
+    pub fn total_in_flight(&self) -> u64 {
+        self.in_flight.iter().sum()
+    }
+}
+
+impl fmt::Display for RootsStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (roots, total) = (self.in_flight.len(), self.total_in_flight());
+        let state = if self.closed { "closed" } else { "open" };
+        writeln!(f, "{roots} roots, {state}: {total} in flight {:?}", self.in_flight)?;
+        let Self { drains, refused, failed, panics, .. } = self;
+        write!(f, "{drains} drains, {failed} failed, {refused} refused, {panics} panics")
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::{Failures, KEPT};
+    use crate::error::{Error, ErrorKind};
+    use crate::request::Op;
+
+    fn error(kind: ErrorKind, offset: u64) -> Error {
+        Error::new(kind, Op::Read, &"disk".into(), (offset, 512), "it is so")
+    }
+
+    #[test]
+    fn counts_are_whole_and_errors_bounded() {
+        let mut failures = Failures::default();
+        assert!(failures.is_empty());
+        for offset in 0..100 {
+            failures.note(&error(ErrorKind::Device, offset));
+        }
+        failures.note(&error(ErrorKind::Gone, 7));
+        failures.note_panic();
+        assert_eq!((failures.of(ErrorKind::Device), failures.of(ErrorKind::Gone)), (100, 1));
+        assert_eq!((failures.total(), failures.panics()), (101, 1));
+        let offsets: Vec<u64> = failures.first().iter().map(|error| error.range().0).collect();
+        assert_eq!(offsets, (0..KEPT as u64).collect::<Vec<_>>());
+
+        let mut sum = failures.clone();
+        sum.add(failures.clone());
+        sum.add_counts(&failures);
+        assert_eq!((sum.total(), sum.panics(), sum.first().len()), (303, 3, 2 * KEPT));
+    }
+
+    #[test]
+    fn a_panic_alone_is_a_failure() {
+        let mut failures = Failures::default();
+        failures.note_panic();
+        assert!(!failures.is_empty());
+        assert_eq!(failures.to_string(), "0 failed, panics in callbacks: 1");
+    }
+
+    #[test]
+    fn it_prints_what_was_asked_and_of_whom() {
+        let mut failures = Failures::default();
+        failures.note(&error(ErrorKind::NoSpace, 1024));
+        let text = failures.to_string();
+        assert_eq!(text, "1 failed, no_space: 1\n  read of 512 bytes at 1024 of disk: it is so");
+    }
+
+    #[test]
+    fn kinds_know_their_places() {
+        for (at, kind) in ErrorKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind.index(), at);
+        }
+    }
+}

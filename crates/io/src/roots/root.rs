@@ -1,0 +1,229 @@
+//! One root, and the hold that a request has on it from its submission until its callback
+//! has returned.
+//!
+//! Nothing of a root is shared with another but the drains' signal, which is touched only by
+//! the last request of a generation that somebody drains.
+//!
+//! Locking: `io-root-failures` is taken when a request fails, and by who asks for failures;
+//! `io-roots-signal` by who drains, and by the last of what it waits for. Neither is ever held
+//! while the other is taken, nor while user code runs.
+
+use std::cell::Cell;
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+
+use super::report::Failures;
+use super::state::{Parity, State};
+use crate::completion::{self, Done};
+use crate::request::Completion;
+
+/// How requests refer to their root. The reference count and the root have cache lines of their
+/// own.
+pub(super) type RootRef = Arc<CachePadded<Root>>;
+
+/// What requests belong to.
+pub(super) struct Root {
+    pub(super) state: State,
+    /// How often all that was in flight has been cancelled.
+    cancels: AtomicU32,
+    /// Its place in the set.
+    index: u32,
+    pub(super) refused: AtomicU64,
+    failures: Mutex<Ledger>,
+    signal: Arc<Signal>,
+}
+
+/// Failures of one root.
+#[derive(Default)]
+struct Ledger {
+    /// Of the generations that can have requests in flight, by parity.
+    live: [Failures; 2],
+    /// Counts of generations that are past.
+    past: Failures,
+}
+
+impl Root {
+    pub(super) fn new(index: u32, signal: &Arc<Signal>) -> RootRef {
+        Arc::new(CachePadded::new(Self {
+            state: State::new(),
+            cancels: AtomicU32::new(0),
+            index,
+            refused: AtomicU64::new(0),
+            failures: Mutex::named("io-root-failures", Ledger::default()),
+            signal: Arc::clone(signal),
+        }))
+    }
+
+    /// Cancels what is in flight.
+    pub(super) fn cancel(&self) {
+        self.cancels.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Takes the failures of a generation that is past.
+    pub(super) fn settle(&self, parity: Parity) -> Failures {
+        let mut ledger = self.failures.lock();
+        let settled = std::mem::take(&mut ledger.live[parity.index()]);
+        ledger.past.add_counts(&settled);
+        settled
+    }
+
+    /// All failures so far.
+    pub(super) fn failures(&self) -> Failures {
+        let ledger = self.failures.lock();
+        let mut sum = ledger.past.clone();
+        ledger.live.iter().for_each(|live| sum.add(live.clone()));
+        sum
+    }
+
+    fn note(&self, parity: Parity, note: impl FnOnce(&mut Failures)) {
+        note(&mut self.failures.lock().live[parity.index()]);
+    }
+}
+
+/// How the last request of a generation wakes who waits for it.
+pub(super) struct Signal {
+    lock: Mutex<()>,
+    quiet: Condvar,
+}
+
+impl Signal {
+    pub(super) fn new() -> Arc<Self> {
+        let lock = Mutex::named("io-roots-signal", ());
+        Arc::new(Self { lock, quiet: Condvar::new() })
+    }
+
+    /// Sleeps until nothing of `parity` is in flight under `root`, which must be a generation
+    /// that is past.
+    pub(super) fn wait(&self, root: &Root, parity: Parity) {
+        if root.state.count(parity) == 0 {
+            return;
+        }
+        let mut guard = self.lock.lock();
+        while root.state.count(parity) > 0 {
+            self.quiet.wait(&mut guard);
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // Who waits has looked at the count under the lock: it sleeps by now, or looks after us.
+        drop(self.lock.lock());
+        self.quiet.notify_all();
+    }
+}
+
+/// Counts one request in flight, until it is dropped.
+pub(crate) struct Hold {
+    root: RootRef,
+    cancels: u32,
+    parity: Parity,
+}
+
+impl Hold {
+    /// Takes `n` holds on `root`: as a child of `parent` if there is one, else in the current
+    /// generation. `None` if the root is closed to that.
+    pub(super) fn take(
+        root: &RootRef,
+        parent: Option<Parity>,
+        n: usize,
+    ) -> Option<impl Iterator<Item = Self> + '_> {
+        let parity = match parent {
+            Some(parity) => {
+                root.state.enter_child(parity, n as u64);
+                parity
+            }
+            None => root.state.enter(n as u64)?,
+        };
+        // A cancel that comes between is at the same time as the submission: either is right.
+        let cancels = root.cancels.load(Ordering::Acquire);
+        Some((0..n).map(move |_| Self { root: Arc::clone(root), cancels, parity }))
+    }
+
+    /// Whether the root was cancelled since.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.root.cancels.load(Ordering::Acquire) != self.cancels
+    }
+
+    /// Ends the request: notes how, runs its callback, and lets go.
+    pub(crate) fn end(self, done: Option<Done>, completion: Completion) {
+        if let Err(error) = &completion.result {
+            self.root.note(self.parity, |failures| failures.note(error));
+        }
+        let before = Current::set(Some(Current::of(&self)));
+        let returned = completion::call(done, completion);
+        Current::set(before);
+        if !returned {
+            self.root.note(self.parity, Failures::note_panic);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.root.state.leave(self.parity) {
+            self.root.signal.wake();
+        }
+    }
+}
+
+forebay_base::sync::thread_local! {
+    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+}
+
+/// Whose callback the thread is in. The request's hold keeps the root alive meanwhile, so that
+/// its address names it.
+#[derive(Clone, Copy)]
+pub(super) struct Current {
+    address: usize,
+    index: u32,
+    parity: Parity,
+}
+
+impl Current {
+    fn of(hold: &Hold) -> Self {
+        let address = Arc::as_ptr(&hold.root).addr();
+        Self { address, index: hold.root.index, parity: hold.parity }
+    }
+
+    /// Sets it, and returns what it was. A thread that is ending may have none any more.
+    fn set(current: Option<Self>) -> Option<Self> {
+        CURRENT.try_with(|cell| cell.replace(current)).ok().flatten()
+    }
+
+    /// The root, and the generation, of the callback that the thread is in, if they are of
+    /// `roots`.
+    #[inline]
+    pub(super) fn among(roots: &[RootRef]) -> Option<(&RootRef, Parity)> {
+        let current = CURRENT.try_with(Cell::get).ok().flatten()?;
+        let root = roots.get(current.index as usize)?;
+        (Arc::as_ptr(root).addr() == current.address).then_some((root, current.parity))
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::{Root, Signal};
+    use forebay_base::sync::Arc;
+
+    #[test]
+    fn roots_share_no_line() {
+        let signal = Signal::new();
+        let mut lines: Vec<usize> = (0..64)
+            .flat_map(|index| {
+                let root = Root::new(index, &signal);
+                let first = Arc::as_ptr(&root).addr();
+                // The reference counts stand on the line before.
+                let lines = [first - 128, first].map(|at| at / 128);
+                assert_eq!(first % 128, 0);
+                std::mem::forget(root);
+                lines
+            })
+            .collect();
+        let all = lines.len();
+        lines.sort_unstable();
+        lines.dedup();
+        assert_eq!(lines.len(), all);
+    }
+}

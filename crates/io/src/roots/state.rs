@@ -1,0 +1,265 @@
+//! The word of a root: who is in flight, in which generation, and whether more may come.
+//!
+//! | bits | meaning | changed by |
+//! |---|---|---|
+//! | 0–30 | requests in flight of even generations | who submits, who completes |
+//! | 31–61 | requests in flight of odd generations | who submits, who completes |
+//! | 62 | parity of the current generation | a drain, one at a time |
+//! | 63 | closed: nothing new may enter | whoever closes, once |
+//!
+//! A request enters by one compare-and-swap that sees the generation, the closed bit and the
+//! count together. So it is either counted in the generation that a drain waits for, or comes
+//! after that drain has begun; there is no moment in between, and nothing to check again.
+//!
+//! Invariants: a count rises only in the current generation, or in one that a request in flight
+//! is of (by what its callback submits). So once a generation is past, its count falls to zero
+//! once, and stays there until a later drain makes its parity current again.
+
+use std::fmt;
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+const COUNT_BITS: u32 = 31;
+/// Most requests of one generation that a root can have in flight.
+const MOST: u64 = (1 << COUNT_BITS) - 1;
+const PARITY: u64 = 1 << 62;
+const CLOSED: u64 = 1 << 63;
+
+/// One of the two generations that can have requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parity {
+    Even,
+    Odd,
+}
+
+impl Parity {
+    /// 0 or 1.
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The parity of the `n`th generation.
+    pub(crate) fn of(n: u64) -> Self {
+        if n.is_multiple_of(2) { Self::Even } else { Self::Odd }
+    }
+
+    fn shift(self) -> u32 {
+        self as u32 * COUNT_BITS
+    }
+
+    /// One request of it.
+    fn one(self) -> u64 {
+        1 << self.shift()
+    }
+
+    /// Its count in `word`.
+    fn count(self, word: u64) -> u64 {
+        (word >> self.shift()) & MOST
+    }
+
+    fn current(word: u64) -> Self {
+        if word & PARITY == 0 { Self::Even } else { Self::Odd }
+    }
+}
+
+/// The word.
+pub(crate) struct State(AtomicU64);
+
+impl State {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Counts `n` new requests in the current generation and says which that is, unless the
+    /// root is closed.
+    pub(crate) fn enter(&self, n: u64) -> Option<Parity> {
+        self.add(|word| (word & CLOSED == 0).then(|| Parity::current(word)), n)
+    }
+
+    /// Counts `n` requests that a request in flight of generation `parity` submits; closed or
+    /// not.
+    pub(crate) fn enter_child(&self, parity: Parity, n: u64) {
+        let parent = |word| {
+            assert!(parity.count(word) > 0, "a callback runs, but its request is not in flight");
+            Some(parity)
+        };
+        self.add(parent, n);
+    }
+
+    #[inline]
+    fn add(&self, into: impl Fn(u64) -> Option<Parity>, n: u64) -> Option<Parity> {
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            let parity = into(word)?;
+            assert!(parity.count(word) + n <= MOST, "too many requests in flight under one root");
+            let next = word + n * parity.one();
+            match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(parity),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// A request has ended, callback and all. True if it was the last one that a drain waits
+    /// for: then the drain must be told.
+    #[inline]
+    pub(crate) fn leave(&self, parity: Parity) -> bool {
+        let before = self.0.fetch_sub(parity.one(), Ordering::AcqRel);
+        debug_assert!(parity.count(before) > 0, "more requests left than entered");
+        parity.count(before) == 1 && Parity::current(before) != parity
+    }
+
+    /// Begins the generation after `ending`, and returns how many of `ending` are in flight.
+    /// Only one drain at a time may do so, once the generation before `ending` is gone.
+    pub(crate) fn flip(&self, ending: Parity) -> u64 {
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            assert_eq!(Parity::current(word), ending, "drains come one after the other");
+            let next = word ^ PARITY;
+            assert_eq!(Parity::current(next).count(word), 0, "the drain before left something");
+            match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return ending.count(word),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Nothing new enters from now on.
+    pub(crate) fn close(&self) {
+        self.0.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// How many of `parity` are in flight.
+    pub(crate) fn count(&self, parity: Parity) -> u64 {
+        parity.count(self.0.load(Ordering::Acquire))
+    }
+
+    /// How many are in flight.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let word = self.0.load(Ordering::Acquire);
+        Parity::Even.count(word) + Parity::Odd.count(word)
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = self.0.load(Ordering::Acquire);
+        f.debug_struct("State")
+            .field("even", &Parity::Even.count(word))
+            .field("odd", &Parity::Odd.count(word))
+            .field("current", &Parity::current(word))
+            .field("closed", &(word & CLOSED != 0))
+            .finish()
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{MOST, Parity, State};
+
+    #[test]
+    fn a_generation_ends_once() {
+        let state = State::new();
+        assert_eq!(state.enter(2), Some(Parity::Even));
+        assert!(!state.leave(Parity::Even));
+        assert_eq!(state.flip(Parity::Even), 1);
+        // The newer generation does not keep the older one from ending, nor end it.
+        assert_eq!(state.enter(1), Some(Parity::Odd));
+        assert!(!state.leave(Parity::Odd));
+        state.enter_child(Parity::Even, 1);
+        assert!(!state.leave(Parity::Even));
+        assert!(state.leave(Parity::Even));
+        assert_eq!(state.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_closed_root_lets_only_children_in() {
+        let state = State::new();
+        assert_eq!(state.enter(1), Some(Parity::Even));
+        state.close();
+        state.close();
+        assert!(state.is_closed());
+        assert_eq!(state.enter(1), None);
+        state.enter_child(Parity::Even, 3);
+        assert_eq!(state.count(Parity::Even), 4);
+        assert_eq!(state.flip(Parity::Even), 4);
+        assert!(state.is_closed());
+    }
+
+    #[test]
+    fn a_full_count_does_not_spill_into_its_neighbours() {
+        let state = State::new();
+        assert_eq!(state.enter(MOST), Some(Parity::Even));
+        assert_eq!(state.flip(Parity::Even), MOST);
+        assert_eq!(state.enter(MOST), Some(Parity::Odd));
+        assert_eq!((state.count(Parity::Even), state.count(Parity::Odd)), (MOST, MOST));
+        assert!(!state.is_closed());
+        assert!(std::panic::catch_unwind(|| state.enter(1)).is_err());
+        assert_eq!(state.in_flight(), 2 * MOST);
+    }
+
+    #[test]
+    #[should_panic(expected = "not in flight")]
+    fn a_child_needs_a_parent() {
+        State::new().enter_child(Parity::Odd, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "left something")]
+    fn generations_do_not_overtake() {
+        let state = State::new();
+        state.enter(1);
+        state.flip(Parity::Even);
+        state.flip(Parity::Odd);
+    }
+
+    proptest! {
+        /// Against plain counts.
+        #[test]
+        fn the_word_is_what_it_packs(steps in prop::collection::vec(0..6u8, 0..200)) {
+            let state = State::new();
+            let (mut counts, mut current, mut closed) = ([0u64; 2], 0, false);
+            let parity = |n: usize| Parity::of(n as u64);
+            for step in steps {
+                let old = 1 - current;
+                match step {
+                    0 | 1 => {
+                        let entered = state.enter(1).map(Parity::index);
+                        prop_assert_eq!(entered, (!closed).then_some(current));
+                        counts[current] += u64::from(!closed);
+                    }
+                    2 if counts[current] > 0 => {
+                        prop_assert!(!state.leave(parity(current)));
+                        counts[current] -= 1;
+                    }
+                    3 if counts[old] > 0 => {
+                        prop_assert_eq!(state.leave(parity(old)), counts[old] == 1);
+                        counts[old] -= 1;
+                    }
+                    4 if counts[old] == 0 => {
+                        prop_assert_eq!(state.flip(parity(current)), counts[current]);
+                        current = old;
+                    }
+                    5 if counts[old] > 0 => {
+                        state.enter_child(parity(old), 2);
+                        counts[old] += 2;
+                    }
+                    5 if counts[0] + counts[1] > 7 => {
+                        state.close();
+                        closed = true;
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(counts.map(u64::from), [Parity::Even, Parity::Odd].map(|p| state.count(p)));
+                prop_assert_eq!(state.in_flight(), counts[0] + counts[1]);
+                prop_assert_eq!(state.is_closed(), closed);
+            }
+        }
+    }
+}

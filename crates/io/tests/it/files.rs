@@ -1,0 +1,355 @@
+//! Files and block devices: opening what can be opened, and clear errors for the rest.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_base::arena::Arena;
+use forebay_base::sync::Arc;
+use forebay_io::{
+    Device, Direct, EngineChoice, ErrorKind, FileDevice, Health, OpenError, OpenOptions, Request,
+};
+
+use crate::common::{arena, filled, setup};
+
+fn folder_with(bytes: u64) -> (tempfile::TempDir, PathBuf) {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("medium");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    (folder, path)
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::default()
+}
+
+/// The error, which must name the path.
+fn refused(path: impl AsRef<Path>, options: &OpenOptions) -> OpenError {
+    setup();
+    let path = path.as_ref();
+    let error = FileDevice::open(path, options).expect_err("must not open");
+    let text = error.to_string();
+    assert!(text.starts_with(&*path.to_string_lossy()), "{text}");
+    error
+}
+
+fn read(device: &FileDevice, arena: &Arena, offset: u64, len: usize) -> Vec<u8> {
+    let device: &dyn Device = device;
+    device.run(Request::read(offset, arena.alloc(len).unwrap())).into_buffer().unwrap().to_vec()
+}
+
+fn write(device: &FileDevice, arena: &Arena, offset: u64, len: usize, fill: u8) {
+    let device: &dyn Device = device;
+    device.run(Request::write(offset, filled(arena, len, fill))).result.unwrap();
+}
+
+#[test]
+fn what_is_written_is_read_back_in_every_way_of_opening() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        for direct in [Direct::Auto, Direct::Never] {
+            let (_folder, path) = folder_with(1 << 20);
+            let options = OpenOptions { engine, direct, ..options() };
+            let device = FileDevice::open(&path, &options).unwrap();
+            let info = device.info().clone();
+            assert_eq!((info.size_bytes, info.read_only), (1 << 20, false));
+            assert_eq!(&*info.name, path.to_str().unwrap());
+            assert!(direct == Direct::Auto || !info.direct);
+            let sector = info.sector_bytes as usize;
+            write(&device, &arena, 0, sector, 1);
+            write(&device, &arena, (1 << 20) - 65536, 65536, 2);
+            (&device as &dyn Device).run(Request::flush()).result.unwrap();
+            assert_eq!(read(&device, &arena, 0, sector), vec![1; sector]);
+            assert_eq!(read(&device, &arena, (1 << 20) - 65536, 65536), vec![2; 65536]);
+            let mut last = [0; 8];
+            File::open(&path).unwrap().read_exact_at(&mut last, (1 << 20) - 8).unwrap();
+            assert_eq!(last, [2; 8]);
+            assert_eq!(device.health(), Health::Healthy);
+        }
+    }
+}
+
+#[test]
+fn a_missing_file_is_made_only_if_asked() {
+    let (folder, _) = folder_with(0);
+    let path = folder.path().join("new");
+    assert!(matches!(refused(&path, &options()), OpenError::Missing { .. }));
+    assert!(!path.exists());
+    let create = OpenOptions { create_bytes: Some(1 << 16), ..options() };
+    let inside = folder.path().join("no folder").join("new");
+    assert!(matches!(refused(inside, &create), OpenError::Missing { .. }));
+    assert_eq!(FileDevice::open(&path, &create).unwrap().info().size_bytes, 1 << 16);
+    // What is there already keeps its size.
+    let larger = OpenOptions { create_bytes: Some(1 << 20), ..options() };
+    assert_eq!(FileDevice::open(&path, &larger).unwrap().info().size_bytes, 1 << 16);
+}
+
+#[test]
+fn directories_and_other_things_are_refused() {
+    let (folder, path) = folder_with(4096);
+    let directory = refused(folder.path(), &options());
+    assert!(matches!(directory, OpenError::Directory { .. }), "{directory}");
+    let character = refused("/dev/null", &options());
+    assert!(matches!(character, OpenError::OtherType { what: "a character device", .. }));
+    let below = refused(path.join("below"), &options());
+    assert!(matches!(below, OpenError::Missing { .. }), "{below}");
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(matches!(refused(&socket, &options()), OpenError::OtherType { what: "a socket", .. }));
+    let pipe = folder.path().join("pipe");
+    // Opening a pipe would wait for its other end.
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(matches!(refused(&pipe, &options()), OpenError::OtherType { what: "a pipe", .. }));
+}
+
+#[test]
+fn too_small_ones_are_refused_and_the_rest_of_a_sector_is_left_out() {
+    let never = OpenOptions { direct: Direct::Never, ..options() };
+    for bytes in [0, 511] {
+        let (_folder, path) = folder_with(bytes);
+        let error = refused(path, &never);
+        assert!(matches!(error, OpenError::TooSmall { size_bytes: 0, min_bytes: 512, .. }));
+    }
+    let (_folder, path) = folder_with(8192 + 100);
+    let least = OpenOptions { min_bytes: 8193, ..options() };
+    let error = refused(&path, &least);
+    assert!(matches!(error, OpenError::TooSmall { size_bytes: 8192, min_bytes: 8193, .. }));
+    let device = FileDevice::open(&path, &OpenOptions { min_bytes: 8192, ..options() }).unwrap();
+    assert_eq!(device.info().size_bytes, 8192);
+}
+
+#[test]
+fn contradicting_options_are_refused_before_anything_is_made() {
+    let (folder, path) = folder_with(1 << 16);
+    for sector in [0, 1, 256, 513, 8192] {
+        let error = refused(&path, &OpenOptions { sector_bytes: Some(sector), ..options() });
+        assert!(matches!(error, OpenError::Options { .. }), "{sector}: {error}");
+    }
+    let new = folder.path().join("new");
+    let create = || OpenOptions { create_bytes: Some(1 << 16), ..options() };
+    for wrong in [
+        OpenOptions { create_bytes: Some(0), ..options() },
+        OpenOptions { create_bytes: Some(1000), ..options() },
+        OpenOptions { sector_bytes: Some(4096), create_bytes: Some(512), ..options() },
+        OpenOptions { read_only: true, ..create() },
+        OpenOptions { min_bytes: 1 << 17, ..create() },
+    ] {
+        assert!(matches!(refused(&new, &wrong), OpenError::Options { .. }));
+        assert!(!new.exists());
+    }
+}
+
+#[test]
+fn a_file_takes_any_sector_size_without_direct_io() {
+    let (_folder, path) = folder_with(1 << 16);
+    for sector in [512, 1024, 4096] {
+        let options =
+            OpenOptions { sector_bytes: Some(sector), direct: Direct::Never, ..options() };
+        let device = FileDevice::open(&path, &options).unwrap();
+        assert_eq!(device.info().sector_bytes, sector);
+        let arena = arena();
+        write(&device, &arena, u64::from(sector), sector as usize, 5);
+        let half = Request::read(u64::from(sector) / 2, arena.alloc(sector as usize).unwrap());
+        let error = (&device as &dyn Device).run(half).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    }
+}
+
+#[test]
+fn a_device_opened_read_only_refuses_changes() {
+    let arena = arena();
+    let (_folder, path) = folder_with(1 << 16);
+    let device = FileDevice::open(&path, &OpenOptions { read_only: true, ..options() }).unwrap();
+    assert!(device.info().read_only);
+    assert_eq!(read(&device, &arena, 0, 4096), vec![0; 4096]);
+    let device: &dyn Device = &device;
+    for request in
+        [Request::write(0, filled(&arena, 4096, 1)), Request::flush(), Request::discard(0, 4096)]
+    {
+        assert_eq!(device.run(request).result.unwrap_err().kind(), ErrorKind::ReadOnly);
+    }
+}
+
+#[test]
+fn direct_io_that_the_file_system_has_not_is_an_error_only_if_asked_for() {
+    // A file of sysfs: regular, of a page, and without direct I/O.
+    let path = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+    if !path.exists() {
+        eprintln!("skipped: there is no {}", path.display());
+        return;
+    }
+    let read_only = OpenOptions { read_only: true, ..options() };
+    let always = OpenOptions { direct: Direct::Always, ..read_only.clone() };
+    assert!(matches!(refused(path, &always), OpenError::DirectRefused { .. }));
+    let device = FileDevice::open(path, &read_only).unwrap();
+    assert!(!device.info().direct);
+}
+
+#[test]
+fn permission_denied_says_so() {
+    let (_folder, path) = folder_with(4096);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    if File::open(&path).is_ok() {
+        eprintln!("skipped: this user may open everything");
+        return;
+    }
+    assert!(matches!(refused(&path, &options()), OpenError::Permission { .. }));
+}
+
+#[test]
+fn a_file_that_shrinks_gives_clear_errors_and_does_not_hang() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let (_folder, path) = folder_with(1 << 20);
+        let device = FileDevice::open(&path, &OpenOptions { engine, ..options() }).unwrap();
+        write(&device, &arena, 0, 1 << 20, 4);
+        File::options().write(true).open(&path).unwrap().set_len(1 << 16).unwrap();
+        assert_eq!(read(&device, &arena, 0, 4096), vec![4; 4096]);
+        let device: &dyn Device = &device;
+        // Wholly behind the end, and across it.
+        for offset in [1 << 19, (1 << 16) - 4096] {
+            let request = Request::read(offset, arena.alloc(8192).unwrap());
+            let error = device.run(request).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+            assert!(error.to_string().contains("medium"), "{error}");
+        }
+        assert_ne!(device.health(), Health::Healthy);
+    }
+}
+
+#[test]
+fn a_file_that_is_unlinked_stays_usable() {
+    let arena = arena();
+    let (folder, path) = folder_with(1 << 16);
+    let device = FileDevice::open(&path, &options()).unwrap();
+    drop(folder);
+    assert!(!path.exists());
+    write(&device, &arena, 4096, 4096, 8);
+    assert_eq!(read(&device, &arena, 4096, 4096), vec![8; 4096]);
+}
+
+#[test]
+fn a_closed_device_refuses_and_dropping_closes() {
+    let arena = arena();
+    let (_folder, path) = folder_with(1 << 16);
+    let device = Arc::new(FileDevice::open(&path, &options()).unwrap());
+    device.close();
+    device.close();
+    let request = Request::read(0, arena.alloc(4096).unwrap());
+    let error = (&*device as &dyn Device).run(request).result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    let device = FileDevice::open(&path, &options()).unwrap();
+    let (request, pending) = Request::write(0, filled(&arena, 4096, 9)).pending();
+    device.submit(request);
+    let other = FileDevice::open(&path, &options()).unwrap();
+    drop(device);
+    pending.wait(&other).result.unwrap();
+    assert_eq!(read(&other, &arena, 0, 4096), vec![9; 4096]);
+}
+
+/// A loop device over a file, if this user can have one.
+struct Loop {
+    path: PathBuf,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Loop {
+    fn new(bytes: u64, options: &[&str]) -> Option<Self> {
+        let (folder, file) = folder_with(bytes);
+        let made = Command::new("losetup")
+            .args(["--find", "--show"])
+            .args(options)
+            .arg(&file)
+            .output()
+            .ok()
+            .filter(|output| output.status.success());
+        let Some(made) = made else {
+            eprintln!("skipped: no loop device to be had");
+            return None;
+        };
+        let path = String::from_utf8(made.stdout).unwrap().trim().into();
+        Some(Self { path, file, _folder: folder })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
+#[test]
+fn a_block_device_tells_its_size_and_sector() {
+    let Some(medium) = Loop::new(1 << 20, &["--sector-size", "4096"]) else {
+        return;
+    };
+    let arena = arena();
+    let device = FileDevice::open(&medium.path, &options()).unwrap();
+    assert_eq!((device.info().size_bytes, device.info().sector_bytes), (1 << 20, 4096));
+    assert!(device.info().direct);
+    write(&device, &arena, 1 << 19, 8192, 6);
+    assert_eq!(read(&device, &arena, 1 << 19, 8192), vec![6; 8192]);
+    let discard = Request::discard(1 << 19, 4096);
+    (&device as &dyn Device).run(discard).result.unwrap();
+    drop(device);
+    let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
+    let error = refused(&medium.path, &smaller);
+    assert!(
+        matches!(error, OpenError::SectorMismatch { asked_bytes: 512, needed_bytes: 4096, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_read_only_block_device_opens_only_read_only() {
+    let Some(medium) = Loop::new(1 << 20, &["--read-only"]) else {
+        return;
+    };
+    let error = refused(&medium.path, &options());
+    assert!(matches!(error, OpenError::ReadOnlyMedium { .. }), "{error}");
+    let read_only = OpenOptions { read_only: true, ..options() };
+    let device = FileDevice::open(&medium.path, &read_only).unwrap();
+    assert_eq!(read(&device, &arena(), 0, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn a_block_device_is_opened_for_writing_by_one_only() {
+    let Some(medium) = Loop::new(1 << 20, &[]) else {
+        return;
+    };
+    let _device = FileDevice::open(&medium.path, &options()).unwrap();
+    let error = refused(&medium.path, &options());
+    assert!(matches!(error, OpenError::Busy { .. }), "{error}");
+    FileDevice::open(&medium.path, &OpenOptions { read_only: true, ..options() }).unwrap();
+}
+
+#[test]
+fn a_block_device_that_shrinks_gives_errors_and_does_not_hang() {
+    let Some(medium) = Loop::new(1 << 20, &[]) else {
+        return;
+    };
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 20).unwrap();
+        let resize = || {
+            let resize = Command::new("losetup").arg("--set-capacity").arg(&medium.path).status();
+            assert!(resize.unwrap().success());
+        };
+        resize();
+        let device = FileDevice::open(&medium.path, &OpenOptions { engine, ..options() }).unwrap();
+        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 16).unwrap();
+        resize();
+        assert_eq!(read(&device, &arena, 0, 4096), vec![0; 4096]);
+        let device: &dyn Device = &device;
+        for request in [
+            Request::read(1 << 19, arena.alloc(4096).unwrap()),
+            Request::write(1 << 19, filled(&arena, 4096, 1)),
+        ] {
+            device.run(request).result.unwrap_err();
+        }
+        assert_ne!(device.health(), Health::Healthy);
+    }
+}

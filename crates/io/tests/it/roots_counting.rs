@@ -1,0 +1,47 @@
+//! What a root costs a request, as the counting build counts it: `--features counting`.
+#![cfg(feature = "counting")]
+
+use forebay_base::sync::count::{self, Counts};
+use forebay_io::{Device, Request};
+
+use crate::double::Double;
+use crate::roots::set;
+
+const REQUESTS: u64 = 10_000;
+
+/// What `REQUESTS` calls of `f` cost the calling thread.
+fn cost(mut f: impl FnMut()) -> Counts {
+    // The thread's slot is made at its first use.
+    f();
+    let before = count::thread();
+    (0..REQUESTS).for_each(|_| f());
+    let after = count::thread();
+    Counts {
+        locks: after.locks - before.locks,
+        contended: after.contended - before.contended,
+        rmw: after.rmw - before.rmw,
+        cas_failed: after.cas_failed - before.cas_failed,
+        ..Counts::default()
+    }
+}
+
+#[test]
+fn a_root_takes_no_lock_and_one_update_each_way() {
+    let device = Double::new();
+    let roots = set(&device, 2);
+    // The double ends a flush without a lock of its own.
+    let bare = cost(|| device.submit(Request::flush().on_done(|_| {})));
+    assert_eq!((bare.locks, bare.rmw), (0, 0));
+    let under = cost(|| roots.submit(Request::flush().on_done(|_| {})));
+    // The root's word, when it enters and when it leaves. (The shim does not count the root's
+    // reference count, which is updated as often.)
+    assert_eq!((under.locks, under.cas_failed, under.rmw), (0, 0, 2 * REQUESTS));
+
+    let mut lot = Vec::new();
+    let lots = cost(|| {
+        lot.extend((0..8).map(|_| Request::flush().on_done(|_| {})));
+        roots.submit_all(&mut lot);
+    });
+    assert_eq!((lots.locks, lots.rmw), (0, 9 * REQUESTS));
+    assert_eq!(roots.stats().total_in_flight(), 0);
+}

@@ -1,0 +1,233 @@
+//! Root sets against a naive twin: plain numbers for who is in flight in which generation.
+//!
+//! Steps run one at a time, on threads that have roots of their own; a drain waits aside
+//! meanwhile. After each step the set and the twin must agree, and a drain must have returned
+//! exactly when the twin's old generation is empty.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+
+use forebay_base::rng::SmallRng;
+use forebay_io::{Drained, ErrorKind, Request, Roots};
+use proptest::prelude::*;
+
+use crate::double::{Double, fail};
+use crate::roots::{drain_aside, kept, set};
+
+/// Generations of requests that submit others are this deep.
+const DEPTH: u32 = 3;
+
+/// What the set should think.
+#[derive(Default)]
+struct Twin {
+    generation: usize,
+    /// In flight, failed and panicked, a generation.
+    in_flight: Vec<u64>,
+    failed: Vec<u64>,
+    panicked: Vec<u64>,
+    closed: bool,
+    refused: u64,
+    /// When each request was submitted: number of cancels before.
+    submitted: Vec<u64>,
+    cancels: u64,
+    /// How often each request was told its end.
+    told: Vec<u32>,
+}
+
+impl Twin {
+    fn begin_generation(&mut self) {
+        self.in_flight.push(0);
+        self.failed.push(0);
+        self.panicked.push(0);
+    }
+}
+
+struct World {
+    seed: u64,
+    device: Arc<Double>,
+    roots: Arc<Roots>,
+    twin: Mutex<Twin>,
+}
+
+impl World {
+    /// Submits a request, a child if it has a `parent` of that generation, and tells the twin.
+    fn submit(self: &Arc<Self>, parent: Option<usize>, depth: u32) {
+        let mut twin = self.twin.lock().unwrap();
+        let id = twin.told.len();
+        let cancels = twin.cancels;
+        twin.told.push(0);
+        twin.submitted.push(cancels);
+        let refused = twin.closed && parent.is_none();
+        let generation = parent.unwrap_or(twin.generation);
+        if refused {
+            twin.refused += 1;
+        } else {
+            twin.in_flight[generation] += 1;
+        }
+        drop(twin);
+        let mut rng = SmallRng::from_seed(self.seed ^ id as u64);
+        // The double ends a flush at once.
+        let request = if rng.below(3) == 0 { Request::flush() } else { kept(id as u64) };
+        let world = self.clone();
+        self.roots.submit(request.on_done(move |completion| {
+            world.twin.lock().unwrap().told[id] += 1;
+            let error = completion.result.map_err(|error| error.kind()).err();
+            if error == Some(ErrorKind::Closed) {
+                return;
+            }
+            let children = if depth < DEPTH { rng.below(3) } else { 0 };
+            (0..children).for_each(|_| world.submit(Some(generation), depth + 1));
+            let panics = rng.below(8) == 0;
+            let mut twin = world.twin.lock().unwrap();
+            twin.in_flight[generation] -= 1;
+            twin.failed[generation] += u64::from(error.is_some());
+            twin.panicked[generation] += u64::from(panics);
+            drop(twin);
+            assert!(!panics, "on purpose");
+        }));
+    }
+
+    /// Ends one that waits, well or not.
+    fn finish(&self, choice: u64) {
+        let waiting = self.device.len() as u64;
+        if waiting == 0 {
+            return;
+        }
+        let request = self.device.take((choice / 4 % waiting) as usize).expect("it waits");
+        let cancelled = {
+            let twin = self.twin.lock().unwrap();
+            twin.submitted[request.offset() as usize] < twin.cancels
+        };
+        assert_eq!(request.is_cancelled(), cancelled);
+        match choice % 4 {
+            0 | 1 => request.finish(Ok(())),
+            2 => fail(request, ErrorKind::Device),
+            _ => drop(request),
+        }
+    }
+
+    fn agrees(&self) {
+        let twin = self.twin.lock().unwrap();
+        let stats = self.roots.stats();
+        assert_eq!(stats.total_in_flight(), twin.in_flight.iter().sum::<u64>());
+        assert_eq!(stats.failed, twin.failed.iter().sum::<u64>());
+        assert_eq!(stats.panics, twin.panicked.iter().sum::<u64>());
+        assert_eq!((stats.refused, stats.closed), (twin.refused, twin.closed));
+        assert_eq!(stats.drains, twin.generation as u64);
+    }
+}
+
+/// A drain that waits aside.
+struct Draining {
+    thread: JoinHandle<Drained>,
+    generation: usize,
+    waits_for: u64,
+}
+
+impl Draining {
+    fn begin(world: &World) -> Self {
+        let thread = drain_aside(&world.roots);
+        let mut twin = world.twin.lock().unwrap();
+        let generation = twin.generation;
+        twin.generation += 1;
+        twin.begin_generation();
+        Self { thread, generation, waits_for: twin.in_flight[generation] }
+    }
+
+    /// Checks that it waits, or that it has returned and says what the twin knows.
+    fn check(self, world: &World) -> Option<Self> {
+        let twin = world.twin.lock().unwrap();
+        if twin.in_flight[self.generation] > 0 {
+            assert!(!self.thread.is_finished(), "a drain returned too soon");
+            drop(twin);
+            return Some(self);
+        }
+        let drained = self.thread.join().unwrap();
+        assert_eq!(drained.waited_for, self.waits_for);
+        assert_eq!(drained.failures.total(), twin.failed[self.generation]);
+        assert_eq!(drained.failures.panics(), twin.panicked[self.generation]);
+        None
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that run one job at a time, between them.
+struct Workers(Vec<(mpsc::SyncSender<Job>, mpsc::Receiver<()>)>);
+
+impl Workers {
+    fn new(count: usize) -> Self {
+        let worker = |_| {
+            let (give, jobs) = mpsc::sync_channel::<Job>(1);
+            let (done, ended) = mpsc::sync_channel(1);
+            thread::spawn(move || {
+                for job in jobs {
+                    job();
+                    if done.send(()).is_err() {
+                        return;
+                    }
+                }
+            });
+            (give, ended)
+        };
+        Self((0..count).map(worker).collect())
+    }
+
+    fn run(&self, nth: usize, job: impl FnOnce() + Send + 'static) {
+        let (give, ended) = &self.0[nth % self.0.len()];
+        give.send(Box::new(job)).expect("a worker lives as long as its sender");
+        ended.recv().expect("a worker failed, see above");
+    }
+}
+
+/// Replays `steps`: what to do, on which worker, and a choice.
+fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
+    let device = Double::new();
+    let roots = set(&device, roots);
+    let world = Arc::new(World { seed, device, roots, twin: Mutex::new(Twin::default()) });
+    world.twin.lock().unwrap().begin_generation();
+    let workers = Workers::new(3);
+    let mut draining: Option<Draining> = None;
+    for (step, worker, choice) in steps {
+        let theirs = world.clone();
+        match step {
+            0..8 => workers.run(worker, move || theirs.submit(None, 0)),
+            8..17 => workers.run(worker, move || theirs.finish(choice)),
+            17..19 if draining.is_none() => draining = Some(Draining::begin(&world)),
+            19 => {
+                world.roots.cancel();
+                world.twin.lock().unwrap().cancels += 1;
+            }
+            20 if choice % 4 == 0 => {
+                world.roots.close();
+                world.twin.lock().unwrap().closed = true;
+            }
+            _ => {}
+        }
+        draining = draining.and_then(|draining| draining.check(&world));
+        world.agrees();
+    }
+    while world.device.len() > 0 {
+        let theirs = world.clone();
+        workers.run(0, move || theirs.finish(0));
+        draining = draining.and_then(|draining| draining.check(&world));
+    }
+    assert!(draining.is_none_or(|draining| draining.check(&world).is_none()));
+    assert!(Draining::begin(&world).check(&world).is_none());
+    world.agrees();
+    assert_eq!(world.roots.stats().total_in_flight(), 0);
+    assert!(world.twin.lock().unwrap().told.iter().all(|told| *told == 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_set_does_as_its_twin(
+        seed in any::<u64>(),
+        roots in 1..4usize,
+        steps in prop::collection::vec((0..21u8, 0..3usize, any::<u64>()), 1..120),
+    ) {
+        replay(seed, roots, steps);
+    }
+}
