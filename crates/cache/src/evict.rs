@@ -82,7 +82,7 @@ const COMPACT_STEP: usize = if cfg!(forebay_model) { 2 } else { 256 };
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Evicts until `goal` bytes are free that were not, or nothing more can go.
     pub(crate) fn evict(&self, goal: u64) -> Passed {
-        let upkeep_every = self.overflow() / 2;
+        let upkeep_every = self.upkeep_every();
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
         // First: a mark that should not count must not save a block.
         self.mature();

@@ -166,8 +166,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.room.leased().saturating_sub(leaving)
     }
 
+    /// Weight that a thread evicts before memory is looked after.
+    pub(crate) fn upkeep_every(&self) -> u64 {
+        // Overhead within a bound must not grow far unseen; otherwise waking the reclaimer is the dearer part.
+        if self.bound.is_some() { self.overflow() / 2 } else { self.room.target() / 16 }
+    }
+
     /// How far past the target the cache may go.
-    pub(crate) fn overflow(&self) -> u64 {
+    fn overflow(&self) -> u64 {
         // One of them may have been set already, and the other not yet.
         self.room.limit().saturating_sub(self.room.target())
     }
