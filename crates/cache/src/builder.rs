@@ -133,8 +133,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         let cpus = if cfg!(forebay_model) { 1 } else { memory::cpus() };
         let sublists = match tunables.sublists() {
             0 if cfg!(forebay_model) => 1,
-            0 => cpus.max(4),
-            n => n as usize,
+            0 => cpus.max(4).next_power_of_two(),
+            n => (n as usize).next_power_of_two(),
         };
         let seed = match self.seed {
             Some(seed) => seed,

@@ -19,12 +19,12 @@ use crate::attributes::{Cause, Class};
 use crate::counters::CacheCounters;
 use crate::guard::OwnedRef;
 use crate::header::{Header, List, MARK, ON_SECOND, State, VALID, WRITING};
-use crate::index::prefetch_line;
+use crate::index::{Locked, partition_of, prefetch_line};
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
-use crate::lists::Sublist;
 use crate::lists::ghosts::{Ghost, GhostList};
 use crate::lists::ring::Hand;
+use crate::lists::{Sublist, draw};
 use crate::policy::Sizes;
 use crate::second::Candidate;
 
@@ -37,6 +37,8 @@ pub(crate) struct Scratch<K, V> {
     positions: Vec<u64>,
     trimmed: Vec<(u64, Ghost)>,
     headers: Vec<NonNull<Header<K, V>>>,
+    /// Weight freed since the reclaimer was last called to look after memory.
+    since_upkeep: u64,
 }
 
 // SAFETY: between passes the vectors are empty; within one, only their owner uses them.
@@ -53,6 +55,8 @@ struct Victim<K, V> {
 pub(crate) struct Passed {
     /// Whether it freed what it was asked to.
     pub(crate) enough: bool,
+    /// Whether so much has gone that memory should be looked after.
+    pub(crate) upkeep_due: bool,
 }
 
 impl<K, V> Scratch<K, V> {
@@ -65,6 +69,7 @@ impl<K, V> Scratch<K, V> {
             positions: Vec::new(),
             trimmed: Vec::new(),
             headers: Vec::new(),
+            since_upkeep: 0,
         }
     }
 }
@@ -77,6 +82,7 @@ const COMPACT_STEP: usize = if cfg!(forebay_model) { 2 } else { 256 };
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Evicts until `goal` bytes are free that were not, or nothing more can go.
     pub(crate) fn evict(&self, goal: u64) -> Passed {
+        let upkeep_every = self.upkeep_every();
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
         // First: a mark that should not count must not save a block.
         self.mature();
@@ -94,7 +100,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if freed < goal {
             self.counters.add(CacheCounters::EVICT_NOT_ENOUGH, 0, 1);
         }
-        Passed { enough: freed >= goal }
+        scratch.since_upkeep += freed;
+        let upkeep_due = scratch.since_upkeep > upkeep_every;
+        if upkeep_due {
+            scratch.since_upkeep = 0;
+        }
+        Passed { enough: freed >= goal, upkeep_due }
     }
 
     /// Something to work with, of this thread's shard if nobody has that.
@@ -115,11 +126,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         goal: u64,
     ) -> u64 {
         let from = self.list(list, class);
-        let worth_a_look = |n: usize| {
-            let blocks = from.nth(n).blocks();
-            blocks > 0 && spent.stays(list, class, n) <= 2 * blocks
+        // What is not worth a look has none.
+        let blocks = |(n, sublist): (usize, &Sublist)| {
+            let blocks = sublist.blocks();
+            if spent.stays(list, class, n) <= 2 * blocks { blocks } else { 0 }
         };
-        let Some(n) = pick(from.len(), &mut scratch.rng, worth_a_look) else {
+        let rng = &mut scratch.rng;
+        let Some(n) = draw(from.iter().enumerate().map(blocks), |all| rng.below(all)) else {
             spent.lists.push((list, class));
             return 0;
         };
@@ -144,7 +157,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
         from.nth(n).count_out(out.0, out.1);
         scratch.taken.clear();
-        self.bury(scratch, list, class);
+        self.bury(scratch, list, class, n);
         spent.note(list, class, n, if freed > 0 { 0 } else { stayed });
         freed
     }
@@ -222,27 +235,41 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Ends the victims of a batch: a ghost takes the place of each in the index.
-    fn bury(&self, scratch: &mut Scratch<K, V>, list: List, class: Class) {
+    fn bury(&self, scratch: &mut Scratch<K, V>, list: List, class: Class, n: usize) {
+        if scratch.victims.is_empty() {
+            return;
+        }
         let remembered = list != List::Once && self.tunables.ghost_percent() > 0;
         let ghosts = GhostList { frequent: list == List::Mfu, class };
+        // Neighbours share a partition and so its lock.
+        scratch.victims.sort_unstable_by_key(|victim| partition_of(victim.hash));
         if remembered {
             scratch.ghosts.extend(scratch.victims.iter().map(|v| {
                 // SAFETY: retired with a pin for this thread.
                 Ghost::new(v.hash, v.weight, unsafe { v.header.as_ref().key() }.owner())
             }));
-            self.ghosts[ghosts.number()].push_all(&scratch.ghosts, &mut scratch.positions);
+            self.ghosts[ghosts.number()].push_all(n, &scratch.ghosts, &mut scratch.positions);
         }
-        let (mut released, mut made) = (0, 0);
-        for (i, victim) in scratch.victims.iter().enumerate() {
-            let ghost = scratch.positions.get(i).map(|position| (ghosts, *position));
-            made += u64::from(self.replace_by_ghost(victim, ghost));
+        let mut made = 0;
+        let mut positions = scratch.positions.iter();
+        let same =
+            |a: &Victim<K, V>, b: &Victim<K, V>| partition_of(a.hash) == partition_of(b.hash);
+        for group in scratch.victims.chunk_by(same) {
+            let mut locked = self.index.lock(group[0].hash);
+            for victim in group {
+                let ghost = positions.next().map(|position| (ghosts, *position));
+                made += u64::from(self.replace_by_ghost(&mut locked, victim, ghost));
+            }
+        }
+        let mut released = 0;
+        for victim in &scratch.victims {
             // SAFETY: retired by this thread for room, and out of the index: nobody pins it any more.
             let state = unsafe { self.finish_victim(victim.header, |w| released += w) };
             scratch.headers.push(victim.header);
             self.freed_one(state);
         }
         self.ghosts[ghosts.number()].count_slots(made, 0);
-        self.slab.give_back(&scratch.headers);
+        self.slab.give_all(&mut scratch.headers);
         let evicted = scratch.victims.len() as u64;
         self.counters.add(evicted_row(list), class as usize, evicted);
         self.counters.add(CacheCounters::LEFT, Cause::Capacity as usize, evicted);
@@ -252,18 +279,22 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         scratch.victims.clear();
         scratch.ghosts.clear();
         scratch.positions.clear();
-        scratch.headers.clear();
         self.room.release_all(released);
     }
 
     /// True if the victim's slot is now its ghost's.
-    fn replace_by_ghost(&self, victim: &Victim<K, V>, ghost: Option<(GhostList, u64)>) -> bool {
+    fn replace_by_ghost(
+        &self,
+        locked: &mut Locked<'_>,
+        victim: &Victim<K, V>,
+        ghost: Option<(GhostList, u64)>,
+    ) -> bool {
         let address = victim.header.addr().get();
-        let mut locked = self.index.lock(victim.hash);
+        locked.turn_to(victim.hash);
         // If an insert of the same key has taken the slot, there is nothing to remember.
         let Some((place, _)) = locked.find_resident(|a| a == address) else { return false };
-        let remembered = ghost
-            .filter(|(list, position)| !self.ghosts[list.number()].is_over(victim.hash, *position));
+        let remembered =
+            ghost.filter(|(list, position)| !self.ghosts[list.number()].is_over(*position));
         match remembered {
             Some((list, position)) => {
                 let slot = locked.ghost_slot(list.number(), position);
@@ -285,32 +316,34 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let ghosts = &self.ghosts[list.number()];
             let average = ghosts.remembered_bytes() / ghosts.remembered().max(1);
             let most = (surplus / average.max(1)).clamp(1, 64) as usize;
-            let start = scratch.rng.below(ghosts.sublists() as u64) as usize;
-            for n in (start..ghosts.sublists()).chain(0..start) {
+            if let Some(n) = ghosts.draw(|all| scratch.rng.below(all)) {
                 ghosts.pop(n, most, &mut scratch.trimmed);
-                if !scratch.trimmed.is_empty() {
-                    break;
-                }
             }
             if scratch.trimmed.is_empty() {
                 // Counted, and not pushed yet.
                 return;
             }
             scratch.trimmed.iter().for_each(|(_, ghost)| self.index.prefetch(ghost.hash));
-            self.unlink_ghosts(list, scratch.trimmed.drain(..));
+            self.unlink_ghosts(list, &mut scratch.trimmed);
         }
     }
 
     /// Takes the slots of ghosts whose entries have left their ring out of the index.
-    fn unlink_ghosts(&self, list: GhostList, entries: impl Iterator<Item = (u64, Ghost)>) {
+    fn unlink_ghosts(&self, list: GhostList, entries: &mut Vec<(u64, Ghost)>) {
         let mut gone = 0;
-        for (position, ghost) in entries.filter(|(_, ghost)| ghost.weight > 0) {
-            let mut locked = self.index.lock(ghost.hash);
-            if let Some(place) = locked.find_ghost_at(list.number(), position) {
-                locked.remove(place);
-                gone += 1;
+        entries.retain(|(_, ghost)| ghost.weight > 0);
+        entries.sort_unstable_by_key(|(_, ghost)| partition_of(ghost.hash));
+        for group in entries.chunk_by(|a, b| partition_of(a.1.hash) == partition_of(b.1.hash)) {
+            let mut locked = self.index.lock(group[0].1.hash);
+            for (position, ghost) in group {
+                locked.turn_to(ghost.hash);
+                if let Some(place) = locked.find_ghost_at(list.number(), *position) {
+                    locked.remove(place);
+                    gone += 1;
+                }
             }
         }
+        entries.clear();
         self.ghosts[list.number()].count_slots(0, gone);
         self.counters.add(CacheCounters::GHOSTS_TRIMMED, list.class as usize, gone);
     }
@@ -318,8 +351,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Forgets the ghosts for which `wanted` says yes.
     pub(crate) fn forget_ghosts(&self, wanted: impl Fn(OwnerId) -> bool) {
         for (number, ghosts) in self.ghosts.iter().enumerate() {
-            let found = ghosts.extract(|ghost| wanted(ghost.owner()));
-            self.unlink_ghosts(GhostList::from_number(number), found.into_iter());
+            let mut found = ghosts.extract(|ghost| wanted(ghost.owner()));
+            self.unlink_ghosts(GhostList::from_number(number), &mut found);
         }
     }
 
@@ -491,10 +524,4 @@ fn evicted_row(list: List) -> Counter {
         List::Mfu => CacheCounters::EVICTED_MFU,
         List::Once => CacheCounters::EVICTED_ONCE,
     }
-}
-
-/// A random one of `count` for which `wanted` says yes.
-fn pick(count: usize, rng: &mut SmallRng, wanted: impl Fn(usize) -> bool) -> Option<usize> {
-    let start = rng.below(count as u64) as usize;
-    (start..count).chain(0..start).find(|n| wanted(*n))
 }

@@ -179,7 +179,6 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         let before = match refusal {
             None => inner.enlist(
                 this.header,
-                this.hash,
                 this.attributes.class,
                 home_list(this.attributes.hint, this.frequent),
                 |s| {

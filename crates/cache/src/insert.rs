@@ -70,8 +70,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         unsafe { header.as_ref().occupy(key, weight as u32, Some(value), class) };
         match self.link(hash, &key, header, class) {
             Ok(met) => {
-                let frequent = self.note_met(hash, &met, weight);
-                self.enter(header, hash, class, attributes.hint, frequent);
+                let frequent = self.note_met(&met, weight);
+                self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
             Err(reason) => {
@@ -146,7 +146,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Draws the consequences of what a new header met in the index. True if it has proven reuse.
-    pub(crate) fn note_met(&self, hash: u64, met: &Met<K, V>, weight: u64) -> bool {
+    pub(crate) fn note_met(&self, met: &Met<K, V>, weight: u64) -> bool {
         match *met {
             Met::Nothing => false,
             Met::Ghost(list) => {
@@ -160,7 +160,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 true
             }
             Met::Resident(old, before) => {
-                self.left(old, before, hash, Cause::Replaced);
+                self.left(old, before, Cause::Replaced);
                 // SAFETY: the pin that `retire` took.
                 unsafe { Self::unpin(NonNull::from(self), old) };
                 before.list() == Some(List::Mfu) || before.has(MARK)
@@ -169,15 +169,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Puts a valid, pinned header into its list, and unpins it.
-    fn enter(
-        &self,
-        header: NonNull<Header<K, V>>,
-        hash: u64,
-        class: Class,
-        hint: Hint,
-        frequent: bool,
-    ) {
-        let entered = self.enlist(header, hash, class, home_list(hint, frequent), |s| s.unpinned());
+    fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
+        let entered = self.enlist(header, class, home_list(hint, frequent), |s| s.unpinned());
         if entered.is_none() {
             // SAFETY: the pin that the header was occupied with.
             unsafe { Self::unpin(NonNull::from(self), header) };
@@ -189,7 +182,6 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     pub(crate) fn enlist(
         &self,
         header: NonNull<Header<K, V>>,
-        hash: u64,
         class: Class,
         list: List,
         change: impl Fn(State) -> State,
@@ -198,7 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let h = unsafe { header.as_ref() };
         // Read before the update, after which the header may be anybody's.
         let (id, weight) = (h.id(), h.weight());
-        let sublist = self.list(list, class).of(hash);
+        let sublist = self.list(list, class).mine();
         let mut ring = sublist.lock();
         let position = sublist.stamp(ring.next_position());
         let before = h.update(|s| (!s.has(RETIRED)).then(|| change(s.at(list, position))))?;
@@ -220,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let Some(before) = unsafe { header.as_ref() }.retire(cause) else { return false };
         locked.remove(place);
         drop(locked);
-        self.left(header, before, hash, cause);
+        self.left(header, before, cause);
         // SAFETY: the pin that `retire` took.
         unsafe { Self::unpin(NonNull::from(self), header) };
         // A block that was still loading was not there yet.
@@ -237,17 +229,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Counts a retired block out of its list.
-    pub(crate) fn left(
-        &self,
-        header: NonNull<Header<K, V>>,
-        before: State,
-        hash: u64,
-        cause: Cause,
-    ) {
+    pub(crate) fn left(&self, header: NonNull<Header<K, V>>, before: State, cause: Cause) {
         let Some(list) = before.list() else { return };
         // SAFETY: the caller holds a pin.
         let weight = unsafe { header.as_ref() }.weight();
-        self.list(list, before.class()).of(hash).count_out(u64::from(weight), 1);
+        let sublist = self.list(list, before.class()).at(before.position());
+        sublist.count_out(u64::from(weight), 1);
         self.counters.add(CacheCounters::LEFT, cause as usize, 1);
     }
 }

@@ -90,7 +90,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             unsafe { mine.as_ref().occupy(key, reserved, None, class) };
             let claim = self.claim(hash, &key, mine, class);
             if let Claim::Mine(met) = claim {
-                let frequent = self.note_met(hash, &met, weight);
+                let frequent = self.note_met(&met, weight);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 let inner = NonNull::from(self);
                 let on_second = false;

@@ -1,9 +1,10 @@
 //! Reclaim: who evicts, when and how much, and the thread that does it.
 //!
-//! The reclaimer is called when the target is passed, and works down to a little below it, so that it is
-//! called once for many inserts. Past the overflow limit an inserter evicts a share itself, and if that
-//! does not help it waits, first come, first served (with [`Reclaim::Inline`](crate::Reclaim::Inline) there
-//! is no reclaimer, and the inserter evicts as soon as the target is passed). Evicting never waits for a
+//! An inserter that leases room past the target evicts that much and a share, on its own thread: what it frees it
+//! uses next, and neither travels to another processor. The reclaimer, a thread, looks after memory every so many
+//! evictions, serves the second level, and is called when an inserter finds too little that can go. Past the
+//! overflow limit an inserter evicts again, and if that does not help it waits, first come, first served (with
+//! [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its work). Evicting never waits for a
 //! lock that a user can hold: it meets users' blocks through their state words only, and runs no user code but
 //! `V`'s drop (which must not block) and the second level's `offer` (which must not either).
 
@@ -60,7 +61,22 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Reclaim::Inline => {
                 self.reclaim_directly(0);
             }
-            Reclaim::Thread => self.wake_reclaimer(),
+            Reclaim::Thread => self.evict_share(),
+        }
+    }
+
+    /// Past the target: the inserter that has leased too much evicts as much and a share, so that most
+    /// inserts evict nothing. The reclaimer is called for what an inserter does not do: to look after memory, to
+    /// offer blocks to a second level, and when too little could go.
+    fn evict_share(&self) {
+        let share = self.overflow() / DIRECT_SHARE;
+        let over = self.staying().saturating_sub(self.room.target());
+        if over == 0 || self.second.is_some() {
+            return self.wake_reclaimer();
+        }
+        let passed = self.evict(over.min(share) + share.max(1));
+        if !passed.enough || passed.upkeep_due {
+            self.wake_reclaimer();
         }
     }
 
@@ -150,6 +166,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.room.leased().saturating_sub(leaving)
     }
 
+    /// Weight that a thread evicts before memory is looked after.
+    pub(crate) fn upkeep_every(&self) -> u64 {
+        // Overhead within a bound must not grow far unseen; otherwise waking the reclaimer is the dearer part.
+        if self.bound.is_some() { self.overflow() / 2 } else { self.room.target() / 16 }
+    }
+
     /// How far past the target the cache may go.
     fn overflow(&self) -> u64 {
         // One of them may have been set already, and the other not yet.
@@ -170,12 +192,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let wanted = (self.room.leased() + weight).saturating_sub(self.room.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
-        let mut passed = Passed { enough: true };
+        let mut passed = Passed { enough: true, upkeep_due: false };
         if goal > 0 {
             self.offer_to_second();
             passed = self.evict(goal);
         }
         self.tidy_up();
+        // This thread inserts nothing.
+        self.slab.empty_magazine();
         self.slab.collapse();
         self.index.collapse();
         drop(reclaim);

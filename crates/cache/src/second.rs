@@ -146,7 +146,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                         false
                     }
                     Met::Resident(old, before) => {
-                        self.left(old, before, hash, cause);
+                        self.left(old, before, cause);
                         // SAFETY: the pin that `retire` took.
                         unsafe { Self::unpin(NonNull::from(self), old) };
                         before.has(FILLED)
@@ -182,7 +182,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         };
         match taken {
             Ok((mut filler, met)) => {
-                filler.frequent = self.note_met(hash, &met, u64::from(weight));
+                filler.frequent = self.note_met(&met, u64::from(weight));
                 second.forget(&key);
                 drop(filler.publish_weighed(value, weight, None));
                 Ok(())

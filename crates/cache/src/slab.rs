@@ -44,6 +44,9 @@ pub(crate) struct Slab<K, V> {
     carved: AtomicU64,
     /// Headers whose memory is or may be resident: those carved, and all of a huge page.
     resident: AtomicU64,
+    /// Chunks up to this one would hold all headers in use: free headers of later ones are not for
+    /// magazines, so that these chunks drain.
+    dense: AtomicUsize,
 }
 
 // SAFETY: the slab owns its headers' memory; what crosses threads through it are `K` and `V`.
@@ -69,6 +72,8 @@ struct Central<K, V> {
     with_room: BTreeSet<usize>,
     /// Carved chunks all of whose headers are free: one is kept for the next insert.
     spare: Option<usize>,
+    /// Free headers of all chunks.
+    free_count: usize,
 }
 
 struct Chunk<K, V> {
@@ -93,11 +98,17 @@ impl<K: Copy, V> Slab<K, V> {
             magazines: (0..shards).map(|_| CachePadded::new(magazine())).collect(),
             central: Mutex::named(
                 "slab-central",
-                Central { chunks: Vec::new(), with_room: BTreeSet::new(), spare: None },
+                Central {
+                    chunks: Vec::new(),
+                    with_room: BTreeSet::new(),
+                    spare: None,
+                    free_count: 0,
+                },
             ),
             starts,
             carved: AtomicU64::new(0),
             resident: AtomicU64::new(0),
+            dense: AtomicUsize::new(0),
         })
     }
 
@@ -140,6 +151,25 @@ impl<K: Copy, V> Slab<K, V> {
         self.give_back(&surplus);
     }
 
+    /// Returns many at once, and empties `headers`: as many as fit to the magazine, since this thread may
+    /// use them next.
+    pub(crate) fn give_all(&self, headers: &mut Vec<NonNull<Header<K, V>>>) {
+        let dense = self.dense.load(Ordering::Relaxed);
+        let mut magazine = self.magazines[thread_slot().index(self.magazines.len())].lock();
+        headers.retain(|header| {
+            // SAFETY: headers are never unmapped while the slab lives.
+            let at = (unsafe { header.as_ref() }.id() - 1) as usize / Self::PER_CHUNK;
+            let keep = at <= dense && magazine.len() < 2 * BATCH;
+            if keep {
+                magazine.push(*header);
+            }
+            !keep
+        });
+        drop(magazine);
+        self.give_back(headers);
+        headers.clear();
+    }
+
     /// Returns many at once, past the magazines.
     pub(crate) fn give_back(&self, headers: &[NonNull<Header<K, V>>]) {
         if headers.is_empty() {
@@ -154,6 +184,8 @@ impl<K: Copy, V> Slab<K, V> {
             header.set_next_free(chunk.free);
             chunk.free = header.id();
             chunk.free_count += 1;
+            central.free_count += 1;
+            let chunk = &central.chunks[at];
             let (had_none, empty) = (chunk.free_count == 1, chunk.free_count == chunk.carved);
             if had_none {
                 central.with_room.insert(at);
@@ -162,6 +194,19 @@ impl<K: Copy, V> Slab<K, V> {
                 self.emptied(&mut central, at);
             }
         }
+        self.note_density(&central);
+    }
+
+    /// Empties the calling thread's magazine, when it will not take from it soon.
+    pub(crate) fn empty_magazine(&self) {
+        let magazine = &self.magazines[thread_slot().index(self.magazines.len())];
+        let idle = std::mem::take(&mut *magazine.lock());
+        self.give_back(&idle);
+    }
+
+    fn note_density(&self, central: &Central<K, V>) {
+        let in_use = self.carved.load(Ordering::Relaxed) as usize - central.free_count;
+        self.dense.store(in_use / Self::PER_CHUNK, Ordering::Relaxed);
     }
 
     /// Keeps one empty chunk, and gives the pages of any other back.
@@ -172,13 +217,15 @@ impl<K: Copy, V> Slab<K, V> {
                 // The lower one is the better spare.
                 let (keep, wipe) = (spare.min(at), spare.max(at));
                 central.spare = Some(keep);
-                self.wipe(&mut central.chunks[wipe]);
+                self.wipe(central, wipe);
             }
             None => central.spare = Some(at),
         }
     }
 
-    fn wipe(&self, chunk: &mut Chunk<K, V>) {
+    fn wipe(&self, central: &mut Central<K, V>, at: usize) {
+        let chunk = &mut central.chunks[at];
+        central.free_count -= chunk.free_count;
         debug_assert_eq!(chunk.free_count, chunk.carved);
         let resident = if chunk.huge { Self::PER_CHUNK } else { chunk.carved };
         self.carved.fetch_sub(chunk.carved as u64, Ordering::Relaxed);
@@ -200,7 +247,7 @@ impl<K: Copy, V> Slab<K, V> {
         if let Some(spare) = central.spare.take()
             && central.chunks[spare].free_count == central.chunks[spare].carved
         {
-            self.wipe(&mut central.chunks[spare]);
+            self.wipe(&mut central, spare);
         }
     }
 
@@ -238,6 +285,7 @@ impl<K: Copy, V> Slab<K, V> {
                 // SAFETY: headers are never unmapped while the slab lives.
                 chunk.free = unsafe { header.as_ref() }.next_free();
                 chunk.free_count -= 1;
+                central.free_count -= 1;
                 batch.push(header);
             } else if chunk.carved < Self::PER_CHUNK {
                 // SAFETY: `carved` is within the chunk.
@@ -252,6 +300,7 @@ impl<K: Copy, V> Slab<K, V> {
                 central.with_room.remove(&at);
             }
         }
+        self.note_density(&central);
         Ok(())
     }
 

@@ -46,7 +46,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 let hash = self.hash(&key);
                 if let Some(before) = h.retire(cause) {
                     self.unlink(header, hash);
-                    self.left(header, before, hash, cause);
+                    self.left(header, before, cause);
                     // SAFETY: the pin that `retire` took; this function holds another.
                     unsafe { Self::unpin(NonNull::from(self), header) };
                     gone += u64::from(before.has(FILLED));

@@ -4,7 +4,7 @@ forebay_base::tunables! {
     /// Tunables of the cache. None has to be set.
     pub table CacheTunables;
 
-    /// Sublists of each state; 0 means one a CPU, at least 4.
+    /// Sublists of each state, rounded up to a power of two; 0 means one a CPU, at least 4.
     sublists: u32 = 0, 0..=1024, build, "count";
 
     /// The cache may grow past its target by the target shifted right by this; then inserters wait for the reclaimer.

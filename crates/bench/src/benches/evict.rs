@@ -1,7 +1,7 @@
 //! `evict`: get or insert, with a working set larger than the cache.
 //!
-//! All subjects get the same number of blocks and the lightest value there is, so that
-//! policy and bookkeeping are what is measured. The mean and the largest number of
+//! All subjects get the same number of blocks. With values of one word policy and bookkeeping are what
+//! is measured; with blocks of 8 KiB what a block cache does, memory included. The mean and the largest number of
 //! resident blocks are reported: nobody wins by holding more.
 
 use super::{best, chosen, grouped, interleave, panels_over_threads};
@@ -10,7 +10,7 @@ use crate::keys::{Distribution, KeySpace};
 use crate::options::{Common, Failure, cpus};
 use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, fold_all};
-use crate::subjects::{EvictPlan, EvictSubject, PEERS, inserters};
+use crate::subjects::{EvictPlan, EvictSubject, PEERS, Value, inserters};
 
 const NAME: &str = "evict";
 const THREADS: [usize; 4] = [1, 2, 8, 32];
@@ -29,17 +29,23 @@ pub(crate) struct Args {
     /// Which blocks are asked for.
     #[arg(long, value_delimiter = ',', default_value = "uniform,zipf")]
     pub(crate) distribution: Vec<Distribution>,
+    /// What is cached.
+    #[arg(long, value_delimiter = ',', default_value = "word,block")]
+    pub(crate) value: Vec<Value>,
 }
 
 /// Measures all subjects.
 pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
     let threads = common.threads_or(&THREADS)?;
-    let candidates = inserters(cpus());
-    common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
-    let wanted = candidates.into_iter().filter(|c| common.wants(c.name)).collect();
-    let groups = grouped(wanted, |c: &EvictSubject| c.name);
     let mut records = Vec::new();
-    for distribution in &args.distribution {
+    let loads = args.value.iter().flat_map(|v| args.distribution.iter().map(move |d| (*v, d)));
+    for (value, distribution) in loads {
+        let candidates = inserters(cpus(), value);
+        common.check_subjects(&candidates.iter().map(|c| c.name).collect::<Vec<_>>())?;
+        // The textbook's hit ratios do not depend on what is cached, and it caches nothing.
+        let apt = |c: &EvictSubject| value == Value::Word || !c.name.starts_with("textbook");
+        let wanted = candidates.into_iter().filter(|c| common.wants(c.name) && apt(c)).collect();
+        let groups = grouped(wanted, |c: &EvictSubject| c.name);
         let keys = KeySpace::new(*distribution, args.capacity * args.factor, common.seed);
         let plan = |threads: &usize| EvictPlan {
             threads: *threads,
@@ -50,7 +56,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
             seed: common.seed,
         };
         let plans: Vec<EvictPlan> = threads.iter().map(plan).collect();
-        records.extend(measure(common, &groups, &plans, *distribution)?);
+        records.extend(measure(common, &groups, &plans, (value, *distribution))?);
     }
     add_distance_to_textbook(&mut records);
     Ok(records)
@@ -68,7 +74,7 @@ fn measure(
     common: &Common,
     groups: &[Vec<EvictSubject>],
     plans: &[EvictPlan],
-    distribution: Distribution,
+    (value, distribution): (Value, Distribution),
 ) -> Result<Vec<Record>, Failure> {
     let mut cells = Vec::new();
     for plan in plans {
@@ -85,6 +91,7 @@ fn measure(
         let counted = Counted::start();
         let result = subject.run(plan);
         let record = Record::new(NAME, subject.name, plan.threads)
+            .param("value", value.name())
             .param("distribution", distribution.name())
             .param("capacity_blocks", plan.capacity)
             .param("config", chosen(&subject.config, *candidates).as_str())
@@ -121,7 +128,7 @@ fn add_distance_to_textbook(records: &mut [Record]) {
 
 /// Throughput and hit ratio over threads.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
-    let mut panels = panels_over_threads(records, &["distribution"], "ops_per_s");
-    panels.extend(panels_over_threads(records, &["distribution"], "hit_ratio"));
+    let mut panels = panels_over_threads(records, &["value", "distribution"], "ops_per_s");
+    panels.extend(panels_over_threads(records, &["value", "distribution"], "hit_ratio"));
     panels
 }

@@ -8,6 +8,7 @@ use crate::keys::Distribution;
 use crate::options::{Common, Failure};
 use crate::report::plot::{self, Panel};
 use crate::report::{self, Record};
+use crate::subjects::Value;
 
 const SECONDS: f64 = 0.02;
 const BLOCKS: u64 = 256;
@@ -39,7 +40,12 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
         let panels = cached_read::panels(&read, &records);
         add("cached-read --model", records, panels, "predicted_ops_per_s")?;
     }
-    let args = evict::Args { capacity: 512, factor: 2, distribution: read.distribution.clone() };
+    let args = evict::Args {
+        capacity: 512,
+        factor: 2,
+        distribution: read.distribution.clone(),
+        value: vec![Value::Word, Value::Block],
+    };
     for common in [&one, &two] {
         let records = evict::run(common, &args)?;
         add("evict", records.clone(), evict::panels(&records), "ops_per_s")?;

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
 use crate::baseline::{LockedArc, TextbookArc, TextbookLru};
 use crate::blocks::Handle;
 
@@ -40,14 +40,15 @@ pub(super) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
     ]
 }
 
-impl Inserter for LockedArc<u64> {
+impl<V: Loaded> Inserter for LockedArc<V> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        let hit = self.get(key).is_some();
-        if !hit {
-            self.insert(key, key);
+        let found = self.get(key);
+        match &found {
+            Some(value) => touch(value),
+            None => self.insert(key, V::load(key)),
         }
-        hit
+        found.is_some()
     }
 
     fn resident(&self) -> u64 {
@@ -75,12 +76,12 @@ impl Inserter for Mutex<TextbookLru> {
     }
 }
 
-pub(super) fn inserters(cpus: usize) -> Vec<EvictSubject> {
+pub(super) fn inserters<V: Loaded>(cpus: usize) -> Vec<EvictSubject> {
     let many = sublists(cpus);
     let after = format!("{many} sublists");
     vec![
-        EvictSubject::new("arc-1-lock", "1 sublist", |c| LockedArc::<u64>::new(c, 1)),
-        EvictSubject::new("arc-n-locks", after, move |c| LockedArc::<u64>::new(c, many)),
+        EvictSubject::new("arc-1-lock", "1 sublist", |c| LockedArc::<V>::new(c, 1)),
+        EvictSubject::new("arc-n-locks", after, move |c| LockedArc::<V>::new(c, many)),
         EvictSubject::new("textbook-arc", "", |c| Mutex::new(TextbookArc::new(c)))
             .single_threaded(),
         EvictSubject::new("textbook-lru", "", |c| Mutex::new(TextbookLru::new(c)))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_cache::{Attributes, Builder, Cache, Key, Reclaim};
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader, Value, touch, touch_block};
 use crate::benches::freeing::Freeing;
 use crate::benches::r5::Kind;
 use crate::blocks::{BLOCK_BYTES, fill};
@@ -49,12 +49,13 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
 impl Inserter for Cache<u64, u64> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        let hit = self.get(&key).is_some();
-        if !hit {
-            // A refused block is a block not cached: the hit ratio shows it.
-            let _ = self.insert(key, key);
+        if let Some(value) = self.get(&key) {
+            touch(&*value);
+            return true;
         }
-        hit
+        // A refused block is a block not cached: the hit ratio shows it.
+        let _ = self.insert(key, key);
+        false
     }
 
     fn resident(&self) -> u64 {
@@ -62,9 +63,43 @@ impl Inserter for Cache<u64, u64> {
     }
 }
 
-pub(super) fn inserters() -> Vec<EvictSubject> {
-    let build = |blocks| built(Cache::<u64, u64>::builder().capacity(blocks).weigher(|_, _| 1));
-    vec![EvictSubject::new("forebay", "defaults", build)]
+/// A cache of blocks in its arena.
+struct Blocks {
+    arena: Arc<Arena>,
+    cache: Cache<u64, Buffer>,
+}
+
+impl Inserter for Blocks {
+    #[inline]
+    fn get_or_insert(&self, key: u64) -> bool {
+        if let Some(block) = self.cache.get(&key) {
+            touch_block(&block);
+            return true;
+        }
+        if let Ok(mut block) = self.arena.alloc(BLOCK_BYTES) {
+            block.fill(key as u8);
+            // As above.
+            let _ = self.cache.insert(key, block);
+        }
+        false
+    }
+
+    fn resident(&self) -> u64 {
+        self.cache.stats().resident_blocks()
+    }
+}
+
+pub(super) fn inserters(value: Value) -> Vec<EvictSubject> {
+    let words = |blocks| built(Cache::<u64, u64>::builder().capacity(blocks).weigher(|_, _| 1));
+    let blocks = |blocks| Blocks {
+        // Blocks on their way in or out are beyond the capacity.
+        arena: arena((blocks + blocks / 16 + 1024) * BLOCK_BYTES as u64),
+        cache: built(Cache::builder().capacity(blocks).weigher(|_, _| 1)),
+    };
+    vec![match value {
+        Value::Word => EvictSubject::new("forebay", "defaults", words),
+        Value::Block => EvictSubject::new("forebay", "defaults, arena", blocks),
+    }]
 }
 
 /// A cache in which `r5` plays its pattern: one thread evicts as it inserts, and the seed is fixed.

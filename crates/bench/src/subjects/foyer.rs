@@ -2,7 +2,7 @@
 
 use foyer_memory::{Cache, CacheBuilder, EvictionConfig, LruConfig, S3FifoConfig};
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
 use crate::baseline::FastHash;
 use crate::blocks::Handle;
 
@@ -55,14 +55,17 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
         .collect()
 }
 
-impl Inserter for Foyer<u64> {
+impl<V: Loaded> Inserter for Foyer<V> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        let hit = self.get(&key).is_some();
-        if !hit {
-            self.insert(key, key);
+        let found = self.get(&key);
+        match &found {
+            Some(value) => touch(value.value()),
+            None => {
+                self.insert(key, V::load(key));
+            }
         }
-        hit
+        found.is_some()
     }
 
     fn resident(&self) -> u64 {
@@ -70,11 +73,11 @@ impl Inserter for Foyer<u64> {
     }
 }
 
-pub(super) fn inserters() -> Vec<EvictSubject> {
+pub(super) fn inserters<V: Loaded>() -> Vec<EvictSubject> {
     settings()
         .map(|(shards, policy)| {
             let config = format!("{policy}, {shards} shards");
-            EvictSubject::new("foyer", config, move |c| build::<u64>(c, shards, policy))
+            EvictSubject::new("foyer", config, move |c| build::<V>(c, shards, policy))
         })
         .collect()
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use forebay_base::sync::Mutex;
 use lru::LruCache;
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
 use crate::baseline::FastHash;
 use crate::blocks::Handle;
 use crate::keys::scramble;
@@ -58,16 +58,27 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     SUBJECTS.into_iter().flat_map(candidates).collect()
 }
 
-impl Inserter for ShardedLru<u64> {
+impl<V: Loaded> Inserter for ShardedLru<V> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        // One visit to the lock does both, as its users write it.
         let mut shard = self.shard(key).lock();
-        let hit = shard.get(&key).is_some();
-        if !hit {
-            shard.put(key, key);
+        if let Some(value) = shard.get(&key) {
+            let value = value.clone();
+            drop(shard);
+            touch(&value);
+            return true;
         }
-        hit
+        if V::IS_WORD {
+            // One visit to the lock does both, as its users write it.
+            shard.put(key, V::load(key));
+        } else {
+            drop(shard);
+            let value = V::load(key);
+            // What had to go is freed outside the lock.
+            let gone = self.shard(key).lock().push(key, value);
+            drop(gone);
+        }
+        false
     }
 
     fn resident(&self) -> u64 {
@@ -75,8 +86,8 @@ impl Inserter for ShardedLru<u64> {
     }
 }
 
-pub(super) fn inserters() -> Vec<EvictSubject> {
+pub(super) fn inserters<V: Loaded>() -> Vec<EvictSubject> {
     let one =
-        |(name, shards)| EvictSubject::new(name, "", move |c| ShardedLru::<u64>::new(c, shards));
+        |(name, shards)| EvictSubject::new(name, "", move |c| ShardedLru::<V>::new(c, shards));
     SUBJECTS.into_iter().map(one).collect()
 }

@@ -166,6 +166,75 @@ pub(crate) trait Inserter: Send + Sync + 'static {
     fn resident(&self) -> u64;
 }
 
+/// What `evict` caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Value {
+    /// One word: policy and bookkeeping are all there is to do.
+    Word,
+    /// A block of 8 KiB, allocated and written when it is missing, as a load does.
+    Block,
+}
+
+impl Value {
+    /// As options and figures spell it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Word => "word",
+            Self::Block => "block",
+        }
+    }
+}
+
+/// A value that the peers hold: it comes out of the cache as a copy or a counted handle.
+pub(crate) trait Loaded: Clone + Send + Sync + 'static {
+    /// Whether it is no more than a word.
+    const IS_WORD: bool;
+    /// What a load brings.
+    fn load(key: u64) -> Self;
+    /// Something of it.
+    fn look(&self) -> u64;
+}
+
+impl Loaded for u64 {
+    const IS_WORD: bool = true;
+    #[inline]
+    fn load(key: u64) -> Self {
+        key
+    }
+    #[inline]
+    fn look(&self) -> u64 {
+        *self
+    }
+}
+
+impl Loaded for Arc<[u8]> {
+    const IS_WORD: bool = false;
+    #[inline]
+    fn load(key: u64) -> Self {
+        let mut block = Self::new_uninit_slice(BLOCK_BYTES);
+        let bytes = Arc::get_mut(&mut block).expect("nobody else has it yet");
+        bytes.fill(std::mem::MaybeUninit::new(key as u8));
+        // SAFETY: every byte has just been written.
+        unsafe { block.assume_init() }
+    }
+    #[inline]
+    fn look(&self) -> u64 {
+        u64::from(self[0]) + u64::from(self[BLOCK_BYTES / 2])
+    }
+}
+
+/// Uses a value that was found.
+#[inline]
+pub(crate) fn touch<V: Loaded>(value: &V) {
+    std::hint::black_box(value.look());
+}
+
+/// Uses a block that was found, as `touch` does.
+#[inline]
+pub(crate) fn touch_block(block: &[u8]) {
+    std::hint::black_box(u64::from(block[0]) + u64::from(block[BLOCK_BYTES / 2]));
+}
+
 /// A measurement of a cache that is too small for its load.
 pub(crate) struct EvictPlan {
     /// Threads that ask.
@@ -268,15 +337,22 @@ fn run_inserter<S: Inserter>(inserter: &S, plan: &EvictPlan) -> EvictSample {
 const LOOK_EVERY: u64 = 5;
 
 /// Every candidate of every subject of `evict`.
-pub(crate) fn inserters(cpus: usize) -> Vec<EvictSubject> {
-    let mut all = forebay::inserters();
-    all.extend(arcs::inserters(cpus));
+pub(crate) fn inserters(cpus: usize, value: Value) -> Vec<EvictSubject> {
+    match value {
+        Value::Word => inserters_of::<u64>(cpus, value),
+        Value::Block => inserters_of::<Arc<[u8]>>(cpus, value),
+    }
+}
+
+fn inserters_of<V: Loaded>(cpus: usize, value: Value) -> Vec<EvictSubject> {
+    let mut all = forebay::inserters(value);
+    all.extend(arcs::inserters::<V>(cpus));
     #[cfg(feature = "peers")]
     {
-        all.extend(quick_cache::inserters());
-        all.extend(moka::inserters());
-        all.extend(foyer::inserters());
-        all.extend(lru::inserters());
+        all.extend(quick_cache::inserters::<V>());
+        all.extend(moka::inserters::<V>());
+        all.extend(foyer::inserters::<V>());
+        all.extend(lru::inserters::<V>());
     }
     all
 }

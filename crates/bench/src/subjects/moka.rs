@@ -3,7 +3,7 @@
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
 use crate::baseline::FastHash;
 use crate::blocks::Handle;
 
@@ -51,14 +51,17 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     policies().into_iter().flat_map(candidates).collect()
 }
 
-impl Inserter for Moka<u64> {
+impl<V: Loaded> Inserter for Moka<V> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        let hit = self.get(&key).is_some();
-        if !hit {
-            self.insert(key, key);
+        let found = self.get(&key);
+        match &found {
+            Some(value) => touch(value),
+            None => {
+                self.insert(key, V::load(key));
+            }
         }
-        hit
+        found.is_some()
     }
 
     fn resident(&self) -> u64 {
@@ -66,9 +69,9 @@ impl Inserter for Moka<u64> {
     }
 }
 
-pub(super) fn inserters() -> Vec<EvictSubject> {
+pub(super) fn inserters<V: Loaded>() -> Vec<EvictSubject> {
     let candidate = |(name, policy): (&'static str, EvictionPolicy)| {
-        EvictSubject::new("moka", name, move |c| build::<u64>(c, policy.clone()))
+        EvictSubject::new("moka", name, move |c| build::<V>(c, policy.clone()))
     };
     policies().into_iter().map(candidate).collect()
 }

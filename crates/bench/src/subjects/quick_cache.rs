@@ -3,7 +3,7 @@
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader};
+use super::{EvictSubject, Inserter, Loaded, ReadBlocks, ReadSubject, Reader, touch};
 use crate::baseline::FastHash;
 use crate::blocks::Handle;
 
@@ -50,14 +50,17 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
     SHARDS.into_iter().flat_map(candidates).collect()
 }
 
-impl Inserter for Quick<u64> {
+impl<V: Loaded> Inserter for Quick<V> {
     #[inline]
     fn get_or_insert(&self, key: u64) -> bool {
-        let hit = self.get(&key).is_some();
-        if !hit {
-            self.insert(key, key);
+        let found = self.get(&key);
+        match &found {
+            Some(value) => touch(value),
+            None => {
+                self.insert(key, V::load(key));
+            }
         }
-        hit
+        found.is_some()
     }
 
     fn resident(&self) -> u64 {
@@ -65,11 +68,9 @@ impl Inserter for Quick<u64> {
     }
 }
 
-pub(super) fn inserters() -> Vec<EvictSubject> {
+pub(super) fn inserters<V: Loaded>() -> Vec<EvictSubject> {
     let candidate = |shards| {
-        EvictSubject::new("quick_cache", format!("{shards} shards"), move |c| {
-            build::<u64>(c, shards)
-        })
+        EvictSubject::new("quick_cache", format!("{shards} shards"), move |c| build::<V>(c, shards))
     };
     SHARDS.into_iter().map(candidate).collect()
 }

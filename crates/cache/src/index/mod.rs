@@ -95,7 +95,9 @@ pub struct IndexStats {
     pub resident_bytes: u64,
 }
 
-fn partition_of(hash: u64) -> usize {
+/// The partition of a hash. Changes of one partition can share a lock.
+#[inline]
+pub(crate) fn partition_of(hash: u64) -> usize {
     (hash >> (u64::BITS - PARTITION_BITS)) as usize
 }
 
@@ -327,6 +329,12 @@ pub(crate) struct Place {
 }
 
 impl Locked<'_> {
+    /// Goes on with another hash of the same partition.
+    pub(crate) fn turn_to(&mut self, hash: u64) {
+        debug_assert_eq!(partition_of(hash), partition_of(self.hash));
+        self.hash = hash;
+    }
+
     fn entry(&self) -> Option<Entry> {
         let directory = Directory::from_word(self.partition.directory.load(Ordering::Relaxed))?;
         // SAFETY: directories live as long as the index.

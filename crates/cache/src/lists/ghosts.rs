@@ -15,8 +15,8 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
+use super::draw;
 use super::ring::Ring;
-use super::sublist_of;
 use crate::attributes::Class;
 use crate::key::OwnerId;
 
@@ -62,8 +62,6 @@ pub(crate) struct Ghosts {
     sublists: Box<[CachePadded<GhostSublist>]>,
     /// Weights of all entries in the rings.
     bytes: AtomicU64,
-    /// All entries in the rings.
-    entries: AtomicU64,
     /// Those that have a slot.
     live: AtomicU64,
 }
@@ -72,6 +70,19 @@ struct GhostSublist {
     ring: Mutex<Ring<Ghost>>,
     /// Entries below this position have been taken off.
     over: AtomicU64,
+    /// Entries in the ring. Written under its lock only.
+    entries: AtomicU64,
+}
+
+/// More sublists would leave too few bits of a slot for a position in one.
+const MAX_SUBLISTS: usize = 16;
+
+impl GhostSublist {
+    /// Adds to the number of entries. The caller holds the ring's lock.
+    fn count(&self, change: u64) {
+        let entries = self.entries.load(Ordering::Relaxed);
+        self.entries.store(entries.wrapping_add(change), Ordering::Relaxed);
+    }
 }
 
 impl Ghosts {
@@ -79,32 +90,44 @@ impl Ghosts {
         let sublist = || GhostSublist {
             ring: Mutex::named("ghost-sublist", Ring::new()),
             over: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
         };
         Self {
-            sublists: (0..sublists).map(|_| CachePadded::new(sublist())).collect(),
+            sublists: (0..sublists.min(MAX_SUBLISTS))
+                .map(|_| CachePadded::new(sublist()))
+                .collect(),
             bytes: AtomicU64::new(0),
-            entries: AtomicU64::new(0),
             live: AtomicU64::new(0),
         }
     }
 
-    fn of(&self, hash: u64) -> &GhostSublist {
-        &self.sublists[sublist_of(hash, self.sublists.len())]
+    /// The sublist that a position names, and the position in its ring.
+    fn at(&self, position: u64) -> (&GhostSublist, u64) {
+        let count = self.sublists.len() as u64;
+        (&self.sublists[(position % count) as usize], position / count)
     }
 
-    /// Remembers blocks of one sublist; their positions are appended to `positions`.
-    pub(crate) fn push_all(&self, ghosts: &[Ghost], positions: &mut Vec<u64>) {
-        let Some(first) = ghosts.first() else { return };
+    /// A position that names the sublist too.
+    fn stamp(&self, sublist: usize, position: u64) -> u64 {
+        position * self.sublists.len() as u64 + sublist as u64
+    }
+
+    /// Remembers blocks of the `nth` sublist of their list; their positions are appended to
+    /// `positions`.
+    pub(crate) fn push_all(&self, nth: usize, ghosts: &[Ghost], positions: &mut Vec<u64>) {
         let bytes: u64 = ghosts.iter().map(|g| u64::from(g.weight)).sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.entries.fetch_add(ghosts.len() as u64, Ordering::Relaxed);
-        let mut ring = self.of(first.hash).ring.lock();
-        positions.extend(ghosts.iter().map(|ghost| ring.push(*ghost)));
+        let nth = nth % self.sublists.len();
+        let sublist = &self.sublists[nth];
+        let mut ring = sublist.ring.lock();
+        positions.extend(ghosts.iter().map(|ghost| self.stamp(nth, ring.push(*ghost))));
+        sublist.count(ghosts.len() as u64);
     }
 
     /// Whether an entry has been taken off its ring: then it must not have a slot.
-    pub(crate) fn is_over(&self, hash: u64, position: u64) -> bool {
-        self.of(hash).over.load(Ordering::SeqCst) > position
+    pub(crate) fn is_over(&self, position: u64) -> bool {
+        let (sublist, position) = self.at(position);
+        sublist.over.load(Ordering::SeqCst) > position
     }
 
     /// Counts ghosts that were given a slot, and ghosts that have lost theirs.
@@ -113,31 +136,32 @@ impl Ghosts {
     }
 
     /// Takes up to `most` entries off the cold end of one sublist, each with its position.
-    pub(crate) fn pop(&self, sublist: usize, most: usize, out: &mut Vec<(u64, Ghost)>) {
+    pub(crate) fn pop(&self, nth: usize, most: usize, out: &mut Vec<(u64, Ghost)>) {
         let start = out.len();
-        let sublist = &self.sublists[sublist];
+        let sublist = &self.sublists[nth];
         let mut ring = sublist.ring.lock();
-        out.extend(std::iter::from_fn(|| ring.pop()).take(most));
+        let entries = std::iter::from_fn(|| ring.pop()).take(most);
+        out.extend(entries.map(|(position, ghost)| (self.stamp(nth, position), ghost)));
         sublist.over.store(ring.tail(), Ordering::SeqCst);
+        sublist.count(0u64.wrapping_sub((out.len() - start) as u64));
         drop(ring);
         let bytes: u64 = out[start..].iter().map(|(_, g)| u64::from(g.weight)).sum();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.entries.fetch_sub((out.len() - start) as u64, Ordering::Relaxed);
     }
 
     /// Takes the content of all entries for which `wanted` says yes out, and returns it.
     pub(crate) fn extract(&self, wanted: impl Fn(&Ghost) -> bool) -> Vec<(u64, Ghost)> {
         let mut out = Vec::new();
-        for sublist in &self.sublists {
+        for (nth, sublist) in self.sublists.iter().enumerate() {
             let mut ring = sublist.ring.lock();
             for position in ring.tail()..ring.next_position() {
                 if let Some(ghost) = ring.get_mut(position).filter(|g| g.weight > 0 && wanted(g)) {
-                    out.push((position, std::mem::take(ghost)));
+                    out.push((self.stamp(nth, position), std::mem::take(ghost)));
                 }
             }
             while ring.get(ring.tail()).is_some_and(|ghost| ghost.weight == 0) {
                 ring.pop();
-                self.entries.fetch_sub(1, Ordering::Relaxed);
+                sublist.count(1u64.wrapping_neg());
             }
             sublist.over.store(ring.tail(), Ordering::SeqCst);
             ring.trim();
@@ -150,15 +174,17 @@ impl Ghosts {
     /// Copies all entries, for audits.
     pub(crate) fn all(&self) -> Vec<(u64, Ghost)> {
         let mut out = Vec::new();
-        for sublist in &self.sublists {
+        for (nth, sublist) in self.sublists.iter().enumerate() {
             let ring = sublist.ring.lock();
-            out.extend((ring.tail()..ring.next_position()).filter_map(|p| Some((p, ring.get(p)?))));
+            let positions = ring.tail()..ring.next_position();
+            out.extend(positions.filter_map(|p| Some((self.stamp(nth, p), ring.get(p)?))));
         }
         out
     }
 
-    pub(crate) fn sublists(&self) -> usize {
-        self.sublists.len()
+    /// The number of a sublist, each as likely as it has entries; `None` if there are none.
+    pub(crate) fn draw(&self, below: impl FnOnce(u64) -> u64) -> Option<usize> {
+        draw(self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)), below)
     }
 
     /// Weights of the entries in the rings, those of blocks that came back included.
@@ -168,7 +194,7 @@ impl Ghosts {
 
     /// Entries in the rings, those of blocks that came back included.
     pub(crate) fn remembered(&self) -> u64 {
-        self.entries.load(Ordering::Relaxed)
+        self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)).sum()
     }
 
     /// Ghosts: entries that have a slot.

@@ -1,7 +1,10 @@
 //! The lists: the order in which blocks, and the memory of blocks, came.
 //!
-//! A [`MultiList`] stands for one state and class; it is split into sublists with a lock each,
-//! and an entry lies in the sublist that its hash selects. A sublist is a [`ring::Ring`]: a
+//! A [`MultiList`] stands for one state and class; it is split into sublists with a lock each.
+//! A thread adds to a sublist of its own (shared by as many threads as there are more of them than
+//! sublists), so that adding moves no cache line between processors; a header's position names the
+//! sublist. The evictor draws a sublist by its number of blocks: then a block stays as long
+//! whichever thread brought it, however unevenly they bring. A sublist is a [`ring::Ring`]: a
 //! queue of header numbers, pushed at the head and taken at the tail. There are no links in the
 //! headers. A block that leaves the cache before its turn stays in the ring as a number that no
 //! longer fits its header's state and position, and is passed over (or squeezed out by
@@ -17,16 +20,9 @@ pub(crate) mod ring;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Mutex, MutexGuard};
+use forebay_base::sync::{Mutex, MutexGuard, thread_slot};
 
 use ring::Ring;
-
-/// Which sublist of `count` a hash belongs to. From the same bits as the index's
-/// partition, so that a batch from one sublist meets few partitions.
-#[inline]
-pub(crate) fn sublist_of(hash: u64, count: usize) -> usize {
-    (((hash >> 48) * count as u64) >> 16) as usize
-}
 
 /// One state of one class.
 pub(crate) struct MultiList {
@@ -34,9 +30,9 @@ pub(crate) struct MultiList {
 }
 
 pub(crate) struct Sublist {
-    /// Which one of how many.
+    /// Which one, of two to the power of `shift`.
     nth: u32,
-    of: u32,
+    shift: u32,
     ring: Mutex<Ring<u32>>,
     /// Weights and numbers of blocks that came. Written under the ring's lock only.
     came: Tally,
@@ -51,10 +47,12 @@ struct Tally {
 }
 
 impl MultiList {
+    /// With `sublists` of them, a power of two.
     pub(crate) fn new(sublists: usize) -> Self {
+        assert!(sublists.is_power_of_two());
         let sublist = |nth: usize| Sublist {
             nth: nth as u32,
-            of: sublists as u32,
+            shift: sublists.trailing_zeros(),
             ring: Mutex::named("sublist", Ring::new()),
             came: Tally::default(),
             went: Tally::default(),
@@ -62,8 +60,14 @@ impl MultiList {
         Self { sublists: (0..sublists).map(|n| CachePadded::new(sublist(n))).collect() }
     }
 
-    pub(crate) fn of(&self, hash: u64) -> &Sublist {
-        &self.sublists[sublist_of(hash, self.sublists.len())]
+    /// The one that the calling thread adds to.
+    pub(crate) fn mine(&self) -> &Sublist {
+        &self.sublists[thread_slot().index(self.sublists.len())]
+    }
+
+    /// The one that a header's position names.
+    pub(crate) fn at(&self, stamp: u32) -> &Sublist {
+        &self.sublists[stamp as usize & (self.sublists.len() - 1)]
     }
 
     pub(crate) fn nth(&self, n: usize) -> &Sublist {
@@ -74,7 +78,7 @@ impl MultiList {
         self.sublists.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Sublist> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Sublist> + Clone {
         self.sublists.iter().map(|s| &**s)
     }
 
@@ -92,10 +96,10 @@ impl Sublist {
         self.ring.lock()
     }
 
-    /// A position in the ring as a header's state keeps it: in 32 bits, and different from those of
-    /// all other sublists, so that a ring's entry cannot mean a header that was reused elsewhere.
+    /// A position in the ring as a header's state keeps it: in 32 bits, the lowest of which name the
+    /// sublist, so that a ring's entry cannot mean a header that was reused elsewhere.
     pub(crate) fn stamp(&self, position: u64) -> u32 {
-        (position as u32).wrapping_mul(self.of).wrapping_add(self.nth)
+        ((position << self.shift) as u32) | self.nth
     }
 
     /// Counts a block in: its state has just come to say that it is here. The caller holds the ring's
@@ -136,4 +140,23 @@ impl Sublist {
 fn left(came: &AtomicU64, went: &AtomicU64) -> u64 {
     let left = came.load(Ordering::Relaxed).wrapping_sub(went.load(Ordering::Relaxed));
     (left as i64).max(0) as u64
+}
+
+/// One of several, each as likely as it has blocks. `below` gives a random number below its argument.
+pub(crate) fn draw(
+    blocks: impl Iterator<Item = u64> + Clone,
+    below: impl FnOnce(u64) -> u64,
+) -> Option<usize> {
+    let all: u64 = blocks.clone().sum();
+    let mut drawn = if all > 0 { below(all) } else { return None };
+    let mut last = None;
+    for (nth, blocks) in blocks.enumerate().filter(|(_, blocks)| *blocks > 0) {
+        last = Some(nth);
+        if drawn < blocks {
+            break;
+        }
+        drawn -= blocks;
+    }
+    // The numbers may have changed since they were added up; then it is the last.
+    last
 }
