@@ -25,6 +25,9 @@ use crate::room::{Reserved, Ticket};
 const PAUSE: Duration = Duration::from_millis(2);
 /// An inserter past the limit evicts this part of the overflow, if its block needs no more.
 const DIRECT_SHARE: u64 = 16;
+/// What an inserter past the target evicts beside what it has leased, as a part of the overflow: what it frees
+/// should still be in its processor's cache when it is used again.
+const INSERTERS_SHARE: u64 = 64;
 /// An inserter that evicts for itself looks after memory every so many times.
 const TIDY_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };
 /// While a cache with a hard bound fills up, its overhead is looked at this many times.
@@ -69,7 +72,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// inserts evict nothing. The reclaimer is called for what an inserter does not do: to look after memory, to
     /// offer blocks to a second level, and when too little could go.
     fn evict_share(&self) {
-        let share = self.overflow() / DIRECT_SHARE;
+        let share = self.overflow() / INSERTERS_SHARE;
         let over = self.staying().saturating_sub(self.room.target());
         if over == 0 || self.second.is_some() {
             return self.wake_reclaimer();
