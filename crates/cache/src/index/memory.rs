@@ -33,6 +33,9 @@ struct Chunk {
     used: [u64; WORDS],
     touched: [u64; WORDS],
     used_count: usize,
+    /// No run of this many granules is free: what a search has found out, until granules are given back. A large
+    /// index has many chunks with a few scattered free granules, which must not be searched each time.
+    none_of: usize,
     /// The chunk is one huge page: all of it is resident.
     huge: bool,
 }
@@ -60,7 +63,8 @@ impl Memory {
     /// When the system has no more memory to map.
     pub(crate) fn take(&self, granules: usize) -> Result<NonNull<Line>, vm::Error> {
         let mut chunks = self.chunks.lock();
-        let found = chunks.iter().enumerate().find_map(|(i, c)| Some((i, c.find_run(granules)?)));
+        let mut all = chunks.iter_mut().enumerate();
+        let found = all.find_map(|(i, c)| Some((i, c.find_run(granules)?)));
         let (at, first) = match found {
             Some(found) => found,
             None => {
@@ -72,7 +76,8 @@ impl Memory {
                 let resident = if huge { CHUNK_GRANULES * GRANULE_BYTES } else { 0 };
                 self.touched.fetch_add(resident as u64, Ordering::Relaxed);
                 let touched = [if huge { u64::MAX } else { 0 }; WORDS];
-                chunks.push(Chunk { lines, used: [0; WORDS], touched, used_count: 0, huge });
+                let (used, none_of) = ([0; WORDS], usize::MAX);
+                chunks.push(Chunk { lines, used, touched, used_count: 0, none_of, huge });
                 (chunks.len() - 1, 0)
             }
         };
@@ -107,6 +112,7 @@ impl Memory {
             set(&mut chunk.used, granule, false);
         }
         chunk.used_count -= granules;
+        chunk.none_of = usize::MAX;
         self.used.fetch_sub((granules * GRANULE_BYTES) as u64, Ordering::Relaxed);
         if chunk.used_count == 0 {
             chunk.release_free_pages(&self.touched);
@@ -142,8 +148,8 @@ impl Memory {
 }
 
 impl Chunk {
-    fn find_run(&self, granules: usize) -> Option<usize> {
-        if CHUNK_GRANULES - self.used_count < granules {
+    fn find_run(&mut self, granules: usize) -> Option<usize> {
+        if CHUNK_GRANULES - self.used_count < granules || granules >= self.none_of {
             return None;
         }
         let (mut length, mut at) = (0, 0);
@@ -158,6 +164,7 @@ impl Chunk {
                 return Some(at - granules);
             }
         }
+        self.none_of = granules;
         None
     }
 
