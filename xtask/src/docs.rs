@@ -9,6 +9,7 @@ use std::{fs, io};
 use forebay_cache::counters::CacheCounters;
 use forebay_cache::tunables::CacheTunables;
 use forebay_io::counters::IoCounters;
+use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 
 /// A file and what it must hold.
@@ -43,6 +44,7 @@ pub(crate) fn generate() -> Vec<Generated> {
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
         ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
+        ("forebay-io: fault injection", forebay_base::counters::markdown(FaultCounters::ROWS)),
     ];
     vec![
         Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
@@ -77,6 +79,7 @@ mod tests {
         let files = generate();
         let lines = |at: usize| files[at].text.lines().filter(|l| l.starts_with("| `")).count();
         assert_eq!(lines(0), CacheTunables::ROWS.len() + IoTunables::ROWS.len());
-        assert_eq!(lines(1), CacheCounters::ROWS.len() + IoCounters::ROWS.len());
+        let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len();
+        assert_eq!(lines(1), CacheCounters::ROWS.len() + io);
     }
 }

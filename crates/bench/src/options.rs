@@ -15,7 +15,7 @@ pub(crate) struct Common {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Write a plot as well.
-    #[arg(long, global = true, value_name = "FILE.svg")]
+    #[arg(long, global = true, value_name = "FILE.svg", value_parser = plot_file)]
     pub(crate) plot: Option<PathBuf>,
     /// Repetitions of each measurement; figures are medians.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -88,8 +88,24 @@ impl Common {
         if !cfg!(feature = "peers") {
             text.push_str(" (peers need a build with `--features peers`)");
         }
+        if !cfg!(feature = "bench_internals") {
+            text.push_str(" (forebay's own index needs one with `--features bench_internals`)");
+        }
         Err(text.into())
     }
+}
+
+/// Looks, before anything is measured, whether a plot can be written.
+///
+/// # Errors
+/// If the name does not end in `.svg`, or the file cannot be made.
+fn plot_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.extension().is_none_or(|extension| extension != "svg") {
+        return Err("plots are SVG: give a name that ends in .svg".to_owned());
+    }
+    let open = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    open.map(|_| path).map_err(|error| error.to_string())
 }
 
 /// CPUs that this process may use.

@@ -196,6 +196,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// # Errors
     /// The loader's error, whoever ran it. If the loader panics, so does this call, and those who
     /// wait get [`LoadError::Panicked`]. A load that somebody else gives up is begun anew.
+    ///
+    /// `load` must not ask for the same key: it would wait for itself.
     pub fn get_or_load<E>(
         &self,
         key: K,

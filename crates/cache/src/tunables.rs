@@ -7,7 +7,7 @@ forebay_base::tunables! {
     /// Sublists of each state, rounded up to a power of two; 0 means one a CPU, at least 4.
     sublists: u32 = 0, 0..=1024, build, "count";
 
-    /// The cache may grow past its target by the target shifted right by this; then inserters wait for the reclaimer.
+    /// The cache may grow past its target by the target shifted right by this; then inserters wait until evicting has made room.
     overflow_shift: u32 = 6, 0..=20, runtime, "shift";
 
     /// How long an inserter waits for room before its block is handed back uncached.

@@ -42,8 +42,10 @@ impl Ending {
     /// Tells them. Panics of theirs end here.
     pub(crate) fn tell(self) {
         let Self { mut completion, layers, hold, done } = self;
-        if let Some(layers) = layers {
-            layers(&mut completion);
+        if let Some(layers) = layers
+            && !guarded(|| layers(&mut completion))
+        {
+            completion.fail_for_panic();
         }
         match hold {
             Some(hold) => hold.end(done, completion),
@@ -98,12 +100,28 @@ pub(crate) fn run(ending: Ending) {
         }
         return;
     }
-    let _ = ACTIVE.try_with(|active| active.set(true));
+    let _active = Active::enter();
     while let Some(next) = ending {
-        next.tell();
+        // What panics in here is a defect of this crate, and one request's affair all the same.
+        guarded(|| next.tell());
         ending = LATER.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
     }
-    let _ = ACTIVE.try_with(|active| active.set(false));
+}
+
+/// The calling thread is in a callback, as long as this exists.
+struct Active;
+
+impl Active {
+    fn enter() -> Self {
+        let _ = ACTIVE.try_with(|active| active.set(true));
+        Self
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let _ = ACTIVE.try_with(|active| active.set(false));
+    }
 }
 
 #[cfg(all(test, not(forebay_model)))]

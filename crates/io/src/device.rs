@@ -15,6 +15,9 @@ pub trait Device: Send + Sync {
     /// Takes a request. Its callback tells how it ended. When the queue of its priority is
     /// full, the calling thread waits for room, unless it is in a request's callback: what a
     /// callback submits takes the place of what has just ended.
+    ///
+    /// Outside callbacks it may run callbacks of other requests that have ended meanwhile: hold no lock
+    /// that any of them takes.
     fn submit(&self, request: Request);
 
     /// Takes several requests at once, which costs fewer system calls. Empties `requests`.
@@ -22,6 +25,16 @@ pub trait Device: Send + Sync {
         for request in requests.drain(..) {
             self.submit(request);
         }
+    }
+
+    /// Submits `request` and waits for its end on this thread.
+    ///
+    /// # Panics
+    /// Inside a callback of a request.
+    fn run(&self, request: Request) -> Completion {
+        let (request, pending) = request.pending();
+        self.submit(request);
+        pending.wait(self)
     }
 
     /// What is known of it since it was opened.
@@ -40,26 +53,6 @@ pub trait Device: Send + Sync {
     /// Refuses what comes from now on, and returns once all that was accepted has ended.
     /// Idempotent.
     fn close(&self);
-}
-
-/// Submits `request` and waits for its end on this thread.
-///
-/// # Panics
-/// Inside a callback of a request.
-pub(crate) fn run(device: &dyn Device, request: Request) -> Completion {
-    let (request, pending) = request.pending();
-    device.submit(request);
-    pending.wait(device)
-}
-
-impl dyn Device + '_ {
-    /// Submits `request` and waits for its end on this thread.
-    ///
-    /// # Panics
-    /// Inside a callback of a request.
-    pub fn run(&self, request: Request) -> Completion {
-        run(self, request)
-    }
 }
 
 /// What is known of a device since it was opened.

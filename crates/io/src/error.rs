@@ -75,6 +75,8 @@ pub struct Error {
 enum Detail {
     Text(NameArc<str>),
     System(i32),
+    // And what follows from it.
+    SystemAnd(i32, &'static str),
 }
 
 impl Error {
@@ -104,6 +106,28 @@ impl Error {
         self
     }
 
+    /// The same, with what follows from it for people.
+    pub(crate) fn and(mut self, consequence: &'static str) -> Self {
+        self.detail = match self.detail {
+            Detail::System(errno) | Detail::SystemAnd(errno, _) => {
+                Detail::SystemAnd(errno, consequence)
+            }
+            Detail::Text(text) => Detail::Text(format!("{text}; {consequence}").into()),
+        };
+        self
+    }
+
+    /// What is wrong, without what was asked of whom.
+    pub(crate) fn detail(&self) -> String {
+        match &self.detail {
+            Detail::Text(text) => text.to_string(),
+            Detail::System(errno) => std::io::Error::from_raw_os_error(*errno).to_string(),
+            Detail::SystemAnd(errno, consequence) => {
+                format!("{}; {consequence}", std::io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+
     /// What kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -127,18 +151,20 @@ impl Error {
     /// What the system said, if it was the system.
     pub fn errno(&self) -> Option<i32> {
         match self.detail {
-            Detail::System(errno) => Some(errno),
+            Detail::System(errno) | Detail::SystemAnd(errno, _) => Some(errno),
             Detail::Text(_) => None,
         }
     }
 }
 
 fn kind_of(errno: i32) -> ErrorKind {
-    match rustix::io::Errno::from_raw_os_error(errno) {
-        rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => ErrorKind::Gone,
-        rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT => ErrorKind::NoSpace,
-        rustix::io::Errno::ROFS => ErrorKind::ReadOnly,
-        rustix::io::Errno::CANCELED => ErrorKind::Cancelled,
+    use rustix::io::Errno;
+    match Errno::from_raw_os_error(errno) {
+        // `NOMEDIUM`: it was taken out of its drive. `STALE`: the server has no such file any more.
+        Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM | Errno::STALE => ErrorKind::Gone,
+        Errno::NOSPC | Errno::DQUOT => ErrorKind::NoSpace,
+        Errno::ROFS => ErrorKind::ReadOnly,
+        Errno::CANCELED => ErrorKind::Cancelled,
         _ => ErrorKind::Device,
     }
 }
@@ -150,10 +176,7 @@ impl fmt::Display for Error {
             Op::Flush => write!(f, "{op} of {device}: ")?,
             _ => write!(f, "{op} of {len} bytes at {offset} of {device}: ")?,
         }
-        match &self.detail {
-            Detail::Text(text) => f.write_str(text),
-            Detail::System(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
-        }
+        f.write_str(&self.detail())
     }
 }
 

@@ -16,7 +16,6 @@
 //! # let path = folder.path().join("medium");
 //! let options = OpenOptions { create_bytes: Some(1 << 20), ..OpenOptions::default() };
 //! let device = FileDevice::open(&path, &options)?;
-//! let device: &dyn Device = &device;
 //! println!("{} by {}", device.info().name, device.info().engine);
 //!
 //! // Memory of requests is aligned and counted: it comes from an arena.
@@ -29,7 +28,7 @@
 //! // The same with a future; a callback is the third way.
 //! let (read, pending) = Request::read(8192, arena.alloc(4096)?).pending();
 //! device.submit(read);
-//! let block = pending.wait(device).into_buffer()?;
+//! let block = pending.wait(&device).into_buffer()?;
 //! assert!(block.iter().all(|&byte| byte == 7));
 //! device.close();
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -2,8 +2,8 @@
 //!
 //! Content is sparse: chunks come into being when written, and what was never written reads as
 //! zero. Requests go through the same queues as those of a file. Without latency an operation is
-//! executed by whoever submits it; with latency, or if a callback submits it, by its lane's
-//! thread when it is due.
+//! executed by whoever submits it; with latency, or if a callback submits it, or if it had to wait for a
+//! permit that another lane gave back, by its lane's thread when it is due.
 //!
 //! Invariant: operations of a lane are due in the order in which they were issued.
 //!
@@ -22,8 +22,8 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::completion::in_callback;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
-use crate::engine::{Backend, Core, Ended, LaneState, MAX_LANES, Queued};
-use crate::queue::Issue;
+use crate::engine::{Backend, Caller, Core, Ended, LaneState, MAX_LANES, Queued};
+use crate::queue::{Issue, Limits};
 use crate::request::{Op, Request};
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
@@ -99,7 +99,8 @@ impl MemoryDevice {
             engine: Engine::Memory,
         };
         let own = (0..lanes).map(|_| MemoryLane::default()).collect();
-        let core = Core::new(backend, info, &options.tunables, own);
+        let limits = Limits::new(&options.tunables);
+        let core = Core::new(backend, info, (&options.tunables, limits), own);
         let queued = Queued::new(Arc::clone(&core));
         for lane in 0..lanes {
             core.spawn(&format!("io-memory-{lane}"), serve, lane)?;
@@ -171,15 +172,24 @@ fn serve(core: &Arc<Core<Memory>>, lane: usize) {
             let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
             state = core.lock(lane);
             core.ended(&mut state, &mut ended);
-            let (more, batch) = core.turn(&mut state, true);
+            let (more, batch) = core.turn(&mut state, Caller::Driver);
             drop(state);
             issues = more;
-            core.settle(lane, batch);
             let told = ended.len();
-            core.driving(lane, || core.finish(&mut ended));
+            core.driving(lane, || {
+                core.settle(lane, batch, Caller::Driver);
+                core.finish(&mut ended);
+            });
             state = core.lock(lane);
             state.told(told);
             core.tell_if_idle(&state);
+            continue;
+        }
+        if state.queue.has_cancelled() {
+            let batch = core.collect(&mut state, Caller::Driver);
+            drop(state);
+            core.driving(lane, || core.settle(lane, batch, Caller::Driver));
+            state = core.lock(lane);
             continue;
         }
         if memory.stopping.load(Ordering::Acquire) {
@@ -203,9 +213,9 @@ impl Backend for Memory {
     /// What to execute at once.
     type Outside = Vec<Issue>;
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, driven: bool) -> Vec<Issue> {
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Vec<Issue> {
         let memory = &core.backend;
-        let at_once = memory.latency_ns == 0 && !in_callback();
+        let at_once = memory.latency_ns == 0 && caller != Caller::Quiet && !in_callback();
         let mut issues = Vec::new();
         let mut later = false;
         while let Some(issue) = core.next(state) {
@@ -217,7 +227,7 @@ impl Backend for Memory {
                 later = true;
             }
         }
-        if later && state.own.sleeps && !driven {
+        if later && state.own.sleeps && caller != Caller::Driver {
             memory.due[state.index()].notify_one();
         }
         issues
@@ -229,10 +239,10 @@ impl Backend for Memory {
             let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
             let mut state = core.lock(lane);
             core.ended(&mut state, &mut ended);
-            let (more, batch) = core.turn(&mut state, false);
+            let (more, batch) = core.turn(&mut state, Caller::Free);
             drop(state);
             issues = more;
-            core.settle(lane, batch);
+            core.settle(lane, batch, Caller::Free);
             let told = ended.len();
             core.finish(&mut ended);
             let mut state = core.lock(lane);
@@ -246,6 +256,10 @@ impl Backend for Memory {
     }
 
     fn nudge(_core: &Core<Self>, _lane: usize) {}
+
+    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
+        core.backend.due[state.index()].notify_one();
+    }
 
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);

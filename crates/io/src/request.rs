@@ -70,7 +70,7 @@ pub struct Request {
     // Who hears of the end before both.
     layers: Option<Layer>,
     handle: Option<Arc<Raised>>,
-    // Who waits for it, to be told where it is.
+    // Who waits for it, to be told where it is. `done` has another reference, and goes later.
     waiter: Option<Arc<Waiter>>,
 }
 
@@ -102,11 +102,14 @@ impl Completion {
     }
 
     /// A layer panicked: whatever it was to check is unchecked.
-    fn fail_for_panic(&mut self) {
+    pub(crate) fn fail_for_panic(&mut self) {
         if self.result.is_ok() {
             let text = "a layer over the request panicked, so its result cannot be trusted";
-            let len = self.payload.as_ref().map_or(0, |payload| payload.bytes().len() as u64);
-            let range = (self.offset, len);
+            let mut range = (self.offset, 0);
+            // Memory of a user's own type may panic when it is asked.
+            completion::guarded(|| {
+                range.1 = self.payload.as_ref().map_or(0, |payload| payload.bytes().len() as u64);
+            });
             self.result = Err(Error::new(ErrorKind::Device, self.op, &"?".into(), range, text));
         }
     }
@@ -264,8 +267,13 @@ impl Request {
         self.payload.as_ref()
     }
 
-    /// Its memory, to change.
-    pub fn payload_mut(&mut self) -> Option<&mut Payload> {
+    /// The bytes of its memory, to change, if the memory is the request's own.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.payload.as_mut()?.bytes_mut()
+    }
+
+    /// Its memory, to change. For the engines: kind and length must stay as they are.
+    pub(crate) fn payload_mut(&mut self) -> Option<&mut Payload> {
         self.payload.as_mut()
     }
 
@@ -306,6 +314,10 @@ impl Request {
         if let Some(raised) = self.handle.take() {
             *raised.home.lock() = None;
         }
+        // Not the last reference, so nothing is dropped here. If it outlived the callback, it could be
+        // the last: then what the waiter was left (memory of a user's own type, which may hold the
+        // device) would be dropped on this thread outside of any callback.
+        self.waiter = None;
         let payload = self.payload.take();
         let completion = Completion { op: self.op, offset: self.offset, result, payload };
         let (layers, hold, done) = (self.layers.take(), self.hold.take(), self.done.take());
@@ -363,6 +375,7 @@ impl Raised {
 }
 
 /// Raises or cancels a request that waits in a queue, or has not come to it yet. One that was issued goes its way.
+/// Neither runs callbacks on the calling thread: what is taken back ends on one of the device's.
 #[derive(Clone)]
 pub struct RaiseHandle(Arc<Raised>);
 

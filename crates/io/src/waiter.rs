@@ -95,7 +95,7 @@ impl Pending {
     ///
     /// # Panics
     /// Inside a callback of a request, where waiting could wait for itself.
-    pub fn wait(self, device: &dyn crate::Device) -> Completion {
+    pub fn wait<D: crate::Device + ?Sized>(self, device: &D) -> Completion {
         assert!(!crate::in_callback(), "a callback must not wait for a request");
         device.help(&self.waiter);
         self.waiter.park();

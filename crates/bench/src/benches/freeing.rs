@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     pub(crate) factor: u64,
     /// Operations of all threads in one measurement.
-    #[arg(long, default_value_t = 2_000_000)]
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(1000..=1 << 40))]
     pub(crate) operations: u64,
     /// Which blocks are asked for.
     #[arg(long, default_value = "zipf")]

@@ -36,7 +36,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) capacity_mib: u64,
     /// Values of the tunable `overflow_shift`.
-    #[arg(long, value_delimiter = ',', value_name = "SHIFT,…")]
+    #[arg(long, value_delimiter = ',', value_name = "SHIFT,…",
+        value_parser = clap::value_parser!(u64).range(0..=20))]
     pub(crate) shifts: Vec<u64>,
 }
 

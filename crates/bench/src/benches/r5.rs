@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(4..=1000))]
     pub(crate) factor: u64,
     /// Passes of the loop that count as warm-up.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=6))]
     pub(crate) warmup_passes: u64,
 }
 

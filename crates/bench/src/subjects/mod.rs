@@ -188,6 +188,7 @@ impl Value {
 /// A value that the peers hold: it comes out of the cache as a copy or a counted handle.
 pub(crate) trait Loaded: Clone + Send + Sync + 'static {
     /// Whether it is no more than a word.
+    #[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "only a peer asks"))]
     const IS_WORD: bool;
     /// What a load brings.
     fn load(key: u64) -> Self;

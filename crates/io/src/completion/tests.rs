@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use super::{guarded, in_callback};
+use super::{Active, Ending, guarded, in_callback, run};
 use crate::error::{Error, ErrorKind};
-use crate::request::{Op, Request};
+use crate::request::{Completion, Op, Request};
 
 type Log = Arc<Mutex<Vec<String>>>;
 
@@ -172,4 +172,58 @@ fn a_thread_may_end_requests_as_its_last_act() {
     let mut told = taken(&log);
     told.sort();
     assert_eq!(told, ["early", "last", "nested"]);
+}
+
+#[test]
+fn a_panic_between_callbacks_leaves_the_thread_as_it_was() {
+    let log = Log::default();
+    let (inner, end) = (log.clone(), log.clone());
+    let completion = Completion { op: Op::Flush, offset: 0, result: Ok(()), payload: None };
+    // Not made by `layered`, which would contain it.
+    let layers = move |_: &mut Completion| {
+        noting(&inner, "later").finish(Ok(()));
+        assert!(!in_callback(), "on purpose");
+    };
+    let done = move |completion: Completion| {
+        assert!(in_callback());
+        note(&end, completion.result.unwrap_err().to_string());
+    };
+    let (layers, done) = (Some(Box::new(layers) as _), Some(Box::new(done) as _));
+    run(Ending { completion, layers, hold: None, done });
+    assert!(!in_callback());
+    let told = taken(&log);
+    assert!(told[0].contains("panicked"), "{told:?}");
+    assert_eq!(told[1..], ["later"]);
+
+    let thrown = std::panic::catch_unwind(|| {
+        let _active = Active::enter();
+        panic!("on purpose");
+    });
+    assert!(thrown.is_err() && !in_callback());
+}
+
+/// Memory that panics when it is asked for.
+struct Bad(bool);
+
+// SAFETY: it never returns any bytes but none.
+unsafe impl crate::StableBytes for Bad {
+    fn bytes(&self) -> &[u8] {
+        assert!(self.0, "on purpose");
+        &[]
+    }
+}
+
+#[test]
+fn memory_that_panics_loses_nobody() {
+    let log = Log::default();
+    let end = log.clone();
+    let layer = |completion: &mut Completion| {
+        completion.payload = Some(crate::Payload::Shared(Box::new(Bad(false))));
+        panic!("on purpose");
+    };
+    Request::write_shared(0, Box::new(Bad(true)))
+        .on_done(move |completion| note(&end, completion.result.unwrap_err().to_string()))
+        .layered(layer)
+        .finish(Ok(()));
+    assert_eq!(taken(&log).len(), 1);
 }

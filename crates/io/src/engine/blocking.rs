@@ -6,7 +6,6 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 
-use forebay_base::sync::Arc;
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, preadv, pwrite, pwritev};
 
@@ -18,14 +17,12 @@ use crate::request::{Op, Request};
 
 /// A file to block on.
 pub(super) struct Blocking {
-    file: OwnedFd,
     pub(super) medium: Medium,
 }
 
 impl Blocking {
     pub(super) fn new(file: OwnedFd, info: &DeviceInfo) -> Self {
-        let medium = Medium { name: Arc::clone(&info.name), sector_bytes: info.sector_bytes };
-        Self { file, medium }
+        Self { medium: Medium::new(file, info) }
     }
 
     /// Does what is left of `transfer`, however many calls it takes.
@@ -46,7 +43,7 @@ impl Blocking {
 
     /// One call for what is left; returns the bytes that it moved.
     fn call(&self, transfer: &mut Transfer) -> rustix::io::Result<u64> {
-        let file = &self.file;
+        let file = self.medium.file();
         let (at, left, done) = (transfer.position(), transfer.left(), transfer.done() as usize);
         let op = transfer.issue.op;
         let requests = transfer.issue.requests.as_mut_slice();
@@ -81,8 +78,7 @@ impl Blocking {
 }
 
 fn bytes_mut(request: &mut Request) -> &mut [u8] {
-    let payload = request.payload_mut().expect("a read has memory");
-    payload.bytes_mut().expect("a read owns its memory")
+    request.bytes_mut().expect("a read owns its memory")
 }
 
 fn bytes(request: &Request) -> &[u8] {

@@ -1,12 +1,18 @@
-//! What all backends share: checks, lanes, permits, room, closing.
+//! What all backends share: lanes, their steps, and how requests end.
 //!
-//! A request is checked, pushed into the queue of the submitter's lane, and issued by the backend
-//! as permits and the backend's room allow. Ends come back in batches: their permits return under
-//! the lane's lock, then their callbacks run outside it.
+//! A request is checked and pushed into the queue of the submitter's lane ([`super::entry`]), and issued
+//! by the backend as permits allow. Ends come back in batches: their permits return under
+//! the lane's lock, then their callbacks run outside it. [`super::queued`] closes.
 //!
 //! Invariants:
 //! * A lane whose lock is free has made its step: nothing waits in its queue that could be issued. So
 //!   whoever changes something that may let an issue go (a push, a permit that returns, a kick) makes a step ([`Core::leave`]) as it unlocks.
+//! * Who makes a step for others, or inside a callback, runs no callbacks and does not wait for the medium
+//!   ([`Caller::Quiet`]): not who raises or cancels, perhaps under a lock that a callback takes; not who
+//!   kicks, so that kicks are no recursion. What it finds to be told it leaves in the lane,
+//!   and summons the backend's thread for it.
+//! * So who is told of a cancellation is told outside callbacks, at once: nothing is counted as told
+//!   before it is.
 //! * `closed` is set and read under the lane's lock, so a request that is accepted is accepted
 //!   before the close, which waits for it.
 //! * `finishing` counts what has left the queue and the backend but whose callbacks have not
@@ -25,16 +31,27 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, thread, thread_slot};
 
-use crate::buffer::Payload;
+use super::entry::{Crowd, TAKEN_BACK};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
-use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
+use crate::device::{DeviceInfo, Engine, Health};
 use crate::error::{Error, ErrorKind};
 use crate::priority::Priority;
 use crate::queue::{Issue, Kick, Lane, Limits, MAX_LANES, Permits, Pieces};
-use crate::request::{Home, Op, Request};
+use crate::request::{Home, Request};
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
+
+/// Who makes a step of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// A thread that may run callbacks, and wait for the medium.
+    Free,
+    /// The thread that drives this lane, perhaps in a callback: it sees to the rest itself, later.
+    Driver,
+    /// A thread that may do neither.
+    Quiet,
+}
 
 /// What does the work that the queues hand out.
 pub(crate) trait Backend: Send + Sync + Sized + 'static {
@@ -43,9 +60,9 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
     /// What is to be done once the lane's lock is free.
     type Outside;
 
-    /// Issues what may be issued ([`Core::next`]) and gets it going. `driven`: the caller is the
-    /// thread that drives this lane, which will see to the second itself.
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, driven: bool) -> Self::Outside;
+    /// Issues what may be issued ([`Core::next`]) and gets it going, unless the caller is the driver.
+    /// For a quiet caller nothing may be left to do.
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Self::Outside;
 
     /// Does what `begin` left, without the lane's lock.
     fn outside(core: &Core<Self>, lane: usize, rest: Self::Outside);
@@ -55,6 +72,9 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 
     /// A request of this lane has ended elsewhere; somebody who helps may be waiting for it.
     fn nudge(core: &Core<Self>, lane: usize);
+
+    /// Has a thread of the backend's make a step of this lane soon, whatever there is to issue.
+    fn summon(core: &Core<Self>, state: &mut LaneState<Self>);
 
     /// What executes requests by now.
     fn engine(&self, started: &Engine) -> Engine {
@@ -73,26 +93,29 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) counters: IoCounters,
     permits: Permits,
     lanes: Box<[CachePadded<LaneSlot<B>>]>,
+    /// For handles.
+    pub(super) me: Weak<Self>,
     errors: AtomicU64,
     gone: AtomicBool,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A lane, and those who wait for something of it.
 pub(crate) struct LaneSlot<B: Backend> {
     state: Mutex<LaneState<B>>,
-    /// Room in a queue, or the lane's last end.
-    changed: Condvar,
+    /// Room in the queue of a class.
+    pub(super) room: [Condvar; Priority::COUNT],
+    /// The last end of a lane that is closed.
+    pub(super) idle: Condvar,
 }
 
 /// What a lane's lock protects.
 pub(crate) struct LaneState<B: Backend> {
     pub(crate) queue: Lane,
     pub(crate) own: B::Lane,
-    index: usize,
-    closed: bool,
-    /// Threads that wait for `changed`.
-    waiting: usize,
+    pub(super) index: usize,
+    pub(super) closed: bool,
+    pub(super) crowd: Crowd,
     /// See the module's head.
     finishing: usize,
 }
@@ -133,7 +156,7 @@ forebay_base::sync::thread_local! {
 }
 
 impl<B: Backend> LaneState<B> {
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.finishing == 0 && self.queue.is_idle()
     }
 
@@ -153,7 +176,7 @@ impl<B: Backend> Core<B> {
     pub(crate) fn new(
         backend: B,
         info: DeviceInfo,
-        tunables: &Arc<IoTunables>,
+        (tunables, limits): (&Arc<IoTunables>, Limits),
         own: Vec<B::Lane>,
     ) -> Arc<Self> {
         assert!(!own.is_empty() && own.len() <= MAX_LANES, "{} lanes", own.len());
@@ -162,17 +185,19 @@ impl<B: Backend> Core<B> {
             let slot = |(index, own)| {
                 let home = Weak::clone(core) as Weak<dyn Home>;
                 let queue = Lane::new(index, home, Arc::clone(tunables));
-                let state =
-                    LaneState { queue, own, index, closed: false, waiting: 0, finishing: 0 };
+                let (closed, crowd, finishing) = (false, Crowd::default(), 0);
+                let state = LaneState { queue, own, index, closed, crowd, finishing };
                 let state = Mutex::named("io-lane", state);
-                CachePadded::new(LaneSlot { state, changed: Condvar::new() })
+                let room = std::array::from_fn(|_| Condvar::new());
+                CachePadded::new(LaneSlot { state, room, idle: Condvar::new() })
             };
             Self {
                 backend,
                 info,
                 counters: IoCounters::new(),
-                permits: Permits::new(Limits::new(tunables), lanes),
+                permits: Permits::new(limits, lanes),
                 lanes: own.into_iter().enumerate().map(slot).collect(),
+                me: Weak::clone(core),
                 errors: AtomicU64::new(0),
                 gone: AtomicBool::new(false),
                 threads: Mutex::named("io-threads", Vec::new()),
@@ -203,13 +228,19 @@ impl<B: Backend> Core<B> {
         self.lanes[lane].state.lock()
     }
 
-    /// Where the calling thread submits, and whether it is that lane's driver.
-    fn lane_of_caller(&self) -> (usize, bool) {
+    /// What those who wait for something of a lane sleep on.
+    pub(super) fn slot(&self, lane: usize) -> &LaneSlot<B> {
+        &self.lanes[lane]
+    }
+
+    /// Where the calling thread submits, and as whom.
+    pub(super) fn lane_of_caller(&self) -> (usize, Caller) {
         let (core, lane) = DRIVING.with(Cell::get);
-        match core == std::ptr::from_ref(self).addr() {
-            true => (lane, true),
-            false => (thread_slot().index(self.lanes.len()), false),
+        if core == std::ptr::from_ref(self).addr() {
+            return (lane, Caller::Driver);
         }
+        let caller = if in_callback() { Caller::Quiet } else { Caller::Free };
+        (thread_slot().index(self.lanes.len()), caller)
     }
 
     /// Runs `f` as the driver of `lane`: what it submits to this core goes there, and begins when
@@ -222,85 +253,50 @@ impl<B: Backend> Core<B> {
         result
     }
 
-    fn submit_all(&self, requests: impl Iterator<Item = Request>) {
-        let (lane, driven) = self.lane_of_caller();
-        let over = in_callback();
-        let mut refused = Vec::new();
-        let mut state = None;
-        for request in requests {
-            if let Err(error) = self.check(&request) {
-                refused.push((request, error));
-                continue;
-            }
-            request.set_place(self.place(lane));
-            let mut state_now = state.take().unwrap_or_else(|| self.lock(lane));
-            match self.accept(&mut state_now, request, over) {
-                Ok(()) => state = Some(state_now),
-                Err(Refused::Closed(request)) => {
-                    state = Some(state_now);
-                    let error = self.refusal(&request, ErrorKind::Closed, CLOSED);
-                    refused.push((request, error));
-                }
-                Err(Refused::Full(request)) => {
-                    // What was taken so far must go its way before this thread waits.
-                    self.leave(state_now, driven);
-                    match self.accept_when_room(lane, request) {
-                        Ok(guard) => state = Some(guard),
-                        Err(request) => {
-                            let error = self.refusal(&request, ErrorKind::Closed, CLOSED);
-                            refused.push((request, error));
-                        }
-                    }
-                }
-            }
-        }
-        if let Some(state) = state {
-            self.leave(state, driven);
-        }
-        for (request, error) in refused {
-            self.counters.add(IoCounters::REFUSED, 0, 1);
-            request.finish(Err(error));
-        }
-    }
-
     /// Makes a step of a lane: issues what may be issued, gets it going, unlocks, and does what is
     /// left to do without the lock.
-    pub(crate) fn leave(&self, mut state: MutexGuard<'_, LaneState<B>>, driven: bool) {
+    pub(crate) fn leave(&self, mut state: MutexGuard<'_, LaneState<B>>, caller: Caller) {
         let lane = state.index;
-        let (outside, batch) = self.turn(&mut state, driven);
+        let (outside, Batch { kicks, cancelled }) = self.turn(&mut state, caller);
         drop(state);
+        self.kick(kicks);
         B::outside(self, lane, outside);
-        self.settle(lane, batch);
+        self.tell_cancelled(lane, cancelled, caller);
     }
 
     /// The part of a step that is under the lock.
-    pub(crate) fn turn(&self, state: &mut LaneState<B>, driven: bool) -> (B::Outside, Batch) {
-        let outside = B::begin(self, state, driven);
-        (outside, self.collect(state))
+    pub(crate) fn turn(&self, state: &mut LaneState<B>, caller: Caller) -> (B::Outside, Batch) {
+        let outside = B::begin(self, state, caller);
+        (outside, self.collect(state, caller))
     }
 
     /// What the queue wants to be told without the lock.
-    pub(crate) fn collect(&self, state: &mut LaneState<B>) -> Batch {
-        let cancelled = state.queue.take_cancelled();
-        state.finishing += cancelled.len();
+    pub(crate) fn collect(&self, state: &mut LaneState<B>, caller: Caller) -> Batch {
+        let mut cancelled = Vec::new();
+        if state.queue.has_cancelled() {
+            if caller == Caller::Quiet {
+                B::summon(self, state);
+            } else if !in_callback() {
+                cancelled = state.queue.take_cancelled();
+                state.finishing += cancelled.len();
+            }
+        }
+        self.invite(state);
         Batch { kicks: state.queue.take_kicks(), cancelled }
     }
 
     /// Tells it.
-    pub(crate) fn settle(&self, lane: usize, batch: Batch) {
+    pub(crate) fn settle(&self, lane: usize, batch: Batch, caller: Caller) {
         let Batch { kicks, cancelled } = batch;
-        self.tell_cancelled(lane, cancelled);
         self.kick(kicks);
+        self.tell_cancelled(lane, cancelled, caller);
     }
 
-    /// The next issue of a lane. To be called until there is none, or by every thread that becomes
-    /// free.
+    /// The next issue of a lane. To be called until there is none, unless [`rest`](Self::rest)
+    /// follows.
     #[inline]
     pub(crate) fn next(&self, state: &mut LaneState<B>) -> Option<Issue> {
         let issue = state.queue.next(&self.permits)?;
-        if state.waiting > 0 {
-            self.lanes[state.index].changed.notify_all();
-        }
         let shard = self.counters.shard();
         shard.add(IoCounters::ISSUED, issue.priority.index(), 1);
         if let Pieces::Many(requests) = &issue.requests {
@@ -309,23 +305,31 @@ impl<B: Backend> Core<B> {
         Some(issue)
     }
 
-    /// Ends what was taken back.
-    fn tell_cancelled(&self, lane: usize, cancelled: Vec<Request>) {
+    /// The lane has nobody who could do more at the moment: what it has of permits is there for
+    /// others until the next step.
+    pub(crate) fn rest(&self, state: &mut LaneState<B>) {
+        state.queue.rest(&self.permits);
+    }
+
+    /// Ends what was taken back. Not in a callback, where the ends would come later.
+    fn tell_cancelled(&self, lane: usize, cancelled: Vec<Request>, caller: Caller) {
         if cancelled.is_empty() {
             return;
         }
+        debug_assert!(!in_callback(), "left to somebody else");
         let count = cancelled.len();
         for request in cancelled {
             self.counters.add(IoCounters::CANCELLED, request.priority().index(), 1);
-            let text = "taken back before it was issued";
-            let error = self.refusal(&request, ErrorKind::Cancelled, text);
+            let error = self.refusal(&request, ErrorKind::Cancelled, TAKEN_BACK);
             request.finish(Err(error));
         }
         let mut state = self.lock(lane);
         state.told(count);
         self.tell_if_idle(&state);
         drop(state);
-        B::nudge(self, lane);
+        if caller != Caller::Driver {
+            B::nudge(self, lane);
+        }
     }
 
     /// Takes in that issues have ended: their permits return. What is left in `ended` is to be told
@@ -365,19 +369,32 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Makes a step of each lane that was given permits.
-    fn kick(&self, kicks: Kick) {
-        for lane in kicks {
+    /// Makes a step of each lane that was given permits, and of those that these give permits to.
+    fn kick(&self, mut kicks: Kick) {
+        while let Some(lane) = kicks.next() {
             self.counters.add(IoCounters::KICKED, 0, 1);
-            let state = self.lock(lane);
-            self.leave(state, false);
+            let mut state = self.lock(lane);
+            let (_, batch) = self.turn(&mut state, Caller::Quiet);
+            drop(state);
+            kicks.add(batch.kicks);
         }
     }
 
     /// Tells those who close, if the lane has become idle.
     pub(crate) fn tell_if_idle(&self, state: &LaneState<B>) {
         if state.closed && state.is_idle() {
-            self.lanes[state.index].changed.notify_all();
+            self.slot(state.index).idle.notify_all();
+        }
+    }
+
+    /// How the device is, by what its requests have met.
+    pub(super) fn health(&self) -> Health {
+        if self.gone.load(Ordering::Relaxed) {
+            return Health::Gone;
+        }
+        match self.errors.load(Ordering::Relaxed) {
+            0 => Health::Healthy,
+            errors => Health::Degraded { errors },
         }
     }
 
@@ -388,209 +405,5 @@ impl<B: Backend> Core<B> {
             _ => {}
         }
         self.errors.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// What who comes too late is told.
-const CLOSED: &str = "the device is closed; open it again";
-
-enum Refused {
-    Closed(Request),
-    Full(Request),
-}
-
-impl<B: Backend> Core<B> {
-    fn accept(
-        &self,
-        state: &mut LaneState<B>,
-        request: Request,
-        over: bool,
-    ) -> Result<(), Refused> {
-        if state.closed {
-            return Err(Refused::Closed(request));
-        }
-        let class = request.priority().index();
-        if over {
-            state.queue.push_over(request);
-        } else {
-            state.queue.push(request).map_err(Refused::Full)?;
-        }
-        self.counters.add(IoCounters::SUBMITTED, class, 1);
-        Ok(())
-    }
-
-    fn accept_when_room(
-        &self,
-        lane: usize,
-        mut request: Request,
-    ) -> Result<MutexGuard<'_, LaneState<B>>, Request> {
-        self.counters.add(IoCounters::QUEUE_FULL, request.priority().index(), 1);
-        let mut state = self.lock(lane);
-        loop {
-            match self.accept(&mut state, request, false) {
-                Ok(()) => return Ok(state),
-                Err(Refused::Closed(request)) => return Err(request),
-                Err(Refused::Full(back)) => request = back,
-            }
-            state.waiting += 1;
-            self.lanes[lane].changed.wait(&mut state);
-            state.waiting -= 1;
-        }
-    }
-
-    /// Whether a request can succeed at all.
-    fn check(&self, request: &Request) -> Result<(), Error> {
-        let Self { info, .. } = self;
-        let refuse = |kind, text: &str| Err(self.refusal(request, kind, text));
-        if info.read_only && request.op() != Op::Read {
-            return refuse(ErrorKind::ReadOnly, "the device was opened read-only");
-        }
-        if request.op() == Op::Flush {
-            return Ok(());
-        }
-        let (offset, len) = (request.offset(), request.len());
-        let sector = u64::from(info.sector_bytes);
-        if len == 0 {
-            return refuse(ErrorKind::InvalidRequest, "it is of no bytes");
-        }
-        // The sector is a power of two.
-        if (offset | len) & (sector - 1) != 0 {
-            let text = format!("offset and length must be multiples of a sector, {sector} bytes");
-            return refuse(ErrorKind::InvalidRequest, &text);
-        }
-        if request.end().is_none_or(|end| end > info.size_bytes) {
-            let text = format!("the device has {} bytes", info.size_bytes);
-            return refuse(ErrorKind::InvalidRequest, &text);
-        }
-        let aligned =
-            |payload: &Payload| payload.bytes().as_ptr().addr().is_multiple_of(MEMORY_ALIGN);
-        if info.direct && !request.payload().is_none_or(aligned) {
-            let text =
-                format!("memory for direct I/O must be at a multiple of {MEMORY_ALIGN} bytes");
-            return refuse(ErrorKind::InvalidRequest, &text);
-        }
-        Ok(())
-    }
-
-    fn refusal(&self, request: &Request, kind: ErrorKind, text: &str) -> Error {
-        let range = (request.offset(), request.len());
-        Error::new(kind, request.op(), &self.info.name, range, text)
-    }
-
-    /// What a waiter keeps to find the lane again.
-    fn place(&self, lane: usize) -> usize {
-        std::ptr::from_ref(self).addr() | (lane + 1)
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        let place = waiter.place();
-        let lane = place.wrapping_sub(std::ptr::from_ref(self).addr()).wrapping_sub(1);
-        if lane < self.lanes.len() {
-            B::help(self, lane, waiter);
-        }
-    }
-
-    fn refuse_from_now_on(&self) {
-        for slot in &self.lanes {
-            let mut state = slot.state.lock();
-            state.closed = true;
-            slot.changed.notify_all();
-        }
-    }
-
-    fn close(&self) {
-        self.refuse_from_now_on();
-        if in_callback() {
-            // The callback is among what would be waited for.
-            return;
-        }
-        for slot in &self.lanes {
-            let mut state = slot.state.lock();
-            while !state.is_idle() {
-                slot.changed.wait(&mut state);
-            }
-        }
-        let threads = std::mem::take(&mut *self.threads.lock());
-        B::stop(self);
-        for thread in threads {
-            // What went wrong in it was told by the panic hook.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// What memory for direct I/O is aligned to at least, in bytes.
-const MEMORY_ALIGN: usize = 512;
-
-impl<B: Backend> Home for Core<B> {
-    fn requeue(&self, id: u64, priority: Option<Priority>) {
-        let mut state = self.lock(Lane::lane_of(id));
-        if state.queue.requeue(id, priority) {
-            if priority.is_some() {
-                self.counters.add(IoCounters::RAISED, 0, 1);
-            }
-            self.leave(state, false);
-        }
-    }
-}
-
-/// A core with its owner: dropping it closes.
-pub(crate) struct Queued<B: Backend>(Arc<Core<B>>);
-
-impl<B: Backend> Queued<B> {
-    pub(crate) fn new(core: Arc<Core<B>>) -> Self {
-        Self(core)
-    }
-}
-
-impl<B: Backend> Device for Queued<B> {
-    fn submit(&self, request: Request) {
-        self.0.submit_all(std::iter::once(request));
-    }
-
-    fn submit_all(&self, requests: &mut Vec<Request>) {
-        self.0.submit_all(requests.drain(..));
-    }
-
-    fn info(&self) -> &DeviceInfo {
-        &self.0.info
-    }
-
-    fn health(&self) -> Health {
-        if self.0.gone.load(Ordering::Relaxed) {
-            return Health::Gone;
-        }
-        match self.0.errors.load(Ordering::Relaxed) {
-            0 => Health::Healthy,
-            errors => Health::Degraded { errors },
-        }
-    }
-
-    fn stats(&self) -> DeviceStats {
-        let counters = self.0.counters.snapshot();
-        let counters = counters.into_iter().map(|c| (c.name, c.label.unwrap_or(""), c.value));
-        DeviceStats {
-            engine: self.0.backend.engine(&self.0.info.engine),
-            counters: counters.collect(),
-        }
-    }
-
-    fn help(&self, waiter: &Waiter) {
-        self.0.help(waiter);
-    }
-
-    fn close(&self) {
-        self.0.close();
-    }
-}
-
-impl<B: Backend> Drop for Queued<B> {
-    fn drop(&mut self) {
-        self.0.close();
-        if in_callback() {
-            // Its threads cannot be joined here; somebody else waits for the rest.
-            let core = Arc::clone(&self.0);
-            let _ = thread::spawn_named("io-close", move || core.close());
-        }
     }
 }

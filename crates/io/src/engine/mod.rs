@@ -1,6 +1,8 @@
 //! What executes requests: lanes, each with its queue and a backend's share of the work.
 //!
-//! * [`core`]: what all backends share: checks, lanes, permits, room, closing;
+//! * [`core`]: what all backends share: lanes, their steps, how requests end;
+//! * [`entry`]: how requests come in: checks, the bound of the queues, raising and cancelling;
+//! * [`queued`]: a device with its owner, and closing;
 //! * [`uring`] over [`ring`]: io_uring, a ring a lane; whoever waits drives it, a reaper otherwise;
 //! * [`threads`]: a pool of threads and blocking calls, where io_uring is refused;
 //! * [`probe`]: which of the two it is to be, and why;
@@ -15,7 +17,9 @@
 
 mod blocking;
 mod core;
+mod entry;
 mod probe;
+mod queued;
 mod ring;
 mod threads;
 mod transfer;
@@ -26,7 +30,8 @@ use std::os::fd::OwnedFd;
 
 use forebay_base::sync::Arc;
 
-pub(crate) use self::core::{Backend, Core, Ended, LaneState, Queued};
+pub(crate) use self::core::{Backend, Caller, Core, Ended, LaneState};
+pub(crate) use self::queued::Queued;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::file::EngineChoice;
 pub(crate) use crate::queue::MAX_LANES;

@@ -10,12 +10,14 @@
 //!   at most one submission queue handle and one completion queue handle at a time.
 //! * A transfer stays in its slot, and its memory with it, from before its entry is pushed until its
 //!   completion has been reaped. A flight that is dropped while something is in it leaks that.
-//! * The submission queue has an entry more than there are slots, and each slot has at most one
-//!   entry in it; the completion queue has twice that. Neither overflows.
+//! * The submission queue has an entry more than there are slots; each slot has at most one entry, and there
+//!   is at most one more, which only wakes. The completion queue has twice that. Neither overflows.
 //!
 //! Deliberately absent: registered buffers, because memory comes from arenas that give pages back to
 //! the system, and a registered page stays; deferred task work (`DEFER_TASKRUN`), because it allows
-//! one submitting thread only.
+//! one submitting thread only; cooperative task work (`COOP_TASKRUN`), because what a thread has submitted
+//! would complete only when that thread enters the system again, and others may be waiting for it while
+//! it computes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -49,6 +51,8 @@ pub(super) struct Flight {
     free: Vec<u32>,
     /// Entries pushed so far.
     pushed: u32,
+    /// The entry that only wakes is on its way: one is enough, and more would need room in the queues.
+    waking: bool,
 }
 
 #[derive(Default)]
@@ -111,9 +115,9 @@ pub(super) fn probe() -> io::Result<()> {
     }
 }
 
-/// A ring with the newest flags that this kernel takes.
+/// A ring that takes all entries even if one is in error, if this kernel has such.
 fn build(entries: u32) -> io::Result<IoUring> {
-    let newest = IoUring::builder().setup_coop_taskrun().setup_submit_all().build(entries);
+    let newest = IoUring::builder().setup_submit_all().build(entries);
     match newest {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
             IoUring::builder().build(entries)
@@ -131,7 +135,7 @@ impl Ring {
         submitter.register_files(&[file.as_raw_fd()])?;
         submitter.register_eventfd(event.as_raw_fd())?;
         let slots = (0..depth).map(|_| Slot::default()).collect();
-        let flight = Flight { slots, free: (0..depth).rev().collect(), pushed: 0 };
+        let flight = Flight { slots, free: (0..depth).rev().collect(), pushed: 0, waking: false };
         Ok((Self { uring, event }, flight))
     }
 
@@ -149,9 +153,12 @@ impl Ring {
 
     /// Has who waits in [`enter`](Self::enter) return.
     pub(super) fn wake(&self, flight: &mut Flight) {
+        if flight.waking {
+            return;
+        }
         let nop = opcode::Nop::new().build().user_data(WAKE);
-        // A full queue is one that somebody is about to submit, which also wakes.
-        let _ = self.queue(flight, &nop);
+        self.queue(flight, &nop).expect("the queue has an entry more than there are slots");
+        flight.waking = true;
     }
 
     /// Pushes the entry for what is left of the transfer in a slot.
@@ -215,6 +222,7 @@ impl Ring {
             let Some((index, result)) = self.next(flight) else { break };
             let Ok(index) = u32::try_from(index) else {
                 debug_assert_eq!(index, WAKE);
+                flight.waking = false;
                 continue;
             };
             let slot = &mut flight.slots[index as usize];

@@ -13,6 +13,8 @@ use forebay_base::sync::{Condvar, Mutex};
 use super::*;
 use crate::{ErrorKind, Op, Priority};
 
+mod pressure;
+
 pub(super) const FILE_BYTES: u64 = 4 << 20;
 const SECTOR: u32 = 4096;
 
@@ -30,7 +32,11 @@ pub(super) fn open(path: &Path, direct: bool) -> OwnedFd {
 }
 
 pub(super) fn engine(path: &Path, choice: EngineChoice, lanes: usize, direct: bool) -> FileEngine {
-    let file = open(path, direct);
+    let setup = Setup { choice, lanes, threads: 0, tunables: Arc::new(IoTunables::default()) };
+    engine_over(open(path, direct), path, direct, &setup)
+}
+
+fn engine_over(file: OwnedFd, path: &Path, direct: bool, setup: &Setup) -> FileEngine {
     let size_bytes = std::fs::metadata(path).unwrap().len();
     let info = DeviceInfo {
         name: path.display().to_string().into(),
@@ -40,8 +46,7 @@ pub(super) fn engine(path: &Path, choice: EngineChoice, lanes: usize, direct: bo
         direct,
         engine: Engine::Memory,
     };
-    let tunables = Arc::new(IoTunables::default());
-    start(file, info, &Setup { choice, lanes, threads: 0, tunables }).unwrap()
+    start(file, info, setup).unwrap()
 }
 
 pub(super) fn filled(dir: &tempfile::TempDir) -> std::path::PathBuf {

@@ -1,7 +1,12 @@
 //! The backend over a pool of threads and blocking calls.
 //!
 //! Each lane has workers of its own, which fetch from its queue themselves: there is no second
-//! queue. A worker that has fetched wakes the next, as long as there is something to fetch.
+//! queue. A worker that has fetched wakes the next, as long as there is something to fetch; so a step of a
+//! lane goes from worker to worker. The last of them, if it has not come to the end of the step because all
+//! others are busy or nothing is left to fetch, gives back what the lane has of permits ([`Core::rest`]).
+//!
+//! Minimums of classes are made to fit among a lane's workers ([`Limits::for_workers`]): with more
+//! reserved permits than workers, a class that is never short of requests would have all workers.
 //!
 //! Locking: `io-lane`. Calls of the system and callbacks are outside it.
 //!
@@ -13,17 +18,21 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Condvar};
 
 use super::blocking::Blocking;
-use super::core::{Backend, Core, Ended, LaneState, Queued};
+use super::core::{Backend, Caller, Core, Ended, LaneState};
+use super::queued::Queued;
 use super::transfer::Transfer;
 use super::{MAX_LANES, Setup};
 use crate::device::DeviceInfo;
 use crate::priority::Priority;
+use crate::queue::Limits;
 use crate::waiter::Waiter;
 
 /// Workers of a lane by default: enough to keep a drive busy, few enough for one lock.
 const WORKERS_PER_LANE: usize = 8;
 /// Least threads by default.
 const MIN_THREADS: usize = 8;
+/// Least workers of a lane: each class's minimum is at least one.
+const MIN_PER_LANE: usize = Priority::COUNT;
 
 /// The pool.
 pub(crate) struct Threads {
@@ -57,11 +66,13 @@ pub(super) fn start(
         lanes => lanes.min(threads),
     };
     let lanes = lanes.clamp(1, MAX_LANES);
+    let threads = threads.max(lanes * MIN_PER_LANE);
+    let limits = Limits::for_workers(&setup.tunables, (threads / lanes) as u32);
     let medium = Blocking::new(file, &info);
     let work = (0..lanes).map(|_| Condvar::new()).collect();
     let backend = Threads { medium, work, stopping: AtomicBool::new(false) };
     let own = (0..lanes).map(|_| ThreadsLane::default()).collect();
-    let core = Core::new(backend, info, &setup.tunables, own);
+    let core = Core::new(backend, info, (&setup.tunables, limits), own);
     let queued = Queued::new(Arc::clone(&core));
     for worker in 0..threads {
         core.spawn(&format!("io-worker-{worker}"), work_on, worker % lanes)?;
@@ -76,20 +87,20 @@ fn work_on(core: &Arc<Core<Threads>>, lane: usize) {
     let mut state = core.lock(lane);
     loop {
         let issue = core.next(&mut state);
-        if issue.is_some() && state.own.idle > 0 && queued(&state) > 0 {
-            backend.work[lane].notify_one();
+        if issue.is_some() {
+            go_on(core, &mut state, 1);
         }
-        let batch = core.collect(&mut state);
+        let batch = core.collect(&mut state, Caller::Free);
         if let Some(issue) = issue {
             drop(state);
-            core.settle(lane, batch);
+            core.settle(lane, batch, Caller::Free);
             ended.push(backend.medium.execute(Transfer::new(issue), &core.counters));
             state = tell(core, lane, &mut ended);
             continue;
         }
         if !batch.is_empty() {
             drop(state);
-            core.settle(lane, batch);
+            core.settle(lane, batch, Caller::Free);
             state = core.lock(lane);
             continue;
         }
@@ -110,15 +121,28 @@ fn tell<'a>(
 ) -> forebay_base::sync::MutexGuard<'a, LaneState<Threads>> {
     let mut state = core.lock(lane);
     core.ended(&mut state, ended);
-    let batch = core.collect(&mut state);
+    // Before the callbacks: others need not wait for them.
+    let ((), batch) = core.turn(&mut state, Caller::Free);
     let told = ended.len();
     drop(state);
-    core.settle(lane, batch);
+    core.settle(lane, batch, Caller::Free);
     core.finish(ended);
     let mut state = core.lock(lane);
     state.told(told);
     core.tell_if_idle(&state);
     state
+}
+
+/// Has up to `most` workers that are idle go on with the lane's step; if there are none, or nothing is left
+/// to do, ends it.
+fn go_on(core: &Core<Threads>, state: &mut LaneState<Threads>, most: usize) {
+    let wanted = queued(state).min(state.own.idle).min(most);
+    if wanted == 0 {
+        core.rest(state);
+    }
+    for _ in 0..wanted {
+        core.backend.work[state.index()].notify_one();
+    }
 }
 
 /// Requests that wait in a lane.
@@ -130,13 +154,8 @@ impl Backend for Threads {
     type Lane = ThreadsLane;
     type Outside = ();
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, _driven: bool) {
-        if state.own.idle == 0 {
-            return;
-        }
-        for _ in 0..queued(state).min(state.own.idle) {
-            core.backend.work[state.index()].notify_one();
-        }
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, _caller: Caller) {
+        go_on(core, state, usize::MAX);
     }
 
     fn outside(_core: &Core<Self>, _lane: usize, (): ()) {}
@@ -146,6 +165,11 @@ impl Backend for Threads {
     }
 
     fn nudge(_core: &Core<Self>, _lane: usize) {}
+
+    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
+        // If none is idle, the next that becomes free comes by.
+        core.backend.work[state.index()].notify_one();
+    }
 
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);

@@ -1,14 +1,19 @@
 //! One issue on its way: how far it is, and what to do with what the system said.
 //!
 //! Shared by the backends that make system calls, so that short transfers, interruptions and
-//! devices that end too early mean the same to both. Makes no system call itself.
+//! devices that end too early mean the same to both. Makes no system call itself, but to ask for the
+//! size: when a flush is done, and when a transfer is short or fails. So a medium that
+//! became shorter is noticed then, and not by each write: that would cost a call a write.
 //!
 //! Invariant: `done` never exceeds the length of the issue, and every step that is not the last
 //! either moves `done` on or is counted in `retries`, which are bounded.
 
+use std::os::fd::OwnedFd;
+
 use rustix::io::Errno;
 
 use super::core::Ended;
+use crate::device::DeviceInfo;
 use crate::error::{Error, ErrorKind, Name};
 use crate::queue::Issue;
 use crate::request::Op;
@@ -41,8 +46,29 @@ pub(super) enum Step {
 
 /// What a transfer needs to know of its device.
 pub(super) struct Medium {
-    pub(super) name: Name,
-    pub(super) sector_bytes: u32,
+    file: OwnedFd,
+    name: Name,
+    sector_bytes: u32,
+    /// When it was opened.
+    size_bytes: u64,
+}
+
+impl Medium {
+    pub(super) fn new(file: OwnedFd, info: &DeviceInfo) -> Self {
+        let DeviceInfo { sector_bytes, size_bytes, .. } = *info;
+        Self { file, name: Name::clone(&info.name), sector_bytes, size_bytes }
+    }
+
+    /// The file, or block device.
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Its size in bytes, if that is less than when it was opened.
+    fn cut(&self) -> Result<Option<u64>, Errno> {
+        let now = crate::file::size_bytes_of(&self.file)?;
+        Ok((now < self.size_bytes).then_some(now))
+    }
 }
 
 impl Transfer {
@@ -80,8 +106,10 @@ impl Transfer {
 
     fn moved(&mut self, medium: &Medium, bytes: u64) -> Step {
         let op = self.issue.op;
-        if matches!(op, Op::Flush | Op::Discard) {
-            return Step::End(Ok(()));
+        match op {
+            Op::Flush => return Step::End(self.flushed(medium)),
+            Op::Discard => return Step::End(Ok(())),
+            Op::Read | Op::Write => {}
         }
         let reached = self.done + bytes.min(self.left());
         if reached == self.issue.len {
@@ -90,12 +118,17 @@ impl Transfer {
         }
         // Direct I/O goes on at whole sectors only.
         let whole = reached - reached % u64::from(medium.sector_bytes);
-        if whole > self.done {
-            self.done = whole;
+        let moved = whole > self.done;
+        self.done = self.done.max(whole);
+        // At once: a file may grow again, and what it had lost then reads as zero.
+        if let Ok(Some(size_bytes)) = medium.cut() {
+            return Step::End(Err(self.ends_at(medium, size_bytes)));
+        }
+        if moved {
             return Step::Continue;
         }
         if op == Op::Read {
-            return Step::End(Err(self.ended_early(medium)));
+            return Step::End(Err(self.ends_at(medium, self.position())));
         }
         match self.retry() {
             true => Step::Retry,
@@ -105,18 +138,39 @@ impl Transfer {
 
     fn failed(&mut self, medium: &Medium, errno: i32) -> Step {
         let error = Errno::from_raw_os_error(errno);
+        let op = self.issue.op;
         // `CANCELED` and `FAULT`: the thread that had submitted it has ended, and the system
         // gave up what it did in its name. Nobody else cancels, and the memory is valid.
-        let passing = [Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::FAULT];
+        let passing = match op {
+            // Any other error may be that of a lost write, which the next flush would not tell again.
+            Op::Flush => &[Errno::INTR, Errno::CANCELED][..],
+            _ => &[Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::FAULT],
+        };
         if passing.contains(&error) && self.retry() {
             return Step::Retry;
         }
-        let op = self.issue.op;
         if op == Op::Discard && [Errno::OPNOTSUPP, Errno::NOSYS].contains(&error) {
             return Step::Unsupported;
         }
-        let range = (self.issue.offset, self.issue.len);
-        Step::End(Err(Error::system(op, &medium.name, range, errno)))
+        if error == Errno::CANCELED {
+            // Not as if somebody had taken it back: some of it may have happened.
+            let text = "the system gave it up, again and again";
+            return Step::End(Err(self.error(medium, ErrorKind::Device, text)));
+        }
+        // A block device that has become shorter says `NOSPC`, `INVAL` or `IO`.
+        if let Ok(Some(size_bytes)) = medium.cut() {
+            return Step::End(Err(self.ends_at(medium, size_bytes)));
+        }
+        Step::End(Err(self.system(medium, errno)))
+    }
+
+    /// What a flush that the system has done comes to: what was written behind the end is lost.
+    fn flushed(&self, medium: &Medium) -> Result<(), Error> {
+        match medium.cut() {
+            Ok(None) => Ok(()),
+            Ok(Some(size_bytes)) => Err(self.ends_at(medium, size_bytes)),
+            Err(errno) => Err(self.system(medium, errno.raw_os_error())),
+        }
     }
 
     fn retry(&mut self) -> bool {
@@ -124,13 +178,17 @@ impl Transfer {
         self.retries <= MAX_RETRIES
     }
 
-    fn ended_early(&self, medium: &Medium) -> Error {
+    fn ends_at(&self, medium: &Medium, size_bytes: u64) -> Error {
         let text = format!(
-            "the device ends at or before byte {}, earlier than when it was opened; \
-             open it again to go on with what is left of it",
-            self.position()
+            "the device ends at or before byte {size_bytes}, earlier than when it was opened; \
+             open it again to go on with what is left of it"
         );
         self.error(medium, ErrorKind::Gone, &text)
+    }
+
+    fn system(&self, medium: &Medium, errno: i32) -> Error {
+        let range = (self.issue.offset, self.issue.len);
+        Error::system(self.issue.op, &medium.name, range, errno)
     }
 
     fn error(&self, medium: &Medium, kind: ErrorKind, text: &str) -> Error {
@@ -138,3 +196,6 @@ impl Transfer {
         Error::new(kind, self.issue.op, &medium.name, range, text)
     }
 }
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests;

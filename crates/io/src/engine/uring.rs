@@ -11,7 +11,8 @@
 //!   driver only after it has switched the event on and then found nothing completed, or has raised the
 //!   event itself. So no completion waits for nobody.
 //! * Entries that the system has not been told of exist only while there is a driver who will tell
-//!   it, or while a failed attempt has raised the event for the reaper to repeat it.
+//!   it, or while a failed attempt, or one that told of some only, has raised the event for the reaper to
+//!   repeat it; he does so for a driver that sleeps as well.
 //! * A driver waits in the system only while something is in flight in its ring.
 //! * A ring that the system refuses to be entered for (a seccomp filter that came later) is given up, by its
 //!   driver only. From then on drivers do what is issued by calls that block.
@@ -28,13 +29,15 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::io::Errno;
 
 use super::blocking::Blocking;
-use super::core::{Backend, Core, Ended, LaneState, Queued};
+use super::core::{Backend, Caller, Core, Ended, LaneState};
+use super::queued::Queued;
 use super::ring::{Flight, Ring};
 use super::transfer::Transfer;
 use super::{MAX_LANES, Setup};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
 use crate::device::{DeviceInfo, Engine};
+use crate::queue::Limits;
 use crate::waiter::Waiter;
 
 /// Most ends that are taken under one lock, and so most that are told before the system learns of
@@ -88,8 +91,9 @@ pub(super) fn start(
         0 => forebay_base::memory::cpus().clamp(1, DEFAULT_MAX_LANES),
         lanes => lanes.min(MAX_LANES),
     };
-    let depth = crate::queue::Limits::new(&setup.tunables).total;
-    let rings: io::Result<Vec<_>> = (0..lanes).map(|_| Ring::new(depth, file.as_fd())).collect();
+    let limits = Limits::new(&setup.tunables);
+    let rings: io::Result<Vec<_>> =
+        (0..lanes).map(|_| Ring::new(limits.total, file.as_fd())).collect();
     let rings = match rings {
         Ok(rings) => rings,
         Err(error) => return Err((error, file)),
@@ -106,7 +110,7 @@ pub(super) fn start(
         stopping: AtomicBool::new(false),
         refused: AtomicU32::new(0),
     };
-    let core = Core::new(backend, info, &setup.tunables, own);
+    let core = Core::new(backend, info, (&setup.tunables, limits), own);
     let queued = Queued::new(Arc::clone(&core));
     for lane in 0..lanes {
         if let Err(error) = core.spawn(&format!("io-reaper-{lane}"), reap, lane) {
@@ -133,7 +137,12 @@ fn reap(core: &Arc<Core<Uring>>, lane: usize) {
         core.counters.add(IoCounters::REAPER_WAKES, 0, 1);
         let mut state = core.lock(lane);
         if state.own.driven {
-            // The driver looks again after it has switched the event on.
+            // The driver looks again after it has switched the event on. Until then it may sleep,
+            // so what others could not tell the system is told here.
+            if !state.own.broken && !try_to_tell(core, &mut state) {
+                drop(state);
+                ring.signal();
+            }
             continue;
         }
         take_over(ring, &mut state);
@@ -184,18 +193,20 @@ fn drive(core: &Core<Uring>, lane: usize, until: Until<'_>) {
         if !patient {
             tell_system(core, &mut state);
         }
-        take_ends(core, &mut state, &mut ended);
+        let any = take_ends(core, &mut state, &mut ended);
         let stuck = !patient || state.own.flight.len() == 0;
-        if ended.is_empty() && stuck && hand_over(core, &mut state, false) {
+        if !any && stuck && hand_over(core, &mut state, false) {
             break;
         }
-        let (_, batch) = core.turn(&mut state, true);
+        let (_, batch) = core.turn(&mut state, Caller::Driver);
         let stranded = std::mem::take(&mut state.own.stranded);
         let in_flight = state.own.flight.len();
         drop(state);
-        core.settle(lane, batch);
         told = ended.len();
-        core.driving(lane, || core.finish(&mut ended));
+        core.driving(lane, || {
+            core.settle(lane, batch, Caller::Driver);
+            core.finish(&mut ended);
+        });
         rounds += 1;
         let medium = &core.backend.medium;
         ended.extend(stranded.into_iter().map(|left| medium.execute(left, &core.counters)));
@@ -207,8 +218,9 @@ fn drive(core: &Core<Uring>, lane: usize, until: Until<'_>) {
     ENDED.with(|kept| kept.set(ended));
 }
 
-/// Takes ends from the ring to those that `ended` has, and gives the permits of all back.
-fn take_ends(core: &Core<Uring>, state: &mut LaneState<Uring>, ended: &mut Vec<Ended>) {
+/// Takes ends from the ring to those that `ended` has, and gives the permits of all back. Whether there
+/// were any: then a step must follow, even if all of them are to be split and none is left in `ended`.
+fn take_ends(core: &Core<Uring>, state: &mut LaneState<Uring>, ended: &mut Vec<Ended>) -> bool {
     let ring = &core.backend.rings[state.index()];
     let medium = &core.backend.medium.medium;
     let reaped = ring.reap(&mut state.own.flight, medium, ended, BATCH);
@@ -225,15 +237,20 @@ fn take_ends(core: &Core<Uring>, state: &mut LaneState<Uring>, ended: &mut Vec<E
     if reaped.unsupported > 0 {
         core.counters.add(IoCounters::DISCARDS_IGNORED, 0, reaped.unsupported);
     }
-    if !ended.is_empty() {
+    let any = !ended.is_empty();
+    if any {
         core.ended(state, ended);
     }
+    any
 }
 
 /// Stops being the driver. Not if there is more to do, unless the driver is `called` away: then
 /// the reaper is to look at it.
 fn hand_over(core: &Core<Uring>, state: &mut LaneState<Uring>, called: bool) -> bool {
-    let told = tell_system(core, state) && state.own.stranded.is_empty();
+    let told = tell_system(core, state)
+        && state.own.stranded.is_empty()
+        // Somebody has left it to the driver to tell them.
+        && !state.queue.has_cancelled();
     let ring = &core.backend.rings[state.index()];
     let quiet = ring.unmute(&mut state.own.flight) && told;
     if !quiet && !called {
@@ -260,6 +277,26 @@ fn tell_system(core: &Core<Uring>, state: &mut LaneState<Uring>) -> bool {
             give_up(core, state, errno);
             true
         }
+    }
+}
+
+/// Tells the system of all entries, if it takes them, by whoever has the lane's lock. Whether it did.
+fn try_to_tell(core: &Core<Uring>, state: &mut LaneState<Uring>) -> bool {
+    let ring = &core.backend.rings[state.index()];
+    let all = |state: &mut LaneState<Uring>| ring.unsubmitted(&mut state.own.flight) == 0;
+    all(state) || (enter(core, ring, 0).is_ok() && all(state))
+}
+
+/// Has the driver return from its wait in the system.
+fn wake_driver(core: &Core<Uring>, state: &mut LaneState<Uring>) {
+    if state.own.broken {
+        // It does not wait.
+        return;
+    }
+    let ring = &core.backend.rings[state.index()];
+    ring.wake(&mut state.own.flight);
+    if !try_to_tell(core, state) {
+        ring.signal();
     }
 }
 
@@ -301,7 +338,7 @@ impl Backend for Uring {
     type Lane = UringLane;
     type Outside = Then;
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, driven: bool) -> Then {
+    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Then {
         let ring = &core.backend.rings[state.index()];
         while let Some(issue) = core.next(state) {
             if state.own.broken {
@@ -310,17 +347,16 @@ impl Backend for Uring {
                 ring.push(&mut state.own.flight, issue);
             }
         }
-        let broken = state.own.broken && !state.own.stranded.is_empty();
-        let unsubmitted = !state.own.broken && ring.unsubmitted(&mut state.own.flight) > 0;
-        if driven || !(broken || unsubmitted) {
+        let stranded = state.own.broken && !state.own.stranded.is_empty();
+        let untold = !state.own.broken && ring.unsubmitted(&mut state.own.flight) > 0;
+        if caller == Caller::Driver || !(stranded || untold) {
             return Then::Nothing;
         }
-        if state.own.driven || in_callback() {
-            if unsubmitted && enter(core, ring, 0).is_ok() {
-                return Then::Nothing;
+        if state.own.driven || caller == Caller::Quiet {
+            if stranded || !try_to_tell(core, state) {
+                // The driver, or the reaper, looks at it.
+                ring.signal();
             }
-            // The driver, or the reaper, looks at it.
-            ring.signal();
             return Then::Nothing;
         }
         // What is in the page cache completes in the call: then this thread looks after it
@@ -353,12 +389,17 @@ impl Backend for Uring {
     }
 
     fn nudge(core: &Core<Self>, lane: usize) {
-        let ring = &core.backend.rings[lane];
         let mut state = core.lock(lane);
-        if state.own.driven && !state.own.broken {
-            ring.wake(&mut state.own.flight);
-            // If it is refused, so is the driver, or soon will be.
-            let _ = enter(core, ring, 0);
+        if state.own.driven {
+            wake_driver(core, &mut state);
+        }
+    }
+
+    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
+        if state.own.driven {
+            wake_driver(core, state);
+        } else {
+            core.backend.rings[state.index()].signal();
         }
     }
 

@@ -3,7 +3,6 @@
 use forebay_base::rng::SmallRng;
 
 use super::{FaultDevice, Shared};
-use crate::device::run;
 use crate::error::Error;
 use crate::in_callback;
 use crate::request::{Op, Request};
@@ -86,6 +85,6 @@ impl Shared {
             .alloc(bytes.len())
             .map_err(|error| self.no_memory(Op::Write, (offset, bytes.len() as u64), &error))?;
         buffer.copy_from_slice(bytes);
-        run(&*self.inner, Request::write(offset, buffer)).result
+        self.inner.run(Request::write(offset, buffer)).result
     }
 }

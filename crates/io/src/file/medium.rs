@@ -11,7 +11,7 @@
 //! No partitions, no locks of files against other processes.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFlags};
@@ -57,6 +57,16 @@ impl Medium {
                 Opened::NotDirect(error) => Err(error),
             },
         }
+    }
+}
+
+/// How many bytes a file or block device has now.
+pub(crate) fn size_bytes_of(file: impl AsFd) -> Result<u64, Errno> {
+    let stat = fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE | StatxFlags::SIZE)?;
+    match FileType::from_raw_mode(stat.stx_mode.into()) {
+        // Nobody uses the position that this sets.
+        FileType::BlockDevice => fs::seek(&file, SeekFrom::End(0)),
+        _ => Ok(stat.stx_size),
     }
 }
 
@@ -133,7 +143,7 @@ fn open_as(
         Err(error) => return Err(error),
     };
     let system = |doing, errno: Errno| system(path, doing, errno);
-    let wanted = StatxFlags::TYPE | StatxFlags::SIZE | StatxFlags::DIOALIGN;
+    let wanted = StatxFlags::TYPE | StatxFlags::DIOALIGN;
     let stat = fs::statx(&fd, "", AtFlags::EMPTY_PATH, wanted).map_err(|e| system("stat", e))?;
     if kind_of(path, &stat)? != kind {
         return Err(system("it was replaced while it was opened", Errno::STALE));
@@ -141,12 +151,12 @@ fn open_as(
     if kind == Kind::Block && !options.read_only && is_read_only(&stat) {
         return Err(OpenError::ReadOnlyMedium { path: path.to_owned() });
     }
-    let (size_bytes, logical_bytes) = match kind {
-        Kind::File => (stat.stx_size, MIN_SECTOR_BYTES),
-        Kind::Block => (
-            fs::seek(&fd, SeekFrom::End(0)).map_err(|e| system("ask for the size", e))?,
-            fs::ioctl_blksszget(&fd).map_err(|e| system("ask for the sector size", e))?,
-        ),
+    let size_bytes = size_bytes_of(&fd).map_err(|e| system("ask for the size", e))?;
+    let logical_bytes = match kind {
+        Kind::File => MIN_SECTOR_BYTES,
+        Kind::Block => {
+            fs::ioctl_blksszget(&fd).map_err(|e| system("ask for the sector size", e))?
+        }
     };
     let mut needed_bytes = logical_bytes.max(MIN_SECTOR_BYTES);
     if direct {

@@ -6,7 +6,8 @@
 //! come, [`done`](Lane::done) for what has ended, then [`next`](Lane::next) **until it returns `None`**;
 //! [`take_kicks`](Lane::take_kicks) and [`take_cancelled`](Lane::take_cancelled); release the lock;
 //! make a step of each lane that was kicked; finish what was cancelled or has ended.
-//! A step that stops before `None` may leave another lane waiting for permits that this one does not use.
+//! A step that stops before `None` may leave another lane waiting for permits that this one does not use; it
+//! must end with [`rest`](Lane::rest), and another must follow when the lane can issue again.
 //!
 //! # Invariants
 //!
@@ -30,6 +31,8 @@ use crate::tunables::IoTunables;
 
 /// Bits of a request's identifier that count; the rest name the lane.
 const ID_BITS: u32 = 56;
+/// What no request is ever called: all bits that count.
+const NOBODY: u64 = (1 << ID_BITS) - 1;
 
 /// The queues in front of one ring.
 pub struct Lane {
@@ -64,6 +67,16 @@ impl Lane {
         (id >> ID_BITS) as usize
     }
 
+    /// What the requests are called that have not come to this lane yet, because it has no room.
+    pub fn outsider(&self) -> u64 {
+        self.next_id | NOBODY
+    }
+
+    /// Whether `id` is the name of such requests.
+    pub fn is_outsider(id: u64) -> bool {
+        id & NOBODY == NOBODY
+    }
+
     /// Takes a request in.
     ///
     /// # Errors
@@ -84,7 +97,12 @@ impl Lane {
 
     /// Whether [`push`](Self::push) would take a request of `class`.
     pub fn has_room(&self, class: Priority) -> bool {
-        self.queued(class) < self.tunables.queue_limit() as usize
+        self.room(class) > 0
+    }
+
+    /// How many requests of `class` [`push`](Self::push) would take.
+    pub fn room(&self, class: Priority) -> usize {
+        (self.tunables.queue_limit() as usize).saturating_sub(self.queued(class))
     }
 
     /// Requests of `class` that wait.
@@ -102,13 +120,14 @@ impl Lane {
         &self.seat
     }
 
-    /// Whether nothing waits and nothing is in flight.
+    /// Whether nothing waits, nothing is in flight, and nobody is to be told of a cancellation.
     pub fn is_idle(&self) -> bool {
-        Priority::ALL.iter().all(|class| self.queued(*class) == 0 && self.in_flight(*class) == 0)
+        let empty = |class: &Priority| self.queued(*class) == 0 && self.in_flight(*class) == 0;
+        !self.has_cancelled() && Priority::ALL.iter().all(empty)
     }
 
     /// The next operation, if there is something to do and a permit for it. Must be called again
-    /// until there is none.
+    /// until there is none, or [`rest`](Self::rest) must follow.
     pub fn next(&mut self, permits: &Permits) -> Option<Issue> {
         loop {
             let waiting = self.waiting_classes();
@@ -119,6 +138,11 @@ impl Lane {
             // All that waited in the class was cancelled.
             permits.end(&mut self.seat, class);
         }
+    }
+
+    /// Ends a step that could issue no more, though [`next`](Self::next) has not returned `None`.
+    pub fn rest(&mut self, permits: &Permits) {
+        permits.rest(&mut self.seat);
     }
 
     /// Notes that an operation of `class` has ended. A step follows.
@@ -167,6 +191,11 @@ impl Lane {
     /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), outside the lane's lock.
     pub fn take_cancelled(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.cancelled)
+    }
+
+    /// Whether requests were found cancelled and not taken yet.
+    pub fn has_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
     }
 
     /// Takes out everything that waits: the device is gone.

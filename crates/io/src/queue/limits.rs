@@ -20,14 +20,29 @@ impl Limits {
     /// What `tunables` say. Where they contradict each other the minimums win: a maximum is
     /// raised to its class's minimum, the total to the sum of them.
     pub fn new(tunables: &IoTunables) -> Self {
+        Self::with_min(tunables, minimums(tunables))
+    }
+
+    /// The same for lanes in each of which `workers` operations can go on at once: the minimums
+    /// are made smaller, in proportion, so that all classes' together fit among the workers. Otherwise one
+    /// class's minimum could keep all workers busy.
+    ///
+    /// # Panics
+    /// With fewer workers than classes.
+    pub fn for_workers(tunables: &IoTunables, workers: u32) -> Self {
+        let classes = Priority::COUNT as u32;
+        assert!(workers >= classes, "{workers} workers for {classes} classes");
+        let min = minimums(tunables);
+        // Each class has one in any case.
+        let (above, room) = (min.iter().sum::<u32>() - classes, workers - classes);
+        if above <= room {
+            return Self::with_min(tunables, min);
+        }
+        Self::with_min(tunables, min.map(|min| 1 + (min - 1) * room / above))
+    }
+
+    fn with_min(tunables: &IoTunables, min: [u32; Priority::COUNT]) -> Self {
         let t = tunables;
-        let min = [
-            t.sync_read_min(),
-            t.sync_write_min(),
-            t.async_read_min(),
-            t.async_write_min(),
-            t.scrub_min(),
-        ];
         let max = [
             t.sync_read_max(),
             t.sync_write_max(),
@@ -54,4 +69,8 @@ impl Limits {
     pub fn reachable(&self, class: usize) -> u32 {
         self.min[class] + self.headroom(class).min(self.shared())
     }
+}
+
+fn minimums(t: &IoTunables) -> [u32; Priority::COUNT] {
+    [t.sync_read_min(), t.sync_write_min(), t.async_read_min(), t.async_write_min(), t.scrub_min()]
 }

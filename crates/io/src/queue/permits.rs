@@ -78,6 +78,11 @@ pub(super) struct Board {
 pub struct Kick(u64);
 
 impl Kick {
+    /// Those of `others` as well.
+    pub fn add(&mut self, others: Self) {
+        self.0 |= others.0;
+    }
+
     /// Whether nobody needs one.
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -238,7 +243,7 @@ impl Permits {
 
     /// Lets one operation begin, of one of the classes `waiting` (bits) that the lane has requests of: the
     /// most urgent one below its minimum, else the most urgent one that may have another. Must be called again
-    /// until it returns `None`.
+    /// until it returns `None`, or be followed by [`rest`](Self::rest).
     pub fn admit(&self, seat: &mut Seat, waiting: u8) -> Option<Priority> {
         if self.board.granted.load(SeqCst) & seat.bit() != 0 {
             self.collect(seat);
@@ -481,6 +486,18 @@ impl Permits {
         // The lane itself may be served as well, and then needs another step.
         seat.kicks |= pool.serve(&self.board);
         seat.look_again();
+    }
+
+    /// Ends a step of a lane that has not been told `None` by [`admit`](Self::admit), because it can make no more of
+    /// permits for now: what it has not used is there for others, and what it had asked for it asks
+    /// for again when it can use it.
+    pub fn rest(&self, seat: &mut Seat) {
+        if seat.registered != 0 || self.board.granted.load(SeqCst) & seat.bit() != 0 {
+            let mut pool = self.visit();
+            self.withdraw(seat);
+            self.collect_from(&mut pool, seat);
+        }
+        self.settle(seat);
     }
 
     fn wanted_by_others(&self, seat: &Seat, classes: u8) -> bool {

@@ -9,7 +9,7 @@ use std::fmt;
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::sync::Arc;
 
-use crate::device::{Device, run};
+use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::request::{Op, Request};
 
@@ -49,7 +49,7 @@ impl Image {
         while offset < info.size_bytes {
             let len = PIECE_BYTES.min(info.size_bytes - offset);
             let buffer = buffer(device, arena, Op::Read, (offset, len))?;
-            let buffer = run(device, Request::read(offset, buffer)).into_buffer()?;
+            let buffer = device.run(Request::read(offset, buffer)).into_buffer()?;
             for (index, sector) in buffer.chunks(info.sector_bytes as usize).enumerate() {
                 if sector.iter().any(|&byte| byte != 0) {
                     let at = offset / u64::from(info.sector_bytes) + index as u64;
@@ -119,9 +119,9 @@ impl Image {
             let (offset, len) = (first * sector_bytes, (next - first) * sector_bytes);
             let mut buffer = buffer(device, arena, Op::Write, (offset, len))?;
             self.read(offset, &mut buffer);
-            run(device, Request::write(offset, buffer)).result?;
+            device.run(Request::write(offset, buffer)).result?;
         }
-        run(device, Request::flush()).result
+        device.run(Request::flush()).result
     }
 
     /// The content of sector `number`.

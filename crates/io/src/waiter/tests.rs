@@ -10,6 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use super::Pending;
+use crate::buffer::StableBytes;
+use crate::completion::in_callback;
 use crate::request::{Op, Request};
 
 #[derive(Default)]
@@ -142,5 +144,35 @@ fn no_wake_is_lost() {
         thread.join().unwrap();
         assert!(early || wakes.count() == 1);
         assert!(early || pending.poll(&mut Context::from_waker(&waker)).is_ready());
+    }
+}
+
+/// Tells whether it was dropped in a callback.
+struct Tells(mpsc::Sender<bool>);
+
+// SAFETY: no bytes, always.
+unsafe impl StableBytes for Tells {
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+}
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.send(in_callback()).unwrap();
+    }
+}
+
+#[test]
+fn what_nobody_takes_is_dropped_in_the_callback() {
+    for dropped in [false, true] {
+        let (sent, received) = mpsc::channel();
+        let (request, pending) = Request::write_shared(0, Box::new(Tells(sent))).pending();
+        drop(pending);
+        match dropped {
+            true => drop(request),
+            false => request.finish(Ok(())),
+        }
+        assert!(received.recv().unwrap(), "the engine's thread, outside of any callback");
     }
 }

@@ -215,7 +215,136 @@ fn a_file_that_shrinks_gives_clear_errors_and_does_not_hang() {
             assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
             assert!(error.to_string().contains("medium"), "{error}");
         }
-        assert_ne!(device.health(), Health::Healthy);
+        assert_eq!(device.health(), Health::Gone);
+        // What is left of it is to be opened again; until then nothing makes it look whole.
+        for request in [
+            Request::read(0, arena.alloc(4096).unwrap()),
+            Request::write(1 << 19, filled(&arena, 4096, 1)),
+            Request::flush(),
+            Request::discard(0, 4096),
+        ] {
+            assert_eq!(device.run(request).result.unwrap_err().kind(), ErrorKind::Gone);
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 16);
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_and_grows_by_writes_is_noticed_by_the_flush() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        for direct in [Direct::Auto, Direct::Never] {
+            let (_folder, path) = folder_with(1 << 20);
+            let options = OpenOptions { engine, direct, ..options() };
+            let device = FileDevice::open(&path, &options).unwrap();
+            write(&device, &arena, 0, 1 << 20, 4);
+            (&device as &dyn Device).run(Request::flush()).result.unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(1 << 16).unwrap();
+            write(&device, &arena, 1 << 19, 4096, 5);
+            let error = (&device as &dyn Device).run(Request::flush()).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+            assert!(error.to_string().contains("earlier than when it was opened"), "{error}");
+            assert_eq!(device.health(), Health::Gone);
+            // What was lost is not read as zeros.
+            let lost = Request::read(1 << 18, arena.alloc(4096).unwrap());
+            let error = (&device as &dyn Device).run(lost).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrank_does_not_get_its_size_back_by_a_write_of_its_end() {
+    let arena = arena();
+    let last = || Request::write((1 << 20) - 8192, filled(&arena, 8192, 1));
+    for many in [false, true] {
+        let (_folder, path) = folder_with(1 << 20);
+        let device = FileDevice::open(&path, &options()).unwrap();
+        write(&device, &arena, (1 << 20) - 4096, 4096, 4);
+        File::options().write(true).open(&path).unwrap().set_len(1 << 16).unwrap();
+        let (request, pending) = last().pending();
+        match many {
+            false => device.submit(request),
+            true => {
+                let (read, other) = Request::read(0, arena.alloc(4096).unwrap()).pending();
+                let mut requests = vec![read, request];
+                device.submit_all(&mut requests);
+                assert!(requests.is_empty());
+                other.wait(&device).result.unwrap();
+            }
+        }
+        let error = pending.wait(&device).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+        assert_eq!(device.health(), Health::Gone);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 16);
+    }
+}
+
+/// Memory that keeps its device open.
+struct Keeps(forebay_base::arena::Buffer, #[allow(dead_code, reason = "dropped")] Arc<FileDevice>);
+
+// SAFETY: the buffer's bytes stay where they are, and nobody writes to them.
+unsafe impl forebay_io::StableBytes for Keeps {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+#[test]
+fn a_device_can_go_with_the_memory_of_its_last_request() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let (_folder, path) = folder_with(1 << 16);
+        for _ in 0..50 {
+            let options = OpenOptions { engine, lanes: 1, threads: 1, ..options() };
+            let device = Arc::new(FileDevice::open(&path, &options).unwrap());
+            let memory = Keeps(filled(&arena, 4096, 1), Arc::clone(&device));
+            let (request, pending) = Request::write_shared(0, Box::new(memory)).pending();
+            drop(pending);
+            let weak = Arc::downgrade(&device);
+            device.submit(request);
+            drop(device);
+            let begun = std::time::Instant::now();
+            while weak.strong_count() > 0 {
+                assert!(begun.elapsed().as_secs() < 30, "it waits for itself");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[test]
+fn flushes_of_many_threads_all_succeed() {
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let (_folder, path) = folder_with(1 << 20);
+        let device = FileDevice::open(&path, &OpenOptions { engine, ..options() }).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let (device, arena): (&dyn Device, _) = (&device, &arena);
+                scope.spawn(move || {
+                    for i in 0..20u64 {
+                        let at = (thread * 20 + i) * 4096;
+                        device.run(Request::write(at, filled(arena, 4096, 1))).result.unwrap();
+                        device.run(Request::flush()).result.unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(device.health(), Health::Healthy);
+        // Those that nobody waits for end before the close returns.
+        let ended = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for _ in 0..100 {
+            let ended = Arc::clone(&ended);
+            device.submit(Request::flush().on_done(move |completion| {
+                completion.result.unwrap();
+                ended.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }));
+        }
+        device.close();
+        assert_eq!(ended.load(std::sync::atomic::Ordering::Relaxed), 100);
+        let error = (&device as &dyn Device).run(Request::flush()).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
     }
 }
 
@@ -253,12 +382,20 @@ fn a_closed_device_refuses_and_dropping_closes() {
 struct Loop {
     path: PathBuf,
     file: PathBuf,
-    _folder: tempfile::TempDir,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Loop {
     fn new(bytes: u64, options: &[&str]) -> Option<Self> {
         let (folder, file) = folder_with(bytes);
+        Self::made(file, Some(folder), options)
+    }
+
+    fn over(file: PathBuf) -> Option<Self> {
+        Self::made(file, None, &[])
+    }
+
+    fn made(file: PathBuf, folder: Option<tempfile::TempDir>, options: &[&str]) -> Option<Self> {
         let made = Command::new("losetup")
             .args(["--find", "--show"])
             .args(options)
@@ -348,8 +485,84 @@ fn a_block_device_that_shrinks_gives_errors_and_does_not_hang() {
             Request::read(1 << 19, arena.alloc(4096).unwrap()),
             Request::write(1 << 19, filled(&arena, 4096, 1)),
         ] {
-            device.run(request).result.unwrap_err();
+            let error = device.run(request).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
         }
-        assert_ne!(device.health(), Health::Healthy);
+        assert_eq!(device.health(), Health::Gone);
+    }
+}
+
+#[test]
+fn a_write_to_a_block_device_that_shrank_says_so() {
+    let Some(medium) = Loop::new(1 << 20, &[]) else {
+        return;
+    };
+    let arena = arena();
+    for direct in [Direct::Auto, Direct::Never] {
+        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 20).unwrap();
+        let resize = || {
+            let resize = Command::new("losetup").arg("--set-capacity").arg(&medium.path).status();
+            assert!(resize.unwrap().success());
+        };
+        resize();
+        let device = FileDevice::open(&medium.path, &OpenOptions { direct, ..options() }).unwrap();
+        File::options().write(true).open(&medium.file).unwrap().set_len(1 << 16).unwrap();
+        resize();
+        let request = Request::write(1 << 19, filled(&arena, 4096, 1));
+        let error = (&device as &dyn Device).run(request).result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
+        assert_eq!(device.health(), Health::Gone);
+    }
+}
+
+/// A file system of a few pages, if this user can have one.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new(bytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={bytes}");
+        let mount = ["-t", "tmpfs", "-o", &size, "tmpfs"];
+        let mount = Command::new("mount").args(mount).arg(folder.path()).output();
+        if !mount.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no file system to be had");
+            return None;
+        }
+        Some(Self(folder))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+/// The kernel tells of lost writes once; the second flush would succeed.
+#[test]
+fn a_write_that_the_page_cache_lost_fails_all_flushes() {
+    let Some(small) = Small::new(1 << 20) else {
+        return;
+    };
+    let arena = arena();
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let file = small.0.path().join("medium");
+        File::create(&file).unwrap().set_len(8 << 20).unwrap();
+        let Some(medium) = Loop::over(file.clone()) else {
+            return;
+        };
+        let options = OpenOptions { engine, direct: Direct::Never, ..options() };
+        let device = FileDevice::open(&medium.path, &options).unwrap();
+        for at in 0..4 {
+            write(&device, &arena, at << 20, 1 << 20, 1);
+        }
+        for _ in 0..3 {
+            let error = (&device as &dyn Device).run(Request::flush()).result.unwrap_err();
+            assert!(error.to_string().contains("opened again"), "{error}");
+        }
+        assert_eq!(device.health(), Health::Degraded { errors: 3 });
+        drop(device);
+        drop(medium);
+        std::fs::remove_file(file).unwrap();
     }
 }

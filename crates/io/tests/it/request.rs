@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 use std::thread;
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
-use forebay_io::{Device, Error, ErrorKind, Op, Payload, Priority, Request};
+use forebay_io::{Device, Error, ErrorKind, Op, Priority, Request};
 
 use crate::double::{Double, fail};
 
@@ -46,7 +46,7 @@ fn each_kind_says_what_it_is() {
     // Shared bytes cannot be written to.
     let mut request = Request::write_shared(0, Box::new(shared));
     assert_eq!(request.payload().unwrap().bytes(), [7; 1024]);
-    assert!(request.payload_mut().unwrap().bytes_mut().is_none());
+    assert!(request.bytes_mut().is_none());
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn memory_comes_back_whatever_the_result() {
         let (sent, received) = mpsc::channel();
         let read = Request::read(4096, buffer(512, 1));
         let mut request = read.on_done(move |completion| sent.send(completion).unwrap());
-        request.payload_mut().and_then(Payload::bytes_mut).unwrap().fill(5);
+        request.bytes_mut().unwrap().fill(5);
         if works {
             request.finish(Ok(()))
         } else {

@@ -17,6 +17,8 @@ struct Lane {
     waiting: [u32; 5],
     /// Begun and not ended, by class.
     flying: Vec<Priority>,
+    /// Operations that can go on at once here, whatever the permits.
+    workers: usize,
 }
 
 struct Device {
@@ -28,8 +30,22 @@ struct Device {
 
 impl Device {
     fn new(min: [u32; 5], max: [u32; 5], total: u32, lanes: usize) -> Arc<Self> {
+        Self::with_workers(min, max, total, lanes, usize::MAX)
+    }
+
+    /// With lanes that cannot always go on with a step until there is no permit.
+    fn with_workers(
+        min: [u32; 5],
+        max: [u32; 5],
+        total: u32,
+        lanes: usize,
+        workers: usize,
+    ) -> Arc<Self> {
         let limits = Limits { min, max, total, lot: 2 };
-        let lane = |index| Lane { seat: Seat::new(index), waiting: [0; 5], flying: Vec::new() };
+        let lane = |index| {
+            let seat = Seat::new(index);
+            Lane { seat, waiting: [0; 5], flying: Vec::new(), workers }
+        };
         Arc::new(Self {
             permits: Permits::new(limits, lanes),
             lanes: (0..lanes).map(|at| Mutex::named("test-lane", lane(at))).collect(),
@@ -49,6 +65,10 @@ impl Device {
         let mut lane = self.lanes[lane].lock();
         change(self, &mut lane);
         loop {
+            if lane.flying.len() >= lane.workers {
+                self.permits.rest(&mut lane.seat);
+                break;
+            }
             let waiting = (0..5).filter(|class| lane.waiting[*class] > 0);
             let waiting = waiting.map(|class| 1 << class).sum();
             let Some(class) = self.permits.admit(&mut lane.seat, waiting) else { break };
@@ -201,6 +221,32 @@ fn lanes_meet_in_every_way() {
                         2 => device.submit(lane, Priority::AsyncRead),
                         3 => {
                             device.end_one(below(3) as usize);
+                        }
+                        _ => device.cancel(lane),
+                    }
+                }
+            })
+        });
+        join(threads);
+        device.end();
+    });
+}
+
+/// A worker a lane: whoever has none left gives back what it was granted, and asks again when it has.
+#[test]
+fn lanes_without_a_worker_keep_nobody_waiting() {
+    check(8000, || {
+        let device = Device::with_workers([1; 5], [2, 1, 2, 1, 1], 6, 2, 1);
+        let threads = [0, 1].map(|lane| {
+            let device = Arc::clone(&device);
+            go(move || {
+                for _ in 0..4 {
+                    match below(6) {
+                        0 | 1 => device.submit(lane, READ),
+                        2 => device.submit(lane, Priority::AsyncRead),
+                        3 => device.submit(lane, SCRUB),
+                        4 => {
+                            device.end_one(below(2) as usize);
                         }
                         _ => device.cancel(lane),
                     }

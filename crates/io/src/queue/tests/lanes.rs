@@ -59,6 +59,18 @@ fn limits_that_contradict_each_other_are_reconciled() {
 }
 
 #[test]
+fn minimums_fit_among_the_workers() {
+    let tunables = IoTunables::new();
+    for workers in 5..=100 {
+        let limits = Limits::for_workers(&tunables, workers);
+        let min = limits.min.iter().sum::<u32>();
+        assert!(limits.min.iter().all(|min| *min >= 1) && min <= workers, "{workers}: {limits:?}");
+        assert!(Priority::ALL.iter().all(|class| limits.reachable(class.index()) >= 32));
+        assert_eq!(limits == Limits::new(&tunables), workers >= 58);
+    }
+}
+
+#[test]
 fn an_elevator_serves_upwards_and_begins_again() {
     let (mut lane, permits) = narrow();
     for sector in [50, 10, 90, 30] {

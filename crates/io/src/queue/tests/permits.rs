@@ -194,3 +194,42 @@ fn the_usual_path_does_not_visit_the_pool() {
         }
     }
 }
+
+/// A lane with one worker that is never short of scrubs, and one that waits for its turn: what comes back is
+/// given on though the first does not come to the end of a step (of which the desk knows nothing).
+#[test]
+fn a_lane_that_rests_gives_on_what_comes_back() {
+    let permits = Permits::new(limits([1; 5], [1, 1, 1, 1, 1], 5, 8), 2);
+    let (mut busy, mut other) = (Seat::new(0), Seat::new(1));
+    let scrub = 1 << Priority::Scrub.index();
+    let read = 1 << Priority::SyncRead.index();
+    assert_eq!(permits.admit(&mut busy, scrub), Some(Priority::Scrub));
+    permits.rest(&mut busy);
+    assert_eq!(permits.admit(&mut other, scrub), None);
+    // Its one worker goes on with something more urgent: no contest for scrubs.
+    permits.end(&mut busy, Priority::Scrub);
+    assert_eq!(permits.admit(&mut busy, read | scrub), Some(Priority::SyncRead));
+    permits.rest(&mut busy);
+    assert_eq!(busy.take_kicks().collect::<Vec<_>>(), [1]);
+    // The other has no use for it any more, and nobody who would come to the end of a step.
+    permits.rest(&mut other);
+    assert_eq!(permits.admit(&mut busy, scrub), Some(Priority::Scrub));
+    permits.audit(&[&busy, &other]);
+}
+
+/// A lane that waited and now rests is not granted what it would not take.
+#[test]
+fn a_lane_that_rests_asks_for_nothing() {
+    let permits = Permits::new(limits([1; 5], [1; 5], 5, 8), 2);
+    let (mut busy, mut other) = (Seat::new(0), Seat::new(1));
+    let scrub = 1 << Priority::Scrub.index();
+    assert_eq!(permits.admit(&mut busy, scrub), Some(Priority::Scrub));
+    assert_eq!(permits.admit(&mut busy, scrub), None);
+    assert_eq!(permits.admit(&mut other, scrub), None);
+    permits.rest(&mut other);
+    permits.end(&mut busy, Priority::Scrub);
+    assert_eq!(permits.admit(&mut busy, 0), None);
+    assert!(busy.take_kicks().is_empty());
+    assert_eq!(permits.admit(&mut other, scrub), Some(Priority::Scrub));
+    permits.audit(&[&busy, &other]);
+}

@@ -1,0 +1,100 @@
+//! A queued device as its owner has it: it can be closed, and dropping it does so.
+//!
+//! Closing refuses, waits until every lane is idle, and joins the backend's threads. In a callback it
+//! only refuses: the callback is among what would be waited for.
+//!
+//! Locking: `io-lane`, one after the other; `io-threads` for an instant.
+
+use forebay_base::sync::{Arc, thread};
+
+use super::core::{Backend, Core};
+use crate::completion::in_callback;
+use crate::device::{Device, DeviceInfo, DeviceStats, Health};
+use crate::request::Request;
+use crate::waiter::Waiter;
+
+impl<B: Backend> Core<B> {
+    fn refuse_from_now_on(&self) {
+        for lane in 0..self.lanes() {
+            let mut state = self.lock(lane);
+            state.closed = true;
+            self.rouse(lane);
+            self.slot(lane).idle.notify_all();
+        }
+    }
+
+    fn close(&self) {
+        self.refuse_from_now_on();
+        if in_callback() {
+            // The callback is among what would be waited for.
+            return;
+        }
+        for lane in 0..self.lanes() {
+            let mut state = self.lock(lane);
+            while !state.is_idle() {
+                self.slot(lane).idle.wait(&mut state);
+            }
+        }
+        let threads = std::mem::take(&mut *self.threads.lock());
+        B::stop(self);
+        for thread in threads {
+            // What went wrong in it was told by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A core with its owner: dropping it closes.
+pub(crate) struct Queued<B: Backend>(Arc<Core<B>>);
+
+impl<B: Backend> Queued<B> {
+    pub(crate) fn new(core: Arc<Core<B>>) -> Self {
+        Self(core)
+    }
+}
+
+impl<B: Backend> Device for Queued<B> {
+    fn submit(&self, request: Request) {
+        self.0.submit_all(std::iter::once(request));
+    }
+
+    fn submit_all(&self, requests: &mut Vec<Request>) {
+        self.0.submit_all(requests.drain(..));
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+
+    fn stats(&self) -> DeviceStats {
+        let counters = self.0.counters.snapshot();
+        let counters = counters.into_iter().map(|c| (c.name, c.label.unwrap_or(""), c.value));
+        DeviceStats {
+            engine: self.0.backend.engine(&self.0.info.engine),
+            counters: counters.collect(),
+        }
+    }
+
+    fn help(&self, waiter: &Waiter) {
+        self.0.help(waiter);
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl<B: Backend> Drop for Queued<B> {
+    fn drop(&mut self) {
+        self.0.close();
+        if in_callback() {
+            // Its threads cannot be joined here; somebody else waits for the rest.
+            let core = Arc::clone(&self.0);
+            let _ = thread::spawn_named("io-close", move || core.close());
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! More than there is room or a worker for, and operations that fail as a whole: nobody may be forgotten.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use forebay_base::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::*;
+use crate::{MemoryDevice, MemoryOptions, Payload};
+
+/// How long what must not hang may take.
+const LONG: Duration = Duration::from_secs(20);
+
+fn tunables(settings: &[(&str, u64)]) -> Arc<IoTunables> {
+    let tunables = IoTunables::default();
+    for (name, value) in settings {
+        tunables.set(name, &value.to_string()).unwrap();
+    }
+    Arc::new(tunables)
+}
+
+fn choices() -> impl Iterator<Item = EngineChoice> {
+    let all = [EngineChoice::IoUring, EngineChoice::Threads].into_iter();
+    all.filter(|choice| *choice == EngineChoice::Threads || ring::probe().is_ok())
+}
+
+fn with(path: &Path, choice: EngineChoice, lanes: usize, tunables: Arc<IoTunables>) -> FileEngine {
+    let setup = Setup { choice, lanes, threads: 0, tunables };
+    engine_over(open(path, false), path, false, &setup)
+}
+
+/// `request`, whose end is sent as `name` and whether it went well.
+fn told<T: Send + 'static>(
+    to: &Sender<(T, Result<(), ErrorKind>)>,
+    name: T,
+    request: Request,
+) -> Request {
+    let to = to.clone();
+    request.on_done(move |done| {
+        let _ = to.send((name, done.result.map_err(|error| error.kind())));
+    })
+}
+
+/// The next `count` ends. If they do not come, the device is left as it is: closing it would hang.
+fn ends<T, D>(from: &Receiver<T>, count: usize, device: D) -> (Vec<T>, D) {
+    let ends: Vec<T> = (0..count).map_while(|_| from.recv_timeout(LONG).ok()).collect();
+    if ends.len() < count {
+        std::mem::forget(device);
+        panic!("{} of {count} have ended", ends.len());
+    }
+    (ends, device)
+}
+
+#[test]
+fn pieces_of_a_merged_operation_that_failed_are_tried_one_by_one() {
+    let arena = arena();
+    for choice in choices() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = filled(&dir);
+        // Every read fails.
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let tunables = Arc::new(IoTunables::default());
+        let setup = Setup { choice, lanes: 1, threads: 0, tunables };
+        let engine = engine_over(file.into(), &path, false, &setup);
+        let (to, from) = channel();
+        let read = |at: u64| told(&to, at, Request::read(at * 4096, alloc(&arena, 4096)));
+        let mut requests: Vec<_> = (0..4).map(read).collect();
+        engine.submit_all(&mut requests);
+        let (ends, engine) = ends(&from, 4, engine);
+        assert!(ends.iter().all(|end| end.1 == Err(ErrorKind::Device)), "{ends:?}");
+        engine.close();
+    }
+}
+
+/// A chain of reads that goes on until `stop`.
+fn chain(engine: &Arc<FileEngine>, stop: &Arc<AtomicBool>, buffer: Buffer, at: u64) {
+    let (again, stopped) = (Arc::clone(engine), Arc::clone(stop));
+    engine.submit(Request::read(at, buffer).on_done(move |done| {
+        if !stopped.load(Relaxed) {
+            let buffer = done.into_buffer().unwrap();
+            // Never adjacent to another: what is merged is no flood.
+            chain(&again, &stopped, buffer, (at + 17 * 8192) % FILE_BYTES);
+        }
+    }));
+}
+
+#[test]
+fn a_flood_of_one_class_leaves_the_others_their_share() {
+    let arena = arena();
+    for (choice, lanes) in choices().flat_map(|choice| [(choice, 1), (choice, 2)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Arc::new(engine(&filled(&dir), choice, lanes, false));
+        let stop = Arc::new(AtomicBool::new(false));
+        for i in 0..64 {
+            chain(&engine, &stop, alloc(&arena, 4096), i * 8192);
+        }
+        let (to, from) = channel();
+        for class in &Priority::ALL[1..] {
+            let read = Request::read(8192, alloc(&arena, 4096)).with_priority(*class);
+            engine.submit(told(&to, *class, read));
+        }
+        let (ends, engine) = ends(&from, 4, engine);
+        assert!(ends.iter().all(|end| end.1.is_ok()), "{ends:?}");
+        stop.store(true, Relaxed);
+        engine.close();
+    }
+}
+
+/// Lanes of the pool that fight for a few permits, with raises and cancels in between: whoever is granted one
+/// and does not need it any more gives it back.
+#[test]
+fn few_permits_go_round_among_lanes() {
+    let arena = arena();
+    for choice in choices() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["sync_read", "sync_write", "async_read", "async_write", "scrub"];
+        let settings: Vec<_> = names
+            .iter()
+            .flat_map(|class| ["min", "max"].map(|of| format!("{class}_{of}")))
+            .collect();
+        let mut settings: Vec<_> = settings.iter().map(|name| (name.as_str(), 1)).collect();
+        settings.push(("total_max", 5));
+        let engine = Arc::new(with(&filled(&dir), choice, 3, tunables(&settings)));
+        let (to, from) = channel();
+        let threads: Vec<_> = (0..6u64)
+            .map(|thread| {
+                let (engine, arena, to) = (Arc::clone(&engine), Arc::clone(&arena), to.clone());
+                std::thread::spawn(move || {
+                    for i in 0..150u64 {
+                        let at = (thread * 977 + i * 31) % (FILE_BYTES / 4096) * 4096;
+                        let class = Priority::ALL[(thread + i) as usize % 5];
+                        let read = Request::read(at, alloc(&arena, 4096)).with_priority(class);
+                        let (read, handle) = told(&to, i, read).raisable();
+                        engine.submit(read);
+                        match i % 3 {
+                            0 => handle.cancel(),
+                            1 => handle.raise(Priority::SyncRead),
+                            _ => {}
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (ends, engine) = ends(&from, 6 * 150, engine);
+        assert!(ends.iter().all(|end| matches!(end.1, Ok(()) | Err(ErrorKind::Cancelled))));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        engine.close();
+    }
+}
+
+/// A memory device that serves one asynchronous read at a time, each for `latency_ns`, and queues one.
+fn narrow(latency_ns: u64) -> Arc<MemoryDevice> {
+    let settings = [("async_read_min", 1), ("async_read_max", 1), ("queue_limit", 1)];
+    let tunables = tunables(&settings);
+    let options = MemoryOptions { latency_ns, lanes: 1, tunables, ..Default::default() };
+    Arc::new(MemoryDevice::new("narrow", 1 << 20, &options).unwrap())
+}
+
+fn counted(device: &dyn Device, name: &str) -> u64 {
+    device.stats().counters.iter().filter(|counter| counter.0 == name).map(|c| c.2).sum()
+}
+
+fn wait_for(condition: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < LONG, "it never comes about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Room that a cancel or a raise makes is as good as any other.
+#[test]
+fn who_waits_for_room_hears_of_a_cancel_and_of_a_raise() {
+    let arena = arena();
+    for raises in [false, true] {
+        let device = narrow(300_000_000);
+        let (to, from) = channel();
+        let read = |at: u64| {
+            let read = Request::read(at * 8192, alloc(&arena, 4096));
+            told(&to, at, read.with_priority(Priority::AsyncRead))
+        };
+        device.submit(read(0));
+        let (queued, handle) = read(1).raisable();
+        device.submit(queued);
+        let late = read(2);
+        let theirs = Arc::clone(&device);
+        let submitter = std::thread::spawn(move || theirs.submit(late));
+        wait_for(|| counted(&*device, "queue_full") == 1);
+        if raises {
+            handle.raise(Priority::SyncRead);
+        } else {
+            handle.cancel();
+        }
+        // Long before the one in flight has ended.
+        submitter.join().unwrap();
+        assert_eq!(counted(&*device, "completed"), 0, "too slow to tell");
+        let (mut ends, device) = ends(&from, 3, device);
+        ends.sort_by_key(|end| end.0);
+        let second = if raises { Ok(()) } else { Err(ErrorKind::Cancelled) };
+        assert_eq!(ends, [(0, Ok(())), (1, second), (2, Ok(()))]);
+        device.close();
+    }
+}
+
+/// A request whose submitter still waits for room can be raised into a queue that has some, or taken back.
+#[test]
+fn who_waits_for_room_is_raised_and_cancelled_at_once() {
+    let arena = arena();
+    for raises in [false, true] {
+        let device = narrow(300_000_000);
+        let (to, from) = channel();
+        let read = |at: u64| {
+            let read = Request::read(at * 8192, alloc(&arena, 4096));
+            told(&to, at, read.with_priority(Priority::AsyncRead))
+        };
+        device.submit(read(0));
+        device.submit(read(1));
+        let (late, handle) = read(2).raisable();
+        let theirs = Arc::clone(&device);
+        let submitter = std::thread::spawn(move || theirs.submit(late));
+        wait_for(|| counted(&*device, "queue_full") == 1);
+        std::thread::sleep(Duration::from_millis(5));
+        if raises {
+            handle.raise(Priority::SyncRead);
+        } else {
+            handle.cancel();
+        }
+        submitter.join().unwrap();
+        assert_eq!(from.try_iter().filter(|(name, _)| *name != 2).count(), 0, "too slow to tell");
+        device.close();
+        assert_eq!(counted(&*device, "completed"), if raises { 3 } else { 2 });
+        assert_eq!(counted(&*device, "cancelled"), u64::from(!raises));
+    }
+}
+
+/// Many wait for room; one place wakes one of them, and all get theirs.
+#[test]
+fn a_crowd_that_waits_for_room_gets_through() {
+    let arena = arena();
+    let device = narrow(20_000);
+    let (to, from) = channel();
+    let threads: Vec<_> = (0..48u64)
+        .map(|thread| {
+            let (device, arena, to) = (Arc::clone(&device), Arc::clone(&arena), to.clone());
+            std::thread::spawn(move || {
+                for i in 0..20 {
+                    let read = Request::read((thread + i) % 64 * 8192, alloc(&arena, 512));
+                    let read = told(&to, i, read.with_priority(Priority::AsyncRead));
+                    let (read, handle) = read.raisable();
+                    device.submit(read);
+                    if i % 4 == 0 {
+                        handle.cancel();
+                    }
+                }
+            })
+        })
+        .collect();
+    let (_, device) = ends(&from, 48 * 20, device);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    device.close();
+}
+
+/// Raising and cancelling run no callbacks, so they can be called under a lock that callbacks take.
+#[test]
+fn raising_and_cancelling_run_no_callbacks() {
+    let arena = arena();
+    let busy = Arc::new(Mutex::named("test-flights", ()));
+    let test = |device: Arc<dyn Device>| {
+        let (to, from) = channel();
+        let mut count = 0;
+        for round in 0..50u64 {
+            let mut handles = Vec::new();
+            let mut requests = Vec::new();
+            for i in 0..40u64 {
+                let read = Request::read(i * 8192, alloc(&arena, 4096));
+                let (busy, to) = (Arc::clone(&busy), to.clone());
+                let read = read.with_priority(Priority::Scrub).on_done(move |_| {
+                    drop(busy.lock());
+                    let _ = to.send(());
+                });
+                let (read, handle) = read.raisable();
+                requests.push(read);
+                handles.push(handle);
+                count += 1;
+            }
+            device.submit_all(&mut requests);
+            let held = busy.lock();
+            for (i, handle) in handles.iter().enumerate() {
+                match (i as u64 + round) % 2 {
+                    0 => handle.cancel(),
+                    _ => handle.raise(Priority::SyncRead),
+                }
+            }
+            drop(held);
+        }
+        let (_, device) = ends(&from, count, device);
+        device.close();
+    };
+    for choice in choices() {
+        let dir = tempfile::tempdir().unwrap();
+        test(Arc::new(engine(&filled(&dir), choice, 1, false)));
+    }
+    let options = MemoryOptions { lanes: 1, ..MemoryOptions::default() };
+    test(Arc::new(MemoryDevice::new("memory", FILE_BYTES, &options).unwrap()));
+}
+
+/// What callbacks cancel is told by others, whose close waits for it.
+#[test]
+fn a_close_waits_for_what_callbacks_have_cancelled() {
+    let arena = arena();
+    for choice in choices() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let settings = [("scrub_min", 1), ("scrub_max", 1)];
+            let engine = with(&filled(&dir), choice, 1, tunables(&settings));
+            let ended = Arc::new(AtomicUsize::new(0));
+            let counts = |request: Request| {
+                let ended = Arc::clone(&ended);
+                request.with_priority(Priority::Scrub).on_done(move |_| {
+                    ended.fetch_add(1, Relaxed);
+                })
+            };
+            let mut handles = Vec::new();
+            let mut requests = Vec::new();
+            for i in 1..20u64 {
+                let (read, handle) =
+                    counts(Request::read(i * 8192, alloc(&arena, 4096))).raisable();
+                requests.push(read);
+                handles.push(handle);
+            }
+            let cancels = Request::read(0, alloc(&arena, 4096)).on_done(move |_| {
+                handles.iter().for_each(crate::RaiseHandle::cancel);
+            });
+            requests.push(cancels);
+            engine.submit_all(&mut requests);
+            engine.close();
+            assert_eq!(ended.load(Relaxed), 19);
+        }
+    }
+}
+
+/// Who drives a ring while it waits for one request is woken when that one is cancelled, however often.
+#[test]
+fn who_helps_hears_of_a_cancel() {
+    let arena = arena();
+    for choice in choices() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = [("scrub_min", 1), ("scrub_max", 1)];
+        let engine = with(&filled(&dir), choice, 1, tunables(&settings));
+        for _ in 0..200 {
+            let scrub =
+                |at| Request::read(at, alloc(&arena, 1 << 20)).with_priority(Priority::Scrub);
+            let (first, first_end) = scrub(0).pending();
+            engine.submit(first);
+            let (queued, handle) = scrub(2 << 20).raisable();
+            let (queued, pending) = queued.pending();
+            engine.submit(queued);
+            std::thread::scope(|scope| {
+                scope.spawn(move || handle.cancel());
+                let end = pending.wait(&engine);
+                match end.result {
+                    Ok(()) => {}
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled),
+                }
+            });
+            first_end.wait(&engine).result.unwrap();
+        }
+    }
+}
+
+/// Two lanes of a device without latency give each other the one permit, on small stacks.
+#[test]
+fn kicks_are_no_recursion() {
+    let arena = arena();
+    let settings = [("async_read_min", 1), ("async_read_max", 1)];
+    let tunables = tunables(&settings);
+    let options = MemoryOptions { lanes: 2, tunables, ..MemoryOptions::default() };
+    let device = Arc::new(MemoryDevice::new("memory", 1 << 20, &options).unwrap());
+    let (to, from) = channel();
+    let threads: Vec<_> = (0..4u64)
+        .map(|thread| {
+            let (device, arena, to) = (Arc::clone(&device), Arc::clone(&arena), to.clone());
+            let body = move || {
+                for round in 0..20 {
+                    let read = |i: u64| {
+                        let read = Request::read(i % 64 * 8192, alloc(&arena, 512));
+                        told(&to, round, read.with_priority(Priority::AsyncRead))
+                    };
+                    let mut requests: Vec<_> = (0..200).map(|i| read(thread + i)).collect();
+                    device.submit_all(&mut requests);
+                }
+            };
+            std::thread::Builder::new().stack_size(96 << 10).spawn(body).unwrap()
+        })
+        .collect();
+    let (_, device) = ends(&from, 4 * 20 * 200, device);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    device.close();
+}
+
+/// Memory that was exchanged is looked at before anything depends on it.
+#[test]
+fn memory_that_does_not_fit_is_refused() {
+    let arena = arena();
+    on_both(|_, engine| {
+        let mut shared = Request::read(0, alloc(&arena, 4096));
+        *shared.payload_mut().unwrap() = Payload::Shared(Box::new(alloc(&arena, 4096)));
+        let mut short = Request::write(0, alloc(&arena, 8192));
+        *short.payload_mut().unwrap() = Payload::Owned(alloc(&arena, 4096));
+        for request in [shared, short] {
+            let error = run(engine, request).result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        }
+        run(engine, Request::flush()).result.unwrap();
+    });
+}
+
+/// Nobody has taken it back, and some of it may have happened.
+#[test]
+fn what_the_system_gives_up_for_good_is_no_cancel() {
+    let arena = arena();
+    let dir = tempfile::tempdir().unwrap();
+    let path = filled(&dir);
+    let engine = engine(&path, EngineChoice::Threads, 1, false);
+    let medium = transfer::Medium::new(open(&path, false), engine.info());
+    let request = Request::write(0, alloc(&arena, 4096));
+    let mut transfer = transfer::Transfer::new(crate::queue::Issue {
+        op: Op::Write,
+        offset: 0,
+        len: 4096,
+        priority: Priority::AsyncWrite,
+        requests: crate::queue::Pieces::One(request),
+    });
+    let given_up = std::iter::from_fn(|| match transfer.step(&medium, Err(libc::ECANCELED)) {
+        transfer::Step::Retry => Some(None),
+        transfer::Step::End(result) => Some(Some(result.unwrap_err())),
+        other => panic!("{other:?}"),
+    });
+    let error = given_up.take(100).flatten().next().expect("it is tried a bounded number of times");
+    assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+}

@@ -1,0 +1,99 @@
+//! What the system's answers mean.
+
+use std::fs::File;
+
+use super::{MAX_RETRIES, Medium, Step, Transfer};
+use crate::device::{DeviceInfo, Engine};
+use crate::error::ErrorKind;
+use crate::priority::Priority;
+use crate::queue::{Issue, Pieces};
+use crate::request::{Op, Request};
+
+const SIZE: u64 = 1 << 20;
+
+fn medium(size_now: u64) -> Medium {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(size_now).unwrap();
+    medium_of(file)
+}
+
+fn medium_of(file: File) -> Medium {
+    let info = DeviceInfo {
+        name: "medium".into(),
+        size_bytes: SIZE,
+        sector_bytes: 512,
+        read_only: false,
+        direct: false,
+        engine: Engine::IoUring,
+    };
+    Medium::new(file.into(), &info)
+}
+
+/// A transfer without memory: none of this looks at it.
+fn transfer(op: Op) -> Transfer {
+    let (offset, len) = if op == Op::Flush { (0, 0) } else { (4096, 4096) };
+    let requests = Pieces::One(Request::discard(offset, len));
+    Transfer::new(Issue { op, offset, len, priority: Priority::SyncWrite, requests })
+}
+
+/// How it ends when the system returns that.
+fn end(op: Op, medium: &Medium, returned: Result<u64, i32>) -> Result<(), ErrorKind> {
+    match transfer(op).step(medium, returned) {
+        Step::End(result) => result.map_err(|error| error.kind()),
+        step => panic!("{op}: {step:?}"),
+    }
+}
+
+#[test]
+fn a_flush_succeeds_only_at_full_size() {
+    assert_eq!(end(Op::Flush, &medium(SIZE), Ok(0)), Ok(()));
+    assert_eq!(end(Op::Flush, &medium(SIZE + 1), Ok(0)), Ok(()));
+    assert_eq!(end(Op::Flush, &medium(SIZE - 1), Ok(0)), Err(ErrorKind::Gone));
+}
+
+#[test]
+fn a_failure_or_a_short_transfer_on_what_was_cut_is_gone() {
+    let (whole, cut) = (medium(SIZE), medium(SIZE / 2));
+    for (op, errno, kind) in [
+        (Op::Write, libc::ENOSPC, ErrorKind::NoSpace),
+        (Op::Discard, libc::EINVAL, ErrorKind::Device),
+        (Op::Read, libc::EIO, ErrorKind::Device),
+    ] {
+        assert_eq!(end(op, &whole, Err(errno)), Err(kind));
+        assert_eq!(end(op, &cut, Err(errno)), Err(ErrorKind::Gone));
+    }
+    for op in [Op::Read, Op::Write] {
+        let mut short = transfer(op);
+        assert!(matches!(short.step(&whole, Ok(1024)), Step::Continue));
+        assert_eq!(short.done(), 1024);
+        assert_eq!(end(op, &cut, Ok(1024)), Err(ErrorKind::Gone));
+    }
+    // Whatever its size is by now, it was shorter when it was read.
+    assert_eq!(end(Op::Read, &whole, Ok(0)), Err(ErrorKind::Gone));
+}
+
+#[test]
+fn a_medium_that_was_taken_out_is_gone() {
+    let whole = medium(SIZE);
+    for errno in [libc::ENODEV, libc::ENXIO, libc::ENOMEDIUM, libc::ESTALE] {
+        for op in Op::ALL {
+            assert_eq!(end(op, &whole, Err(errno)), Err(ErrorKind::Gone));
+        }
+    }
+}
+
+#[test]
+fn a_flush_is_repeated_only_if_it_was_not_executed() {
+    let whole = medium(SIZE);
+    for errno in [libc::EINTR, libc::ECANCELED] {
+        let mut flush = transfer(Op::Flush);
+        for _ in 0..MAX_RETRIES {
+            assert!(matches!(flush.step(&whole, Err(errno)), Step::Retry));
+        }
+        assert!(matches!(flush.step(&whole, Err(errno)), Step::End(Err(_))));
+    }
+    for errno in [libc::EAGAIN, libc::EFAULT, libc::EIO, libc::ENOSPC] {
+        assert!(end(Op::Flush, &whole, Err(errno)).is_err());
+    }
+    assert!(matches!(transfer(Op::Write).step(&whole, Err(libc::EAGAIN)), Step::Retry));
+}
