@@ -42,7 +42,7 @@ use crate::waiter::Waiter;
 
 /// Most ends that are taken under one lock, and so most that are told before the system learns of
 /// what their callbacks submit. With more the drive idles meanwhile; with fewer calls are wasted.
-const BATCH: usize = 8;
+const BATCH: usize = 4;
 /// Most lanes by default: so many rings keep the fastest drives busy.
 const DEFAULT_MAX_LANES: usize = 16;
 
