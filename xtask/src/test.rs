@@ -18,8 +18,8 @@ const FULL: &str = "FOREBAY_FULL";
 const FULL_CASES: &str = "4096";
 /// Set to `1`, it makes the tests of `forebay-io` have the kernel refuse io_uring to them.
 const REFUSE_IO_URING: &str = "FOREBAY_TEST_REFUSE_IO_URING";
-/// How a crate declares model checks that look inside it.
-const MODEL_INSIDE: &str = "#[cfg(all(test, forebay_model))] mod model;";
+/// How a crate declares model checks that look inside it, on lines of their own.
+const MODEL_INSIDE: [&str; 2] = ["#[cfg(all(test, forebay_model))]", "mod model;"];
 
 /// Runs everything that a change must pass.
 pub(crate) fn run(root: &Path, full: bool) -> io::Result<bool> {
@@ -32,7 +32,8 @@ pub(crate) fn model(root: &Path, full: bool) -> io::Result<bool> {
     let tree = Tree::load(root)?;
     let steps = model_steps(&tree, full);
     if steps.is_empty() {
-        println!("no crate has a `tests/model/main.rs` or declares `{MODEL_INSIDE}`");
+        let [when, module] = MODEL_INSIDE;
+        println!("no crate has a `tests/model/main.rs` or declares `{when} {module}`");
     }
     runner::run(root, &steps)
 }
@@ -101,9 +102,8 @@ fn model_steps(tree: &Tree, full: bool) -> Vec<Step> {
 fn has_model_inside(tree: &Tree, package: &Package) -> bool {
     let folder = package.path.replace("Cargo.toml", "src/");
     let declares = |text: &str| {
-        // However the declaration is laid out.
-        text.contains("forebay_model")
-            && text.split_whitespace().collect::<Vec<_>>().join(" ").contains(MODEL_INSIDE)
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        lines.windows(2).any(|two| two == MODEL_INSIDE)
     };
     tree.texts
         .iter()
