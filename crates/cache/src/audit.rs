@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::attributes::Class;
-use crate::header::{List, RETIRED, State, VALID};
+use crate::header::{List, RETIRED, VALID};
 use crate::inner::Inner;
 use crate::key::Key;
 use crate::lists::ghosts::{Ghost, GhostList};
@@ -19,7 +19,7 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) {
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
         let state = h.state();
-        if state == State(0) {
+        if state.is_free() {
             return;
         }
         in_use += 1;

@@ -16,7 +16,7 @@
 //! | 27 | `ON_SECOND`: the second level holds it | the second level's guard |
 //! | 28–30 | cause of retirement; all ones: orphaned, see `Inner::hold` | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
-//! | 32–63 | position in its sublist's ring (in no list: generation) | the publisher and the evictor, under the sublist's lock |
+//! | 32–63 | position in its sublist's ring (in no list, and when free: generation) | the publisher and the evictor, under the sublist's lock |
 //!
 //! The rules (proved under the model checker in `tests/model`):
 //!
@@ -89,6 +89,15 @@ impl State {
     pub(crate) fn anonymous(class: Class, generation: u32) -> Self {
         let generation = u64::from(generation) << POSITION_SHIFT;
         Self(PIN | ((class as u64) << CLASS_SHIFT) | generation)
+    }
+    /// A header that is not in use. It keeps its generation, so that a lookup that meets it free twice learns
+    /// whether it was used in between.
+    fn free(generation: u32) -> Self {
+        Self(u64::from(generation) << POSITION_SHIFT)
+    }
+    /// Whether the header is not in use.
+    pub(crate) fn is_free(self) -> bool {
+        self.0 & ((1 << POSITION_SHIFT) - 1) == 0
     }
     /// What of the state changes only with the use of the header, or when its block leaves its place: if
     /// it is the same twice, it was so in between.
@@ -166,7 +175,7 @@ impl State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0 == 0 {
+        if self.is_free() {
             return f.write_str("free");
         }
         write!(
@@ -365,7 +374,7 @@ impl<K: Copy, V> Header<K, V> {
     /// # Safety
     /// The caller owns the header alone.
     pub(crate) unsafe fn occupy(&self, key: K, weight: u32, value: Option<V>, class: Class) {
-        debug_assert_eq!(self.state.load(Ordering::Relaxed), 0);
+        debug_assert!(self.state().is_free());
         // SAFETY: a free header's key and value are nobody's but the caller's.
         unsafe {
             (*self.key.get()).write(key);
@@ -396,7 +405,7 @@ impl<K: Copy, V> Header<K, V> {
     pub(crate) unsafe fn retract(&self, has_value: bool) -> Option<V> {
         // SAFETY: by contract nobody else has seen the header, and the value was written.
         let value = has_value.then(|| unsafe { (*self.value.get()).assume_init_read() });
-        self.state.store(0, Ordering::Release);
+        self.set_free();
         value
     }
 
@@ -439,8 +448,13 @@ impl<K: Copy, V> Header<K, V> {
     /// The caller owns the header alone (rule 3), and it is out of the index and empty.
     pub(crate) unsafe fn vacate(&self) -> State {
         let state = State(self.state.load(Ordering::Relaxed));
-        self.state.store(0, Ordering::Release);
+        self.set_free();
         state
+    }
+
+    fn set_free(&self) {
+        let generation = self.generation.load(Ordering::Relaxed);
+        self.state.store(State::free(generation).0, Ordering::Release);
     }
 
     /// # Safety

@@ -375,6 +375,7 @@ impl<K: Copy, V> Slab<K, V> {
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
     use super::Slab;
+    use crate::attributes::Class;
 
     #[test]
     fn headers_are_distinct_found_by_id_and_their_memory_comes_back() {
@@ -398,5 +399,25 @@ mod tests {
         assert_eq!(slab.bytes(), 0, "{full} bytes at the most");
         slab.take().unwrap();
         assert_eq!(slab.in_use(), 1);
+    }
+
+    #[test]
+    fn a_free_header_tells_whether_it_was_used() {
+        let slab = Slab::<u64, u64>::new(1).unwrap();
+        let header = slab.take().unwrap();
+        // SAFETY: taken above, and the slab lives.
+        let h = unsafe { header.as_ref() };
+        let mut lives = vec![h.state().life()];
+        for _ in 0..3 {
+            // SAFETY: the header is this thread's alone, and free.
+            unsafe { h.occupy(7, 1, Some(7), Class::Data) };
+            // SAFETY: never announced, and occupied with a value.
+            unsafe { h.retract(true) };
+            assert!(h.state().is_free());
+            lives.push(h.state().life());
+        }
+        lives.dedup();
+        // A lookup that found the same life twice would take the block for absent in between.
+        assert_eq!(lives.len(), 4, "{lives:?}");
     }
 }
