@@ -1,8 +1,9 @@
 //! What a root costs a request, as the counting build counts it: `--features counting`.
 #![cfg(feature = "counting")]
 
+use forebay_base::sync::Arc;
 use forebay_base::sync::count::{self, Counts};
-use forebay_io::{Device, Request};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Request, Roots};
 
 use crate::double::Double;
 use crate::roots::set;
@@ -44,4 +45,20 @@ fn a_root_takes_no_lock_and_one_update_each_way() {
     });
     assert_eq!((lots.locks, lots.rmw), (0, 9 * REQUESTS));
     assert_eq!(roots.stats().total_in_flight(), 0);
+}
+
+#[test]
+fn a_submit_under_a_root_takes_its_lane_and_no_other_lock() {
+    const SUBMITS: u64 = 4;
+    // Long enough that none ends, and returns its permit, while the others are submitted.
+    let options = MemoryOptions { latency_ns: 1_000_000_000, lanes: 1, ..MemoryOptions::default() };
+    let device = Arc::new(MemoryDevice::new("counted", 1 << 20, &options).unwrap());
+    let roots = Roots::new(device.clone(), 2);
+    let submit = || roots.submit(Request::flush().on_done(|_| {}));
+    // The first one leases a lot of permits.
+    submit();
+    let before = count::thread().locks;
+    (0..SUBMITS).for_each(|_| submit());
+    assert_eq!(count::thread().locks - before, SUBMITS);
+    roots.drain().unwrap();
 }
