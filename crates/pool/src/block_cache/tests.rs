@@ -1,0 +1,140 @@
+//! The bound under dirty data and I/O memory.
+
+use forebay_base::sync::{Arc, thread};
+use forebay_cache::Attributes;
+use zerocopy::little_endian::U64;
+
+use super::{BlockCache, BlockCacheOptions, BlockKey, MEMORY_MARGIN_BYTES};
+use crate::error::ErrorKind;
+use crate::format::{BlockPtrPhys, Dva, DvaPhys};
+
+const BOUND: u64 = 16 << 20;
+const BLOCK: usize = 64 << 10;
+
+fn cache() -> Arc<BlockCache> {
+    let options = BlockCacheOptions { bytes: BOUND, seed: Some(9), ..Default::default() };
+    BlockCache::new(options).unwrap()
+}
+
+fn key(n: u64) -> BlockKey {
+    let copies = [DvaPhys::new(Dva { device: 0, offset: (n + 1) * 512 }), DvaPhys::NONE];
+    let bp = BlockPtrPhys { copies, birth_txg: U64::new(n), ..BlockPtrPhys::HOLE };
+    BlockKey::new(forebay_cache::OwnerId::NONE, &bp)
+}
+
+/// Puts in as many blocks as fit twice.
+fn fill(cache: &BlockCache) {
+    for n in 0..2 * BOUND / BLOCK as u64 {
+        let block = cache.alloc(BLOCK).unwrap();
+        drop(cache.cache().insert_with(key(n), block, Attributes::DATA));
+    }
+}
+
+fn cached_bytes(cache: &BlockCache) -> u64 {
+    cache
+        .cache()
+        .stats()
+        .states
+        .iter()
+        .filter(|s| !s.state.ends_with("ghost"))
+        .map(|s| s.bytes)
+        .sum()
+}
+
+/// Waits until the cache holds at most so much; the reclaimer has a thread of its own.
+fn shrinks_to(cache: &BlockCache, bytes: u64) -> bool {
+    (0..1_000_000).any(|_| {
+        thread::yield_now();
+        cached_bytes(cache) <= bytes
+    })
+}
+
+/// Waits until the cache may hold most of its bound.
+fn has_room_again(cache: &BlockCache) -> bool {
+    cache.cache().resize(BOUND);
+    (0..1_000_000).any(|_| {
+        thread::yield_now();
+        cache.cache().stats().capacity > BOUND / 2
+    })
+}
+
+#[test]
+fn dirty_bytes_leave_less_room_for_blocks() {
+    let cache = cache();
+    fill(&cache);
+    assert!(cached_bytes(&cache) > BOUND / 2);
+    cache.add_dirty(BOUND * 3 / 4);
+    cache.cache().resize(BOUND);
+    assert!(shrinks_to(&cache, BOUND / 4));
+    cache.sub_dirty(BOUND * 3 / 4);
+    assert_eq!(cache.dirty_bytes(), 0);
+    assert!(has_room_again(&cache));
+    fill(&cache);
+    assert!(cached_bytes(&cache) > BOUND / 2);
+    cache.cache().audit();
+}
+
+#[test]
+fn blocks_make_room_for_io() {
+    let cache = cache();
+    fill(&cache);
+    // As much as there is beside the cache, and more: blocks must go for it.
+    let wanted = (MEMORY_MARGIN_BYTES + BOUND / 4 + BOUND / 2) as usize;
+    let held: Vec<_> = (0..wanted / BLOCK).map(|_| cache.alloc(BLOCK).unwrap()).collect();
+    assert!(cached_bytes(&cache) < BOUND * 3 / 4);
+    // And when nothing is left that could go, that is an error after a while.
+    let mut more = Vec::new();
+    let error = loop {
+        match cache.alloc(BLOCK) {
+            Ok(buffer) => more.push(buffer),
+            Err(error) => break error,
+        }
+        assert!(more.len() * BLOCK <= BOUND as usize, "more than the limit");
+    };
+    assert_eq!(error.kind(), ErrorKind::NoMemory);
+    drop(held);
+    drop(more);
+    // The cache has its room back.
+    assert!(has_room_again(&cache));
+    fill(&cache);
+    assert!(cached_bytes(&cache) > BOUND / 2);
+    cache.cache().audit();
+}
+
+#[test]
+fn lengths_that_cannot_be_are_errors_at_once() {
+    let cache = cache();
+    assert_eq!(cache.alloc(0).unwrap_err().kind(), ErrorKind::NoMemory);
+    assert_eq!(cache.alloc(usize::MAX).unwrap_err().kind(), ErrorKind::NoMemory);
+}
+
+#[test]
+fn what_cannot_be_built_says_why() {
+    let build = |options| BlockCache::new(options).map(drop).unwrap_err();
+    let error = build(BlockCacheOptions { bytes: 4096, ..Default::default() });
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let tunables = vec![("no_such".to_owned(), "1".to_owned())];
+    let error = build(BlockCacheOptions { bytes: BOUND, tunables, ..Default::default() });
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("no_such"), "{error}");
+}
+
+#[test]
+fn keys_differ_by_place_birth_and_owner() {
+    let bp = |offset, birth| BlockPtrPhys {
+        copies: [DvaPhys::new(Dva { device: 3, offset }), DvaPhys::NONE],
+        birth_txg: U64::new(birth),
+        ..BlockPtrPhys::HOLE
+    };
+    let owners = [0, 1, 4095].map(forebay_cache::OwnerId::from_raw);
+    let mut keys = std::collections::BTreeSet::new();
+    for owner in owners {
+        for birth in [0, 1, super::BIRTH_END - 1] {
+            for offset in [512, 1024] {
+                let key = BlockKey::new(owner, &bp(offset, birth));
+                assert_eq!(forebay_cache::Key::owner(&key), owner);
+                assert!(keys.insert(key));
+            }
+        }
+    }
+}

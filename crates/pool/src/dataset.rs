@@ -1,0 +1,203 @@
+//! Datasets and what is in them: objects and directories, as users of the library see them.
+
+use forebay_base::sync::{Arc, Mutex, Weak};
+use hashbrown::HashMap;
+use zerocopy::{FromBytes, FromZeros};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode,
+};
+use crate::object::Leaves;
+use crate::objset::{Objset, WriteSettings};
+use crate::store::Store;
+use crate::sync::SyncContext;
+use crate::zap::Zap;
+
+/// Records of objects have at least this many bytes.
+pub const RECORD_BYTES_MIN: u32 = 4 << 10;
+/// Records of objects have at most this many bytes.
+pub const RECORD_BYTES_MAX: u32 = 1 << 20;
+
+/// How a dataset is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct DatasetSettings {
+    /// Size of a record of new objects in bytes: a power of two from [`RECORD_BYTES_MIN`] to [`RECORD_BYTES_MAX`].
+    pub record_bytes: u32,
+    /// Compression of data that is written from now on.
+    pub data_compression: Compression,
+    /// Copies of data that is written from now on: 1 or 2.
+    pub data_copies: u8,
+    /// Compression of metadata that is written from now on.
+    pub metadata_compression: Compression,
+    /// Copies of metadata that is written from now on: 1 or 2.
+    pub metadata_copies: u8,
+    /// What RAM caches of it.
+    pub cache: CacheMode,
+    /// When an fsync returns.
+    pub sync: SyncMode,
+}
+
+impl Default for DatasetSettings {
+    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached, fsync by the intent log.
+    fn default() -> Self {
+        Self {
+            record_bytes: 128 << 10,
+            data_compression: Compression::Off,
+            data_copies: 1,
+            metadata_compression: Compression::Lz4,
+            metadata_copies: 2,
+            cache: CacheMode::All,
+            sync: SyncMode::Log,
+        }
+    }
+}
+
+impl DatasetSettings {
+    pub(crate) fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        let record = self.record_bytes;
+        if !record.is_power_of_two() || !(RECORD_BYTES_MIN..=RECORD_BYTES_MAX).contains(&record) {
+            return invalid(format!(
+                "records of {record} bytes: take a power of two from {RECORD_BYTES_MIN} to {RECORD_BYTES_MAX}"
+            ));
+        }
+        for copies in [self.data_copies, self.metadata_copies] {
+            if !(1..=2).contains(&copies) {
+                return invalid(format!("{copies} copies: take 1 or 2"));
+            }
+        }
+        Ok(())
+    }
+
+    fn of(phys: &DatasetPhys) -> Result<Self> {
+        let parse = || {
+            Some(Self {
+                record_bytes: 1u32.checked_shl(u32::from(phys.record_shift))?,
+                data_compression: Compression::from_raw(phys.data_compression)?,
+                data_copies: phys.data_copies,
+                metadata_compression: Compression::from_raw(phys.metadata_compression)?,
+                metadata_copies: phys.metadata_copies,
+                cache: CacheMode::from_raw(phys.cache)?,
+                sync: SyncMode::from_raw(phys.sync)?,
+            })
+        };
+        let settings = parse().filter(|settings| settings.check().is_ok());
+        settings.ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, "the settings of a dataset make no sense")
+        })
+    }
+
+    fn put(&self, phys: &mut DatasetPhys) {
+        phys.record_shift = self.record_bytes.trailing_zeros() as u8;
+        phys.data_compression = self.data_compression as u8;
+        phys.data_copies = self.data_copies;
+        phys.metadata_compression = self.metadata_compression as u8;
+        phys.metadata_copies = self.metadata_copies;
+        phys.cache = self.cache as u8;
+        phys.sync = self.sync as u8;
+    }
+
+    pub(crate) fn write_settings(&self) -> WriteSettings {
+        WriteSettings {
+            data_compression: self.data_compression,
+            data_copies: self.data_copies,
+            metadata_compression: self.metadata_compression,
+            metadata_copies: self.metadata_copies,
+        }
+    }
+}
+
+/// A dataset that is open. All handles of it share this.
+pub(crate) struct Inner {
+    pub(crate) name: String,
+    /// Its number among the pool's own objects.
+    pub(crate) number: u64,
+    pub(crate) guid: u64,
+    pub(crate) objset: Arc<Objset>,
+    phys: Mutex<DatasetPhys>,
+    logs: bool,
+    /// Directories that are open: each has its state in memory once.
+    directories: Mutex<HashMap<u64, Weak<Zap<Leaves>>>>,
+}
+
+impl Inner {
+    /// A dataset as it lies in the attributes of its object.
+    pub(crate) fn open(
+        store: Store,
+        (name, number): (&str, u64),
+        attributes: &[u8],
+        seed: u64,
+    ) -> Result<Arc<Self>> {
+        let doing = |error: Error| error.doing(format_args!("dataset {name}"));
+        let phys = DatasetPhys::read_from_bytes(attributes).map_err(|_| {
+            doing(Error::new(ErrorKind::Corrupt, "its object has no such attributes"))
+        })?;
+        let settings = DatasetSettings::of(&phys).map_err(doing)?;
+        let objset = Objset::new(store, &phys.objset, settings.write_settings(), seed).map_err(doing)?;
+        Ok(Arc::new(Self {
+            name: name.to_owned(),
+            number,
+            guid: phys.guid.get(),
+            objset,
+            phys: Mutex::named("dataset", phys),
+            logs: settings.sync == SyncMode::Log,
+            directories: Mutex::named("directories", HashMap::new()),
+        }))
+    }
+
+    /// The settings among the attributes of a dataset's object.
+    pub(crate) fn settings_of(attributes: &[u8]) -> Result<DatasetSettings> {
+        let phys = DatasetPhys::read_from_bytes(attributes);
+        let phys = phys.map_err(|_| {
+            Error::new(ErrorKind::Corrupt, "a dataset's object has no such attributes")
+        })?;
+        DatasetSettings::of(&phys)
+    }
+
+    /// The attributes of a new dataset's object.
+    pub(crate) fn new_phys(settings: &DatasetSettings, guid: u64, txg: u64) -> Result<DatasetPhys> {
+        settings.check()?;
+        let mut phys = DatasetPhys::new_zeroed();
+        settings.put(&mut phys);
+        phys.guid = guid.into();
+        phys.created_txg = txg.into();
+        Ok(phys)
+    }
+
+    /// Writes what a group has changed. Returns the new attributes of its object, if they are new.
+    pub(crate) fn sync(&self, ctx: &mut SyncContext<'_>) -> Result<Option<DatasetPhys>> {
+        let objset = self.objset.sync(ctx);
+        let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
+        let mut phys = self.phys.lock();
+        Ok(objset.map(|objset| {
+            phys.objset = objset;
+            *phys
+        }))
+    }
+
+    pub(crate) fn settings(&self) -> Result<DatasetSettings> {
+        DatasetSettings::of(&self.phys.lock())
+    }
+
+    /// Whether changes are noted for the intent log.
+    pub(crate) fn logs(&self) -> bool {
+        self.logs
+    }
+
+    pub(crate) fn directory(&self, number: u64) -> Result<Arc<Zap<Leaves>>> {
+        let mut open = self.directories.lock();
+        if let Some(zap) = open.get(&number).and_then(Weak::upgrade) {
+            return Ok(zap);
+        }
+        let node = self.objset.open(number)?;
+        if node.kind != ObjectKind::Zap {
+            let text = format!("object {number} is no directory");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let zap = Arc::new(Zap::open(Leaves(node))?);
+        open.retain(|_, zap| zap.strong_count() > 0);
+        open.insert(number, Arc::downgrade(&zap));
+        Ok(zap)
+    }
+}

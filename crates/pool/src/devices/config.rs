@@ -1,0 +1,249 @@
+//! What a label says, as a value, and its bytes.
+//!
+//! A label that is sound may still say what cannot be: who reads one checks every number before it
+//! is used.
+
+use forebay_base::rng::SmallRng;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use super::open::HostId;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::{
+    FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_DEVICES, MAX_FEATURES, MAX_NODES, MIN_DEVICE_BYTES,
+    NAME_BYTES, NO_PARENT, NodeKind, NodePhys, STATE_ACTIVE, STATE_EXPORTED, VERSION,
+};
+
+/// Features that this code knows. A label that names another one is refused.
+pub(crate) const FEATURES: [&str; 0] = [];
+
+/// A device as the configuration knows it; its number is its place in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceConfig {
+    pub(crate) guid: u64,
+    /// Bytes that the pool uses, labels included.
+    pub(crate) size_bytes: u64,
+}
+
+/// The configuration of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) pool_guid: u64,
+    pub(crate) pool_name: String,
+    /// Grows with each change.
+    pub(crate) generation: u64,
+    /// A transaction group that was durable when it was written.
+    pub(crate) txg: u64,
+    /// Whether a host has the pool imported.
+    pub(crate) active: bool,
+    /// The host that has it, or had it last.
+    pub(crate) host: HostId,
+    pub(crate) sector_bytes: u32,
+    pub(crate) features: Vec<String>,
+    pub(crate) devices: Vec<DeviceConfig>,
+}
+
+/// A configuration, and whose it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub(crate) config: Config,
+    /// Number of the device.
+    pub(crate) number: u16,
+}
+
+/// A number that names something for ever.
+pub(crate) fn new_guid(rng: &mut SmallRng) -> u64 {
+    rng.next_u64().max(1)
+}
+
+/// Checks the name of a pool.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] says what is wrong.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let wrong = if name.is_empty() {
+        "is empty"
+    } else if name.len() > NAME_BYTES {
+        "is longer than 64 bytes"
+    } else if name.chars().any(|c| c.is_control() || c == '/') {
+        "has a slash or a control character"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Invalid, format!("the pool's name {name:?} {wrong}")))
+}
+
+impl Config {
+    /// The label of the device of that number, which is one of the configuration's.
+    pub(crate) fn encode(&self, number: u16) -> LabelPhys {
+        assert!(self.devices.len() <= MAX_DEVICES, "more devices than a pool can have");
+        assert!(self.features.len() <= MAX_FEATURES, "more features than a label can name");
+        let mut label = LabelPhys::empty();
+        label.sector_bytes = U32::new(self.sector_bytes);
+        label.pool_guid = U64::new(self.pool_guid);
+        label.device_guid = U64::new(self.devices[usize::from(number)].guid);
+        label.generation = U64::new(self.generation);
+        label.txg = U64::new(self.txg);
+        label.host_id = U64::new(self.host.id);
+        label.device_number = U16::new(number);
+        label.device_count = U16::new(self.devices.len() as u16);
+        label.node_count = U16::new(self.devices.len() as u16 + 1);
+        label.feature_count = U16::new(self.features.len() as u16);
+        label.state = if self.active { STATE_ACTIVE } else { STATE_EXPORTED };
+        put_text(&mut label.pool_name, &self.pool_name);
+        put_text(&mut label.host_name, &self.host.name);
+        for (feature, name) in label.features.iter_mut().zip(&self.features) {
+            put_text(feature, name);
+        }
+        label.nodes[0].guid = U64::new(self.pool_guid);
+        label.nodes[0].parent = U16::new(NO_PARENT);
+        label.nodes[0].kind = NodeKind::Stripe as u8;
+        for (number, device) in self.devices.iter().enumerate() {
+            let node = &mut label.nodes[number + 1];
+            node.guid = U64::new(device.guid);
+            node.size_bytes = U64::new(device.size_bytes);
+            node.number = U16::new(number as u16);
+            node.kind = NodeKind::Disk as u8;
+        }
+        label.seal();
+        label
+    }
+}
+
+impl Label {
+    /// What `label`, found on the device called `name`, says; `None` if it is not sound.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if a newer version wrote it or needs to be known,
+    /// [`ErrorKind::Corrupt`] if it says what cannot be.
+    pub(crate) fn decode(label: &LabelPhys, name: &str) -> Result<Option<Self>> {
+        if !label.is_sound() {
+            return Ok(None);
+        }
+        check_versions(label, name)?;
+        match Self::decode_checked(label) {
+            Ok(label) => Ok(Some(label)),
+            Err(error) => Err(error.doing(format_args!("{name}: its label"))),
+        }
+    }
+
+    fn decode_checked(label: &LabelPhys) -> Result<Self> {
+        let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
+        let sector_bytes = label.sector_bytes.get();
+        if !sector_bytes.is_power_of_two() || !(512..=4096).contains(&sector_bytes) {
+            return corrupt(format!("sectors of {sector_bytes} bytes"));
+        }
+        let devices = decode_nodes(label)?;
+        let number = label.device_number.get();
+        match devices.get(usize::from(number)) {
+            Some(device) if device.guid == label.device_guid.get() => {}
+            _ => return corrupt(format!("device {number} is not among its devices")),
+        }
+        let active = match label.state {
+            STATE_EXPORTED => false,
+            STATE_ACTIVE => true,
+            other => return corrupt(format!("state {other}")),
+        };
+        let host = HostId { id: label.host_id.get(), name: text_of(&label.host_name) };
+        let named = label.features.iter().take(usize::from(label.feature_count.get()));
+        let config = Config {
+            pool_guid: label.pool_guid.get(),
+            pool_name: text_of(&label.pool_name),
+            generation: label.generation.get(),
+            txg: label.txg.get(),
+            active,
+            host,
+            sector_bytes,
+            features: named.map(|name| text_of(name)).collect(),
+            devices,
+        };
+        Ok(Self { config, number })
+    }
+}
+
+fn check_versions(label: &LabelPhys, name: &str) -> Result<()> {
+    let unsupported = |text| Err(Error::new(ErrorKind::Unsupported, text));
+    let (pool, version) = (text_of(&label.pool_name), label.version.get());
+    if version != VERSION {
+        return unsupported(format!(
+            "{name}: pool {pool:?} has version {version}, this code knows {VERSION}; import it with a newer one"
+        ));
+    }
+    let count = usize::from(label.feature_count.get()).min(MAX_FEATURES);
+    let names = label.features[..count].iter().map(|name| text_of(name));
+    let unknown: Vec<_> = names.filter(|name| !FEATURES.contains(&name.as_str())).collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let unknown = unknown.join(", ");
+    unsupported(format!(
+        "{name}: pool {pool:?} uses what this code does not know ({unknown}); import it with a newer one"
+    ))
+}
+
+/// The devices by number, from the tree.
+fn decode_nodes(label: &LabelPhys) -> Result<Vec<DeviceConfig>> {
+    let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
+    let (count, nodes) = (usize::from(label.device_count.get()), label.node_count.get());
+    if count == 0 || count > MAX_DEVICES || usize::from(nodes) > MAX_NODES {
+        return corrupt(format!("{count} devices in {nodes} nodes"));
+    }
+    let mut devices: Vec<Option<DeviceConfig>> = vec![None; count];
+    for (at, node) in label.nodes[..usize::from(nodes)].iter().enumerate() {
+        let Some(kind) = NodeKind::from_raw(node.kind) else {
+            let text = format!("node {at} is of kind {}, which this code does not know", node.kind);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        // One stripe, and disks under it: nothing else is written by this version.
+        let fits = match kind {
+            NodeKind::Stripe => at == 0 && node.parent.get() == NO_PARENT,
+            NodeKind::Disk => at > 0 && node.parent.get() == 0,
+        };
+        if !fits {
+            return corrupt(format!("node {at} ({node:?}) is out of place"));
+        }
+        if kind == NodeKind::Disk {
+            place_device(&mut devices, node)?;
+        }
+    }
+    let devices: Vec<_> = devices.into_iter().flatten().collect();
+    if devices.len() != count {
+        return corrupt(format!("{count} devices, of which {} are described", devices.len()));
+    }
+    Ok(devices)
+}
+
+fn place_device(devices: &mut [Option<DeviceConfig>], node: &NodePhys) -> Result<()> {
+    let corrupt = |text: String| Err(Error::new(ErrorKind::Corrupt, text));
+    let (guid, size_bytes) = (node.guid.get(), node.size_bytes.get());
+    // Addresses reach this far.
+    let most = 1 << 57;
+    if size_bytes % LABEL_BYTES != 0 || !(MIN_DEVICE_BYTES..most).contains(&size_bytes) {
+        return corrupt(format!("a device of {size_bytes} bytes"));
+    }
+    if devices.iter().flatten().any(|other| other.guid == guid) {
+        return corrupt(format!("two devices {guid:#x}"));
+    }
+    match devices.get_mut(usize::from(node.number.get())) {
+        Some(slot @ None) => *slot = Some(DeviceConfig { guid, size_bytes }),
+        _ => return corrupt(format!("device number {} out of place", node.number)),
+    }
+    Ok(())
+}
+
+/// Writes a text, cut at a character if it is too long, and zeros after it.
+fn put_text(to: &mut [u8], text: &str) {
+    let mut len = text.len().min(to.len());
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    to.fill(0);
+    to[..len].copy_from_slice(&text.as_bytes()[..len]);
+}
+
+/// The text up to the first zero; what is no text is replaced.
+fn text_of(bytes: &[u8]) -> String {
+    let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+const _: () = assert!(FEATURE_BYTES <= NAME_BYTES);

@@ -1,0 +1,277 @@
+//! Reading and writing of labels and uberblocks.
+//!
+//! # Invariants
+//!
+//! - A change of the configuration reaches all front labels, durably, before the first back label
+//!   is touched. So each device always has a sound label, the older or the newer.
+//! - An uberblock is written to its slot in both labels of all devices, which held the one of
+//!   [`RING_SLOTS`] groups before.
+//!
+//! # What it does not do
+//!
+//! It does not look for a back label elsewhere than at the device's end, and where a sound front
+//! label says that the device ended: if a device has grown and its front label is lost, so is the
+//! device.
+
+use forebay_base::arena::Buffer;
+use forebay_io::{Device, Priority, Request};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::config::{Config, Label};
+use super::{Devices, Member, usable_bytes};
+use crate::block_cache::BlockCache;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BlockPtrPhys;
+use crate::format::label::{
+    LABEL_BYTES, LabelPhys, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys, VERSION,
+};
+
+/// A root of the pool: as of one transaction group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Uberblock {
+    pub(crate) txg: u64,
+    /// When it was written, by the clock of whoever did, in nanoseconds; for people.
+    pub(crate) time_ns: u64,
+    pub(crate) root: BlockPtrPhys,
+    /// Devices that the pool had.
+    pub(crate) device_count: u16,
+}
+
+fn back_of(size_bytes: u64) -> u64 {
+    size_bytes - LABEL_BYTES
+}
+
+/// Submits a request to each device at once, waits for all, and returns the first failure.
+fn run_all<'a>(requests: impl Iterator<Item = (&'a dyn Device, Request)>) -> Result<()> {
+    let pending: Vec<_> = requests
+        .map(|(device, request)| {
+            let (request, pending) = request.pending();
+            device.submit(request);
+            (device, pending)
+        })
+        .collect();
+    let ends = pending.into_iter().map(|(device, pending)| pending.wait(device).result);
+    // All are waited for, whichever failed.
+    let ends: Vec<_> = ends.collect();
+    ends.into_iter().collect::<Result<(), _>>().map_err(Error::from)
+}
+
+/// Makes durable what has been written to these devices.
+pub(super) fn flush(members: &[&Member]) -> Result<()> {
+    run_all(members.iter().map(|member| (&**member.device(), Request::flush())))
+}
+
+/// Writes the label of each device, without flushing: at its front, or at its back.
+fn write_configs(
+    members: &[&Member],
+    config: &Config,
+    at_back: bool,
+    memory: &BlockCache,
+) -> Result<()> {
+    let mut requests = Vec::with_capacity(members.len());
+    for member in members {
+        let mut buffer = memory.alloc(SLOT_BYTES)?;
+        buffer.copy_from_slice(config.encode(member.number()).as_bytes());
+        let offset = if at_back { back_of(member.size_bytes()) } else { 0 };
+        let request = Request::write(offset, buffer).with_priority(Priority::SyncWrite);
+        requests.push((&**member.device(), request));
+    }
+    run_all(requests.into_iter())
+}
+
+/// Clears both labels of new devices, and writes the configuration into them. Durable when it
+/// returns.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if a device fails, [`ErrorKind::NoMemory`].
+pub(crate) fn format(members: &[&Member], config: &Config, memory: &BlockCache) -> Result<()> {
+    for member in members {
+        clear(member, 0, memory)?;
+        clear(member, back_of(member.size_bytes()), memory)?;
+    }
+    // An older pool's labels are gone before the first new one is there.
+    flush(members)?;
+    write_configs(members, config, false, memory)?;
+    write_configs(members, config, true, memory)?;
+    flush(members)
+}
+
+fn clear(member: &Member, offset: u64, memory: &BlockCache) -> Result<()> {
+    let zeros = memory.alloc_zeroed(LABEL_BYTES as usize)?;
+    let request = Request::write(offset, zeros).with_priority(Priority::SyncWrite);
+    Ok(member.device().run(request).result?)
+}
+
+/// Writes a changed configuration to all devices, with the next generation. Durable when it
+/// returns.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if a device fails: some labels are the older, some the newer ones.
+/// [`ErrorKind::NoMemory`].
+pub(crate) fn update_config(
+    devices: &Devices,
+    config: &mut Config,
+    memory: &BlockCache,
+) -> Result<()> {
+    config.generation += 1;
+    let members: Vec<&Member> = devices.iter().collect();
+    assert_eq!(members.len(), config.devices.len(), "a configuration of other devices");
+    for at_back in [false, true] {
+        write_configs(&members, config, at_back, memory)?;
+        flush(&members)?;
+    }
+    Ok(())
+}
+
+/// Lets the pool use a device that has grown to its end: clears the place of its new back label,
+/// and updates the configuration. Returns the new size; the same if it has not grown.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if there is no such device; [`ErrorKind::Device`];
+/// [`ErrorKind::NoMemory`].
+pub(crate) fn expand(
+    devices: &Devices,
+    number: u16,
+    config: &mut Config,
+    memory: &BlockCache,
+) -> Result<u64> {
+    let none = || Error::new(ErrorKind::Invalid, format!("the pool has no device {number}"));
+    let member = devices.get(number).ok_or_else(none)?;
+    let size_bytes = usable_bytes(&**member.device());
+    if size_bytes <= member.size_bytes() {
+        return Ok(member.size_bytes());
+    }
+    // Whatever lies there may look like a label of long ago.
+    clear(member, back_of(size_bytes), memory)?;
+    flush(&[member])?;
+    let size_bytes = devices.expand(number)?;
+    config.devices[usize::from(number)].size_bytes = size_bytes;
+    update_config(devices, config, memory)?;
+    Ok(size_bytes)
+}
+
+/// The newest label of a device: of its front or its back; `None` if neither is sound.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if a newer version wrote it; [`ErrorKind::Corrupt`] if it says what
+/// cannot be, and the other one does not help; [`ErrorKind::Device`] if the device cannot be read;
+/// [`ErrorKind::NoMemory`].
+pub(crate) fn read(device: &dyn Device, memory: &BlockCache) -> Result<Option<Label>> {
+    let size_bytes = usable_bytes(device);
+    if size_bytes < 2 * LABEL_BYTES {
+        return Ok(None);
+    }
+    let front = read_one(device, 0, memory);
+    let back = read_one(device, back_of(size_bytes), memory);
+    let mut found = vec![front, back];
+    // A device that has grown: its back label is where it ended.
+    if let Ok(Some(label)) = &found[0] {
+        let ended = label.config.devices[usize::from(label.number)].size_bytes;
+        if ended < size_bytes {
+            found.push(read_one(device, back_of(ended), memory));
+        }
+    }
+    let sound = found.iter().flatten().flatten();
+    if let Some(newest) = sound.max_by_key(|label| label.config.generation) {
+        return Ok(Some(newest.clone()));
+    }
+    // No sound one: the first reason, if there is one.
+    found.into_iter().find(Result::is_err).unwrap_or(Ok(None))
+}
+
+fn read_one(device: &dyn Device, offset: u64, memory: &BlockCache) -> Result<Option<Label>> {
+    let bytes = read_at(device, offset, SLOT_BYTES, memory)?;
+    match LabelPhys::ref_from_bytes(&bytes) {
+        Ok(label) => Label::decode(label, &device.info().name),
+        Err(_) => Ok(None),
+    }
+}
+
+fn read_at(device: &dyn Device, offset: u64, len: usize, memory: &BlockCache) -> Result<Buffer> {
+    let request = Request::read(offset, memory.alloc(len)?);
+    Ok(device.run(request).into_buffer()?)
+}
+
+/// Writes the uberblock of a transaction group to both labels of all devices, all at once. Durable
+/// when it returns.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if a device fails: the uberblock is on some, all or none of them.
+/// [`ErrorKind::NoMemory`].
+pub(crate) fn write_uberblock(
+    devices: &Devices,
+    pool_guid: u64,
+    uberblock: &Uberblock,
+    memory: &BlockCache,
+) -> Result<()> {
+    let mut phys = UberblockPhys::empty();
+    phys.device_count = U32::new(u32::from(uberblock.device_count));
+    phys.pool_guid = U64::new(pool_guid);
+    phys.txg = U64::new(uberblock.txg);
+    phys.time_ns = U64::new(uberblock.time_ns);
+    phys.root = uberblock.root;
+    phys.seal();
+    let slot = RING_OFFSET + uberblock.txg % RING_SLOTS * SLOT_BYTES as u64;
+    let members: Vec<&Member> = devices.iter().collect();
+    let mut requests = Vec::with_capacity(2 * members.len());
+    for member in &members {
+        for label in [0, back_of(member.size_bytes())] {
+            let mut buffer = memory.alloc(SLOT_BYTES)?;
+            buffer.copy_from_slice(phys.as_bytes());
+            let request = Request::write(label + slot, buffer).with_priority(Priority::SyncWrite);
+            requests.push((&**member.device(), request));
+        }
+    }
+    run_all(requests.into_iter())?;
+    flush(&members)
+}
+
+/// All sound uberblocks of a pool, from all labels: the newest first, each once. What cannot be
+/// read is passed over: other labels have the same.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if a newer version wrote one; [`ErrorKind::NoMemory`].
+pub(crate) fn best_uberblocks(
+    devices: &[(&dyn Device, u64)],
+    pool_guid: u64,
+    memory: &BlockCache,
+) -> Result<Vec<Uberblock>> {
+    let mut found: Vec<Uberblock> = Vec::new();
+    for (device, size_bytes) in devices {
+        for label in [0, back_of(*size_bytes)] {
+            let len = RING_SLOTS as usize * SLOT_BYTES;
+            match read_at(*device, label + RING_OFFSET, len, memory) {
+                Ok(ring) => read_ring(&ring, pool_guid, &device.info().name, &mut found)?,
+                Err(error) if error.kind() == ErrorKind::Device => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    found.sort_by_key(|uberblock| std::cmp::Reverse(uberblock.txg));
+    Ok(found)
+}
+
+fn read_ring(ring: &[u8], pool_guid: u64, name: &str, found: &mut Vec<Uberblock>) -> Result<()> {
+    for (slot, bytes) in ring.chunks_exact(SLOT_BYTES).enumerate() {
+        let Ok(phys) = UberblockPhys::ref_from_bytes(bytes) else { continue };
+        let mine = phys.is_sound() && phys.pool_guid.get() == pool_guid;
+        if !mine || phys.txg.get() % RING_SLOTS != slot as u64 {
+            continue;
+        }
+        let version = phys.version.get();
+        if version != VERSION {
+            let text = format!(
+                "{name}: an uberblock of version {version}, this code knows {VERSION}; use a newer one"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let Ok(device_count) = u16::try_from(phys.device_count.get()) else { continue };
+        let (txg, time_ns) = (phys.txg.get(), phys.time_ns.get());
+        let uberblock = Uberblock { txg, time_ns, root: phys.root, device_count };
+        if !found.contains(&uberblock) {
+            found.push(uberblock);
+        }
+    }
+    Ok(())
+}

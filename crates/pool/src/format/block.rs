@@ -1,0 +1,267 @@
+//! Block pointers: where a block is, how to know that it is right, and how to unpack it.
+
+use std::fmt;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Addresses on devices count units of this many bytes, whatever the device's sector is.
+pub const SECTOR_UNIT: u64 = 512;
+
+const DEVICE_SHIFT: u32 = 48;
+const UNIT_MASK: u64 = (1 << DEVICE_SHIFT) - 1;
+
+/// A device address: the number of a device and an offset on it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dva {
+    /// Number of the device in the pool.
+    pub device: u16,
+    /// Bytes from the device's beginning; a multiple of [`SECTOR_UNIT`].
+    pub offset: u64,
+}
+
+impl fmt::Debug for Dva {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{:#x}", self.device, self.offset)
+    }
+}
+
+impl fmt::Display for Dva {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A [`Dva`] in eight bytes: device in the upper 16 bits, offset in units of [`SECTOR_UNIT`] below.
+/// Zero is no address, since a label lies there.
+#[derive(
+    Clone, Copy, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(transparent)]
+pub struct DvaPhys(U64);
+
+const _: () = assert!(size_of::<DvaPhys>() == 8);
+
+impl DvaPhys {
+    /// No address.
+    pub const NONE: Self = Self(U64::ZERO);
+
+    /// # Panics
+    /// If the offset is no multiple of [`SECTOR_UNIT`] or past what 48 bits of units can say.
+    pub fn new(dva: Dva) -> Self {
+        assert!(dva.offset.is_multiple_of(SECTOR_UNIT), "{dva} is not aligned");
+        let units = dva.offset / SECTOR_UNIT;
+        assert!(units <= UNIT_MASK, "{dva} is out of reach");
+        Self(U64::new(u64::from(dva.device) << DEVICE_SHIFT | units))
+    }
+
+    /// The address, if there is one.
+    pub fn get(self) -> Option<Dva> {
+        let raw = self.0.get();
+        (raw != 0).then(|| Dva {
+            device: (raw >> DEVICE_SHIFT) as u16,
+            offset: (raw & UNIT_MASK) * SECTOR_UNIT,
+        })
+    }
+
+    /// As it is stored.
+    pub fn raw(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Debug for DvaPhys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.get() {
+            Some(dva) => write!(f, "{dva}"),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+/// How a block's bytes are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Compression {
+    /// As they are.
+    #[default]
+    Off = 0,
+    /// LZ4, block format, without a size in front.
+    Lz4 = 1,
+    /// Zstandard, one frame.
+    Zstd = 2,
+}
+
+impl Compression {
+    /// From its number on disk.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Off,
+            1 => Self::Lz4,
+            2 => Self::Zstd,
+            _ => return None,
+        })
+    }
+}
+
+/// How a block is verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Checksum {
+    /// XXH3, 128 bits, of the bytes on the device.
+    #[default]
+    Xxh3 = 0,
+}
+
+impl Checksum {
+    /// From its number on disk.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        (raw == 0).then_some(Self::Xxh3)
+    }
+}
+
+/// What a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum BlockKind {
+    /// Bytes of an object.
+    Data = 0,
+    /// Block pointers.
+    Indirect = 1,
+    /// Dnodes.
+    Dnode = 2,
+    /// A leaf of a directory.
+    ZapLeaf = 3,
+    /// Of the space maps: index, bases, log.
+    Space = 4,
+    /// The root block of a transaction group.
+    Root = 5,
+    /// Pointers to the pieces of a block for which no room was found in one place.
+    Gang = 6,
+}
+
+impl BlockKind {
+    /// From its number on disk.
+    pub fn from_raw(raw: u8) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Data,
+            1 => Self::Indirect,
+            2 => Self::Dnode,
+            3 => Self::ZapLeaf,
+            4 => Self::Space,
+            5 => Self::Root,
+            6 => Self::Gang,
+            _ => return None,
+        })
+    }
+
+    /// Whether it leads to other blocks.
+    pub fn is_metadata(self) -> bool {
+        self != Self::Data
+    }
+}
+
+/// A block pointer. All zeros is a hole: a block that reads as zeros and lies nowhere.
+#[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BlockPtrPhys {
+    /// Where its copies are; a copy that does not exist is [`DvaPhys::NONE`], and comes last.
+    pub copies: [DvaPhys; 2],
+    /// Checksum of the first `physical_bytes` bytes of each copy, see [`Checksum`].
+    pub checksum: [u8; 16],
+    /// The transaction group that wrote it.
+    pub birth_txg: U64,
+    /// Bytes once unpacked; may be fewer than the object's records have, and the rest is zeros.
+    pub logical_bytes: U32,
+    /// Bytes on a device, before rounding up to its sectors.
+    pub physical_bytes: U32,
+    /// A [`Compression`].
+    pub compression: u8,
+    /// A [`Checksum`].
+    pub checksum_kind: u8,
+    /// Height above the blocks that hold what users stored: 0 for these.
+    pub level: u8,
+    /// A [`BlockKind`]: what the unpacked bytes are.
+    pub kind: u8,
+    /// Bit 0: the copies are gang blocks, see `docs/format.md`. Other bits are zero.
+    pub flags: u8,
+    /// Zeros.
+    pub reserved: [u8; 3],
+    /// Level 0: 1, or for a block of dnodes how many of them are in use. Above: the sum of what it points to.
+    pub fill: U64,
+}
+
+const _: () = assert!(size_of::<BlockPtrPhys>() == 64);
+
+impl BlockPtrPhys {
+    /// A hole.
+    pub const HOLE: Self = Self {
+        copies: [DvaPhys::NONE; 2],
+        checksum: [0; 16],
+        birth_txg: U64::ZERO,
+        logical_bytes: U32::ZERO,
+        physical_bytes: U32::ZERO,
+        compression: 0,
+        checksum_kind: 0,
+        level: 0,
+        kind: 0,
+        flags: 0,
+        reserved: [0; 3],
+        fill: U64::ZERO,
+    };
+
+    /// The bit of `flags` that says that the copies are gang blocks.
+    pub const GANG: u8 = 1;
+
+    /// Whether it points nowhere.
+    #[inline]
+    pub fn is_hole(&self) -> bool {
+        self.copies[0] == DvaPhys::NONE
+    }
+
+    /// Its addresses.
+    pub fn dvas(&self) -> impl Iterator<Item = Dva> + use<> {
+        self.copies.into_iter().filter_map(DvaPhys::get)
+    }
+
+    /// The addresses' number.
+    pub fn copy_count(&self) -> usize {
+        self.copies.iter().filter(|copy| **copy != DvaPhys::NONE).count()
+    }
+
+    /// Whether its copies are gang blocks.
+    pub fn is_gang(&self) -> bool {
+        self.flags & Self::GANG != 0
+    }
+
+    /// What it holds, if that is known.
+    pub fn block_kind(&self) -> Option<BlockKind> {
+        BlockKind::from_raw(self.kind)
+    }
+
+    /// Bytes that each copy takes on a device with sectors of `sector_bytes`.
+    #[inline]
+    pub fn allocated_bytes(&self, sector_bytes: u64) -> u64 {
+        u64::from(self.physical_bytes.get()).next_multiple_of(sector_bytes)
+    }
+}
+
+impl fmt::Debug for BlockPtrPhys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_hole() {
+            return f.write_str("hole");
+        }
+        write!(
+            f,
+            "L{} {:?} {:?} {}L/{}P birth {} fill {} {:?}",
+            self.level,
+            self.block_kind(),
+            self.copies,
+            self.logical_bytes,
+            self.physical_bytes,
+            self.birth_txg,
+            self.fill,
+            Compression::from_raw(self.compression),
+        )
+    }
+}

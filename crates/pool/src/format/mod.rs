@@ -1,0 +1,33 @@
+//! What lies on the devices: every byte layout of the pool, and nothing else.
+//!
+//! Types here end in `Phys`, are little-endian and unaligned, and are turned from and into bytes by
+//! `zerocopy` alone. Whoever reads one treats it as hostile: checksums say that a block is what was written, not
+//! that what was written makes sense. `docs/format.md` has every byte.
+
+mod block;
+mod dnode;
+pub mod gang;
+pub mod label;
+mod log;
+mod objset;
+mod root;
+mod space;
+mod zap;
+
+pub use block::{BlockKind, BlockPtrPhys, Checksum, Compression, Dva, DvaPhys, SECTOR_UNIT};
+pub use dnode::{
+    ATTRIBUTES_MAX, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind,
+    TAIL_BYTES,
+};
+pub use log::*;
+pub use objset::{CacheMode, DatasetPhys, ObjsetPhys, SyncMode};
+pub use root::{ROOT_BYTES, ROOT_MAGIC, RootPhys};
+pub use space::{
+    MetaslabPhys, SPACE_BLOCK_MAGIC, SPACE_ROOT_MAGIC, SPACE_ROOT_POINTERS, SpaceBlockPhys,
+    SpaceChain, SpaceChange, SpaceEntryPhys, SpaceRangePhys, SpaceRootPhys,
+};
+pub use zap::{
+    ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP,
+    ZAP_LEAF_STORED, ZAP_MICRO, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapFatPhys, ZapHeadPhys, ZapLeafPhys,
+    ZapMicroEntryPhys, ZapSlotPhys,
+};

@@ -1,0 +1,37 @@
+//! The root block: where a transaction group's view of the pool begins.
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{LogRootPhys, ObjsetPhys, SpaceRootPhys};
+
+/// Bytes of a root block.
+pub const ROOT_BYTES: usize = 4096;
+/// How a root block begins.
+pub const ROOT_MAGIC: u64 = u64::from_le_bytes(*b"FBROOT\x00\x01");
+
+/// A root block. An uberblock points to it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RootPhys {
+    /// [`ROOT_MAGIC`].
+    pub magic: U64,
+    /// The transaction group.
+    pub txg: U64,
+    /// Number of the directory of datasets among the pool's own objects.
+    pub datasets: U64,
+    /// Zeros.
+    pub reserved: [u8; 40],
+    /// The pool's own objects.
+    pub mos: ObjsetPhys,
+    /// Zeros.
+    pub reserved_1: [u8; 96],
+    /// Where space is known to be free.
+    pub space: SpaceRootPhys,
+    /// Where the intent log is.
+    pub log: LogRootPhys,
+    /// Zeros.
+    pub reserved_2: [u8; ROOT_BYTES - 256 - size_of::<SpaceRootPhys>() - size_of::<LogRootPhys>()],
+}
+
+const _: () = assert!(size_of::<RootPhys>() == ROOT_BYTES);

@@ -1,0 +1,355 @@
+//! Datasets, objects and directories, as users of the library see them.
+//!
+//! Every change is made in a [`Transaction`], and noted for the intent log if the dataset logs.
+
+use forebay_base::sync::{Arc, MutexGuard};
+
+use crate::dataset::{DatasetSettings, Inner};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
+use crate::log::Change;
+use crate::object::{Leaves, Node};
+use crate::pool::Inner as PoolInner;
+use crate::tx::Transaction;
+use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
+
+/// A dataset: a set of objects with settings, and a name in its pool.
+#[derive(Clone)]
+pub struct Dataset {
+    pub(crate) pool: Arc<PoolInner>,
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// An object of bytes, open.
+#[derive(Clone)]
+pub struct Object {
+    dataset: Dataset,
+    node: Arc<Node>,
+}
+
+/// A directory, open: names of 1 to 255 bytes with values of 1 to 32 bytes.
+#[derive(Clone)]
+pub struct Directory {
+    dataset: Dataset,
+    number: u64,
+    zap: Arc<Zap<Leaves>>,
+}
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub struct ObjectInfo {
+    /// What it is.
+    pub kind: ObjectKind,
+    /// Size of its records in bytes.
+    pub record_bytes: u32,
+    /// The transaction group that created it.
+    pub created_txg: u64,
+    /// Its attributes, for its user to understand.
+    pub attributes: Vec<u8>,
+}
+
+impl Dataset {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The number that names it for ever.
+    pub fn guid(&self) -> u64 {
+        self.inner.guid
+    }
+
+    /// How it is set up.
+    pub fn settings(&self) -> Result<DatasetSettings> {
+        self.inner.settings()
+    }
+
+    /// Objects in use, as of the newest durable group.
+    pub fn object_count(&self) -> u64 {
+        self.inner.objset.objects()
+    }
+
+    /// Bytes that it takes on devices, all copies, as of the newest durable group.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.inner.objset.allocated_bytes()
+    }
+
+    /// Creates an object of bytes with the dataset's record size, and returns its number. `attributes` has at most
+    /// [`ATTRIBUTES_MAX`](crate::format::ATTRIBUTES_MAX) bytes, for the user to understand.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`].
+    pub fn create_object(&self, tx: &Transaction<'_>, attributes: &[u8]) -> Result<u64> {
+        let record_shift = self.inner.settings()?.record_bytes.trailing_zeros() as u8;
+        self.create(tx, ObjectKind::Data, record_shift, attributes)
+    }
+
+    /// As [`create_object`](Self::create_object), with records of a size of their own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_object_with(
+        &self,
+        tx: &Transaction<'_>,
+        record_bytes: u32,
+        attributes: &[u8],
+    ) -> Result<u64> {
+        DatasetSettings { record_bytes, ..DatasetSettings::default() }.check()?;
+        self.create(tx, ObjectKind::Data, record_bytes.trailing_zeros() as u8, attributes)
+    }
+
+    /// Creates an empty directory, and returns its number.
+    ///
+    /// # Errors
+    /// As [`create_object`](Self::create_object).
+    pub fn create_directory(&self, tx: &Transaction<'_>, attributes: &[u8]) -> Result<u64> {
+        self.create(tx, ObjectKind::Zap, ZAP_LEAF_BYTES.trailing_zeros() as u8, attributes)
+    }
+
+    fn create(
+        &self,
+        tx: &Transaction<'_>,
+        kind: ObjectKind,
+        record_shift: u8,
+        attributes: &[u8],
+    ) -> Result<u64> {
+        let number = self.inner.objset.create(tx.tx(), kind, record_shift, attributes)?;
+        self.log(tx, number, || Change::Create { kind, record_shift, attributes });
+        Ok(number)
+    }
+
+    /// Destroys an object or a directory, whatever is in it. Handles of it answer [`ErrorKind::Closed`] from then on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn destroy(&self, tx: &Transaction<'_>, number: u64) -> Result<()> {
+        self.inner.objset.dnode(number)?;
+        // First: as soon as it is gone, somebody else may create and note another object of that number.
+        self.log(tx, number, || Change::Destroy);
+        self.inner.objset.destroy(tx.tx(), number)
+    }
+
+    /// What is known of an object, without opening it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or why its dnode cannot be read.
+    pub fn object_info(&self, number: u64) -> Result<ObjectInfo> {
+        let dnode = self.inner.objset.dnode(number)?;
+        let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
+        Ok(ObjectInfo {
+            kind,
+            record_bytes: 1u32.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
+            created_txg: dnode.created_txg.get(),
+            attributes: dnode.attributes().to_vec(),
+        })
+    }
+
+    /// Changes an object's attributes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if they are too long.
+    pub fn set_attributes(&self, tx: &Transaction<'_>, number: u64, attributes: &[u8]) -> Result<()> {
+        self.inner.objset.set_attributes(tx.tx(), number, attributes)?;
+        self.log(tx, number, || Change::TouchAttributes);
+        Ok(())
+    }
+
+    /// Opens an object.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] for a directory.
+    pub fn object(&self, number: u64) -> Result<Object> {
+        let node = self.inner.objset.open(number)?;
+        if node.kind != ObjectKind::Data {
+            let text = format!("object {number} is a directory");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        Ok(Object { dataset: self.clone(), node })
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if it is none.
+    pub fn directory(&self, number: u64) -> Result<Directory> {
+        let zap = self.inner.directory(number)?;
+        Ok(Directory { dataset: self.clone(), number, zap })
+    }
+
+    /// Returns once all changes of directories and objects' existence, and those of this object's content and attributes,
+    /// are durable, if they were made before this was called. The calling thread must have no transaction.
+    ///
+    /// # Errors
+    /// Why they are not.
+    pub fn fsync(&self, number: u64) -> Result<()> {
+        self.pool.fsync(&self.inner, number)
+    }
+
+    /// Notes a change for the intent log.
+    fn log<'c>(&self, tx: &Transaction<'_>, number: u64, change: impl FnOnce() -> Change<'c>) {
+        if self.inner.logs() {
+            self.pool.log.append(tx.txg(), self.inner.guid, number, change());
+        }
+    }
+}
+
+impl Object {
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.node.number
+    }
+
+    /// Its length in bytes.
+    pub fn size(&self) -> u64 {
+        self.node.size()
+    }
+
+    /// Size of its records in bytes.
+    pub fn record_bytes(&self) -> u32 {
+        1 << self.node.record_shift
+    }
+
+    /// Fills `out` from `offset` on. Returns how many bytes there were before the end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] and [`ErrorKind::Device`], with object and block.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.node.read(offset, out)
+    }
+
+    /// Writes `data` at `offset`; the object becomes longer if need be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if it was destroyed, [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], and what reading a record that is
+    /// not written whole may bring.
+    pub fn write(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> Result<()> {
+        let _turn = self.turn();
+        self.node.write(tx.tx(), offset, data)?;
+        let len = data.len() as u64;
+        self.dataset.log(tx, self.node.number, || Change::Write { offset, len });
+        Ok(())
+    }
+
+    /// Makes the object `size` bytes long: what was behind is gone, what is new reads as zeros.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn truncate(&self, tx: &Transaction<'_>, size: u64) -> Result<()> {
+        let _turn = self.turn();
+        self.node.truncate(tx.tx(), size)?;
+        self.dataset.log(tx, self.node.number, || Change::Truncate { size });
+        Ok(())
+    }
+
+    /// Makes a range read as zeros, and gives back whole records in it. The length stays.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn punch(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
+        let _turn = self.turn();
+        self.node.punch(tx.tx(), offset, len)?;
+        self.dataset.log(tx, self.node.number, || Change::Punch { offset, len });
+        Ok(())
+    }
+
+    /// Held over a change and its note: the log has changes of one object in the order in which they were made.
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.dataset.inner.logs().then(|| self.node.turn.lock())
+    }
+
+    /// As [`Dataset::fsync`], for this object.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fsync(&self) -> Result<()> {
+        self.dataset.fsync(self.node.number)
+    }
+}
+
+impl Directory {
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Adds a name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`]; [`ErrorKind::Invalid`] for a name or value that is empty or too long.
+    pub fn insert(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<()> {
+        let _turn = self.turn();
+        self.zap.insert(tx.tx(), name, value)?;
+        self.dataset.log(tx, self.number, || Change::ZapInsert { name, value });
+        Ok(())
+    }
+
+    /// Sets the value of a name, whether it is there or not. Returns the value before.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert), but for the first.
+    pub fn update(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
+        let _turn = self.turn();
+        let old = self.zap.upsert(tx.tx(), name, value)?;
+        self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
+        Ok(old)
+    }
+
+    /// The value of a name.
+    ///
+    /// # Errors
+    /// Why the leaf that would have it cannot be read.
+    pub fn lookup(&self, name: &[u8]) -> Result<Option<Value>> {
+        self.zap.lookup(name)
+    }
+
+    /// Removes a name, and returns its value.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn remove(&self, tx: &Transaction<'_>, name: &[u8]) -> Result<Value> {
+        let _turn = self.turn();
+        let old = self.zap.remove(tx.tx(), name)?;
+        self.dataset.log(tx, self.number, || Change::ZapRemove { name });
+        Ok(old)
+    }
+
+    /// Up to `limit` entries from `from` on, in the directory's own order. An entry that is there all the time is
+    /// returned exactly once by a walk that goes on at the last entry's `next`.
+    ///
+    /// # Errors
+    /// Why a leaf cannot be read.
+    pub fn entries(&self, from: Cookie, limit: usize) -> Result<Vec<Entry>> {
+        self.zap.entries(from, limit)
+    }
+
+    /// Names in it.
+    pub fn len(&self) -> u64 {
+        self.zap.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.zap.is_empty()
+    }
+
+    /// How it is built: leaves by fill, by depth, entries a leaf. Reads all leaves.
+    ///
+    /// # Errors
+    /// Why a leaf cannot be read.
+    pub fn stats(&self) -> Result<ZapStats> {
+        self.zap.stats()
+    }
+
+    /// As for objects.
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.dataset.inner.logs().then(|| self.zap.store().0.turn.lock())
+    }
+
+    /// As [`Dataset::fsync`], for this directory.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fsync(&self) -> Result<()> {
+        self.dataset.fsync(self.number)
+    }
+}

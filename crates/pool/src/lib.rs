@@ -1,0 +1,30 @@
+//! A copy-on-write storage pool.
+#![allow(dead_code, unused_imports)]
+
+mod block_cache;
+mod dataset;
+mod devices;
+mod error;
+pub mod format;
+mod handles;
+mod log;
+mod object;
+mod objset;
+mod pool;
+mod prefetch;
+mod space;
+mod store;
+mod sync;
+mod tunables;
+mod tx;
+mod txg;
+mod zap;
+
+pub use block_cache::{BlockCache, BlockCacheOptions, BlockKey};
+pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
+pub use devices::open::{HostId, Opened, open_path};
+pub use error::{Error, ErrorKind, Result};
+pub use handles::{Dataset, Directory, Object, ObjectInfo};
+pub use pool::{CheckProgress, CheckReport, CreateOptions, ImportOptions, Pool, PoolStats, ScrubReport};
+pub use tx::Transaction;
+pub use zap::{Cookie, Entry, Value, ZapStats};

@@ -1,0 +1,468 @@
+//! Commits: taking what an fsync promises and writing it, by one thread for all that wait.
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::atomic::{AtomicU8, Ordering};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+use zerocopy::IntoBytes;
+
+use super::objects::{Look, Touch};
+use super::pending::Records;
+use super::record::{Entry, HEAD_BYTES, Record};
+use super::replay::{BLOCK_HEAD_BYTES, checksum};
+use super::ring::Reserved;
+use super::{IntentLog, LogCounters};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_RECORD_MAX_BYTES, LogBlockPhys, LogRecordKind,
+    LogRecordPhys,
+};
+
+/// How a commit ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    /// All that was asked for is durable.
+    Durable,
+    /// It is not, and the log cannot help: the caller waits for the open transaction group.
+    Group,
+}
+
+/// Where a commit gets content from. It is asked without any of the log's locks, by whichever thread leads,
+/// for its own and others' objects; the newest content is right.
+pub(crate) trait Fetch {
+    /// Fills `out` with an object's content from `offset` on; zeros where it ends or has holes.
+    ///
+    /// # Errors
+    /// `NotFound` or `Closed` if the object is gone, which leaves the change out; others fail the commit.
+    fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// An object's attributes.
+    ///
+    /// # Errors
+    /// As [`content`](Self::content).
+    fn attributes(&self, dataset: u64, object: u64) -> Result<Vec<u8>>;
+}
+
+/// Why a batch was not written.
+#[derive(Clone, Copy)]
+enum Cause {
+    Closed = 0,
+    Large = 1,
+    Lost = 2,
+    Full = 3,
+    Failed = 4,
+}
+
+/// Commits that are written together.
+#[derive(Default)]
+struct Batch {
+    // 0: not ended; 1: durable; 2: to the group. Written and read under `log-commit`.
+    ended: AtomicU8,
+}
+
+struct Waiting {
+    /// Whether somebody leads.
+    led: bool,
+    /// Who comes now is of this batch.
+    batch: Arc<Batch>,
+    /// Objects of that batch, dataset and number.
+    objects: Vec<(u64, u64)>,
+}
+
+/// Who leads, and who waits.
+pub(super) struct Commits {
+    waiting: Mutex<Waiting>,
+    ended: Condvar,
+}
+
+impl Commits {
+    pub(super) fn new() -> Self {
+        let waiting = Waiting { led: false, batch: Arc::default(), objects: Vec::new() };
+        Self { waiting: Mutex::named("log-commit", waiting), ended: Condvar::new() }
+    }
+}
+
+/// A record that goes to a block.
+enum Item<'a> {
+    /// Encoded already.
+    Encoded { txg: u64, bytes: &'a [u8] },
+    /// To be fetched.
+    Write { entry: Entry<'static>, offset: u64, len: usize },
+    /// Made when the batch was put together.
+    Made { txg: u64, bytes: Vec<u8> },
+}
+
+impl Item<'_> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Encoded { bytes, .. } => bytes.len(),
+            Self::Write { len, .. } => HEAD_BYTES + len,
+            Self::Made { bytes, .. } => bytes.len(),
+        }
+    }
+
+    fn txg(&self) -> u64 {
+        match self {
+            Self::Encoded { txg, .. } | Self::Made { txg, .. } => *txg,
+            Self::Write { entry, .. } => entry.txg,
+        }
+    }
+}
+
+impl IntentLog {
+    /// Makes durable all changes of existence and names so far, and those of `object` (dataset and number), if one is named.
+    /// The calling thread must have no hold, nor any lock that `fetch` takes.
+    pub(crate) fn commit(&self, object: Option<(u64, u64)>, fetch: &dyn Fetch) -> Committed {
+        self.counters.add(LogCounters::COMMITS, 0, 1);
+        if let Err(cause) = self.check(object) {
+            return self.to_group(cause);
+        }
+        let mut waiting = self.commits.waiting.lock();
+        waiting.objects.extend(object);
+        let batch = Arc::clone(&waiting.batch);
+        while waiting.led && batch.ended.load(Ordering::Relaxed) == 0 {
+            self.commits.ended.wait(&mut waiting);
+        }
+        if batch.ended.load(Ordering::Relaxed) == 0 {
+            waiting.led = true;
+            waiting.batch = Arc::default();
+            let objects = std::mem::take(&mut waiting.objects);
+            drop(waiting);
+            // Ends the batch also if `fetch` panics: those who wait must not wait for ever.
+            let leader = Leader { log: self, batch: &batch };
+            let outcome = self.write_batch(objects, fetch);
+            leader.end(outcome.is_ok());
+            return match outcome {
+                Ok(()) => Committed::Durable,
+                Err(cause) => self.to_group(cause),
+            };
+        }
+        drop(waiting);
+        self.counters.add(LogCounters::JOINED, 0, 1);
+        match batch.ended.load(Ordering::Relaxed) {
+            1 => Committed::Durable,
+            _ => Committed::Group,
+        }
+    }
+
+    fn to_group(&self, cause: Cause) -> Committed {
+        self.counters.add(LogCounters::TO_GROUP, cause as usize, 1);
+        Committed::Group
+    }
+
+    /// Whether the log can take a commit at all.
+    fn check(&self, object: Option<(u64, u64)>) -> Result<(), Cause> {
+        if !self.ring.lock().is_open() {
+            return Err(Cause::Closed);
+        }
+        if self.has_lost() {
+            return Err(Cause::Lost);
+        }
+        let Some((dataset, object)) = object else { return Ok(()) };
+        match self.objects.look(dataset, object) {
+            Look::Lost(txg) if txg > self.synced.load(Ordering::SeqCst) => Err(Cause::Lost),
+            Look::Bytes(bytes) if bytes > self.tunables.log_commit_max_bytes() => Err(Cause::Large),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes and writes what the commits of `objects` promise.
+    fn write_batch(&self, mut objects: Vec<(u64, u64)>, fetch: &dyn Fetch) -> Result<(), Cause> {
+        objects.sort_unstable();
+        objects.dedup();
+        for object in &objects {
+            self.check(Some(*object))?;
+        }
+        let cut = self.pending.cut();
+        let records = self.pending.take_below(cut);
+        let mut lost = Taken { log: self, txg_high: newest(&records), kept: false };
+        let items = self.items(&records, &objects, fetch, &mut lost)?;
+        // After the taking: what was dropped before or meanwhile is of this group or older.
+        let needs_txg = self.synced.load(Ordering::SeqCst);
+        if self.has_lost() {
+            return Err(Cause::Lost);
+        }
+        if items.is_empty() {
+            lost.kept = true;
+            self.counters.add(LogCounters::EMPTY, 0, 1);
+            return Ok(());
+        }
+        self.write_items(&items, needs_txg, fetch)?;
+        lost.kept = true;
+        Ok(())
+    }
+
+    /// All that goes into a batch, in order.
+    fn items<'r>(
+        &self,
+        records: &'r [Records],
+        objects: &[(u64, u64)],
+        fetch: &dyn Fetch,
+        lost: &mut Taken<'_>,
+    ) -> Result<Vec<Item<'r>>, Cause> {
+        let mut items: Vec<(u64, Item<'r>)> = Vec::new();
+        for (serial, bytes) in records.iter().flat_map(Records::iter) {
+            items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
+        }
+        for &(dataset, object) in objects {
+            for touched in self.objects.take(dataset, object) {
+                lost.txg_high = lost.txg_high.max(touched.txg);
+                let (txg, serial) = (touched.txg, touched.serial);
+                let record = Record::Destroy;
+                let entry = Entry { txg, dataset, object, serial, record };
+                self.item(entry, touched.touch, fetch, &mut items)?;
+            }
+        }
+        // Stable: parts of one write stay in order.
+        items.sort_by_key(|(serial, _)| *serial);
+        Ok(items.into_iter().map(|(_, item)| item).collect())
+    }
+
+    /// Adds what a touch of an object comes to. `entry`'s record is replaced.
+    fn item(
+        &self,
+        entry: Entry<'static>,
+        touch: Touch,
+        fetch: &dyn Fetch,
+        items: &mut Vec<(u64, Item<'_>)>,
+    ) -> Result<(), Cause> {
+        let attributes;
+        let record = match touch {
+            Touch::Write { offset, len } => {
+                let mut done = 0;
+                while done < len {
+                    let part = (len - done).min(LOG_RECORD_MAX_BYTES as u64);
+                    let (offset, len) = (offset + done, part as usize);
+                    items.push((entry.serial, Item::Write { entry, offset, len }));
+                    done += part;
+                }
+                return Ok(());
+            }
+            Touch::Truncate { size } => Record::Truncate { size },
+            Touch::Punch { offset, len } => Record::Punch { offset, len },
+            Touch::Attributes => match fetch.attributes(entry.dataset, entry.object) {
+                Ok(found) => {
+                    attributes = found;
+                    Record::SetAttributes { attributes: &attributes }
+                }
+                Err(error) if is_gone(&error) => return Ok(()),
+                Err(_) => return Err(Cause::Failed),
+            },
+        };
+        let mut bytes = Vec::new();
+        if !(Entry { record, ..entry }).encode(&mut bytes) {
+            return Err(Cause::Large);
+        }
+        items.push((entry.serial, Item::Made { txg: entry.txg, bytes }));
+        Ok(())
+    }
+
+    fn write_items(
+        &self,
+        items: &[Item<'_>],
+        needs_txg: u64,
+        fetch: &dyn Fetch,
+    ) -> Result<(), Cause> {
+        let sector = self.medium.sector_bytes() as usize;
+        let blocks = pack(items);
+        let sizes: Vec<usize> = blocks.iter().map(|block| block_bytes(block, sector)).collect();
+        let total = sizes.iter().sum::<usize>() as u64;
+        let txg_high = items.iter().map(Item::txg).max().unwrap_or(0);
+        let reserved = {
+            let mut ring = self.ring.lock();
+            if !ring.is_open() {
+                return Err(Cause::Closed);
+            }
+            ring.reserve(total, blocks.len() as u64, txg_high).ok_or(Cause::Full)?
+        };
+        let written = self.write_blocks(&blocks, &sizes, reserved, needs_txg, fetch);
+        if written.is_err() {
+            self.ring.lock().fail();
+            return Err(Cause::Failed);
+        }
+        self.counters.add(LogCounters::BATCHES, 0, 1);
+        self.counters.add(LogCounters::BLOCKS, 0, blocks.len() as u64);
+        self.counters.add(LogCounters::BYTES, 0, total);
+        self.counters.add(LogCounters::RECORDS, 0, items.len() as u64);
+        Ok(())
+    }
+
+    fn write_blocks(
+        &self,
+        blocks: &[&[Item<'_>]],
+        sizes: &[usize],
+        reserved: Reserved,
+        needs_txg: u64,
+        fetch: &dyn Fetch,
+    ) -> Result<()> {
+        let Reserved { mut head, generation } = reserved;
+        let mut writes = Vec::with_capacity(blocks.len() + 1);
+        for (items, size) in blocks.iter().zip(sizes) {
+            let mut buffer = self.medium.alloc(*size)?;
+            let payload_bytes = fill(items, &mut buffer[BLOCK_HEAD_BYTES..], fetch)?;
+            let txgs = || items.iter().map(Item::txg);
+            let phys = LogBlockPhys {
+                checksum: [0; 16],
+                magic: LOG_BLOCK_MAGIC.into(),
+                guid: self.guid.into(),
+                generation: generation.into(),
+                sequence: head.sequence.into(),
+                offset: head.offset.into(),
+                needs_txg: needs_txg.into(),
+                txg_low: txgs().min().unwrap_or(0).into(),
+                txg_high: txgs().max().unwrap_or(0).into(),
+                block_bytes: (*size as u32).into(),
+                payload_bytes: (payload_bytes as u32).into(),
+                records: (items.len() as u32).into(),
+                reserved: 0.into(),
+            };
+            buffer[..BLOCK_HEAD_BYTES].copy_from_slice(phys.as_bytes());
+            let sum = checksum(&buffer[..BLOCK_HEAD_BYTES + payload_bytes]);
+            buffer[..sum.len()].copy_from_slice(&sum);
+            self.place(head.offset, buffer, &mut writes)?;
+            head.offset += *size as u64;
+            head.sequence += 1;
+        }
+        self.medium.write(writes)?;
+        self.medium.flush()
+    }
+
+    /// Cuts a block where an extent ends.
+    fn place(
+        &self,
+        offset: u64,
+        buffer: Buffer,
+        writes: &mut Vec<(crate::format::Dva, Buffer)>,
+    ) -> Result<()> {
+        let places = self.extents.places(offset, buffer.len() as u64);
+        if let [(dva, _)] = places[..] {
+            writes.push((dva, buffer));
+            return Ok(());
+        }
+        let mut done = 0;
+        for (dva, bytes) in places {
+            let mut part = self.medium.alloc(bytes as usize)?;
+            part.copy_from_slice(&buffer[done..done + bytes as usize]);
+            writes.push((dva, part));
+            done += bytes as usize;
+        }
+        Ok(())
+    }
+}
+
+/// Changes that were taken from memory: lost, unless they were written.
+struct Taken<'a> {
+    log: &'a IntentLog,
+    txg_high: u64,
+    kept: bool,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.log.lose(self.txg_high);
+        }
+    }
+}
+
+/// Who leads a batch.
+struct Leader<'a> {
+    log: &'a IntentLog,
+    batch: &'a Batch,
+}
+
+impl Leader<'_> {
+    fn end(self, durable: bool) {
+        if durable {
+            self.batch.ended.store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.log.commits.waiting.lock();
+        if self.batch.ended.load(Ordering::Relaxed) == 0 {
+            self.batch.ended.store(2, Ordering::Relaxed);
+        }
+        waiting.led = false;
+        self.log.commits.ended.notify_all();
+    }
+}
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
+}
+
+/// The group of an encoded record.
+fn record_txg(bytes: &[u8]) -> u64 {
+    let head = <LogRecordPhys as zerocopy::FromBytes>::read_from_prefix(bytes);
+    head.map_or(0, |(head, _)| head.txg.get())
+}
+
+/// The newest group of these.
+fn newest(records: &[Records]) -> u64 {
+    let all = records.iter().flat_map(Records::iter);
+    all.map(|(_, bytes)| record_txg(bytes)).max().unwrap_or(0)
+}
+
+/// Puts records into blocks.
+fn pack<'i, 'r>(items: &'i [Item<'r>]) -> Vec<&'i [Item<'r>]> {
+    let mut blocks = Vec::new();
+    let (mut start, mut bytes) = (0, BLOCK_HEAD_BYTES);
+    for (at, item) in items.iter().enumerate() {
+        if bytes + item.bytes() > LOG_BLOCK_MAX_BYTES {
+            blocks.push(&items[start..at]);
+            (start, bytes) = (at, BLOCK_HEAD_BYTES);
+        }
+        bytes += item.bytes();
+    }
+    blocks.push(&items[start..]);
+    blocks
+}
+
+fn block_bytes(items: &[Item<'_>], sector: usize) -> usize {
+    let records: usize = items.iter().map(Item::bytes).sum();
+    (BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
+}
+
+/// Writes records into a block; how many bytes they take. The rest becomes zero.
+fn fill(items: &[Item<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<usize> {
+    let mut at = 0;
+    for item in items {
+        let end = at + item.bytes();
+        let out = &mut out[at..end];
+        match item {
+            Item::Encoded { bytes, .. } => out.copy_from_slice(bytes),
+            Item::Made { bytes, .. } => out.copy_from_slice(bytes),
+            Item::Write { entry, offset, .. } => fill_write(entry, *offset, out, fetch)?,
+        }
+        at = end;
+    }
+    out[at..].fill(0);
+    Ok(at)
+}
+
+fn fill_write(entry: &Entry<'_>, offset: u64, out: &mut [u8], fetch: &dyn Fetch) -> Result<()> {
+    let (head_out, body) = out.split_at_mut(HEAD_BYTES);
+    let kind = match fetch.content(entry.dataset, entry.object, offset, body) {
+        Ok(()) => LogRecordKind::Write,
+        Err(error) if is_gone(&error) => {
+            body.fill(0);
+            LogRecordKind::Void
+        }
+        Err(error) => return Err(error),
+    };
+    let head = LogRecordPhys {
+        txg: entry.txg.into(),
+        dataset: entry.dataset.into(),
+        object: entry.object.into(),
+        serial: entry.serial.into(),
+        argument: offset.into(),
+        kind: kind as u8,
+        object_kind: 0,
+        name_bytes: 0.into(),
+        body_bytes: (body.len() as u32).into(),
+    };
+    head_out.copy_from_slice(head.as_bytes());
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! A log on memory for the model checks in `tests/model`: changes are numbers, and replay gives numbers back.
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+use forebay_base::sync::{Arc, Mutex};
+
+use super::{Change, Committed, Extent, Fetch, IntentLog, LogMedium, LogTunables, Record};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Dva, DvaPhys, LogRootPhys};
+
+const RING_BYTES: u64 = 16 << 10;
+const SECTOR_BYTES: u64 = 512;
+
+struct Memory {
+    arena: Arc<Arena>,
+    content: Mutex<Vec<u8>>,
+}
+
+impl LogMedium for Memory {
+    fn sector_bytes(&self) -> u64 {
+        SECTOR_BYTES
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.arena.alloc(bytes).map_err(|_| Error::new(ErrorKind::NoMemory, "no memory"))
+    }
+
+    fn read(&self, dva: Dva, mut buffer: Buffer) -> Result<Buffer> {
+        let content = self.content.lock();
+        let len = buffer.len();
+        buffer.copy_from_slice(&content[dva.offset as usize..][..len]);
+        Ok(buffer)
+    }
+
+    fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+        let mut content = self.content.lock();
+        for (dva, buffer) in writes {
+            content[dva.offset as usize..][..buffer.len()].copy_from_slice(&buffer);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Content is the object's number.
+struct Numbers;
+
+impl Fetch for Numbers {
+    fn content(&self, _: u64, object: u64, _: u64, out: &mut [u8]) -> Result<()> {
+        out.fill(object as u8);
+        Ok(())
+    }
+
+    fn attributes(&self, _: u64, object: u64) -> Result<Vec<u8>> {
+        Ok(vec![object as u8])
+    }
+}
+
+/// A log whose changes are numbers.
+pub struct ModelLog {
+    log: IntentLog,
+    medium: Arc<Memory>,
+}
+
+impl ModelLog {
+    /// A new log; the root of group 1 is durable.
+    pub fn new() -> Self {
+        let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
+        let arena = Arena::new(config).expect("a megabyte");
+        let content = Mutex::named("log-model", vec![0; (RING_BYTES + SECTOR_BYTES) as usize]);
+        let medium = Arc::new(Memory { arena, content });
+        let place = DvaPhys::new(Dva { device: 0, offset: SECTOR_BYTES });
+        let extents = [Extent { place, bytes: RING_BYTES }];
+        let dyn_medium: Arc<dyn LogMedium> = medium.clone();
+        let log = IntentLog::create(&extents, 1, 1, dyn_medium, Arc::default());
+        let log = log.expect("a sound ring");
+        log.root_for(1);
+        log.synced(1);
+        Self { log, medium }
+    }
+
+    /// Notes an ordered change, in one shard or the other.
+    pub fn append(&self, txg: u64, number: u64) {
+        self.log.append(txg, 0, number, Change::ZapRemove { name: &number.to_le_bytes() });
+    }
+
+    /// Notes a write of an object.
+    pub fn write(&self, txg: u64, object: u64) {
+        self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 });
+    }
+
+    /// Commits; true if the log made it durable.
+    pub fn commit(&self, object: u64) -> bool {
+        self.log.commit(Some((0, object)), &Numbers) == Committed::Durable
+    }
+
+    /// What the root of a group says.
+    pub fn root_for(&self, txg: u64) -> LogRootPhys {
+        self.log.root_for(txg)
+    }
+
+    /// That root is durable.
+    pub fn synced(&self, txg: u64) {
+        self.log.synced(txg);
+    }
+
+    /// Numbers that a replay from `root` finds: of ordered changes, and of objects written.
+    pub fn replay(&self, root: &LogRootPhys) -> (Vec<u64>, Vec<u64>) {
+        let medium: Arc<dyn LogMedium> = self.medium.clone();
+        let tunables = Arc::new(LogTunables::default());
+        let log = IntentLog::open(root, root.txg.get(), medium, tunables).expect("a sound root");
+        let mut replay = log.replay(root);
+        let (mut numbers, mut objects) = (Vec::new(), Vec::new());
+        while let Some(entry) = replay.next().expect("sound records") {
+            match entry.record {
+                Record::ZapRemove { name } => {
+                    let number = name.try_into().expect("eight bytes");
+                    numbers.push(u64::from_le_bytes(number));
+                }
+                Record::Write { .. } => objects.push(entry.object),
+                other => panic!("nobody made {other:?}"),
+            }
+        }
+        (numbers, objects)
+    }
+}
+
+impl Default for ModelLog {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,201 @@
+//! Changes that only commits of their own object write: content and touched attributes. What was written is not
+//! kept, only where; it is fetched when a commit wants it.
+//!
+//! Invariant: an object's list of one group is in the order of its serial numbers. Two writes in a row
+//! that touch are one; it keeps the first one's number, which is right because no other change of the object is
+//! between them.
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::Mutex;
+use hashbrown::HashTable;
+
+use crate::txg::slot_of;
+
+/// Shards, by object.
+const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 64 };
+/// Most changes kept of one object and group: past it its commits go to the group.
+const CHANGES_MAX: usize = 4096;
+
+/// A change of an object's content or attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touch {
+    Write { offset: u64, len: u64 },
+    Truncate { size: u64 },
+    Punch { offset: u64, len: u64 },
+    Attributes,
+}
+
+/// The same with its group and its number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touched {
+    pub(super) txg: u64,
+    pub(super) serial: u64,
+    pub(super) touch: Touch,
+}
+
+/// What is known of an object in one group.
+#[derive(Default)]
+struct Slot {
+    changes: Vec<Touched>,
+    /// Bytes of content to be fetched.
+    bytes: u64,
+    /// The newest touch of attributes.
+    attributes: Option<Touched>,
+}
+
+struct ObjectLog {
+    dataset: u64,
+    object: u64,
+    slots: [Slot; 2],
+    /// The newest group of which changes were not kept; 0 if there is none.
+    lost_txg: u64,
+}
+
+/// What a commit finds of its object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// This many bytes of content.
+    Bytes(u64),
+    /// Changes of this group were not kept.
+    Lost(u64),
+}
+
+/// All objects with such changes.
+pub(super) struct Objects {
+    shards: Box<[CachePadded<Mutex<HashTable<ObjectLog>>>]>,
+}
+
+/// Spreads numbers of datasets and objects.
+#[inline]
+fn hash(dataset: u64, object: u64) -> u64 {
+    let mixed = (object ^ dataset.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+impl Objects {
+    pub(super) fn new() -> Self {
+        let shard = |_| CachePadded::new(Mutex::named("log-objects", HashTable::new()));
+        Self { shards: (0..SHARDS).map(shard).collect() }
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<HashTable<ObjectLog>> {
+        &self.shards[(hash >> 32) as usize % SHARDS]
+    }
+
+    /// Notes a change. `serial` is asked for its number under the lock.
+    pub(super) fn note(
+        &self,
+        (txg, dataset, object): (u64, u64, u64),
+        touch: Touch,
+        max_bytes: u64,
+        serial: impl FnOnce() -> u64,
+    ) {
+        let hash = hash(dataset, object);
+        let mut shard = self.shard(hash).lock();
+        let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+        let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
+        let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
+            let slots = [Slot::default(), Slot::default()];
+            ObjectLog { dataset, object, slots, lost_txg: 0 }
+        });
+        entry.into_mut().note(txg, touch, max_bytes, serial);
+    }
+
+    /// Forgets an object: it was destroyed.
+    pub(super) fn forget(&self, dataset: u64, object: u64) {
+        let hash = hash(dataset, object);
+        let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+        if let Ok(found) = self.shard(hash).lock().find_entry(hash, same) {
+            found.remove();
+        }
+    }
+
+    /// What there is of an object.
+    pub(super) fn look(&self, dataset: u64, object: u64) -> Look {
+        let hash = hash(dataset, object);
+        let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+        match self.shard(hash).lock().find(hash, same) {
+            None => Look::Bytes(0),
+            Some(log) if log.lost_txg != 0 => Look::Lost(log.lost_txg),
+            Some(log) => Look::Bytes(log.slots[0].bytes + log.slots[1].bytes),
+        }
+    }
+
+    /// Takes an object's changes, those of both groups one after another.
+    pub(super) fn take(&self, dataset: u64, object: u64) -> Vec<Touched> {
+        let hash = hash(dataset, object);
+        let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+        match self.shard(hash).lock().find_mut(hash, same) {
+            None => Vec::new(),
+            Some(log) => {
+                let mut taken = log.slots[0].take();
+                taken.append(&mut log.slots[1].take());
+                taken
+            }
+        }
+    }
+
+    /// Drops the changes of a group, and objects without any.
+    pub(super) fn drop_group(&self, txg: u64) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.retain(|log| {
+                log.slots[slot_of(txg)] = Slot::default();
+                if log.lost_txg <= txg {
+                    log.lost_txg = 0;
+                }
+                !log.slots.iter().all(Slot::is_empty) || log.lost_txg != 0
+            });
+        }
+    }
+}
+
+impl ObjectLog {
+    fn note(&mut self, txg: u64, touch: Touch, max_bytes: u64, serial: impl FnOnce() -> u64) {
+        if self.lost_txg == txg {
+            return;
+        }
+        let slot = &mut self.slots[slot_of(txg)];
+        if touch == Touch::Attributes {
+            slot.attributes = Some(Touched { txg, serial: serial(), touch });
+        } else if !slot.extend(touch) {
+            if let Touch::Write { len, .. } = touch {
+                slot.bytes = slot.bytes.saturating_add(len);
+            }
+            slot.changes.push(Touched { txg, serial: serial(), touch });
+        }
+        if slot.changes.len() > CHANGES_MAX || slot.bytes > max_bytes {
+            *slot = Slot::default();
+            self.lost_txg = self.lost_txg.max(txg);
+        }
+    }
+}
+
+impl Slot {
+    fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.attributes.is_none()
+    }
+
+    /// Makes the last write longer, if `touch` is one that touches it.
+    fn extend(&mut self, touch: Touch) -> bool {
+        let Some(Touched { touch: Touch::Write { offset, len }, .. }) = self.changes.last_mut()
+        else {
+            return false;
+        };
+        let Touch::Write { offset: more_offset, len: more_len } = touch else { return false };
+        let (end, more_end) = (*offset + *len, more_offset + more_len);
+        if more_offset < *offset || more_offset > end {
+            return false;
+        }
+        let grown = more_end.max(end) - *offset;
+        self.bytes = self.bytes.saturating_add(grown - *len);
+        *len = grown;
+        true
+    }
+
+    fn take(&mut self) -> Vec<Touched> {
+        let mut slot = std::mem::take(self);
+        slot.changes.extend(slot.attributes);
+        slot.changes
+    }
+}

@@ -1,0 +1,163 @@
+//! Reading the log back.
+//!
+//! Everything read is hostile. A block counts only if it is the one expected next: its place, its sequence
+//! number, its generation, its checksum. The first one that is not is the end; so a torn batch, and whatever
+//! older rounds left in the ring, is never replayed. A failed read is an error, not an end: what lies there
+//! may have been promised.
+
+use xxhash_rust::xxh3::xxh3_128;
+use zerocopy::FromBytes;
+
+use super::IntentLog;
+use super::record::Entry;
+use super::ring::Head;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogRootPhys};
+
+/// Bytes of a block's head.
+pub(super) const BLOCK_HEAD_BYTES: usize = size_of::<LogBlockPhys>();
+/// Bytes read at once: a block and more.
+const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
+
+/// The checksum of a block: of all behind its place, to the end of the records.
+pub(super) fn checksum(head_and_records: &[u8]) -> [u8; 16] {
+    let checked = head_and_records.get(size_of::<[u8; 16]>()..).unwrap_or_default();
+    xxh3_128(checked).to_le_bytes()
+}
+
+/// Records to be replayed, in order. Ask until there are none, else the log stays closed.
+pub(crate) struct Replay<'a> {
+    log: &'a IntentLog,
+    root: LogRootPhys,
+    /// The block expected next.
+    next: Head,
+    /// Bytes of the ring that may still be read: each once.
+    left: u64,
+    /// What was read last, and the offset of its first byte.
+    window: Vec<u8>,
+    window_offset: u64,
+    /// What is left of the present block's records, within the window.
+    records: std::ops::Range<usize>,
+    /// Records seen that are not older than the root.
+    seen: u64,
+    ended: bool,
+}
+
+impl<'a> Replay<'a> {
+    pub(super) fn new(log: &'a IntentLog, root: &LogRootPhys) -> Self {
+        let next = Head { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
+        let behind = next.offset.saturating_sub(root.tail_offset.get());
+        Self {
+            log,
+            root: *root,
+            next,
+            left: log.extents.bytes().saturating_sub(behind),
+            window: Vec::new(),
+            window_offset: next.offset,
+            records: 0..0,
+            seen: 0,
+            ended: false,
+        }
+    }
+
+    /// The next record; `None` after the last one.
+    ///
+    /// # Errors
+    /// `Corrupt` for a record that makes no sense in a block that is whole; the device's. What is there cannot be replayed
+    /// further then; [`IntentLog::discard`] gives it up.
+    pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>> {
+        loop {
+            if self.records.is_empty() && !self.next_block()? {
+                if !self.ended {
+                    self.ended = true;
+                    self.log.ring.lock().replayed(self.next);
+                }
+                return Ok(None);
+            }
+            let range = self.records.clone();
+            let mut rest = &self.window[range.clone()];
+            let parsed = Entry::parse(&mut rest).map_err(|error| self.naming(error))?;
+            self.records.start = range.end - rest.len();
+            let Some(entry) = parsed else { continue };
+            if entry.txg <= self.root.txg.get() {
+                continue;
+            }
+            self.seen += 1;
+            if self.seen > self.root.replayed.get() {
+                // Parsed once more: the borrow checker does not let a loop hand out what it may keep.
+                let mut bytes = &self.window[range];
+                return Entry::parse(&mut bytes);
+            }
+        }
+    }
+
+    fn naming(&self, error: Error) -> Error {
+        error.doing(format_args!("replay of block {}", self.next.sequence.saturating_sub(1)))
+    }
+
+    /// Goes to the next block, if there is one.
+    fn next_block(&mut self) -> Result<bool> {
+        if self.ended {
+            return Ok(false);
+        }
+        let mut at = (self.next.offset - self.window_offset) as usize;
+        let whole = |window: &[u8], at: usize| {
+            let (head, _) = LogBlockPhys::read_from_prefix(window.get(at..)?).ok()?;
+            Some(at + head.block_bytes.get() as usize <= window.len())
+        };
+        if whole(&self.window, at) != Some(true) {
+            self.fill()?;
+            at = 0;
+        }
+        let Some(head) = self.expected(at) else { return Ok(false) };
+        let block_bytes = u64::from(head.block_bytes.get());
+        let start = at + BLOCK_HEAD_BYTES;
+        self.records = start..start + head.payload_bytes.get() as usize;
+        self.left -= block_bytes;
+        self.next.offset += block_bytes;
+        self.next.sequence += 1;
+        Ok(true)
+    }
+
+    /// Reads from the next block's place on.
+    fn fill(&mut self) -> Result<()> {
+        self.window.clear();
+        self.window_offset = self.next.offset;
+        let sector = self.log.medium.sector_bytes();
+        let len = self.left.min(WINDOW_BYTES as u64) / sector * sector;
+        if !self.next.offset.is_multiple_of(sector) {
+            let text = format!("log: a block at {}, no whole sectors", self.next.offset);
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
+            let buffer = self.log.medium.alloc(bytes as usize)?;
+            let buffer =
+                self.log.medium.read(dva, buffer).map_err(|error| {
+                    error.doing(format_args!("reading the intent log at {dva}"))
+                })?;
+            self.window.extend_from_slice(&buffer[..bytes as usize]);
+        }
+        Ok(())
+    }
+
+    /// The head of the block at `at` in the window, if it is the one expected.
+    fn expected(&self, at: usize) -> Option<LogBlockPhys> {
+        let bytes = self.window.get(at..)?;
+        let (head, _) = LogBlockPhys::read_from_prefix(bytes).ok()?;
+        let block_bytes = head.block_bytes.get() as usize;
+        let used = BLOCK_HEAD_BYTES.checked_add(head.payload_bytes.get() as usize)?;
+        let sector = self.log.medium.sector_bytes() as usize;
+        let fits = used <= block_bytes
+            && block_bytes <= LOG_BLOCK_MAX_BYTES.next_multiple_of(sector)
+            && block_bytes <= bytes.len()
+            && block_bytes as u64 <= self.left;
+        let expected = fits
+            && head.magic.get() == LOG_BLOCK_MAGIC
+            && head.guid == self.root.guid
+            && head.generation == self.root.generation
+            && head.sequence.get() == self.next.sequence
+            && head.offset.get() == self.next.offset
+            && head.needs_txg.get() <= self.root.txg.get();
+        (expected && checksum(&bytes[..used]) == head.checksum).then_some(head)
+    }
+}

@@ -1,0 +1,315 @@
+//! The ring: where blocks go, which of them a root needs, and what may be written over.
+//!
+//! An offset counts all bytes ever written; it lies in the ring at its remainder by the ring's size.
+//!
+//! # What a root says
+//!
+//! A block holds records of one or two groups. The root of group `T` needs the blocks with a record of a later
+//! group, and replay reads on from the first of these, skipping records of `T` and older. Blocks that are written
+//! after the root was made come behind, so they need no further thought. A block none of whose
+//! records is newer than all records before it never is the first one; so the ring knows the *runs*: the
+//! first block for each newest group, at most three at a time.
+//!
+//! # What may be written over
+//!
+//! What lies before the head of the root before the newest durable one. That root's head stands in the newest
+//! one, as its tail.
+//!
+//! # Generations
+//!
+//! After an import, and after a failed write, blocks may lie behind the last good one that were written after one that is not
+//! there. A block in its place would make them the next ones again. So nothing is written until a root with a
+//! new generation is durable: blocks of older ones do not count from there on. A root may change the
+//! generation only if it needs no block of the old one.
+
+use std::collections::VecDeque;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{Dva, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRootPhys};
+
+/// Sizes and offsets beyond this are no honest log's.
+const OFFSET_MAX: u64 = 1 << 62;
+/// Most bytes of a ring.
+const RING_BYTES_MAX: u64 = 1 << 40;
+
+/// Where the ring lies.
+#[derive(Clone)]
+pub(super) struct Extents {
+    extents: Vec<(Dva, u64)>,
+    bytes: u64,
+}
+
+impl Extents {
+    /// The ring of a root.
+    ///
+    /// # Errors
+    /// `Corrupt`, if it makes no sense.
+    pub(super) fn of(root: &LogRootPhys, sector_bytes: u64) -> Result<Self> {
+        let corrupt = |text: String| Error::new(ErrorKind::Corrupt, format!("log root: {text}"));
+        let count = root.extent_count.get() as usize;
+        let listed = root.extents.get(..count);
+        let listed = listed.ok_or_else(|| corrupt(format!("{count} extents")))?;
+        let mut extents = Vec::with_capacity(count);
+        let mut bytes = 0u64;
+        for extent in listed {
+            let start = extent.start.get().ok_or_else(|| corrupt("extent without place".into()))?;
+            let len = extent.bytes.get();
+            let whole =
+                len.is_multiple_of(sector_bytes) && start.offset.is_multiple_of(sector_bytes);
+            if len == 0 || len > RING_BYTES_MAX || !whole {
+                return Err(corrupt(format!("extent of {len} bytes at {start}")));
+            }
+            extents.push((start, len));
+            bytes += len;
+        }
+        if bytes > RING_BYTES_MAX {
+            return Err(corrupt(format!("a ring of {bytes} bytes")));
+        }
+        Ok(Self { extents, bytes })
+    }
+
+    /// Bytes of the ring.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The places of `len` bytes from `offset` on: where, and how many bytes.
+    pub(super) fn places(&self, offset: u64, len: u64) -> Vec<(Dva, u64)> {
+        assert!(len <= self.bytes, "more than the ring");
+        let mut places = Vec::new();
+        let (mut at, mut left) = (offset % self.bytes.max(1), len);
+        let mut extents = self.extents.iter().cycle();
+        while left > 0 {
+            let Some(&(start, bytes)) = extents.next() else { break };
+            if at >= bytes {
+                at -= bytes;
+                continue;
+            }
+            let part = left.min(bytes - at);
+            places.push((Dva { offset: start.offset + at, ..start }, part));
+            left -= part;
+            at = 0;
+        }
+        places
+    }
+}
+
+/// The first block for which a group is the newest.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    txg_high: u64,
+    head: Head,
+}
+
+/// A block's place in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) offset: u64,
+    pub(super) sequence: u64,
+}
+
+/// A root that was made, and may become durable.
+struct Made {
+    txg: u64,
+    head: Head,
+    /// It begins a generation, in which blocks can be written.
+    opens: bool,
+    /// It holds all that was replayed.
+    ends_replay: bool,
+}
+
+/// A replay that has not reached the end, or whose last changes are not durable.
+struct Replaying {
+    /// The root that it started from.
+    root: LogRootPhys,
+    /// Records that were applied, and in which group the last of them, by slot of the group.
+    applied: [(u64, u64); 2],
+    /// As the newest root that was made says.
+    told: u64,
+    done: bool,
+}
+
+/// What `log-ring` protects.
+pub(super) struct Ring {
+    guid: u64,
+    generation: u64,
+    phys_extents: [LogExtentPhys; LOG_EXTENTS_MAX],
+    extent_count: u32,
+    bytes: u64,
+    /// Where the next block goes.
+    next: Head,
+    runs: VecDeque<Run>,
+    /// No blocks are written: a new generation has to be durable first.
+    closed: bool,
+    made: Option<Made>,
+    /// Head of the newest durable root.
+    durable: u64,
+    /// Head of the one before it: what comes from here on must stay.
+    tail: u64,
+    replaying: Option<Replaying>,
+}
+
+/// Blocks may be written from here on.
+pub(super) struct Reserved {
+    pub(super) head: Head,
+    pub(super) generation: u64,
+}
+
+impl Ring {
+    /// The ring that a durable root left. Nothing is written to it before a replay has come to its end.
+    ///
+    /// # Errors
+    /// `Corrupt`, if the root makes no sense.
+    pub(super) fn open(root: &LogRootPhys, extents: &Extents) -> Result<Self> {
+        let head = Head { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
+        let tail = root.tail_offset.get();
+        let sound = root.magic.get() == LOG_ROOT_MAGIC
+            && head.offset <= OFFSET_MAX
+            && head.sequence <= OFFSET_MAX
+            && root.generation.get() <= OFFSET_MAX
+            && tail <= head.offset
+            && head.offset - tail <= extents.bytes();
+        if !sound {
+            let text = format!("log root: blocks from {tail} and {} on", head.offset);
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        let told = root.replayed.get();
+        let replaying = Replaying { root: *root, applied: [(0, told); 2], told, done: false };
+        Ok(Self {
+            guid: root.guid.get(),
+            generation: root.generation.get(),
+            phys_extents: root.extents,
+            extent_count: root.extent_count.get(),
+            bytes: extents.bytes(),
+            next: head,
+            runs: VecDeque::new(),
+            closed: true,
+            made: None,
+            durable: head.offset,
+            tail,
+            replaying: Some(replaying),
+        })
+    }
+
+    /// Whether blocks can be written.
+    pub(super) fn is_open(&self) -> bool {
+        !self.closed && self.replaying.is_none()
+    }
+
+    /// Room for `blocks` blocks of `bytes` in all, of which the newest record is of `txg_high`; `None` if there is none.
+    pub(super) fn reserve(&mut self, bytes: u64, blocks: u64, txg_high: u64) -> Option<Reserved> {
+        debug_assert!(self.is_open());
+        let end = self.next.offset + bytes;
+        if end - self.tail > self.bytes {
+            return None;
+        }
+        let head = self.next;
+        if self.runs.back().is_none_or(|run| run.txg_high < txg_high) {
+            self.runs.push_back(Run { txg_high, head });
+        }
+        self.next = Head { offset: end, sequence: head.sequence + blocks };
+        Some(Reserved { head, generation: self.generation })
+    }
+
+    /// A write failed: no more blocks until a new generation is durable.
+    pub(super) fn fail(&mut self) {
+        self.closed = true;
+        // Blocks may have been reserved since a root was made that was to open it.
+        if let Some(made) = &mut self.made {
+            made.opens = false;
+        }
+    }
+
+    /// What the root of `txg` has to say. For the sync thread, when the group's holds are gone.
+    pub(super) fn root_for(&mut self, txg: u64) -> LogRootPhys {
+        let unfinished = self.replaying.as_mut().and_then(|replaying| replaying.root_for(txg));
+        if let Some(root) = unfinished {
+            let head = Head { offset: self.durable, sequence: root.head_sequence.get() };
+            self.made = Some(Made { txg, head, opens: false, ends_replay: false });
+            return root;
+        }
+        let first = self.runs.iter().find(|run| run.txg_high > txg);
+        let head = first.map_or(self.next, |run| run.head);
+        let opens = self.closed && first.is_none();
+        if opens {
+            self.generation += 1;
+        }
+        self.made = Some(Made { txg, head, opens, ends_replay: true });
+        LogRootPhys {
+            magic: LOG_ROOT_MAGIC.into(),
+            guid: self.guid.into(),
+            generation: self.generation.into(),
+            txg: txg.into(),
+            head_offset: head.offset.into(),
+            head_sequence: head.sequence.into(),
+            tail_offset: self.durable.into(),
+            replayed: 0.into(),
+            extent_count: self.extent_count.into(),
+            reserved: Default::default(),
+            extents: self.phys_extents,
+        }
+    }
+
+    /// The root of `txg`, and so what [`root_for`](Self::root_for) said, is durable.
+    pub(super) fn synced(&mut self, txg: u64) {
+        let Some(made) = self.made.take_if(|made| made.txg == txg) else { return };
+        self.tail = self.durable;
+        self.durable = made.head.offset;
+        while self.runs.front().is_some_and(|run| run.txg_high <= txg) {
+            self.runs.pop_front();
+        }
+        if made.opens {
+            self.closed = false;
+        }
+        if made.ends_replay {
+            self.replaying = None;
+        }
+    }
+
+    /// A record was replayed, its change made in group `txg`.
+    pub(super) fn applied(&mut self, txg: u64) {
+        if let Some(replaying) = &mut self.replaying {
+            let before = replaying.applied[0].1.max(replaying.applied[1].1);
+            replaying.applied[crate::txg::slot_of(txg)] = (txg, before + 1);
+        }
+    }
+
+    /// All records were replayed, and the next block goes to `next`.
+    pub(super) fn replayed(&mut self, next: Head) {
+        if let Some(replaying) = &mut self.replaying {
+            replaying.done = true;
+            self.next = next;
+        }
+    }
+
+    /// Nothing is to be replayed: the next block goes where the first one to be replayed would be.
+    pub(super) fn discard(&mut self) {
+        self.replayed(self.next);
+    }
+
+    /// Records that a replay leaves out, since their changes are there already.
+    pub(super) fn replayed_before(&self) -> u64 {
+        self.replaying.as_ref().map_or(0, |replaying| replaying.root.replayed.get())
+    }
+}
+
+impl Replaying {
+    /// Records applied in groups up to `txg`.
+    fn applied_by(&self, txg: u64) -> u64 {
+        let by = self.applied.iter().filter(|(of, _)| *of <= txg).map(|(_, count)| *count);
+        by.max().unwrap_or(0).max(self.told)
+    }
+
+    fn is_over(&self, txg: u64) -> bool {
+        self.done && self.applied.iter().all(|(of, _)| *of <= txg)
+    }
+
+    /// The root that a replay under way needs; `None` if it is over with group `txg`.
+    fn root_for(&mut self, txg: u64) -> Option<LogRootPhys> {
+        if self.is_over(txg) {
+            return None;
+        }
+        self.told = self.applied_by(txg);
+        Some(LogRootPhys { replayed: self.told.into(), ..self.root })
+    }
+}

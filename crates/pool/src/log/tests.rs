@@ -1,0 +1,346 @@
+mod crash;
+mod hostile;
+mod objects;
+
+use std::collections::BTreeMap;
+
+use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
+
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
+
+use super::*;
+use crate::format::{Dva, ObjectKind};
+
+const DATASET: u64 = 77;
+const DEVICE_BYTES: u64 = 4 << 20;
+
+/// The log's view of one device.
+struct OneDevice {
+    device: Arc<dyn Device>,
+    arena: Arc<Arena>,
+    /// The next write or flush fails.
+    fails: AtomicBool,
+}
+
+impl OneDevice {
+    fn new(device: Arc<dyn Device>, arena: &Arc<Arena>) -> Self {
+        Self { device, arena: arena.clone(), fails: AtomicBool::new(false) }
+    }
+
+    fn fail(&self) -> Result<()> {
+        match self.fails.swap(false, Ordering::SeqCst) {
+            true => Err(Error::new(ErrorKind::Device, "it was to fail")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl LogMedium for OneDevice {
+    fn sector_bytes(&self) -> u64 {
+        512
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.arena
+            .alloc(bytes)
+            .map_err(|error| Error::new(ErrorKind::NoMemory, "no memory").because(error))
+    }
+
+    fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer> {
+        Ok(self.device.run(Request::read(dva.offset, buffer)).into_buffer()?)
+    }
+
+    fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+        for (dva, buffer) in writes {
+            self.fail()?;
+            self.device.run(Request::write(dva.offset, buffer)).result?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.fail()?;
+        Ok(self.device.run(Request::flush()).result?)
+    }
+}
+
+fn arena() -> Arc<Arena> {
+    let config = ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Auto };
+    Arena::new(config).unwrap()
+}
+
+/// Content that says of which version of which object it is.
+#[derive(Default)]
+struct Versions(Mutex2<BTreeMap<u64, u8>>);
+
+type Mutex2<T> = std::cell::RefCell<T>;
+
+impl Fetch for Versions {
+    fn content(&self, _: u64, object: u64, _: u64, out: &mut [u8]) -> Result<()> {
+        match self.0.borrow().get(&object) {
+            Some(version) => out.fill(*version),
+            None => return Err(Error::new(ErrorKind::NotFound, "gone")),
+        }
+        Ok(())
+    }
+
+    fn attributes(&self, _: u64, object: u64) -> Result<Vec<u8>> {
+        match self.0.borrow().get(&object) {
+            Some(version) => Ok(vec![*version]),
+            None => Err(Error::new(ErrorKind::NotFound, "gone")),
+        }
+    }
+}
+
+fn extents() -> Vec<Extent> {
+    let extent = |offset, bytes| Extent { place: DvaPhys::new(Dva { device: 0, offset }), bytes };
+    // The first ends where no block would.
+    vec![extent(1 << 20, 64 * 1024 + 512), extent(512, 512), extent(2 << 20, 63 * 1024)]
+}
+
+fn create(medium: &Arc<OneDevice>, extents: &[Extent]) -> IntentLog {
+    let tunables = Arc::new(LogTunables::default());
+    IntentLog::create(extents, 0xfeed, 1, medium.clone() as Arc<dyn LogMedium>, tunables).unwrap()
+}
+
+fn memory() -> Arc<OneDevice> {
+    let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
+    Arc::new(OneDevice::new(Arc::new(device), &arena()))
+}
+
+/// A record as the tests compare it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    txg: u64,
+    object: u64,
+    text: String,
+}
+
+fn seen(entry: &Entry<'_>) -> Seen {
+    let text = match entry.record {
+        Record::Write { offset, bytes } => {
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "mixed content");
+            format!("write {offset}+{} {}", bytes.len(), bytes[0])
+        }
+        other => format!("{other:?}"),
+    };
+    Seen { txg: entry.txg, object: entry.object, text }
+}
+
+fn replay_all(log: &IntentLog, root: &LogRootPhys) -> Vec<Seen> {
+    let mut replay = log.replay(root);
+    let mut all = Vec::new();
+    while let Some(entry) = replay.next().unwrap() {
+        assert_eq!(entry.dataset, DATASET);
+        all.push(seen(&entry));
+    }
+    all
+}
+
+fn open(medium: &Arc<OneDevice>, root: &LogRootPhys) -> IntentLog {
+    let tunables = Arc::new(LogTunables::default());
+    let medium = medium.clone() as Arc<dyn LogMedium>;
+    IntentLog::open(root, root.txg.get(), medium, tunables).unwrap()
+}
+
+fn sync(log: &IntentLog, txg: u64) -> LogRootPhys {
+    let root = log.root_for(txg);
+    log.synced(txg);
+    root
+}
+
+#[test]
+fn what_is_committed_is_replayed_in_order() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    versions.0.borrow_mut().insert(5, 9);
+    assert_eq!(log.commit(None, &versions), Committed::Group, "no root says where the log is");
+    let root = sync(&log, 1);
+    log.append(
+        2,
+        DATASET,
+        5,
+        Change::Create { kind: ObjectKind::Data, record_shift: 17, attributes: b"a" },
+    );
+    log.append(2, DATASET, 5, Change::Write { offset: 0, len: 10 });
+    log.append(2, DATASET, 5, Change::Write { offset: 10, len: 200_000 });
+    log.append(2, DATASET, 6, Change::Write { offset: 0, len: 10 });
+    log.append(2, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
+    log.append(2, DATASET, 5, Change::Truncate { size: 7 });
+    log.append(2, DATASET, 5, Change::TouchAttributes);
+    assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Group, "larger than the ring");
+    let root_2 = sync(&log, 2);
+    assert_eq!(root.head_offset, root_2.head_offset);
+    log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
+    log.append(3, DATASET, 5, Change::Write { offset: 10, len: 20_000 });
+    log.append(3, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
+    log.append(3, DATASET, 5, Change::Punch { offset: 7, len: 8 });
+    log.append(3, DATASET, 5, Change::TouchAttributes);
+    log.append(3, DATASET, 6, Change::Truncate { size: 7 });
+    assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Durable);
+    assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Durable);
+    assert_eq!(log.counters().total(LogCounters::BATCHES), 1);
+    let texts = |root| -> Vec<String> {
+        replay_all(&open(&medium, root), root).into_iter().map(|seen| seen.text).collect()
+    };
+    assert_eq!(
+        texts(&root_2),
+        [
+            "write 0+20010 9",
+            "ZapInsert { name: [110], value: [118] }",
+            "Punch { offset: 7, len: 8 }",
+            "SetAttributes { attributes: [9] }"
+        ]
+    );
+    assert_eq!(texts(&root), [""; 0], "group 2 is missing before this");
+    let root_3 = sync(&log, 3);
+    assert_eq!(texts(&root_3), [""; 0]);
+}
+
+#[test]
+fn after_a_failed_write_commits_go_to_the_group_until_a_root_says_where_to_go_on() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    let insert = |txg, name: &str| {
+        let change = Change::ZapInsert { name: name.as_bytes(), value: b"v" };
+        log.append(txg, DATASET, 1, change);
+    };
+    let commit = || log.commit(None, &versions);
+    sync(&log, 1);
+    insert(3, "a");
+    assert_eq!(commit(), Committed::Durable);
+    insert(3, "b");
+    medium.fails.store(true, Ordering::SeqCst);
+    assert_eq!(commit(), Committed::Group);
+    assert_eq!(commit(), Committed::Group, "what was lost is not durable yet");
+    // The root of group 2 still needs the block with "a": it cannot begin a generation.
+    let root = sync(&log, 2);
+    assert_eq!((root.generation.get(), replay_all(&open(&medium, &root), &root).len()), (1, 1));
+    insert(3, "c");
+    assert_eq!(commit(), Committed::Group);
+    let root = sync(&log, 3);
+    assert_eq!(root.generation.get(), 2);
+    insert(4, "d");
+    assert_eq!(commit(), Committed::Durable);
+    let found = replay_all(&open(&medium, &root), &root);
+    assert_eq!((found.len(), found[0].txg), (1, 4));
+}
+
+#[test]
+fn a_write_that_fails_while_a_root_is_on_its_way_is_not_forgotten_by_that_root() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    let insert = |txg| log.append(txg, DATASET, 1, Change::ZapRemove { name: b"n" });
+    sync(&log, 1);
+    insert(2);
+    medium.fails.store(true, Ordering::SeqCst);
+    assert_eq!(log.commit(None, &versions), Committed::Group);
+    // Of group 2, which opens the log again; the log stays closed until it is durable.
+    let root = log.root_for(2);
+    insert(3);
+    assert_eq!(log.commit(None, &versions), Committed::Group);
+    log.synced(2);
+    assert_eq!(log.commit(None, &versions), Committed::Durable);
+    assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+}
+
+#[test]
+fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    sync(&log, 1);
+    log.tunables.set_log_commit_max_bytes(64 << 10).unwrap();
+    let name = [7; 200];
+    for _ in 0..2000 {
+        log.append(2, DATASET, 1, Change::ZapRemove { name: &name });
+    }
+    assert!(log.counters().total(LogCounters::DROPPED) > 1000);
+    log.append(3, DATASET, 1, Change::ZapRemove { name: b"kept" });
+    assert_eq!(log.commit(None, &versions), Committed::Group);
+    let root = sync(&log, 2);
+    assert_eq!(log.commit(None, &versions), Committed::Durable);
+    assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+}
+
+#[test]
+fn what_is_destroyed_is_left_out() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    let root = sync(&log, 1);
+    // Gone from memory, but for the note.
+    log.append(2, DATASET, 3, Change::Write { offset: 0, len: 100 });
+    log.append(2, DATASET, 3, Change::TouchAttributes);
+    log.append(2, DATASET, 3, Change::Truncate { size: 1 });
+    assert_eq!(log.commit(Some((DATASET, 3)), &versions), Committed::Durable);
+    log.append(2, DATASET, 4, Change::Write { offset: 0, len: 100 });
+    log.append(2, DATASET, 4, Change::Destroy);
+    assert_eq!(log.commit(Some((DATASET, 4)), &versions), Committed::Durable);
+    let texts: Vec<_> = replay_all(&open(&medium, &root), &root);
+    let texts: Vec<_> = texts.into_iter().map(|seen| seen.text).collect();
+    assert_eq!(texts, ["Truncate { size: 1 }", "Destroy"]);
+}
+
+#[test]
+fn without_a_ring_every_commit_goes_to_the_group() {
+    let medium = memory();
+    let log = create(&medium, &[]);
+    let versions = Versions::default();
+    sync(&log, 1);
+    log.append(2, DATASET, 1, Change::Destroy);
+    assert_eq!(log.commit(None, &versions), Committed::Group);
+    let root = sync(&log, 2);
+    assert_eq!(replay_all(&open(&medium, &root), &root), []);
+}
+
+/// Content for threads: no object is ever gone.
+struct Zeros;
+
+impl Fetch for Zeros {
+    fn content(&self, _: u64, _: u64, _: u64, out: &mut [u8]) -> Result<()> {
+        out.fill(0);
+        Ok(())
+    }
+
+    fn attributes(&self, _: u64, _: u64) -> Result<Vec<u8>> {
+        Ok(vec![0])
+    }
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "plain threads for a test")]
+fn threads_commit_together() {
+    const THREADS: u64 = 4;
+    const COMMITS: u64 = 50;
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let root = sync(&log, 1);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let log = &log;
+            scope.spawn(move || {
+                for n in 0..COMMITS {
+                    let name = format!("{thread} {n}");
+                    log.append(2, DATASET, 1, Change::ZapRemove { name: name.as_bytes() });
+                    log.append(2, DATASET, thread, Change::Write { offset: n * 99, len: 7 });
+                    let outcome = log.commit(Some((DATASET, thread)), &Zeros);
+                    assert_eq!(outcome, Committed::Durable);
+                }
+            });
+        }
+    });
+    let counters = log.counters();
+    let (batches, joined) =
+        (counters.total(LogCounters::BATCHES), counters.total(LogCounters::JOINED));
+    let empty = counters.total(LogCounters::EMPTY);
+    assert_eq!(batches + joined + empty, THREADS * COMMITS);
+    let found = replay_all(&open(&medium, &root), &root);
+    assert_eq!(found.len() as u64, 2 * THREADS * COMMITS);
+}

@@ -1,0 +1,111 @@
+//! Notes of objects against a naive twin.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::super::objects::{Look, Objects, Touch};
+
+const MAX_BYTES: u64 = 5000;
+
+/// One object as the twin has it: bytes written, by group.
+#[derive(Default)]
+struct Twin {
+    written: [BTreeSet<u64>; 2],
+    others: [Vec<Touch>; 2],
+}
+
+fn any_touch() -> impl Strategy<Value = Touch> {
+    prop_oneof![
+        6 => (0u64..300, 1u64..40).prop_map(|(offset, len)| Touch::Write { offset, len }),
+        1 => (0u64..300).prop_map(|size| Touch::Truncate { size }),
+        1 => (0u64..300, 1u64..40).prop_map(|(offset, len)| Touch::Punch { offset, len }),
+        1 => Just(Touch::Attributes),
+    ]
+}
+
+proptest! {
+    /// Whatever is merged, all that was written is in the list, in order with what else happened, and nothing else.
+    #[test]
+    fn all_that_was_written_is_taken(
+        steps in prop::collection::vec((0u64..3, 10u64..12, any_touch()), 1..60),
+        drops in any::<bool>(),
+    ) {
+        let objects = Objects::new();
+        let mut twins: [Twin; 3] = Default::default();
+        let mut serial = 0;
+        for (object, txg, touch) in steps {
+            objects.note((txg, 1, object), touch, MAX_BYTES, || {
+                serial += 1;
+                serial
+            });
+            let twin = &mut twins[object as usize];
+            let slot = (txg & 1) as usize;
+            match touch {
+                Touch::Write { offset, len } => twin.written[slot].extend(offset..offset + len),
+                other => twin.others[slot].push(other),
+            }
+        }
+        if drops {
+            objects.drop_group(10);
+        }
+        for (object, twin) in twins.iter().enumerate() {
+            let object = object as u64;
+            let Look::Bytes(bytes) = objects.look(1, object) else { panic!("nothing was lost") };
+            let taken = objects.take(1, object);
+            let mut sum = 0;
+            for txg in [10, 11u64] {
+                let of_txg = || taken.iter().filter(|touched| touched.txg == txg);
+                let slot = (txg & 1) as usize;
+                if drops && txg == 10 {
+                    prop_assert_eq!(of_txg().count(), 0);
+                    continue;
+                }
+                let mut written = BTreeSet::new();
+                let mut others = Vec::new();
+                for touched in of_txg() {
+                    match touched.touch {
+                        Touch::Write { offset, len } => {
+                            sum += len;
+                            written.extend(offset..offset + len);
+                        }
+                        other => others.push(other),
+                    }
+                }
+                prop_assert_eq!(&written, &twin.written[slot]);
+                let is_attributes = |touch: &Touch| *touch == Touch::Attributes;
+                let wanted: Vec<_> =
+                    twin.others[slot].iter().filter(|touch| !is_attributes(touch)).collect();
+                let found: Vec<_> = others.iter().filter(|touch| !is_attributes(touch)).collect();
+                prop_assert_eq!(found, wanted);
+                let touched = twin.others[slot].iter().any(is_attributes);
+                prop_assert_eq!(others.iter().any(is_attributes), touched);
+                let content = of_txg().filter(|touched| touched.touch != Touch::Attributes);
+                prop_assert!(content.map(|touched| touched.serial).is_sorted());
+            }
+            prop_assert_eq!(bytes, sum);
+            prop_assert_eq!(objects.look(1, object), Look::Bytes(0));
+        }
+    }
+}
+
+#[test]
+fn what_is_too_much_is_lost_until_its_group_is_durable() {
+    let objects = Objects::new();
+    let note = |txg, offset, len| {
+        objects.note((txg, 1, 1), Touch::Write { offset, len }, MAX_BYTES, || offset);
+    };
+    note(10, 0, 4000);
+    note(11, 0, 10);
+    note(10, 9000, 4000);
+    note(10, 99_000, 4000);
+    assert_eq!(objects.look(1, 1), Look::Lost(10));
+    assert_eq!(objects.look(1, 2), Look::Bytes(0));
+    objects.drop_group(10);
+    assert_eq!(objects.look(1, 1), Look::Bytes(10));
+    // Many small ones are too much as well.
+    (0..5000).for_each(|n| note(12, n * 10, 1));
+    assert_eq!(objects.look(1, 1), Look::Lost(12));
+    objects.forget(1, 1);
+    assert_eq!(objects.look(1, 1), Look::Bytes(0));
+}

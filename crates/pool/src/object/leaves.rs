@@ -1,0 +1,141 @@
+//! An object as a directory's store of leaves.
+
+use forebay_base::sync::Arc;
+use forebay_cache::Attributes;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BlockPtrPhys, ZAP_LEAF_BYTES};
+use crate::tx::Tx;
+use crate::zap::{LeafStore, Look};
+
+use super::node::{Fetched, Found, Node};
+use super::write::{Missing, Modified, Step, Wanted, dirty_mut};
+
+/// What a directory has to wait for.
+pub(crate) enum Ticket {
+    /// The pointer of this block.
+    Pointer(u64),
+    /// This block.
+    Block(u64, BlockPtrPhys),
+}
+
+/// The object of a directory.
+pub(crate) struct Leaves(pub(crate) Arc<Node>);
+
+const WHOLE_LEAF: Wanted =
+    Wanted { bytes: ZAP_LEAF_BYTES, whole: false, missing: Missing::Leave };
+
+impl LeafStore for Leaves {
+    type Tx = Tx;
+    type Ticket = Ticket;
+    type Fetched = Option<Fetched>;
+
+    fn describe(&self) -> String {
+        format!("directory {}", self.0.number)
+    }
+
+    fn inline(&self) -> Result<Vec<u8>> {
+        Ok(self.0.objset.dnode(self.0.number)?.inline().to_vec())
+    }
+
+    fn inline_room(&self) -> Result<usize> {
+        Ok(self.0.objset.dnode(self.0.number)?.inline_room())
+    }
+
+    fn seed(&self) -> u64 {
+        self.0.objset.new_seed()
+    }
+
+    fn set_inline(&self, tx: &Tx, content: &[u8]) -> Result<()> {
+        if self.0.objset.set_inline(tx, self.0.number, content)? {
+            return Ok(());
+        }
+        let text = format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
+        Err(Error::new(ErrorKind::NoSpace, text))
+    }
+
+    fn patch_inline(&self, tx: &Tx, at: usize, bytes: &[u8]) -> Result<()> {
+        self.0.objset.patch_inline(tx, self.0.number, at, bytes)
+    }
+
+    fn with_leaf<R>(
+        &self,
+        id: u64,
+        fetched: &[Option<Fetched>],
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Look<R, Ticket>> {
+        let state = self.0.lock();
+        self.0.check_alive(&state)?;
+        let ptr = match state.find(id) {
+            Found::Dirty(leaf) => return Ok(Look::Here(f(leaf))),
+            Found::Hole => return Ok(Look::Hole),
+            Found::Unknown => return Ok(Look::Away(Ticket::Pointer(id))),
+            Found::Stored(ptr) => ptr,
+        };
+        drop(state);
+        if let Some(leaf) = self.0.objset.store.peek(&ptr) {
+            return Ok(Look::Here(f(&leaf)));
+        }
+        match found(fetched, &ptr) {
+            Some(fetched) => Ok(Look::Here(f(&fetched.content))),
+            None => Ok(Look::Away(Ticket::Block(id, ptr))),
+        }
+    }
+
+    fn with_leaf_mut<R>(
+        &self,
+        tx: &Tx,
+        id: u64,
+        fetched: &[Option<Fetched>],
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<Look<R, Ticket>> {
+        let mut state = self.0.lock();
+        self.0.check_alive(&state)?;
+        let known = match state.find(id) {
+            Found::Stored(ptr) => found(fetched, &ptr),
+            _ => None,
+        };
+        match self.0.try_modify(&mut state, tx, id, WHOLE_LEAF, known)? {
+            Step::Ready => Ok(Look::Here(f(dirty_mut(&mut state, tx, id)))),
+            Step::Hole => Ok(Look::Hole),
+            Step::Fetch(ptr) => Ok(Look::Away(Ticket::Block(id, ptr))),
+            Step::Pin => Ok(Look::Away(Ticket::Pointer(id))),
+        }
+    }
+
+    fn new_leaf<R>(&self, tx: &Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let whole = Wanted { whole: true, missing: Missing::Create, ..WHOLE_LEAF };
+        let new = self.0.modify(tx, id, whole, |leaf| {
+            leaf.fill(0);
+            f(leaf)
+        })?;
+        match new {
+            Modified::Done(result) => Ok(result),
+            Modified::Hole => unreachable!("a block that is created is no hole"),
+        }
+    }
+
+    fn free_leaf(&self, tx: &Tx, id: u64) -> Result<()> {
+        self.0.free_blocks(tx, id..id + 1)
+    }
+
+    fn fetch(&self, ticket: Ticket) -> Result<Option<Fetched>> {
+        match ticket {
+            Ticket::Pointer(block) => self.0.pin(block).map(|()| None),
+            Ticket::Block(block, ptr) => self.0.fetch(block, &ptr),
+        }
+    }
+
+    fn prefetch(&self, ids: &[u64]) {
+        for id in ids {
+            let state = self.0.lock();
+            let Found::Stored(ptr) = state.find(*id) else { continue };
+            drop(state);
+            self.0.objset.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+        }
+    }
+}
+
+fn found<'a>(fetched: &'a [Option<Fetched>], ptr: &BlockPtrPhys) -> Option<&'a Fetched> {
+    fetched.iter().flatten().find(|fetched| fetched.ptr == *ptr)
+}

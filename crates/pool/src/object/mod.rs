@@ -1,0 +1,24 @@
+//! Objects: numbered sequences of bytes in records, with attributes.
+//!
+//! [`Node`] is an open object in memory. It knows where its blocks are (`tree`), what two transaction groups have
+//! changed of it (`pending`), and reads, writes and syncs it (`read`, `write`, `sync`).
+//!
+//! What is written waits in memory, a buffer a record and group, until the group syncs. A record that two groups
+//! change has two buffers, since the first is being written while the second changes. Nothing is read from a
+//! device while an object's lock is held: who needs a block that is not in memory lets go, fetches, and starts over.
+
+mod leaves;
+mod node;
+mod pending;
+mod pins;
+mod read;
+mod sync;
+pub(crate) mod tree;
+mod write;
+
+pub(crate) use leaves::Leaves;
+pub(crate) use node::{DataFields, Fetched, Found, Node, State};
+pub(crate) use write::{Missing, Modified, Step, Wanted, dirty_mut};
+
+/// Times that an operation starts over because what it had fetched was no longer the newest, before it gives up.
+pub(crate) const RETRIES_MAX: usize = 1000;

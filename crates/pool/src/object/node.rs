@@ -1,0 +1,251 @@
+//! An open object.
+//!
+//! One lock guards an object's state; objects share none. The order is: a directory's lock, then its object's, then
+//! a shard of dnodes.
+//!
+//! Newest first, a block is: what the open group has written or freed, what the syncing group has, what the tree says. The
+//! sync replaces the tree and drops its group's changes under one hold of the lock.
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::{Arc, Mutex, MutexGuard};
+use forebay_cache::Attributes;
+
+use crate::block_cache::BlockRef;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
+use crate::objset::Objset;
+
+use super::pending::{Pending, Slot};
+use super::pins::Pins;
+use super::tree::{self, Tree};
+
+/// An open object. It stays in memory while somebody holds it or a group has changes of it.
+pub(crate) struct Node {
+    pub(crate) objset: Arc<Objset>,
+    pub(crate) number: u64,
+    pub(crate) kind: ObjectKind,
+    pub(crate) record_shift: u8,
+    pub(crate) created_txg: u64,
+    /// Whoever changes the object and notes it for the log has this meanwhile.
+    pub(crate) turn: Mutex<()>,
+    state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub(crate) tree: Tree,
+    pub(crate) size: u64,
+    /// The length as of the newest group that has synced the object.
+    pub(crate) synced_size: u64,
+    pub(crate) allocated: u64,
+    /// By the low bit of the group's number.
+    pub(crate) pending: [Pending; 2],
+    pub(crate) pins: Pins,
+    /// The group that destroyed it.
+    pub(crate) destroyed: Option<u64>,
+}
+
+/// The data fields of a dnode, as a sync has made them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataFields {
+    pub(crate) tree: Tree,
+    pub(crate) size: u64,
+    pub(crate) allocated: u64,
+}
+
+impl DataFields {
+    pub(crate) fn of(dnode: &DnodePhys) -> Result<Self> {
+        let tree = Tree::from_parts(dnode.root, dnode.levels, dnode.blocks.get())?;
+        Ok(Self { tree, size: dnode.size_bytes.get(), allocated: dnode.allocated_bytes.get() })
+    }
+
+    /// Writes them into a dnode.
+    pub(crate) fn put(&self, dnode: &mut DnodePhys) {
+        dnode.root = self.tree.root;
+        dnode.levels = self.tree.levels;
+        dnode.blocks = self.tree.blocks.into();
+        dnode.size_bytes = self.size.into();
+        dnode.allocated_bytes = self.allocated.into();
+    }
+
+    pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0 };
+}
+
+/// Where a block's newest content is.
+pub(crate) enum Found<'a> {
+    Dirty(&'a Arc<Buffer>),
+    Stored(BlockPtrPhys),
+    Hole,
+    /// The indirect block that knows is not pinned: call [`Node::pin`].
+    Unknown,
+}
+
+impl State {
+    /// Finds a block.
+    #[inline]
+    pub(crate) fn find(&self, block: u64) -> Found<'_> {
+        let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
+        for pending in [&self.pending[newer], &self.pending[1 - newer]] {
+            if pending.txg == 0 {
+                continue;
+            }
+            match pending.blocks.get(&block) {
+                Some(Slot::Dirty(buffer)) => return Found::Dirty(buffer),
+                Some(Slot::Written(ptr)) => return Found::of(*ptr),
+                None if pending.frees(block) => return Found::Hole,
+                None => {}
+            }
+        }
+        if block >= self.tree.blocks {
+            return Found::Hole;
+        }
+        if self.tree.levels == 1 {
+            return Found::of(self.tree.root);
+        }
+        match self.pins.find(Tree::parent_of(block), block) {
+            Some(ptr) => Found::of(ptr),
+            None => Found::Unknown,
+        }
+    }
+
+    /// The changes of a group that is not synced yet, made empty if it had none.
+    pub(crate) fn pending_mut(&mut self, txg: u64) -> &mut Pending {
+        let pending = &mut self.pending[(txg & 1) as usize];
+        debug_assert!(pending.txg == 0 || pending.txg == txg, "two groups share a slot");
+        pending.txg = txg;
+        pending
+    }
+}
+
+impl Found<'_> {
+    fn of(ptr: BlockPtrPhys) -> Self {
+        if ptr.is_hole() { Self::Hole } else { Self::Stored(ptr) }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(
+        objset: &Arc<Objset>,
+        number: u64,
+        dnode: &DnodePhys,
+        data: DataFields,
+    ) -> Result<Arc<Self>> {
+        let kind = dnode.object_kind().filter(|kind| *kind != ObjectKind::Free);
+        let Some(kind) = kind.filter(|_| (9..=24).contains(&dnode.record_shift)) else {
+            let text = format!(
+                "object {number} has kind {} and records of 2^{} bytes",
+                dnode.kind, dnode.record_shift
+            );
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        };
+        let state = State {
+            tree: data.tree,
+            size: data.size,
+            synced_size: data.size,
+            allocated: data.allocated,
+            pending: Default::default(),
+            pins: Pins::default(),
+            destroyed: None,
+        };
+        Ok(Arc::new(Self {
+            objset: Arc::clone(objset),
+            number,
+            kind,
+            record_shift: dnode.record_shift,
+            created_txg: dnode.created_txg.get(),
+            turn: Mutex::named("object-turn", ()),
+            state: Mutex::named("object", state),
+        }))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// How its level-0 blocks are to be cached.
+    pub(crate) fn attributes(&self) -> Attributes {
+        match self.kind {
+            ObjectKind::Data => Attributes::DATA,
+            _ => Attributes::METADATA,
+        }
+    }
+
+    pub(crate) fn record_bytes(&self) -> usize {
+        1 << self.record_shift
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.lock().size
+    }
+
+    /// An error unless it can still be used.
+    pub(crate) fn check_alive(&self, state: &State) -> Result<()> {
+        match state.destroyed {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("object {} was destroyed; it cannot be used any more", self.number);
+                Err(Error::new(ErrorKind::Closed, text))
+            }
+        }
+    }
+
+    /// Pins the indirect block that knows where `block` is. To be called without the lock, after
+    /// [`Found::Unknown`].
+    pub(crate) fn pin(&self, block: u64) -> Result<()> {
+        let store = &self.objset.store;
+        let _reading = store.readers().enter();
+        self.objset.check_open()?;
+        let tree = self.lock().tree;
+        let naming = |error| self.naming(block, error);
+        let parent = tree::lowest_indirect(store, &tree, block).map_err(naming)?;
+        let mut content = None;
+        if !parent.is_hole() {
+            let found = store.read(&parent, Attributes::METADATA).map_err(naming)?;
+            let pointers = tree::pointers(&parent, &found)?;
+            if let Some(odd) = pointers.iter().find(|ptr| ptr.level != 0) {
+                let text = format!("an indirect block of level 1 holds {odd:?}");
+                return Err(self.naming(block, Error::new(ErrorKind::Corrupt, text)));
+            }
+            content = Some(found);
+        }
+        let mut state = self.lock();
+        if state.tree.root == tree.root && self.objset.check_open().is_ok() {
+            state.pins.set(Tree::parent_of(block), content);
+        }
+        Ok(())
+    }
+
+    /// Fetches a block into memory, for use after the lock is taken again. Nothing, if it is not where it was
+    /// any more.
+    pub(crate) fn fetch(&self, block: u64, ptr: &BlockPtrPhys) -> Result<Option<Fetched>> {
+        let store = &self.objset.store;
+        let _reading = store.readers().enter();
+        match self.lock().find(block) {
+            Found::Stored(now) if now == *ptr => {}
+            _ => return Ok(None),
+        }
+        match store.read(ptr, self.attributes()) {
+            Ok(content) => Ok(Some(Fetched { ptr: *ptr, content })),
+            Err(error) => Err(self.naming(block, error)),
+        }
+    }
+
+    /// The error with object and block in front.
+    pub(crate) fn naming(&self, block: u64, error: Error) -> Error {
+        error.doing(format_args!("object {}, block {block}", self.number))
+    }
+}
+
+/// A block that was read for somebody who could not hold a lock meanwhile.
+pub(crate) struct Fetched {
+    pub(crate) ptr: BlockPtrPhys,
+    pub(crate) content: BlockRef,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The set's store may go with this node, and waits for pins.
+        self.lock().pins.clear();
+        self.objset.forget(self.number);
+    }
+}

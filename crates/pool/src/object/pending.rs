@@ -1,0 +1,87 @@
+//! What a transaction group has changed of an object, until it is on the devices.
+
+use std::ops::Range;
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::Arc;
+use hashbrown::HashMap;
+
+use crate::format::BlockPtrPhys;
+
+/// A record that a group has written.
+pub(crate) enum Slot {
+    /// Its content. Nobody else holds the `Arc` while the group is open, so that it changes in place; then the sync does.
+    Dirty(Arc<Buffer>),
+    /// The group is syncing, and has put it there; it is in the cache until the write has ended.
+    Written(BlockPtrPhys),
+}
+
+/// Changes of one group.
+#[derive(Default)]
+pub(crate) struct Pending {
+    /// The group; 0 if there is none.
+    pub(crate) txg: u64,
+    /// The object's length, if the group has changed it.
+    pub(crate) size: Option<u64>,
+    /// Blocks freed before any of `blocks` was written: ascending, apart.
+    pub(crate) freed: Vec<Range<u64>>,
+    /// Records written.
+    pub(crate) blocks: HashMap<u64, Slot>,
+    /// Bytes of memory that `blocks` hold.
+    pub(crate) dirty_bytes: u64,
+}
+
+impl Pending {
+    /// Whether the group has freed that block and not written it since.
+    pub(crate) fn frees(&self, block: u64) -> bool {
+        let at = self.freed.partition_point(|range| range.end <= block);
+        self.freed.get(at).is_some_and(|range| range.start <= block)
+    }
+
+    /// Frees a range: what was written there is dropped. Returns the bytes of memory that gives back.
+    pub(crate) fn free(&mut self, range: Range<u64>) -> u64 {
+        let mut bytes = 0;
+        self.blocks.retain(|block, slot| {
+            let gone = range.contains(block);
+            if let (true, Slot::Dirty(buffer)) = (gone, slot) {
+                bytes += buffer.footprint() as u64;
+            }
+            !gone
+        });
+        self.dirty_bytes -= bytes;
+        let from = self.freed.partition_point(|old| old.end < range.start);
+        let to = self.freed.partition_point(|old| old.start <= range.end);
+        let start = self.freed.get(from).map_or(range.start, |old| old.start.min(range.start));
+        let last = to.checked_sub(1).and_then(|last| self.freed.get(last));
+        let end = last.filter(|_| to > from).map_or(range.end, |old| old.end.max(range.end));
+        let merged = if to > from { start.min(range.start)..end } else { range };
+        self.freed.splice(from..to, [merged]);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_ranges_merge_like_a_set() {
+        let mut rng = forebay_base::rng::SmallRng::from_seed(7);
+        for _ in 0..500 {
+            let mut pending = Pending::default();
+            let mut twin = [false; 64];
+            for _ in 0..12 {
+                let start = rng.below(60);
+                let end = start + 1 + rng.below(4);
+                pending.free(start..end);
+                twin[start as usize..end as usize].fill(true);
+                for (block, freed) in twin.iter().enumerate() {
+                    assert_eq!(pending.frees(block as u64), *freed, "block {block}");
+                }
+                for two in pending.freed.windows(2) {
+                    assert!(two[0].end < two[1].start, "{:?}", pending.freed);
+                }
+            }
+        }
+    }
+}

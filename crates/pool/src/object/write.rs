@@ -1,0 +1,266 @@
+//! Changing of objects in an open transaction group.
+
+use std::ops::Range;
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::tx::Tx;
+
+use super::node::{Fetched, Found, Node, State};
+use super::pending::Slot;
+use super::tree::BLOCKS_MAX;
+use super::RETRIES_MAX;
+
+/// Buffers of records that are not full yet have at least this many bytes.
+const BUFFER_MIN: usize = 4096;
+/// What it costs to have a group look at an object, about.
+const NODE_BYTES: u64 = 512;
+
+/// What [`Node::modify`] found.
+pub(crate) enum Modified<R> {
+    /// It was changed.
+    Done(R),
+    /// There is no such block, and none was wanted.
+    Hole,
+}
+
+/// What to do about a block that is a hole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Begin with zeros.
+    Create,
+    /// Leave it.
+    Leave,
+}
+
+/// Which bytes of a block are wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    /// The buffer has at least this many bytes.
+    pub(crate) bytes: usize,
+    /// All that was there is overwritten: it need not be read.
+    pub(crate) whole: bool,
+    pub(crate) missing: Missing,
+}
+
+impl Node {
+    /// Writes `data` at `offset`, making the object longer if need be.
+    pub(crate) fn write(self: &Arc<Self>, tx: &Tx, offset: u64, data: &[u8]) -> Result<()> {
+        let end = self.check_range(offset, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let within = at as usize & (self.record_bytes() - 1);
+            let part = (self.record_bytes() - within).min(data.len() - done);
+            let wanted = Wanted {
+                bytes: within + part,
+                whole: part == self.record_bytes(),
+                missing: Missing::Create,
+            };
+            self.modify(tx, at >> self.record_shift, wanted, |buffer| {
+                buffer[within..within + part].copy_from_slice(&data[done..done + part]);
+            })?;
+            done += part;
+        }
+        if !data.is_empty() {
+            let mut state = self.lock();
+            self.check_alive(&state)?;
+            if end > state.size {
+                self.set_size(&mut state, tx, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the object `size` bytes long; what was behind is gone, what is new reads as zeros.
+    pub(crate) fn truncate(self: &Arc<Self>, tx: &Tx, size: u64) -> Result<()> {
+        self.check_range(size, 0)?;
+        let old = self.size();
+        if size < old {
+            let within = size as usize & (self.record_bytes() - 1);
+            if within > 0 {
+                self.zero(tx, size >> self.record_shift, within..self.record_bytes())?;
+            }
+            self.free_blocks(tx, size.div_ceil(self.record_bytes() as u64)..u64::MAX)?;
+        }
+        let mut state = self.lock();
+        self.check_alive(&state)?;
+        self.set_size(&mut state, tx, size);
+        Ok(())
+    }
+
+    /// Makes a range read as zeros, and gives back the blocks that lie in it. The length stays.
+    pub(crate) fn punch(self: &Arc<Self>, tx: &Tx, offset: u64, len: u64) -> Result<()> {
+        self.check_range(offset, 0)?;
+        let end = offset.saturating_add(len).min(self.size());
+        if end <= offset {
+            return Ok(());
+        }
+        let record = self.record_bytes() as u64;
+        let (first, last) = (offset.div_ceil(record), end / record);
+        let within = |at: u64| (at % record) as usize;
+        if first > last {
+            return self.zero(tx, last, within(offset)..within(end));
+        }
+        if within(offset) > 0 {
+            self.zero(tx, first - 1, within(offset)..self.record_bytes())?;
+        }
+        if within(end) > 0 {
+            self.zero(tx, last, 0..within(end))?;
+        }
+        if first < last { self.free_blocks(tx, first..last) } else { Ok(()) }
+    }
+
+    fn zero(self: &Arc<Self>, tx: &Tx, block: u64, range: Range<usize>) -> Result<()> {
+        let wanted = Wanted { bytes: 0, whole: false, missing: Missing::Leave };
+        self.modify(tx, block, wanted, |buffer| {
+            let end = range.end.min(buffer.len());
+            if let Some(bytes) = buffer.get_mut(range.start..end) {
+                bytes.fill(0);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Frees whole blocks.
+    pub(crate) fn free_blocks(self: &Arc<Self>, tx: &Tx, range: Range<u64>) -> Result<()> {
+        let mut state = self.lock();
+        self.check_alive(&state)?;
+        self.list(&mut state, tx);
+        let freed = state.pending_mut(tx.txg()).free(range);
+        drop(state);
+        self.objset.store.cache().sub_dirty(freed);
+        Ok(())
+    }
+
+    fn set_size(self: &Arc<Self>, state: &mut State, tx: &Tx, size: u64) {
+        self.list(state, tx);
+        state.size = size;
+        state.pending_mut(tx.txg()).size = Some(size);
+    }
+
+    /// Has the group's sync look at this object.
+    fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) {
+        if state.pending[(tx.txg() & 1) as usize].txg == 0 {
+            tx.dirty(NODE_BYTES);
+            state.pending_mut(tx.txg());
+            self.objset.list_dirty(tx.txg(), Arc::clone(self));
+        }
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<u64> {
+        let limit = BLOCKS_MAX.saturating_mul(self.record_bytes() as u64).min(i64::MAX as u64);
+        offset.checked_add(len).filter(|end| *end <= limit).ok_or_else(|| {
+            let text = format!(
+                "object {}: {len} bytes at {offset} lie past the largest possible object ({limit} bytes)",
+                self.number
+            );
+            Error::new(ErrorKind::Invalid, text)
+        })
+    }
+
+    /// Changes a block's bytes in the group of `tx`: finds the group's buffer, or makes one from what is newest.
+    pub(crate) fn modify<R>(
+        self: &Arc<Self>,
+        tx: &Tx,
+        block: u64,
+        wanted: Wanted,
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<Modified<R>> {
+        let mut fetched: Option<Fetched> = None;
+        for _ in 0..RETRIES_MAX {
+            let missing = {
+                let mut state = self.lock();
+                self.check_alive(&state)?;
+                match self.try_modify(&mut state, tx, block, wanted, fetched.as_ref())? {
+                    Step::Ready => {
+                        let buffer = dirty_mut(&mut state, tx, block);
+                        return Ok(Modified::Done(f(buffer)));
+                    }
+                    Step::Hole => return Ok(Modified::Hole),
+                    Step::Fetch(ptr) => Some(ptr),
+                    Step::Pin => None,
+                }
+            };
+            match missing {
+                Some(ptr) => fetched = self.fetch(block, &ptr)?,
+                None => self.pin(block)?,
+            }
+        }
+        Err(self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))
+    }
+
+    /// Sees to it that the group has a buffer of the block, if that needs no reading.
+    pub(crate) fn try_modify(
+        self: &Arc<Self>,
+        state: &mut State,
+        tx: &Tx,
+        block: u64,
+        wanted: Wanted,
+        fetched: Option<&Fetched>,
+    ) -> Result<Step> {
+        let slot = (tx.txg() & 1) as usize;
+        if let Some(Slot::Dirty(buffer)) = state.pending[slot].blocks.get(&block) {
+            if buffer.len() >= wanted.bytes {
+                return Ok(Step::Ready);
+            }
+        }
+        let store = &self.objset.store;
+        let new = match state.find(block) {
+            _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
+            Found::Unknown => return Ok(Step::Pin),
+            Found::Hole if wanted.missing == Missing::Leave => return Ok(Step::Hole),
+            Found::Hole => self.buffer_of(&[], wanted.bytes)?,
+            Found::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
+            Found::Stored(ptr) => match fetched.filter(|fetched| fetched.ptr == ptr) {
+                Some(fetched) => self.buffer_of(&fetched.content, wanted.bytes)?,
+                None => match store.peek(&ptr) {
+                    Some(content) => self.buffer_of(&content, wanted.bytes)?,
+                    None => return Ok(Step::Fetch(ptr)),
+                },
+            },
+        };
+        self.list(state, tx);
+        let bytes = new.footprint() as u64;
+        let pending = state.pending_mut(tx.txg());
+        let old = pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
+        let before = match &old {
+            Some(Slot::Dirty(old)) => old.footprint() as u64,
+            _ => 0,
+        };
+        pending.dirty_bytes += bytes - before;
+        store.cache().add_dirty(bytes);
+        store.cache().sub_dirty(before);
+        tx.dirty(bytes - before);
+        Ok(Step::Ready)
+    }
+
+    /// A buffer that begins with `content`, has room for `bytes`, and is zeros else.
+    fn buffer_of(&self, content: &[u8], bytes: usize) -> Result<Buffer> {
+        let needed = bytes.max(content.len()).max(BUFFER_MIN).next_power_of_two();
+        let mut buffer = self.objset.store.cache().alloc(needed.min(self.record_bytes()))?;
+        buffer[..content.len()].copy_from_slice(content);
+        buffer[content.len()..].fill(0);
+        Ok(buffer)
+    }
+}
+
+/// What [`Node::try_modify`] needs next.
+pub(crate) enum Step {
+    Ready,
+    Hole,
+    Fetch(crate::format::BlockPtrPhys),
+    Pin,
+}
+
+/// The group's buffer of a block, which [`Node::try_modify`] has seen to.
+pub(crate) fn dirty_mut<'a>(state: &'a mut State, tx: &Tx, block: u64) -> &'a mut [u8] {
+    match state.pending_mut(tx.txg()).blocks.get_mut(&block) {
+        Some(Slot::Dirty(buffer)) => {
+            Arc::get_mut(buffer).expect("an open group's buffer has one owner")
+        }
+        _ => unreachable!("the group was given a buffer under this lock"),
+    }
+}

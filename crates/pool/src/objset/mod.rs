@@ -1,0 +1,317 @@
+//! A set of objects: its dnodes, the objects that are open, and numbers for new ones.
+//!
+//! A dnode has two kinds of field with an owner each (see [`DnodePhys`]): *attribute fields* change in an
+//! open group, as patches that wait in `dnodes`; *data fields* belong to the open object and come out of its sync.
+//! `sync` puts both together in new blocks of dnodes.
+
+mod dnodes;
+mod numbers;
+mod sync;
+
+use crossbeam_utils::CachePadded;
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex, Weak, thread_slot};
+use hashbrown::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys, TAIL_BYTES,
+};
+use crate::object::tree::Tree;
+use crate::object::{DataFields, Node};
+use crate::store::Store;
+use crate::tx::Tx;
+
+pub(crate) use dnodes::dnode_at;
+use dnodes::{Dnodes, Newest};
+use numbers::Numbers;
+
+/// Shards of what is looked up by object; a power of two.
+const SHARDS: usize = 16;
+
+/// How blocks of a set are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteSettings {
+    pub(crate) data_compression: Compression,
+    pub(crate) data_copies: u8,
+    pub(crate) metadata_compression: Compression,
+    pub(crate) metadata_copies: u8,
+}
+
+/// A set of objects.
+pub(crate) struct Objset {
+    pub(crate) store: Store,
+    settings: Mutex<WriteSettings>,
+    /// Of the blocks of dnodes, as of the newest group that is synced.
+    tree: Mutex<Tree>,
+    dnodes: Dnodes,
+    nodes: [CachePadded<Mutex<HashMap<u64, Weak<Node>>>>; SHARDS],
+    /// Objects with data to sync, by the group's low bit.
+    dirty: [[CachePadded<Mutex<Vec<Arc<Node>>>>; SHARDS]; 2],
+    numbers: Numbers,
+    objects: AtomicU64,
+    allocated: AtomicU64,
+    closed: AtomicBool,
+    /// Seeds of directories.
+    rng: Mutex<SmallRng>,
+}
+
+impl Objset {
+    pub(crate) fn new(store: Store, phys: &ObjsetPhys, settings: WriteSettings, seed: u64) -> Result<Arc<Self>> {
+        let tree = Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
+            .map_err(|error| error.doing("a set of objects"))?;
+        Ok(Arc::new(Self {
+            store,
+            settings: Mutex::named("objset-settings", settings),
+            tree: Mutex::named("objset-tree", tree),
+            dnodes: Dnodes::new(),
+            nodes: std::array::from_fn(|_| CachePadded::new(Mutex::named("nodes", HashMap::new()))),
+            dirty: std::array::from_fn(|_| {
+                std::array::from_fn(|_| CachePadded::new(Mutex::named("dirty-nodes", Vec::new())))
+            }),
+            numbers: Numbers::new(tree.blocks),
+            objects: AtomicU64::new(phys.objects.get()),
+            allocated: AtomicU64::new(phys.allocated_bytes.get()),
+            closed: AtomicBool::new(false),
+            rng: Mutex::named("objset-rng", SmallRng::from_seed(seed)),
+        }))
+    }
+
+    pub(crate) fn set_settings(&self, settings: WriteSettings) {
+        *self.settings.lock() = settings;
+    }
+
+    /// Lets go of what open objects have pinned; from now on nothing is pinned any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for shard in &self.nodes {
+            let nodes: Vec<_> = shard.lock().values().filter_map(Weak::upgrade).collect();
+            for node in nodes {
+                node.lock().pins.clear();
+            }
+        }
+    }
+
+    /// An error once the set is closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::Closed, "the pool was exported; import it again")),
+        }
+    }
+
+    /// A number that nobody can guess.
+    pub(crate) fn new_seed(&self) -> u64 {
+        self.rng.lock().next_u64()
+    }
+
+    /// The tree of dnode blocks, as of the newest group that is synced.
+    pub(crate) fn tree(&self) -> Tree {
+        *self.tree.lock()
+    }
+
+    /// Objects in use, as of the newest group that is synced.
+    pub(crate) fn objects(&self) -> u64 {
+        self.objects.load(Ordering::Relaxed)
+    }
+
+    /// Bytes allocated on devices, as of the newest group that is synced.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Creates an object and returns its number.
+    pub(crate) fn create(
+        &self,
+        tx: &Tx,
+        kind: ObjectKind,
+        record_shift: u8,
+        attributes: &[u8],
+    ) -> Result<u64> {
+        let dnode = new_dnode(tx, kind, record_shift, attributes)?;
+        loop {
+            let number = self.next_number(tx.txg())?;
+            if self.put_if_free(tx, number, &dnode)? {
+                return Ok(number);
+            }
+        }
+    }
+
+    /// Creates the object of that number, for the replay of a log. It must be free.
+    pub(crate) fn create_at(
+        &self,
+        tx: &Tx,
+        number: u64,
+        (kind, record_shift): (ObjectKind, u8),
+        attributes: &[u8],
+    ) -> Result<()> {
+        let dnode = new_dnode(tx, kind, record_shift, attributes)?;
+        self.numbers.skip_to(number / DNODES_PER_BLOCK as u64 + 1);
+        if self.put_if_free(tx, number, &dnode)? {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Exists, format!("object {number} exists already")))
+    }
+
+    fn put_if_free(&self, tx: &Tx, number: u64, dnode: &DnodePhys) -> Result<bool> {
+        self.change_dnode(tx, number, |old, reset| {
+            let free = old.kind == 0;
+            if free {
+                *old = *dnode;
+                *reset = true;
+            }
+            free
+        })
+    }
+
+    /// Destroys an object: it is gone for whoever looks it up, and its blocks are freed by the sync.
+    pub(crate) fn destroy(&self, tx: &Tx, number: u64) -> Result<()> {
+        let node = self.nodes[shard_of(number)].lock().remove(&number).and_then(|node| node.upgrade());
+        let existed = self.change_dnode(tx, number, |dnode, reset| {
+            let existed = dnode.kind != 0;
+            *dnode = DnodePhys::FREE;
+            *reset = true;
+            existed
+        })?;
+        if let Some(node) = node {
+            node.lock().destroyed.get_or_insert(tx.txg());
+        }
+        if existed { Ok(()) } else { Err(self.no_object(number)) }
+    }
+
+    /// Changes the attributes of an object.
+    pub(crate) fn set_attributes(&self, tx: &Tx, number: u64, attributes: &[u8]) -> Result<()> {
+        check_attributes(attributes)?;
+        let fits = self.change_dnode(tx, number, |dnode, _| {
+            (dnode.kind != 0).then(|| dnode.set_attributes(attributes))
+        })?;
+        match fits {
+            Some(true) => Ok(()),
+            Some(false) => {
+                let text = format!(
+                    "object {number}: {} bytes of attributes do not fit beside its inline content",
+                    attributes.len()
+                );
+                Err(Error::new(ErrorKind::Invalid, text))
+            }
+            None => Err(self.no_object(number)),
+        }
+    }
+
+    /// Changes the inline content of an object; false if it does not fit.
+    pub(crate) fn set_inline(&self, tx: &Tx, number: u64, inline: &[u8]) -> Result<bool> {
+        let fits = self.change_dnode(tx, number, |dnode, _| {
+            (dnode.kind != 0).then(|| dnode.set_inline(inline))
+        })?;
+        fits.ok_or_else(|| self.no_object(number))
+    }
+
+    /// Overwrites some of an object's inline content; its length stays.
+    pub(crate) fn patch_inline(&self, tx: &Tx, number: u64, at: usize, bytes: &[u8]) -> Result<()> {
+        let fits = self.change_dnode(tx, number, |dnode, _| {
+            let start = TAIL_BYTES - usize::from(dnode.inline_bytes.get()).min(TAIL_BYTES);
+            let place = dnode.tail.get_mut(start + at..start + at + bytes.len());
+            place.map(|place| place.copy_from_slice(bytes)).is_some()
+        })?;
+        if fits {
+            return Ok(());
+        }
+        let text = format!("object {number}: {} bytes at {at} are not inline", bytes.len());
+        Err(Error::new(ErrorKind::Corrupt, text))
+    }
+
+    /// The object of that number, open.
+    pub(crate) fn open(self: &Arc<Self>, number: u64) -> Result<Arc<Node>> {
+        let shard = &self.nodes[shard_of(number)];
+        loop {
+            let tree = self.tree();
+            if let Some(node) = shard.lock().get(&number).and_then(Weak::upgrade) {
+                return Ok(node);
+            }
+            let (dnode, reset) = self.newest_dnode(number)?;
+            if dnode.kind == 0 {
+                return Err(self.no_object(number));
+            }
+            let data = match reset {
+                true => DataFields::EMPTY,
+                false => DataFields::of(&self.stored_dnode(number)?)
+                    .map_err(|error| error.doing(format_args!("object {number}")))?,
+            };
+            let node = Node::new(self, number, &dnode, data)?;
+            let mut nodes = shard.lock();
+            let other = nodes.get(&number).and_then(Weak::upgrade);
+            // A node with newer data may have come and gone: it goes after the tree that has its data is in place.
+            if other.is_some() || self.tree().root != tree.root {
+                drop(nodes);
+                continue;
+            }
+            nodes.insert(number, Arc::downgrade(&node));
+            drop(nodes);
+            // Whoever destroyed it meanwhile found no node to tell.
+            let (now, _) = self.newest_dnode(number)?;
+            if now.kind == dnode.kind && now.created_txg == dnode.created_txg {
+                return Ok(node);
+            }
+            shard.lock().remove(&number);
+            node.lock().destroyed.get_or_insert(0);
+        }
+    }
+
+    /// The attribute fields of an object, as they are now.
+    pub(crate) fn dnode(&self, number: u64) -> Result<DnodePhys> {
+        let (dnode, _) = self.newest_dnode(number)?;
+        if dnode.kind == 0 { Err(self.no_object(number)) } else { Ok(dnode) }
+    }
+
+    fn newest_dnode(&self, number: u64) -> Result<(DnodePhys, bool)> {
+        match self.dnodes.newest(number) {
+            Newest::Patched(dnode, reset) => Ok((*dnode, reset)),
+            Newest::Stored => Ok((self.stored_dnode(number)?, false)),
+        }
+    }
+
+    fn no_object(&self, number: u64) -> Error {
+        Error::new(ErrorKind::NotFound, format!("there is no object {number}"))
+    }
+
+    /// Has a group's sync look at an object.
+    pub(crate) fn list_dirty(&self, txg: u64, node: Arc<Node>) {
+        let shard = thread_slot().index(SHARDS);
+        self.dirty[(txg & 1) as usize][shard].lock().push(node);
+    }
+
+    /// A node goes: its place in the table goes too, unless another one has it.
+    pub(crate) fn forget(&self, number: u64) {
+        let mut nodes = self.nodes[shard_of(number)].lock();
+        if nodes.get(&number).is_some_and(|node| node.strong_count() == 0) {
+            nodes.remove(&number);
+        }
+    }
+}
+
+fn shard_of(number: u64) -> usize {
+    number as usize % SHARDS
+}
+
+fn check_attributes(attributes: &[u8]) -> Result<()> {
+    if attributes.len() <= ATTRIBUTES_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "{} bytes of attributes are more than the {ATTRIBUTES_MAX} that an object can have",
+        attributes.len()
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
+}
+
+fn new_dnode(tx: &Tx, kind: ObjectKind, record_shift: u8, attributes: &[u8]) -> Result<DnodePhys> {
+    check_attributes(attributes)?;
+    let mut dnode = DnodePhys::FREE;
+    dnode.kind = kind as u8;
+    dnode.record_shift = record_shift;
+    dnode.created_txg = tx.txg().into();
+    let fits = dnode.set_attributes(attributes);
+    assert!(fits, "checked above");
+    Ok(dnode)
+}

@@ -1,0 +1,148 @@
+//! Numbers for new objects.
+//!
+//! A thread takes a whole block of dnodes and gives its free numbers out, so that threads that create objects share
+//! neither lock nor block. Blocks with free dnodes come first if they are in memory; a block that is not is read ahead and
+//! skipped, and a fresh one is used meanwhile: creating an object never waits for a device.
+//!
+//! Which blocks have free dnodes is known from the groups that free them, and, for what was free at import, from the
+//! fill counts in the indirect blocks, looked at bit by bit.
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Mutex, thread_slot};
+use forebay_cache::Attributes;
+use hashbrown::HashSet;
+
+use crate::error::Result;
+use crate::format::DNODES_PER_BLOCK;
+use crate::object::tree::{self, POINTERS, Tree};
+
+use super::Objset;
+
+/// Chunks of numbers that threads take; a power of two.
+const CHUNKS: usize = 16;
+/// Blocks with free dnodes that are remembered at most; others are found at the next import.
+const REUSABLE_MAX: usize = 1 << 16;
+
+pub(super) struct Numbers {
+    chunks: [CachePadded<Mutex<Chunk>>; CHUNKS],
+    /// The first block that nobody has used.
+    fresh: AtomicU64,
+    reusable: Mutex<Reusable>,
+}
+
+#[derive(Default)]
+struct Chunk {
+    block: u64,
+    /// Bit n: number n of the block is free.
+    free: u32,
+}
+
+struct Reusable {
+    blocks: HashSet<u64>,
+    /// Blocks from here up to `scan_end` have not been looked at since import.
+    scan_next: u64,
+    scan_end: u64,
+}
+
+impl Numbers {
+    /// For a set that has `blocks` blocks of dnodes.
+    pub(super) fn new(blocks: u64) -> Self {
+        let reusable = Reusable { blocks: HashSet::new(), scan_next: 0, scan_end: blocks };
+        Self {
+            chunks: std::array::from_fn(|_| CachePadded::new(Mutex::named("numbers", Chunk::default()))),
+            fresh: AtomicU64::new(blocks),
+            reusable: Mutex::named("reusable-numbers", reusable),
+        }
+    }
+
+    /// A block with free dnodes is known.
+    pub(super) fn note_free(&self, block: u64) {
+        let mut reusable = self.reusable.lock();
+        if reusable.blocks.len() < REUSABLE_MAX {
+            reusable.blocks.insert(block);
+        }
+    }
+
+    /// Numbers of blocks before this one are used otherwise.
+    pub(super) fn skip_to(&self, block: u64) {
+        self.fresh.fetch_max(block, Ordering::Relaxed);
+    }
+}
+
+impl Objset {
+    /// A number that was free a moment ago.
+    pub(super) fn next_number(&self, _txg: u64) -> Result<u64> {
+        let mut chunk = self.numbers.chunks[thread_slot().index(CHUNKS)].lock();
+        while chunk.free == 0 {
+            *chunk = match self.reuse()? {
+                Some(chunk) => chunk,
+                None => {
+                    let block = self.numbers.fresh.fetch_add(1, Ordering::Relaxed);
+                    // Number 0 is nobody's.
+                    Chunk { block, free: if block == 0 { !1 } else { !0 } }
+                }
+            };
+        }
+        let index = chunk.free.trailing_zeros();
+        chunk.free &= chunk.free - 1;
+        Ok(chunk.block * DNODES_PER_BLOCK as u64 + u64::from(index))
+    }
+
+    /// The free numbers of a block that has some, if one is in memory.
+    fn reuse(&self) -> Result<Option<Chunk>> {
+        let _reading = self.store.readers().enter();
+        let tree = self.tree();
+        let block = {
+            let mut reusable = self.numbers.reusable.lock();
+            match reusable.blocks.iter().next().copied() {
+                Some(block) => {
+                    reusable.blocks.remove(&block);
+                    block
+                }
+                None => {
+                    let from = reusable.scan_next;
+                    let end = reusable.scan_end.min(tree.blocks);
+                    reusable.scan_next = (from / POINTERS as u64 + 1) * POINTERS as u64;
+                    drop(reusable);
+                    if from < end {
+                        self.scan(&tree, from, end)?;
+                    }
+                    return Ok(None);
+                }
+            }
+        };
+        let ptr = tree::lookup(&self.store, &tree, block)?;
+        if ptr.is_hole() {
+            return Ok((block < tree.blocks).then_some(Chunk { block, free: self.dnodes.free_mask(block, &[]) & number_mask(block) }));
+        }
+        match self.store.peek(&ptr) {
+            Some(content) => {
+                let free = self.dnodes.free_mask(block, &content) & number_mask(block);
+                Ok((free != 0).then_some(Chunk { block, free }))
+            }
+            None => {
+                self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+                self.numbers.note_free(block);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Notes which blocks from `from` up to the next indirect block, and before `end`, have free dnodes.
+    fn scan(&self, tree: &Tree, from: u64, end: u64) -> Result<()> {
+        let end = end.min((from / POINTERS as u64 + 1) * POINTERS as u64);
+        for block in from..end {
+            let ptr = tree::lookup(&self.store, tree, block)?;
+            if ptr.fill.get() < DNODES_PER_BLOCK as u64 - u64::from(block == 0) {
+                self.numbers.note_free(block);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All numbers of a block but 0.
+fn number_mask(block: u64) -> u32 {
+    if block == 0 { !1 } else { !0 }
+}

@@ -1,0 +1,206 @@
+//! Writing a set's changes out, in syncing context.
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::Attributes;
+
+use crate::error::Result;
+use crate::format::{
+    BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjsetPhys,
+};
+use crate::object::tree::{self, Change, Changes};
+use crate::object::{DataFields, Node};
+use crate::store::WriteProps;
+use crate::sync::SyncContext;
+
+use super::dnodes::{Patched, dnode_at, place_of, put_dnode};
+use super::{Objset, WriteSettings};
+
+/// An object whose blocks are written.
+struct Synced {
+    number: u64,
+    created_txg: u64,
+    data: DataFields,
+}
+
+impl Objset {
+    /// Writes what the group of `ctx` has changed in the set. `None` if that is nothing.
+    pub(crate) fn sync(self: &Arc<Self>, ctx: &mut SyncContext<'_>) -> Result<Option<ObjsetPhys>> {
+        let mut ctx = ctx.with_store(&self.store);
+        let settings = *self.settings.lock();
+        let (data, metadata) = settings.props(ctx.txg);
+        let nodes = self.take_dirty(ctx.txg);
+        let mut patched = self.dnodes.of_group(ctx.txg);
+        if nodes.is_empty() && patched.is_empty() {
+            return Ok(None);
+        }
+        let mut cost = 0;
+        let mut fields = Vec::with_capacity(nodes.len());
+        for node in &nodes {
+            let before = node.lock().allocated;
+            if let Some(synced) = node.sync(&mut ctx, &data, &metadata)? {
+                cost += synced.allocated as i64 - before as i64;
+                fields.push(Synced { number: node.number, created_txg: node.created_txg, data: synced });
+            }
+        }
+        add_blocks_of(&fields, &mut patched);
+        self.read_ahead(&patched)?;
+        let old = self.tree();
+        let mut written = Vec::with_capacity(patched.len());
+        let mut objects = 0i64;
+        let mut fields = fields.as_slice();
+        for patches in &patched {
+            let own = fields.partition_point(|synced| place_of(synced.number).0 == patches.block);
+            let (of_block, rest) = fields.split_at(own);
+            fields = rest;
+            let (ptr, delta) = self.write_block(&mut ctx, &old, patches, of_block, &metadata)?;
+            objects += delta;
+            written.push(Change { block: patches.block, ptr });
+        }
+        let changes = Changes { freed: &[], written: &written };
+        let new = tree::update(&mut ctx, &old, changes, &metadata)?;
+        cost += ctx.take_allocated();
+        *self.tree.lock() = new;
+        let bytes = self.dnodes.drop_group(ctx.txg);
+        self.store.cache().sub_dirty(bytes);
+        self.objects.store(self.objects().saturating_add_signed(objects), Ordering::Relaxed);
+        let allocated = self.allocated_bytes().saturating_add_signed(cost);
+        self.allocated.store(allocated, Ordering::Relaxed);
+        Ok(Some(self.phys()))
+    }
+
+    /// The set as of the newest group that is synced.
+    pub(crate) fn phys(&self) -> ObjsetPhys {
+        let tree = self.tree();
+        ObjsetPhys {
+            root: tree.root,
+            blocks: tree.blocks.into(),
+            objects: self.objects().into(),
+            allocated_bytes: self.allocated_bytes().into(),
+            levels: tree.levels,
+            reserved: [0; 7],
+        }
+    }
+
+    fn take_dirty(&self, txg: u64) -> Vec<Arc<Node>> {
+        let mut nodes = Vec::new();
+        for shard in &self.dirty[(txg & 1) as usize] {
+            nodes.append(&mut shard.lock());
+        }
+        nodes.sort_unstable_by_key(|node| node.number);
+        nodes
+    }
+
+    /// Starts reading the blocks that have to be read, all at once.
+    fn read_ahead(&self, patched: &[Patched]) -> Result<()> {
+        let tree = self.tree();
+        for patches in patched.iter().filter(|patches| patches.changed != u32::MAX) {
+            let ptr = tree::lookup(&self.store, &tree, patches.block)?;
+            if !ptr.is_hole() {
+                self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one block of dnodes anew. Returns its pointer, and how many more objects it has.
+    fn write_block(
+        &self,
+        ctx: &mut SyncContext<'_>,
+        tree: &tree::Tree,
+        patches: &Patched,
+        fields: &[Synced],
+        props: &WriteProps,
+    ) -> Result<(BlockPtrPhys, i64)> {
+        let mut block = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
+        match self.stored_block_of(tree, patches.block)? {
+            Some(stored) => block.copy_from_slice(&stored),
+            None => block.fill(0),
+        }
+        let before = fill_of(&block);
+        self.apply(ctx, &mut block, patches)?;
+        for synced in fields {
+            let (_, index) = place_of(synced.number);
+            let mut dnode = dnode_at(&block, index).unwrap_or(DnodePhys::FREE);
+            if dnode.kind == 0 || dnode.created_txg.get() != synced.created_txg {
+                // Somebody wrote to an object while it was destroyed.
+                tree::free_tree(ctx, &synced.data.tree.root)?;
+                continue;
+            }
+            synced.data.put(&mut dnode);
+            put_dnode(&mut block, index, &dnode);
+        }
+        let fill = fill_of(&block);
+        let delta = fill as i64 - before as i64;
+        if fill < DNODES_PER_BLOCK as u64 && fill < before {
+            self.numbers.note_free(patches.block);
+        }
+        if fill == 0 {
+            return Ok((BlockPtrPhys::HOLE, delta));
+        }
+        let cache = Some(Attributes::METADATA);
+        let props = WriteProps { kind: BlockKind::Dnode, level: 0, fill, cache, ..*props };
+        Ok((ctx.write_new(block, &props)?, delta))
+    }
+
+    /// Puts patches over a block; frees what objects that are gone had.
+    fn apply(&self, ctx: &mut SyncContext<'_>, block: &mut Buffer, patches: &Patched) -> Result<()> {
+        let Some(patched) = &patches.dnodes else { return Ok(()) };
+        for index in (0..DNODES_PER_BLOCK).filter(|index| patches.changed & 1 << index != 0) {
+            let old = dnode_at(block, index).unwrap_or(DnodePhys::FREE);
+            let mut new = dnode_at(patched, index).unwrap_or(DnodePhys::FREE);
+            if patches.reset & 1 << index != 0 {
+                tree::free_tree(ctx, &old.root)?;
+                DataFields::EMPTY.put(&mut new);
+            } else {
+                DataFields::of(&old)?.put(&mut new);
+            }
+            put_dnode(block, index, &new);
+        }
+        Ok(())
+    }
+}
+
+impl WriteSettings {
+    /// How records, and how metadata, are written in a group.
+    fn props(&self, txg: u64) -> (WriteProps, WriteProps) {
+        let metadata = WriteProps {
+            kind: BlockKind::Dnode,
+            level: 0,
+            compression: self.metadata_compression,
+            copies: usize::from(self.metadata_copies),
+            txg,
+            fill: 1,
+            cache: Some(Attributes::METADATA),
+        };
+        let data = WriteProps {
+            kind: BlockKind::Data,
+            compression: self.data_compression,
+            copies: usize::from(self.data_copies),
+            cache: Some(Attributes::DATA),
+            ..metadata
+        };
+        (data, metadata)
+    }
+}
+
+/// Adds the blocks of objects that have new data but no patch.
+fn add_blocks_of(fields: &[Synced], patched: &mut Vec<Patched>) {
+    let known = patched.len();
+    for synced in fields {
+        let (block, _) = place_of(synced.number);
+        let there = patched[..known].binary_search_by_key(&block, |patches| patches.block).is_ok();
+        let last = patched.last().is_some_and(|last| patched.len() > known && last.block == block);
+        if !there && !last {
+            patched.push(Patched { block, changed: 0, reset: 0, dnodes: None });
+        }
+    }
+    patched.sort_unstable_by_key(|patches| patches.block);
+}
+
+/// Dnodes in use.
+fn fill_of(block: &[u8]) -> u64 {
+    let used = |index: &usize| dnode_at(block, *index).is_some_and(|dnode| dnode.kind != 0);
+    (0..DNODES_PER_BLOCK).filter(used).count() as u64
+}

@@ -1,0 +1,247 @@
+//! Making a pool.
+
+use forebay_base::clock::{Clock, SystemClock};
+use forebay_base::rng;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
+use forebay_base::sync::Mutex;
+use forebay_cache::OwnerCaching;
+use hashbrown::HashMap;
+
+use crate::block_cache::BlockCache;
+use crate::dataset::DatasetSettings;
+use crate::devices::config::Config;
+use crate::devices::import::{self, Imported};
+use crate::devices::open::{HostId, Opened};
+use crate::devices::Devices;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    BlockPtrPhys, DvaPhys, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
+};
+use crate::log::{Extent, IntentLog};
+use crate::object::Leaves;
+use crate::objset::Objset;
+use crate::space::Space;
+use crate::store::{Allocate, Store};
+use crate::tunables::PoolTunables;
+use crate::tx::Tx;
+use crate::txg::Txgs;
+use crate::zap::Zap;
+
+use super::log_io::LogDevices;
+use super::{Inner, Pool, sync};
+
+/// What a new pool is to be.
+#[derive(Clone)]
+pub struct CreateOptions {
+    /// Its name.
+    pub name: String,
+    /// The cache that it shares.
+    pub cache: Arc<BlockCache>,
+    /// Who makes it.
+    pub host: HostId,
+    /// Whether devices that hold a pool may be overwritten.
+    pub force: bool,
+    /// The pool's tunables by name, see `docs/tunables.md`.
+    pub tunables: Vec<(String, String)>,
+    /// The clock; the system's by default.
+    pub clock: Option<Arc<dyn Clock>>,
+    /// Where numbers that name things come from; the system by default.
+    pub seed: Option<u64>,
+}
+
+impl CreateOptions {
+    /// Options for a pool of that name, on this host.
+    pub fn new(name: &str, cache: Arc<BlockCache>) -> Self {
+        Self {
+            name: name.to_owned(),
+            cache,
+            host: HostId::of_this_host(),
+            force: false,
+            tunables: Vec::new(),
+            clock: None,
+            seed: None,
+        }
+    }
+}
+
+/// What a pool is put together from, beside what lies on its devices.
+pub(super) struct Parts {
+    pub(super) cache: Arc<BlockCache>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) seed: u64,
+    pub(super) tunables: Arc<PoolTunables>,
+    pub(super) read_only: bool,
+}
+
+impl Parts {
+    pub(super) fn new(
+        cache: &Arc<BlockCache>,
+        clock: Option<&Arc<dyn Clock>>,
+        seed: Option<u64>,
+        tunables: &[(String, String)],
+    ) -> Result<Self> {
+        let table = PoolTunables::default();
+        for (name, value) in tunables {
+            table.set(name, value)?;
+        }
+        Ok(Self {
+            cache: Arc::clone(cache),
+            clock: clock.cloned().unwrap_or_else(|| Arc::new(SystemClock::new())),
+            seed: seed.unwrap_or_else(rng::seed_from_system),
+            tunables: Arc::new(table),
+            read_only: false,
+        })
+    }
+
+    /// The devices, for the intent log.
+    pub(super) fn log_devices(&self, devices: &Arc<Devices>) -> Arc<LogDevices> {
+        Arc::new(LogDevices { devices: Arc::clone(devices), cache: Arc::clone(&self.cache) })
+    }
+
+    /// A store whose keys are a new owner's.
+    pub(super) fn store(&self, devices: &Arc<Devices>) -> Result<Store> {
+        let owner = open_owner(&self.cache, OwnerCaching::All)?;
+        let flight = self.tunables.store().flight_bytes();
+        let devices = Arc::clone(devices);
+        Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, flight))
+    }
+}
+
+/// A new owner of keys in the cache; the store that gets it closes it.
+pub(super) fn open_owner(
+    cache: &BlockCache,
+    caching: OwnerCaching,
+) -> Result<forebay_cache::OwnerId> {
+    let owner = cache.cache().open_owner(caching).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, "no more pools or datasets fit one cache").because(error)
+    })?;
+    Ok(owner.into_id())
+}
+
+impl Pool {
+    /// Makes a pool of these devices, striped, and imports it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a name, tunable or device that cannot be, [`ErrorKind::Exists`] if a device holds a pool,
+    /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
+        let parts = Parts::new(
+            &options.cache,
+            options.clock.as_ref(),
+            options.seed,
+            &options.tunables,
+        )?;
+        let wanted = import::CreateOptions {
+            name: options.name.clone(),
+            host: options.host.clone(),
+            seed: parts.seed,
+            force: options.force,
+        };
+        let Imported { config, devices, .. } = import::create(devices, &wanted, &parts.cache)?;
+        let devices = Arc::new(devices);
+        let store = parts.store(&devices)?;
+        let mut space =
+            Space::create(&devices.spans(), devices.sector_bytes(), Box::new(store.clone()))?;
+        let first = 1;
+        space.begin(first);
+        let extents = log_extents(&mut space, &devices)?;
+        let log = IntentLog::create(
+            &extents,
+            config.pool_guid,
+            first,
+            parts.log_devices(&devices),
+            Arc::clone(parts.tunables.log()),
+        )?;
+        let metadata = DatasetSettings::default().write_settings();
+        let mos = Objset::new(store.clone(), &ObjsetPhys::default(), metadata, parts.seed)?;
+        let tx = Tx::syncing(first);
+        let shift = ZAP_LEAF_BYTES.trailing_zeros() as u8;
+        let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;
+        let root = BlockPtrPhys::HOLE;
+        let found = Found { config, space, log, mos, directory, root, synced: 0 };
+        let pool = found.into_pool(parts, devices, store)?;
+        let txg = pool.inner.txgs.quiesce()?;
+        pool.inner.finish_group(txg, pool.inner.space.lock())?;
+        pool.inner.txgs.synced(txg);
+        pool.start()?;
+        Ok(pool)
+    }
+
+    /// Starts the pool's thread.
+    pub(super) fn start(&self) -> Result<()> {
+        *self.thread.lock() = Some(sync::start(&self.inner)?);
+        Ok(())
+    }
+}
+
+/// What was made, or found on the devices.
+pub(super) struct Found {
+    pub(super) config: Config,
+    pub(super) space: Space,
+    pub(super) log: IntentLog,
+    pub(super) mos: Arc<Objset>,
+    /// Number of the directory of datasets.
+    pub(super) directory: u64,
+    pub(super) root: BlockPtrPhys,
+    /// The newest durable group.
+    pub(super) synced: u64,
+}
+
+impl Found {
+    /// The pool, without its thread.
+    pub(super) fn into_pool(self, parts: Parts, devices: Arc<Devices>, store: Store) -> Result<Pool> {
+        let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
+        let txgs = Txgs::new(self.synced, Arc::clone(&parts.clock), Arc::clone(parts.tunables.txg()));
+        let inner = Arc::new(Inner {
+            name: self.config.pool_name.clone(),
+            guid: self.config.pool_guid,
+            config: Mutex::named("pool-config", self.config),
+            devices,
+            store,
+            txgs,
+            log: self.log,
+            space: Mutex::named("space", self.space),
+            mos: self.mos,
+            directory,
+            directory_number: self.directory,
+            datasets: Mutex::named("datasets", HashMap::new()),
+            datasets_changing: Mutex::named("datasets-changing", ()),
+            root: Mutex::named("pool-root", self.root),
+            available: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            read_only: parts.read_only,
+            clock: parts.clock,
+            tunables: parts.tunables,
+            rng: Mutex::named("pool-rng", forebay_base::rng::SmallRng::from_seed(parts.seed)),
+        });
+        inner.note_available(&inner.space.lock());
+        Ok(Pool { inner, thread: Mutex::named("pool-thread", None) })
+    }
+}
+
+/// Room for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, a piece on each device.
+fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
+    let spans = devices.spans();
+    let total: u64 = spans.iter().map(|span| span.end - span.start).sum();
+    let wanted = (total / 64).clamp(1 << 20, 256 << 20);
+    let unit = devices.sector_bytes().max(SECTOR_UNIT);
+    let piece = (wanted / spans.len() as u64).max(256 << 10).next_multiple_of(unit);
+    let mut extents = Vec::new();
+    for _ in &spans {
+        // In smaller pieces where metaslabs are small.
+        let (mut left, mut size) = (piece, piece);
+        while left > 0 {
+            match space.allocate(size.min(left), 1) {
+                Ok([place, _]) => {
+                    extents.push(Extent { place, bytes: size.min(left) });
+                    left -= size.min(left);
+                }
+                Err(error) if size <= 64 << 10 => return Err(error),
+                Err(_) => size = (size / 2).next_multiple_of(unit),
+            }
+        }
+    }
+    debug_assert!(extents.iter().all(|extent| extent.place != DvaPhys::NONE));
+    Ok(extents)
+}

@@ -1,0 +1,80 @@
+//! What the intent log needs of the pool: its devices, and the newest content of what is to be made durable.
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::Arc;
+use forebay_io::Priority;
+
+use crate::block_cache::BlockCache;
+use crate::dataset;
+use crate::devices::Devices;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Dva;
+use crate::log::{Committed, Fetch, LogMedium};
+
+use super::Inner;
+
+/// The devices, as the intent log's medium.
+pub(super) struct LogDevices {
+    pub(super) devices: Arc<Devices>,
+    pub(super) cache: Arc<BlockCache>,
+}
+
+impl LogMedium for LogDevices {
+    fn sector_bytes(&self) -> u64 {
+        self.devices.sector_bytes()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        self.cache.alloc(bytes)
+    }
+
+    fn read(&self, dva: Dva, buffer: Buffer) -> Result<Buffer> {
+        self.devices.read(dva, buffer, Priority::SyncRead)
+    }
+
+    fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
+        // Nearly always one: a block is in pieces only where the ring's extents end.
+        for (dva, buffer) in writes {
+            self.devices.write(dva, buffer, Priority::SyncWrite)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.devices.flush_all()
+    }
+}
+
+impl Fetch for Inner {
+    fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {
+        let node = self.dataset_of_guid(dataset)?.objset.open(object)?;
+        let there = node.read(offset, out)?;
+        out[there..].fill(0);
+        Ok(())
+    }
+
+    fn attributes(&self, dataset: u64, object: u64) -> Result<Vec<u8>> {
+        Ok(self.dataset_of_guid(dataset)?.objset.dnode(object)?.attributes().to_vec())
+    }
+}
+
+impl Inner {
+    /// The open dataset of that guid.
+    pub(super) fn dataset_of_guid(&self, guid: u64) -> Result<Arc<dataset::Inner>> {
+        let datasets = self.datasets.lock();
+        let found = datasets.values().find(|dataset| dataset.guid == guid);
+        found.cloned().ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("there is no dataset {guid:016x}"))
+        })
+    }
+
+    /// Makes changes durable: those of names and of objects' existence, and those of one object.
+    pub(crate) fn fsync(&self, dataset: &dataset::Inner, number: u64) -> Result<()> {
+        self.check_writable()?;
+        self.txgs.check_running()?;
+        if dataset.logs() && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable {
+            return Ok(());
+        }
+        self.txgs.sync_now().map(|_| ())
+    }
+}

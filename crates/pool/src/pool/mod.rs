@@ -1,0 +1,180 @@
+//! Pools.
+//!
+//! [`Pool`] is what users hold; [`Inner`] is what the pool's thread and its datasets share. `create` and
+//! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
+
+mod check;
+mod create;
+mod datasets;
+mod export;
+mod import;
+mod log_io;
+mod replay;
+mod scrub;
+mod space_io;
+mod stats;
+mod sync;
+mod walk;
+
+use forebay_base::clock::Clock;
+use forebay_base::rng::SmallRng;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::thread::JoinHandle;
+use forebay_base::sync::{Arc, Mutex};
+use hashbrown::HashMap;
+
+use crate::dataset;
+use crate::devices::Devices;
+use crate::devices::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BlockPtrPhys;
+use crate::log::IntentLog;
+use crate::object::Leaves;
+use crate::objset::Objset;
+use crate::space::Space;
+use crate::store::Store;
+use crate::tunables::PoolTunables;
+use crate::tx::Transaction;
+use crate::txg::Txgs;
+use crate::zap::Zap;
+
+pub use check::{CheckProgress, CheckReport};
+pub use create::CreateOptions;
+pub use import::ImportOptions;
+pub use scrub::{ScrubProgress, ScrubReport};
+pub use stats::PoolStats;
+
+/// A pool: devices, and the datasets on them. Dropping it exports it.
+pub struct Pool {
+    inner: Arc<Inner>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a pool's parts share.
+pub(crate) struct Inner {
+    pub(crate) name: String,
+    pub(crate) guid: u64,
+    pub(crate) devices: Arc<Devices>,
+    /// Of the pool's own blocks; datasets have stores of their own over the same devices.
+    pub(crate) store: Store,
+    pub(crate) txgs: Txgs,
+    pub(crate) log: IntentLog,
+    /// The sync's, but for figures.
+    space: Mutex<Space>,
+    /// The pool's own objects.
+    mos: Arc<Objset>,
+    /// Names of datasets.
+    directory: Zap<Leaves>,
+    directory_number: u64,
+    datasets: Mutex<HashMap<String, Arc<dataset::Inner>>>,
+    /// Held by who adds a dataset or removes one.
+    datasets_changing: Mutex<()>,
+    config: Mutex<Config>,
+    tunables: Arc<PoolTunables>,
+    rng: Mutex<SmallRng>,
+    /// The root block of the newest group that is durable.
+    root: Mutex<BlockPtrPhys>,
+    /// Bytes that changes of open groups may still come to take.
+    available: AtomicU64,
+    closed: AtomicBool,
+    read_only: bool,
+    clock: Arc<dyn Clock>,
+}
+
+/// What a transaction is for, as far as room is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// It may make the pool fuller.
+    Use,
+    /// In the end it gives room back: it may begin when the pool is full.
+    Free,
+}
+
+impl Pool {
+    /// Begins a transaction. Waits while more is dirty than may be.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] if the pool is full, [`ErrorKind::Suspended`] after a failed write, [`ErrorKind::Closed`],
+    /// [`ErrorKind::ReadOnly`].
+    pub fn begin(&self) -> Result<Transaction<'_>> {
+        self.inner.begin(Intent::Use)
+    }
+
+    /// Begins a transaction for deleting: it can begin when the pool is full.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_freeing(&self) -> Result<Transaction<'_>> {
+        self.inner.begin(Intent::Free)
+    }
+
+    /// Commits the open transaction group, and returns when it is durable. The calling thread must have no
+    /// transaction.
+    ///
+    /// # Errors
+    /// Why the group could not be written.
+    pub fn sync(&self) -> Result<()> {
+        self.inner.check_writable()?;
+        self.inner.txgs.sync_now().map(|_| ())
+    }
+
+    /// The pool's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The number that names the pool for ever.
+    pub fn guid(&self) -> u64 {
+        self.inner.guid
+    }
+}
+
+impl Inner {
+    /// Begins a transaction.
+    pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
+        self.check_writable()?;
+        // Room that groups before have freed is there three groups later.
+        for attempt in 0.. {
+            if self.has_room(intent) {
+                break;
+            }
+            if attempt == 3 {
+                return Err(self.full());
+            }
+            self.txgs.sync_now()?;
+        }
+        Ok(Transaction::new(self.txgs.begin()?))
+    }
+
+    fn has_room(&self, intent: Intent) -> bool {
+        let available = self.available.load(Ordering::Relaxed);
+        let wanted = self.txgs.dirty_bytes().saturating_mul(sync::WORST_COST);
+        match intent {
+            Intent::Use => wanted.saturating_add(sync::MARGIN_BYTES) <= available,
+            Intent::Free => wanted <= available.saturating_add(self.reserve_bytes() / 2),
+        }
+    }
+
+    fn full(&self) -> Error {
+        let text = format!("pool {} is full: delete something, or add a device", self.name);
+        Error::new(ErrorKind::NoSpace, text)
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            let text = format!("pool {} was exported; import it again", self.name);
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
+        if self.read_only {
+            let text = format!("pool {} was imported for reading only", self.name);
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool {} ({:016x})", self.inner.name, self.inner.guid)
+    }
+}

@@ -1,0 +1,89 @@
+//! Scrubbing: every copy of every block is read, and one that is bad is written anew from one that is good.
+
+use crate::error::{Error, Result};
+use crate::format::BlockPtrPhys;
+use crate::store::Store;
+
+use super::walk::{Place, Visitor};
+use super::{CheckProgress, Pool};
+
+/// Problems that a report lists; more are only counted.
+const LISTED: usize = 64;
+/// Progress is told after this many blocks.
+const PROGRESS_BLOCKS: u64 = 256;
+
+/// How far a scrub is.
+pub type ScrubProgress = CheckProgress;
+
+/// What a scrub did.
+#[derive(Clone, Debug, Default)]
+pub struct ScrubReport {
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Copies that were bad and are good again.
+    pub healed: u64,
+    /// Blocks without any good copy, and what leads nowhere: the first of these.
+    pub lost: Vec<String>,
+    /// How many there are.
+    pub lost_count: u64,
+}
+
+impl Pool {
+    /// Reads every copy of every block as of the newest group, which is committed first, and heals what has another
+    /// good copy. Nothing is committed while it runs.
+    ///
+    /// # Errors
+    /// Why it could not be carried out; what it found is in the report.
+    pub fn scrub(&self, progress: &mut dyn FnMut(&ScrubProgress)) -> Result<ScrubReport> {
+        self.sync()?;
+        let inner = &self.inner;
+        let space = inner.space.lock();
+        let total_bytes = space.stats().allocated_bytes;
+        let mut scrubber = Scrubber { report: ScrubReport::default(), total_bytes, bytes: 0, progress };
+        inner.walk(&mut scrubber)?;
+        let report = scrubber.report;
+        if report.healed > 0 {
+            inner.devices.flush_all()?;
+        }
+        drop(space);
+        Ok(report)
+    }
+}
+
+struct Scrubber<'a> {
+    report: ScrubReport,
+    total_bytes: u64,
+    bytes: u64,
+    progress: &'a mut dyn FnMut(&ScrubProgress),
+}
+
+impl Visitor for Scrubber<'_> {
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()> {
+        self.report.blocks += 1;
+        let copies = 0..ptr.copy_count();
+        let bad: Vec<usize> = copies.clone().filter(|copy| store.read_copy(ptr, *copy).is_err()).collect();
+        for copy in &bad {
+            match store.heal(ptr, *copy) {
+                Ok(()) => self.report.healed += 1,
+                Err(error) => self.damaged(place, error.doing(format_args!("copy {copy}"))),
+            }
+        }
+        self.bytes += ptr.allocated_bytes(store.sector_bytes()) * copies.len() as u64;
+        if self.report.blocks % PROGRESS_BLOCKS == 0 {
+            (self.progress)(&ScrubProgress {
+                blocks: self.report.blocks,
+                bytes: self.bytes,
+                total_bytes: self.total_bytes,
+                problems: self.report.lost_count,
+            });
+        }
+        Ok(())
+    }
+
+    fn damaged(&mut self, place: &Place, error: Error) {
+        self.report.lost_count += 1;
+        if self.report.lost.len() < LISTED {
+            self.report.lost.push(format!("{place}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! How the space maps read and write their blocks: through the store.
+
+use forebay_cache::Attributes;
+
+use crate::error::Result;
+use crate::format::{BlockKind, BlockPtrPhys, Compression, DvaPhys};
+use crate::space::{SpaceRead, SpaceWrite};
+use crate::store::{Store, WriteProps};
+
+impl SpaceRead for Store {
+    fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>> {
+        Ok(self.read_uncached(pointer)?.to_vec())
+    }
+}
+
+/// Writes blocks of the space maps and root blocks: to places that they have already, and past the cache, since
+/// nobody reads them before the next import.
+pub(super) struct Plain<'a>(pub(super) &'a Store);
+
+impl Plain<'_> {
+    pub(super) fn write(
+        &self,
+        kind: BlockKind,
+        places: [DvaPhys; 2],
+        content: &[u8],
+        txg: u64,
+    ) -> Result<BlockPtrPhys> {
+        let mut buffer = self.0.cache().alloc(content.len())?;
+        buffer.copy_from_slice(content);
+        let props = WriteProps {
+            kind,
+            level: 0,
+            compression: Compression::Off,
+            copies: places.iter().filter(|place| **place != DvaPhys::NONE).count(),
+            txg,
+            fill: 1,
+            cache: None::<Attributes>,
+        };
+        self.0.write_at(places, buffer, &props)
+    }
+}
+
+impl SpaceWrite for Plain<'_> {
+    fn write_at(
+        &mut self,
+        places: [DvaPhys; 2],
+        content: &[u8],
+        txg: u64,
+    ) -> Result<BlockPtrPhys> {
+        self.write(BlockKind::Space, places, content, txg)
+    }
+}

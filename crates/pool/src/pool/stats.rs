@@ -1,0 +1,71 @@
+//! What a pool says of itself.
+
+use crate::error::Result;
+use crate::space::SpaceStats;
+
+use super::{Inner, Pool};
+
+/// A pool in numbers.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// The newest durable transaction group.
+    pub synced_txg: u64,
+    /// Memory that waits to be written, of all open groups.
+    pub dirty_bytes: u64,
+    /// Bytes on all devices that blocks can lie in.
+    pub total_bytes: u64,
+    /// Bytes in use.
+    pub allocated_bytes: u64,
+    /// Bytes that were freed, and can be used again two groups later.
+    pub deferred_bytes: u64,
+    /// Bytes that can be used.
+    pub free_bytes: u64,
+    /// Whether nothing can be written any more, and why.
+    pub suspended: Option<String>,
+    /// Name, label (empty if the counter has none) and value of each counter of the pool's parts.
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+}
+
+impl Pool {
+    /// The pool in numbers, as of the newest group. Waits while a group is being written.
+    pub fn stats(&self) -> PoolStats {
+        self.inner.stats()
+    }
+
+    /// Sets a tunable of the pool.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), with what would be right.
+    pub fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
+        self.inner.tunables.set(name, value)
+    }
+}
+
+impl Inner {
+    fn stats(&self) -> PoolStats {
+        let space: SpaceStats = self.space.lock().stats();
+        PoolStats {
+            synced_txg: self.txgs.synced_txg(),
+            dirty_bytes: self.txgs.dirty_bytes(),
+            total_bytes: space.total_bytes,
+            allocated_bytes: space.allocated_bytes,
+            deferred_bytes: space.deferred_bytes,
+            free_bytes: space.free_bytes,
+            suspended: self.txgs.check_running().err().map(|error| format!("{error:?}")),
+            counters: self.counters(),
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let mut all = Vec::new();
+        let snapshots = [
+            self.store.counters().snapshot(),
+            self.txgs.counters().snapshot(),
+        ];
+        for value in snapshots.into_iter().flatten() {
+            all.push((value.name, value.label.unwrap_or_default(), value.value));
+        }
+        all
+    }
+}

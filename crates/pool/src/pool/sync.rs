@@ -1,0 +1,115 @@
+//! What the pool's thread does: write one transaction group after the other.
+//!
+//! Datasets come first, then the pool's own objects, which name the datasets, then what is known of space, which includes
+//! all that was allocated for the others, and last the root block. When all of that is durable, uberblocks
+//! point to the root block; when these are durable, the group is.
+
+use forebay_base::sync::{Arc, MutexGuard};
+use forebay_base::sync::atomic::Ordering;
+use forebay_base::sync::thread::{self, JoinHandle};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::devices::label::{self, Uberblock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
+use crate::space::Space;
+use crate::store::Allocate;
+use crate::sync::SyncContext;
+use crate::tx::Tx;
+use crate::txg::Wake;
+
+use super::Inner;
+use super::space_io::Plain;
+
+/// Bytes on devices that a dirty byte may come to: two copies, and the blocks that lead to it.
+pub(super) const WORST_COST: u64 = 3;
+/// Room that a group needs for itself, however little is in it.
+pub(super) const MARGIN_BYTES: u64 = 1 << 20;
+
+/// Starts the thread of a pool.
+pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
+    let inner = Arc::clone(inner);
+    thread::spawn_named("forebay-sync", move || run(&inner)).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
+    })
+}
+
+fn run(inner: &Inner) {
+    loop {
+        if inner.txgs.next() == Wake::Ended {
+            return;
+        }
+        let Ok(txg) = inner.txgs.quiesce() else { return };
+        if let Err(error) = inner.sync_group(txg) {
+            inner.txgs.suspend(&error);
+            return;
+        }
+        inner.txgs.synced(txg);
+    }
+}
+
+impl Inner {
+    /// Writes a group and makes it durable.
+    pub(super) fn sync_group(&self, txg: u64) -> Result<()> {
+        // What earlier groups have freed may be used again soon: nobody may be on the way there any more.
+        self.store.readers().quiesce();
+        let mut space = self.space.lock();
+        space.begin(txg);
+        self.finish_group(txg, space)
+    }
+
+    /// The rest of that, once the group has begun for space.
+    pub(super) fn finish_group(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
+        let space = &mut *space;
+        let mos = self.sync_objects(space, txg)?;
+        let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
+        let mut root = RootPhys::new_zeroed();
+        root.magic = ROOT_MAGIC.into();
+        root.txg = txg.into();
+        root.datasets = self.directory_number.into();
+        root.mos = mos;
+        let mut plain = Plain(&self.store);
+        root.space = space.sync(txg, &mut plain)?;
+        root.log = self.log.root_for(txg);
+        let root = plain.write(BlockKind::Root, places, root.as_bytes(), txg)?;
+        self.store.finish_writes()?;
+        let uberblock = Uberblock {
+            txg,
+            time_ns: self.clock.now_ns(),
+            root,
+            device_count: self.devices.count() as u16,
+        };
+        label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
+        space.committed(txg)?;
+        *self.root.lock() = root;
+        self.log.synced(txg);
+        self.note_available(space);
+        Ok(())
+    }
+
+    /// Writes the datasets, and then the pool's own objects.
+    fn sync_objects(&self, space: &mut Space, txg: u64) -> Result<ObjsetPhys> {
+        let mut ctx = SyncContext::new(&self.store, space, txg);
+        let tx = Tx::syncing(txg);
+        let datasets: Vec<_> = self.datasets.lock().values().cloned().collect();
+        for dataset in datasets {
+            if let Some(phys) = dataset.sync(&mut ctx)? {
+                self.mos.set_attributes(&tx, dataset.number, phys.as_bytes())?;
+            }
+        }
+        self.mos.sync(&mut ctx)?;
+        Ok(self.mos.phys())
+    }
+
+    /// Bytes that are kept free for deleting, and for the pool itself.
+    pub(super) fn reserve_bytes(&self) -> u64 {
+        let total: u64 = self.devices.spans().iter().map(|span| span.end - span.start).sum();
+        (total / 32).max(2 << 20)
+    }
+
+    /// Learns how much may still be used.
+    pub(super) fn note_available(&self, space: &Space) {
+        let available = space.stats().free_bytes.saturating_sub(self.reserve_bytes());
+        self.available.store(available, Ordering::Relaxed);
+    }
+}

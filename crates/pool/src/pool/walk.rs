@@ -1,0 +1,121 @@
+//! Walking all blocks of a pool, as of the newest durable group.
+
+use crate::dataset;
+use crate::error::{Error, Result};
+use crate::format::{BlockKind, BlockPtrPhys, DNODES_PER_BLOCK, DnodePhys};
+use crate::object::DataFields;
+use crate::object::tree::{self, Tree};
+use crate::objset::{Objset, dnode_at};
+use crate::store::Store;
+use forebay_base::sync::Arc;
+use forebay_cache::Attributes;
+
+use super::Inner;
+
+/// Where a block was found.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    /// Empty for the pool's own.
+    pub(super) dataset: Arc<str>,
+    /// Nothing for blocks of dnodes, and what leads to them.
+    pub(super) object: Option<u64>,
+    /// The first block of the object that it leads to.
+    pub(super) block: u64,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&*self.dataset, self.object) {
+            ("", None) => write!(f, "the pool's own dnodes, block {}", self.block),
+            ("", Some(object)) => write!(f, "the pool's own object {object}, block {}", self.block),
+            (dataset, None) => write!(f, "dataset {dataset}, dnodes, block {}", self.block),
+            (dataset, Some(object)) => {
+                write!(f, "dataset {dataset}, object {object}, block {}", self.block)
+            }
+        }
+    }
+}
+
+/// What a walk tells.
+pub(super) trait Visitor {
+    /// A block, before what it leads to.
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()>;
+    /// What cannot be read, or makes no sense.
+    fn damaged(&mut self, place: &Place, error: Error);
+}
+
+impl Inner {
+    /// Walks the pool's own objects, and all datasets.
+    pub(super) fn walk(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        walk_objset(&self.mos, &Arc::from(""), visitor)?;
+        for name in self.dataset_names()? {
+            let place = Place { dataset: Arc::from(name.as_str()), object: None, block: 0 };
+            match self.dataset(&name) {
+                Ok(dataset) => walk_dataset(&dataset, visitor)?,
+                Err(error) => visitor.damaged(&place, error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn walk_dataset(dataset: &dataset::Inner, visitor: &mut dyn Visitor) -> Result<()> {
+    walk_objset(&dataset.objset, &Arc::from(dataset.name.as_str()), visitor)
+}
+
+fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> Result<()> {
+    let tree = objset.tree();
+    let mut dnode_blocks = Vec::new();
+    walk_tree(&objset.store, &tree, (name, None), visitor, &mut |ptr, block| {
+        dnode_blocks.push((*ptr, block));
+    })?;
+    for (ptr, block) in dnode_blocks {
+        let place = Place { dataset: Arc::clone(name), object: None, block };
+        let content = match objset.store.read(&ptr, Attributes::METADATA.once()) {
+            Ok(content) => content,
+            Err(error) => {
+                visitor.damaged(&place, error);
+                continue;
+            }
+        };
+        for index in 0..DNODES_PER_BLOCK {
+            let dnode = dnode_at(&content, index).unwrap_or(DnodePhys::FREE);
+            if dnode.kind == 0 {
+                continue;
+            }
+            let number = block * DNODES_PER_BLOCK as u64 + index as u64;
+            match DataFields::of(&dnode) {
+                Ok(data) => {
+                    walk_tree(&objset.store, &data.tree, (name, Some(number)), visitor, &mut |_, _| {})?;
+                }
+                Err(error) => {
+                    let place = Place { dataset: Arc::clone(name), object: Some(number), block: 0 };
+                    visitor.damaged(&place, error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn walk_tree(
+    store: &Store,
+    tree: &Tree,
+    (name, object): (&Arc<str>, Option<u64>),
+    visitor: &mut dyn Visitor,
+    lowest: &mut dyn FnMut(&BlockPtrPhys, u64),
+) -> Result<()> {
+    let place = |block| Place { dataset: Arc::clone(name), object, block };
+    // One borrow of the visitor serves both callbacks.
+    let visitor = std::cell::RefCell::new(visitor);
+    let mut visit = |ptr: &BlockPtrPhys, block: u64| {
+        if ptr.level == 0 && ptr.block_kind() == Some(BlockKind::Dnode) {
+            lowest(ptr, block);
+        }
+        visitor.borrow_mut().block(store, ptr, &place(block))
+    };
+    let mut damaged = |_: &BlockPtrPhys, block: u64, error| {
+        visitor.borrow_mut().damaged(&place(block), error);
+    };
+    tree::walk(store, &tree.root, 0, &mut visit, &mut damaged)
+}

@@ -1,0 +1,256 @@
+//! Prefetch: recognizing streams among an object's reads, and saying what to read ahead of them.
+//!
+//! A state machine without I/O: it is told of each read ([`Prefetcher::on_read`]) and answers with what to read
+//! ahead. Streams are sequential, or strided with a constant step in either direction.
+//!
+//! # How
+//!
+//! A read that no stream expects is compared with the newest others of that kind, the *candidates*. Right behind
+//! one, it makes a sequential stream. At some distance from one, it makes a guess of a stride; a guess that comes true
+//! [`CONFIRMATIONS`] times makes a strided stream.
+//!
+//! A stream is read ahead of by its *distance*, filled up whenever half of it is used. The distance starts small;
+//! it doubles with each filling up to a bound (`prefetch_ramp_bytes`), and further, up to a higher bound
+//! (`prefetch_max_bytes`), with each read that finds its block still on its way: only then is more distance of use.
+//! It halves with each read that finds nothing where it was read ahead: there is more than the cache keeps.
+//!
+//! # Invariants
+//!
+//! - Nothing is planned past the object's end or before its beginning, nor beyond the distance.
+//! - A stream plans each access once, unless what it had planned was lost.
+//!
+//! # Locking
+//!
+//! None: whoever has the object's lock calls it.
+//!
+//! # What it does not do
+//!
+//! It does not know which of the blocks are cached, or holes: who carries a plan out leaves those out.
+
+mod counters;
+mod stream;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+pub(crate) mod tunables;
+
+pub use counters::PrefetchCounters;
+use stream::{Match, Stream};
+pub use tunables::PrefetchTunables;
+
+/// Most streams of an object.
+const STREAMS_MAX: usize = 8;
+/// Reads that are remembered because no stream expected them.
+const CANDIDATES: usize = 16;
+/// Times that a stride has to come true: of random reads hardly any does once.
+const CONFIRMATIONS: u8 = 2;
+/// The longest stride that is recognized, in blocks.
+const STRIDE_MAX: u64 = 1024;
+
+/// Where the caller found the first block of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// In the cache.
+    Hit,
+    /// On its way there.
+    InFlight,
+    /// Neither.
+    Miss,
+}
+
+/// Bounds of what is read ahead of one stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    max_blocks: u32,
+    ramp_blocks: u32,
+    idle_ns: u64,
+}
+
+impl Limits {
+    /// The tunables' for blocks of `block_bytes`.
+    #[inline]
+    pub(crate) fn new(tunables: &PrefetchTunables, block_bytes: u64) -> Self {
+        let blocks = |bytes: u64| (bytes / block_bytes.max(1)).min(u64::from(u32::MAX / 4)) as u32;
+        Self {
+            max_blocks: blocks(tunables.prefetch_max_bytes()),
+            ramp_blocks: blocks(tunables.prefetch_ramp_bytes()),
+            idle_ns: u64::from(tunables.prefetch_idle_ms()) * 1_000_000,
+        }
+    }
+}
+
+/// What to read ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    first: u64,
+    stride: i64,
+    run: u32,
+    count: u32,
+    end_block: u64,
+}
+
+impl Plan {
+    /// Blocks, in the order in which they will be wanted.
+    pub(crate) fn blocks(self) -> impl Iterator<Item = u64> {
+        let starts = (0..i64::from(self.count))
+            .map(move |access| self.first.wrapping_add_signed(access * self.stride));
+        starts.flat_map(move |start| start..(start + u64::from(self.run)).min(self.end_block))
+    }
+}
+
+/// A read that no stream expected.
+#[derive(Clone, Copy, Debug, Default)]
+struct Candidate {
+    first: u64,
+    /// 0: there is none here.
+    blocks: u32,
+    /// Step to the next read, by a guess; 0 without one.
+    stride: i64,
+    /// Times that the guess came true.
+    confirmed: u8,
+}
+
+/// What is known of the reads of one object.
+#[derive(Debug, Default)]
+pub(crate) struct Prefetcher {
+    /// The newest read: first block, and the one behind the last.
+    last: (u64, u64),
+    streams: Vec<Stream>,
+    candidates: [Candidate; CANDIDATES],
+    /// The candidate that the next one replaces.
+    oldest: usize,
+}
+
+impl Prefetcher {
+    /// Without any knowledge.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and says what is to be
+    /// read ahead. `found` is where its first block was.
+    #[inline]
+    pub(crate) fn on_read(
+        &mut self,
+        (first, blocks): (u64, u32),
+        end_block: u64,
+        found: Found,
+        now_ns: u64,
+        limits: &Limits,
+        counters: &PrefetchCounters,
+    ) -> Option<Plan> {
+        let end = first.saturating_add(u64::from(blocks));
+        // Small reads of one block after another are one read.
+        if (first >= self.last.0 && end <= self.last.1) || blocks == 0 {
+            return None;
+        }
+        self.last = (first, end);
+        if limits.max_blocks == 0 {
+            return None;
+        }
+        for stream in &mut self.streams {
+            match stream.matches(first, blocks) {
+                Match::None => {}
+                Match::Behind => return None,
+                Match::Takes(accesses) => {
+                    stream.last_ns = now_ns;
+                    let row = match (stream.unused_blocks() > 0, found) {
+                        (false, _) => PrefetchCounters::MISSES,
+                        (true, Found::Hit) => PrefetchCounters::HITS,
+                        (true, Found::InFlight) => PrefetchCounters::LATE,
+                        (true, Found::Miss) => PrefetchCounters::LOST,
+                    };
+                    counters.add(row, 0, 1);
+                    let plan = stream.take(accesses, found, end_block, limits);
+                    return issue(plan, counters);
+                }
+            }
+        }
+        let stream = self.recognize(first, blocks, now_ns)?;
+        let plan = self.start(stream, end_block, limits, counters);
+        issue(plan, counters)
+    }
+
+    /// Forgets everything: the object is another one now.
+    pub(crate) fn reset(&mut self, counters: &PrefetchCounters) {
+        let unused: u64 = self.streams.iter().map(Stream::unused_blocks).sum();
+        counters.add(PrefetchCounters::UNUSED, 0, unused);
+        *self = Self::new();
+    }
+
+    /// Looks for a stream that the read makes with earlier ones, and remembers it otherwise.
+    fn recognize(&mut self, first: u64, blocks: u32, now_ns: u64) -> Option<Stream> {
+        let mut nearest: Option<(u64, usize)> = None;
+        for (at, candidate) in self.candidates.iter_mut().enumerate() {
+            // All that random reads come to: one comparison.
+            let delta = first.wrapping_sub(candidate.first) as i64;
+            let reach = STRIDE_MAX + u64::from(candidate.blocks);
+            if delta.unsigned_abs() > reach || candidate.blocks == 0 {
+                continue;
+            }
+            let end = candidate.first.saturating_add(u64::from(candidate.blocks));
+            let read_end = first.saturating_add(u64::from(blocks));
+            if delta > 0 && first <= end && read_end > end {
+                *candidate = Candidate::default();
+                return Some(Stream::new(read_end, 1, 1, now_ns));
+            }
+            if delta == candidate.stride && delta != 0 {
+                candidate.first = first;
+                candidate.confirmed += 1;
+                if candidate.confirmed < CONFIRMATIONS {
+                    return None;
+                }
+                let run = candidate.blocks.max(blocks);
+                *candidate = Candidate::default();
+                return Some(Stream::new(first.wrapping_add_signed(delta), delta, run, now_ns));
+            }
+            let distance = delta.unsigned_abs();
+            let guesses = candidate.confirmed == 0 && (1..=STRIDE_MAX).contains(&distance);
+            if guesses && nearest.is_none_or(|(best, _)| distance < best) {
+                nearest = Some((distance, at));
+            }
+        }
+        match nearest {
+            Some((_, at)) => {
+                let stride = first.wrapping_sub(self.candidates[at].first) as i64;
+                self.candidates[at] = Candidate { first, blocks, stride, confirmed: 0 };
+            }
+            None => {
+                self.candidates[self.oldest] = Candidate { first, blocks, stride: 0, confirmed: 0 };
+                self.oldest = (self.oldest + 1) % CANDIDATES;
+            }
+        }
+        None
+    }
+
+    /// Takes a new stream in, in the place of one that has been idle if there is no other.
+    fn start(
+        &mut self,
+        stream: Stream,
+        end_block: u64,
+        limits: &Limits,
+        counters: &PrefetchCounters,
+    ) -> Option<Plan> {
+        if self.streams.len() == STREAMS_MAX {
+            let oldest = (0..STREAMS_MAX).min_by_key(|at| self.streams[*at].last_ns)?;
+            let idle_ns = stream.last_ns.saturating_sub(self.streams[oldest].last_ns);
+            if idle_ns < limits.idle_ns {
+                counters.add(PrefetchCounters::REFUSED, 0, 1);
+                return None;
+            }
+            let gone = self.streams.swap_remove(oldest);
+            counters.add(PrefetchCounters::RECYCLED, 0, 1);
+            counters.add(PrefetchCounters::UNUSED, 0, gone.unused_blocks());
+        }
+        counters.add(PrefetchCounters::STARTED, 0, 1);
+        counters.add(PrefetchCounters::MISSES, 0, 1);
+        self.streams.push(stream);
+        self.streams.last_mut()?.take(0, Found::Hit, end_block, limits)
+    }
+}
+
+fn issue(plan: Option<Plan>, counters: &PrefetchCounters) -> Option<Plan> {
+    if let Some(plan) = plan {
+        counters.add(PrefetchCounters::ISSUED, 0, u64::from(plan.count) * u64::from(plan.run));
+    }
+    plan
+}

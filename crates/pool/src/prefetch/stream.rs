@@ -1,0 +1,128 @@
+//! One recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A sequential stream has
+//! accesses of one block with a stride of one; a read may be several of them.
+
+use super::{Found, Limits, Plan};
+
+/// Accesses that a new stream is read ahead of by.
+const FIRST_DISTANCE: u32 = 4;
+/// Reads up to so many accesses behind the newest belong to the stream: readers on several threads overtake each other.
+const BEHIND: i64 = 32;
+
+/// What a read is to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Match {
+    /// Nothing.
+    None,
+    /// It repeats what was read shortly before.
+    Behind,
+    /// It takes so many accesses.
+    Takes(u32),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    /// First block of the access expected next.
+    next: u64,
+    stride: i64,
+    run: u32,
+    /// Accesses from `next` on that were issued.
+    ahead: u32,
+    /// Accesses that shall be.
+    distance: u32,
+    pub(super) last_ns: u64,
+}
+
+impl Stream {
+    pub(super) fn new(next: u64, stride: i64, run: u32, now_ns: u64) -> Self {
+        debug_assert!(stride != 0);
+        Self { next, stride, run, ahead: 0, distance: FIRST_DISTANCE, last_ns: now_ns }
+    }
+
+    /// Blocks that were issued and not read.
+    pub(super) fn unused_blocks(&self) -> u64 {
+        u64::from(self.ahead) * u64::from(self.run)
+    }
+
+    /// What a read of `blocks` blocks from `first` on is to this stream.
+    #[inline]
+    pub(super) fn matches(&self, first: u64, blocks: u32) -> Match {
+        let delta = first.wrapping_sub(self.next) as i64;
+        let window = (i64::from(self.ahead) + BEHIND).saturating_mul(self.stride.saturating_abs());
+        if delta > window || delta < -window {
+            return Match::None;
+        }
+        let accesses = delta / self.stride;
+        if accesses * self.stride != delta || !(-BEHIND..=i64::from(self.ahead)).contains(&accesses)
+        {
+            return Match::None;
+        }
+        let taken = match self.stride {
+            1 => accesses + i64::from(blocks),
+            _ if blocks > self.run => return Match::None,
+            _ => accesses + 1,
+        };
+        if taken <= 0 { Match::Behind } else { Match::Takes(taken.min(i64::from(u32::MAX)) as u32) }
+    }
+
+    /// Moves on by a read that [`matches`](Self::matches), and says what is to be read ahead.
+    pub(super) fn take(
+        &mut self,
+        accesses: u32,
+        found: Found,
+        end_block: u64,
+        limits: &Limits,
+    ) -> Option<Plan> {
+        let expected = self.ahead > 0;
+        self.ahead = self.ahead.saturating_sub(accesses);
+        self.next = self.next.wrapping_add_signed(i64::from(accesses).saturating_mul(self.stride));
+        let most = limits.max_blocks / self.run.max(1);
+        if most == 0 {
+            // One access is more than what may be read ahead.
+            self.ahead = 0;
+            return None;
+        }
+        match found {
+            Found::InFlight if expected => self.distance = self.distance.saturating_mul(2),
+            Found::Miss if expected => {
+                // What else was issued is hardly there either.
+                self.distance /= 2;
+                self.ahead = 0;
+            }
+            _ => {}
+        }
+        self.distance = self.distance.clamp(1, most);
+        if self.ahead > self.distance / 2 {
+            return None;
+        }
+        let plan = self.plan(end_block);
+        let ramp = (limits.ramp_blocks / self.run.max(1)).min(most);
+        if self.distance < ramp {
+            self.distance = (self.distance * 2).min(ramp);
+        }
+        plan
+    }
+
+    /// Fills up to the distance, within the object.
+    fn plan(&mut self, end_block: u64) -> Option<Plan> {
+        let there = self.accesses_there(end_block);
+        let count =
+            u64::from(self.distance).min(there).saturating_sub(u64::from(self.ahead)) as u32;
+        if count == 0 {
+            return None;
+        }
+        let skip = i64::from(self.ahead) * self.stride;
+        let first = self.next.wrapping_add_signed(skip);
+        self.ahead += count;
+        Some(Plan { first, stride: self.stride, run: self.run, count, end_block })
+    }
+
+    /// Accesses from the next one on that begin within the object.
+    fn accesses_there(&self, end_block: u64) -> u64 {
+        if self.next >= end_block {
+            // Past the end; or, backwards, past the beginning.
+            return 0;
+        }
+        let step = self.stride.unsigned_abs();
+        if self.stride > 0 { (end_block - self.next).div_ceil(step) } else { self.next / step + 1 }
+    }
+}

@@ -1,0 +1,243 @@
+use std::collections::BTreeSet;
+
+use forebay_base::rng::SmallRng;
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCK_BYTES: u64 = 128 << 10;
+
+/// A prefetcher with a naive reader: it keeps what was read ahead, and checks each plan.
+struct Reader {
+    prefetcher: Prefetcher,
+    counters: PrefetchCounters,
+    limits: Limits,
+    end_block: u64,
+    cached: BTreeSet<u64>,
+    planned: u64,
+    read: u64,
+    now_ns: u64,
+}
+
+impl Reader {
+    fn new(end_block: u64) -> Self {
+        Self {
+            prefetcher: Prefetcher::new(),
+            counters: PrefetchCounters::new(),
+            limits: Limits::new(&PrefetchTunables::default(), BLOCK_BYTES),
+            end_block,
+            cached: BTreeSet::new(),
+            planned: 0,
+            read: 0,
+            now_ns: 0,
+        }
+    }
+
+    /// Reads, and says whether the first block was there.
+    fn read(&mut self, first: u64, blocks: u32) -> bool {
+        let hit = self.cached.contains(&first);
+        let found = if hit { Found::Hit } else { Found::Miss };
+        self.read_found(first, blocks, found);
+        hit
+    }
+
+    fn read_found(&mut self, first: u64, blocks: u32, found: Found) {
+        self.now_ns += 1000;
+        self.read += u64::from(blocks);
+        self.cached.extend(first..first + u64::from(blocks));
+        let (prefetcher, counters) = (&mut self.prefetcher, &self.counters);
+        let read = (first, blocks);
+        let plan =
+            prefetcher.on_read(read, self.end_block, found, self.now_ns, &self.limits, counters);
+        let Some(plan) = plan else { return };
+        let mut count = 0;
+        for block in plan.blocks() {
+            assert!(block < self.end_block, "block {block} of {}", self.end_block);
+            self.cached.insert(block);
+            count += 1;
+        }
+        assert!(count > 0, "an empty plan");
+        assert!(count <= u64::from(self.limits.max_blocks), "{count} blocks at once");
+        self.planned += count;
+    }
+
+    fn sum(&self, row: forebay_base::counters::Counter) -> u64 {
+        self.counters.total(row)
+    }
+}
+
+#[test]
+fn sequential_reads_miss_twice() {
+    let mut reader = Reader::new(1000);
+    let misses = (0..1000).filter(|block| !reader.read(*block, 1)).count();
+    assert_eq!(misses, 2);
+    assert_eq!(reader.planned, 998, "each block once");
+    assert_eq!(reader.sum(PrefetchCounters::STARTED), 1);
+}
+
+#[test]
+fn large_and_overlapping_sequential_reads_are_one_stream() {
+    let mut reader = Reader::new(1000);
+    let misses = (0..199).filter(|n| !reader.read(n * 5, 6)).count();
+    // The second read begins with the first one's last block.
+    assert_eq!(misses, 1);
+    assert_eq!(reader.sum(PrefetchCounters::STARTED), 1);
+    assert!((980..=1000 - 11).contains(&reader.planned), "{}", reader.planned);
+}
+
+#[test]
+fn small_reads_of_one_block_count_once() {
+    let mut reader = Reader::new(100);
+    for block in 0..100 {
+        for _ in 0..32 {
+            reader.read(block, 1);
+        }
+    }
+    assert_eq!(reader.sum(PrefetchCounters::HITS), 98);
+}
+
+#[test]
+fn strides_are_recognized_in_both_directions() {
+    for (start, stride, run) in
+        [(0, 17i64, 1), (16_999, -17, 1), (3, 8, 3), (5000, -1, 1), (0, 1000, 2)]
+    {
+        let mut reader = Reader::new(17_000);
+        let mut block = start as u64;
+        let mut misses = 0;
+        let mut accesses = 0;
+        while block < 17_000 {
+            misses += u64::from(!reader.read(block, run));
+            accesses += 1;
+            block = block.wrapping_add_signed(stride);
+        }
+        assert_eq!(misses, 4, "stride {stride}");
+        let read = u64::from(run) * accesses;
+        assert!(reader.planned <= read, "stride {stride}: {} of {read}", reader.planned);
+    }
+}
+
+#[test]
+fn eight_streams_at_once_and_no_ninth() {
+    let mut reader = Reader::new(1 << 20);
+    for n in 0..500 {
+        for stream in 0..9u64 {
+            reader.read((stream << 16) + n, 1);
+        }
+    }
+    assert_eq!(reader.sum(PrefetchCounters::STARTED), 8);
+    assert!(reader.sum(PrefetchCounters::REFUSED) > 0);
+    assert_eq!(reader.sum(PrefetchCounters::HITS), 8 * 498);
+    reader.now_ns += 2_000_000_000;
+    for n in 0..10 {
+        reader.read((9 << 16) + n, 1);
+    }
+    assert_eq!(reader.sum(PrefetchCounters::RECYCLED), 1);
+    assert!(reader.sum(PrefetchCounters::UNUSED) > 0);
+}
+
+#[test]
+fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
+    let mut reader = Reader::new(100_000);
+    let ahead = |reader: &Reader| reader.cached.last().map_or(0, |last| last + 1);
+    for block in 0..200 {
+        reader.read(block, 1);
+    }
+    assert!(ahead(&reader) - 200 <= 8, "the ramp is 1 MiB");
+    for block in 200..300 {
+        reader.read_found(block, 1, Found::InFlight);
+    }
+    let far = ahead(&reader) - 300;
+    assert!((32..=64).contains(&far), "{far} blocks");
+    // What was read ahead is gone: less of it.
+    for block in 300..310 {
+        reader.read_found(block, 1, Found::Miss);
+    }
+    assert!(ahead(&reader) - 310 <= 64);
+    assert!(reader.sum(PrefetchCounters::LOST) > 0);
+    assert_eq!(reader.prefetcher.streams.len(), 1);
+}
+
+#[test]
+fn random_reads_issue_next_to_nothing() {
+    for seed in 0..20 {
+        let mut rng = SmallRng::from_seed(seed);
+        let mut reader = Reader::new(100_000);
+        for _ in 0..10_000 {
+            reader.read(rng.below(100_000), 1);
+        }
+        // By chance a read now and then is right behind another.
+        assert!(reader.planned < 200, "seed {seed}: {}", reader.planned);
+    }
+}
+
+#[test]
+fn streams_are_found_among_random_reads() {
+    let mut rng = SmallRng::from_seed(7);
+    let mut reader = Reader::new(1 << 24);
+    let mut hits = 0;
+    for n in 0..2000 {
+        hits += u64::from(reader.read(n, 1));
+        reader.read(1_000_000 + rng.below(10_000_000), 1);
+    }
+    assert!(hits >= 1990, "{hits}");
+}
+
+#[test]
+fn readers_that_overtake_each_other_stay_one_stream() {
+    let mut rng = SmallRng::from_seed(3);
+    let mut reader = Reader::new(1 << 20);
+    let mut waiting: Vec<u64> = Vec::new();
+    for block in 0..2000u64 {
+        waiting.push(block);
+        if waiting.len() == 4 {
+            let at = rng.below(4) as usize;
+            let block = waiting.swap_remove(at);
+            reader.read(block, 1);
+        }
+    }
+    assert!(reader.sum(PrefetchCounters::STARTED) <= 2);
+    assert!(reader.planned <= 2100, "{}", reader.planned);
+}
+
+proptest! {
+    /// Whatever is read, plans stay inside the object, and small in relation.
+    #[test]
+    fn plans_stay_inside(
+        seed in any::<u64>(),
+        end_block in 1u64..3000,
+        max_bytes in 0u64..4 << 20,
+    ) {
+        let mut rng = SmallRng::from_seed(seed);
+        let mut reader = Reader::new(end_block);
+        let tunables = PrefetchTunables::default();
+        tunables.set_prefetch_max_bytes(max_bytes).unwrap();
+        reader.limits = Limits::new(&tunables, 4096);
+        let mut at = 0u64;
+        for _ in 0..500 {
+            at = match rng.below(4) {
+                0 => rng.below(end_block),
+                1 => at.saturating_sub(rng.below(4)),
+                _ => (at + [1, 1, 2, 17][rng.below(4) as usize]) % end_block,
+            };
+            let found = [Found::Hit, Found::InFlight, Found::Miss][rng.below(3) as usize];
+            let blocks = 1 + rng.below(3).min(end_block - at - 1) as u32;
+            reader.now_ns += rng.below(2_000_000_000);
+            reader.read_found(at, blocks, found);
+            if max_bytes < 4096 {
+                prop_assert_eq!(reader.planned, 0);
+            }
+        }
+    }
+
+    /// Reads at the ends of what numbers can say.
+    #[test]
+    fn absurd_reads_are_survived(first in prop::collection::vec(any::<u64>(), 1..50), step in any::<u64>()) {
+        let mut reader = Reader::new(u64::MAX);
+        for first in first {
+            for n in 0..6 {
+                let block = first.wrapping_add(step.wrapping_mul(n)) >> 1;
+                reader.read(block, 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Allocation: which device, which metaslab, which range.
+//!
+//! First copies go round the devices in chunks, whose size follows the devices' free space; a second copy goes to the next
+//! device that has room, or on a single device at least an eighth of it away. A device has a cursor for each
+//! of the two, a metaslab out of whose run blocks are handed out one after the other. When a metaslab has no
+//! long run any more, the one with the longest is next; once none has any, holes are filled where they fit.
+
+use crate::format::{DvaPhys, SECTOR_UNIT};
+use crate::{Error, ErrorKind, Result};
+
+use super::metaslab::RUN_UNITS;
+use super::range_set::Run;
+use super::{Space, SpaceCounters};
+
+/// Bytes that go to a device before the next has its turn, if all have as much free space.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Second copies keep this part of a device's length away from the first, if they can.
+const APART: u64 = 8;
+/// Part of the pool that only its own structures may use.
+const RESERVE: u64 = 64;
+const RESERVE_MIN_UNITS: u64 = (256 << 10) / SECTOR_UNIT;
+const RESERVE_MAX_UNITS: u64 = (32 << 20) / SECTOR_UNIT;
+/// Units that an entry of the log may cost, its share of heads and both copies included: a block of one
+/// 512-byte sector holds 26.
+const ENTRIES_PER_UNIT: u64 = 13;
+
+/// What allocation knows of a device.
+#[derive(Debug)]
+pub(super) struct DeviceState {
+    pub(super) units: u64,
+    pub(super) free_units: u64,
+    /// The metaslabs that first and second copies come from.
+    cursors: [Option<u32>; 2],
+    /// No metaslab had a long run for a first or second copy, in this group.
+    no_runs: [bool; 2],
+    /// This many units were not to be had at once, in this group.
+    failed_units: u32,
+}
+
+impl Default for DeviceState {
+    fn default() -> Self {
+        Self {
+            units: 0,
+            free_units: 0,
+            cursors: [None; 2],
+            no_runs: [false; 2],
+            failed_units: u32::MAX,
+        }
+    }
+}
+
+impl DeviceState {
+    /// Something may have become free.
+    pub(super) fn new_group(&mut self) {
+        self.no_runs = [false; 2];
+        self.failed_units = u32::MAX;
+    }
+}
+
+/// Whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Rotor {
+    device: usize,
+    /// Units until the next device's turn.
+    left: u64,
+}
+
+/// What a metaslab must keep from another one.
+#[derive(Clone, Copy)]
+enum Distance {
+    /// An eighth of the device.
+    Far,
+    /// To be another one.
+    Other,
+    /// Nothing.
+    Any,
+}
+
+/// Where a block went.
+#[derive(Clone, Copy)]
+struct Spot {
+    device: usize,
+    metaslab: u32,
+    start: u32,
+}
+
+impl Space {
+    pub(super) fn allocate_for_user(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2]> {
+        let units = self.units_of(bytes, copies)?;
+        let enough = u64::from(units) * copies as u64 + self.reserve_units();
+        if self.free_units < enough {
+            self.counters.add(SpaceCounters::REFUSED, 0, 1);
+            return Err(no_space(bytes, "only what the space maps need is left"));
+        }
+        self.allocate_units(units, copies)
+    }
+
+    /// Room for what a transaction group cannot do without, such as its root block: out of the reserve too.
+    ///
+    /// # Errors
+    /// As [`Allocate::allocate`](crate::store::Allocate::allocate).
+    pub(crate) fn allocate_required(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2]> {
+        let units = self.units_of(bytes, copies)?;
+        self.allocate_units(units, copies)
+    }
+
+    /// Two copies for the space maps themselves: `bytes`, or if no range is that long fewer, down to a sector.
+    pub(super) fn allocate_own(&mut self, bytes: u64) -> Result<([DvaPhys; 2], u64)> {
+        let sector = self.geometry.sector_bytes;
+        let mut bytes = bytes;
+        loop {
+            let units = self.units_of(bytes, 2)?;
+            match self.allocate_units(units, 2) {
+                Ok(places) => return Ok((places, bytes)),
+                Err(error) if error.kind() == ErrorKind::NoSpace && bytes > sector => {
+                    bytes = (bytes / 2).next_multiple_of(sector);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Units that users do not get.
+    pub(super) fn reserve_units(&self) -> u64 {
+        let fixed = (self.total_units / RESERVE).clamp(RESERVE_MIN_UNITS, RESERVE_MAX_UNITS);
+        fixed + self.log_units()
+    }
+
+    /// Units that the record of the group at hand takes at most, so far.
+    pub(super) fn log_units(&self) -> u64 {
+        let sectors = u64::from(self.geometry.sector_units());
+        self.pending_entries.div_ceil(ENTRIES_PER_UNIT) + 2 * sectors
+    }
+
+    fn units_of(&self, bytes: u64, copies: usize) -> Result<u32> {
+        assert!(self.open.is_some(), "no transaction group is open");
+        let units = u32::try_from(bytes / SECTOR_UNIT).unwrap_or(u32::MAX);
+        let whole = bytes.is_multiple_of(self.geometry.sector_bytes) && bytes > 0;
+        if !whole || !(1..=2).contains(&copies) {
+            let message = format!("{copies} times {bytes} bytes cannot be allocated");
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        Ok(units)
+    }
+
+    #[inline]
+    fn allocate_units(&mut self, units: u32, copies: usize) -> Result<[DvaPhys; 2]> {
+        let Some(first) = self.first_copy(units)? else {
+            return Err(self.refuse(units));
+        };
+        let mut places = [self.account(first, units, 0), DvaPhys::NONE];
+        if copies == 2 {
+            let Some(second) = self.second_copy(units, first)? else {
+                self.undo(first, units)?;
+                return Err(self.refuse(units));
+            };
+            places[1] = self.account(second, units, 1);
+        }
+        Ok(places)
+    }
+
+    #[cold]
+    fn refuse(&mut self, units: u32) -> Error {
+        self.counters.add(SpaceCounters::REFUSED, 0, 1);
+        no_space(u64::from(units) * SECTOR_UNIT, "no free range is that long")
+    }
+
+    fn account(&mut self, spot: Spot, units: u32, copy: usize) -> DvaPhys {
+        self.devices[spot.device].free_units -= u64::from(units);
+        self.free_units -= u64::from(units);
+        let shard = self.counters.shard();
+        shard.add(SpaceCounters::ALLOCATIONS, copy, 1);
+        shard.add(SpaceCounters::ALLOCATED_BYTES, copy, u64::from(units) * SECTOR_UNIT);
+        DvaPhys::new(self.metaslabs[spot.metaslab as usize].dva(spot.start))
+    }
+
+    fn undo(&mut self, spot: Spot, units: u32) -> Result<()> {
+        self.metaslabs[spot.metaslab as usize].undo(Run::new(spot.start, units))?;
+        self.devices[spot.device].free_units += u64::from(units);
+        self.free_units += u64::from(units);
+        Ok(())
+    }
+
+    fn first_copy(&mut self, units: u32) -> Result<Option<Spot>> {
+        if self.rotor.left == 0 {
+            self.next_device();
+        }
+        let devices = self.devices.len();
+        for turn in 0..devices {
+            let device = (self.rotor.device + turn) % devices;
+            if let Some(spot) = self.on_device(device, 0, units, None)? {
+                self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
+                return Ok(Some(spot));
+            }
+        }
+        Ok(None)
+    }
+
+    fn second_copy(&mut self, units: u32, first: Spot) -> Result<Option<Spot>> {
+        let devices = self.devices.len();
+        for turn in 1..devices {
+            let device = (first.device + turn) % devices;
+            if let Some(spot) = self.on_device(device, 1, units, None)? {
+                return Ok(Some(spot));
+            }
+        }
+        self.on_device(first.device, 1, units, Some(first.metaslab))
+    }
+
+    /// Passes the turn on, for a chunk that is the larger the more free space the device has.
+    fn next_device(&mut self) {
+        let devices = self.devices.len();
+        self.rotor.device = (self.rotor.device + 1) % devices;
+        let chunk = u128::from(CHUNK_BYTES / SECTOR_UNIT);
+        let free = u128::from(self.devices[self.rotor.device].free_units);
+        let share = chunk * free * devices as u128 / u128::from(self.free_units.max(1));
+        self.rotor.left = share.clamp(chunk / 8, chunk * 8) as u64;
+    }
+
+    /// Allocates on a device, away from the metaslab `other` of the other copy if that is there too.
+    #[inline]
+    fn on_device(
+        &mut self,
+        device: usize,
+        copy: usize,
+        units: u32,
+        other: Option<u32>,
+    ) -> Result<Option<Spot>> {
+        if let Some(id) = self.devices[device].cursors[copy]
+            && self.keeps(device, id, other, Distance::Far)
+            && let Some(spot) = self.hand_out(device, id, units)
+        {
+            return Ok(Some(spot));
+        }
+        self.on_device_slowly(device, copy, units, other)
+    }
+
+    fn on_device_slowly(
+        &mut self,
+        device: usize,
+        copy: usize,
+        units: u32,
+        other: Option<u32>,
+    ) -> Result<Option<Spot>> {
+        let state = &self.devices[device];
+        if units >= state.failed_units || u64::from(units) > state.free_units {
+            return Ok(None);
+        }
+        let rival = other.or(state.cursors[1 - copy]);
+        let long = units.max(RUN_UNITS);
+        if !state.no_runs[copy] {
+            if let Some(id) = self.pick(device, copy, long, rival, Distance::Far)? {
+                return self.switch(device, copy, id, units);
+            }
+            if other.is_none()
+                && let Some(id) = self.pick(device, copy, long, rival, Distance::Other)?
+            {
+                return self.switch(device, copy, id, units);
+            }
+            self.devices[device].no_runs[copy] = true;
+        }
+        let distances = [Distance::Far, Distance::Other, Distance::Any];
+        // Without another copy here, there is nothing to keep away from.
+        for &distance in &distances[..if other.is_some() { 3 } else { 1 }] {
+            if let Some(id) = self.pick(device, copy, units, other, distance)? {
+                if !matches!(distance, Distance::Far) {
+                    self.counters.add(SpaceCounters::COPIES_NEAR, 0, 1);
+                }
+                return self.switch(device, copy, id, units);
+            }
+        }
+        self.devices[device].failed_units = units;
+        Ok(None)
+    }
+
+    fn hand_out(&mut self, device: usize, id: u32, units: u32) -> Option<Spot> {
+        let (start, new) = self.metaslabs[id as usize].allocate_from_run(units)?;
+        self.pending_entries += u64::from(new);
+        Some(Spot { device, metaslab: id, start })
+    }
+
+    /// Makes a metaslab that has room the cursor, and allocates in it.
+    fn switch(&mut self, device: usize, copy: usize, id: u32, units: u32) -> Result<Option<Spot>> {
+        let old = self.devices[device].cursors[copy].replace(id);
+        if old != Some(id) {
+            self.counters.add(SpaceCounters::METASLAB_SWITCHES, 0, 1);
+        }
+        if let Some(spot) = self.hand_out(device, id, units) {
+            return Ok(Some(spot));
+        }
+        let metaslab = &mut self.metaslabs[id as usize];
+        if !metaslab.next_run(units)? {
+            return Err(metaslab.corrupt("has lost its longest range"));
+        }
+        Ok(self.hand_out(device, id, units))
+    }
+
+    /// A metaslab with a range of at least `units`: the cursor if it has one, else the one with the longest.
+    fn pick(
+        &mut self,
+        device: usize,
+        copy: usize,
+        units: u32,
+        avoid: Option<u32>,
+        distance: Distance,
+    ) -> Result<Option<u32>> {
+        if let Some(id) = self.devices[device].cursors[copy]
+            && self.keeps(device, id, avoid, distance)
+            && self.metaslabs[id as usize].largest_units() >= units
+        {
+            return Ok(Some(id));
+        }
+        // Each round but the last loads one.
+        while let Some(id) = self.longest(device, copy, units, avoid, distance) {
+            self.load_metaslab(id)?;
+            if self.metaslabs[id as usize].largest_units() >= units {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    fn longest(
+        &self,
+        device: usize,
+        copy: usize,
+        units: u32,
+        avoid: Option<u32>,
+        distance: Distance,
+    ) -> Option<u32> {
+        let ids = &self.geometry.devices[device].metaslabs;
+        // Second copies begin in the middle, so that an empty device keeps both kinds apart.
+        let (late, early) = ids.split_at(copy * ids.len() / 2);
+        let mut best = None;
+        for &id in early.iter().chain(late) {
+            let metaslab = &self.metaslabs[id as usize];
+            let largest = metaslab.largest_units();
+            if largest < units || !self.keeps(device, id, avoid, distance) {
+                continue;
+            }
+            // One that is loaded costs no read.
+            let score = u64::from(largest) << u32::from(metaslab.is_loaded());
+            if best.is_none_or(|(most, _)| score > most) {
+                best = Some((score, id));
+            }
+        }
+        best.map(|(_, id)| id)
+    }
+
+    /// Whether a metaslab keeps its distance from another of the same device.
+    #[inline]
+    fn keeps(&self, device: usize, id: u32, avoid: Option<u32>, distance: Distance) -> bool {
+        let Some(avoid) = avoid else { return true };
+        match distance {
+            Distance::Any => true,
+            Distance::Other => id != avoid,
+            Distance::Far => {
+                let device = &self.geometry.devices[device];
+                let between = self.metaslabs[id as usize]
+                    .stretch
+                    .start
+                    .abs_diff(self.metaslabs[avoid as usize].stretch.start);
+                between >= (device.end - device.start) / APART + (1 << device.shift)
+            }
+        }
+    }
+}
+
+#[cold]
+fn no_space(bytes: u64, why: &str) -> Error {
+    Error::new(ErrorKind::NoSpace, format!("no room for {bytes} bytes: {why}"))
+}

@@ -1,0 +1,261 @@
+//! Checking: what a walk of the pool found, compared with what the space maps say.
+//!
+//! A walk marks each range that it is led to in [`Walked`], a bitmap a metaslab with a bit a sector,
+//! made when its first range comes: 32 KiB for each GiB of 4 KiB sectors that is in use somewhere. Marking
+//! finds what two pointers claim; [`Space::verify`] finds the rest. What is listed is bounded, what is counted is not.
+//!
+//! Marked must be: all blocks of the trees, the root block, what [`Space::own_blocks`] names, and what was
+//! reserved when the pool was created. The pool must be quiet: no group with frees or allocations open.
+
+use crate::Result;
+use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
+
+use super::Space;
+use super::geometry::Geometry;
+use super::range_set::Run;
+
+/// Ranges of a kind that are listed; more are only counted.
+const LISTED: usize = 64;
+
+/// Ranges of some kind that were found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The first of them, with their lengths in bytes.
+    pub(crate) ranges: Vec<(Dva, u64)>,
+    /// How many there are.
+    pub(crate) count: u64,
+    /// Bytes in all of them.
+    pub(crate) bytes: u64,
+}
+
+impl Found {
+    fn push(&mut self, dva: Dva, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+        if self.ranges.len() < LISTED {
+            self.ranges.push((dva, bytes));
+        }
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+/// What is wrong with the space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpaceReport {
+    /// Allocated, but nothing points there.
+    pub(crate) leaked: Found,
+    /// Pointed to twice.
+    pub(crate) double: Found,
+    /// Pointed to, but free, or freed.
+    pub(crate) unmapped: Found,
+    /// Pointed to, but in no metaslab.
+    pub(crate) outside: Found,
+}
+
+impl SpaceReport {
+    /// Whether nothing is.
+    pub(crate) fn is_clean(&self) -> bool {
+        [&self.leaked, &self.double, &self.unmapped, &self.outside].iter().all(|it| it.is_empty())
+    }
+}
+
+/// The ranges that a walk was led to.
+pub(crate) struct Walked {
+    geometry: Geometry,
+    /// By metaslab; empty where nothing was marked.
+    bitmaps: Vec<Vec<u64>>,
+    double: Found,
+    outside: Found,
+}
+
+impl Walked {
+    /// Nothing yet.
+    pub(crate) fn new(space: &Space) -> Self {
+        Self {
+            geometry: space.geometry.clone(),
+            bitmaps: vec![Vec::new(); space.metaslabs.len()],
+            double: Found::default(),
+            outside: Found::default(),
+        }
+    }
+
+    /// Marks the copies of a block. Those of a gang block are its header's, whose size the caller knows.
+    pub(crate) fn mark_block(&mut self, pointer: &BlockPtrPhys) {
+        let bytes = pointer.allocated_bytes(self.geometry.sector_bytes);
+        pointer.dvas().for_each(|dva| self.mark(dva, bytes));
+    }
+
+    /// Marks a range, which may cross metaslabs.
+    pub(crate) fn mark(&mut self, dva: Dva, bytes: u64) {
+        let (mut at, mut left) = (dva, bytes);
+        while left > 0 {
+            let Some((id, run)) = self.geometry.locate_front(at, left) else {
+                self.outside.push(at, left);
+                return;
+            };
+            let piece = u64::from(run.units) * SECTOR_UNIT;
+            let sector = self.geometry.sector_units();
+            let bitmap = &mut self.bitmaps[id as usize];
+            if !set(bitmap, run.start / sector, run.end() / sector) {
+                self.double.push(at, piece);
+            }
+            at.offset += piece;
+            left -= piece;
+        }
+    }
+}
+
+/// Sets bits of a bitmap, which grows as needed; says whether none was set.
+fn set(bitmap: &mut Vec<u64>, from: u32, to: u32) -> bool {
+    if from >= to {
+        return true;
+    }
+    let words = to.div_ceil(64) as usize;
+    if bitmap.len() < words {
+        bitmap.resize(words, 0);
+    }
+    let below = |bit: u32| if bit >= 64 { u64::MAX } else { (1 << bit) - 1 };
+    let mut clear = true;
+    let first = (from / 64) as usize;
+    for (at, word) in bitmap[first..words].iter_mut().enumerate() {
+        let base = (first + at) as u32 * 64;
+        let mask = below(to.saturating_sub(base)) & !below(from.saturating_sub(base));
+        clear &= *word & mask == 0;
+        *word |= mask;
+    }
+    clear
+}
+
+/// Calls `found` with begin and end of each run of bits that are set.
+fn set_runs(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
+    let mut open = None;
+    for (&word, base) in bitmap.iter().zip((0..).step_by(64)) {
+        let mut at = 0;
+        while at < 64 {
+            // What begins here if nothing is open, ends here if something is.
+            let rest = if open.is_some() { !word >> at } else { word >> at };
+            at += rest.trailing_zeros();
+            if at < 64 {
+                match open.take() {
+                    Some(from) => found(from, base + at),
+                    None => open = Some(base + at),
+                }
+            }
+        }
+    }
+    if let Some(from) = open {
+        found(from, 64 * bitmap.len() as u32);
+    }
+}
+
+impl Space {
+    /// Calls `each` for every range that is in use: neither free nor freed. Reads all bases.
+    ///
+    /// # Errors
+    /// If a base cannot be read, or does not fit the log.
+    pub(crate) fn for_each_allocated(&mut self, mut each: impl FnMut(Dva, u64)) -> Result<()> {
+        for id in 0..self.metaslabs.len() as u32 {
+            for run in self.allocated_in(id)? {
+                let dva = self.metaslabs[id as usize].dva(run.start);
+                each(dva, u64::from(run.units) * SECTOR_UNIT);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is in use in a metaslab.
+    fn allocated_in(&mut self, id: u32) -> Result<Vec<Run>> {
+        self.load_metaslab(id)?;
+        let metaslab = &mut self.metaslabs[id as usize];
+        let unused = metaslab.unused()?;
+        let last = Run::new(metaslab.stretch.units, 0);
+        let mut runs = Vec::new();
+        let mut at = 0;
+        for run in unused.into_iter().chain([last]) {
+            if run.start > at {
+                runs.push(Run::new(at, run.start - at));
+            }
+            at = run.end();
+        }
+        Ok(runs)
+    }
+
+    /// Calls `each` for every block of the space maps themselves. Reads all bases.
+    ///
+    /// # Errors
+    /// If a base cannot be read, or does not fit the log.
+    pub(crate) fn own_blocks(&mut self, mut each: impl FnMut(&BlockPtrPhys)) -> Result<()> {
+        for id in 0..self.metaslabs.len() as u32 {
+            self.load_metaslab(id)?;
+        }
+        let bases = self.metaslabs.iter().flat_map(|metaslab| &metaslab.base.chain);
+        let index = self.index.iter().flatten().filter(|pointer| !pointer.is_hole());
+        let log = self.records.iter().flat_map(|record| &record.blocks);
+        bases.chain(index).chain(log).for_each(&mut each);
+        Ok(())
+    }
+
+    /// Compares a whole walk with what is allocated. Reads all bases.
+    ///
+    /// # Errors
+    /// If a base cannot be read, or does not fit the log.
+    pub(crate) fn verify(&mut self, walked: &Walked) -> Result<SpaceReport> {
+        let mut report = SpaceReport {
+            double: walked.double.clone(),
+            outside: walked.outside.clone(),
+            ..SpaceReport::default()
+        };
+        let sector = self.geometry.sector_units();
+        for (id, seen) in walked.bitmaps.iter().enumerate() {
+            let runs = self.allocated_in(id as u32)?;
+            let mut allocated = Vec::new();
+            runs.iter().for_each(|run| {
+                set(&mut allocated, run.start / sector, run.end() / sector);
+            });
+            let metaslab = &self.metaslabs[id];
+            let note = |found: &mut Found, a: &[u64], b: &[u64]| {
+                let other = b.iter().copied().chain(std::iter::repeat(0));
+                let only: Vec<u64> = a.iter().zip(other).map(|(a, b)| a & !b).collect();
+                set_runs(&only, |from, to| {
+                    let bytes = u64::from((to - from) * sector) * SECTOR_UNIT;
+                    found.push(metaslab.dva(from * sector), bytes);
+                });
+            };
+            note(&mut report.leaked, &allocated, seen);
+            note(&mut report.unmapped, seen, &allocated);
+        }
+        Ok(report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn bitmaps_are_lists_of_bits(ranges in prop::collection::vec((0u32..300, 0u32..150), 0..8)) {
+            let mut bitmap = Vec::new();
+            let mut naive = vec![false; 512];
+            for (from, length) in ranges {
+                let bits = &mut naive[from as usize..(from + length) as usize];
+                prop_assert_eq!(set(&mut bitmap, from, from + length), !bits.contains(&true));
+                bits.fill(true);
+            }
+            let mut again = vec![false; 512];
+            let mut last = None;
+            set_runs(&bitmap, |from, to| {
+                assert!(from < to && last.is_none_or(|last| last < from));
+                last = Some(to);
+                again[from as usize..to as usize].fill(true);
+            });
+            prop_assert_eq!(again, naive);
+        }
+    }
+}

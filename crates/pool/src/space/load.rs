@@ -1,0 +1,322 @@
+//! Loading: from a root to what is free, without trusting anything that was read.
+//!
+//! The index and the log are read at once, bases when they are first wanted. What can be checked without a base is
+//! checked here (places, order, sums); that ranges fit together is checked when the base is read.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use zerocopy::FromBytes;
+
+use crate::format::{
+    BlockPtrPhys, MetaslabPhys, SECTOR_UNIT, SPACE_ROOT_MAGIC, SPACE_ROOT_POINTERS, SpaceChain,
+    SpaceChange, SpaceEntryPhys, SpaceRangePhys, SpaceRootPhys,
+};
+use crate::{Error, ErrorKind, Result};
+
+use super::DeviceSpan;
+use super::chain::{self, ChainHead};
+use super::geometry::{MAX_METASLABS, Stretch};
+use super::metaslab::{Base, Change, Map, Metaslab};
+use super::range_set::Run;
+use super::{MAX_SECTOR_BYTES, Record, Space, SpaceCounters, SpaceRead};
+
+/// Blocks of the index that are asked for at once.
+const BATCH: usize = 64;
+/// Offsets past this cannot be addressed.
+const REACH: u64 = (1 << 48) * SECTOR_UNIT;
+
+/// A record of the log with what it says.
+struct Told {
+    record: Record,
+    entries: Vec<(u32, Run, SpaceChange)>,
+}
+
+impl Space {
+    /// The space that `root` describes. Frees of its group and the one before wait, as they did then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if it cannot be what was written, or what `reader` says.
+    pub(crate) fn load(
+        root: &SpaceRootPhys,
+        spans: &[DeviceSpan],
+        reader: Box<dyn SpaceRead + Send>,
+    ) -> Result<Self> {
+        let sector = 1u64.checked_shl(root.sector_shift.into()).unwrap_or(0);
+        if root.magic.get() != SPACE_ROOT_MAGIC || sector > MAX_SECTOR_BYTES {
+            return Err(corrupt("the root's head makes no sense"));
+        }
+        let mut space = Self::empty(sector, reader).map_err(|_| corrupt("an impossible sector"))?;
+        space.synced = root.txg.get();
+        space.load_index(root, spans)?;
+        space.load_root_places(root)?;
+        let told = space.load_log(root)?;
+        space.replay(told)?;
+        let used = space.total_units.checked_sub(space.free_units + space.deferred_units);
+        if used.and_then(|units| units.checked_mul(SECTOR_UNIT)) != Some(root.allocated_bytes.get())
+        {
+            return Err(corrupt("index and log do not add up to what the root says"));
+        }
+        Ok(space)
+    }
+
+    /// Reads a metaslab's base, if that is not done.
+    pub(super) fn load_metaslab(&mut self, id: u32) -> Result<()> {
+        let metaslab = &mut self.metaslabs[id as usize];
+        if metaslab.is_loaded() {
+            return Ok(());
+        }
+        if metaslab.base.head.is_hole() {
+            return metaslab.load(vec![Run::new(0, metaslab.stretch.units)]);
+        }
+        let base = &metaslab.base;
+        let head =
+            ChainHead { chain: SpaceChain::Base, txg: base.flushed_txg, metaslab: metaslab.id };
+        let (ranges, blocks) = chain::read_all(&*self.reader, &base.head, head, base.blocks)
+            .map_err(|error| error.doing(format_args!("reading the base of metaslab {id}")))?;
+        let sector = self.geometry.sector_units();
+        let runs = to_runs(&ranges, metaslab.stretch.units, sector);
+        match runs.filter(|runs| runs.len() == metaslab.base.ranges as usize) {
+            Some(runs) => metaslab.load(runs)?,
+            None => return Err(metaslab.corrupt("the base has impossible ranges")),
+        }
+        metaslab.base.chain = blocks;
+        self.counters.add(SpaceCounters::BASES_LOADED, 0, 1);
+        Ok(())
+    }
+
+    fn load_index(&mut self, root: &SpaceRootPhys, spans: &[DeviceSpan]) -> Result<()> {
+        let metaslabs = root.metaslabs.get() as usize;
+        if metaslabs == 0 || metaslabs > MAX_METASLABS {
+            return Err(corrupt("an impossible number of metaslabs"));
+        }
+        let shape = self.index_shape(metaslabs);
+        let top = usize::from(root.index_pointers);
+        if shape.len() != usize::from(root.index_levels) || shape.last() != Some(&top) {
+            return Err(corrupt("the index has another shape"));
+        }
+        self.index = vec![Vec::new(); shape.len()];
+        self.index[shape.len() - 1] = root.index[..top.min(SPACE_ROOT_POINTERS)].to_vec();
+        for level in (1..shape.len()).rev() {
+            let mut below = Vec::new();
+            for content in self.read_nodes(level)? {
+                let room = shape[level - 1] - below.len();
+                let pointers = content.chunks_exact(size_of::<BlockPtrPhys>()).take(room);
+                below
+                    .extend(pointers.filter_map(|bytes| BlockPtrPhys::read_from_bytes(bytes).ok()));
+            }
+            self.index[level - 1] = below;
+        }
+        let spans: BTreeMap<u16, &DeviceSpan> =
+            spans.iter().map(|span| (span.device, span)).collect();
+        for content in self.read_nodes(0)? {
+            let room = metaslabs - self.metaslabs.len();
+            for bytes in content.chunks_exact(size_of::<MetaslabPhys>()).take(room) {
+                if let Ok(phys) = MetaslabPhys::read_from_bytes(bytes) {
+                    self.load_entry(&phys, &spans)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks of a level of the index, each a sector.
+    fn read_nodes(&self, level: usize) -> Result<Vec<Vec<u8>>> {
+        let mut contents = Vec::new();
+        for batch in self.index[level].chunks(BATCH) {
+            for pointer in batch {
+                chain::check_pointer(pointer)?;
+                if u64::from(pointer.logical_bytes.get()) != self.geometry.sector_bytes {
+                    return Err(chain::corrupt(pointer, "of the index has another size"));
+                }
+            }
+            let read = self.reader.read_many(batch)?;
+            if read.len() != batch.len()
+                || read.iter().any(|content| content.len() as u64 != self.geometry.sector_bytes)
+            {
+                return Err(corrupt("a block of the index came in another length"));
+            }
+            contents.extend(read);
+        }
+        Ok(contents)
+    }
+
+    fn load_entry(
+        &mut self,
+        phys: &MetaslabPhys,
+        spans: &BTreeMap<u16, &DeviceSpan>,
+    ) -> Result<()> {
+        let id = self.metaslabs.len();
+        let bad = |what: &str| corrupt(&format!("metaslab {id}: {what}"));
+        let (start, length) = (phys.start_bytes.get(), phys.length_bytes.get());
+        if start > REACH || length > 1 << 40 || !(20..=40).contains(&phys.shift) {
+            return Err(bad("an impossible place or size"));
+        }
+        let span = spans.get(&phys.device.get()).ok_or_else(|| bad("is of no device there is"))?;
+        if start < span.start || start + length > span.end {
+            return Err(bad("is not between the device's labels"));
+        }
+        let (free, flushed) = (phys.free_bytes.get(), phys.flushed_txg.get());
+        let whole = phys.base.is_hole();
+        if free > length
+            || !(free | length).is_multiple_of(self.geometry.sector_bytes)
+            || flushed > self.synced
+            || phys.freed_txg.get() > flushed
+            || whole != (phys.blocks.get() == 0)
+            || (whole && free != length)
+        {
+            return Err(bad("its base makes no sense"));
+        }
+        let stretch = Stretch {
+            device: phys.device.get(),
+            start,
+            units: (length / SECTOR_UNIT) as u32,
+            shift: phys.shift,
+        };
+        let base = Base {
+            head: phys.base,
+            chain: Vec::new(),
+            blocks: phys.blocks.get(),
+            ranges: phys.ranges.get(),
+            free_units: free / SECTOR_UNIT,
+            largest_units: phys.largest_units.get(),
+            flushed_txg: flushed,
+            freed_txg: phys.freed_txg.get(),
+        };
+        self.add_metaslab(stretch, base)
+    }
+
+    /// Reads the log, newest block first, and gives the records, oldest first.
+    fn load_log(&self, root: &SpaceRootPhys) -> Result<VecDeque<Told>> {
+        let mut records = VecDeque::<Told>::new();
+        let mut pointer = root.log;
+        // What the next block must be: a part of the record at hand, or the last part of an older one.
+        let mut next_part = None;
+        let mut left = root.log_entries.get();
+        for _ in 0..root.log_blocks.get() {
+            let link = chain::read_link(&*self.reader, &pointer, SpaceChain::Log)?;
+            let (txg, part) = (link.header.txg.get(), link.header.part.get());
+            let newest = records.front().map(|told| told.record.txg);
+            let fits = match (newest, next_part) {
+                (None, _) => txg == root.txg.get(),
+                (Some(newest), None) => txg < newest,
+                (Some(newest), Some(expected)) => txg == newest && part == expected,
+            };
+            let entries = link.items.len() as u64;
+            if !fits || entries > left {
+                return Err(chain::corrupt(&pointer, "is not the next of the log"));
+            }
+            left -= entries;
+            if next_part.is_none() {
+                let record = Record { txg, entries: 0, blocks: Vec::new() };
+                records.push_front(Told { record, entries: Vec::new() });
+            }
+            if let Some(told) = records.front_mut() {
+                told.record.entries += entries;
+                told.record.blocks.push(pointer);
+                for entry in &link.items {
+                    told.entries.push(self.check_entry(&pointer, entry)?);
+                }
+            }
+            next_part = part.checked_sub(1);
+            pointer = link.header.previous;
+        }
+        if left > 0 || next_part.is_some() || records.is_empty() {
+            return Err(corrupt("the log is shorter than the root says"));
+        }
+        records.iter_mut().for_each(|told| told.record.blocks.reverse());
+        Ok(records)
+    }
+
+    fn check_entry(
+        &self,
+        pointer: &BlockPtrPhys,
+        entry: &SpaceEntryPhys,
+    ) -> Result<(u32, Run, SpaceChange)> {
+        let bytes = u64::from(entry.units.get()) * SECTOR_UNIT;
+        let place = entry.place.get().and_then(|dva| self.geometry.locate(dva, bytes));
+        match (place, SpaceChange::from_raw(entry.change)) {
+            (Some((id, run)), Some(change)) => Ok((id, run, change)),
+            _ => Err(chain::corrupt(pointer, "has an entry about no range there is")),
+        }
+    }
+
+    /// Applies the rule at the head of [`super`]; what a base is needed for waits in its metaslab.
+    fn replay(&mut self, told: VecDeque<Told>) -> Result<()> {
+        let txg_at = |at: Option<usize>| at.map(|at| told[at].record.txg);
+        for (at, Told { record, entries }) in told.iter().enumerate() {
+            if let Some(before) = txg_at(at.checked_sub(3)) {
+                self.replay_matured(before)?;
+            }
+            for &(id, run, change) in entries {
+                self.replay_entry(record.txg, id, run, change)?;
+            }
+        }
+        let oldest = told.front().map_or(0, |first| first.record.txg.saturating_sub(1));
+        self.matured_txg = txg_at(told.len().checked_sub(3)).unwrap_or(oldest);
+        self.replay_matured(self.matured_txg)?;
+        self.records = told.into_iter().map(|told| told.record).collect();
+        self.metaslabs.iter_mut().try_for_each(Metaslab::check_deferred)
+    }
+
+    fn replay_entry(&mut self, txg: u64, id: u32, run: Run, change: SpaceChange) -> Result<()> {
+        let metaslab = &mut self.metaslabs[id as usize];
+        let units = u64::from(run.units);
+        let Base { flushed_txg, freed_txg, .. } = metaslab.base;
+        let in_base = match change {
+            SpaceChange::Allocated => txg <= flushed_txg,
+            SpaceChange::AllocatedLate => txg < flushed_txg,
+            SpaceChange::Freed => txg <= freed_txg,
+        };
+        if in_base {
+            return Ok(());
+        }
+        metaslab.needed.get_or_insert(txg);
+        if change == SpaceChange::Freed {
+            match metaslab.deferred.back_mut().filter(|(last, _)| *last == txg) {
+                Some((_, runs)) => runs.push(run),
+                None => metaslab.deferred.push_back((txg, vec![run])),
+            }
+            self.deferred_units += units;
+            return Ok(());
+        }
+        if metaslab.free_units < units {
+            return Err(metaslab.corrupt_at(run, "were allocated while not free"));
+        }
+        metaslab.free_units -= units;
+        if let Map::Unloaded(changes) = &mut metaslab.map {
+            changes.push(Change::Take(run));
+        }
+        self.took(id, run.units);
+        Ok(())
+    }
+
+    fn replay_matured(&mut self, txg: u64) -> Result<()> {
+        for metaslab in &mut self.metaslabs {
+            let units = metaslab.mature(txg)?;
+            if metaslab.free_units > u64::from(metaslab.stretch.units) {
+                return Err(metaslab.corrupt("more is free than there is"));
+            }
+            let device = self.geometry.device_at(metaslab.stretch.device).unwrap_or_default();
+            self.devices[device].free_units += units;
+            self.free_units += units;
+            self.deferred_units -= units;
+        }
+        Ok(())
+    }
+}
+
+/// The ranges of a base, if each is made of sectors and in the metaslab.
+fn to_runs(ranges: &[SpaceRangePhys], units: u32, sector_units: u32) -> Option<Vec<Run>> {
+    let fits = |range: &SpaceRangePhys| {
+        let run = Run::new(range.start.get(), range.units.get());
+        let end = run.start.checked_add(run.units)?;
+        let whole = (run.start | run.units).is_multiple_of(sector_units);
+        (whole && run.units > 0 && end <= units).then_some(run)
+    };
+    ranges.iter().map(fits).collect()
+}
+
+#[cold]
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("space maps: {what}"))
+}

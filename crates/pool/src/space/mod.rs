@@ -1,0 +1,393 @@
+//! Space: which bytes of the devices are free, and who gets them.
+//!
+//! Each device is cut into *metaslabs*. On the devices, a metaslab has a *base*, the ranges that were
+//! free when it was last written; what changed since is in the *log*, of which every
+//! transaction group writes one *record*. Bases are written in rotation, oldest first, so that the log stays
+//! short; records that no base needs any more are freed. An *index* has the metaslabs.
+//!
+//! # The rule
+//!
+//! Let the records of the log be r₀ … rₙ, in the order in which they were written; rₙ belongs to the root at hand.
+//!
+//! - What rᵢ freed is *mature*, and may be allocated again, in the group that writes rᵢ₊₃. So once rₙ is
+//!   durable, what rₙ and rₙ₋₁ freed waits, and all else that was freed is free: the roots of rₙ, rₙ₋₁ and rₙ₋₂ are
+//!   whole at any moment until rₙ₊₁ is durable.
+//! - A base with `flushed_txg` F and `freed_txg` P contains the allocations of records before F, of the
+//!   record of F those which it calls [`Allocated`](SpaceChange::Allocated), and the frees of records up to P.
+//!   P is the newest record that was mature when F was written.
+//! - So a metaslab is its base, changed by, for each i in order: first the frees of rᵢ₋₃, if they are newer than
+//!   P; then the allocations of rᵢ if they are newer than F, or of F and late. At the end the frees of
+//!   rₙ₋₂ follow, if newer than P.
+//! - A record may be dropped if neither it nor an older one has an entry that some base does not contain. What is kept is
+//!   always the newest part of the log without a gap, and never lacks a free that is not mature.
+//!
+//! # Writing
+//!
+//! [`Space::sync`] first decides which bases to write and takes a copy of their ranges; then it allocates
+//! for bases, index and log, and frees what these replace; and only then writes. Those late
+//! allocations are in the record as late ones, so that nothing depends on itself. Its blocks can all be
+//! single sectors, so it needs bytes, not long ranges; [`Allocate::allocate`] leaves it enough.
+//!
+//! # Locking
+//!
+//! None: space belongs to the thread that syncs.
+//!
+//! # What it does not do
+//!
+//! It does not know what lies in an allocated range, does not write to it, and does not tell devices
+//! of ranges that became free. A loaded metaslab stays in memory.
+
+mod allocate;
+mod chain;
+mod check;
+mod counters;
+mod geometry;
+mod load;
+mod metaslab;
+mod plan;
+mod range_set;
+mod root_place;
+mod stats;
+mod sync;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use forebay_base::sync::Arc;
+
+use crate::format::{BlockPtrPhys, Dva, DvaPhys, SECTOR_UNIT};
+use crate::store::Allocate;
+use crate::{Error, ErrorKind, Result};
+
+use allocate::{DeviceState, Rotor};
+use geometry::{Geometry, MAX_METASLABS, Stretch, shift_for, stretches};
+use metaslab::{Base, Metaslab};
+use range_set::{Run, note};
+use root_place::RootPlaces;
+use sync::Entry;
+
+pub(crate) use crate::devices::DeviceSpan;
+#[allow(unused_imports, reason = "fields name them")]
+pub(crate) use check::{Found, SpaceReport, Walked};
+pub(crate) use counters::SpaceCounters;
+#[allow(unused_imports, reason = "a field names it")]
+pub(crate) use stats::{DeviceSpace, SpaceStats};
+
+/// Sectors larger than this are refused.
+pub(crate) const MAX_SECTOR_BYTES: u64 = 1 << 20;
+
+/// Reads blocks of the space maps.
+pub(crate) trait SpaceRead {
+    /// The content of a block, verified; `logical_bytes` long.
+    fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>>;
+
+    /// The same for several blocks, whose pointers are known at once.
+    fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
+        pointers.iter().map(|pointer| self.read(pointer)).collect()
+    }
+}
+
+/// Writes blocks of the space maps.
+pub(crate) trait SpaceWrite {
+    /// Writes `content`, whole sectors, to places that are allocated already, unpacked and of kind `Space`, and gives
+    /// the pointer to it. It need not be written on return.
+    fn write_at(&mut self, places: [DvaPhys; 2], content: &[u8], txg: u64) -> Result<BlockPtrPhys>;
+}
+
+/// A record of the log.
+#[derive(Debug)]
+struct Record {
+    txg: u64,
+    entries: u64,
+    /// Its blocks, first to last.
+    blocks: Vec<BlockPtrPhys>,
+}
+
+/// The space of a pool.
+pub(crate) struct Space {
+    geometry: Geometry,
+    metaslabs: Vec<Metaslab>,
+    devices: Vec<DeviceState>,
+    rotor: Rotor,
+    roots: RootPlaces,
+    /// The log, oldest first.
+    records: VecDeque<Record>,
+    /// Blocks of the index by level, leaves first; the last level is in the root. Holes are not written yet.
+    index: Vec<Vec<BlockPtrPhys>>,
+    /// Leaves of the index that have to be written.
+    dirty_leaves: BTreeSet<usize>,
+    /// The transaction group at hand, between `begin` and `sync`.
+    open: Option<u64>,
+    /// The group synced last, and whether it is durable.
+    synced: u64,
+    durable: bool,
+    /// What this group and earlier ones freed is free.
+    matured_txg: u64,
+    /// What the group at hand did before its bases were taken, once they are.
+    entries: Vec<Entry>,
+    /// At least as many entries as the record of the group at hand will have.
+    pending_entries: u64,
+    /// Metaslabs that would have been flushed so far, in parts of one.
+    flush_credit: u64,
+    total_units: u64,
+    free_units: u64,
+    deferred_units: u64,
+    /// The first thing that was freed and cannot have been allocated.
+    fault: Option<Error>,
+    reader: Box<dyn SpaceRead + Send>,
+    counters: Arc<SpaceCounters>,
+}
+
+impl Space {
+    /// The space of a new pool: all of the spans is free. The first group may have any number but 0.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if the sector or a span makes no sense.
+    pub(crate) fn create(
+        spans: &[DeviceSpan],
+        sector_bytes: u64,
+        reader: Box<dyn SpaceRead + Send>,
+    ) -> Result<Self> {
+        let mut space = Self::empty(sector_bytes, reader)?;
+        for span in spans {
+            space.add_device(span)?;
+        }
+        if space.metaslabs.is_empty() {
+            return Err(Error::new(ErrorKind::Invalid, "a pool needs a device"));
+        }
+        Ok(space)
+    }
+
+    fn empty(sector_bytes: u64, reader: Box<dyn SpaceRead + Send>) -> Result<Self> {
+        Ok(Self {
+            geometry: Geometry::new(sector_bytes)?,
+            metaslabs: Vec::new(),
+            devices: Vec::new(),
+            rotor: Rotor::default(),
+            roots: RootPlaces::default(),
+            records: VecDeque::new(),
+            index: vec![Vec::new()],
+            dirty_leaves: BTreeSet::new(),
+            open: None,
+            synced: 0,
+            durable: true,
+            matured_txg: 0,
+            entries: Vec::new(),
+            pending_entries: 0,
+            flush_credit: 0,
+            total_units: 0,
+            free_units: 0,
+            deferred_units: 0,
+            fault: None,
+            reader,
+            counters: Arc::new(SpaceCounters::new()),
+        })
+    }
+
+    /// What was counted.
+    pub(crate) fn counters(&self) -> &Arc<SpaceCounters> {
+        &self.counters
+    }
+
+    /// Begins a transaction group: from here to [`Space::sync`], room can be had and given back.
+    ///
+    /// # Panics
+    /// If a group is open, the one before is not durable, or `txg` is not newer than it.
+    pub(crate) fn begin(&mut self, txg: u64) {
+        assert!(self.open.is_none(), "a transaction group is open");
+        assert!(self.durable, "the transaction group before is not durable");
+        assert!(txg > self.synced, "transaction groups only grow");
+        self.open = Some(txg);
+        self.devices.iter_mut().for_each(DeviceState::new_group);
+    }
+
+    /// Tells that the root of group `txg`, the one synced last, is durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if what was freed two groups ago turns out to be free already.
+    ///
+    /// # Panics
+    /// If another group was synced last.
+    pub(crate) fn committed(&mut self, txg: u64) -> Result<()> {
+        assert_eq!(self.synced, txg, "not the group that was synced last");
+        self.durable = true;
+        // Two records stay behind the newest that matures.
+        let Some(at) = self.records.len().checked_sub(3) else { return Ok(()) };
+        self.matured_txg = self.records[at].txg;
+        let mut units = 0;
+        for metaslab in &mut self.metaslabs {
+            let matured = metaslab.mature(self.matured_txg)?;
+            if matured > 0 {
+                units += matured;
+                let device = self.geometry.device_at(metaslab.stretch.device);
+                if let Some(device) = device {
+                    self.devices[device].free_units += matured;
+                }
+            }
+        }
+        self.deferred_units -= units;
+        self.free_units += units;
+        self.counters.add(SpaceCounters::MATURED_BYTES, 0, units * SECTOR_UNIT);
+        Ok(())
+    }
+
+    /// Allocates this very range, which may cross metaslabs: for what is placed when a pool is created.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if it is not in a device, [`ErrorKind::Corrupt`] if it is not free.
+    pub(crate) fn reserve(&mut self, dva: Dva, bytes: u64) -> Result<()> {
+        assert!(self.open.is_some(), "no transaction group is open");
+        let (mut at, mut left) = (dva, bytes);
+        let mut pieces = Vec::new();
+        while left > 0 {
+            let Some((id, run)) = self.geometry.locate_front(at, left) else {
+                let message = format!("{bytes} bytes at {dva} are not all on a device");
+                return Err(Error::new(ErrorKind::Invalid, message));
+            };
+            pieces.push((id, run));
+            at.offset += u64::from(run.units) * SECTOR_UNIT;
+            left -= u64::from(run.units) * SECTOR_UNIT;
+        }
+        for (id, run) in pieces {
+            self.load_metaslab(id)?;
+            self.metaslabs[id as usize].reserve(run)?;
+            self.took(id, run.units);
+            self.pending_entries += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds a device to the pool, with the transaction group at hand.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if it is there already, or has no room.
+    pub(crate) fn add_span(&mut self, span: &DeviceSpan) -> Result<()> {
+        assert!(self.open.is_some(), "no transaction group is open");
+        self.add_device(span)
+    }
+
+    fn add_device(&mut self, span: &DeviceSpan) -> Result<()> {
+        if self.geometry.device_at(span.device).is_some() {
+            let message = format!("device {} is there already", span.device);
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        let (start, end) = self.geometry.usable(span)?;
+        self.add_metaslabs(stretches(span.device, shift_for(end - start), start, end))
+    }
+
+    /// Gives the pool the rest of a device that grew, with the transaction group at hand.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if there is no such device, or if it shrank.
+    pub(crate) fn extend_span(&mut self, span: &DeviceSpan) -> Result<()> {
+        assert!(self.open.is_some(), "no transaction group is open");
+        let invalid =
+            |what: &str| Error::new(ErrorKind::Invalid, format!("device {} {what}", span.device));
+        let at = self.geometry.device_at(span.device);
+        let at = at.ok_or_else(|| invalid("is not in the pool"))?;
+        let (_, end) = self.geometry.usable(span)?;
+        let device = &self.geometry.devices[at];
+        let (shift, old_end) = (device.shift, device.end);
+        if end < old_end {
+            return Err(invalid("has shrunk"));
+        }
+        let Some(&last) = device.metaslabs.last() else { return Ok(()) };
+        let full = device.start + ((device.metaslabs.len() as u64) << shift);
+        let grown = full.min(end);
+        if grown > old_end {
+            self.extend_metaslab(at, last, grown - old_end)?;
+        }
+        if end > full {
+            self.add_metaslabs(stretches(span.device, shift, full, end))?;
+        }
+        Ok(())
+    }
+
+    fn extend_metaslab(&mut self, device: usize, id: u32, bytes: u64) -> Result<()> {
+        self.load_metaslab(id)?;
+        let metaslab = &mut self.metaslabs[id as usize];
+        let added = Run::new(metaslab.stretch.units, (bytes / SECTOR_UNIT) as u32);
+        metaslab.extend(added)?;
+        self.geometry.devices[device].end += bytes;
+        self.gained(device, added.units.into());
+        self.free_units += u64::from(added.units);
+        self.dirty_leaves.insert(self.leaf_of(id));
+        Ok(())
+    }
+
+    fn add_metaslabs(&mut self, new: impl Iterator<Item = Stretch>) -> Result<()> {
+        // Nothing of an earlier group's record is about them.
+        let before = self.open.map_or(self.synced, |txg| txg - 1);
+        for stretch in new {
+            let base = Base::all_free(stretch.units, before);
+            self.add_metaslab(stretch, base)?;
+            let added = self.metaslabs.len() - 1;
+            self.load_metaslab(added as u32)?;
+            self.dirty_leaves.insert(self.leaf_of(added as u32));
+        }
+        Ok(())
+    }
+
+    /// Adds a metaslab behind the others, with what its base says is free.
+    fn add_metaslab(&mut self, stretch: Stretch, base: Base) -> Result<()> {
+        let id = self.metaslabs.len() as u32;
+        let metaslab = Metaslab::new(id, stretch, base);
+        if self.metaslabs.len() == MAX_METASLABS {
+            return Err(metaslab.corrupt("is one metaslab too many"));
+        }
+        self.geometry.push(id, &stretch).map_err(|what| metaslab.corrupt(what))?;
+        let device = self.geometry.device_at(stretch.device).unwrap_or_default();
+        if device == self.devices.len() {
+            self.devices.push(DeviceState::default());
+        }
+        self.free_units += metaslab.free_units;
+        self.devices[device].free_units += metaslab.free_units;
+        self.devices[device].units += u64::from(stretch.units);
+        self.total_units += u64::from(stretch.units);
+        self.metaslabs.push(metaslab);
+        Ok(())
+    }
+
+    fn gained(&mut self, device: usize, units: u64) {
+        self.devices[device].units += units;
+        self.devices[device].free_units += units;
+        self.total_units += units;
+    }
+
+    /// Accounts for units that left the free ones.
+    fn took(&mut self, id: u32, units: u32) {
+        let number = self.metaslabs[id as usize].stretch.device;
+        let device = self.geometry.device_at(number).unwrap_or_default();
+        self.devices[device].free_units -= u64::from(units);
+        self.free_units -= u64::from(units);
+    }
+
+    fn free_range(&mut self, dva: Dva, bytes: u64) {
+        assert!(self.open.is_some(), "no transaction group is open");
+        let Some((id, run)) = self.geometry.locate(dva, bytes) else {
+            self.fault.get_or_insert_with(|| {
+                let message =
+                    format!("{bytes} bytes at {dva} were freed, which cannot be allocated");
+                Error::new(ErrorKind::Corrupt, message)
+            });
+            return;
+        };
+        let metaslab = &mut self.metaslabs[id as usize];
+        self.pending_entries += u64::from(note(&mut metaslab.freed, run));
+        self.deferred_units += u64::from(run.units);
+        let shard = self.counters.shard();
+        shard.add(SpaceCounters::FREES, 0, 1);
+        shard.add(SpaceCounters::FREED_BYTES, 0, bytes);
+    }
+}
+
+impl Allocate for Space {
+    fn allocate(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2]> {
+        self.allocate_for_user(bytes, copies)
+    }
+
+    fn free(&mut self, dva: Dva, bytes: u64) {
+        self.free_range(dva, bytes);
+    }
+}

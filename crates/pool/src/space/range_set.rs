@@ -1,0 +1,298 @@
+//! Sets of ranges that neither overlap nor touch, found by place and by length.
+//!
+//! A set has one of two forms. *Packed*, it is an ascending list: 8 bytes a range, and many ranges are
+//! added in one pass. As *trees*, in both orders, it can be allocated from in logarithmic time. The first
+//! allocation makes the trees, the next large addition packs them again; so of many metaslabs only those that
+//! are being filled cost more. Numbers are units from the start of a metaslab; nobody stores an end
+//! past [`MAX_UNITS`], so that sums fit.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most units of a metaslab: a terabyte.
+pub(crate) const MAX_UNITS: u32 = 1 << 31;
+
+/// Ranges are added to trees one by one if they are fewer than one in this many of those there.
+const MERGE_SHARE: usize = 8;
+
+/// A range of units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Run {
+    /// Where it begins.
+    pub(crate) start: u32,
+    /// Its length.
+    pub(crate) units: u32,
+}
+
+impl Run {
+    /// A range.
+    pub(crate) fn new(start: u32, units: u32) -> Self {
+        Self { start, units }
+    }
+
+    /// Where it ends.
+    pub(crate) fn end(self) -> u32 {
+        self.start + self.units
+    }
+
+    /// Whether some unit is in both.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.start.max(other.start) < self.end().min(other.end())
+    }
+}
+
+/// A set of ranges.
+#[derive(Debug)]
+pub(crate) struct RangeSet {
+    form: Form,
+    units: u64,
+}
+
+#[derive(Debug)]
+enum Form {
+    /// Ascending, and the longest of them.
+    Packed { runs: Vec<Run>, largest: Run },
+    /// For allocation.
+    Trees { by_start: BTreeMap<u32, u32>, by_units: BTreeSet<(u32, u32)> },
+}
+
+impl Default for RangeSet {
+    fn default() -> Self {
+        Self::pack(Vec::new())
+    }
+}
+
+impl RangeSet {
+    /// The set of these ranges, or nothing if they do not ascend or if two touch.
+    pub(crate) fn from_ascending(runs: Vec<Run>) -> Option<Self> {
+        let apart = runs.windows(2).all(|pair| pair[0].end() < pair[1].start);
+        (apart && runs.iter().all(|run| run.units > 0)).then(|| Self::pack(runs))
+    }
+
+    fn pack(runs: Vec<Run>) -> Self {
+        let units = runs.iter().map(|run| u64::from(run.units)).sum();
+        let largest = runs.iter().max_by_key(|run| run.units).copied().unwrap_or_default();
+        Self { form: Form::Packed { runs, largest }, units }
+    }
+
+    /// Adds a range; false, and nothing is changed, if part of it is there already.
+    #[must_use]
+    pub(crate) fn insert(&mut self, run: Run) -> bool {
+        if self.overlaps(run) {
+            return false;
+        }
+        let (by_start, by_units) = self.trees();
+        let mut merged = run;
+        if let Some((&start, &units)) = by_start.range(..run.start).next_back()
+            && start + units == run.start
+        {
+            by_start.remove(&start);
+            by_units.remove(&(units, start));
+            merged = Run::new(start, units + merged.units);
+        }
+        if let Some(units) = by_start.remove(&run.end()) {
+            by_units.remove(&(units, run.end()));
+            merged.units += units;
+        }
+        by_start.insert(merged.start, merged.units);
+        by_units.insert((merged.units, merged.start));
+        self.units += u64::from(run.units);
+        true
+    }
+
+    /// Adds ranges that ascend and do not touch; false if part of one is there already, and then
+    /// some may have been added.
+    #[must_use]
+    pub(crate) fn insert_ascending(&mut self, added: &[Run]) -> bool {
+        if matches!(self.form, Form::Trees { .. }) && added.len() * MERGE_SHARE < self.len() {
+            return added.iter().all(|run| self.insert(*run));
+        }
+        let old = match &mut self.form {
+            Form::Packed { runs, .. } => std::mem::take(runs),
+            Form::Trees { by_start, .. } => {
+                by_start.iter().map(|(&start, &units)| Run::new(start, units)).collect()
+            }
+        };
+        let merged = merge(&old, added);
+        let clean = merged.is_some();
+        *self = Self::pack(merged.unwrap_or(old));
+        clean
+    }
+
+    /// Takes a range out; false, and nothing is changed, if not all of it is there.
+    #[must_use]
+    pub(crate) fn remove(&mut self, run: Run) -> bool {
+        let Some(whole) = self.at(run.start).filter(|whole| whole.end() >= run.end()) else {
+            return false;
+        };
+        self.drop_run(whole);
+        if whole.start < run.start {
+            self.put_run(Run::new(whole.start, run.start - whole.start));
+        }
+        if run.end() < whole.end() {
+            self.put_run(Run::new(run.end(), whole.end() - run.end()));
+        }
+        true
+    }
+
+    /// Whether some unit of `run` is in the set.
+    pub(crate) fn overlaps(&self, run: Run) -> bool {
+        match &self.form {
+            Form::Packed { runs, .. } => overlapped(runs, run),
+            Form::Trees { by_start, .. } => {
+                let before = by_start.range(..run.end()).next_back();
+                before.is_some_and(|(&start, &units)| Run::new(start, units).overlaps(run))
+            }
+        }
+    }
+
+    /// The longest range.
+    pub(crate) fn largest(&self) -> Option<Run> {
+        match &self.form {
+            Form::Packed { largest, .. } => Some(*largest).filter(|run| run.units > 0),
+            Form::Trees { by_units, .. } => {
+                by_units.last().map(|&(units, start)| Run::new(start, units))
+            }
+        }
+    }
+
+    /// Takes out the longest range.
+    pub(crate) fn take_largest(&mut self) -> Option<Run> {
+        let run = self.largest()?;
+        self.drop_run(run);
+        Some(run)
+    }
+
+    /// Takes out the shortest range of at least `units`.
+    pub(crate) fn take_best_fit(&mut self, units: u32) -> Option<Run> {
+        let &(found, start) = self.trees().1.range((units, 0)..).next()?;
+        let run = Run::new(start, found);
+        self.drop_run(run);
+        Some(run)
+    }
+
+    /// All ranges, ascending.
+    pub(crate) fn to_vec(&self) -> Vec<Run> {
+        match &self.form {
+            Form::Packed { runs, .. } => runs.clone(),
+            Form::Trees { by_start, .. } => {
+                by_start.iter().map(|(&start, &units)| Run::new(start, units)).collect()
+            }
+        }
+    }
+
+    /// Number of ranges.
+    pub(crate) fn len(&self) -> usize {
+        match &self.form {
+            Form::Packed { runs, .. } => runs.len(),
+            Form::Trees { by_start, .. } => by_start.len(),
+        }
+    }
+
+    /// Units in all ranges.
+    pub(crate) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// The range that has the unit `at`.
+    fn at(&self, at: u32) -> Option<Run> {
+        let run = match &self.form {
+            Form::Packed { runs, .. } => {
+                runs[..runs.partition_point(|run| run.start <= at)].last().copied()
+            }
+            Form::Trees { by_start, .. } => {
+                by_start.range(..=at).next_back().map(|(&start, &units)| Run::new(start, units))
+            }
+        };
+        run.filter(|run| run.end() > at)
+    }
+
+    fn put_run(&mut self, run: Run) {
+        let (by_start, by_units) = self.trees();
+        by_start.insert(run.start, run.units);
+        by_units.insert((run.units, run.start));
+        self.units += u64::from(run.units);
+    }
+
+    fn drop_run(&mut self, run: Run) {
+        let (by_start, by_units) = self.trees();
+        by_start.remove(&run.start);
+        by_units.remove(&(run.units, run.start));
+        self.units -= u64::from(run.units);
+    }
+
+    /// The trees, made if they are not there.
+    fn trees(&mut self) -> (&mut BTreeMap<u32, u32>, &mut BTreeSet<(u32, u32)>) {
+        if let Form::Packed { runs, .. } = &self.form {
+            let by_start = runs.iter().map(|run| (run.start, run.units)).collect();
+            let by_units = runs.iter().map(|run| (run.units, run.start)).collect();
+            self.form = Form::Trees { by_start, by_units };
+        }
+        match &mut self.form {
+            Form::Trees { by_start, by_units } => (by_start, by_units),
+            Form::Packed { .. } => unreachable!("they were just made"),
+        }
+    }
+}
+
+/// Whether some unit of `run` is in ranges that ascend.
+pub(crate) fn overlapped(runs: &[Run], run: Run) -> bool {
+    let after = runs.partition_point(|it| it.end() <= run.start);
+    runs.get(after).is_some_and(|it| it.overlaps(run))
+}
+
+/// Two ascending lists as one, those that touch joined; nothing if they overlap.
+pub(crate) fn merge(a: &[Run], b: &[Run]) -> Option<Vec<Run>> {
+    let mut merged: Vec<Run> = Vec::with_capacity(a.len() + b.len());
+    let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
+    loop {
+        let next = match (a.peek(), b.peek()) {
+            (Some(x), Some(y)) if x.start <= y.start => a.next(),
+            (_, Some(_)) => b.next(),
+            (Some(_), None) => a.next(),
+            (None, None) => return Some(merged),
+        };
+        let &run = next?;
+        match merged.last_mut() {
+            Some(last) if last.end() > run.start => return None,
+            Some(last) if last.end() == run.start => last.units += run.units,
+            _ => merged.push(run),
+        }
+    }
+}
+
+/// Sorts ranges and joins those that touch; the first two that overlap are an error.
+pub(crate) fn normalize(runs: &mut Vec<Run>) -> Result<(), Run> {
+    runs.sort_unstable();
+    let mut kept = 0usize;
+    for at in 0..runs.len() {
+        let run = runs[at];
+        match kept.checked_sub(1).map(|last: usize| runs[last]) {
+            Some(last) if last.end() > run.start => return Err(run),
+            Some(last) if last.end() == run.start => runs[kept - 1].units += run.units,
+            _ => {
+                runs[kept] = run;
+                kept += 1;
+            }
+        }
+    }
+    runs.truncate(kept);
+    Ok(())
+}
+
+/// Notes a range at the end of a list, joined with the one noted last if they touch. Says whether
+/// the list became longer.
+#[inline]
+pub(crate) fn note(runs: &mut Vec<Run>, run: Run) -> bool {
+    if let Some(last) = runs.last_mut() {
+        if last.end() == run.start {
+            last.units += run.units;
+            return false;
+        }
+        if run.end() == last.start {
+            *last = Run::new(run.start, last.units + run.units);
+            return false;
+        }
+    }
+    runs.push(run);
+    true
+}

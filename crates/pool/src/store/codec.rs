@@ -1,0 +1,247 @@
+//! Packing and unpacking of blocks: compression, checksums, and what a pointer may say of sizes.
+//!
+//! The compressed form is kept only if it saves at least one sector. The checksum is of the bytes
+//! that are on the device, without the zeros that fill their last sector, so that rot is found
+//! before anything is unpacked.
+//!
+//! Whoever unpacks has checked the checksum, and still trusts nothing: both decompressors write
+//! within the slice that they are given, and the length that comes out must be the one that the
+//! pointer says.
+//!
+//! Compressors, and the memory that they compress into, belong to the thread and are used again. So
+//! the common path allocates the final buffer only.
+
+use std::cell::RefCell;
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::thread_local;
+use xxhash_rust::xxh3::xxh3_128;
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::block_cache::BIRTH_END;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BlockPtrPhys, Checksum, Compression};
+
+/// The largest block, unpacked.
+pub(crate) const MAX_LOGICAL_BYTES: usize = 16 << 20;
+/// Level of zstd: what it is tuned for.
+const ZSTD_LEVEL: i32 = 3;
+/// What a thread keeps to compress into, at most; larger blocks are rare.
+const SCRATCH_KEPT_BYTES: usize = 2 << 20;
+
+/// A block in the form that devices get.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    /// Its bytes, filled up with zeros to a whole sector; `None` if they are the content itself.
+    pub(crate) packed: Option<Buffer>,
+    pub(crate) logical_bytes: u32,
+    /// Without what fills the last sector.
+    pub(crate) physical_bytes: u32,
+    pub(crate) compression: Compression,
+    pub(crate) checksum: [u8; 16],
+}
+
+impl Sealed {
+    /// The bytes for the device, whole sectors. `content` is what was sealed.
+    pub(crate) fn bytes<'a>(&'a self, content: &'a [u8]) -> &'a [u8] {
+        self.packed.as_deref().unwrap_or(content)
+    }
+}
+
+/// The checksum of bytes on a device.
+#[inline]
+pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
+    xxh3_128(bytes).to_le_bytes()
+}
+
+/// Packs `content`; `alloc` gives the memory of what comes out.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] if the content is empty or too long; what `alloc` says.
+pub(crate) fn seal(
+    content: &[u8],
+    compression: Compression,
+    sector_bytes: usize,
+    alloc: impl Fn(usize) -> Result<Buffer>,
+) -> Result<Sealed> {
+    if content.is_empty() || content.len() > MAX_LOGICAL_BYTES {
+        let text = format!("a block of {} bytes; 1 to {MAX_LOGICAL_BYTES} can be", content.len());
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let sealed = |bytes: &[u8], compression| Sealed {
+        packed: None,
+        logical_bytes: content.len() as u32,
+        physical_bytes: bytes.len() as u32,
+        compression,
+        checksum: checksum(bytes),
+    };
+    // More than this would save no sector.
+    let most = content.len().next_multiple_of(sector_bytes) - sector_bytes;
+    if compression != Compression::Off && most > 0 {
+        let packed = with_compressed(content, compression, most, |bytes| {
+            let packed = padded(bytes, sector_bytes, &alloc)?;
+            Ok::<_, Error>(Sealed { packed: Some(packed), ..sealed(bytes, compression) })
+        });
+        if let Some(packed) = packed {
+            return packed;
+        }
+    }
+    let packed = match content.len().is_multiple_of(sector_bytes) {
+        true => None,
+        false => Some(padded(content, sector_bytes, &alloc)?),
+    };
+    Ok(Sealed { packed, ..sealed(content, Compression::Off) })
+}
+
+/// A copy of `bytes`, filled up with zeros to whole sectors.
+fn padded(
+    bytes: &[u8],
+    sector_bytes: usize,
+    alloc: impl Fn(usize) -> Result<Buffer>,
+) -> Result<Buffer> {
+    let mut buffer = alloc(bytes.len().next_multiple_of(sector_bytes))?;
+    let (front, rest) = buffer.split_at_mut(bytes.len());
+    front.copy_from_slice(bytes);
+    rest.fill(0);
+    Ok(buffer)
+}
+
+/// What a thread compresses with and into.
+#[derive(Default)]
+struct Workshop {
+    scratch: Vec<u8>,
+    compressor: Option<Compressor<'static>>,
+    decompressor: Option<Decompressor<'static>>,
+}
+
+thread_local! {
+    static WORKSHOP: RefCell<Workshop> = RefCell::new(Workshop::default());
+}
+
+/// Compresses `content`, and gives the result to `use_it` if it has at most `most` bytes.
+fn with_compressed<T>(
+    content: &[u8],
+    compression: Compression,
+    most: usize,
+    use_it: impl FnOnce(&[u8]) -> T,
+) -> Option<T> {
+    WORKSHOP.with(|workshop| {
+        let mut workshop = workshop.borrow_mut();
+        let used = workshop.compress(content, compression, most).map(|len| {
+            let compressed = &workshop.scratch[..len];
+            use_it(compressed)
+        });
+        if workshop.scratch.len() > SCRATCH_KEPT_BYTES {
+            workshop.scratch = Vec::new();
+        }
+        used
+    })
+}
+
+impl Workshop {
+    /// Compresses into `scratch`, and says how many bytes came out, if they are at most `most`.
+    fn compress(&mut self, content: &[u8], compression: Compression, most: usize) -> Option<usize> {
+        // LZ4 wants room for the worst case, Zstandard gives up as soon as it has no more.
+        let room = match compression {
+            Compression::Off => return None,
+            Compression::Lz4 => lz4_flex::block::get_maximum_output_size(content.len()),
+            Compression::Zstd => most,
+        };
+        if self.scratch.len() < room {
+            self.scratch.resize(room, 0);
+        }
+        let out = &mut self.scratch[..room];
+        let len = match compression {
+            Compression::Lz4 => lz4_flex::block::compress_into(content, out).ok()?,
+            _ => {
+                if self.compressor.is_none() {
+                    self.compressor = Compressor::new(ZSTD_LEVEL).ok();
+                }
+                self.compressor.as_mut()?.compress_to_buffer(content, out).ok()?
+            }
+        };
+        (len <= most).then_some(len)
+    }
+
+    /// Unpacks into `out`, and says whether it filled it.
+    fn decompress(&mut self, packed: &[u8], compression: Compression, out: &mut [u8]) -> bool {
+        let wanted = out.len();
+        let len = match compression {
+            Compression::Off => return false,
+            Compression::Lz4 => lz4_flex::block::decompress_into(packed, out).ok(),
+            Compression::Zstd => {
+                if self.decompressor.is_none() {
+                    self.decompressor = Decompressor::new().ok();
+                }
+                let decompressor = self.decompressor.as_mut();
+                decompressor.and_then(|one| one.decompress_to_buffer(packed, out).ok())
+            }
+        };
+        len == Some(wanted)
+    }
+}
+
+/// What is wrong with what a pointer says of its block, if something is.
+pub(crate) fn objection(bp: &BlockPtrPhys) -> Option<&'static str> {
+    let (logical, physical) = (bp.logical_bytes.get() as usize, bp.physical_bytes.get() as usize);
+    if bp.is_hole() {
+        return Some("it points nowhere");
+    }
+    if bp.block_kind().is_none() {
+        return Some("nobody knows its kind");
+    }
+    if Checksum::from_raw(bp.checksum_kind).is_none() {
+        return Some("nobody knows its checksum");
+    }
+    if logical == 0 || logical > MAX_LOGICAL_BYTES || physical == 0 {
+        return Some("its size cannot be");
+    }
+    match Compression::from_raw(bp.compression) {
+        None => return Some("nobody knows its compression"),
+        Some(Compression::Off) if physical != logical => return Some("its sizes contradict"),
+        Some(_) if physical > logical => return Some("its sizes contradict"),
+        Some(_) => {}
+    }
+    if bp.birth_txg.get() >= BIRTH_END {
+        return Some("it was born too late");
+    }
+    (bp.flags & !BlockPtrPhys::GANG != 0).then_some("nobody knows its flags")
+}
+
+/// Whether `physical`, whole sectors from a device, begins with what was written.
+pub(crate) fn verify(bp: &BlockPtrPhys, physical: &[u8]) -> bool {
+    physical
+        .get(..bp.physical_bytes.get() as usize)
+        .is_some_and(|bytes| checksum(bytes) == bp.checksum)
+}
+
+/// Whether the bytes of a block that was read and verified are its content as they are.
+pub(crate) fn is_plain(bp: &BlockPtrPhys, physical: &[u8]) -> bool {
+    bp.compression == Compression::Off as u8 && physical.len() == bp.logical_bytes.get() as usize
+}
+
+/// Unpacks verified bytes into `out`, which has the block's logical size.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if that is not what comes out.
+pub(crate) fn open(bp: &BlockPtrPhys, physical: &[u8], out: &mut [u8]) -> Result<()> {
+    let corrupt = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: does not unpack"));
+    let packed = physical.get(..bp.physical_bytes.get() as usize).ok_or_else(corrupt)?;
+    if out.len() != bp.logical_bytes.get() as usize {
+        return Err(corrupt());
+    }
+    let opened = match Compression::from_raw(bp.compression) {
+        None => false,
+        Some(Compression::Off) => {
+            let fits = packed.len() == out.len();
+            if fits {
+                out.copy_from_slice(packed);
+            }
+            fits
+        }
+        Some(compression) => {
+            WORKSHOP.with(|workshop| workshop.borrow_mut().decompress(packed, compression, out))
+        }
+    };
+    if opened { Ok(()) } else { Err(corrupt()) }
+}

@@ -1,0 +1,322 @@
+//! Blocks in pieces, for when there is room but not in one place.
+//!
+//! The pieces of a gang are whole sectors, and have copies and checksums of their own; the pointer
+//! to the gang has the checksum of all bytes besides. A gang block has a checksum of its own too,
+//! and names what it is of.
+//!
+//! Pieces are taken as large as they come, halving what is asked for, and what was given is used:
+//! room that was taken and given back in the same group would be lost to it. A gang whose pointers
+//! do not reach becomes a tree: each level divides by the number of pointers in a sector, so
+//! [`GANG_DEPTH`] levels are enough for the largest block.
+
+use std::ops::Range;
+
+use forebay_base::arena::Buffer;
+use forebay_io::Priority;
+use zerocopy::little_endian::{U32, U64};
+
+use super::read::{Cause, check, lost};
+use super::{Allocate, Store, codec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::gang::{GANG_DEPTH, GangPhys, gang_capacity, read_gang, write_gang};
+use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
+
+/// What is to be written of a block in pieces.
+pub(super) struct GangPlan {
+    /// The gang block that leads to all.
+    pub(super) head: [DvaPhys; 2],
+    /// Parts of the block's bytes.
+    pub(super) pieces: Vec<([DvaPhys; 2], Range<usize>)>,
+    /// Gang blocks.
+    pub(super) sectors: Vec<([DvaPhys; 2], Buffer)>,
+}
+
+/// Finds room for `bytes`, whole sectors that `bp` describes, in pieces.
+pub(super) fn plan(
+    store: &Store,
+    bytes: &[u8],
+    bp: &BlockPtrPhys,
+    copies: usize,
+    allocate: &mut dyn Allocate,
+) -> Result<GangPlan> {
+    let (pieces, sectors) = (Vec::new(), Vec::new());
+    let sector = store.sector_bytes() as usize;
+    let capacity = gang_capacity(sector);
+    let taken = Vec::new();
+    let mut planner =
+        Planner { store, bytes, sector, capacity, copies, allocate, pieces, sectors, taken };
+    let (birth, whole) = (bp.birth_txg.get(), bp.checksum);
+    match planner.divide(0..bytes.len(), birth, whole, 1) {
+        Ok(head) => {
+            let Planner { pieces, sectors, .. } = planner;
+            Ok(GangPlan { head, pieces, sectors })
+        }
+        Err(error) => {
+            for (place, bytes) in std::mem::take(&mut planner.taken) {
+                for dva in place.into_iter().filter_map(DvaPhys::get) {
+                    planner.allocate.free(dva, bytes);
+                }
+            }
+            Err(error)
+        }
+    }
+}
+
+struct Planner<'a> {
+    store: &'a Store,
+    bytes: &'a [u8],
+    sector: usize,
+    capacity: usize,
+    copies: usize,
+    allocate: &'a mut dyn Allocate,
+    pieces: Vec<([DvaPhys; 2], Range<usize>)>,
+    sectors: Vec<([DvaPhys; 2], Buffer)>,
+    // All that was allocated, to be given back if there is not enough.
+    taken: Vec<([DvaPhys; 2], u64)>,
+}
+
+impl Planner<'_> {
+    fn take(&mut self, bytes: usize) -> Result<[DvaPhys; 2]> {
+        let place = self.allocate.allocate(bytes as u64, self.copies)?;
+        self.taken.push((place, bytes as u64));
+        Ok(place)
+    }
+
+    /// As [`take`](Self::take), but `None` if there is no such room in one piece.
+    fn try_take(&mut self, bytes: usize) -> Result<Option<[DvaPhys; 2]>> {
+        match self.take(bytes) {
+            Ok(place) => Ok(Some(place)),
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Places a range that has found no room in one piece, and returns where its gang block is.
+    fn divide(
+        &mut self,
+        range: Range<usize>,
+        birth: u64,
+        whole: [u8; 16],
+        depth: usize,
+    ) -> Result<[DvaPhys; 2]> {
+        if range.len() <= self.sector || depth > GANG_DEPTH {
+            let text = "no room is left on the devices, not even for a sector";
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        let head = self.take(self.sector)?;
+        let mut pointers = Vec::with_capacity(self.capacity);
+        let mut size = (range.len() / self.sector).div_ceil(2) * self.sector;
+        let mut at = range.start;
+        while at < range.end {
+            let left = range.end - at;
+            // Smaller ones would not reach to the end.
+            let slots = self.capacity - pointers.len();
+            let least = (left / self.sector).div_ceil(slots) * self.sector;
+            size = size.clamp(least, left);
+            let place = self.try_take(size)?;
+            if place.is_none() && size > least {
+                size = ((size / self.sector).div_ceil(2) * self.sector).max(least);
+                continue;
+            }
+            let part = at..at + size;
+            pointers.push(self.piece(part, place, birth, depth)?);
+            at += size;
+        }
+        let mut sector = self.store.cache.alloc(self.sector)?;
+        let head_phys = GangPhys { birth_txg: U64::new(birth), whole, ..GangPhys::default() };
+        write_gang(&mut sector, head_phys, &pointers);
+        self.sectors.push((head, sector));
+        Ok(head)
+    }
+
+    /// The pointer to a piece: at `place`, or divided again.
+    fn piece(
+        &mut self,
+        part: Range<usize>,
+        place: Option<[DvaPhys; 2]>,
+        birth: u64,
+        depth: usize,
+    ) -> Result<BlockPtrPhys> {
+        let bytes = U32::new(part.len() as u32);
+        let mut bp = BlockPtrPhys {
+            checksum: codec::checksum(&self.bytes[part.clone()]),
+            birth_txg: U64::new(birth),
+            logical_bytes: bytes,
+            physical_bytes: bytes,
+            kind: BlockKind::Gang as u8,
+            ..BlockPtrPhys::HOLE
+        };
+        match place {
+            Some(place) => {
+                bp.copies = place;
+                self.pieces.push((place, part));
+            }
+            None => {
+                bp.copies = self.divide(part, birth, bp.checksum, depth + 1)?;
+                bp.flags = BlockPtrPhys::GANG;
+            }
+        }
+        Ok(bp)
+    }
+}
+
+impl Store {
+    /// The bytes of a block in pieces, whole sectors: from the `n`-th copies alone, or from
+    /// whichever are good; the others are healed then.
+    pub(super) fn read_gang(&self, bp: &BlockPtrPhys, n: Option<usize>) -> Result<Buffer> {
+        let mut bytes = self.cache.alloc(bp.allocated_bytes(self.sector_bytes()) as usize)?;
+        self.read_pieces(bp, n, 1, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_pieces(
+        &self,
+        bp: &BlockPtrPhys,
+        n: Option<usize>,
+        depth: usize,
+        mut to: &mut [u8],
+    ) -> Result<()> {
+        for piece in self.pieces(bp, n, depth)? {
+            let (here, rest) = to.split_at_mut(piece.logical_bytes.get() as usize);
+            to = rest;
+            if piece.is_gang() {
+                self.read_pieces(&piece, n, depth + 1, here)?;
+                continue;
+            }
+            let content = match n {
+                Some(n) => self.load_copy(&piece, n, Cause::Scrub)?.content,
+                None => self.load_from_devices(&piece)?,
+            };
+            here.copy_from_slice(&content);
+        }
+        Ok(())
+    }
+
+    /// The pointers in a gang block, checked: together they are as long as what they are of.
+    fn pieces(
+        &self,
+        bp: &BlockPtrPhys,
+        n: Option<usize>,
+        depth: usize,
+    ) -> Result<Vec<BlockPtrPhys>> {
+        let corrupt = |what: &str| Error::new(ErrorKind::Corrupt, format!("gang {bp:?}: {what}"));
+        if depth > GANG_DEPTH {
+            return Err(corrupt("is in gangs too deep"));
+        }
+        let (_, pieces) = self.gang_sector(bp, n)?;
+        let sector = self.sector_bytes();
+        let mut left = bp.allocated_bytes(sector);
+        for piece in &pieces {
+            check(piece)?;
+            let bytes = u64::from(piece.logical_bytes.get());
+            let fits = piece.birth_txg == bp.birth_txg
+                && piece.block_kind() == Some(BlockKind::Gang)
+                && piece.compression == Compression::Off as u8
+                && bytes.is_multiple_of(sector)
+                && bytes <= left;
+            if !fits {
+                return Err(corrupt("a piece does not fit"));
+            }
+            left -= bytes;
+        }
+        match left {
+            0 => Ok(pieces),
+            _ => Err(corrupt("its pieces are too short")),
+        }
+    }
+
+    /// The gang block itself and its pointers, from the `n`-th copy, or from the first good one.
+    fn gang_sector(
+        &self,
+        bp: &BlockPtrPhys,
+        n: Option<usize>,
+    ) -> Result<(Buffer, Vec<BlockPtrPhys>)> {
+        let copies = n.map_or(0..bp.copy_count(), |n| n..n + 1);
+        let first = copies.start;
+        let mut errors = Vec::new();
+        for copy in copies {
+            match self.gang_copy(bp, copy, n.is_some()) {
+                Ok((sector, pieces)) => {
+                    if self.heals {
+                        // A failure is counted.
+                        (first..copy).for_each(|bad| drop(self.rewrite_bytes(bp, bad, &sector)));
+                    }
+                    return Ok((sector, pieces));
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(lost(bp, errors))
+    }
+
+    fn gang_copy(
+        &self,
+        bp: &BlockPtrPhys,
+        n: usize,
+        scrub: bool,
+    ) -> Result<(Buffer, Vec<BlockPtrPhys>)> {
+        let none = || Error::new(ErrorKind::Corrupt, format!("gang {bp:?}: has no copy {n}"));
+        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
+        let priority = if scrub { Priority::Scrub } else { Priority::SyncRead };
+        let buffer = self.cache.alloc(self.sector_bytes() as usize)?;
+        let sector = self.devices.read(dva, buffer, priority)?;
+        match read_gang(&sector, bp.birth_txg.get(), &bp.checksum) {
+            Some(pieces) => Ok((sector, pieces)),
+            None => {
+                let text = format!("copy {n} of gang {bp:?}: is not what was written");
+                Err(Error::new(ErrorKind::Corrupt, text))
+            }
+        }
+    }
+
+    /// Writes the `n`-th copies of a gang's blocks and pieces anew where they are bad.
+    pub(super) fn heal_gang(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
+        self.heal_gang_at(bp, n, 1)
+    }
+
+    fn heal_gang_at(&self, bp: &BlockPtrPhys, n: usize, depth: usize) -> Result<()> {
+        let pieces = self.pieces(bp, None, depth)?;
+        if n < bp.copy_count() && self.gang_copy(bp, n, true).is_err() {
+            let (sector, _) = self.gang_sector(bp, None)?;
+            self.rewrite_bytes(bp, n, &sector)?;
+        }
+        for piece in pieces.iter().filter(|piece| n < piece.copy_count()) {
+            if piece.is_gang() {
+                self.heal_gang_at(piece, n, depth + 1)?;
+            } else if self.load_copy(piece, n, Cause::Scrub).is_err() {
+                self.heal(piece, n)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All places that a block takes: its copies, or the gang blocks and pieces of one in pieces.
+    ///
+    /// # Errors
+    /// If it is in pieces, and what says where they are cannot be read; some places may have been
+    /// told then.
+    pub(crate) fn for_each_piece(
+        &self,
+        bp: &BlockPtrPhys,
+        tell: &mut dyn FnMut(Dva, u64),
+    ) -> Result<()> {
+        self.tell_pieces(bp, 1, tell)
+    }
+
+    fn tell_pieces(
+        &self,
+        bp: &BlockPtrPhys,
+        depth: usize,
+        tell: &mut dyn FnMut(Dva, u64),
+    ) -> Result<()> {
+        let sector = self.sector_bytes();
+        let bytes = if bp.is_gang() { sector } else { bp.allocated_bytes(sector) };
+        bp.dvas().for_each(|dva| tell(dva, bytes));
+        if bp.is_gang() {
+            for piece in self.pieces(bp, None, depth)? {
+                self.tell_pieces(&piece, depth + 1, tell)?;
+            }
+        }
+        Ok(())
+    }
+}

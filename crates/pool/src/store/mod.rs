@@ -1,0 +1,200 @@
+//! The block store: blocks by their pointers, over devices and cache.
+//!
+//! * [`codec`]: packing, unpacking, checksums;
+//! * [`read`]: finding a block in the cache or on a device, verifying, healing;
+//! * [`prefetch`]: reading before somebody waits for it;
+//! * [`write`](mod@write): sealing, placing and submitting blocks; keeping them in the cache
+//!   meanwhile;
+//! * [`writing`]: the content of blocks that are on their way to devices;
+//! * [`flight`]: how many bytes are on their way, and what of them failed;
+//! * [`gang`]: blocks in pieces;
+//! * [`readers`]: who may still follow old pointers.
+//!
+//! # Invariants
+//!
+//! - A block that is returned is the one that was written under its pointer: every byte from a
+//!   device has passed the pointer's checksum.
+//! - A block that is being written is found by readers in memory until all its writes have ended,
+//!   whether the cache wants it or not.
+//! - A copy is written in place only to heal it, with the bytes that the pointer describes.
+//!
+//! # Locking
+//!
+//! `store-flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) are leaf
+//! locks; nothing is called under them.
+//!
+//! # What it does not do
+//!
+//! It does not know what blocks mean, find room, or decide when something is durable.
+
+pub(crate) mod codec;
+pub(crate) mod counters;
+mod flight;
+pub(crate) mod gang;
+#[cfg(all(test, forebay_model))]
+mod model;
+mod prefetch;
+mod read;
+pub(crate) mod readers;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+mod write;
+mod writing;
+
+use forebay_base::counters::Counter;
+use forebay_base::sync::Arc;
+use forebay_cache::{Attributes, OwnerId};
+
+use crate::block_cache::{BlockCache, BlockKey};
+use crate::devices::Devices;
+use crate::error::Error;
+use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
+use counters::StoreCounters;
+use flight::Flight;
+use prefetch::Prefetches;
+use readers::Readers;
+pub(crate) use write::{Placed, WritePayload};
+pub(crate) use writing::Held;
+use writing::Writing;
+
+/// Who gives out room for blocks and takes it back. `bytes` are whole sectors of the pool.
+pub(crate) trait Allocate {
+    /// Room for `copies` (1 or 2) of `bytes` each; the second place is [`DvaPhys::NONE`] if there
+    /// is one copy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) if there is no such room in one piece.
+    fn allocate(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2], Error>;
+
+    /// Takes room back, of one copy.
+    fn free(&mut self, dva: Dva, bytes: u64);
+}
+
+/// How a block is to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteProps {
+    pub(crate) kind: BlockKind,
+    /// Height above what users stored.
+    pub(crate) level: u8,
+    pub(crate) compression: Compression,
+    /// 1 or 2.
+    pub(crate) copies: usize,
+    /// The transaction group that writes it.
+    pub(crate) txg: u64,
+    /// What the pointer's `fill` is to be.
+    pub(crate) fill: u64,
+    /// How it is to be cached; `None` if not at all.
+    pub(crate) cache: Option<Attributes>,
+}
+
+/// What all stores of a pool share with requests' callbacks. No devices: a callback may be the last
+/// to drop it, and must not close the device that it runs on.
+struct Shared {
+    cache: Arc<BlockCache>,
+    counters: StoreCounters,
+    prefetches: Prefetches,
+    writing: Writing,
+    flight: Flight,
+    readers: Readers,
+}
+
+/// An owner of keys in the cache, open as long as this exists.
+struct OwnerHold {
+    cache: Arc<BlockCache>,
+    id: OwnerId,
+}
+
+impl Drop for OwnerHold {
+    fn drop(&mut self) {
+        self.cache.cache().close_owner(self.id);
+    }
+}
+
+/// The blocks of a pool, or of a part of it that has an owner of its own in the cache. A clone is
+/// the same store.
+///
+/// With the last clone the owner is closed, which waits until none of its blocks is pinned: whoever
+/// drops it has dropped all [`BlockRef`](crate::block_cache::BlockRef)s before.
+#[derive(Clone)]
+pub(crate) struct Store {
+    // Beside `shared`, so that a hit follows one pointer less.
+    cache: Arc<BlockCache>,
+    owner: OwnerId,
+    _owner: Arc<OwnerHold>,
+    devices: Arc<Devices>,
+    shared: Arc<Shared>,
+    /// Whether bad copies may be written anew.
+    heals: bool,
+}
+
+impl Store {
+    /// A store over `devices`. Keys carry `owner`, which is open in the cache, and which the store
+    /// closes. `read_only`: nothing is ever written, so nothing is healed. `flight_bytes`: bytes on
+    /// their way to devices at most.
+    pub(crate) fn new(
+        devices: Arc<Devices>,
+        cache: Arc<BlockCache>,
+        owner: OwnerId,
+        read_only: bool,
+        flight_bytes: u64,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            cache: Arc::clone(&cache),
+            counters: StoreCounters::new(),
+            prefetches: Prefetches::new(),
+            writing: Writing::new(),
+            flight: Flight::new(flight_bytes),
+            readers: Readers::new(),
+        });
+        let hold = Arc::new(OwnerHold { cache: Arc::clone(&cache), id: owner });
+        Self { cache, owner, _owner: hold, devices, shared, heals: !read_only }
+    }
+
+    /// A store over the same devices whose keys carry another owner, which it closes. Writes and
+    /// counters are common to both.
+    pub(crate) fn with_owner(&self, owner: OwnerId) -> Self {
+        let hold = Arc::new(OwnerHold { cache: Arc::clone(&self.cache), id: owner });
+        Self { owner, _owner: hold, ..self.clone() }
+    }
+
+    /// The cache that it uses.
+    pub(crate) fn cache(&self) -> &Arc<BlockCache> {
+        &self.cache
+    }
+
+    /// The devices that blocks lie on.
+    pub(crate) fn devices(&self) -> &Arc<Devices> {
+        &self.devices
+    }
+
+    /// Whose keys its blocks have.
+    pub(crate) fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// What it has counted.
+    pub(crate) fn counters(&self) -> &StoreCounters {
+        &self.shared.counters
+    }
+
+    /// Who may still follow pointers of groups that are past.
+    pub(crate) fn readers(&self) -> &Readers {
+        &self.shared.readers
+    }
+
+    /// The key of a block.
+    #[inline]
+    pub(crate) fn key(&self, bp: &BlockPtrPhys) -> BlockKey {
+        BlockKey::new(self.owner, bp)
+    }
+
+    /// Size of the pool's sectors.
+    #[inline]
+    pub(crate) fn sector_bytes(&self) -> u64 {
+        self.devices.sector_bytes()
+    }
+
+    fn count(&self, counter: Counter, n: u64) {
+        self.shared.counters.add(counter, 0, n);
+    }
+}

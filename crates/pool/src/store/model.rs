@@ -1,0 +1,85 @@
+//! Readers and those who wait for them, and writers that wait for room, under many schedules.
+
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::thread::spawn_named;
+
+use super::flight::Flight;
+use super::readers::Readers;
+use crate::error::{Error, ErrorKind};
+
+const SCHEDULES: usize = 50_000;
+
+/// A place that is used again only after a quiesce is never seen changed by who entered before it
+/// took the pointer.
+#[test]
+fn what_a_reader_sees_stays() {
+    let body = || {
+        let readers = Arc::new(Readers::new());
+        let pointer = Arc::new(AtomicU64::new(0));
+        let places = Arc::new([const { AtomicU64::new(0) }; 2]);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (readers, pointer) = (Arc::clone(&readers), Arc::clone(&pointer));
+                let places = Arc::clone(&places);
+                let read = move || {
+                    for _ in 0..2 {
+                        let _reading = readers.enter();
+                        let at = pointer.load(Ordering::SeqCst);
+                        assert_eq!(places[(at % 2) as usize].load(Ordering::SeqCst), at);
+                    }
+                };
+                spawn_named("reader", read).unwrap()
+            })
+            .collect();
+        for at in 1..4 {
+            places[(at % 2) as usize].store(at, Ordering::SeqCst);
+            pointer.store(at, Ordering::SeqCst);
+            readers.quiesce();
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    shuttle::check_pct(body, SCHEDULES, 4);
+}
+
+#[test]
+fn two_may_quiesce() {
+    let body = || {
+        let readers = Arc::new(Readers::new());
+        let other = Arc::clone(&readers);
+        let quiesce = spawn_named("quiesce", move || other.quiesce()).unwrap();
+        drop(readers.enter());
+        readers.quiesce();
+        quiesce.join().unwrap();
+        readers.quiesce();
+    };
+    shuttle::check_pct(body, SCHEDULES, 4);
+}
+
+/// No wake is lost: who waits for room gets it, and who waits for the end hears of each failure
+/// once.
+#[test]
+fn writes_come_and_go() {
+    let body = || {
+        let flight = Arc::new(Flight::new(10));
+        let writers: Vec<_> = (0..2)
+            .map(|_| {
+                let flight = Arc::clone(&flight);
+                let write = move || {
+                    for bytes in [6, 12] {
+                        flight.begin(bytes);
+                        let error = Error::new(ErrorKind::Device, "it failed");
+                        flight.end(bytes, if bytes == 12 { Err(error) } else { Ok(()) });
+                    }
+                };
+                spawn_named("writer", write).unwrap()
+            })
+            .collect();
+        let early = flight.finish().is_err();
+        writers.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(flight.finish().is_err() || early);
+        assert!(flight.finish().is_ok());
+        assert_eq!(flight.bytes(), 0);
+    };
+    shuttle::check_pct(body, SCHEDULES, 4);
+}

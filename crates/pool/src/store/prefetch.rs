@@ -1,0 +1,177 @@
+//! Reading ahead: a read that nobody waits for yet, and that a reader who comes hastens.
+//!
+//! It never blocks the caller: without room or memory at once, or if the block is in pieces, it is
+//! declined. The first copy is tried only, without healing: if it is bad, the load is given up, and
+//! whoever wants the block reads it in the ordinary way.
+//!
+//! Locking: `store-prefetch`, sharded; a handle is taken out before it is used.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::{Attributes, Begin, Filler};
+use forebay_io::{Priority, RaiseHandle};
+
+use super::counters::StoreCounters;
+use super::read::{Cause, check};
+use super::{Shared, Store, codec};
+use crate::block_cache::BlockKey;
+use crate::devices::Read;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{BlockPtrPhys, Dva};
+
+/// What is told when a read ahead has ended: whether the block is cached now.
+pub(crate) type OnPrefetched = Box<dyn FnOnce(bool) + Send>;
+
+/// Reads ahead that are on their way, to be hastened.
+pub(super) struct Prefetches {
+    shards: [Mutex<BTreeMap<BlockKey, RaiseHandle>>; 16],
+}
+
+impl Prefetches {
+    pub(super) fn new() -> Self {
+        let shard = |_| Mutex::named("store-prefetch", BTreeMap::new());
+        Self { shards: std::array::from_fn(shard) }
+    }
+
+    fn shard(&self, key: &BlockKey) -> &Mutex<BTreeMap<BlockKey, RaiseHandle>> {
+        &self.shards[key.spread() as usize % self.shards.len()]
+    }
+
+    /// Somebody waits for the block: if it is being read ahead, that is urgent now. Says whether it
+    /// is.
+    pub(super) fn hasten(&self, key: &BlockKey) -> bool {
+        let handle = self.shard(key).lock().get(key).cloned();
+        match handle {
+            Some(handle) => {
+                handle.raise(Priority::SyncRead);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Store {
+    /// Begins to read a block ahead, unless it is cached or on its way; see the module for when it
+    /// is declined. `on_done` runs once, here or when the read ends, on whatever thread, and must
+    /// not block.
+    pub(crate) fn prefetch(
+        &self,
+        bp: &BlockPtrPhys,
+        attributes: Attributes,
+        on_done: OnPrefetched,
+    ) {
+        let declined = |on_done: OnPrefetched| {
+            self.count(StoreCounters::PREFETCHES_DECLINED, 1);
+            on_done(false);
+        };
+        let (Some(dva), Ok(()), false) = (bp.copies[0].get(), check(bp), bp.is_gang()) else {
+            return declined(on_done);
+        };
+        let key = self.key(bp);
+        let bytes = bp.allocated_bytes(self.sector_bytes());
+        let on_its_way = self.shared.writing.get(&key).is_some();
+        if on_its_way || !self.devices.holds(dva, bytes) {
+            return declined(on_done);
+        }
+        let cache = self.cache.cache();
+        // Asked first, because to begin counts as a use.
+        if cache.contains(&key) {
+            self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+            return on_done(true);
+        }
+        let begin = pin!(cache.begin_async(key, u64::from(bp.logical_bytes.get()), attributes));
+        match begin.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(Begin::Vacant(filler))) if filler.refusal().is_none() => {
+                self.begin_prefetch(bp, dva, filler, on_done);
+            }
+            Poll::Ready(Ok(Begin::Hit(_))) => {
+                self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+                on_done(true);
+            }
+            Poll::Ready(Ok(Begin::InFlight(flight))) => {
+                self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+                flight.on_ready(move |landed| on_done(landed.is_ok()));
+            }
+            _ => declined(on_done),
+        }
+    }
+
+    fn begin_prefetch(
+        &self,
+        bp: &BlockPtrPhys,
+        dva: Dva,
+        filler: Filler<BlockKey, Buffer>,
+        on_done: OnPrefetched,
+    ) {
+        let bytes = bp.allocated_bytes(self.sector_bytes());
+        let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
+            drop(filler);
+            self.count(StoreCounters::PREFETCHES_DECLINED, 1);
+            return on_done(false);
+        };
+        let counters = &self.shared.counters;
+        counters.add(StoreCounters::PREFETCHES, 0, 1);
+        counters.add(StoreCounters::READS, Cause::Prefetch as usize, 1);
+        counters.add(StoreCounters::READ_BYTES, Cause::Prefetch as usize, bytes);
+        let key = *filler.key();
+        let job = Job { shared: Arc::clone(&self.shared), bp: *bp, key, filler, on_done };
+        let shard = self.shared.prefetches.shard(&key);
+        let note = |handle| drop(shard.lock().insert(key, handle));
+        let done = move |read| job.end(read);
+        let begun = self.devices.read_async(dva, buffer, Priority::AsyncRead, note, done);
+        debug_assert!(begun.is_ok(), "the address was checked");
+    }
+}
+
+/// A read ahead on its way.
+struct Job {
+    shared: Arc<Shared>,
+    bp: BlockPtrPhys,
+    key: BlockKey,
+    filler: Filler<BlockKey, Buffer>,
+    on_done: OnPrefetched,
+}
+
+impl Job {
+    /// Publishes what was read; in the request's callback.
+    fn end(self, read: Read) {
+        let Self { shared, bp, key, filler, on_done } = self;
+        drop(shared.prefetches.shard(&key).lock().remove(&key));
+        let published = match unpack(&shared, &bp, read) {
+            Ok(content) => {
+                drop(filler.publish(content));
+                true
+            }
+            Err(_) => {
+                shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
+                // Who waits begins anew, and tries the other copy.
+                drop(filler);
+                false
+            }
+        };
+        on_done(published);
+    }
+}
+
+fn unpack(shared: &Shared, bp: &BlockPtrPhys, read: Read) -> Result<Buffer> {
+    let counters = &shared.counters;
+    let physical = read.map_err(|error| {
+        counters.add(StoreCounters::READ_ERRORS, Cause::Prefetch as usize, 1);
+        crate::devices::failed(error)
+    })?;
+    if !codec::verify(bp, &physical) {
+        counters.add(StoreCounters::VERIFY_FAILURES, 0, 1);
+        return Err(Error::new(ErrorKind::Corrupt, format!("{bp:?}: is not what was written")));
+    }
+    if codec::is_plain(bp, &physical) {
+        return Ok(physical);
+    }
+    let mut content = shared.cache.try_alloc(bp.logical_bytes.get() as usize)?;
+    codec::open(bp, &physical, &mut content)?;
+    Ok(content)
+}

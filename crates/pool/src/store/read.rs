@@ -1,0 +1,337 @@
+//! Reading blocks: from the cache, or once from a device however many ask.
+//!
+//! Copies are tried in their order. If a later one is good, those before it that were not are
+//! written anew in place: whoever reads must keep the block from being freed and its place from
+//! being used again until the read has returned (see [`readers`](super::readers)), or the healing
+//! would destroy what lies there by then.
+
+use forebay_base::arena::Buffer;
+use forebay_cache::{Attributes, Begin, LoadError};
+use forebay_io::Priority;
+
+use super::counters::StoreCounters;
+use super::{Store, codec};
+use crate::block_cache::BlockRef;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::BlockPtrPhys;
+
+/// How often a read begins anew because somebody else gave up the load that it waited for.
+const ATTEMPTS: usize = 8;
+
+/// Why a copy is read; the order of counter labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    Miss = 0,
+    Prefetch = 1,
+    Scrub = 2,
+}
+
+impl Cause {
+    fn priority(self) -> Priority {
+        match self {
+            Self::Miss => Priority::SyncRead,
+            Self::Prefetch => Priority::AsyncRead,
+            Self::Scrub => Priority::Scrub,
+        }
+    }
+}
+
+/// A copy that was read and verified.
+pub(super) struct Verified {
+    pub(super) content: Buffer,
+    /// The bytes on the device, if the content is not just these.
+    physical: Option<Buffer>,
+}
+
+impl Verified {
+    fn physical(&self) -> &[u8] {
+        self.physical.as_ref().unwrap_or(&self.content)
+    }
+}
+
+impl Store {
+    /// The block, if it is cached.
+    #[inline]
+    pub(crate) fn peek(&self, bp: &BlockPtrPhys) -> Option<BlockRef> {
+        self.cache.cache().get_owned(&self.key(bp))
+    }
+
+    /// The block: cached, or read, verified and cached as `attributes` say. If the cache does not
+    /// want it, it is returned all the same, for the caller alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if no copy is what was written or the pointer makes no sense,
+    /// [`ErrorKind::Device`] if no copy can be read, [`ErrorKind::NoMemory`], [`ErrorKind::Closed`]
+    /// if the pool is being exported.
+    pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+        let key = self.key(bp);
+        for _ in 0..ATTEMPTS {
+            // What it says is not trusted with room before it is checked, below.
+            let weight = u64::from(bp.logical_bytes.get()).min(codec::MAX_LOGICAL_BYTES as u64);
+            match self.cache.cache().begin(key, weight, attributes) {
+                Ok(Begin::Hit(block)) => return Ok(block.into_owned()),
+                Ok(Begin::InFlight(flight)) => {
+                    if self.shared.prefetches.hasten(&key) {
+                        self.count(StoreCounters::PREFETCHES_JOINED, 1);
+                    }
+                    match flight.wait() {
+                        Ok(block) => return Ok(block),
+                        // A prefetch that failed: it has not tried all that can be tried.
+                        Err(LoadError::Abandoned) => {}
+                        Err(error) => return Err(load_failed(bp, error)),
+                    }
+                }
+                Ok(Begin::Vacant(filler)) => {
+                    return match self.load(bp) {
+                        Ok(content) => Ok(filler.publish(content)),
+                        Err(error) => {
+                            filler.fail(LoadError::failed(Told::of(&error)));
+                            Err(error)
+                        }
+                    };
+                }
+                Err(error) => return Err(load_failed(bp, error)),
+            }
+        }
+        Err(load_failed(bp, LoadError::Abandoned))
+    }
+
+    /// The block from a device, into memory of the caller's, whatever the cache has.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) fn read_uncached(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
+        self.load(bp)
+    }
+
+    /// Several blocks from devices, all at once. Only the first copies are read together: a block
+    /// of which that one is bad is read as [`read_uncached`](Self::read_uncached) does.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), of the first block that cannot be read.
+    pub(crate) fn read_many_uncached(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Buffer>> {
+        let mut found: Vec<Option<Buffer>> = pointers.iter().map(|_| None).collect();
+        let (mut places, mut reads) = (Vec::new(), Vec::new());
+        for (at, bp) in pointers.iter().enumerate() {
+            check(bp)?;
+            let on_its_way = self.shared.writing.get(&self.key(bp)).is_some();
+            if let (Some(dva), false, false) = (bp.copies[0].get(), bp.is_gang(), on_its_way) {
+                let bytes = bp.allocated_bytes(self.sector_bytes());
+                reads.push((dva, self.cache.alloc(bytes as usize)?));
+                places.push(at);
+                self.shared.counters.add(StoreCounters::READS, Cause::Miss as usize, 1);
+                self.shared.counters.add(StoreCounters::READ_BYTES, Cause::Miss as usize, bytes);
+            }
+        }
+        let ends = self.devices.read_all(reads, Priority::SyncRead);
+        for (at, physical) in places.into_iter().zip(ends) {
+            let bp = &pointers[at];
+            // What went wrong is found again, and counted, by who reads it alone.
+            if let Some(physical) = physical.ok().filter(|physical| codec::verify(bp, physical)) {
+                found[at] = Some(self.unpack(bp, physical)?.content);
+            }
+        }
+        let alone = |(content, bp): (Option<Buffer>, &BlockPtrPhys)| match content {
+            Some(content) => Ok(content),
+            None => self.load(bp),
+        };
+        found.into_iter().zip(pointers).map(alone).collect()
+    }
+
+    /// The `n`-th copy, verified. For a scrub.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if it is not what was written or there is no such copy,
+    /// [`ErrorKind::Device`] if it cannot be read, [`ErrorKind::NoMemory`].
+    pub(crate) fn read_copy(&self, bp: &BlockPtrPhys, n: usize) -> Result<Buffer> {
+        check(bp)?;
+        self.load_copy(bp, n, Cause::Scrub).map(|good| good.content)
+    }
+
+    /// Writes the `n`-th copy anew, from another one that is good. For a scrub. The write is
+    /// durable once the devices are flushed. Counted, whether it succeeds or not.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if no copy is good; [`ErrorKind::Device`] if it cannot be written;
+    /// [`ErrorKind::ReadOnly`].
+    pub(crate) fn heal(&self, bp: &BlockPtrPhys, n: usize) -> Result<()> {
+        check(bp)?;
+        if !self.heals {
+            return Err(Error::new(ErrorKind::ReadOnly, "the pool is imported for reading only"));
+        }
+        if bp.is_gang() {
+            return self.heal_gang(bp, n);
+        }
+        let others = (0..bp.copy_count()).filter(|other| *other != n);
+        let mut last = lost(bp, Vec::new());
+        for other in others {
+            match self.load_copy(bp, other, Cause::Scrub) {
+                Ok(good) => return self.rewrite(bp, n, &good),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// The content of a block that is not cached.
+    fn load(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
+        check(bp)?;
+        if let Some(content) = self.written(bp)? {
+            return Ok(content);
+        }
+        self.load_from_devices(bp)
+    }
+
+    /// The block, if it is on its way to the devices: what lies there may still be older.
+    fn written(&self, bp: &BlockPtrPhys) -> Result<Option<Buffer>> {
+        let Some(written) = self.shared.writing.get(&self.key(bp)) else { return Ok(None) };
+        let mut content = self.cache.alloc(written.len())?;
+        content.copy_from_slice(&written);
+        Ok(Some(content))
+    }
+
+    /// The first good copy; the bad ones before it are healed.
+    pub(super) fn load_from_devices(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
+        let mut errors = Vec::new();
+        // All copies of a gang lead to the same pieces, which look after their copies themselves.
+        let copies = if bp.is_gang() { 1 } else { bp.copy_count() };
+        for n in 0..copies {
+            match self.load_copy(bp, n, Cause::Miss) {
+                Ok(good) => {
+                    if self.heals && !bp.is_gang() {
+                        // A failure is counted, and the next reader tries again.
+                        (0..n).for_each(|bad| drop(self.rewrite(bp, bad, &good)));
+                    }
+                    return Ok(good.content);
+                }
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                Err(error) => errors.push(error),
+            }
+        }
+        self.count(StoreCounters::BLOCKS_LOST, 1);
+        Err(lost(bp, errors))
+    }
+
+    /// Reads and verifies one copy of a block whose pointer was checked.
+    pub(super) fn load_copy(&self, bp: &BlockPtrPhys, n: usize, cause: Cause) -> Result<Verified> {
+        let physical = self.read_physical(bp, n, cause)?;
+        if !codec::verify(bp, &physical) {
+            self.count(StoreCounters::VERIFY_FAILURES, 1);
+            let text = format!("copy {n} of {bp:?}: is not what was written");
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        self.unpack(bp, physical)
+    }
+
+    /// The content of verified bytes.
+    fn unpack(&self, bp: &BlockPtrPhys, physical: Buffer) -> Result<Verified> {
+        if codec::is_plain(bp, &physical) {
+            return Ok(Verified { content: physical, physical: None });
+        }
+        let mut content = self.cache.alloc(bp.logical_bytes.get() as usize)?;
+        codec::open(bp, &physical, &mut content)?;
+        Ok(Verified { content, physical: Some(physical) })
+    }
+
+    /// The bytes of one copy as they are, whole sectors.
+    fn read_physical(&self, bp: &BlockPtrPhys, n: usize, cause: Cause) -> Result<Buffer> {
+        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
+        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
+        let bytes = bp.allocated_bytes(self.sector_bytes());
+        if bp.is_gang() {
+            return match cause {
+                Cause::Scrub => self.read_gang(bp, Some(n)),
+                _ => self.read_gang(bp, None),
+            };
+        }
+        let counters = &self.shared.counters;
+        counters.add(StoreCounters::READS, cause as usize, 1);
+        counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
+        let buffer = self.cache.alloc(bytes as usize)?;
+        self.devices.read(dva, buffer, cause.priority()).inspect_err(|error| {
+            if error.kind() == ErrorKind::Device {
+                counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
+            }
+        })
+    }
+
+    /// Writes a bad copy anew.
+    fn rewrite(&self, bp: &BlockPtrPhys, n: usize, good: &Verified) -> Result<()> {
+        self.rewrite_bytes(bp, n, good.physical())
+    }
+
+    /// Writes the bytes of a copy anew, whole sectors.
+    pub(super) fn rewrite_bytes(&self, bp: &BlockPtrPhys, n: usize, bytes: &[u8]) -> Result<()> {
+        let healed = self.rewrite_uncounted(bp, n, bytes);
+        self.count(
+            match healed {
+                Ok(()) => StoreCounters::HEALED,
+                Err(_) => StoreCounters::HEAL_FAILURES,
+            },
+            1,
+        );
+        healed
+    }
+
+    fn rewrite_uncounted(&self, bp: &BlockPtrPhys, n: usize, bytes: &[u8]) -> Result<()> {
+        let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
+        let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
+        let mut buffer = self.cache.alloc(bytes.len())?;
+        buffer.copy_from_slice(bytes);
+        // Somebody waits for the block.
+        self.devices.write(dva, buffer, Priority::SyncWrite)
+    }
+}
+
+/// Checks that a pointer can be one.
+pub(super) fn check(bp: &BlockPtrPhys) -> Result<()> {
+    match codec::objection(bp) {
+        None => Ok(()),
+        Some(what) => Err(Error::new(ErrorKind::Corrupt, format!("a pointer ({bp:?}): {what}"))),
+    }
+}
+
+/// No copy is good. If a device said so of all of them, it may be that they are.
+#[cold]
+pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
+    let devices = !errors.is_empty() && errors.iter().all(|e| e.kind() == ErrorKind::Device);
+    let kind = if devices { ErrorKind::Device } else { ErrorKind::Corrupt };
+    let why: Vec<String> = errors.iter().map(Error::to_string).collect();
+    let text = format!("no good copy of {bp:?}: {}", why.join("; "));
+    match errors.into_iter().next() {
+        Some(first) => Error::new(kind, text).because(first),
+        None => Error::new(kind, text),
+    }
+}
+
+/// An error on its way to those who wait for the same load: kind and text.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Told {
+    kind: ErrorKind,
+    text: String,
+}
+
+impl Told {
+    fn of(error: &Error) -> Self {
+        Self { kind: error.kind(), text: error.to_string() }
+    }
+}
+
+/// What a load that somebody else began, or the cache, says.
+#[cold]
+fn load_failed(bp: &BlockPtrPhys, error: LoadError) -> Error {
+    let kind = match &error {
+        LoadError::Failed(source) => {
+            let told = source.downcast_ref::<Told>();
+            told.map_or(ErrorKind::Device, |told| told.kind)
+        }
+        LoadError::Closed => ErrorKind::Closed,
+        LoadError::NoMemory(_) => ErrorKind::NoMemory,
+        _ => ErrorKind::Device,
+    };
+    match error {
+        LoadError::Failed(source) => Error::new(kind, source.to_string()),
+        error => Error::new(kind, format!("{bp:?}: {error}")).because(error),
+    }
+}

@@ -1,0 +1,140 @@
+//! The content of blocks on their way to devices, so that no reader looks for them there too early.
+//!
+//! That a block is pinned in the cache meanwhile is not enough: the cache may not want it, or be
+//! flushed.
+//!
+//! Locking: `store-writing`, sharded; what is taken out of the map is dropped after the lock.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+use forebay_base::arena::Buffer;
+use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::{Attributes, Begin};
+
+use super::counters::StoreCounters;
+use super::{Shared, Store};
+use crate::block_cache::{BlockKey, BlockRef};
+use crate::format::BlockPtrPhys;
+
+/// The content of a block: in the cache, or not.
+#[derive(Clone)]
+pub(super) enum Content {
+    Cached(BlockRef),
+    Uncached(Arc<Buffer>),
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Cached(block) => block,
+            Self::Uncached(buffer) => buffer,
+        }
+    }
+}
+
+/// Blocks on their way, by key.
+pub(super) struct Writing {
+    shards: [Mutex<BTreeMap<BlockKey, Content>>; 16],
+}
+
+impl Writing {
+    pub(super) fn new() -> Self {
+        let shard = |_| Mutex::named("store-writing", BTreeMap::new());
+        Self { shards: std::array::from_fn(shard) }
+    }
+
+    fn shard(&self, key: &BlockKey) -> &Mutex<BTreeMap<BlockKey, Content>> {
+        &self.shards[key.spread() as usize % self.shards.len()]
+    }
+
+    /// The content of a block that is on its way.
+    pub(super) fn get(&self, key: &BlockKey) -> Option<Content> {
+        self.shard(key).lock().get(key).cloned()
+    }
+
+    /// How many there are.
+    #[cfg(all(test, not(forebay_model)))]
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+/// The content of a block that is to be written: readers of its pointer find it, until this is
+/// dropped.
+pub(crate) struct Held {
+    content: Content,
+    key: BlockKey,
+    shared: Arc<Shared>,
+}
+
+impl Held {
+    /// The content.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// The block, pinned, if the cache took it.
+    pub(crate) fn cached(&self) -> Option<&BlockRef> {
+        match &self.content {
+            Content::Cached(block) => Some(block),
+            Content::Uncached(_) => None,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let removed = self.shared.writing.shard(&self.key).lock().remove(&self.key);
+        debug_assert!(removed.is_some(), "a block was held twice");
+        drop(removed);
+    }
+}
+
+impl Store {
+    /// Makes the content of a new block findable under its pointer, before anybody knows the
+    /// pointer: in the cache, pinned, if `attributes` say so and the cache wants it.
+    pub(crate) fn hold(
+        &self,
+        bp: &BlockPtrPhys,
+        content: Buffer,
+        attributes: Option<Attributes>,
+    ) -> Held {
+        let content = match attributes {
+            Some(attributes) => self.hold_in_cache(bp, content, attributes),
+            None => Content::Uncached(Arc::new(content)),
+        };
+        self.hold_content(bp, content)
+    }
+
+    /// The same for content that others share, and that the cache is not to have.
+    pub(crate) fn hold_shared(&self, bp: &BlockPtrPhys, content: Arc<Buffer>) -> Held {
+        self.hold_content(bp, Content::Uncached(content))
+    }
+
+    fn hold_content(&self, bp: &BlockPtrPhys, content: Content) -> Held {
+        let key = self.key(bp);
+        let shared = Arc::clone(&self.shared);
+        drop(shared.writing.shard(&key).lock().insert(key, content.clone()));
+        Held { content, key, shared }
+    }
+
+    fn hold_in_cache(&self, bp: &BlockPtrPhys, content: Buffer, attributes: Attributes) -> Content {
+        let key = self.key(bp);
+        match self.cache.cache().begin(key, content.footprint() as u64, attributes) {
+            Ok(Begin::Vacant(filler)) if filler.refusal().is_none() => {
+                return Content::Cached(filler.publish(content));
+            }
+            // Nobody can know the key yet. If something is there all the same, it is not to stay.
+            Ok(Begin::Hit(_) | Begin::InFlight(_)) => {
+                debug_assert!(false, "a new block is cached already");
+                self.cache.cache().remove(&key);
+            }
+            Ok(Begin::Vacant(_)) | Err(_) => {}
+        }
+        self.count(StoreCounters::UNCACHED_WRITES, 1);
+        Content::Uncached(Arc::new(content))
+    }
+}

@@ -1,0 +1,72 @@
+//! The tunables of a pool: its own and those of its parts, set by name together. `docs/tunables.md` is made from
+//! their tables.
+
+use forebay_base::sync::Arc;
+use forebay_base::tunables::TunableError;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::LogTunables;
+use crate::prefetch::PrefetchTunables;
+use crate::txg::TxgTunables;
+
+forebay_base::tunables! {
+    /// Tunables of how blocks are written.
+    pub table StoreTunables;
+
+    /// Bytes that may be on their way to devices at once.
+    flight_bytes: bytes = 64 << 20, 1 << 20..=1 << 32, build, "bytes";
+}
+
+/// All tunables of a pool.
+#[derive(Default)]
+pub struct PoolTunables {
+    txg: Arc<TxgTunables>,
+    log: Arc<LogTunables>,
+    prefetch: Arc<PrefetchTunables>,
+    store: StoreTunables,
+}
+
+impl PoolTunables {
+    /// Of transaction groups.
+    pub fn txg(&self) -> &Arc<TxgTunables> {
+        &self.txg
+    }
+
+    /// Of the intent log.
+    pub fn log(&self) -> &Arc<LogTunables> {
+        &self.log
+    }
+
+    /// Of prefetch.
+    pub fn prefetch(&self) -> &Arc<PrefetchTunables> {
+        &self.prefetch
+    }
+
+    /// Of how blocks are written.
+    pub fn store(&self) -> &StoreTunables {
+        &self.store
+    }
+
+    /// Sets a tunable by its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] when the name, the value or the time is wrong; it says what would be right.
+    pub fn set(&self, name: &str, value: &str) -> Result<()> {
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 4] = [
+            &|| self.txg.set(name, value),
+            &|| self.log.set(name, value),
+            &|| self.prefetch.set(name, value),
+            &|| self.store.set(name, value),
+        ];
+        for set in tables {
+            match set() {
+                Err(TunableError::Unknown { .. }) => {}
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::Invalid, error.to_string()).because(error));
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+        Err(Error::new(ErrorKind::Invalid, format!("a pool has no tunable {name}; see docs/tunables.md")))
+    }
+}

@@ -1,0 +1,267 @@
+#![allow(clippy::disallowed_methods, reason = "plain threads for a test")]
+
+use std::thread;
+
+use forebay_base::clock::{ManualClock, SystemClock};
+use forebay_base::sync::Arc;
+use proptest::prelude::*;
+
+use super::throttle::Bounds;
+use super::{TxgCounters, TxgTunables, Txgs, Wake};
+use crate::error::{Error, ErrorKind};
+
+fn txgs(tunables: TxgTunables) -> Arc<Txgs> {
+    Arc::new(Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(tunables)))
+}
+
+fn small() -> TxgTunables {
+    let tunables = TxgTunables::default();
+    tunables.set_dirty_max_bytes(1 << 20).unwrap();
+    tunables.set_txg_timeout_ms(600_000).unwrap();
+    tunables
+}
+
+fn commit(txgs: &Txgs) -> u64 {
+    let txg = txgs.quiesce().unwrap();
+    txgs.synced(txg);
+    txg
+}
+
+#[test]
+fn groups_follow_one_another() {
+    let txgs = txgs(small());
+    let hold = txgs.begin().unwrap();
+    assert_eq!(hold.txg(), 10);
+    drop(hold);
+    assert_eq!(commit(&txgs), 10);
+    assert_eq!(txgs.begin().unwrap().txg(), 11);
+    assert_eq!((txgs.open_txg(), txgs.synced_txg()), (11, 10));
+    txgs.wait_synced(10).unwrap();
+}
+
+#[test]
+fn a_group_waits_for_its_holds_and_the_next_one_for_the_group() {
+    let txgs = txgs(small());
+    let hold = txgs.begin().unwrap();
+    let syncer = thread::spawn({
+        let txgs = txgs.clone();
+        move || commit(&txgs)
+    });
+    while !txgs.is_closing() {
+        thread::yield_now();
+    }
+    let later = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.begin().unwrap().txg()
+    });
+    while txgs.counters().total(TxgCounters::WAITED_OPEN) == 0 {
+        thread::yield_now();
+    }
+    assert_eq!((txgs.open_txg(), txgs.synced_txg()), (10, 9));
+    hold.dirty(5);
+    drop(hold);
+    assert_eq!(later.join().unwrap(), 11);
+    assert_eq!(syncer.join().unwrap(), 10);
+    assert_eq!(txgs.dirty_bytes(), 0);
+}
+
+#[test]
+fn dirty_bytes_are_summed_exactly_and_freed_by_their_group() {
+    let txgs = txgs(small());
+    {
+        let hold = txgs.begin().unwrap();
+        hold.dirty(1000);
+        hold.dirty(100_000);
+        hold.clean(500);
+        assert_eq!(txgs.dirty_bytes(), 100_500);
+    }
+    let txg = txgs.quiesce().unwrap();
+    txgs.begin().unwrap().dirty(7);
+    txgs.clean(txg, 50_000);
+    assert_eq!(txgs.dirty_bytes(), 50_507);
+    txgs.synced(txg);
+    assert_eq!(txgs.dirty_bytes(), 7);
+}
+
+#[test]
+fn the_sync_thread_learns_why() {
+    let tunables = small();
+    tunables.set_txg_timeout_ms(1).unwrap();
+    let txgs = txgs(tunables);
+    txgs.ask();
+    assert_eq!(txgs.next(), Wake::Asked);
+    commit(&txgs);
+    txgs.begin().unwrap().dirty(1);
+    assert_eq!(txgs.next(), Wake::Timeout);
+    commit(&txgs);
+    let waiter = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.next()
+    });
+    txgs.begin().unwrap().dirty(300 << 10);
+    // It may have been open for a millisecond by then.
+    assert!(matches!(waiter.join().unwrap(), Wake::Dirty | Wake::Timeout));
+    txgs.close();
+    assert_eq!(txgs.next(), Wake::Ended);
+}
+
+#[test]
+fn suspension_tells_everybody_why() {
+    let txgs = txgs(small());
+    let waiter = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.sync_now().unwrap_err()
+    });
+    assert_eq!(txgs.next(), Wake::Asked);
+    txgs.suspend(&Error::new(ErrorKind::Device, "disk 7 is gone"));
+    txgs.suspend(&Error::new(ErrorKind::Device, "disk 8 is gone"));
+    for error in [waiter.join().unwrap(), txgs.begin().err().unwrap(), txgs.quiesce().unwrap_err()]
+    {
+        assert_eq!(error.kind(), ErrorKind::Suspended);
+        assert!(format!("{error:?}").contains("disk 7 is gone"), "{error:?}");
+    }
+    assert_eq!(txgs.counters().total(TxgCounters::REFUSED), 1);
+}
+
+#[test]
+fn a_closed_pool_can_commit_once_more() {
+    let txgs = txgs(small());
+    txgs.begin().unwrap().dirty(1);
+    txgs.close();
+    assert_eq!(txgs.begin().err().unwrap().kind(), ErrorKind::Closed);
+    assert_eq!(commit(&txgs), 10);
+    assert_eq!(txgs.sync_now().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "inside a change")]
+fn a_change_inside_a_change_is_caught() {
+    let txgs = txgs(small());
+    let _hold = txgs.begin().unwrap();
+    let _ = txgs.begin();
+}
+
+#[test]
+fn changes_wait_for_a_commit_at_the_maximum() {
+    let txgs = txgs(small());
+    txgs.begin().unwrap().dirty(2 << 20);
+    let beginner = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.begin().unwrap().txg()
+    });
+    while txgs.counters().total(TxgCounters::FULL) == 0 {
+        thread::yield_now();
+    }
+    assert_ne!(txgs.next(), Wake::Ended);
+    commit(&txgs);
+    assert_eq!(beginner.join().unwrap(), 11);
+    assert_eq!(txgs.counters().total(TxgCounters::DELAYED), 1);
+    assert_eq!(txgs.throttle_ns().snapshot().count, 1);
+}
+
+#[test]
+fn room_made_before_the_commit_lets_changes_in() {
+    let txgs = txgs(small());
+    txgs.begin().unwrap().dirty(2 << 20);
+    let txg = txgs.quiesce().unwrap();
+    let beginner = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.begin().unwrap().txg()
+    });
+    while txgs.counters().total(TxgCounters::FULL) == 0 {
+        thread::yield_now();
+    }
+    txgs.clean(txg, 2 << 20);
+    assert_eq!(beginner.join().unwrap(), 11);
+}
+
+#[test]
+fn delays_are_served_in_turn_and_end_with_a_commit() {
+    let clock = Arc::new(ManualClock::new());
+    let tunables = Arc::new(small());
+    tunables.set_throttle_scale_ns(1_000_000_000).unwrap();
+    let txgs = Arc::new(Txgs::new(9, clock.clone(), tunables));
+    txgs.begin().unwrap().dirty(900 << 10);
+    let beginners: Vec<_> = (0..3)
+        .map(|_| {
+            let txgs = txgs.clone();
+            thread::spawn(move || txgs.begin().unwrap().txg())
+        })
+        .collect();
+    while txgs.state.lock().throttled < 3 {
+        thread::yield_now();
+    }
+    // Each has the longest delay, one after another.
+    assert_eq!(txgs.state.lock().turn_ns, 300_000_000);
+    let txg = txgs.quiesce().unwrap();
+    clock.advance(100_000_000);
+    while txgs.state.lock().throttled > 2 {
+        thread::yield_now();
+    }
+    txgs.synced(txg);
+    let joined: Vec<_> = beginners.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(joined, [11, 11, 11]);
+}
+
+#[test]
+fn many_threads_and_commits() {
+    let txgs = txgs(small());
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let txgs = txgs.clone();
+            thread::spawn(move || {
+                let mut last = 0;
+                for round in 0..2000u64 {
+                    let hold = txgs.begin().unwrap();
+                    assert!(hold.txg() >= last, "back from {last} to {}", hold.txg());
+                    last = hold.txg();
+                    assert!(txgs.synced_txg() < last);
+                    hold.dirty(round);
+                    drop(hold);
+                    if round % 500 == 0 {
+                        txgs.sync_now().unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    let syncer = thread::spawn({
+        let txgs = txgs.clone();
+        move || {
+            while txgs.next() != Wake::Ended {
+                commit(&txgs);
+            }
+        }
+    });
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    txgs.close();
+    syncer.join().unwrap();
+    commit(&txgs);
+    assert_eq!(txgs.dirty_bytes(), 0);
+}
+
+proptest! {
+    #[test]
+    fn delays_grow_from_nothing_without_a_jump(max_mib in 1u64..10_000, percent in 1u32..=99) {
+        let tunables = TxgTunables::default();
+        tunables.set_dirty_max_bytes(max_mib << 20).unwrap();
+        tunables.set_throttle_percent(percent).unwrap();
+        let bounds = Bounds::of(&tunables);
+        let max = max_mib << 20;
+        let start = max / 100 * u64::from(percent);
+        prop_assert_eq!(bounds.delay_ns(start), Some(0));
+        prop_assert_eq!(bounds.delay_ns(max), None);
+        prop_assert_eq!(bounds.delay_ns(max + 1), None);
+        let at = |part: u64| bounds.delay_ns(start + (max - start) / 1000 * part).unwrap();
+        let mut before = 0;
+        for part in 0..1000 {
+            let now = at(part);
+            prop_assert!(now >= before);
+            before = now;
+        }
+        // Flat at first, steep at last.
+        prop_assert!(at(10) < 1000, "{}", at(10));
+        prop_assert!(at(999) > 1000 * at(300));
+    }
+}

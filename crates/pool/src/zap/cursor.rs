@@ -1,0 +1,132 @@
+//! Walking a directory in its order.
+
+use std::collections::VecDeque;
+
+use super::entry::{Cookie, Entry, first_position, hash_at, leaf_id, prefix_mask};
+use super::fat::{Fat, Reach};
+use super::leaf::{Flaw, Record};
+use super::micro::Micro;
+use super::store::LeafStore;
+use super::{Form, Step, Zap};
+use crate::Result;
+
+/// Entries that [`Cursor`] takes at once.
+const BATCH: usize = 128;
+/// Leaves that a walk asks for ahead.
+const AHEAD: usize = 16;
+
+/// Goes through a directory, entry by entry.
+pub(crate) struct Cursor<'a, S: LeafStore> {
+    zap: &'a Zap<S>,
+    from: Cookie,
+    batch: VecDeque<Entry>,
+}
+
+impl<S: LeafStore> Iterator for Cursor<'_, S> {
+    type Item = Result<Entry>;
+
+    fn next(&mut self) -> Option<Result<Entry>> {
+        if self.batch.is_empty() && !self.from.is_end() {
+            match self.zap.batch(self.from, BATCH) {
+                Ok((entries, next)) => {
+                    self.batch = entries.into();
+                    self.from = next;
+                }
+                Err(error) => {
+                    self.from = Cookie::END;
+                    return Some(Err(error));
+                }
+            }
+        }
+        self.batch.pop_front().map(Ok)
+    }
+}
+
+impl<S: LeafStore> Zap<S> {
+    /// Goes through the entries from `from` on. What is there during the whole walk is returned once; what comes or
+    /// goes meanwhile may be returned or not. An error ends it.
+    pub(crate) fn cursor(&self, from: Cookie) -> Cursor<'_, S> {
+        Cursor { zap: self, from, batch: VecDeque::new() }
+    }
+
+    /// At most `max` entries from `from` on; fewer only at the end. A walk goes on at the last one's `next`.
+    pub(crate) fn entries(&self, from: Cookie, max: usize) -> Result<Vec<Entry>> {
+        Ok(self.batch(from, max)?.0)
+    }
+
+    /// As [`entries`](Self::entries), and where to go on, which knows whether anything can come.
+    pub(crate) fn batch(&self, from: Cookie, max: usize) -> Result<(Vec<Entry>, Cookie)> {
+        let mut entries = Vec::new();
+        let mut from = from;
+        // Every round goes past a leaf.
+        while !from.is_end() && entries.len() < max {
+            let room = max - entries.len();
+            let (mut more, next) =
+                self.run(Some(hash_at(from.raw())), |state, reach| match &mut state.form {
+                    Form::Micro(micro) => Ok(Step::Done(micro_entries(micro, from, room))),
+                    Form::Fat(fat) => leaf_entries(fat, reach, from, room),
+                })?;
+            entries.append(&mut more);
+            from = next;
+        }
+        Ok((entries, from))
+    }
+}
+
+/// Blocks of the next leaves in order behind the one for a hash, as far as the table knows.
+pub(super) fn leaves_behind(fat: &Fat, hash: u32) -> Vec<u64> {
+    let mut ids = Vec::new();
+    let mut hash = hash;
+    let depth_of = |hash| fat.table.get(hash).unwrap_or(fat.header.depth);
+    while ids.len() < AHEAD
+        && let Some(next) = hash_behind(hash, depth_of(hash))
+    {
+        ids.push(leaf_id(next, depth_of(next)));
+        hash = next;
+    }
+    ids
+}
+
+/// The first hash behind the leaf of this depth.
+fn hash_behind(hash: u32, depth: u8) -> Option<u32> {
+    (hash | !prefix_mask(depth)).checked_add(1)
+}
+
+fn micro_entries(micro: &Micro, from: Cookie, max: usize) -> (Vec<Entry>, Cookie) {
+    let sorted = micro.sorted();
+    let mut rest = sorted.iter().filter(|entry| entry.position >= from.raw());
+    let entries: Vec<Entry> =
+        rest.by_ref().take(max).filter_map(|e| entry(e.position, e.record).ok()).collect();
+    let next = rest.next().map_or(Cookie::END, |entry| Cookie::from_raw(entry.position));
+    (entries, next)
+}
+
+/// Entries of the leaf at `from`.
+fn leaf_entries<S: LeafStore>(
+    fat: &mut Fat,
+    reach: Reach<'_, S>,
+    from: Cookie,
+    max: usize,
+) -> Result<Step<(Vec<Entry>, Cookie), S::Ticket>> {
+    let hash = hash_at(from.raw());
+    fat.look(reach, hash, |leaf| {
+        let mut entries = Vec::new();
+        for found in leaf.entries_from(from.raw()) {
+            let (position, record) = found?;
+            if position < from.raw() {
+                return Err(Flaw("its slots are out of order"));
+            }
+            if entries.len() == max {
+                return Ok((entries, Cookie::from_raw(position)));
+            }
+            entries.push(entry(position, record)?);
+        }
+        let next = hash_behind(hash, leaf.depth())
+            .map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash)));
+        Ok((entries, next))
+    })
+}
+
+fn entry(position: u64, record: Record<'_>) -> Result<Entry, Flaw> {
+    Ok(Entry { name: record.name.into(), value: record.value()?, next: Cookie::behind(position) })
+}

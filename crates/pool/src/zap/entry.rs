@@ -1,0 +1,140 @@
+//! Names, values, and places in the order of a directory.
+
+use std::fmt;
+use std::ops::Deref;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::format::{ZAP_NAME_MAX, ZAP_VALUE_MAX};
+use crate::{Error, ErrorKind, Result};
+
+/// A value: 1 to `ZAP_VALUE_MAX` bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Value {
+    bytes: [u8; ZAP_VALUE_MAX],
+    len: u8,
+}
+
+impl Value {
+    /// A copy of `bytes`, if there are neither none nor too many.
+    #[inline]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        if bytes.is_empty() || bytes.len() > ZAP_VALUE_MAX {
+            return None;
+        }
+        let mut value = Self { bytes: [0; ZAP_VALUE_MAX], len: bytes.len() as u8 };
+        value.bytes[..bytes.len()].copy_from_slice(bytes);
+        Some(value)
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// A place in the order of a directory, of 48 bits. It stays valid whatever happens to the directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cookie(u64);
+
+impl Cookie {
+    /// Before the first entry.
+    pub const START: Self = Self(0);
+    /// Behind the last entry.
+    pub const END: Self = Self(1 << 48);
+
+    /// From its number; what is too large is the end.
+    pub fn from_raw(raw: u64) -> Self {
+        Self(raw.min(Self::END.0))
+    }
+
+    /// Its number.
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// Whether nothing comes any more.
+    pub fn is_end(self) -> bool {
+        self == Self::END
+    }
+
+    /// The place right behind an entry at `position`.
+    pub(super) fn behind(position: u64) -> Self {
+        Self::from_raw(position + 1)
+    }
+}
+
+/// An entry as a cursor returns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: Box<[u8]>,
+    /// Its value.
+    pub value: Value,
+    /// Where to go on behind it.
+    pub next: Cookie,
+}
+
+/// Upper half of the hash of a name: all that places an entry.
+#[inline]
+pub(super) fn hash_of(seed: u64, name: &[u8]) -> u32 {
+    (xxh3_64_with_seed(name, seed) >> 32) as u32
+}
+
+/// The first place an entry with this hash can have.
+#[inline]
+pub(super) fn first_position(hash: u32) -> u64 {
+    u64::from(hash) << 16
+}
+
+/// The hash of an entry at this place.
+#[inline]
+pub(super) fn hash_at(position: u64) -> u32 {
+    (position >> 16) as u32
+}
+
+/// Bits `depth` and up of a prefix are zero.
+#[inline]
+pub(super) fn prefix_mask(depth: u8) -> u32 {
+    u32::MAX.checked_shl(32 - u32::from(depth)).unwrap_or(0)
+}
+
+/// Number of the block of the leaf of this depth that holds entries with this hash.
+#[inline]
+pub(super) fn leaf_id(hash: u32, depth: u8) -> u64 {
+    u64::from((hash & prefix_mask(depth)).reverse_bits())
+}
+
+#[inline]
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > ZAP_NAME_MAX {
+        return Err(bad_length("a name", name.len(), ZAP_NAME_MAX));
+    }
+    Ok(())
+}
+
+#[inline]
+pub(super) fn check_value(value: &[u8]) -> Result<()> {
+    if value.is_empty() || value.len() > ZAP_VALUE_MAX {
+        return Err(bad_length("a value", value.len(), ZAP_VALUE_MAX));
+    }
+    Ok(())
+}
+
+#[cold]
+fn bad_length(what: &str, len: usize, max: usize) -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        format!("{what} of {len} bytes: between 1 and {max} are allowed"),
+    )
+}

@@ -1,0 +1,348 @@
+//! A large directory: extendible hashing whose pointer table is the object's own tree of blocks.
+//!
+//! The leaf for the hashes that start with `depth` bits lies at the block whose number is those bits in
+//! reverse order. When it splits, the leaf for a following 0 stays where it is, and the one for a 1 goes to a
+//! block that was a hole. To find the leaf for a hash one asks for the block of the deepest leaf there could be,
+//! then for ever shallower ones; the first that is no hole is it, because leaves cover every hash exactly once.
+//! [`DepthTable`] remembers the answer, so that it is one step afterwards.
+//!
+//! # Invariants
+//!
+//! Leaves cover every hash exactly once: the sum over leaves of 2^-depth is 1. The header's depth is that of
+//! the deepest leaf, and its counts are right whenever the directory's lock is free.
+
+use std::mem::offset_of;
+
+use zerocopy::IntoBytes;
+
+use super::entry::{leaf_id, prefix_mask};
+use super::leaf::{Change, Flaw, Leaf, LeafMut, put_leaf};
+use super::store::{LeafStore, Look};
+use super::table::DepthTable;
+use super::{Step, Wish, corrupt};
+use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZapFatPhys, ZapHeadPhys};
+use crate::{Error, ErrorKind, Result};
+
+/// In-memory state of a fat directory.
+pub(super) struct Fat {
+    pub(super) header: ZapFatPhys,
+    pub(super) table: DepthTable,
+}
+
+/// The store, and what was fetched for the operation at hand.
+pub(super) struct Reach<'a, S: LeafStore> {
+    pub(super) store: &'a S,
+    pub(super) fetched: &'a [S::Fetched],
+}
+
+impl<S: LeafStore> Clone for Reach<'_, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: LeafStore> Copy for Reach<'_, S> {}
+
+/// A change's end.
+pub(super) struct Changed {
+    pub(super) change: Change,
+    /// Whether the leaf became so empty that it should be looked at.
+    pub(super) settle: bool,
+}
+
+/// A change to do.
+pub(super) struct Request<'a> {
+    pub(super) wish: Wish,
+    pub(super) hash: u32,
+    pub(super) name: &'a [u8],
+    pub(super) value: &'a [u8],
+}
+
+impl Request<'_> {
+    #[inline]
+    fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, Flaw> {
+        match self.wish {
+            Wish::Insert => leaf.insert(self.hash, self.name, self.value),
+            Wish::Replace => leaf.replace(self.hash, self.name, self.value),
+            Wish::Remove => leaf.remove(self.hash, self.name),
+            Wish::Upsert => match leaf.replace(self.hash, self.name, self.value)? {
+                Change::Missing => leaf.insert(self.hash, self.name, self.value),
+                change => Ok(change),
+            },
+        }
+    }
+}
+
+/// How an attempt at a change left its leaf.
+struct Attempt {
+    change: Change,
+    depth: u8,
+    can_split: bool,
+    settle: bool,
+}
+
+impl Fat {
+    /// A directory of one leaf, which is block 0.
+    pub(super) fn new(seed: u64, entries: u64) -> Self {
+        let mut header = ZapFatPhys {
+            head: ZapHeadPhys { form: ZAP_FAT, reserved: [0; 3], seed: seed.into() },
+            depth: 0,
+            reserved: [0; 3],
+            entries: entries.into(),
+            leaves_at: [0.into(); ZAP_DEPTH_MAX as usize + 1],
+        };
+        header.leaves_at[0] = 1.into();
+        Self { header, table: DepthTable::new(0) }
+    }
+
+    /// From a header that was stored.
+    pub(super) fn read(header: ZapFatPhys) -> Result<Self, Flaw> {
+        if header.depth > ZAP_DEPTH_MAX || header.leaves_at[usize::from(header.depth)].get() == 0 {
+            return Err(Flaw("its depth is impossible"));
+        }
+        let covered = |(depth, leaves): (usize, &zerocopy::little_endian::U32)| {
+            u64::from(leaves.get()) << (usize::from(ZAP_DEPTH_MAX) - depth)
+        };
+        let whole: u64 = header.leaves_at.iter().enumerate().map(covered).sum();
+        if whole != 1 << ZAP_DEPTH_MAX {
+            return Err(Flaw("its leaves do not cover every hash once"));
+        }
+        Ok(Self { header, table: DepthTable::new(header.depth) })
+    }
+
+    /// Its leaves' number.
+    pub(super) fn leaves(&self) -> u64 {
+        self.header.leaves_at.iter().map(|leaves| u64::from(leaves.get())).sum()
+    }
+
+    /// Shows the leaf for a hash.
+    #[inline]
+    pub(super) fn look<S: LeafStore, R>(
+        &mut self,
+        reach: Reach<'_, S>,
+        hash: u32,
+        mut f: impl FnMut(&Leaf<'_>) -> Result<R, Flaw>,
+    ) -> Result<Step<R, S::Ticket>> {
+        let deepest = self.header.depth;
+        self.descend(reach.store, hash, |id| {
+            reach.store.with_leaf(id, reach.fetched, |bytes| {
+                let leaf = Leaf::read(bytes)?;
+                check_place(&leaf, id, hash, deepest)?;
+                Ok((leaf.depth(), f(&leaf)?))
+            })
+        })
+    }
+
+    /// Lets the leaf for a hash be changed.
+    #[inline]
+    pub(super) fn edit<S: LeafStore, R>(
+        &mut self,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        hash: u32,
+        mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, Flaw>,
+    ) -> Result<Step<R, S::Ticket>> {
+        let deepest = self.header.depth;
+        self.descend(reach.store, hash, |id| {
+            reach.store.with_leaf_mut(tx, id, reach.fetched, |bytes| {
+                let mut leaf = LeafMut::open(bytes)?;
+                let depth = {
+                    let leaf = leaf.leaf()?;
+                    check_place(&leaf, id, hash, deepest)?;
+                    leaf.depth()
+                };
+                Ok((depth, f(&mut leaf)?))
+            })
+        })
+    }
+
+    /// Adds, changes or removes an entry.
+    pub(super) fn change<S: LeafStore>(
+        &mut self,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        request: &Request<'_>,
+    ) -> Result<Step<Changed, S::Ticket>> {
+        // Every round but the last splits a leaf, which becomes deeper.
+        for _ in 0..=ZAP_DEPTH_MAX {
+            let attempt = match self.edit(reach, tx, request.hash, |leaf| attempt(leaf, request))? {
+                Step::Done(attempt) => attempt,
+                Step::Away(ticket) => return Ok(Step::Away(ticket)),
+            };
+            if attempt.change != Change::Full {
+                self.count(reach, tx, request, attempt.change)?;
+                return Ok(Step::Done(Changed { change: attempt.change, settle: attempt.settle }));
+            }
+            if !attempt.can_split {
+                break;
+            }
+            if let Step::Away(ticket) = self.split(reach, tx, request.hash, attempt.depth)? {
+                return Ok(Step::Away(ticket));
+            }
+        }
+        let what = reach.store.describe();
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            format!("{what}: a leaf is full of names whose hashes start alike; use another name"),
+        ))
+    }
+
+    /// Writes the header.
+    pub(super) fn put_header<S: LeafStore>(&self, store: &S, tx: &S::Tx) -> Result<()> {
+        store.set_inline(tx, self.header.as_bytes())
+    }
+
+    /// Finds the leaf for a hash, from the deepest there could be upwards.
+    #[inline]
+    fn descend<S: LeafStore, R>(
+        &mut self,
+        store: &S,
+        hash: u32,
+        mut visit: impl FnMut(u64) -> Result<Look<Result<(u8, R), Flaw>, S::Ticket>>,
+    ) -> Result<Step<R, S::Ticket>> {
+        let known = self.table.get(hash);
+        let mut id = leaf_id(hash, known.unwrap_or(self.header.depth));
+        loop {
+            match visit(id)? {
+                Look::Here(Ok((depth, result))) => {
+                    if known != Some(depth) {
+                        self.table.set(hash, depth);
+                    }
+                    return Ok(Step::Done(result));
+                }
+                Look::Here(Err(flaw)) => return Err(corrupt(store, id, flaw)),
+                Look::Away(ticket) => return Ok(Step::Away(ticket)),
+                Look::Hole if id == 0 || known.is_some() => {
+                    return Err(corrupt(store, id, Flaw("it is missing")));
+                }
+                // The next shallower leaf that could be elsewhere: without the upper bit.
+                Look::Hole => id &= !(1 << id.ilog2()),
+            }
+        }
+    }
+
+    /// Splits the leaf for a hash, which is open in this transaction.
+    #[cold]
+    fn split<S: LeafStore>(
+        &mut self,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        hash: u32,
+        depth: u8,
+    ) -> Result<Step<(), S::Ticket>> {
+        let store = reach.store;
+        let mut both = vec![0; 2 * ZAP_LEAF_BYTES];
+        let (low, high) = both.split_at_mut(ZAP_LEAF_BYTES);
+        let halves = self.edit(reach, tx, hash, |leaf| leaf.halves(low, high))?;
+        if let Step::Away(ticket) = halves {
+            return Ok(Step::Away(ticket));
+        }
+        let low_id = leaf_id(hash, depth);
+        let high_id = low_id | 1 << depth;
+        self.move_leaves(store, tx, depth, depth + 1)?;
+        let made = store.new_leaf(tx, high_id, |bytes| put_leaf(bytes, high)).and_then(|put| {
+            let put = put.map_err(|flaw| corrupt(store, high_id, flaw));
+            let both = put.and_then(|()| self.rewrite(reach, tx, low_id, low));
+            both.or_else(|error| store.free_leaf(tx, high_id).and(Err(error)))
+        });
+        if let Err(error) = made {
+            self.move_leaves(store, tx, depth + 1, depth)?;
+            return Err(error);
+        }
+        let prefix = hash & prefix_mask(depth);
+        self.table.set(prefix, depth + 1);
+        self.table.set(prefix | 1 << (31 - u32::from(depth)), depth + 1);
+        Ok(Step::Done(()))
+    }
+
+    /// Replaces a leaf that is open in this transaction.
+    pub(super) fn rewrite<S: LeafStore>(
+        &self,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        id: u64,
+        leaf: &[u8],
+    ) -> Result<()> {
+        let store = reach.store;
+        match store.with_leaf_mut(tx, id, reach.fetched, |bytes| put_leaf(bytes, leaf))? {
+            Look::Here(Ok(())) => Ok(()),
+            Look::Here(Err(flaw)) => Err(corrupt(store, id, flaw)),
+            Look::Hole | Look::Away(_) => {
+                Err(corrupt(store, id, Flaw("it went away while it was being changed")))
+            }
+        }
+    }
+
+    /// Counts one leaf of the lower depth as two of the higher, or the other way round, and changes the
+    /// directory's depth with them.
+    pub(super) fn move_leaves<S: LeafStore>(
+        &mut self,
+        store: &S,
+        tx: &S::Tx,
+        from: u8,
+        to: u8,
+    ) -> Result<()> {
+        let (less, more) = if from < to { (1, 2) } else { (2, 1) };
+        let mut header = self.header;
+        let leaves_at = &mut header.leaves_at;
+        let left = leaves_at[usize::from(from)].get().saturating_sub(less);
+        leaves_at[usize::from(from)] = left.into();
+        leaves_at[usize::from(to)] += more;
+        header.depth = leaves_at.iter().rposition(|leaves| leaves.get() > 0).unwrap_or(0) as u8;
+        store.set_inline(tx, header.as_bytes())?;
+        if header.depth != self.header.depth {
+            self.table.resize(header.depth);
+        }
+        self.header = header;
+        Ok(())
+    }
+
+    /// Counts what a change did to its leaf, and undoes it if that fails.
+    #[inline]
+    fn count<S: LeafStore>(
+        &mut self,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        request: &Request<'_>,
+        change: Change,
+    ) -> Result<()> {
+        let before = self.header.entries;
+        let entries = match (request.wish, change) {
+            (Wish::Insert | Wish::Upsert, Change::Done(None)) => before.get().saturating_add(1),
+            (Wish::Remove, Change::Done(_)) => before.get().saturating_sub(1),
+            _ => return Ok(()),
+        };
+        self.header.entries = entries.into();
+        let at = offset_of!(ZapFatPhys, entries);
+        let Err(error) = reach.store.patch_inline(tx, at, self.header.entries.as_bytes()) else {
+            return Ok(());
+        };
+        self.header.entries = before;
+        let (hash, name) = (request.hash, request.name);
+        self.edit(reach, tx, hash, |leaf| match change {
+            Change::Done(Some(old)) => leaf.insert(hash, name, &old),
+            _ => leaf.remove(hash, name),
+        })?;
+        Err(error)
+    }
+}
+
+/// Tries a change that may need more room than the leaf has.
+#[inline]
+fn attempt(leaf: &mut LeafMut<'_>, request: &Request<'_>) -> Result<Attempt, Flaw> {
+    let removes = request.wish == Wish::Remove;
+    let before = if removes { leaf.leaf()?.used_bytes() } else { 0 };
+    let change = request.apply(leaf)?;
+    let can_split = change == Change::Full && leaf.can_split(request.hash)?;
+    let leaf = leaf.leaf()?;
+    let settle = removes && super::merge::is_due(&leaf, before);
+    Ok(Attempt { change, depth: leaf.depth(), can_split, settle })
+}
+
+#[inline]
+fn check_place(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), Flaw> {
+    if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id || leaf.depth() > deepest {
+        return Err(Flaw("it is a leaf of another place"));
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Laying a leaf out: from other leaves' entries, and for storing.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Flaw, HEAD, Leaf, RECORD_HEAD, Record, SLOT};
+use crate::format::{
+    ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP, ZAP_LEAF_STORED, ZapLeafPhys,
+    ZapSlotPhys,
+};
+
+/// An object that was made up could have records of any size.
+pub(super) const WRONG_SIZE: Flaw = Flaw("its object's records have the wrong size");
+const RECORDS_TOO_MANY: Flaw = Flaw("its records are larger than a leaf");
+
+/// Fills a leaf with a known number of entries that come in their order.
+pub(in crate::zap) struct Builder<'a> {
+    bytes: &'a mut [u8],
+    head: ZapLeafPhys,
+    slots_at: usize,
+    records_end: usize,
+    next_slot: usize,
+}
+
+impl<'a> Builder<'a> {
+    /// Starts an open leaf of `count` entries in `bytes`, which has `ZAP_LEAF_BYTES`.
+    pub(in crate::zap) fn new(
+        bytes: &'a mut [u8],
+        depth: u8,
+        prefix: u32,
+        count: usize,
+    ) -> Result<Self, Flaw> {
+        let slots_at = ZAP_LEAF_BYTES.checked_sub(count * SLOT).ok_or(RECORDS_TOO_MANY)?;
+        if bytes.len() != ZAP_LEAF_BYTES {
+            return Err(WRONG_SIZE);
+        }
+        let head = ZapLeafPhys {
+            magic: ZAP_LEAF_MAGIC.into(),
+            prefix: prefix.into(),
+            depth,
+            form: ZAP_LEAF_OPEN,
+            count: (count as u16).into(),
+            records_end: 0.into(),
+            slots_at: (slots_at as u16).into(),
+            hole_bytes: 0.into(),
+            reserved: [0; 6],
+        };
+        Ok(Self { bytes, head, slots_at, records_end: HEAD, next_slot: slots_at })
+    }
+
+    /// Adds an entry.
+    pub(in crate::zap) fn push(&mut self, position: u64, record: Record<'_>) -> Result<(), Flaw> {
+        if self.records_end + record.bytes() > self.slots_at || self.next_slot == ZAP_LEAF_BYTES {
+            return Err(RECORDS_TOO_MANY);
+        }
+        let slot = ZapSlotPhys::new(position, self.records_end as u16);
+        self.bytes[self.next_slot..self.next_slot + SLOT].copy_from_slice(slot.as_bytes());
+        self.next_slot += SLOT;
+        self.records_end = put_record(self.bytes, self.records_end, record);
+        Ok(())
+    }
+
+    /// Writes the header.
+    pub(in crate::zap) fn finish(mut self) {
+        assert_eq!(self.next_slot, ZAP_LEAF_BYTES, "as many entries as were announced");
+        self.head.records_end = (self.records_end as u16).into();
+        self.bytes[..HEAD].copy_from_slice(self.head.as_bytes());
+    }
+}
+
+/// Replaces an open leaf by another.
+pub(in crate::zap) fn put_leaf(bytes: &mut [u8], leaf: &[u8]) -> Result<(), Flaw> {
+    if bytes.len() != leaf.len() {
+        return Err(WRONG_SIZE);
+    }
+    bytes.copy_from_slice(leaf);
+    Ok(())
+}
+
+/// Writes a record at `at`, for which there is room; says where it ends.
+#[inline]
+pub(super) fn put_record(bytes: &mut [u8], at: usize, record: Record<'_>) -> usize {
+    let Record { name, value } = record;
+    let into = &mut bytes[at..at + record.bytes()];
+    into[0] = name.len() as u8;
+    into[1] = value.len() as u8;
+    let (name_into, value_into) = into[RECORD_HEAD..].split_at_mut(name.len());
+    name_into.copy_from_slice(name);
+    value_into.copy_from_slice(value);
+    at + record.bytes()
+}
+
+/// Copies the entries of leaves, whose order is that of their entries, into an open leaf.
+pub(super) fn join(
+    leaves: &[&Leaf<'_>],
+    depth: u8,
+    prefix: u32,
+    out: &mut [u8],
+) -> Result<(), Flaw> {
+    let count = leaves.iter().map(|leaf| leaf.len()).sum();
+    let mut builder = Builder::new(out, depth, prefix, count)?;
+    for leaf in leaves {
+        for slot in leaf.slots {
+            builder.push(slot.position(), leaf.record(*slot)?)?;
+        }
+    }
+    builder.finish();
+    Ok(())
+}
+
+/// Turns a leaf that [`LeafStore::with_leaf_mut`](super::super::LeafStore::with_leaf_mut) handed out into what is to
+/// be stored, at the front of the buffer, and returns its length. What follows is zeros. The buffer can be
+/// handed out again afterwards.
+pub(crate) fn pack(bytes: &mut [u8]) -> usize {
+    let Ok(leaf) = Leaf::read(bytes) else {
+        // Nothing of ours: whoever reads it will say so.
+        return bytes.len();
+    };
+    let mut head = *leaf.head;
+    let slots_bytes = leaf.slots.len() * SLOT;
+    let slots_at = if head.form == ZAP_LEAF_OPEN {
+        if head.hole_bytes.get() > 0 {
+            compact(bytes);
+            head = ZapLeafPhys::read_from_prefix(bytes).map_or(head, |(head, _)| head);
+        }
+        let from = usize::from(head.slots_at.get());
+        let to = usize::from(head.records_end.get()).next_multiple_of(SLOT);
+        bytes.copy_within(from..from + slots_bytes, to);
+        bytes[usize::from(head.records_end.get())..to].fill(0);
+        head.form = ZAP_LEAF_STORED;
+        head.slots_at = (to as u16).into();
+        bytes[..HEAD].copy_from_slice(head.as_bytes());
+        to
+    } else {
+        usize::from(head.slots_at.get())
+    };
+    let end = slots_at + slots_bytes;
+    bytes[end..].fill(0);
+    end.next_multiple_of(ZAP_LEAF_STEP).min(bytes.len())
+}
+
+/// Closes the holes among the records of an open leaf. A leaf that makes no sense stays as it is.
+pub(super) fn compact(bytes: &mut [u8]) -> bool {
+    let mut copy = [0; ZAP_LEAF_BYTES];
+    let done = Leaf::read(bytes)
+        .and_then(|leaf| join(&[&leaf], leaf.depth(), leaf.prefix(), &mut copy))
+        .is_ok();
+    if done {
+        bytes.copy_from_slice(&copy);
+    }
+    done
+}

@@ -1,0 +1,246 @@
+//! Changing a leaf.
+
+use zerocopy::IntoBytes;
+
+use super::build::{WRONG_SIZE, compact, join, put_record};
+use super::{Flaw, HEAD, Leaf, Record, SLOT};
+use crate::format::{
+    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys, ZapSlotPhys,
+};
+use crate::zap::entry::{Value, first_position, prefix_mask};
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::zap) enum Change {
+    /// Done; the value that the name had.
+    Done(Option<Value>),
+    /// Nothing changed: the name has this value.
+    Exists(Value),
+    /// Nothing changed: there is no such name.
+    Missing,
+    /// Nothing changed: there is no room.
+    Full,
+}
+
+/// A leaf open for changes, in a buffer of `ZAP_LEAF_BYTES`.
+pub(in crate::zap) struct LeafMut<'a> {
+    bytes: &'a mut [u8],
+    head: ZapLeafPhys,
+}
+
+impl<'a> LeafMut<'a> {
+    /// Opens a leaf: one that was stored is checked, and its slots move to the buffer's end.
+    #[inline]
+    pub(in crate::zap) fn open(bytes: &'a mut [u8]) -> Result<Self, Flaw> {
+        if bytes.len() != ZAP_LEAF_BYTES {
+            return Err(WRONG_SIZE);
+        }
+        let leaf = Leaf::read(bytes)?;
+        let head = *leaf.head;
+        if head.form == ZAP_LEAF_STORED {
+            return Self::expand(bytes);
+        }
+        let slots_end = usize::from(head.slots_at.get()) + leaf.slots.len() * SLOT;
+        if slots_end != ZAP_LEAF_BYTES {
+            return Err(Flaw("its slots are in the wrong place"));
+        }
+        Ok(Self { bytes, head })
+    }
+
+    #[cold]
+    fn expand(bytes: &'a mut [u8]) -> Result<Self, Flaw> {
+        let leaf = Leaf::read(bytes)?;
+        leaf.validate()?;
+        let mut head = *leaf.head;
+        let slots_bytes = leaf.slots.len() * SLOT;
+        let from = usize::from(head.slots_at.get());
+        let to = ZAP_LEAF_BYTES - slots_bytes;
+        bytes.copy_within(from..from + slots_bytes, to);
+        head.form = ZAP_LEAF_OPEN;
+        head.slots_at = (to as u16).into();
+        let mut this = Self { bytes, head };
+        this.put_head();
+        Ok(this)
+    }
+
+    /// The leaf, to look at.
+    #[inline]
+    pub(in crate::zap) fn leaf(&self) -> Result<Leaf<'_>, Flaw> {
+        Leaf::read(self.bytes)
+    }
+
+    /// Adds a name, if it is not there.
+    #[inline]
+    pub(in crate::zap) fn insert(
+        &mut self,
+        hash: u32,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<Change, Flaw> {
+        let leaf = self.leaf()?;
+        let mut position = first_position(hash);
+        let mut index = leaf.lower_bound(position);
+        for slot in &leaf.slots[index..] {
+            if slot.hash() != hash {
+                break;
+            }
+            let record = leaf.record(*slot)?;
+            if record.name == name {
+                return Ok(Change::Exists(record.value()?));
+            }
+            // The first free collision number; later slots are looked at for their names only.
+            if slot.position() == position {
+                position += 1;
+                index += 1;
+            }
+        }
+        let record = Record { name, value };
+        if !self.make_room(SLOT + record.bytes()) {
+            return Ok(Change::Full);
+        }
+        let at = self.append(record);
+        self.open_slot(index, ZapSlotPhys::new(position, at));
+        self.put_head();
+        Ok(Change::Done(None))
+    }
+
+    /// Gives a name another value; it keeps its place.
+    pub(in crate::zap) fn replace(
+        &mut self,
+        hash: u32,
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<Change, Flaw> {
+        let leaf = self.leaf()?;
+        let Some((index, old)) = leaf.locate(hash, name)? else {
+            return Ok(Change::Missing);
+        };
+        let old_value = old.value()?;
+        let (slot, old_bytes) = (leaf.slots[index], old.bytes());
+        let new = Record { name, value };
+        if new.bytes() <= old_bytes {
+            put_record(self.bytes, slot.at(), new);
+            self.add_hole(old_bytes - new.bytes());
+        } else {
+            if !self.make_room(new.bytes()) {
+                return Ok(Change::Full);
+            }
+            // Making room may have moved slots' records, but not the slots.
+            let at = self.append(new);
+            let slot_at = self.slots_at() + index * SLOT;
+            let new_slot = ZapSlotPhys::new(slot.position(), at);
+            self.bytes[slot_at..slot_at + SLOT].copy_from_slice(new_slot.as_bytes());
+            self.add_hole(old_bytes);
+        }
+        self.put_head();
+        Ok(Change::Done(Some(old_value)))
+    }
+
+    /// Removes a name.
+    pub(in crate::zap) fn remove(&mut self, hash: u32, name: &[u8]) -> Result<Change, Flaw> {
+        let leaf = self.leaf()?;
+        let Some((index, record)) = leaf.locate(hash, name)? else {
+            return Ok(Change::Missing);
+        };
+        let value = record.value()?;
+        let (at, bytes) = (leaf.slots[index].at(), record.bytes());
+        let slots_at = self.slots_at();
+        self.bytes.copy_within(slots_at..slots_at + index * SLOT, slots_at + SLOT);
+        self.head.slots_at = ((slots_at + SLOT) as u16).into();
+        self.head.count = (self.head.count.get().saturating_sub(1)).into();
+        if self.head.count.get() == 0 {
+            self.head.records_end = (HEAD as u16).into();
+            self.head.hole_bytes = 0.into();
+        } else if at + bytes == self.records_end() {
+            self.head.records_end = (at as u16).into();
+        } else {
+            self.add_hole(bytes);
+        }
+        self.put_head();
+        Ok(Change::Done(Some(value)))
+    }
+
+    /// Whether a split can tell some of its entries, or an entry with this hash, from the others.
+    pub(in crate::zap) fn can_split(&self, hash: u32) -> Result<bool, Flaw> {
+        let leaf = self.leaf()?;
+        let differs = |slot: &ZapSlotPhys| (slot.hash() ^ hash) & prefix_mask(ZAP_DEPTH_MAX) != 0;
+        Ok(leaf.depth() < ZAP_DEPTH_MAX
+            && (leaf.slots.first().is_some_and(differs) || leaf.slots.last().is_some_and(differs)))
+    }
+
+    /// Fills `low` and `high` with the leaves that a split makes. This leaf stays as it is.
+    pub(in crate::zap) fn halves(&self, low: &mut [u8], high: &mut [u8]) -> Result<(), Flaw> {
+        let leaf = self.leaf()?;
+        let depth = leaf.depth() + 1;
+        let middle = leaf.prefix() | 1 << (32 - u32::from(depth));
+        let cut = leaf.lower_bound(first_position(middle));
+        let (low_slots, high_slots) = leaf.slots.split_at(cut);
+        join(&[&Leaf { slots: low_slots, ..leaf }], depth, leaf.prefix(), low)?;
+        join(&[&Leaf { slots: high_slots, ..leaf }], depth, middle, high)
+    }
+
+    fn records_end(&self) -> usize {
+        usize::from(self.head.records_end.get())
+    }
+
+    fn slots_at(&self) -> usize {
+        usize::from(self.head.slots_at.get())
+    }
+
+    fn put_head(&mut self) {
+        self.bytes[..HEAD].copy_from_slice(self.head.as_bytes());
+    }
+
+    fn add_hole(&mut self, bytes: usize) {
+        self.head.hole_bytes = self.head.hole_bytes.get().saturating_add(bytes as u16).into();
+    }
+
+    /// Whether `bytes` are free between records and slots, perhaps only after closing holes.
+    #[inline]
+    fn make_room(&mut self, bytes: usize) -> bool {
+        let free = self.slots_at() - self.records_end();
+        if bytes <= free {
+            return true;
+        }
+        if bytes > free + usize::from(self.head.hole_bytes.get()) || !compact(self.bytes) {
+            return false;
+        }
+        match self.leaf().map(|leaf| *leaf.head) {
+            Ok(head) => self.head = head,
+            Err(_) => return false,
+        }
+        bytes <= self.slots_at() - self.records_end()
+    }
+
+    /// Appends a record for which there is room; says where it is.
+    #[inline]
+    fn append(&mut self, record: Record<'_>) -> u16 {
+        let at = self.head.records_end.get();
+        let end = put_record(self.bytes, usize::from(at), record);
+        self.head.records_end = (end as u16).into();
+        at
+    }
+
+    /// Inserts a slot for which there is room.
+    #[inline]
+    fn open_slot(&mut self, index: usize, slot: ZapSlotPhys) {
+        let old_at = self.slots_at();
+        let new_at = old_at - SLOT;
+        let slot_at = new_at + index * SLOT;
+        self.bytes.copy_within(old_at..old_at + index * SLOT, new_at);
+        self.bytes[slot_at..slot_at + SLOT].copy_from_slice(slot.as_bytes());
+        self.head.slots_at = (new_at as u16).into();
+        self.head.count = (self.head.count.get() + 1).into();
+    }
+}
+
+/// Fills `out` with the leaf that two buddies make.
+pub(in crate::zap) fn merged(low: &Leaf<'_>, high: &Leaf<'_>, out: &mut [u8]) -> Result<(), Flaw> {
+    let depth = low.depth().checked_sub(1).ok_or(Flaw("a leaf of all hashes has no buddy"))?;
+    let prefix = low.prefix() & prefix_mask(depth);
+    let middle = prefix | 1 << (31 - u32::from(depth));
+    if high.depth() != low.depth() || low.prefix() != prefix || high.prefix() != middle {
+        return Err(Flaw("two leaves are no buddies"));
+    }
+    join(&[low, high], depth, prefix, out)
+}

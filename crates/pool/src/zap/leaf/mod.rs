@@ -1,0 +1,253 @@
+//! A leaf of a fat directory: reading one.
+//!
+//! Front to back a leaf is a header, records, and slots: an array of numbers, in order, each of which has the
+//! upper half of a name's hash, a collision number, and where the name's record is. Hashes are even, so that
+//! a lookup computes nearly where the slot must be: it touches the header, one or two lines of slots, and the
+//! record.
+//!
+//! Two forms differ only in where the slots are. *Stored*, they follow the records, and the leaf ends with them,
+//! rounded up to `ZAP_LEAF_STEP`. *Open* for changes, they end where the buffer does, and new records and slots
+//! grow towards each other. Readers handle both alike; the form is a move of the slots.
+//!
+//! # Invariants
+//!
+//! `header <= records_end <= slots_at`, slots ascend strictly, each leads to a record between header and
+//! `records_end`, `hole_bytes` is what no slot leads to, and all hashes have the leaf's prefix. What comes from
+//! a device may break all of it: [`Leaf::read`] checks what makes further accesses possible, each access
+//! checks its bounds, and [`Leaf::validate`] checks everything.
+
+mod build;
+mod edit;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+use zerocopy::FromBytes;
+
+use super::entry::{Value, first_position, prefix_mask};
+use crate::format::{
+    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys,
+    ZapSlotPhys,
+};
+
+pub(crate) use build::pack;
+pub(super) use build::{Builder, put_leaf};
+pub(super) use edit::{Change, LeafMut, merged};
+
+const HEAD: usize = size_of::<ZapLeafPhys>();
+const SLOT: usize = size_of::<ZapSlotPhys>();
+/// A record's two lengths.
+const RECORD_HEAD: usize = 2;
+
+/// What is wrong with a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flaw(pub(super) &'static str);
+
+/// A name and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record<'a> {
+    pub(super) name: &'a [u8],
+    pub(super) value: &'a [u8],
+}
+
+impl Record<'_> {
+    /// Bytes it takes among the records.
+    pub(super) fn bytes(&self) -> usize {
+        RECORD_HEAD + self.name.len() + self.value.len()
+    }
+
+    /// A copy of the value.
+    #[inline]
+    pub(super) fn value(&self) -> Result<Value, Flaw> {
+        Value::new(self.value).ok_or(Flaw("a value has an impossible length"))
+    }
+}
+
+/// A leaf of which the header makes sense.
+#[derive(Clone, Copy)]
+pub(super) struct Leaf<'a> {
+    head: &'a ZapLeafPhys,
+    bytes: &'a [u8],
+    records_end: usize,
+    slots: &'a [ZapSlotPhys],
+}
+
+impl<'a> Leaf<'a> {
+    #[inline]
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Flaw> {
+        let Ok((head, _)) = ZapLeafPhys::ref_from_prefix(bytes) else {
+            return Err(Flaw("it is shorter than a leaf's header"));
+        };
+        let form_is_known = matches!(head.form, ZAP_LEAF_STORED | ZAP_LEAF_OPEN);
+        if head.magic.get() != ZAP_LEAF_MAGIC || !form_is_known || bytes.len() > ZAP_LEAF_BYTES {
+            return Err(Flaw("it is no leaf of a directory"));
+        }
+        if head.depth > ZAP_DEPTH_MAX || head.prefix.get() & !prefix_mask(head.depth) != 0 {
+            return Err(Flaw("its depth or prefix is impossible"));
+        }
+        let records_end = usize::from(head.records_end.get());
+        let slots_at = usize::from(head.slots_at.get());
+        let slots_end = slots_at + usize::from(head.count.get()) * SLOT;
+        if records_end < HEAD || records_end > slots_at {
+            return Err(Flaw("its records overlap its slots or its header"));
+        }
+        let slots = bytes.get(slots_at..slots_end).map(<[ZapSlotPhys]>::ref_from_bytes);
+        let Some(Ok(slots)) = slots else {
+            return Err(Flaw("its slots lie past its end"));
+        };
+        Ok(Self { head, bytes, records_end, slots })
+    }
+
+    /// How many bits of a hash lead to it.
+    #[inline]
+    pub(super) fn depth(&self) -> u8 {
+        self.head.depth
+    }
+
+    /// Those bits, at the upper end.
+    pub(super) fn prefix(&self) -> u32 {
+        self.head.prefix.get()
+    }
+
+    /// All of it, in the form that it has.
+    pub(super) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Its entries' number.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether entries with this hash belong here.
+    #[inline]
+    pub(super) fn covers(&self, hash: u32) -> bool {
+        hash & prefix_mask(self.head.depth) == self.head.prefix.get()
+    }
+
+    /// Bytes that its entries take.
+    pub(super) fn used_bytes(&self) -> usize {
+        let records = self.records_end - HEAD;
+        self.slots.len() * SLOT + records.saturating_sub(usize::from(self.head.hole_bytes.get()))
+    }
+
+    /// Length of its stored form before rounding up.
+    pub(super) fn packed_bytes(&self) -> usize {
+        let records = self.used_bytes() - self.slots.len() * SLOT;
+        (HEAD + records).next_multiple_of(SLOT) + self.slots.len() * SLOT
+    }
+
+    /// The name's record.
+    #[inline]
+    pub(super) fn find(&self, hash: u32, name: &[u8]) -> Result<Option<Record<'a>>, Flaw> {
+        Ok(self.locate(hash, name)?.map(|(_, record)| record))
+    }
+
+    /// The name's record and its slot's number.
+    #[inline]
+    pub(super) fn locate(
+        &self,
+        hash: u32,
+        name: &[u8],
+    ) -> Result<Option<(usize, Record<'a>)>, Flaw> {
+        let from = self.lower_bound(first_position(hash));
+        for (index, slot) in self.slots.iter().enumerate().skip(from) {
+            if slot.hash() != hash {
+                break;
+            }
+            let record = self.record(*slot)?;
+            if record.name == name {
+                return Ok(Some((index, record)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Entries from a position on, with their positions.
+    pub(super) fn entries_from(
+        &self,
+        position: u64,
+    ) -> impl Iterator<Item = Result<(u64, Record<'a>), Flaw>> {
+        let slots = &self.slots[self.lower_bound(position)..];
+        slots.iter().map(|slot| Ok((slot.position(), self.record(*slot)?)))
+    }
+
+    /// Checks all that readers and writers rely on.
+    pub(super) fn validate(&self) -> Result<(), Flaw> {
+        let mut live = 0;
+        let mut before = None;
+        for slot in self.slots {
+            if !self.covers(slot.hash()) {
+                return Err(Flaw("a hash is of another leaf"));
+            }
+            if before.is_some_and(|before| before >= slot.position()) {
+                return Err(Flaw("its slots are out of order"));
+            }
+            before = Some(slot.position());
+            live += self.record(*slot)?.bytes();
+        }
+        if live + usize::from(self.head.hole_bytes.get()) != self.records_end - HEAD {
+            return Err(Flaw("its records do not add up"));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn record(&self, slot: ZapSlotPhys) -> Result<Record<'a>, Flaw> {
+        const OUTSIDE: Flaw = Flaw("a record lies outside");
+        if slot.at() < HEAD {
+            return Err(OUTSIDE);
+        }
+        match self.bytes.get(slot.at()..self.records_end) {
+            Some([name_bytes, value_bytes, rest @ ..]) => {
+                let (name_bytes, value_bytes) =
+                    (usize::from(*name_bytes), usize::from(*value_bytes));
+                let both = rest.get(..name_bytes + value_bytes).ok_or(OUTSIDE)?;
+                let (name, value) = both.split_at(name_bytes);
+                if name.is_empty() {
+                    return Err(Flaw("a name is empty"));
+                }
+                Ok(Record { name, value })
+            }
+            _ => Err(OUTSIDE),
+        }
+    }
+
+    /// Number of the first slot at or behind a position.
+    #[inline]
+    fn lower_bound(&self, position: u64) -> usize {
+        /// Slots that are looked over at first, to either side of the guess: a cache line.
+        const STEP: usize = 8;
+        let slots = self.slots;
+        if slots.is_empty() {
+            return 0;
+        }
+        // Hashes past the prefix are even, so this is near.
+        let hash = (position >> 16) as u32;
+        let guess = (u64::from(hash << self.head.depth) * slots.len() as u64) >> 32;
+        let (mut low, mut high) = (guess as usize, guess as usize);
+        let mut step = STEP;
+        if slots[low].position() < position {
+            high = slots.len();
+            low += 1;
+            while low + step < slots.len() {
+                if slots[low + step].position() >= position {
+                    high = low + step;
+                    break;
+                }
+                low += step + 1;
+                step *= 2;
+            }
+        } else {
+            low = 0;
+            while high >= step {
+                if slots[high - step].position() < position {
+                    low = high - step + 1;
+                    break;
+                }
+                high -= step;
+                step *= 2;
+            }
+        }
+        low + slots[low..high].partition_point(|slot| slot.position() < position)
+    }
+}

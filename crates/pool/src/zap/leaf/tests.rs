@@ -1,0 +1,236 @@
+use std::collections::BTreeMap;
+
+use forebay_base::rng::SmallRng;
+use proptest::prelude::*;
+
+use super::{Builder, Change, Leaf, LeafMut, Record, merged, pack};
+use crate::format::{ZAP_LEAF_BYTES, ZAP_LEAF_STEP};
+use crate::zap::entry::{Value, prefix_mask};
+
+type Twin = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
+
+fn empty(depth: u8, prefix: u32) -> Vec<u8> {
+    let mut bytes = vec![0; ZAP_LEAF_BYTES];
+    Builder::new(&mut bytes, depth, prefix, 0).expect("it is empty").finish();
+    bytes
+}
+
+fn some_bytes(rng: &mut SmallRng, max: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 1 + rng.below(max) as usize];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// Few names, and fewer hashes.
+fn some_name(rng: &mut SmallRng, prefix: u32, depth: u8, names: u64) -> (u32, Vec<u8>) {
+    let number = rng.below(names);
+    let mut named = SmallRng::from_seed(number);
+    let hash = (named.next_u64() as u32 & !0xf0f & !prefix_mask(depth)) | prefix;
+    let mut name = some_bytes(&mut named, 60);
+    name.extend_from_slice(&number.to_le_bytes());
+    (hash, name)
+}
+
+fn check(bytes: &[u8], twin: &Twin) {
+    let leaf = Leaf::read(bytes).expect("the header is right");
+    leaf.validate().expect("all of it is right");
+    assert_eq!(leaf.len(), twin.len());
+    let mut hashes = Vec::new();
+    for entry in leaf.entries_from(0) {
+        let (position, record) = entry.expect("it is valid");
+        let hash = (position >> 16) as u32;
+        assert_eq!(twin[&(hash, record.name.to_vec())], record.value);
+        hashes.push(hash);
+    }
+    assert!(hashes.iter().eq(twin.keys().map(|(hash, _)| hash)), "hashes are in order");
+    for ((hash, name), value) in twin {
+        let found = leaf.find(*hash, name).expect("it is valid").expect("it is there");
+        assert_eq!(found.value, value);
+    }
+}
+
+/// One change, on both.
+fn step(rng: &mut SmallRng, bytes: &mut [u8], twin: &mut Twin, key: (u32, Vec<u8>)) {
+    let mut leaf = LeafMut::open(bytes).expect("it is valid");
+    let value = some_bytes(rng, 32);
+    let old = twin.get(&key).map(|value| Value::new(value).expect("it has a length"));
+    let (hash, name) = (key.0, key.1.clone());
+    match rng.below(4) {
+        0 | 1 => match leaf.insert(hash, &name, &value).expect("it is valid") {
+            Change::Done(None) => assert!(twin.insert(key, value).is_none()),
+            Change::Exists(found) => assert_eq!(Some(found), old),
+            other => assert!(other == Change::Full && old.is_none()),
+        },
+        2 => match leaf.replace(hash, &name, &value).expect("it is valid") {
+            Change::Done(was) => {
+                assert_eq!(was, old);
+                twin.insert(key, value);
+            }
+            Change::Missing => assert!(old.is_none()),
+            other => assert!(other == Change::Full && old.is_some()),
+        },
+        _ => match leaf.remove(hash, &name).expect("it is valid") {
+            Change::Done(was) => {
+                assert_eq!(was, old);
+                twin.remove(&key);
+            }
+            other => assert!(other == Change::Missing && old.is_none()),
+        },
+    }
+}
+
+/// Packs, cuts, and fills up with zeros again.
+fn store(bytes: &mut Vec<u8>) {
+    let len = pack(bytes);
+    assert!(len.is_multiple_of(ZAP_LEAF_STEP));
+    let leaf = Leaf::read(bytes).expect("it is valid");
+    assert_eq!(len, leaf.packed_bytes().next_multiple_of(ZAP_LEAF_STEP));
+    assert!(leaf.used_bytes() <= len);
+    bytes.truncate(len);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn is_a_map(seed in any::<u64>(), names in 1..2000u64, depth in 0..=24u8, rounds in 0..3000u32) {
+        let mut rng = SmallRng::from_seed(seed);
+        let prefix = rng.next_u64() as u32 & prefix_mask(depth);
+        let (mut bytes, mut twin) = (empty(depth, prefix), Twin::new());
+        for _ in 0..rounds {
+            let key = some_name(&mut rng, prefix, depth, names);
+            step(&mut rng, &mut bytes, &mut twin, key);
+            if rng.below(100) == 0 {
+                store(&mut bytes);
+                check(&bytes, &twin);
+                bytes.resize(ZAP_LEAF_BYTES, 0);
+            }
+        }
+        check(&bytes, &twin);
+    }
+
+    #[test]
+    fn splits_and_merges(seed in any::<u64>(), names in 1..2000u64, depth in 0..24u8) {
+        let mut rng = SmallRng::from_seed(seed);
+        let prefix = rng.next_u64() as u32 & prefix_mask(depth);
+        let (mut bytes, mut twin) = (empty(depth, prefix), Twin::new());
+        for _ in 0..1000 {
+            let key = some_name(&mut rng, prefix, depth, names);
+            step(&mut rng, &mut bytes, &mut twin, key);
+        }
+        let (mut low, mut high) = (vec![0; ZAP_LEAF_BYTES], vec![0; ZAP_LEAF_BYTES]);
+        let leaf = LeafMut::open(&mut bytes).expect("it is valid");
+        leaf.halves(&mut low, &mut high).expect("it is valid");
+        let middle = prefix | 1 << (31 - depth);
+        let mut low_twin = twin.clone();
+        let high_twin = low_twin.split_off(&(middle, Vec::new()));
+        check(&low, &low_twin);
+        check(&high, &high_twin);
+        store(&mut high);
+        let mut both = vec![0; ZAP_LEAF_BYTES];
+        let (low, high) = (Leaf::read(&low).expect("valid"), Leaf::read(&high).expect("valid"));
+        merged(&low, &high, &mut both).expect("they fitted before");
+        check(&both, &twin);
+        prop_assert_eq!(Leaf::read(&both).expect("valid").depth(), depth);
+        prop_assert!(merged(&high, &low, &mut both).is_err());
+    }
+
+    #[test]
+    fn random_bytes_do_no_harm(seed in any::<u64>(), len in 0..=ZAP_LEAF_BYTES) {
+        let mut rng = SmallRng::from_seed(seed);
+        let mut bytes = vec![0; len];
+        rng.fill(&mut bytes);
+        let front = empty(0, 0);
+        bytes[..len.min(6)].copy_from_slice(&front[..len.min(6)]);
+        if len >= 24 {
+            bytes[4..10].fill(0);
+            bytes[9] = 1 + rng.below(2) as u8;
+        }
+        use_all(&mut rng, &bytes);
+    }
+
+    #[test]
+    fn mutated_leaves_do_no_harm(seed in any::<u64>(), packed in any::<bool>(), flips in 1..20u32) {
+        let mut rng = SmallRng::from_seed(seed);
+        let (mut bytes, mut twin) = (empty(0, 0), Twin::new());
+        for _ in 0..rng.below(1000) {
+            let key = some_name(&mut rng, 0, 0, 300);
+            step(&mut rng, &mut bytes, &mut twin, key);
+        }
+        if packed {
+            store(&mut bytes);
+        }
+        for _ in 0..20 {
+            let mut bytes = bytes.clone();
+            for _ in 0..flips {
+                // Half of them where they hurt most.
+                let among = if rng.below(2) == 0 { 24 } else { bytes.len() as u64 };
+                bytes[rng.below(among) as usize] ^= 1 << rng.below(8);
+            }
+            use_all(&mut rng, &bytes);
+        }
+    }
+}
+
+/// Calls everything; only panics and endless loops are wrong.
+fn use_all(rng: &mut SmallRng, bytes: &[u8]) {
+    let (hash, name) = some_name(rng, 0, 0, 300);
+    if let Ok(leaf) = Leaf::read(bytes) {
+        let _ = leaf.find(hash, &name);
+        let _ = leaf.validate();
+        let _ = leaf.entries_from(rng.next_u64() >> 16).filter(Result::is_ok).count();
+        let _ = (leaf.used_bytes(), leaf.packed_bytes());
+        let mut both = vec![0; ZAP_LEAF_BYTES];
+        let _ = merged(&leaf, &leaf, &mut both);
+    }
+    let mut bytes = bytes.to_vec();
+    bytes.resize(ZAP_LEAF_BYTES, 0);
+    for _ in 0..10 {
+        let (hash, name) = some_name(rng, 0, 0, 300);
+        let value = some_bytes(rng, 32);
+        let Ok(mut leaf) = LeafMut::open(&mut bytes) else {
+            break;
+        };
+        let _ = match rng.below(3) {
+            0 => leaf.insert(hash, &name, &value),
+            1 => leaf.replace(hash, &name, &value),
+            _ => leaf.remove(hash, &name),
+        };
+        let (mut low, mut high) = (vec![0; ZAP_LEAF_BYTES], vec![0; ZAP_LEAF_BYTES]);
+        let _ = (leaf.can_split(hash), leaf.halves(&mut low, &mut high));
+    }
+    assert!(pack(&mut bytes) <= ZAP_LEAF_BYTES);
+}
+
+#[test]
+fn a_stored_leaf_that_is_wrong_does_not_open() {
+    let mut bytes = empty(0, 0);
+    let mut leaf = LeafMut::open(&mut bytes).expect("it is valid");
+    for number in 0..10u32 {
+        let name = number.to_string();
+        let change = leaf.insert(number << 20, name.as_bytes(), b"v").expect("it is valid");
+        assert_eq!(change, Change::Done(None));
+    }
+    pack(&mut bytes);
+    let slots_at = usize::from(Leaf::read(&bytes).expect("it is valid").head.slots_at.get());
+    bytes[slots_at..slots_at + 80].reverse();
+    assert!(LeafMut::open(&mut bytes).is_err());
+}
+
+#[test]
+fn equal_hashes_get_the_first_free_number() {
+    let mut bytes = empty(0, 0);
+    let mut leaf = LeafMut::open(&mut bytes).expect("it is valid");
+    for name in [b"a", b"b", b"c"] {
+        leaf.insert(5, name, b"v").expect("it is valid");
+    }
+    leaf.remove(5, b"b").expect("it is valid");
+    leaf.insert(5, b"d", b"v").expect("it is valid");
+    let leaf = leaf.leaf().expect("it is valid");
+    let all: Vec<_> = leaf.entries_from(0).map(|e| e.expect("it is valid")).collect();
+    let record = |name| Record { name, value: b"v" };
+    assert_eq!(
+        all,
+        [(5 << 16, record(b"a")), (5 << 16 | 1, record(b"d")), (5 << 16 | 2, record(b"c"))]
+    );
+}

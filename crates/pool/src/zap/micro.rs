@@ -1,0 +1,199 @@
+//! A small directory: its entries are the inline content, in no order.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Wish;
+use super::entry::{Value, first_position, hash_of};
+use super::leaf::{Builder, Change, Flaw, Record};
+use crate::format::{ZAP_MICRO, ZapHeadPhys, ZapMicroEntryPhys};
+
+const HEAD: usize = size_of::<ZapHeadPhys>();
+const ENTRY: usize = size_of::<ZapMicroEntryPhys>();
+
+/// The inline content of a micro directory, known to be right.
+#[derive(Clone)]
+pub(super) struct Micro {
+    content: Vec<u8>,
+    seed: u64,
+    len: usize,
+}
+
+/// An entry of a micro directory.
+#[derive(Clone, Copy)]
+pub(super) struct MicroEntry<'a> {
+    pub(super) position: u64,
+    pub(super) record: Record<'a>,
+    /// Where it begins in the content.
+    at: usize,
+}
+
+impl MicroEntry<'_> {
+    fn bytes(&self) -> usize {
+        ENTRY + self.record.name.len() + self.record.value.len()
+    }
+}
+
+impl Micro {
+    /// A directory without entries.
+    pub(super) fn new(seed: u64) -> Self {
+        let head = ZapHeadPhys { form: ZAP_MICRO, reserved: [0; 3], seed: seed.into() };
+        Self { content: head.as_bytes().to_vec(), seed, len: 0 }
+    }
+
+    /// From inline content that starts with a head of this form.
+    pub(super) fn read(content: Vec<u8>, seed: u64) -> Result<Self, Flaw> {
+        let mut places = Vec::new();
+        let mut rest = content.get(HEAD..).unwrap_or_default();
+        while !rest.is_empty() {
+            let (position, record, after) = read_entry(rest, seed)?;
+            if Value::new(record.value).is_none() || record.name.is_empty() {
+                return Err(Flaw("a name or value has an impossible length"));
+            }
+            places.push((position, record.name));
+            rest = after;
+        }
+        let len = places.len();
+        places.sort_unstable();
+        if places.windows(2).any(|two| two[0].0 == two[1].0) {
+            return Err(Flaw("two entries have one place"));
+        }
+        // Equal names have equal hashes.
+        places.sort_unstable_by_key(|place| place.1);
+        if places.windows(2).any(|two| two[0].1 == two[1].1) {
+            return Err(Flaw("a name is there twice"));
+        }
+        Ok(Self { content, seed, len })
+    }
+
+    /// The inline content.
+    pub(super) fn content(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// Its entries' number.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Seed of the names' hash.
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The entries, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = MicroEntry<'_>> {
+        let mut rest = self.content.get(HEAD..).unwrap_or_default();
+        std::iter::from_fn(move || {
+            let at = self.content.len() - rest.len();
+            let (position, record, after) = read_entry(rest, self.seed).ok()?;
+            rest = after;
+            Some(MicroEntry { position, record, at })
+        })
+    }
+
+    /// The entries in the order of the directory.
+    pub(super) fn sorted(&self) -> Vec<MicroEntry<'_>> {
+        let mut entries: Vec<_> = self.entries().collect();
+        entries.sort_unstable_by_key(|entry| entry.position);
+        entries
+    }
+
+    /// The name's value.
+    pub(super) fn find(&self, name: &[u8]) -> Option<Value> {
+        let mut rest = self.content.get(HEAD..).unwrap_or_default();
+        while let Some((_, record, after)) = split_entry(rest) {
+            if record.name == name {
+                return Value::new(record.value);
+            }
+            rest = after;
+        }
+        None
+    }
+
+    /// What becomes of a change, and the directory after it if it differs. `Full` if that is longer than `room`.
+    pub(super) fn change(
+        &self,
+        wish: Wish,
+        name: &[u8],
+        value: &[u8],
+        room: usize,
+    ) -> (Change, Option<Self>) {
+        let old = self.entries().find(|entry| entry.record.name == name);
+        let old_value = old.and_then(|entry| Value::new(entry.record.value));
+        match (wish, old, old_value) {
+            (Wish::Insert, Some(_), Some(value)) => (Change::Exists(value), None),
+            (Wish::Replace | Wish::Remove, None, _) => (Change::Missing, None),
+            (Wish::Remove, Some(entry), _) => (Change::Done(old_value), Some(self.without(&entry))),
+            (_, Some(entry), _) => {
+                let mut new = self.without(&entry);
+                new.push(entry.position, name, value);
+                new.if_fits(room, old_value)
+            }
+            (_, None, _) => {
+                let mut new = self.clone();
+                new.push(self.free_position(name), name, value);
+                new.if_fits(room, None)
+            }
+        }
+    }
+
+    /// Fills a buffer with a leaf of all entries.
+    pub(super) fn fill_leaf(&self, bytes: &mut [u8]) -> Result<(), Flaw> {
+        let entries = self.sorted();
+        let mut builder = Builder::new(bytes, 0, 0, entries.len())?;
+        for entry in entries {
+            builder.push(entry.position, entry.record)?;
+        }
+        builder.finish();
+        Ok(())
+    }
+
+    /// Adds an entry whose name is not there, at a place that is free.
+    pub(super) fn push(&mut self, position: u64, name: &[u8], value: &[u8]) {
+        let head = ZapMicroEntryPhys {
+            collision: (position as u16).into(),
+            name_bytes: name.len() as u8,
+            value_bytes: value.len() as u8,
+        };
+        self.content.extend_from_slice(head.as_bytes());
+        self.content.extend_from_slice(name);
+        self.content.extend_from_slice(value);
+        self.len += 1;
+    }
+
+    fn if_fits(self, room: usize, old: Option<Value>) -> (Change, Option<Self>) {
+        if self.content.len() > room {
+            return (Change::Full, None);
+        }
+        (Change::Done(old), Some(self))
+    }
+
+    fn without(&self, entry: &MicroEntry<'_>) -> Self {
+        let mut new = self.clone();
+        new.content.drain(entry.at..entry.at + entry.bytes());
+        new.len -= 1;
+        new
+    }
+
+    /// The first place for this name that no other has.
+    fn free_position(&self, name: &[u8]) -> u64 {
+        let mut position = first_position(hash_of(self.seed, name));
+        while self.entries().any(|entry| entry.position == position) {
+            position += 1;
+        }
+        position
+    }
+}
+
+fn split_entry(bytes: &[u8]) -> Option<(u16, Record<'_>, &[u8])> {
+    let (head, rest) = ZapMicroEntryPhys::ref_from_prefix(bytes).ok()?;
+    let (name, rest) = rest.split_at_checked(usize::from(head.name_bytes))?;
+    let (value, rest) = rest.split_at_checked(usize::from(head.value_bytes))?;
+    Some((head.collision.get(), Record { name, value }, rest))
+}
+
+fn read_entry(bytes: &[u8], seed: u64) -> Result<(u64, Record<'_>, &[u8]), Flaw> {
+    let (collision, record, rest) = split_entry(bytes).ok_or(Flaw("an entry is cut off"))?;
+    let position = first_position(hash_of(seed, record.name)) | u64::from(collision);
+    Ok((position, record, rest))
+}

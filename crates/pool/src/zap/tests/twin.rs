@@ -1,0 +1,215 @@
+//! A directory is a map, whatever splits, merges, is packed, leaves memory, or is opened anew.
+
+use std::collections::{BTreeMap, HashMap};
+
+use forebay_base::rng::SmallRng;
+use proptest::prelude::*;
+
+use super::super::entry::hash_of;
+use super::super::fat::Request;
+use super::super::memory::MemoryStore;
+use super::super::{Change, Cookie, Form, Wish, Zap};
+use super::{is_micro, new};
+use crate::{Error, ErrorKind};
+
+/// Whether an error is one that had to be, or one that was wanted.
+fn failed(error: &Error, kind: ErrorKind, had_to: bool) -> bool {
+    error.kind() == ErrorKind::NoMemory || (error.kind() == kind && had_to)
+}
+
+struct Pair {
+    zap: Zap<MemoryStore>,
+    twin: BTreeMap<Vec<u8>, Vec<u8>>,
+    rng: SmallRng,
+    /// Padding of names, so that few fill a leaf.
+    pad: usize,
+}
+
+impl Pair {
+    fn step(&mut self, names: u64, removes: u64) {
+        let name = format!("{:0>1$}", self.rng.below(names), self.pad).into_bytes();
+        let mut value = vec![0; 1 + self.rng.below(32) as usize];
+        self.rng.fill(&mut value);
+        let old = self.twin.get(&name).cloned();
+        let (zap, twin) = (&self.zap, &mut self.twin);
+        match self.rng.below(10) {
+            n if n < removes => match zap.remove(&(), &name) {
+                Ok(was) => assert_eq!(Some(&*was), twin.remove(&name).as_deref()),
+                Err(error) => assert!(failed(&error, ErrorKind::NotFound, old.is_none())),
+            },
+            9 => match zap.replace(&(), &name, &value) {
+                Ok(was) => assert_eq!(Some(&*was), twin.insert(name, value).as_deref()),
+                Err(error) => assert!(failed(&error, ErrorKind::NotFound, old.is_none())),
+            },
+            8 => match zap.upsert(&(), &name, &value) {
+                Ok(was) => assert_eq!(was.as_deref(), twin.insert(name, value).as_deref()),
+                Err(error) => assert!(failed(&error, ErrorKind::NoMemory, true)),
+            },
+            7 => {
+                let found = zap.lookup(&name).expect("it is possible");
+                assert_eq!(found.as_deref(), old.as_deref());
+            }
+            _ => match zap.insert(&(), &name, &value) {
+                Ok(()) => assert!(twin.insert(name, value).is_none()),
+                Err(error) => assert!(failed(&error, ErrorKind::Exists, old.is_some())),
+            },
+        }
+    }
+
+    fn check(&self) {
+        self.zap.audit().expect("it is valid");
+        assert_eq!(self.zap.len(), self.twin.len() as u64);
+        let mut seen = BTreeMap::new();
+        let mut before = Cookie::START;
+        for entry in self.zap.cursor(Cookie::START) {
+            let entry = entry.expect("it is valid");
+            assert!(entry.next > before, "a walk goes on");
+            before = entry.next;
+            assert!(seen.insert(entry.name.to_vec(), entry.value.to_vec()).is_none());
+        }
+        assert_eq!(seen, self.twin);
+    }
+
+    fn end_group(&mut self) {
+        let store = self.zap.store().clone();
+        store.commit();
+        match self.rng.below(3) {
+            0 => store.evict(&mut self.rng, 2),
+            1 => store.evict(&mut self.rng, 1),
+            _ => {}
+        }
+        if self.rng.below(4) == 0 {
+            self.zap = Zap::open(store).expect("it is valid");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn is_a_map(
+        seed in any::<u64>(),
+        pad in prop_oneof![Just(1usize), Just(60), Just(255)],
+        names in prop_oneof![1..40u64, 100..4000u64],
+        uncached in any::<bool>(),
+        failures in any::<bool>(),
+    ) {
+        let mut pair =
+            Pair { zap: new(seed), twin: BTreeMap::new(), rng: SmallRng::from_seed(seed), pad };
+        if uncached {
+            pair.zap.store().without_cache();
+        }
+        if failures {
+            pair.zap.store().fail(seed);
+        }
+        for phase in 0..6 {
+            let removes = [1, 5, 7][phase % 3];
+            for _ in 0..names.min(1500) {
+                pair.step(names, removes);
+                if pair.rng.below(300) == 0 {
+                    pair.end_group();
+                }
+            }
+            pair.end_group();
+            pair.check();
+        }
+        let all: Vec<_> = pair.twin.keys().cloned().collect();
+        for name in all {
+            while pair.zap.remove(&(), &name).is_err() {}
+        }
+        prop_assert!(pair.zap.is_empty());
+        if !failures {
+            prop_assert!(is_micro(&pair.zap));
+            prop_assert_eq!(pair.zap.store().leaf_count(), 0);
+        }
+    }
+}
+
+#[test]
+fn names_with_equal_hashes_live_together() {
+    let zap = new(1);
+    let mut by_hash: HashMap<u32, String> = HashMap::new();
+    let mut twins = Vec::new();
+    for number in 0..300_000 {
+        let name = number.to_string();
+        if let Some(other) = by_hash.insert(hash_of(1, name.as_bytes()), name.clone()) {
+            twins.push((other, name));
+        }
+    }
+    assert!(!twins.is_empty());
+    for (one, other) in &twins {
+        zap.insert(&(), one.as_bytes(), b"one").expect("it is new");
+        zap.insert(&(), other.as_bytes(), b"other").expect("it is new");
+    }
+    for number in 0..2000 {
+        let _ = zap.upsert(&(), format!("more {number}").as_bytes(), b"v");
+    }
+    assert_eq!(zap.audit().expect("it is valid").collisions, twins.len() as u64);
+    for (one, other) in &twins {
+        assert_eq!(&*zap.remove(&(), one.as_bytes()).expect("it is there"), b"one");
+        let found = zap.lookup(other.as_bytes()).expect("it is possible");
+        assert_eq!(found.as_deref(), Some(&b"other"[..]));
+    }
+}
+
+#[test]
+fn a_leaf_that_cannot_split_is_full() {
+    let zap = new(1);
+    for number in 0..100 {
+        zap.insert(&(), format!("{number:0>50}").as_bytes(), b"v").expect("there is room");
+    }
+    let insert = |hash: u32, name: &[u8]| {
+        let request = Request { wish: Wish::Insert, hash, name, value: b"v" };
+        zap.run(None, |state, reach| match &mut state.form {
+            Form::Fat(fat) => fat.change(reach, &(), &request),
+            Form::Micro(_) => unreachable!("it is fat"),
+        })
+    };
+    // Alike in more bits than any leaf is chosen by.
+    let mut count = 0;
+    let error = loop {
+        let name = format!("{count:0>200}");
+        match insert(0xdead_be00 | count & 0xff, name.as_bytes()) {
+            Ok(changed) => assert_eq!(changed.change, Change::Done(None)),
+            Err(error) => break error,
+        }
+        count += 1;
+        assert!(count < 1000);
+    };
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    let leaves = zap.store().leaf_count();
+    assert!(leaves < 30, "{leaves}");
+    assert!(insert(0xdead_be00, b"again and longer than what is left of its room in the leaf, however little that may be, and however long this name has to become to make sure of it, which is why it goes on and on, up to two hundred bytes").is_err());
+    assert_eq!(zap.store().leaf_count(), leaves, "nothing is split in vain");
+    insert(0x1234_5678, b"elsewhere").expect("others are not concerned");
+    let alike = zap.stats().expect("it is valid");
+    assert_eq!(alike.entries, u64::from(count) + 101);
+}
+
+#[test]
+fn impossible_names_and_values_are_refused() {
+    let zap = new(1);
+    let invalid = |result: crate::Result<()>| {
+        assert_eq!(result.expect_err("it is impossible").kind(), ErrorKind::Invalid);
+    };
+    invalid(zap.insert(&(), b"", b"v"));
+    invalid(zap.insert(&(), &[b'n'; 256], b"v"));
+    invalid(zap.insert(&(), b"n", b""));
+    invalid(zap.insert(&(), b"n", &[1; 33]));
+    invalid(zap.lookup(b"").map(|_| ()));
+    zap.insert(&(), &[b'n'; 255], &[1; 32]).expect("the longest are possible");
+}
+
+#[test]
+fn room_for_attributes_makes_it_fat() {
+    let zap = new(1);
+    for number in 0..14 {
+        zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("there is room");
+    }
+    zap.make_room(&(), 200).expect("it is possible");
+    assert!(is_micro(&zap));
+    zap.make_room(&(), 130).expect("it is possible");
+    assert!(!is_micro(&zap));
+    assert_eq!(zap.audit().expect("it is valid").entries, 14);
+}

@@ -1,0 +1,55 @@
+//! Pools on memory devices, for tests.
+
+use std::sync::Arc;
+
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions, Pool,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A cache of that many bytes.
+pub(crate) fn cache(bytes: u64) -> Arc<BlockCache> {
+    BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() }).expect("a cache")
+}
+
+/// A memory device of that many bytes, with sectors of 512.
+pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
+    let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new("memory", bytes, &options).expect("a memory device"))
+}
+
+pub(crate) fn host() -> HostId {
+    HostId { id: 1, name: "test".to_owned() }
+}
+
+pub(crate) fn create_options(cache: &Arc<BlockCache>) -> CreateOptions {
+    CreateOptions { host: host(), seed: Some(7), ..CreateOptions::new("tank", Arc::clone(cache)) }
+}
+
+pub(crate) fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
+    ImportOptions { host: host(), seed: Some(7), ..ImportOptions::new(Arc::clone(cache)) }
+}
+
+/// A new pool on one device.
+pub(crate) fn create(device: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool {
+    Pool::create(vec![Arc::clone(device).into()], &create_options(cache)).expect("a pool")
+}
+
+/// The pool on that device.
+pub(crate) fn import(device: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool {
+    Pool::import(vec![Arc::clone(device).into()], &import_options(cache)).expect("the pool")
+}
+
+/// A dataset with records of 8 KiB.
+pub(crate) fn dataset(pool: &Pool) -> Dataset {
+    let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
+    pool.create_dataset("data", &settings).expect("a dataset")
+}
+
+/// Checks a pool, and that nothing is wrong with it.
+pub(crate) fn check(pool: &Pool) {
+    let report = pool.check(&mut |_| {}).expect("the check runs");
+    assert!(report.is_clean(), "{report}");
+}

@@ -1,0 +1,10 @@
+//! Integration tests of pools, through the public interface.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start threads, wait and watch the time themselves"
+)]
+
+mod common;
+mod life;
+mod objects;

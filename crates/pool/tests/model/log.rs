@@ -1,0 +1,80 @@
+//! The intent log: changes racing commits and the end of a group; what is logged is closed under "before".
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_pool::model::ModelLog;
+
+use crate::harness::{below, check, go, join};
+
+/// Each thread's changes come in its order; a change that saw another one comes after it; and what a commit promised
+/// is there.
+#[test]
+fn what_is_logged_is_a_beginning() {
+    check(600, || {
+        let log = Arc::new(ModelLog::new());
+        let root = log.root_for(1);
+        // The newest change that is certainly noted.
+        let newest = Arc::new(AtomicU64::new(0));
+        let writer = |thread: u64| {
+            let (log, newest) = (log.clone(), newest.clone());
+            go(move || {
+                let mut saw = Vec::new();
+                let mut promised = false;
+                for n in 1..3 {
+                    let before = newest.load(Ordering::SeqCst);
+                    let number = 10 * thread + n;
+                    log.append(2, number);
+                    newest.store(number, Ordering::SeqCst);
+                    saw.push((number, before));
+                    log.write(2, thread);
+                    promised = below(2) == 0 && log.commit(thread);
+                }
+                (thread, saw, promised)
+            })
+        };
+        let ended = join([writer(1), writer(2), writer(3)]);
+        let (numbers, objects) = log.replay(&root);
+        let place = |number: u64| numbers.iter().position(|found| *found == number);
+        for (thread, saw, promised) in ended {
+            for (number, before) in saw {
+                let Some(at) = place(number) else {
+                    assert!(!promised, "{number} was promised");
+                    continue;
+                };
+                let before = (before != 0).then(|| place(before).expect("it was seen"));
+                assert!(before.is_none_or(|before| before < at), "{number} out of order");
+            }
+            assert!(!promised || objects.contains(&thread), "{thread}'s content was promised");
+        }
+    });
+}
+
+/// A group becomes durable while others commit: from each root, what it does not hold and was promised is there, and
+/// nothing that followed from what is missing.
+#[test]
+fn commits_race_the_end_of_a_group() {
+    check(600, || {
+        let log = Arc::new(ModelLog::new());
+        log.append(2, 1);
+        let root_1 = log.root_for(1);
+        let committer = |number: u64| {
+            let log = log.clone();
+            go(move || {
+                log.append(3, number);
+                (number, log.commit(number))
+            })
+        };
+        let threads = [committer(5), committer(6)];
+        let root_2 = log.root_for(2);
+        log.synced(2);
+        let ended = join(threads);
+        let (numbers, _) = log.replay(&root_2);
+        for (number, promised) in ended {
+            assert!(!promised || numbers.contains(&number), "{number} was promised");
+        }
+        assert!(!numbers.contains(&1), "it is in the group");
+        let (numbers, _) = log.replay(&root_1);
+        assert!(numbers.is_empty() || numbers.contains(&1), "1 came before {numbers:?}");
+    });
+}

@@ -1,0 +1,183 @@
+//! Transaction groups: holds racing the close of a group, waiters racing commits, suspension and close,
+//! throttled changes and those who make room.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use forebay_base::clock::ManualClock;
+use forebay_pool::model::{TxgTunables, Txgs, Wake};
+use forebay_pool::{Error, ErrorKind};
+
+use crate::harness::{below, check, go, join};
+
+fn txgs() -> Arc<Txgs> {
+    let tunables = TxgTunables::default();
+    tunables.set_dirty_max_bytes(1 << 20).unwrap();
+    let tunables = forebay_base::sync::Arc::new(tunables);
+    let clock = forebay_base::sync::Arc::new(ManualClock::new());
+    Arc::new(Txgs::new(9, clock, tunables))
+}
+
+fn cause() -> Error {
+    Error::new(ErrorKind::Device, "gone")
+}
+
+/// No hold of a group is left when `quiesce` returns, and what begins later is of a later group.
+#[test]
+fn holds_race_quiesce() {
+    check(12_000, || {
+        let txgs = txgs();
+        // Holds of each of the groups 10 to 13, as their owners see it.
+        let held: Arc<[AtomicI64; 4]> = Arc::default();
+        let newest = Arc::new(AtomicU64::new(0));
+        let changer = |cell: usize| {
+            let (txgs, held, newest) = (txgs.clone(), held.clone(), newest.clone());
+            go(move || {
+                for _ in 0..3 {
+                    let floor = newest.load(Ordering::SeqCst);
+                    let hold = txgs.begin_at(cell).unwrap();
+                    assert!(hold.txg() >= floor, "began after a change of a later group");
+                    newest.fetch_max(hold.txg(), Ordering::SeqCst);
+                    let of = &held[(hold.txg() - 10) as usize];
+                    of.fetch_add(1, Ordering::SeqCst);
+                    hold.dirty(50 << 10);
+                    of.fetch_sub(1, Ordering::SeqCst);
+                    drop(hold);
+                }
+            })
+        };
+        let changers = [changer(0), changer(1), changer(0)];
+        for expected in 10..13 {
+            let txg = txgs.quiesce().unwrap();
+            assert_eq!(txg, expected);
+            assert_eq!(held[(txg - 10) as usize].load(Ordering::SeqCst), 0, "a hold is left");
+            txgs.synced(txg);
+        }
+        join(changers);
+        let txg = txgs.quiesce().unwrap();
+        txgs.synced(txg);
+        assert_eq!(txgs.dirty_bytes(), 0);
+    });
+}
+
+/// A waiter returns once its group is durable; none sleeps for ever.
+#[test]
+fn waiters_race_commits() {
+    check(9000, || {
+        let txgs = txgs();
+        let waiter = |cell: usize| {
+            let txgs = txgs.clone();
+            go(move || {
+                for _ in 0..2 {
+                    let txg = txgs.begin_at(cell).unwrap().txg();
+                    if below(2) == 0 {
+                        assert!(txgs.sync_now().unwrap() >= txg);
+                    } else {
+                        txgs.wait_synced(txg).unwrap();
+                    }
+                    assert!(txgs.synced_txg() >= txg);
+                }
+            })
+        };
+        let waiters = [waiter(0), waiter(1)];
+        let syncer = {
+            let txgs = txgs.clone();
+            go(move || {
+                while txgs.next() != Wake::Ended {
+                    let txg = txgs.quiesce().unwrap();
+                    txgs.synced(txg);
+                }
+            })
+        };
+        join(waiters);
+        txgs.close();
+        join([syncer]);
+    });
+}
+
+/// Suspension and close reach everybody, wherever they are, and nothing begins afterwards.
+#[test]
+fn waiters_race_suspend_and_close() {
+    check(9000, || {
+        let txgs = txgs();
+        let waiter = |cell: usize| {
+            let txgs = txgs.clone();
+            go(move || {
+                let Ok(hold) = txgs.begin_at(cell) else { return };
+                let txg = hold.txg();
+                hold.dirty(2 << 20);
+                drop(hold);
+                if txgs.wait_synced(txg).is_ok() {
+                    assert!(txgs.synced_txg() >= txg);
+                }
+                // At the maximum, if the group was not committed.
+                drop(txgs.begin_at(cell));
+            })
+        };
+        let waiters = [waiter(0), waiter(1)];
+        let syncer = {
+            let txgs = txgs.clone();
+            go(move || {
+                while txgs.next() != Wake::Ended {
+                    let Ok(txg) = txgs.quiesce() else { return };
+                    txgs.synced(txg);
+                }
+            })
+        };
+        let suspends = below(2) == 0;
+        if suspends {
+            txgs.suspend(&cause());
+        } else {
+            txgs.close();
+        }
+        let expected = if suspends { ErrorKind::Suspended } else { ErrorKind::Closed };
+        assert_eq!(txgs.begin_at(0).err().unwrap().kind(), expected);
+        join(waiters);
+        join([syncer]);
+    });
+}
+
+/// Whoever waits at the maximum goes on when the sync thread has written enough, or all.
+#[test]
+fn throttled_changes_race_room() {
+    check(9000, || {
+        let txgs = txgs();
+        txgs.begin_at(0).unwrap().dirty(1 << 20);
+        let txg = txgs.quiesce().unwrap();
+        let beginner = |cell: usize| {
+            let txgs = txgs.clone();
+            go(move || {
+                let hold = txgs.begin_at(cell).unwrap();
+                hold.dirty(10);
+                hold.txg()
+            })
+        };
+        let beginners = [beginner(0), beginner(1)];
+        if below(2) == 0 {
+            txgs.clean(txg, 512 << 10);
+            txgs.clean(txg, 512 << 10);
+            let joined = join(beginners);
+            assert_eq!(joined, [11, 11]);
+            txgs.synced(txg);
+        } else {
+            txgs.synced(txg);
+            join(beginners);
+        }
+        assert_eq!(txgs.dirty_bytes(), 20);
+    });
+}
+
+/// The sync thread is woken by the bytes that make a group large, whoever adds them.
+#[test]
+fn a_large_group_wakes_the_sync_thread() {
+    check(9000, || {
+        let txgs = txgs();
+        let changer = |cell: usize| {
+            let txgs = txgs.clone();
+            go(move || txgs.begin_at(cell).unwrap().dirty(110 << 10))
+        };
+        let changers = [changer(0), changer(1)];
+        assert_eq!(txgs.next(), Wake::Dirty);
+        join(changers);
+    });
+}
