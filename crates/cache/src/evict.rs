@@ -192,7 +192,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 return Judged::Gone;
             }
             let weight = h.weight();
-            if let Some((home, row)) = stay(state, list) {
+            if let Some((home, row)) = stay(state, list, self.tunables.plain_lru()) {
                 if self.requeue(header, state, list, home, n) {
                     if let Some(row) = row {
                         self.counters.add(row, class as usize, 1);
@@ -504,12 +504,13 @@ fn is_at(state: State, list: List, class: Class, position: u32) -> bool {
 }
 
 /// Where a block goes that is not to be evicted now, and what to count; `None` for a victim.
-fn stay(state: State, list: List) -> Option<(List, Option<Counter>)> {
+fn stay(state: State, list: List, plain: bool) -> Option<(List, Option<Counter>)> {
     if state.has(WRITING) {
         return Some((list, Some(CacheCounters::EVICT_SKIPPED_WRITING)));
     }
     if state.has(MARK) {
         return Some(match list {
+            _ if plain => (list, None),
             List::Mru => (List::Mfu, Some(CacheCounters::PROMOTED)),
             List::Once => (List::Mru, Some(CacheCounters::PROMOTED)),
             List::Mfu => (List::Mfu, None),

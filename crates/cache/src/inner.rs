@@ -20,7 +20,7 @@ use forebay_base::rng::SmallRng;
 use forebay_base::sync::atomic::{AtomicBool, AtomicUsize};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
-use crate::attributes::Class;
+use crate::attributes::{Attributes, Class};
 use crate::callbacks::Callbacks;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
@@ -161,6 +161,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             closers: AtomicUsize::new(0),
             holds: AtomicUsize::new(1),
         })
+    }
+
+    /// Plain LRU does not tell blocks apart.
+    #[inline]
+    pub(crate) fn as_policy_sees(&self, attributes: Attributes) -> Attributes {
+        if self.tunables.plain_lru() { Attributes::DATA } else { attributes }
     }
 
     #[inline]

@@ -51,6 +51,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         value: V,
         attributes: Attributes,
     ) -> Result<(), Refused<V>> {
+        let attributes = self.as_policy_sees(attributes);
         let class = attributes.class;
         let hash = self.hash(&key);
         let weight = (self.weigher)(&key, &value).max(1);
@@ -190,6 +191,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let h = unsafe { header.as_ref() };
         // Read before the update, after which the header may be anybody's.
         let (id, weight) = (h.id(), h.weight());
+        let list = if self.tunables.plain_lru() { List::Mru } else { list };
         let sublist = self.list(list, class).mine();
         let mut ring = sublist.lock();
         let position = sublist.stamp(ring.next_position());

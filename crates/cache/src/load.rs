@@ -53,6 +53,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> Result<Step<'_, K, V>, LoadError> {
         let hash = self.hash(&key);
         let weight = weight.max(1);
+        let attributes = self.as_policy_sees(attributes);
         let class = attributes.class;
         loop {
             if let Some((header, before)) = self.pin(hash, &key, MARK) {

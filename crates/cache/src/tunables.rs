@@ -34,6 +34,10 @@ forebay_base::tunables! {
     /// References to a block while it is among this share of the newest blocks of mru do not count as reuse; 0 counts all.
     correlated_window_permille: u32 = 0, 0..=900, runtime, "permille";
 
+    /// One list for all blocks, whatever class and hint they have, and a block that was used since it was last looked at
+    /// goes to its head: LRU, to compare with. Set `ghost_percent` to 0 with it.
+    plain_lru: bool = false, false..=true, build, "flag";
+
     /// Evictions that may wait for the user's callback; beyond, callbacks are dropped and counted.
     callback_queue: u32 = 4096, 1..=1048576, runtime, "count";
 

@@ -6,12 +6,13 @@ use zerocopy::{FromBytes, FromZeros};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode,
+    CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES,
 };
 use crate::object::Leaves;
-use crate::objset::{Objset, WriteSettings};
+use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::store::Store;
 use crate::sync::SyncContext;
+use crate::tx::Tx;
 use crate::zap::Zap;
 
 /// Records of objects have at least this many bytes.
@@ -183,6 +184,17 @@ impl Inner {
     /// Whether changes are noted for the intent log.
     pub(crate) fn logs(&self) -> bool {
         self.logs
+    }
+
+    /// Changes the attributes of an object. A directory's names make room for them.
+    pub(crate) fn set_attributes(&self, tx: &Tx, number: u64, attributes: &[u8]) -> Result<()> {
+        check_attributes(attributes)?;
+        let dnode = self.objset.dnode(number)?;
+        let grow = attributes.len() > dnode.attributes().len();
+        if grow && dnode.object_kind() == Some(ObjectKind::Zap) {
+            self.directory(number)?.make_room(tx, TAIL_BYTES - attributes.len())?;
+        }
+        self.objset.set_attributes(tx, number, attributes)
     }
 
     pub(crate) fn directory(&self, number: u64) -> Result<Arc<Zap<Leaves>>> {

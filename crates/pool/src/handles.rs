@@ -149,7 +149,7 @@ impl Dataset {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if they are too long.
     pub fn set_attributes(&self, tx: &Transaction<'_>, number: u64, attributes: &[u8]) -> Result<()> {
-        self.inner.objset.set_attributes(tx.tx(), number, attributes)?;
+        self.inner.set_attributes(tx.tx(), number, attributes)?;
         self.log(tx, number, || Change::TouchAttributes);
         Ok(())
     }

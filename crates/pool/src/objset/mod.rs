@@ -294,7 +294,7 @@ fn shard_of(number: u64) -> usize {
     number as usize % SHARDS
 }
 
-fn check_attributes(attributes: &[u8]) -> Result<()> {
+pub(crate) fn check_attributes(attributes: &[u8]) -> Result<()> {
     if attributes.len() <= ATTRIBUTES_MAX {
         return Ok(());
     }

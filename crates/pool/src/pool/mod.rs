@@ -148,7 +148,7 @@ impl Inner {
 
     fn has_room(&self, intent: Intent) -> bool {
         let available = self.available.load(Ordering::Relaxed);
-        let wanted = self.txgs.dirty_bytes().saturating_mul(sync::WORST_COST);
+        let wanted = self.txgs.dirty_estimate().saturating_mul(sync::WORST_COST);
         match intent {
             Intent::Use => wanted.saturating_add(sync::MARGIN_BYTES) <= available,
             Intent::Free => wanted <= available.saturating_add(self.reserve_bytes() / 2),

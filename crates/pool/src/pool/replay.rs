@@ -49,7 +49,31 @@ impl Inner {
     }
 }
 
+/// Changes of one thing are noted in the order in which they were made only if their callers took turns; and what a commit
+/// fetched may be of an object that was destroyed by then. So a change of something that is gone, or is there already, is no
+/// error: the newest note wins.
 fn apply(dataset: &dataset::Inner, transaction: &Transaction<'_>, entry: &Entry<'_>) -> Result<()> {
+    let applied = apply_strictly(dataset, transaction, entry);
+    match (applied, entry.record) {
+        (Err(error), record)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
+                && !matches!(record, Record::Create { .. }) =>
+        {
+            Ok(())
+        }
+        (Err(error), Record::ZapInsert { name, value }) if error.kind() == ErrorKind::Exists => {
+            let directory = dataset.directory(entry.object)?;
+            directory.upsert(transaction.tx(), name, value).map(|_| ())
+        }
+        (applied, _) => applied,
+    }
+}
+
+fn apply_strictly(
+    dataset: &dataset::Inner,
+    transaction: &Transaction<'_>,
+    entry: &Entry<'_>,
+) -> Result<()> {
     let (objset, number, tx) = (&dataset.objset, entry.object, transaction.tx());
     match entry.record {
         Record::Create { kind, record_shift, attributes } => {
@@ -60,7 +84,7 @@ fn apply(dataset: &dataset::Inner, transaction: &Transaction<'_>, entry: &Entry<
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             destroyed => destroyed,
         },
-        Record::SetAttributes { attributes } => objset.set_attributes(tx, number, attributes),
+        Record::SetAttributes { attributes } => dataset.set_attributes(tx, number, attributes),
         Record::Write { offset, bytes } => objset.open(number)?.write(tx, offset, bytes),
         Record::Truncate { size } => objset.open(number)?.truncate(tx, size),
         Record::Punch { offset, len } => objset.open(number)?.punch(tx, offset, len),
