@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES,
 };
-use crate::object::Leaves;
+use crate::object::{Leaves, ReadAhead};
 use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::store::Store;
 use crate::sync::SyncContext;
@@ -125,7 +125,7 @@ pub(crate) struct Inner {
 impl Inner {
     /// A dataset as it lies in the attributes of its object.
     pub(crate) fn open(
-        store: Store,
+        (store, ahead): (Store, &Arc<ReadAhead>),
         (name, number): (&str, u64),
         attributes: &[u8],
         seed: u64,
@@ -135,7 +135,7 @@ impl Inner {
             doing(Error::new(ErrorKind::Corrupt, "its object has no such attributes"))
         })?;
         let settings = DatasetSettings::of(&phys).map_err(doing)?;
-        let objset = Objset::new(store, &phys.objset, settings.write_settings(), seed).map_err(doing)?;
+        let objset = Objset::new((store, ahead), &phys.objset, settings.write_settings(), seed).map_err(doing)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             number,

@@ -7,6 +7,7 @@
 //! change has two buffers, since the first is being written while the second changes. Nothing is read from a
 //! device while an object's lock is held: who needs a block that is not in memory lets go, fetches, and starts over.
 
+mod ahead;
 mod leaves;
 mod node;
 mod pending;
@@ -16,6 +17,7 @@ mod sync;
 pub(crate) mod tree;
 mod write;
 
+pub(crate) use ahead::ReadAhead;
 pub(crate) use leaves::Leaves;
 pub(crate) use node::{DataFields, Fetched, Found, Node, State};
 pub(crate) use write::{Missing, Modified, Step, Wanted, dirty_mut};

@@ -14,6 +14,7 @@ use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
 use crate::objset::Objset;
+use crate::prefetch::Prefetcher;
 
 use super::pending::{Pending, Slot};
 use super::pins::Pins;
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) pins: Pins,
     /// The group that destroyed it.
     pub(crate) destroyed: Option<u64>,
+    /// What is known of reads.
+    pub(super) prefetcher: Option<Box<Prefetcher>>,
 }
 
 /// The data fields of a dnode, as a sync has made them.
@@ -145,6 +148,7 @@ impl Node {
             pending: Default::default(),
             pins: Pins::default(),
             destroyed: None,
+            prefetcher: None,
         };
         Ok(Arc::new(Self {
             objset: Arc::clone(objset),

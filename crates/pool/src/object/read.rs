@@ -1,43 +1,53 @@
 //! Reading of objects.
 
-use forebay_base::sync::Arc;
-
 use crate::error::{Error, ErrorKind, Result};
+use crate::prefetch::Found;
 
-use super::node::{Found, Node};
+use super::node::{self, Node};
 use super::RETRIES_MAX;
 
 impl Node {
     /// Fills `out` from `offset` on, and returns how many bytes there were before the end.
-    pub(crate) fn read(self: &Arc<Self>, offset: u64, out: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let size = self.size();
         let len = (out.len() as u64).min(size.saturating_sub(offset)) as usize;
+        if len == 0 {
+            return Ok(0);
+        }
         let mut done = 0;
+        let mut first = None;
         while done < len {
             let at = offset + done as u64;
             let within = at as usize & (self.record_bytes() - 1);
             let part = (self.record_bytes() - within).min(len - done);
-            self.read_block(at >> self.record_shift, within, &mut out[done..done + part])?;
+            let found = self.read_block(at >> self.record_shift, within, &mut out[done..done + part])?;
+            // Told early: what comes next is read while the rest of this read is copied.
+            if first.is_none() {
+                first = Some(found);
+                let last = (offset + len as u64 - 1) >> self.record_shift;
+                self.note_read(at >> self.record_shift..last + 1, found);
+            }
             done += part;
         }
         Ok(len)
     }
 
-    fn read_block(self: &Arc<Self>, block: u64, within: usize, out: &mut [u8]) -> Result<()> {
+    fn read_block(&self, block: u64, within: usize, out: &mut [u8]) -> Result<Found> {
+        let mut whence = Found::Hit;
         for _ in 0..RETRIES_MAX {
             let ptr = {
                 let state = self.lock();
                 match state.find(block) {
-                    Found::Dirty(buffer) => {
+                    node::Found::Dirty(buffer) => {
                         copy_out(buffer, within, out);
-                        return Ok(());
+                        return Ok(whence);
                     }
-                    Found::Hole => {
+                    node::Found::Hole => {
                         out.fill(0);
-                        return Ok(());
+                        return Ok(whence);
                     }
-                    Found::Stored(ptr) => Some(ptr),
-                    Found::Unknown => None,
+                    node::Found::Stored(ptr) => Some(ptr),
+                    node::Found::Unknown => None,
                 }
             };
             let Some(ptr) = ptr else {
@@ -46,11 +56,15 @@ impl Node {
             };
             if let Some(content) = self.objset.store.peek(&ptr) {
                 copy_out(&content, within, out);
-                return Ok(());
+                return Ok(whence);
             }
+            whence = match self.objset.store.is_read_ahead(&ptr) {
+                true => Found::InFlight,
+                false => Found::Miss,
+            };
             if let Some(fetched) = self.fetch(block, &ptr)? {
                 copy_out(&fetched.content, within, out);
-                return Ok(());
+                return Ok(whence);
             }
         }
         Err(self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))

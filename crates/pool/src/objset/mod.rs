@@ -19,7 +19,7 @@ use crate::format::{
     ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys, TAIL_BYTES,
 };
 use crate::object::tree::Tree;
-use crate::object::{DataFields, Node};
+use crate::object::{DataFields, Node, ReadAhead};
 use crate::store::Store;
 use crate::tx::Tx;
 
@@ -42,6 +42,7 @@ pub(crate) struct WriteSettings {
 /// A set of objects.
 pub(crate) struct Objset {
     pub(crate) store: Store,
+    pub(crate) ahead: Arc<ReadAhead>,
     settings: Mutex<WriteSettings>,
     /// Of the blocks of dnodes, as of the newest group that is synced.
     tree: Mutex<Tree>,
@@ -58,11 +59,17 @@ pub(crate) struct Objset {
 }
 
 impl Objset {
-    pub(crate) fn new(store: Store, phys: &ObjsetPhys, settings: WriteSettings, seed: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        (store, ahead): (Store, &Arc<ReadAhead>),
+        phys: &ObjsetPhys,
+        settings: WriteSettings,
+        seed: u64,
+    ) -> Result<Arc<Self>> {
         let tree = Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
             .map_err(|error| error.doing("a set of objects"))?;
         Ok(Arc::new(Self {
             store,
+            ahead: Arc::clone(ahead),
             settings: Mutex::named("objset-settings", settings),
             tree: Mutex::named("objset-tree", tree),
             dnodes: Dnodes::new(),

@@ -19,7 +19,7 @@ use crate::format::{
     BlockPtrPhys, DvaPhys, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
 };
 use crate::log::{Extent, IntentLog};
-use crate::object::Leaves;
+use crate::object::{Leaves, ReadAhead};
 use crate::objset::Objset;
 use crate::space::Space;
 use crate::store::{Allocate, Store};
@@ -94,6 +94,10 @@ impl Parts {
         })
     }
 
+    pub(super) fn read_ahead(&self) -> Arc<ReadAhead> {
+        ReadAhead::new(Arc::clone(self.tunables.prefetch()), Arc::clone(&self.clock))
+    }
+
     /// The devices, for the intent log.
     pub(super) fn log_devices(&self, devices: &Arc<Devices>) -> Arc<LogDevices> {
         Arc::new(LogDevices { devices: Arc::clone(devices), cache: Arc::clone(&self.cache) })
@@ -154,7 +158,12 @@ impl Pool {
             Arc::clone(parts.tunables.log()),
         )?;
         let metadata = DatasetSettings::default().write_settings();
-        let mos = Objset::new(store.clone(), &ObjsetPhys::default(), metadata, parts.seed)?;
+        let mos = Objset::new(
+            (store.clone(), &parts.read_ahead()),
+            &ObjsetPhys::default(),
+            metadata,
+            parts.seed,
+        )?;
         let tx = Tx::syncing(first);
         let shift = ZAP_LEAF_BYTES.trailing_zeros() as u8;
         let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;

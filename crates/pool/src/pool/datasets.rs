@@ -108,7 +108,12 @@ impl Inner {
             CacheMode::None => OwnerCaching::None,
         };
         let store = self.store.with_owner(open_owner(self.store.cache(), caching)?);
-        let dataset = dataset::Inner::open(store, (name, number), dnode.attributes(), self.rng.lock().next_u64())?;
+        let dataset = dataset::Inner::open(
+            (store, &self.mos.ahead),
+            (name, number),
+            dnode.attributes(),
+            self.rng.lock().next_u64(),
+        )?;
         datasets.insert(name.to_owned(), Arc::clone(&dataset));
         Ok(dataset)
     }

@@ -89,7 +89,7 @@ impl Pool {
         }
         let space = Space::load(&root.space, &devices.spans(), Box::new(store.clone())).map_err(doing)?;
         let metadata = DatasetSettings::default().write_settings();
-        let mos = Objset::new(store.clone(), &root.mos, metadata, parts.seed).map_err(doing)?;
+        let mos = Objset::new((store.clone(), &parts.read_ahead()), &root.mos, metadata, parts.seed).map_err(doing)?;
         let txg = root.txg.get();
         let log_devices = parts.log_devices(&devices);
         let log = IntentLog::open(&root.log, txg, log_devices, Arc::clone(parts.tunables.log()))

@@ -11,6 +11,11 @@ impl SpaceRead for Store {
     fn read(&self, pointer: &BlockPtrPhys) -> Result<Vec<u8>> {
         Ok(self.read_uncached(pointer)?.to_vec())
     }
+
+    fn read_many(&self, pointers: &[BlockPtrPhys]) -> Result<Vec<Vec<u8>>> {
+        let read = self.read_many_uncached(pointers)?;
+        Ok(read.iter().map(|content| content.to_vec()).collect())
+    }
 }
 
 /// Writes blocks of the space maps and root blocks: to places that they have already, and past the cache, since

@@ -62,6 +62,9 @@ impl Inner {
         let snapshots = [
             self.store.counters().snapshot(),
             self.txgs.counters().snapshot(),
+            self.log.counters().snapshot(),
+            self.mos.ahead.counters().snapshot(),
+            self.space.lock().counters().snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

@@ -134,7 +134,7 @@ impl Prefetcher {
         (first, blocks): (u64, u32),
         end_block: u64,
         found: Found,
-        now_ns: u64,
+        now_ns: impl Fn() -> u64,
         limits: &Limits,
         counters: &PrefetchCounters,
     ) -> Option<Plan> {
@@ -152,7 +152,7 @@ impl Prefetcher {
                 Match::None => {}
                 Match::Behind => return None,
                 Match::Takes(accesses) => {
-                    stream.last_ns = now_ns;
+                    stream.last_ns = now_ns();
                     let row = match (stream.unused_blocks() > 0, found) {
                         (false, _) => PrefetchCounters::MISSES,
                         (true, Found::Hit) => PrefetchCounters::HITS,
@@ -178,7 +178,7 @@ impl Prefetcher {
     }
 
     /// Looks for a stream that the read makes with earlier ones, and remembers it otherwise.
-    fn recognize(&mut self, first: u64, blocks: u32, now_ns: u64) -> Option<Stream> {
+    fn recognize(&mut self, first: u64, blocks: u32, now_ns: impl Fn() -> u64) -> Option<Stream> {
         let mut nearest: Option<(u64, usize)> = None;
         for (at, candidate) in self.candidates.iter_mut().enumerate() {
             // All that random reads come to: one comparison.
@@ -191,7 +191,7 @@ impl Prefetcher {
             let read_end = first.saturating_add(u64::from(blocks));
             if delta > 0 && first <= end && read_end > end {
                 *candidate = Candidate::default();
-                return Some(Stream::new(read_end, 1, 1, now_ns));
+                return Some(Stream::new(read_end, 1, 1, now_ns()));
             }
             if delta == candidate.stride && delta != 0 {
                 candidate.first = first;
@@ -201,7 +201,7 @@ impl Prefetcher {
                 }
                 let run = candidate.blocks.max(blocks);
                 *candidate = Candidate::default();
-                return Some(Stream::new(first.wrapping_add_signed(delta), delta, run, now_ns));
+                return Some(Stream::new(first.wrapping_add_signed(delta), delta, run, now_ns()));
             }
             let distance = delta.unsigned_abs();
             let guesses = candidate.confirmed == 0 && (1..=STRIDE_MAX).contains(&distance);

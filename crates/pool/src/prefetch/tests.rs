@@ -48,7 +48,7 @@ impl Reader {
         let (prefetcher, counters) = (&mut self.prefetcher, &self.counters);
         let read = (first, blocks);
         let plan =
-            prefetcher.on_read(read, self.end_block, found, self.now_ns, &self.limits, counters);
+            prefetcher.on_read(read, self.end_block, found, || self.now_ns, &self.limits, counters);
         let Some(plan) = plan else { return };
         let mut count = 0;
         for block in plan.blocks() {

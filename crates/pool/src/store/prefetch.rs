@@ -56,6 +56,12 @@ impl Prefetches {
 }
 
 impl Store {
+    /// Whether a block is on its way because somebody reads ahead.
+    pub(crate) fn is_read_ahead(&self, bp: &BlockPtrPhys) -> bool {
+        let key = self.key(bp);
+        self.shared.prefetches.shard(&key).lock().contains_key(&key)
+    }
+
     /// Begins to read a block ahead, unless it is cached or on its way; see the module for when it
     /// is declined. `on_done` runs once, here or when the read ends, on whatever thread, and must
     /// not block.

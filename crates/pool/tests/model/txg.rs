@@ -40,6 +40,9 @@ fn holds_race_quiesce() {
                     newest.fetch_max(hold.txg(), Ordering::SeqCst);
                     let of = &held[(hold.txg() - 10) as usize];
                     of.fetch_add(1, Ordering::SeqCst);
+                    let older = &held[..(hold.txg() - 10) as usize];
+                    let left = older.iter().any(|of| of.load(Ordering::SeqCst) != 0);
+                    assert!(!left, "two groups change side by side");
                     hold.dirty(50 << 10);
                     of.fetch_sub(1, Ordering::SeqCst);
                     drop(hold);

@@ -1,0 +1,74 @@
+//! Reading ahead of an object's reads: what `prefetch` recognizes, carried out.
+
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+
+use crate::prefetch::{self, Limits, Plan, PrefetchCounters, PrefetchTunables, Prefetcher};
+
+use super::node::{Found, Node};
+
+/// What all objects of a pool share for it.
+pub(crate) struct ReadAhead {
+    tunables: Arc<PrefetchTunables>,
+    counters: PrefetchCounters,
+    clock: Arc<dyn Clock>,
+}
+
+impl ReadAhead {
+    pub(crate) fn new(tunables: Arc<PrefetchTunables>, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { tunables, counters: PrefetchCounters::new(), clock })
+    }
+
+    /// What it has counted.
+    pub(crate) fn counters(&self) -> &PrefetchCounters {
+        &self.counters
+    }
+}
+
+impl Node {
+    /// Notes a read of blocks, the first of which was found there, and begins to read what will be wanted next.
+    pub(super) fn note_read(&self, blocks: std::ops::Range<u64>, found: prefetch::Found) {
+        let ahead = &self.objset.ahead;
+        let limits = Limits::new(&ahead.tunables, self.record_bytes() as u64);
+        let plan = {
+            let mut state = self.lock();
+            let end = state.size.div_ceil(self.record_bytes() as u64);
+            let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
+            let prefetcher = state.prefetcher.get_or_insert_with(|| Box::new(Prefetcher::new()));
+            let now_ns = || ahead.clock.now_ns();
+            prefetcher.on_read((blocks.start, count), end, found, now_ns, &limits, &ahead.counters)
+        };
+        if let Some(plan) = plan {
+            self.read_ahead(plan);
+        }
+    }
+
+    fn read_ahead(&self, plan: Plan) {
+        let _reading = self.objset.store.readers().enter();
+        // Pointers that are not in memory are read for once; the reader would wait for them soon anyway.
+        let mut may_pin = true;
+        for block in plan.blocks() {
+            let mut found = self.stored_at(block);
+            if found.is_none() && may_pin {
+                may_pin = false;
+                found = self.pin(block).is_ok().then(|| self.stored_at(block)).flatten();
+            }
+            match found {
+                Some(Some(ptr)) => {
+                    self.objset.store.prefetch(&ptr, self.attributes(), Box::new(|_| {}));
+                }
+                Some(None) => {}
+                None => return,
+            }
+        }
+    }
+
+    /// Where a block is stored; inside, nothing if it is in memory or a hole, outside, if that is not known.
+    fn stored_at(&self, block: u64) -> Option<Option<crate::format::BlockPtrPhys>> {
+        match self.lock().find(block) {
+            Found::Stored(ptr) => Some(Some(ptr)),
+            Found::Dirty(_) | Found::Hole => Some(None),
+            Found::Unknown => None,
+        }
+    }
+}

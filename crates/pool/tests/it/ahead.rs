@@ -1,0 +1,58 @@
+//! Reading ahead of streams.
+
+use forebay_pool::Pool;
+
+use crate::common::{MIB, cache, create, dataset, import, memory};
+
+const BLOCKS: u64 = 1024;
+const RECORD: u64 = 8192;
+
+fn counter(pool: &Pool, name: &str) -> u64 {
+    pool.stats().counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
+}
+
+/// Reads blocks of a cold object one after the other, and says how many had to be waited for, and how many were read
+/// ahead.
+fn read_cold(blocks: impl Iterator<Item = u64>) -> (u64, u64) {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    let object = data.object(number).unwrap();
+    for block in 0..BLOCKS {
+        object.write(&tx, block * RECORD, &block.to_le_bytes()).unwrap();
+    }
+    drop((tx, object, data));
+    pool.export().unwrap();
+    let pool = import(&device, &cache);
+    let data = pool.dataset("data").unwrap();
+    let object = data.object(number).unwrap();
+    let mut out = [0; RECORD as usize];
+    for block in blocks {
+        object.read(block * RECORD, &mut out).unwrap();
+        assert_eq!(out[..8], block.to_le_bytes());
+    }
+    (counter(&pool, "misses"), counter(&pool, "issued"))
+}
+
+#[test]
+fn a_sequential_reader_finds_blocks_on_their_way() {
+    let (misses, issued) = read_cold(0..BLOCKS);
+    assert!(misses < 20, "{misses} misses");
+    assert!((BLOCKS / 2..=BLOCKS).contains(&issued), "{issued} blocks read ahead");
+}
+
+#[test]
+fn a_strided_reader_does_too() {
+    let (misses, issued) = read_cold((0..BLOCKS).step_by(17));
+    assert!(misses < 20, "{misses} misses");
+    assert!((30..=BLOCKS / 17).contains(&issued), "{issued} blocks read ahead");
+}
+
+#[test]
+fn a_random_reader_costs_no_reads_but_its_own() {
+    let mut rng = forebay_base::rng::SmallRng::from_seed(3);
+    let (_, issued) = read_cold((0..300).map(|_| rng.below(BLOCKS)));
+    assert!(issued < 60, "{issued} blocks read ahead of random reads");
+}
