@@ -206,6 +206,7 @@ impl Found {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
             config: Mutex::named("pool-config", self.config),
+            spans: Mutex::named("pool-spans", Vec::new()),
             devices,
             store,
             txgs,

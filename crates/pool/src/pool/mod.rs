@@ -7,6 +7,7 @@ mod check;
 mod create;
 mod datasets;
 mod export;
+mod grow;
 mod import;
 mod log_io;
 mod replay;
@@ -31,7 +32,7 @@ use crate::format::BlockPtrPhys;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
-use crate::space::Space;
+use crate::space::{DeviceSpan, Space};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
@@ -70,6 +71,8 @@ pub(crate) struct Inner {
     /// Held by who adds a dataset or removes one.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,
+    /// The devices' room, as space knows it.
+    spans: Mutex<Vec<DeviceSpan>>,
     tunables: Arc<PoolTunables>,
     rng: Mutex<SmallRng>,
     /// The root block of the newest group that is durable.

@@ -55,6 +55,7 @@ impl Inner {
         self.store.readers().quiesce();
         let mut space = self.space.lock();
         space.begin(txg);
+        self.fit_space(&mut space)?;
         self.finish_group(txg, space)
     }
 

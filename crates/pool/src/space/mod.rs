@@ -258,6 +258,11 @@ impl Space {
         Ok(())
     }
 
+    /// Whether a device's room is known.
+    pub(crate) fn has_device(&self, device: u16) -> bool {
+        self.geometry.device_at(device).is_some()
+    }
+
     /// Adds a device to the pool, with the transaction group at hand.
     ///
     /// # Errors

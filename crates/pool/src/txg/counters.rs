@@ -9,6 +9,8 @@ forebay_base::counters! {
     woken: cause;
     /// Groups that were closed to new changes.
     quiesced;
+    /// Changes that waited until a group was closed and the next one open.
+    waited_open;
     /// Groups that became durable.
     synced;
     /// Changes that were slowed down because much waits for its commit.

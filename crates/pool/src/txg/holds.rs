@@ -24,29 +24,31 @@ pub(super) struct Cell {
     dirty: [AtomicI64; 2],
 }
 
+/// What became of an attempt to begin.
+pub(super) enum Entered {
+    /// A hold of this group is counted.
+    Open(u64),
+    /// The open group is being closed.
+    Closing,
+    /// Nothing begins any more.
+    Refused,
+}
+
 /// What `txg-cell` protects.
 pub(super) struct CellState {
     /// The group that a change joins. The same in all cells, but for the moment of a change.
     pub(super) open: u64,
     /// Holds of both groups, by slot.
     pub(super) holds: [u32; 2],
-    pub(super) gate: Gate,
-}
-
-/// Whether changes begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
-    /// They do.
-    Open,
-    /// They wait until the holds of the group before are gone.
-    Draining,
-    /// Suspended or closed: they do not.
-    Refuses,
+    /// `open` is being closed: what begins waits for the next one. The same in all cells, as `open` is.
+    pub(super) closing: bool,
+    /// Suspended or closed: nothing begins.
+    pub(super) refuses: bool,
 }
 
 impl Cell {
     pub(super) fn new(open: u64) -> CachePadded<Self> {
-        let state = CellState { open, holds: [0; 2], gate: Gate::Open };
+        let state = CellState { open, holds: [0; 2], closing: false, refuses: false };
         CachePadded::new(Self {
             state: Mutex::named("txg-cell", state),
             dirty: [AtomicI64::new(0), AtomicI64::new(0)],
@@ -57,16 +59,19 @@ impl Cell {
         self.state.lock()
     }
 
-    /// Counts a hold in; the group it is of, or why it cannot begin.
+    /// Counts a hold in, if a group is open.
     #[inline]
-    pub(super) fn enter(&self) -> Result<u64, Gate> {
+    pub(super) fn enter(&self) -> Entered {
         let mut state = self.state.lock();
-        if state.gate != Gate::Open {
-            return Err(state.gate);
+        if state.refuses {
+            return Entered::Refused;
+        }
+        if state.closing {
+            return Entered::Closing;
         }
         let open = state.open;
         state.holds[slot_of(open)] += 1;
-        Ok(open)
+        Entered::Open(open)
     }
 
     /// Counts a hold out. True if it was this cell's last of a group that has been closed.
@@ -76,7 +81,7 @@ impl Cell {
         let holds = &mut state.holds[slot_of(txg)];
         debug_assert!(*holds > 0, "a hold of group {txg} that nobody has");
         *holds -= 1;
-        *holds == 0 && state.open != txg
+        *holds == 0 && state.closing
     }
 
     /// Notes `bytes`, and returns what is now to be added to the sum: 0 most of the time.

@@ -1,17 +1,16 @@
 //! Transaction groups: which changes become durable together.
 //!
 //! Every change of the pool begins with a [`Hold`] on the open group. The sync thread, told by
-//! [`Txgs::next`], closes that group ([`Txgs::quiesce`]), which opens the next one, waits until the group's
-//! holds are gone, writes it out, and says so ([`Txgs::synced`]).
+//! [`Txgs::next`], closes that group ([`Txgs::quiesce`]): it waits until the group's holds are gone, opens the
+//! next one, writes the group out, and says so ([`Txgs::synced`]).
 //!
 //! # Invariants
 //!
 //! - At most two groups are alive, with numbers in a row: one open, one quiescing or syncing. So whatever
 //!   is kept by group has two slots, see [`slot_of`].
-//! - All cells change the open group at one moment, while all are locked, and nothing joins the new group before the
-//!   last hold of the old one is gone. So changes of different groups never run side by side: what a
-//!   change finds is of its own group or an older one, and whoever keeps changes by group never has to add
-//!   one to an older group than the newest that it has.
+//! - No group has holds while an earlier one has: what begins while a group is being closed waits. So changes of one thing are
+//!   in the order of their groups, and a group never has to take in a change that a later one has built upon. The price
+//!   is that all changes wait for the longest that is under way, once a commit.
 //! - `synced < quiesced + 1 == open` as [`State`] has them, and numbers only grow.
 //! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins.
 //!
@@ -41,8 +40,8 @@ use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 pub use counters::TxgCounters;
+use holds::{Cell, Entered};
 pub use holds::Hold;
-use holds::{Cell, Gate};
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
@@ -83,7 +82,9 @@ struct State {
     synced: u64,
     /// The newest group that somebody waits for.
     wanted: u64,
-    /// Cells with holds of the group that quiesces; nothing begins while there are any.
+    /// Whether `open` quiesces.
+    closing: bool,
+    /// Cells with holds of the group that quiesces.
     cells_left: usize,
     stop: Option<Stop>,
     /// Changes that are being slowed down.
@@ -119,10 +120,10 @@ pub struct Txgs {
     state: Mutex<State>,
     /// For the sync thread: something to do, or the last hold is gone.
     work: Condvar,
+    /// For those who begin while a group is being closed.
+    opened: Condvar,
     /// For those who wait for a group.
     durable: Condvar,
-    /// For those who begin while a group quiesces.
-    drained: Condvar,
     /// For those who are throttled.
     room: Condvar,
     dirty: CachePadded<Dirty>,
@@ -147,6 +148,7 @@ impl Txgs {
             opened_ns: clock.now_ns(),
             synced,
             wanted: synced,
+            closing: false,
             cells_left: 0,
             stop: None,
             throttled: 0,
@@ -157,8 +159,8 @@ impl Txgs {
             cells: (0..cells).map(|_| Cell::new(open)).collect(),
             state: Mutex::named("txg-state", state),
             work: Condvar::new(),
+            opened: Condvar::new(),
             durable: Condvar::new(),
-            drained: Condvar::new(),
             room: Condvar::new(),
             dirty: CachePadded::new(Dirty::new()),
             dirty_woken: AtomicU64::new(synced),
@@ -171,8 +173,8 @@ impl Txgs {
         }
     }
 
-    /// Joins the open group. Waits while too many changed bytes wait for a commit, and while the last changes of the
-    /// group before end. So the calling thread must not have a hold already, nor a lock that others take while they have one.
+    /// Joins the open group. Waits while too many changed bytes wait for a commit. The calling thread must not
+    /// have a hold already.
     ///
     /// # Errors
     /// `Suspended` or `Closed`.
@@ -191,19 +193,22 @@ impl Txgs {
         }
         loop {
             match self.cells[cell].enter() {
-                Ok(txg) => return Ok(Hold::new(self, cell, txg)),
-                Err(Gate::Refuses) => return Err(self.refusal()),
-                Err(_) => self.wait_drained(),
+                Entered::Open(txg) => return Ok(Hold::new(self, cell, txg)),
+                Entered::Closing => self.wait_opened(),
+                Entered::Refused => return Err(self.refusal()),
             }
         }
     }
 
-    /// Waits until the group that quiesces has no holds left, or nothing begins any more.
+    /// Waits until the group that is being closed has no holds any more.
     #[cold]
-    fn wait_drained(&self) {
+    fn wait_opened(&self) {
         let mut state = self.state.lock();
-        while state.cells_left > 0 && state.stop.is_none() {
-            self.drained.wait(&mut state);
+        if state.closing && state.stop.is_none() {
+            self.counters.add(TxgCounters::WAITED_OPEN, 0, 1);
+        }
+        while state.closing && state.stop.is_none() {
+            self.opened.wait(&mut state);
         }
     }
 
@@ -269,15 +274,19 @@ impl Txgs {
         }
         let txg = state.open;
         assert_eq!(state.synced + 1, txg, "the group before {txg} is not durable");
-        state.cells_left = self.switch(txg);
-        state.open = txg + 1;
-        state.opened_ns = began_ns;
+        state.closing = true;
+        state.cells_left = self.close_cells(txg);
         while state.cells_left > 0 {
             self.work.wait(&mut state);
             if let Some(Stop::Suspended(_)) = &state.stop {
                 state.check_running()?;
             }
         }
+        self.open_cells(txg + 1);
+        state.open = txg + 1;
+        state.opened_ns = self.clock.now_ns();
+        state.closing = false;
+        self.opened.notify_all();
         drop(state);
         self.fold(txg);
         self.counters.add(TxgCounters::QUIESCED, 0, 1);
@@ -285,31 +294,25 @@ impl Txgs {
         Ok(txg)
     }
 
-    /// Opens the group after `txg` in all cells at once, for when its holds are gone, and says how many cells have any. Who drops the last
-    /// hold of a cell waits for `txg-state`, which the caller has, until the number is known.
-    fn switch(&self, txg: u64) -> usize {
+    /// Lets nobody join `txg` any more, and says how many cells have holds of it. Who drops the last hold of a cell
+    /// waits for `txg-state`, which the caller has, until the number is known.
+    fn close_cells(&self, txg: u64) -> usize {
         let mut cells: Vec<_> = self.cells.iter().map(|cell| cell.lock()).collect();
         for cell in &mut cells {
             debug_assert_eq!(cell.open, txg);
             debug_assert_eq!(cell.holds[slot_of(txg + 1)], 0, "a hold of a durable group");
-            cell.open = txg + 1;
+            cell.closing = true;
         }
-        let left = cells.iter().filter(|cell| cell.holds[slot_of(txg)] > 0).count();
-        for cell in cells.iter_mut().filter(|cell| left > 0 && cell.gate == Gate::Open) {
-            cell.gate = Gate::Draining;
-        }
-        left
+        cells.iter().filter(|cell| cell.holds[slot_of(txg)] > 0).count()
     }
 
-    /// Lets changes begin again.
-    fn open_gates(&self) {
+    /// Opens the next group.
+    fn open_cells(&self, txg: u64) {
         for cell in &self.cells {
             let mut cell = cell.lock();
-            if cell.gate == Gate::Draining {
-                cell.gate = Gate::Open;
-            }
+            cell.open = txg;
+            cell.closing = false;
         }
-        self.drained.notify_all();
     }
 
     /// A cell's last hold of the group that quiesces is gone.
@@ -319,7 +322,6 @@ impl Txgs {
         debug_assert!(state.cells_left > 0, "more cells were drained than had holds");
         state.cells_left -= 1;
         if state.cells_left == 0 {
-            self.open_gates();
             self.work.notify_all();
         }
     }
@@ -392,6 +394,12 @@ impl Txgs {
         self.state.lock().synced
     }
 
+    /// Whether the open group lets nobody join any more.
+    #[cfg(all(test, not(forebay_model)))]
+    fn is_closing(&self) -> bool {
+        self.state.lock().closing
+    }
+
     /// After a failed write: from now on nothing begins, and who waits learns why. The first cause stays.
     pub fn suspend(&self, cause: &Error) {
         self.stop(Stop::Suspended(format!("{cause:?}")));
@@ -411,11 +419,11 @@ impl Txgs {
             state.stop = Some(stop);
         }
         for cell in &self.cells {
-            cell.lock().gate = Gate::Refuses;
+            cell.lock().refuses = true;
         }
         self.work.notify_all();
+        self.opened.notify_all();
         self.durable.notify_all();
-        self.drained.notify_all();
         self.room.notify_all();
     }
 

@@ -40,19 +40,27 @@ fn groups_follow_one_another() {
 }
 
 #[test]
-fn a_group_waits_for_its_holds() {
+fn a_group_waits_for_its_holds_and_the_next_one_for_the_group() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
     let syncer = thread::spawn({
         let txgs = txgs.clone();
         move || commit(&txgs)
     });
-    while txgs.open_txg() == 10 {
+    while !txgs.is_closing() {
         thread::yield_now();
     }
-    assert_eq!(txgs.synced_txg(), 9);
+    let later = thread::spawn({
+        let txgs = txgs.clone();
+        move || txgs.begin().unwrap().txg()
+    });
+    while txgs.counters().total(TxgCounters::WAITED_OPEN) == 0 {
+        thread::yield_now();
+    }
+    assert_eq!((txgs.open_txg(), txgs.synced_txg()), (10, 9));
     hold.dirty(5);
     drop(hold);
+    assert_eq!(later.join().unwrap(), 11);
     assert_eq!(syncer.join().unwrap(), 10);
     assert_eq!(txgs.dirty_bytes(), 0);
 }

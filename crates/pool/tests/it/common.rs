@@ -1,11 +1,14 @@
 //! Pools on memory devices, for tests.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions, Pool,
 };
+
+static DEVICES: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -17,7 +20,8 @@ pub(crate) fn cache(bytes: u64) -> Arc<BlockCache> {
 /// A memory device of that many bytes, with sectors of 512.
 pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
-    Arc::new(MemoryDevice::new("memory", bytes, &options).expect("a memory device"))
+    let name = format!("memory {}", DEVICES.fetch_add(1, Ordering::Relaxed));
+    Arc::new(MemoryDevice::new(&name, bytes, &options).expect("a memory device"))
 }
 
 pub(crate) fn host() -> HostId {

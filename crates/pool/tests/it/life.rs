@@ -1,8 +1,11 @@
 //! The life of a pool: made, filled, exported, imported, checked.
 
-use forebay_pool::ErrorKind;
+use forebay_io::OpenOptions;
+use forebay_pool::{ErrorKind, Pool, open_path};
 
-use crate::common::{MIB, cache, check, create, dataset, import, memory};
+use crate::common::{
+    MIB, cache, check, create, create_options, dataset, import, import_options, memory,
+};
 
 #[test]
 fn what_is_written_is_there_after_an_export_and_an_import() {
@@ -86,4 +89,89 @@ fn a_directory_grows_and_shrinks_back_into_its_dnode() {
     assert!(directory.is_empty());
     check(&pool);
     assert_eq!(data.allocated_bytes(), empty);
+}
+
+#[test]
+fn a_pool_grows_by_a_device_and_is_the_same_after_an_import() {
+    let (first, second, cache) = (memory(32 * MIB), memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&first, &cache);
+    let before = pool.stats().total_bytes;
+    let data = dataset(&pool);
+    assert_eq!(pool.add_device(second.clone().into(), false).unwrap(), 1);
+    assert!(pool.stats().total_bytes > 2 * before, "{:?}", pool.stats());
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    // More than the first device has.
+    data.object(number).unwrap().write(&tx, 0, &vec![5; 40 << 20]).unwrap();
+    drop(tx);
+    check(&pool);
+    drop(data);
+    pool.export().unwrap();
+
+    let alone = Pool::import(vec![first.clone().into()], &import_options(&cache)).unwrap_err();
+    assert_eq!(alone.kind(), ErrorKind::NotAPool, "{alone}");
+    let both = vec![second.into(), first.into()];
+    let pool = Pool::import(both, &import_options(&cache)).unwrap();
+    check(&pool);
+    let mut out = vec![0; 40 << 20];
+    let object = pool.dataset("data").unwrap().object(number).unwrap();
+    assert_eq!(object.read(0, &mut out).unwrap(), out.len());
+    assert!(out.iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn a_pool_uses_all_of_a_file_that_has_grown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device");
+    let options = OpenOptions { create_bytes: Some(16 << 20), ..OpenOptions::default() };
+    let cache = cache(32 * MIB);
+    let opened = open_path(&path, &options).unwrap();
+    let pool = Pool::create(vec![opened], &create_options(&cache)).unwrap();
+    let busy = open_path(&path, &OpenOptions::default()).err().expect("it is locked");
+    assert_eq!(busy.kind(), ErrorKind::InUse, "{busy}");
+    dataset(&pool);
+    let before = pool.stats().total_bytes;
+    pool.export().unwrap();
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(48 << 20).unwrap();
+    let opened = open_path(&path, &OpenOptions::default()).unwrap();
+    let pool = Pool::import(vec![opened], &import_options(&cache)).unwrap();
+    assert_eq!(pool.stats().total_bytes, before);
+    assert_eq!(pool.expand(0).unwrap(), 48 << 20);
+    assert_eq!(pool.stats().total_bytes, before + (32 << 20));
+    check(&pool);
+    pool.export().unwrap();
+    let opened = open_path(&path, &OpenOptions::default()).unwrap();
+    let pool = Pool::import(vec![opened], &import_options(&cache)).unwrap();
+    assert_eq!(pool.stats().total_bytes, before + (32 << 20));
+    check(&pool);
+}
+
+#[test]
+fn an_fsync_survives_without_its_group() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let directory = data.create_directory(&tx, &[]).unwrap();
+    let kept = data.create_object(&tx, b"kept").unwrap();
+    data.object(kept).unwrap().write(&tx, 5, b"content").unwrap();
+    data.directory(directory).unwrap().insert(&tx, b"kept", &kept.to_le_bytes()).unwrap();
+    drop(tx);
+    data.fsync(kept).unwrap();
+    let tx = pool.begin().unwrap();
+    let lost = data.create_object(&tx, &[]).unwrap();
+    drop(tx);
+    drop(data);
+    pool.abandon();
+
+    let pool = import(&device, &cache);
+    let data = pool.dataset("data").unwrap();
+    let mut out = [1; 12];
+    assert_eq!(data.object(kept).unwrap().read(0, &mut out).unwrap(), 12);
+    assert_eq!(&out, b"\0\0\0\0\0content");
+    assert_eq!(data.object_info(kept).unwrap().attributes, b"kept");
+    let value = data.directory(directory).unwrap().lookup(b"kept").unwrap().unwrap();
+    assert_eq!(*value, kept.to_le_bytes());
+    assert_eq!(data.object_info(lost).unwrap_err().kind(), ErrorKind::NotFound);
+    check(&pool);
 }
