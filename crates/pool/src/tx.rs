@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use crate::error::{Error, ErrorKind, Result};
 use crate::txg::Hold;
 
 /// A transaction: all changes made with it become durable together, with its transaction group. It begins with
@@ -19,13 +20,17 @@ pub struct Transaction<'p> {
 /// works in a group that nobody else can change any more.
 pub(crate) struct Tx {
     txg: u64,
-    /// Memory that waits for the group's sync since this began.
+    /// Bytes that the group's sync will write because of it, at most.
     dirty_bytes: Cell<u64>,
+    /// What that may come to, as far as there is room.
+    budget_bytes: u64,
 }
 
 impl<'p> Transaction<'p> {
-    pub(crate) fn new(hold: Hold<'p>) -> Self {
-        Self { tx: Tx::syncing(hold.txg()), hold }
+    /// A transaction that may have so many bytes written.
+    pub(crate) fn new(hold: Hold<'p>, budget_bytes: u64) -> Self {
+        let tx = Tx { budget_bytes, ..Tx::syncing(hold.txg()) };
+        Self { tx, hold }
     }
 
     /// Number of its transaction group.
@@ -47,16 +52,25 @@ impl Drop for Transaction<'_> {
 impl Tx {
     /// A place in the group that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
-        Self { txg, dirty_bytes: Cell::new(0) }
+        Self { txg, dirty_bytes: Cell::new(0), budget_bytes: u64::MAX }
     }
 
     pub(crate) fn txg(&self) -> u64 {
         self.txg
     }
 
-    /// Counts memory that waits for the group's sync.
-    pub(crate) fn dirty(&self, bytes: u64) {
-        self.dirty_bytes.set(self.dirty_bytes.get() + bytes);
+    /// Counts bytes that the group's sync will have to write: all copies, and what leads to them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] if there may be no room for them.
+    pub(crate) fn dirty(&self, bytes: u64) -> Result<()> {
+        let sum = self.dirty_bytes.get() + bytes;
+        if sum > self.budget_bytes {
+            let text = "no room is left for this transaction: make it smaller, or delete something";
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        self.dirty_bytes.set(sum);
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::format::BlockPtrPhys;
 
@@ -27,6 +27,8 @@ pub(crate) struct Pending {
     pub(crate) freed: Vec<Range<u64>>,
     /// Records written.
     pub(crate) blocks: HashMap<u64, Slot>,
+    /// Indirect blocks of the lowest level that change because of `blocks`.
+    pub(crate) parents: HashSet<u64>,
     /// Bytes of memory that `blocks` hold.
     pub(crate) dirty_bytes: u64,
 }

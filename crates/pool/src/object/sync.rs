@@ -54,12 +54,7 @@ impl Node {
         state.allocated = state.allocated.saturating_add_signed(cost);
         let pending = std::mem::take(&mut state.pending[(ctx.txg & 1) as usize]);
         // A later group may have changed the length already; this one's is what belongs to its blocks.
-        let later = &state.pending[(ctx.txg & 1 ^ 1) as usize];
-        let size = match (pending.size, later.size) {
-            (Some(size), _) => size,
-            (None, None) => state.size,
-            (None, Some(_)) => state.synced_size,
-        };
+        let size = pending.size.unwrap_or(state.synced_size);
         state.synced_size = size;
         let allocated = state.allocated;
         drop(state);

@@ -10,13 +10,11 @@ use crate::tx::Tx;
 
 use super::node::{Fetched, Found, Node, State};
 use super::pending::Slot;
-use super::tree::BLOCKS_MAX;
+use super::tree::{BLOCKS_MAX, Tree};
 use super::RETRIES_MAX;
 
 /// Buffers of records that are not full yet have at least this many bytes.
 const BUFFER_MIN: usize = 4096;
-/// What it costs to have a group look at an object, about.
-const NODE_BYTES: u64 = 512;
 
 /// What [`Node::modify`] found.
 pub(crate) enum Modified<R> {
@@ -68,7 +66,7 @@ impl Node {
             let mut state = self.lock();
             self.check_alive(&state)?;
             if end > state.size {
-                self.set_size(&mut state, tx, end);
+                self.set_size(&mut state, tx, end)?;
             }
         }
         Ok(())
@@ -87,8 +85,7 @@ impl Node {
         }
         let mut state = self.lock();
         self.check_alive(&state)?;
-        self.set_size(&mut state, tx, size);
-        Ok(())
+        self.set_size(&mut state, tx, size)
     }
 
     /// Makes a range read as zeros, and gives back the blocks that lie in it. The length stays.
@@ -128,26 +125,29 @@ impl Node {
     pub(crate) fn free_blocks(self: &Arc<Self>, tx: &Tx, range: Range<u64>) -> Result<()> {
         let mut state = self.lock();
         self.check_alive(&state)?;
-        self.list(&mut state, tx);
+        self.list(&mut state, tx)?;
         let freed = state.pending_mut(tx.txg()).free(range);
         drop(state);
         self.objset.store.cache().sub_dirty(freed);
         Ok(())
     }
 
-    fn set_size(self: &Arc<Self>, state: &mut State, tx: &Tx, size: u64) {
-        self.list(state, tx);
+    fn set_size(self: &Arc<Self>, state: &mut State, tx: &Tx, size: u64) -> Result<()> {
+        self.list(state, tx)?;
         state.size = size;
         state.pending_mut(tx.txg()).size = Some(size);
+        Ok(())
     }
 
     /// Has the group's sync look at this object.
-    fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) {
+    fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
-            tx.dirty(NODE_BYTES);
+            tx.dirty(self.objset.cost_of_object(state.tree.levels))?;
+            self.objset.charge_dnode(tx, self.number)?;
             state.pending_mut(tx.txg());
             self.objset.list_dirty(tx.txg(), Arc::clone(self));
         }
+        Ok(())
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<u64> {
@@ -222,9 +222,16 @@ impl Node {
                 },
             },
         };
-        self.list(state, tx);
+        self.list(state, tx)?;
         let bytes = new.footprint() as u64;
+        let levels = state.tree.levels;
         let pending = state.pending_mut(tx.txg());
+        if !pending.blocks.contains_key(&block) {
+            let parent = Tree::parent_of(block);
+            let leads = (levels > 1 || block > 0) && !pending.parents.contains(&parent);
+            tx.dirty(self.objset.cost_of_block(self.kind, bytes, leads))?;
+            pending.parents.insert(parent);
+        }
         let old = pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
         let before = match &old {
             Some(Slot::Dirty(old)) => old.footprint() as u64,
@@ -233,7 +240,6 @@ impl Node {
         pending.dirty_bytes += bytes - before;
         store.cache().add_dirty(bytes);
         store.cache().sub_dirty(before);
-        tx.dirty(bytes - before);
         Ok(Step::Ready)
     }
 

@@ -10,7 +10,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
 use forebay_cache::Attributes;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use zerocopy::FromBytes;
 
 use crate::block_cache::BlockRef;
@@ -38,6 +38,9 @@ struct Group {
     /// 0 if the group has no patches.
     txg: u64,
     blocks: HashMap<u64, Patches>,
+    /// Blocks that the group's writes were charged for, and indirect blocks of the lowest level.
+    charged: HashSet<u64>,
+    parents: HashSet<u64>,
 }
 
 /// Patches of one block.
@@ -202,11 +205,31 @@ impl Objset {
             let dnodes = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
             let bytes = dnodes.footprint() as u64;
             self.store.cache().add_dirty(bytes);
-            tx.dirty(bytes);
+            self.charge(group, tx, block)?;
             let patches = Patches { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
             group.blocks.insert(block, patches);
         }
         Ok(group.blocks.get_mut(&block).expect("it was put there if it was missing"))
+    }
+
+    /// Charges a transaction for the block of an object's dnode, unless another one of the group was.
+    pub(crate) fn charge_dnode(&self, tx: &Tx, number: u64) -> Result<()> {
+        let (block, _) = place_of(number);
+        let mut shard = self.dnodes.shard(block);
+        let group = &mut shard.groups[(tx.txg() & 1) as usize];
+        group.txg = tx.txg();
+        self.charge(group, tx, block)
+    }
+
+    fn charge(&self, group: &mut Group, tx: &Tx, block: u64) -> Result<()> {
+        if group.charged.contains(&block) {
+            return Ok(());
+        }
+        let parent = tree::Tree::parent_of(block);
+        tx.dirty(self.cost_of_dnodes(!group.parents.contains(&parent)))?;
+        group.charged.insert(block);
+        group.parents.insert(parent);
+        Ok(())
     }
 
     /// A dnode as the newest synced group has it.

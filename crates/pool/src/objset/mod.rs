@@ -4,6 +4,7 @@
 //! open group, as patches that wait in `dnodes`; *data fields* belong to the open object and come out of its sync.
 //! `sync` puts both together in new blocks of dnodes.
 
+mod cost;
 mod dnodes;
 mod numbers;
 mod sync;

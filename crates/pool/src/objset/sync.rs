@@ -33,6 +33,7 @@ impl Objset {
         let nodes = self.take_dirty(ctx.txg);
         let mut patched = self.dnodes.of_group(ctx.txg);
         if nodes.is_empty() && patched.is_empty() {
+            self.dnodes.drop_group(ctx.txg);
             return Ok(None);
         }
         let mut cost = 0;

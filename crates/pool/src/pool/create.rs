@@ -31,6 +31,9 @@ use crate::zap::Zap;
 use super::log_io::LogDevices;
 use super::{Inner, Pool, sync};
 
+/// Changed bytes that may wait for their commit, however small the cache is.
+const DIRTY_MIN_BYTES: u64 = 4 << 20;
+
 /// What a new pool is to be.
 #[derive(Clone)]
 pub struct CreateOptions {
@@ -82,6 +85,9 @@ impl Parts {
         tunables: &[(String, String)],
     ) -> Result<Self> {
         let table = PoolTunables::default();
+        // Half of what the cache may use, unless somebody knows better.
+        let dirty = (cache.bound_bytes() / 2).max(DIRTY_MIN_BYTES);
+        table.set("dirty_max_bytes", &dirty.to_string())?;
         for (name, value) in tunables {
             table.set(name, value)?;
         }

@@ -84,6 +84,9 @@ pub(crate) struct Inner {
     clock: Arc<dyn Clock>,
 }
 
+/// Groups after which room that was freed can be used again.
+const GROUPS_TO_REUSE: usize = 3;
+
 /// What a transaction is for, as far as room is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
@@ -136,25 +139,27 @@ impl Inner {
     /// Begins a transaction.
     pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        // Room that groups before have freed is there three groups later.
-        for attempt in 0.. {
-            if self.has_room(intent) {
+        for _ in 0..GROUPS_TO_REUSE {
+            if self.room(intent) > 0 {
                 break;
-            }
-            if attempt == 3 {
-                return Err(self.full());
             }
             self.txgs.sync_now()?;
         }
-        Ok(Transaction::new(self.txgs.begin()?))
+        let room = self.room(intent);
+        if room == 0 {
+            return Err(self.full());
+        }
+        // Others begin meanwhile, and see the same room.
+        Ok(Transaction::new(self.txgs.begin()?, room / 2))
     }
 
-    fn has_room(&self, intent: Intent) -> bool {
+    /// Bytes that may still be written before room runs out.
+    fn room(&self, intent: Intent) -> u64 {
         let available = self.available.load(Ordering::Relaxed);
-        let wanted = self.txgs.dirty_estimate().saturating_mul(sync::WORST_COST);
+        let wanted = self.txgs.dirty_estimate();
         match intent {
-            Intent::Use => wanted.saturating_add(sync::MARGIN_BYTES) <= available,
-            Intent::Free => wanted <= available.saturating_add(self.reserve_bytes() / 2),
+            Intent::Use => available.saturating_sub(wanted.saturating_add(sync::MARGIN_BYTES)),
+            Intent::Free => (available + self.reserve_bytes() / 2).saturating_sub(wanted),
         }
     }
 

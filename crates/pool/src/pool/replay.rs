@@ -37,7 +37,7 @@ impl Inner {
         let mut applied = 0;
         while let Some(entry) = replay.next()? {
             // A transaction each: a group can be committed in between, and the log knows how far it was.
-            let tx = Transaction::new(self.txgs.begin()?);
+            let tx = Transaction::new(self.txgs.begin()?, u64::MAX);
             let dataset = self.dataset_of_guid(entry.dataset)?;
             apply(&dataset, &tx, &entry).map_err(|error| {
                 error.doing(format_args!("dataset {}, object {}", dataset.name, entry.object))

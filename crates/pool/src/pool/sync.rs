@@ -21,8 +21,6 @@ use crate::txg::Wake;
 use super::Inner;
 use super::space_io::Plain;
 
-/// Bytes on devices that a dirty byte may come to: two copies, and the blocks that lead to it.
-pub(super) const WORST_COST: u64 = 3;
 /// Room that a group needs for itself, however little is in it.
 pub(super) const MARGIN_BYTES: u64 = 1 << 20;
 

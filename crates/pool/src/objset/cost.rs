@@ -1,0 +1,39 @@
+//! What changes may come to on devices, counted before they are made: so that a group never finds too little room
+//! when it syncs, and so that writers slow down by what will have to be written.
+//!
+//! Blocks are counted uncompressed and in all copies, with the indirect blocks that change because of them. What they
+//! replace is freed by the same group, but is no room until two groups later, and so does not count.
+
+use crate::format::{DNODE_BLOCK_BYTES, ObjectKind};
+use crate::object::tree::INDIRECT_BYTES;
+
+use super::Objset;
+
+impl Objset {
+    fn metadata(&self, bytes: usize) -> u64 {
+        bytes as u64 * u64::from(self.copies().1)
+    }
+
+    /// Copies of data, and of metadata.
+    fn copies(&self) -> (u8, u8) {
+        let settings = self.settings.lock();
+        (settings.data_copies, settings.metadata_copies)
+    }
+
+    /// Of the first change of an object with a tree of so many levels: the indirect blocks at its top.
+    pub(crate) fn cost_of_object(&self, levels: u8) -> u64 {
+        self.metadata(usize::from(levels.saturating_sub(2)) * INDIRECT_BYTES)
+    }
+
+    /// Of a block of an object; `leads` if an indirect block changes that did not before.
+    pub(crate) fn cost_of_block(&self, kind: ObjectKind, bytes: u64, leads: bool) -> u64 {
+        let (data, metadata) = self.copies();
+        let copies = if kind == ObjectKind::Data { data } else { metadata };
+        bytes * u64::from(copies) + if leads { self.metadata(INDIRECT_BYTES) } else { 0 }
+    }
+
+    /// Of a block of dnodes; `leads` as above.
+    pub(crate) fn cost_of_dnodes(&self, leads: bool) -> u64 {
+        self.metadata(DNODE_BLOCK_BYTES + if leads { INDIRECT_BYTES } else { 0 })
+    }
+}
