@@ -11,6 +11,10 @@ use forebay_cache::tunables::CacheTunables;
 use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
+use forebay_pool::{
+    LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, StoreCounters, StoreTunables,
+    TxgCounters, TxgTunables,
+};
 
 /// A file and what it must hold.
 pub(crate) struct Generated {
@@ -40,11 +44,22 @@ pub(crate) fn generate() -> Vec<Generated> {
     let tunables = [
         ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
         ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
+        (
+            "forebay-pool: transaction groups",
+            forebay_base::tunables::markdown(TxgTunables::ROWS),
+        ),
+        ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
+        ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
+        ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
         ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
         ("forebay-io: fault injection", forebay_base::counters::markdown(FaultCounters::ROWS)),
+        ("forebay-pool: transaction groups", forebay_base::counters::markdown(TxgCounters::ROWS)),
+        ("forebay-pool: intent log", forebay_base::counters::markdown(LogCounters::ROWS)),
+        ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
+        ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
     ];
     vec![
         Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
@@ -78,8 +93,16 @@ mod tests {
     fn every_row_has_its_line() {
         let files = generate();
         let lines = |at: usize| files[at].text.lines().filter(|l| l.starts_with("| `")).count();
-        assert_eq!(lines(0), CacheTunables::ROWS.len() + IoTunables::ROWS.len());
+        let pool = TxgTunables::ROWS.len()
+            + LogTunables::ROWS.len()
+            + PrefetchTunables::ROWS.len()
+            + StoreTunables::ROWS.len();
+        assert_eq!(lines(0), CacheTunables::ROWS.len() + IoTunables::ROWS.len() + pool);
         let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len();
-        assert_eq!(lines(1), CacheCounters::ROWS.len() + io);
+        let pool = TxgCounters::ROWS.len()
+            + LogCounters::ROWS.len()
+            + PrefetchCounters::ROWS.len()
+            + StoreCounters::ROWS.len();
+        assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool);
     }
 }

@@ -224,14 +224,14 @@ impl Found {
             datasets: Mutex::named("datasets", HashMap::new()),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
-            available: AtomicU64::new(0),
+            free_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,
             tunables: parts.tunables,
             rng: Mutex::named("pool-rng", forebay_base::rng::SmallRng::from_seed(parts.seed)),
         });
-        inner.note_available(&inner.space.lock());
+        inner.note_free(&inner.space.lock());
         Ok(Pool { inner, thread: Mutex::named("pool-thread", None) })
     }
 }

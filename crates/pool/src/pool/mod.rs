@@ -77,8 +77,8 @@ pub(crate) struct Inner {
     rng: Mutex<SmallRng>,
     /// The root block of the newest group that is durable.
     root: Mutex<BlockPtrPhys>,
-    /// Bytes that changes of open groups may still come to take.
-    available: AtomicU64,
+    /// Bytes that are free, as of the newest group that was written.
+    free_bytes: AtomicU64,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,
@@ -155,12 +155,13 @@ impl Inner {
 
     /// Bytes that may still be written before room runs out.
     fn room(&self, intent: Intent) -> u64 {
-        let available = self.available.load(Ordering::Relaxed);
-        let wanted = self.txgs.dirty_estimate();
-        match intent {
-            Intent::Use => available.saturating_sub(wanted.saturating_add(sync::MARGIN_BYTES)),
-            Intent::Free => (available + self.reserve_bytes() / 2).saturating_sub(wanted),
-        }
+        let free = self.free_bytes.load(Ordering::Relaxed);
+        let kept = match intent {
+            Intent::Use => self.reserve_bytes() + sync::MARGIN_BYTES,
+            // The other half is for what the sync itself needs.
+            Intent::Free => self.reserve_bytes() / 2,
+        };
+        free.saturating_sub(kept).saturating_sub(self.txgs.dirty_estimate())
     }
 
     fn full(&self) -> Error {

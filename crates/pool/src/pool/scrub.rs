@@ -1,5 +1,7 @@
 //! Scrubbing: every copy of every block is read, and one that is bad is written anew from one that is good.
 
+use forebay_base::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
@@ -37,10 +39,18 @@ impl Pool {
     pub fn scrub(&self, progress: &mut dyn FnMut(&ScrubProgress)) -> Result<ScrubReport> {
         self.sync()?;
         let inner = &self.inner;
-        let space = inner.space.lock();
+        let mut space = inner.space.lock();
         let total_bytes = space.stats().allocated_bytes;
         let mut scrubber = Scrubber { report: ScrubReport::default(), total_bytes, bytes: 0, progress };
+        let place = Place { dataset: Arc::from(""), object: None, block: 0 };
+        let root = *inner.root.lock();
+        scrubber.block(&inner.store, &root, &place)?;
         inner.walk(&mut scrubber)?;
+        let mut own = Vec::new();
+        space.own_blocks(|ptr| own.push(*ptr))?;
+        for ptr in &own {
+            scrubber.block(&inner.store, ptr, &place)?;
+        }
         let report = scrubber.report;
         if report.healed > 0 {
             inner.devices.flush_all()?;

@@ -82,7 +82,7 @@ impl Inner {
         space.committed(txg)?;
         *self.root.lock() = root;
         self.log.synced(txg);
-        self.note_available(space);
+        self.note_free(space);
         Ok(())
     }
 
@@ -106,9 +106,8 @@ impl Inner {
         (total / 32).max(2 << 20)
     }
 
-    /// Learns how much may still be used.
-    pub(super) fn note_available(&self, space: &Space) {
-        let available = space.stats().free_bytes.saturating_sub(self.reserve_bytes());
-        self.available.store(available, Ordering::Relaxed);
+    /// Learns how much is free.
+    pub(super) fn note_free(&self, space: &Space) {
+        self.free_bytes.store(space.stats().free_bytes, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,123 @@
+//! Pools on memory devices.
+
+use std::sync::Arc;
+
+use forebay_base::clock::{Clock, ManualClock};
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
+    Pool, Result,
+};
+
+/// A mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// Names of the datasets that pools here have.
+pub const DATASETS: [&str; 2] = ["one", "two"];
+
+/// A cache of that many bytes.
+///
+/// # Panics
+/// If the system gives no memory.
+pub fn cache(bytes: u64) -> Arc<BlockCache> {
+    let options = BlockCacheOptions { bytes, seed: Some(1), ..BlockCacheOptions::default() };
+    BlockCache::new(options).expect("a cache")
+}
+
+/// A memory device. Those of a pool have different names.
+///
+/// # Panics
+/// If the system gives no thread.
+pub fn memory(name: &str, bytes: u64, sector_bytes: u32) -> Arc<dyn Device> {
+    let options = MemoryOptions { sector_bytes, lanes: 1, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new(name, bytes, &options).expect("a memory device"))
+}
+
+/// A clock that stands: nothing happens because time has passed.
+pub fn clock() -> Option<Arc<dyn Clock>> {
+    Some(Arc::new(ManualClock::new()))
+}
+
+/// Who has the pools.
+pub fn host() -> HostId {
+    HostId { id: 1, name: "sim".to_owned() }
+}
+
+/// Options for a new pool.
+pub fn create_options(cache: &Arc<BlockCache>) -> CreateOptions {
+    CreateOptions {
+        host: host(),
+        seed: Some(7),
+        clock: clock(),
+        ..CreateOptions::new("tank", Arc::clone(cache))
+    }
+}
+
+/// Options to import it.
+pub fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
+    ImportOptions {
+        host: host(),
+        seed: Some(7),
+        clock: clock(),
+        ..ImportOptions::new(Arc::clone(cache))
+    }
+}
+
+/// A new pool with [`DATASETS`].
+///
+/// # Errors
+/// What creating brings.
+pub fn create(
+    devices: &[Arc<dyn Device>],
+    cache: &Arc<BlockCache>,
+    settings: &DatasetSettings,
+) -> Result<Pool> {
+    let devices = devices.iter().map(|device| Arc::clone(device).into()).collect();
+    let pool = Pool::create(devices, &create_options(cache))?;
+    for name in DATASETS {
+        pool.create_dataset(name, settings)?;
+    }
+    Ok(pool)
+}
+
+/// Imports what lies on the devices.
+///
+/// # Errors
+/// What importing brings.
+pub fn import(devices: &[Arc<dyn Device>], options: &ImportOptions) -> Result<Pool> {
+    Pool::import(devices.iter().map(|device| Arc::clone(device).into()).collect(), options)
+}
+
+/// The pool's [`DATASETS`].
+///
+/// # Errors
+/// What opening brings.
+pub fn datasets(pool: &Pool) -> Result<Vec<Dataset>> {
+    DATASETS.iter().map(|name| pool.dataset(name)).collect()
+}
+
+/// Checks a pool.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(pool: &Pool) -> Result<(), String> {
+    let report = pool.check(&mut |_| {}).map_err(|error| format!("the check: {error:?}"))?;
+    match report.is_clean() {
+        true => Ok(()),
+        false => Err(report.to_string()),
+    }
+}
+
+/// Whether the long forms of the tests were asked for.
+pub fn full() -> bool {
+    std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1")
+}
+
+/// The number in an environment variable.
+///
+/// # Panics
+/// If it is none.
+pub fn number(variable: &str) -> Option<u64> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
+}
