@@ -44,10 +44,7 @@ pub(crate) fn generate() -> Vec<Generated> {
     let tunables = [
         ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
         ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
-        (
-            "forebay-pool: transaction groups",
-            forebay_base::tunables::markdown(TxgTunables::ROWS),
-        ),
+        ("forebay-pool: transaction groups", forebay_base::tunables::markdown(TxgTunables::ROWS)),
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),

@@ -1,5 +1,4 @@
 //! A copy-on-write storage pool.
-#![allow(dead_code, unused_imports)]
 
 mod block_cache;
 mod dataset;
