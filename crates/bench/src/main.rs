@@ -12,6 +12,7 @@ mod baseline;
 mod benches;
 mod blocks;
 mod counted;
+mod creates;
 mod freeing;
 mod index;
 mod iops;
@@ -19,7 +20,9 @@ mod keys;
 mod measure;
 mod medium;
 mod model;
+mod names;
 mod options;
+mod pools;
 mod report;
 mod strided;
 mod subjects;
@@ -29,8 +32,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use benches::{
-    cached_read, device, evict, freeing as freeing_bench, index as index_bench, memory, overflow,
-    r5, smoke, strided_read,
+    cached_read, create, device, evict, freeing as freeing_bench, index as index_bench, memory,
+    overflow, pool_read, r5, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -50,6 +53,8 @@ struct Cli {
 enum Command {
     /// All blocks resident: throughput of hits (R1).
     CachedRead(cached_read::Args),
+    /// Objects and their names in 32 directories, as the cache fills, overflows, and cold (R5).
+    Create(create::Args),
     /// Random reads of a file at depths from 1 to 256, beside fio's io_uring engine.
     Device(device::Args),
     /// Get or insert, working set larger than the cache: throughput and hit ratio.
@@ -62,10 +67,14 @@ enum Command {
     Memory(memory::Args),
     /// How far past its target the cache may grow before inserters wait (R1's reviewer).
     Overflow(overflow::Args),
+    /// Cached reads of open objects through the pool's API, beside memcpy.
+    PoolRead(pool_read::Args),
     /// A metadata loop against a stream read once: hit ratio of the loop (R5).
     R5(r5::Args),
     /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
     StridedRead(strided_read::Args),
+    /// Names into directories, lookups, and out again, beside redb and fjall (R5).
+    Zap(zap::Args),
     /// Every bench with tiny numbers: do they run?
     Smoke,
 }
@@ -78,6 +87,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
             let panels = cached_read::panels(args, &records);
             (records, panels)
         }
+        Command::Create(args) => with_panels(create::run(common, args)?, create::panels),
         Command::Device(args) => with_panels(device::run(common, args)?, device::panels),
         Command::Evict(args) => with_panels(evict::run(common, args)?, evict::panels),
         Command::Freeing(args) => {
@@ -86,10 +96,12 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
+        Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
         Command::StridedRead(args) => {
             with_panels(strided_read::run(common, args)?, strided_read::panels)
         }
+        Command::Zap(args) => with_panels(zap::run(common, args)?, zap::panels),
         Command::Smoke => (smoke::run(common)?, Vec::new()),
     })
 }

@@ -1,7 +1,6 @@
 //! Datasets and what is in them: objects and directories, as users of the library see them.
 
-use forebay_base::sync::{Arc, Mutex, Weak};
-use hashbrown::HashMap;
+use forebay_base::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -118,8 +117,6 @@ pub(crate) struct Inner {
     pub(crate) objset: Arc<Objset>,
     phys: Mutex<DatasetPhys>,
     logs: bool,
-    /// Directories that are open: each has its state in memory once.
-    directories: Mutex<HashMap<u64, Weak<Zap<Leaves>>>>,
 }
 
 impl Inner {
@@ -143,7 +140,6 @@ impl Inner {
             objset,
             phys: Mutex::named("dataset", phys),
             logs: settings.sync == SyncMode::Log,
-            directories: Mutex::named("directories", HashMap::new()),
         }))
     }
 
@@ -197,19 +193,21 @@ impl Inner {
         self.objset.set_attributes(tx, number, attributes)
     }
 
+    /// A directory, open. All who have it open share one state of it in memory.
     pub(crate) fn directory(&self, number: u64) -> Result<Arc<Zap<Leaves>>> {
-        let mut open = self.directories.lock();
-        if let Some(zap) = open.get(&number).and_then(Weak::upgrade) {
-            return Ok(zap);
-        }
         let node = self.objset.open(number)?;
         if node.kind != ObjectKind::Zap {
             let text = format!("object {number} is no directory");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let zap = Arc::new(Zap::open(Leaves(node))?);
-        open.retain(|_, zap| zap.strong_count() > 0);
-        open.insert(number, Arc::downgrade(&zap));
+        // Held while it is read: nobody else makes a state of it, changes that, and lets it go meanwhile.
+        let mut open = node.directory.lock();
+        if let Some(zap) = open.upgrade() {
+            return Ok(zap);
+        }
+        let zap = Arc::new(Zap::open(Leaves(Arc::clone(&node)))?);
+        *open = Arc::downgrade(&zap);
+        drop(open);
         Ok(zap)
     }
 }

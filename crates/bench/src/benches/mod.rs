@@ -1,6 +1,7 @@
 //! The benches, a file each: arguments, the run, and the panels of its plot.
 
 pub(crate) mod cached_read;
+pub(crate) mod create;
 pub(crate) mod device;
 pub(crate) mod evict;
 pub(crate) mod freeing;
@@ -8,10 +9,12 @@ pub(crate) mod index;
 pub(crate) mod memory;
 mod model;
 pub(crate) mod overflow;
+pub(crate) mod pool_read;
 pub(crate) mod r5;
 pub(crate) mod smoke;
 mod strided_model;
 pub(crate) mod strided_read;
+pub(crate) mod zap;
 
 use crate::report::Value;
 use crate::report::plot::{Panel, Series};

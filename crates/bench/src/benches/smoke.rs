@@ -3,9 +3,13 @@
 
 use std::path::Path;
 
-use super::{cached_read, device, evict, freeing, index, memory, overflow, r5, strided_read};
+use super::{
+    cached_read, create, device, evict, freeing, index, memory, overflow, pool_read, r5,
+    strided_read, zap,
+};
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
+use crate::pools::{Medium, MediumArgs};
 use crate::report::plot::{self, Panel};
 use crate::report::{self, Record};
 use crate::subjects::Value;
@@ -79,6 +83,9 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     for (name, records, panels, figure) in of_devices(&one, &two)? {
         add(name, records, panels, figure)?;
     }
+    for (name, records, panels, figure) in of_pools(&two)? {
+        add(name, records, panels, figure)?;
+    }
     let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
     let records = r5::run(&one, &args)?;
     add("r5", records.clone(), r5::panels(&records), "loop_hit_ratio")?;
@@ -114,6 +121,57 @@ fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {
     let records = device::run(one, &args)?;
     let panels = device::panels(&records);
     parts.push(("device", records, panels, "iops"));
+    Ok(parts)
+}
+
+/// The benches of pools.
+fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
+    const DEVICE_BYTES: u64 = 256 << 20;
+    const CACHE_BYTES: u64 = 64 << 20;
+    let mut parts = Vec::new();
+    let args = create::Args {
+        medium: MediumArgs { device: Medium::Memory, device_size: DEVICE_BYTES, overwrite: false },
+        preload: 2000,
+        count: 2000,
+        cache: CACHE_BYTES,
+        cache_leaves: None,
+        dnode_caches: None,
+        delay: 1,
+        cycle: 0,
+        iteration: 500,
+        bucket: 10,
+        warmup: 0,
+        copies: 2,
+        tunables: Vec::new(),
+    };
+    let records = create::run(two, &args)?;
+    let panels = create::panels(&records);
+    parts.push(("create", records, panels, "creates_per_s"));
+    let records = create::run(two, &create::Args { cycle: 2, ..args })?;
+    let panels = create::panels(&records);
+    parts.push(("create --cycle", records, panels, "changes_per_s"));
+    let args = zap::Args {
+        count: 20_000,
+        lot: 100,
+        folder: std::env::temp_dir(),
+        device_size: DEVICE_BYTES,
+        cache: CACHE_BYTES,
+        copies: 1,
+        shape: false,
+    };
+    let records = zap::run(two, &args)?;
+    let panels = zap::panels(&records);
+    let (timed, shape) = records.split_at(records.len().saturating_sub(1));
+    parts.push(("zap", timed.to_vec(), panels, "insert_per_s"));
+    parts.push(("zap --shape", shape.to_vec(), Vec::new(), "bytes_per_entry"));
+    let args = pool_read::Args {
+        bytes: BLOCKS * 8192,
+        record: 8192,
+        distribution: vec![Distribution::Uniform],
+    };
+    let records = pool_read::run(two, &args)?;
+    let panels = pool_read::panels(&records);
+    parts.push(("pool-read", records, panels, "ops_per_s"));
     Ok(parts)
 }
 

@@ -65,6 +65,15 @@ impl ReadSubject {
         Self { name, config: config.into(), run: Box::new(run) }
     }
 
+    /// A subject that measures itself.
+    pub(crate) fn measured(
+        name: &'static str,
+        config: impl Into<String>,
+        run: impl Fn(&ReadPlan) -> Sample + 'static,
+    ) -> Self {
+        Self { name, config: config.into(), run: Box::new(run) }
+    }
+
     /// Measures it.
     pub(crate) fn run(&self, plan: &ReadPlan) -> Sample {
         (self.run)(plan)
@@ -156,6 +165,12 @@ pub(crate) fn readers(blocks: &ReadBlocks, cpus: usize) -> Vec<ReadSubject> {
         all.extend(lru::readers(blocks));
     }
     all
+}
+
+/// The yardstick alone, over `blocks` blocks.
+pub(crate) fn memcpy(blocks: usize) -> Result<Vec<ReadSubject>, forebay_base::vm::Error> {
+    let (plain, huge) = (BlockRegion::new(blocks, false)?, BlockRegion::new(blocks, true)?);
+    Ok(yardsticks::memcpy(&plain, &huge))
 }
 
 /// A cache that is asked for blocks and keeps what it likes.

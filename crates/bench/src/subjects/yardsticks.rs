@@ -33,11 +33,16 @@ fn frozen<H: Handle>(handles: &[H]) -> Frozen<H> {
     Frozen(handles.iter().cloned().enumerate().map(|(key, h)| (key as u64, h)).collect())
 }
 
-pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+pub(super) fn memcpy(plain: &Arc<BlockRegion>, huge: &Arc<BlockRegion>) -> Vec<ReadSubject> {
     vec![
-        ReadSubject::new("memcpy", "plain pages", Memory(blocks.plain.clone())),
-        ReadSubject::new("memcpy", "huge pages", Memory(blocks.huge.clone())),
-        ReadSubject::new("frozen", "heap blocks", frozen(&blocks.heap)),
-        ReadSubject::new("frozen", "huge pages", frozen(&blocks.spans)),
+        ReadSubject::new("memcpy", "plain pages", Memory(Arc::clone(plain))),
+        ReadSubject::new("memcpy", "huge pages", Memory(Arc::clone(huge))),
     ]
+}
+
+pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
+    let mut all = memcpy(&blocks.plain, &blocks.huge);
+    all.push(ReadSubject::new("frozen", "heap blocks", frozen(&blocks.heap)));
+    all.push(ReadSubject::new("frozen", "huge pages", frozen(&blocks.spans)));
+    all
 }

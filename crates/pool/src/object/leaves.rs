@@ -127,6 +127,7 @@ impl LeafStore for Leaves {
     }
 
     fn prefetch(&self, ids: &[u64]) {
+        let _reading = self.0.objset.store.readers().enter();
         for id in ids {
             let state = self.0.lock();
             let Found::Stored(ptr) = state.find(*id) else { continue };

@@ -7,7 +7,7 @@
 //! sync replaces the tree and drops its group's changes under one hold of the lock.
 
 use forebay_base::arena::Buffer;
-use forebay_base::sync::{Arc, Mutex, MutexGuard};
+use forebay_base::sync::{Arc, Mutex, MutexGuard, Weak};
 use forebay_cache::Attributes;
 
 use crate::block_cache::BlockRef;
@@ -15,7 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
 use crate::objset::Objset;
 use crate::prefetch::Prefetcher;
+use crate::zap::Zap;
 
+use super::leaves::Leaves;
 use super::pending::{Pending, Slot};
 use super::pins::Pins;
 use super::tree::{self, Tree};
@@ -29,6 +31,8 @@ pub(crate) struct Node {
     pub(crate) created_txg: u64,
     /// Whoever changes the object and notes it for the log has this meanwhile.
     pub(crate) turn: Mutex<()>,
+    /// The state of the directory that it is, while somebody has that open.
+    pub(crate) directory: Mutex<Weak<Zap<Leaves>>>,
     state: Mutex<State>,
 }
 
@@ -157,6 +161,7 @@ impl Node {
             record_shift: dnode.record_shift,
             created_txg: dnode.created_txg.get(),
             turn: Mutex::named("object-turn", ()),
+            directory: Mutex::named("object-directory", Weak::new()),
             state: Mutex::named("object", state),
         }))
     }

@@ -8,3 +8,4 @@
 mod crash;
 mod faults;
 mod full;
+mod threads;

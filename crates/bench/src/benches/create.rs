@@ -1,0 +1,284 @@
+//! `create`: R5's mds-survey. Objects with attributes and their names in 32 directories, through the life of a
+//! cache: as it fills, when it is full, and cold.
+//!
+//! With `--preload`, names are there before; the pool is then exported and imported with the cache and the slow reads that
+//! are asked for. With `--cycle`, iterations of creates and destroys follow that import, and the first ones show how
+//! long a cold cache slows them down.
+
+use std::time::Duration;
+
+use forebay_pool::DatasetSettings;
+
+use super::{interleave, lines};
+use crate::creates::{self, Bucket, Found};
+use crate::names::{FIRST_NAME, PoolSetting, Pooled};
+use crate::options::{Common, Failure};
+use crate::pools::{self, MediumArgs};
+use crate::report::plot::Panel;
+use crate::report::{Against, Ratio, Record, fold, fold_all};
+
+const NAME: &str = "create";
+const BY_TIME: &str = "create-by-time";
+const CYCLE: &str = "create-cycle";
+const SUBJECTS: [&str; 2] = ["forebay", "lru"];
+/// The same pool on a cache that is one LRU list.
+const LRU: [(&str, &str); 2] = [("plain_lru", "true"), ("ghost_percent", "0")];
+const THREADS: [usize; 1] = [2];
+/// Cache while names are preloaded.
+const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
+/// Bytes of an object's dnode.
+const DNODE_BYTES: u64 = 512;
+
+/// What `create` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) medium: MediumArgs,
+    /// Names that are there before.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    pub(crate) preload: u64,
+    /// Creates.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) count: u64,
+    /// The cache's bound; dirty data counts in it.
+    #[arg(long, default_value = "1GiB", value_parser = pools::bytes)]
+    pub(crate) cache: u64,
+    /// The cache's bound as a multiple of the bytes of the leaves that are preloaded, instead.
+    #[arg(long)]
+    pub(crate) cache_leaves: Option<f64>,
+    /// As many creates as make dnodes of so many caches, instead.
+    #[arg(long)]
+    pub(crate) dnode_caches: Option<f64>,
+    /// Milliseconds that each read takes longer, after the preload.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub(crate) delay: u64,
+    /// Iterations of creates and destroys instead, after an import with a cold cache.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) cycle: u64,
+    /// Creates and destroys of an iteration.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) iteration: u64,
+    /// Length of a bucket of time, in milliseconds.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub(crate) bucket: u64,
+    /// Buckets at the start that are left out of the best and the worst.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) warmup: usize,
+    /// Copies of metadata.
+    #[arg(long, default_value_t = DatasetSettings::default().metadata_copies, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub(crate) copies: u8,
+    /// A tunable of the pool; can be given again.
+    #[arg(long = "pool-tunable", value_name = "NAME=VALUE", value_parser = tunable)]
+    pub(crate) tunables: Vec<(String, String)>,
+}
+
+fn tunable(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').ok_or("NAME=VALUE")?;
+    Ok((parts.0.to_owned(), parts.1.to_owned()))
+}
+
+/// Measures all subjects.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    common.check_subjects(&SUBJECTS)?;
+    let mut cells = Vec::new();
+    for threads in common.threads_or(&THREADS)? {
+        let wanted = SUBJECTS.into_iter().filter(|subject| common.wants(subject));
+        cells.extend(wanted.map(|subject| (threads, subject)));
+    }
+    // By cell and repetition.
+    let mut details: Vec<Vec<Vec<Record>>> = vec![Vec::new(); cells.len()];
+    let found = interleave(common.reps, cells.len(), |i, _| {
+        let (threads, subject) = cells[i];
+        let (record, detail) = one(common, args, subject, threads)?;
+        details[i].push(detail);
+        Ok::<Record, Failure>(record)
+    })?;
+    let against = Against::Subject("lru");
+    let ratio = Ratio { name: "ratio_to_lru", figure: "creates_per_s", against };
+    let mut records = if args.cycle == 0 { fold_all(&found, &[ratio]) } else { Vec::new() };
+    records.extend(details.iter().flat_map(|repetitions| by_time(repetitions)));
+    Ok(records)
+}
+
+/// Medians of what repetitions saw at the same time, for as long as they all ran.
+fn by_time(repetitions: &[Vec<Record>]) -> Vec<Record> {
+    let length = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    let at = |i: usize| -> Vec<Record> { repetitions.iter().map(|r| r[i].clone()).collect() };
+    (0..length).filter_map(|i| fold(&at(i))).collect()
+}
+
+/// One measurement: the row of the whole, and rows by time or by iteration.
+fn one(
+    common: &Common,
+    args: &Args,
+    subject: &'static str,
+    threads: usize,
+) -> Result<(Record, Vec<Record>), Failure> {
+    let (pooled, leaf_bytes) = prepared(common, args, subject, threads)?;
+    let cache_bytes = pooled.cache.bound_bytes();
+    let record = Record::new(NAME, subject, threads)
+        .param("preload", args.preload)
+        .param("delay_ms", args.delay)
+        .param("config", pooled.bed.config().as_str());
+    let start = FIRST_NAME + args.preload;
+    if args.cycle > 0 {
+        return Ok((record, cycle(args, &pooled, subject, threads, start)?));
+    }
+    let of_dnodes = |caches: f64| (caches * cache_bytes as f64) as u64 / DNODE_BYTES;
+    let count = args.dnode_caches.map_or(args.count, of_dnodes);
+    let bucket = Duration::from_millis(args.bucket);
+    let found = creates::run(&pooled, threads, start..start + count, bucket, creates::create)?;
+    let detail = found.buckets.iter().map(|bucket| row(subject, threads, bucket)).collect();
+    Ok((whole(record, args, &pooled, &found, (cache_bytes, leaf_bytes))?, detail))
+}
+
+/// The figures of a whole load.
+fn whole(
+    record: Record,
+    args: &Args,
+    pooled: &Pooled,
+    found: &Found,
+    (cache_bytes, leaf_bytes): (u64, u64),
+) -> Result<Record, Failure> {
+    let (worst, best) = found.worst_and_best(args.warmup);
+    let [metadata, data] = pools::resident_by_class(&pooled.cache);
+    let mut record = record
+        .figure("creates", found.sample.ops as f64)
+        .figure("creates_per_s", found.sample.ops_per_s())
+        .figure("best_per_s", best)
+        .figure("worst_per_s", worst)
+        .figure("worst_to_best", worst / best)
+        .figure("cpu_ns_per_op", found.sample.cpu_ns_per_op())
+        .figure("cache_bytes", cache_bytes as f64)
+        .figure("preloaded_leaf_bytes", leaf_bytes as f64)
+        .figure("cached_metadata_bytes", metadata as f64)
+        .figure("cached_data_bytes", data as f64);
+    let stats = pooled.cache.cache().stats();
+    record = record.figure("hit_ratio", stats.hit_ratio());
+    if args.delay == 0 {
+        // Reads all leaves.
+        let (used, stored) = leaf_bytes_of(pooled)?;
+        record = record.figure("leaf_fill", used as f64 / stored.max(1) as f64);
+    }
+    Ok(record)
+}
+
+fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
+    Record::new(BY_TIME, subject, threads)
+        .figure("second", bucket.end_s)
+        .figure("creates_per_s", bucket.per_s)
+        .figure("cached_metadata_bytes", bucket.cached[0] as f64)
+        .figure("cached_data_bytes", bucket.cached[1] as f64)
+        .figure("dirty_bytes", bucket.dirty_bytes as f64)
+}
+
+/// A pool as the load finds it, and the bytes of leaves that are in it.
+fn prepared(
+    common: &Common,
+    args: &Args,
+    subject: &str,
+    threads: usize,
+) -> Result<(Pooled, u64), Failure> {
+    let cold = args.preload > 0 || args.cycle > 0;
+    let cache_bytes = if cold { args.cache.max(PRELOAD_CACHE_BYTES) } else { args.cache };
+    let cache_tunables: &[(&str, &str)] = if subject == "lru" { &LRU } else { &[] };
+    let setting = PoolSetting {
+        medium: &args.medium,
+        cache_bytes,
+        cache_tunables,
+        pool_tunables: &args.tunables,
+        copies: args.copies,
+        seed: common.seed,
+    };
+    let mut pooled = Pooled::new(&setting)?;
+    if !cold {
+        return Ok((pooled, 0));
+    }
+    let names = FIRST_NAME..FIRST_NAME + args.preload;
+    let bucket = Duration::from_millis(args.bucket);
+    creates::run(&pooled, threads, names, bucket, creates::create)?;
+    let (_, leaf_bytes) = leaf_bytes_of(&pooled)?;
+    let of_leaves = |times: f64| (times * leaf_bytes as f64) as u64;
+    let cache_bytes = args.cache_leaves.map_or(args.cache, of_leaves);
+    let delay = Duration::from_millis(args.delay);
+    pooled = pooled.again(&PoolSetting { cache_bytes, ..setting }, delay)?;
+    Ok((pooled, leaf_bytes))
+}
+
+/// Bytes that are used in leaves, and bytes of leaves.
+fn leaf_bytes_of(pooled: &Pooled) -> Result<(u64, u64), Failure> {
+    let (mut used, mut stored) = (0, 0);
+    for directory in &pooled.directories {
+        let stats = directory.stats()?;
+        used += stats.used_bytes;
+        stored += stats.stored_bytes;
+    }
+    Ok((used, stored))
+}
+
+/// Iterations on a cache that begins cold, a row each.
+fn cycle(
+    args: &Args,
+    pooled: &Pooled,
+    subject: &str,
+    threads: usize,
+    start: u64,
+) -> Result<Vec<Record>, Failure> {
+    let bucket = Duration::from_millis(args.bucket);
+    let mut rows = Vec::new();
+    let mut best = 0.0f64;
+    for iteration in 0..args.cycle {
+        let names = start + iteration * args.iteration..start + (iteration + 1) * args.iteration;
+        let created = creates::run(pooled, threads, names.clone(), bucket, creates::create)?;
+        let destroyed = creates::run(pooled, threads, names, bucket, creates::destroy)?;
+        let (created, destroyed) = (created.sample, destroyed.sample);
+        let elapsed_s = created.elapsed_s + destroyed.elapsed_s;
+        let per_s = (created.ops + destroyed.ops) as f64 / elapsed_s;
+        best = best.max(per_s);
+        let row = Record::new(CYCLE, subject, threads)
+            .param("preload", args.preload)
+            .param("delay_ms", args.delay)
+            .param("iteration", iteration + 1)
+            .figure("changes_per_s", per_s)
+            .figure("creates_per_s", created.ops_per_s())
+            .figure("destroys_per_s", destroyed.ops_per_s());
+        rows.push(row);
+    }
+    let share = |row: Record| {
+        let per_s = row.number("changes_per_s").unwrap_or(0.0);
+        row.figure("share_of_best", per_s / best)
+    };
+    Ok(rows.into_iter().map(share).collect())
+}
+
+/// Creates over time, the cache over time, changes by iteration; whichever there is.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let figures = [
+        (BY_TIME, "creates_per_s", "second"),
+        (BY_TIME, "cached_metadata_bytes", "second"),
+        (CYCLE, "changes_per_s", "iteration"),
+    ];
+    let mut panels = Vec::new();
+    for (bench, figure, x) in figures {
+        let own: Vec<&Record> =
+            records.iter().filter(|r| r.get("bench") == Some(&bench.into())).collect();
+        if own.is_empty() {
+            continue;
+        }
+        panels.push(Panel {
+            title: format!("{bench}: {figure}"),
+            x_label: x.to_owned(),
+            y_label: figure.to_owned(),
+            log_y: false,
+            series: lines(&own, |r| x_of(r, x), figure),
+        });
+    }
+    panels
+}
+
+fn x_of(record: &Record, x: &str) -> f64 {
+    match record.get(x) {
+        Some(crate::report::Value::Integer(number)) => *number as f64,
+        _ => record.number(x).unwrap_or(0.0),
+    }
+}

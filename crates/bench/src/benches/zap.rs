@@ -1,0 +1,174 @@
+//! `zap`: names into directories, lookups, and out again, beside stores that one would use instead.
+
+use std::path::PathBuf;
+
+use super::{interleave, panels_over_threads};
+use crate::names::{self, Load, PoolSetting, Pooled};
+use crate::options::{Common, Failure};
+use crate::pools::{self, Medium, MediumArgs};
+use crate::report::plot::Panel;
+use crate::report::{Against, Ratio, Record, fold_all};
+
+const NAME: &str = "zap";
+const SHAPE: &str = "zap-shape";
+const THREADS: [usize; 2] = [1, 2];
+
+/// What `zap` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Names.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(32..=100_000_000))]
+    pub(crate) count: u64,
+    /// Changes a transaction.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) lot: u64,
+    /// Folder for the files of all subjects.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    pub(crate) folder: PathBuf,
+    /// Size of our file, and of our memory device.
+    #[arg(long, default_value = "4GiB", value_parser = pools::bytes)]
+    pub(crate) device_size: u64,
+    /// Cache of each subject.
+    #[arg(long, default_value = "1GiB", value_parser = pools::bytes)]
+    pub(crate) cache: u64,
+    /// Copies of our metadata.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub(crate) copies: u8,
+    /// Only how full leaves are while directories grow and shrink, nothing timed.
+    #[arg(long)]
+    pub(crate) shape: bool,
+}
+
+/// A subject at a number of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Ours, in a file.
+    Forebay,
+    /// Ours, in memory.
+    ForebayMemory,
+    #[cfg(feature = "peers")]
+    Redb,
+    #[cfg(feature = "peers")]
+    Fjall,
+}
+
+impl Kind {
+    const ALL: &[Self] = &[
+        Self::Forebay,
+        Self::ForebayMemory,
+        #[cfg(feature = "peers")]
+        Self::Redb,
+        #[cfg(feature = "peers")]
+        Self::Fjall,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forebay => "forebay",
+            Self::ForebayMemory => "forebay-memory",
+            #[cfg(feature = "peers")]
+            Self::Redb => "redb",
+            #[cfg(feature = "peers")]
+            Self::Fjall => "fjall",
+        }
+    }
+}
+
+/// Measures all subjects, then looks at the shape of ours.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    common.check_subjects(&Kind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>())?;
+    if args.shape {
+        return Ok(vec![shape(common, args)?]);
+    }
+    let mut cells = Vec::new();
+    for threads in common.threads_or(&THREADS)? {
+        let wanted = Kind::ALL.iter().filter(|kind| common.wants(kind.name()));
+        cells.extend(wanted.map(|kind| (threads, *kind)));
+    }
+    let found =
+        interleave(common.reps, cells.len(), |i, _| one(common, args, cells[i].1, cells[i].0))?;
+    let mut records = fold_all(&found, &RATIOS);
+    if common.wants(Kind::ForebayMemory.name()) {
+        records.push(shape(common, args)?);
+    }
+    Ok(records)
+}
+
+const RATIOS: [Ratio<'static>; 6] = [
+    ratio("insert_ratio_to_fjall", "insert_per_s", Against::Subject("fjall")),
+    ratio("insert_ratio_to_redb", "insert_per_s", Against::Subject("redb")),
+    ratio("lookup_ratio_to_redb", "lookup_per_s", Against::Subject("redb")),
+    ratio("lookup_ratio_to_fjall", "lookup_per_s", Against::Subject("fjall")),
+    ratio("insert_cpu_ratio_to_1_thread", "insert_cpu_ns", Against::Threads(1)),
+    ratio("lookup_cpu_ratio_to_1_thread", "lookup_cpu_ns", Against::Threads(1)),
+];
+
+const fn ratio(
+    name: &'static str,
+    figure: &'static str,
+    against: Against<'static>,
+) -> Ratio<'static> {
+    Ratio { name, figure, against }
+}
+
+/// One measurement of one subject.
+fn one(common: &Common, args: &Args, kind: Kind, threads: usize) -> Result<Record, Failure> {
+    let load = Load { threads, count: args.count, lot: args.lot, seed: common.seed };
+    let record =
+        Record::new(NAME, kind.name(), threads).param("names", args.count).param("lot", args.lot);
+    match kind {
+        Kind::Forebay | Kind::ForebayMemory => {
+            let medium = medium(args, kind);
+            let pooled = Pooled::new(&setting(common, args, &medium))?;
+            let config = format!("{}, {} copies", pooled.bed.config(), args.copies);
+            names::phases(&pooled, &load, record.param("config", config.as_str()))
+        }
+        #[cfg(feature = "peers")]
+        Kind::Redb => {
+            let redb = names::Redb::new(&args.folder, args.cache).map_err(names::fail)?;
+            names::phases(&redb, &load, record.param("config", names::Redb::CONFIG))
+        }
+        #[cfg(feature = "peers")]
+        Kind::Fjall => {
+            let fjall = names::Fjall::new(&args.folder, args.cache).map_err(names::fail)?;
+            names::phases(&fjall, &load, record.param("config", names::Fjall::CONFIG))
+        }
+    }
+}
+
+fn medium(args: &Args, kind: Kind) -> MediumArgs {
+    let device = match kind {
+        Kind::Forebay => Medium::Temporary(args.folder.clone()),
+        _ => Medium::Memory,
+    };
+    MediumArgs { device, device_size: args.device_size, overwrite: false }
+}
+
+fn setting<'a>(common: &Common, args: &Args, medium: &'a MediumArgs) -> PoolSetting<'a> {
+    PoolSetting {
+        medium,
+        cache_bytes: args.cache,
+        cache_tunables: &[],
+        pool_tunables: &[],
+        copies: args.copies,
+        seed: common.seed,
+    }
+}
+
+fn shape(common: &Common, args: &Args) -> Result<Record, Failure> {
+    let medium = medium(args, Kind::ForebayMemory);
+    let pooled = Pooled::new(&setting(common, args, &medium))?;
+    let load = Load { threads: 1, count: args.count, lot: args.lot, seed: common.seed };
+    let record = Record::new(SHAPE, "forebay", 1).param("names", args.count);
+    names::shape(&pooled, &load, record)
+}
+
+/// Throughput over threads, a panel each for inserts, lookups and removes.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let timed: Vec<Record> =
+        records.iter().filter(|r| r.number("insert_per_s").is_some()).cloned().collect();
+    ["insert_per_s", "lookup_per_s", "remove_per_s"]
+        .into_iter()
+        .flat_map(|figure| panels_over_threads(&timed, &["names"], figure))
+        .collect()
+}

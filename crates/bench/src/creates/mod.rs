@@ -1,0 +1,143 @@
+//! Creates: the load of `create`, mds-survey's, and what it saw second by second.
+//!
+//! For each name an object with attributes, and an entry of its number in the name's directory, in one transaction.
+//! Threads take the names in turns. What they have done is looked at from outside, a bucket of time after another.
+
+use std::ops::Range;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::measure::{Sample, cpu_seconds};
+use crate::names::{Fault, Name, Pooled, directory_of, fail};
+use crate::options::Failure;
+use crate::pools::resident_by_class;
+
+/// Bytes of attributes of each object, as in R5's dnodes.
+const ATTRIBUTES: [u8; 144] = [0x5a; 144];
+/// Names that a thread takes at once.
+const TAKEN: u64 = 16;
+/// Time between two looks whether the load has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// What was seen at the end of a bucket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bucket {
+    /// Since the load began.
+    pub(crate) end_s: f64,
+    /// Operations a second in it.
+    pub(crate) per_s: f64,
+    /// Cached bytes, metadata and data.
+    pub(crate) cached: [u64; 2],
+    /// Bytes that wait to be written.
+    pub(crate) dirty_bytes: u64,
+}
+
+/// What a load found.
+pub(crate) struct Found {
+    /// The whole, until all is durable.
+    pub(crate) sample: Sample,
+    /// Whole buckets of time, in order.
+    pub(crate) buckets: Vec<Bucket>,
+}
+
+impl Found {
+    /// The slowest and the fastest bucket after the first few; the whole, if there are none.
+    pub(crate) fn worst_and_best(&self, warmup: usize) -> (f64, f64) {
+        let counted = self.buckets.get(warmup..).unwrap_or_default();
+        let rates = || counted.iter().map(|bucket| bucket.per_s);
+        if counted.is_empty() {
+            return (self.sample.ops_per_s(), self.sample.ops_per_s());
+        }
+        (rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max))
+    }
+}
+
+/// Creates an object for a name.
+pub(crate) fn create(pooled: &Pooled, number: u64) -> Result<(), Fault> {
+    let tx = pooled.pool.begin()?;
+    let object = pooled.data.create_object(&tx, &ATTRIBUTES)?;
+    let directory = &pooled.directories[directory_of(number)];
+    Ok(directory.insert(&tx, Name::new(number).bytes(), &object.to_le_bytes())?)
+}
+
+/// Destroys the object of a name.
+pub(crate) fn destroy(pooled: &Pooled, number: u64) -> Result<(), Fault> {
+    let tx = pooled.pool.begin_freeing()?;
+    let value = pooled.directories[directory_of(number)].remove(&tx, Name::new(number).bytes())?;
+    let object = value.first_chunk::<8>().ok_or("a value that is no number of an object")?;
+    Ok(pooled.data.destroy(&tx, u64::from_le_bytes(*object))?)
+}
+
+/// Does `change` to all names on threads, and then makes it durable.
+pub(crate) fn run(
+    pooled: &Pooled,
+    threads: usize,
+    names: Range<u64>,
+    bucket: Duration,
+    change: impl Fn(&Pooled, u64) -> Result<(), Fault> + Sync,
+) -> Result<Found, Failure> {
+    let (next, done) = (AtomicU64::new(names.start), AtomicU64::new(0));
+    let (stop, barrier) = (AtomicBool::new(false), Barrier::new(threads + 1));
+    let work = || {
+        barrier.wait();
+        while !stop.load(Ordering::Relaxed) {
+            let first = next.fetch_add(TAKEN, Ordering::Relaxed);
+            let mine = first..names.end.min(first + TAKEN);
+            if mine.is_empty() {
+                break;
+            }
+            let many = mine.end - mine.start;
+            for number in mine {
+                change(pooled, number).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            }
+            done.fetch_add(many, Ordering::Relaxed);
+        }
+        Ok::<(), Fault>(())
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        barrier.wait();
+        let (cpu_before, begun) = (cpu_seconds(), Instant::now());
+        let mut watch = Watch { begun, seen: 0, since: begun, buckets: Vec::new() };
+        while !handles.iter().all(|handle| handle.is_finished()) {
+            std::thread::sleep(LOOK_EVERY);
+            watch.look(pooled, bucket, &done);
+        }
+        for handle in handles {
+            let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+            ended.map_err(fail)?;
+        }
+        pooled.pool.sync()?;
+        let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
+        let ops = names.end - names.start;
+        let sample = Sample { ops, hits: ops, elapsed_s, cpu_s };
+        Ok(Found { sample, buckets: watch.buckets })
+    })
+}
+
+/// Who looks at a load, bucket by bucket.
+struct Watch {
+    begun: Instant,
+    seen: u64,
+    since: Instant,
+    buckets: Vec<Bucket>,
+}
+
+impl Watch {
+    fn look(&mut self, pooled: &Pooled, bucket: Duration, done: &AtomicU64) {
+        let now = Instant::now();
+        let elapsed = now.duration_since(self.since);
+        if elapsed < bucket {
+            return;
+        }
+        let all = done.load(Ordering::Relaxed);
+        self.buckets.push(Bucket {
+            end_s: now.duration_since(self.begun).as_secs_f64(),
+            per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
+            cached: resident_by_class(&pooled.cache),
+            dirty_bytes: pooled.cache.dirty_bytes(),
+        });
+        (self.seen, self.since) = (all, now);
+    }
+}

@@ -1,0 +1,76 @@
+//! fjall, a log-structured merge tree: one keyspace, keys of a directory and a name.
+//!
+//! A lot is a batch, which goes to its journal unsynced; `SyncAll` every second makes it durable. An insert does not look
+//! whether the name is there.
+
+use std::ops::Range;
+use std::path::Path;
+
+use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+
+use super::{Directories, Fault, Lookup, flat_key};
+use crate::pools::temporary_path;
+use crate::report::Record;
+
+/// The keyspace in a folder of its own.
+pub(crate) struct Fjall {
+    database: Database,
+    names: Keyspace,
+}
+
+impl Fjall {
+    /// How it is set.
+    pub(crate) const CONFIG: &'static str = "one keyspace, journal synced every second";
+
+    /// An empty keyspace in `folder`.
+    pub(crate) fn new(folder: &Path, cache_bytes: u64) -> Result<Self, Fault> {
+        // It removes its folder itself at the end.
+        let builder = Database::builder(temporary_path(folder)).temporary(true);
+        let database = builder.cache_size(cache_bytes).open()?;
+        let names = database.keyspace("names", KeyspaceCreateOptions::default)?;
+        Ok(Self { database, names })
+    }
+}
+
+impl Directories for Fjall {
+    type Lookup<'a> = &'a Keyspace;
+
+    fn insert(&self, lot: Range<u64>) -> Result<(), Fault> {
+        let mut batch = self.database.batch();
+        for number in lot {
+            let (key, len) = flat_key(number);
+            batch.insert(&self.names, &key[..len], number.to_le_bytes());
+        }
+        Ok(batch.commit()?)
+    }
+
+    fn remove(&self, lot: Range<u64>) -> Result<(), Fault> {
+        let mut batch = self.database.batch();
+        for number in lot {
+            let (key, len) = flat_key(number);
+            batch.remove(&self.names, &key[..len]);
+        }
+        Ok(batch.commit()?)
+    }
+
+    fn persist(&self) -> Result<(), Fault> {
+        Ok(self.database.persist(PersistMode::SyncAll)?)
+    }
+
+    fn lookup(&self) -> Result<&Keyspace, Fault> {
+        Ok(&self.names)
+    }
+
+    fn describe(&self, record: Record) -> Result<Record, Fault> {
+        Ok(record.figure("disk_bytes", self.database.disk_space()? as f64))
+    }
+}
+
+impl Lookup for &Keyspace {
+    #[inline]
+    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault> {
+        let (key, len) = flat_key(number);
+        let found = Keyspace::get(self, &key[..len])?;
+        Ok(found.and_then(|value| value.first_chunk::<8>().map(|v| u64::from_le_bytes(*v))))
+    }
+}

@@ -1,0 +1,133 @@
+//! Ours: a directory each, in one dataset of a pool.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_pool::{BlockCache, Dataset, DatasetSettings, Directory, Pool};
+
+use super::{DIRECTORIES, Directories, Fault, Lookup, Name, directory_of};
+use crate::options::Failure;
+use crate::pools::{self, Bed, MediumArgs};
+use crate::report::Record;
+
+/// The directories in a pool of their own.
+pub(crate) struct Pooled {
+    pub(crate) data: Dataset,
+    pub(crate) directories: Vec<Directory>,
+    pub(crate) pool: Pool,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) bed: Bed,
+}
+
+/// How such a pool is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolSetting<'a> {
+    /// What it lies on.
+    pub(crate) medium: &'a MediumArgs,
+    /// The cache's bound in bytes.
+    pub(crate) cache_bytes: u64,
+    /// Tunables of the cache.
+    pub(crate) cache_tunables: &'a [(&'a str, &'a str)],
+    /// Tunables of the pool.
+    pub(crate) pool_tunables: &'a [(String, String)],
+    /// Copies of metadata.
+    pub(crate) copies: u8,
+    /// Of all that is random.
+    pub(crate) seed: u64,
+}
+
+impl Pooled {
+    /// Empty directories in a new pool.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub(crate) fn new(setting: &PoolSetting<'_>) -> Result<Self, Failure> {
+        let bed = Bed::new(setting.medium, setting.seed)?;
+        let cache = pools::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let pool = bed.create(&cache, setting.pool_tunables)?;
+        let metadata_copies = setting.copies;
+        let settings = DatasetSettings { metadata_copies, ..DatasetSettings::default() };
+        let data = pool.create_dataset(DATASET, &settings)?;
+        let mut directories = Vec::new();
+        let tx = pool.begin()?;
+        for _ in 0..DIRECTORIES {
+            directories.push(data.directory(data.create_directory(&tx, &[])?)?);
+        }
+        drop(tx);
+        pool.sync()?;
+        Ok(Self { data, directories, pool, cache, bed })
+    }
+
+    /// The same pool after an export and an import, with a new, empty cache and reads that take longer by `delay`.
+    ///
+    /// # Errors
+    /// Why one of the two failed.
+    pub(crate) fn again(self, setting: &PoolSetting<'_>, delay: Duration) -> Result<Self, Failure> {
+        let Self { data, directories, pool, cache, mut bed } = self;
+        let numbers: Vec<u64> = directories.iter().map(Directory::number).collect();
+        drop((directories, data));
+        pool.export()?;
+        drop(cache);
+        bed.slow_reads(delay);
+        let cache = pools::cache(setting.cache_bytes, setting.cache_tunables, setting.seed)?;
+        let pool = bed.import(&cache, setting.pool_tunables)?;
+        let data = pool.dataset(DATASET)?;
+        let open = |number: u64| data.directory(number);
+        let directories = numbers.into_iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Self { data, directories, pool, cache, bed })
+    }
+}
+
+/// Name of the one dataset.
+const DATASET: &str = "names";
+
+impl Directories for Pooled {
+    type Lookup<'a> = &'a Pooled;
+
+    fn insert(&self, lot: Range<u64>) -> Result<(), Fault> {
+        let tx = self.pool.begin()?;
+        for number in lot {
+            let directory = &self.directories[directory_of(number)];
+            directory.insert(&tx, Name::new(number).bytes(), &number.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, lot: Range<u64>) -> Result<(), Fault> {
+        let tx = self.pool.begin_freeing()?;
+        for number in lot {
+            self.directories[directory_of(number)].remove(&tx, Name::new(number).bytes())?;
+        }
+        Ok(())
+    }
+
+    fn persist(&self) -> Result<(), Fault> {
+        Ok(self.pool.sync()?)
+    }
+
+    fn lookup(&self) -> Result<&Pooled, Fault> {
+        Ok(self)
+    }
+
+    fn describe(&self, record: Record) -> Result<Record, Fault> {
+        let (mut stored, mut used, mut entries) = (0, 0, 0);
+        for directory in &self.directories {
+            let stats = directory.stats()?;
+            stored += stats.stored_bytes + stats.micro_bytes;
+            used += stats.used_bytes + stats.micro_bytes;
+            entries += stats.entries;
+        }
+        Ok(record
+            .figure("bytes_per_entry", stored as f64 / entries.max(1) as f64)
+            .figure("leaf_fill", used as f64 / stored.max(1) as f64))
+    }
+}
+
+impl Lookup for &Pooled {
+    #[inline]
+    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault> {
+        let found = self.directories[directory_of(number)].lookup(Name::new(number).bytes())?;
+        Ok(found.and_then(|value| value.first_chunk::<8>().map(|v| u64::from_le_bytes(*v))))
+    }
+}

@@ -1,0 +1,242 @@
+//! Names in directories: the load of `zap` and `create`, and those who bear it.
+//!
+//! Names are growing decimal numbers; name `n` lies in directory `n % 32`, as mds-survey spreads them. Changes come in
+//! lots of consecutive names, a transaction each, which threads take in turns; all that changed becomes durable
+//! every second and at the end, and that end counts. Lookups are of random names among those that are there.
+
+#[cfg(feature = "peers")]
+mod fjall;
+mod forebay;
+#[cfg(feature = "peers")]
+mod redb;
+mod shape;
+
+use std::ops::Range;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::keys::{XorShift, scramble};
+use crate::measure::{Sample, cpu_seconds};
+use crate::options::Failure;
+use crate::report::Record;
+
+#[cfg(feature = "peers")]
+pub(crate) use self::fjall::Fjall;
+#[cfg(feature = "peers")]
+pub(crate) use self::redb::Redb;
+pub(crate) use forebay::{PoolSetting, Pooled};
+pub(crate) use shape::shape;
+
+/// Directories that names are spread over, as in R5.
+pub(crate) const DIRECTORIES: u64 = 32;
+/// The first name, as in R5.
+pub(crate) const FIRST_NAME: u64 = 500_000;
+/// How often changes become durable.
+const PERSIST_EVERY: Duration = Duration::from_secs(1);
+/// Time between two looks whether the load has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Why a subject failed, on whatever thread.
+pub(crate) type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// A name as it is written.
+pub(crate) struct Name {
+    text: [u8; 20],
+    start: usize,
+}
+
+impl Name {
+    /// The number in decimal.
+    #[inline]
+    pub(crate) fn new(mut number: u64) -> Self {
+        let mut name = Self { text: [0; 20], start: 20 };
+        loop {
+            name.start -= 1;
+            name.text[name.start] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                return name;
+            }
+        }
+    }
+
+    /// Its bytes.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.text[self.start..]
+    }
+}
+
+/// The directory that a name lies in.
+#[inline]
+pub(crate) fn directory_of(number: u64) -> usize {
+    (number % DIRECTORIES) as usize
+}
+
+/// A name with its directory, for who keeps all directories in one key space: they sort by directory.
+#[cfg(feature = "peers")]
+#[inline]
+fn flat_key(number: u64) -> ([u8; 21], usize) {
+    let name = Name::new(number);
+    let mut key = [0; 21];
+    key[0] = directory_of(number) as u8;
+    let len = 1 + name.bytes().len();
+    key[1..len].copy_from_slice(name.bytes());
+    (key, len)
+}
+
+/// Somebody who keeps names.
+pub(crate) trait Directories: Sync {
+    /// A thread's way to look names up.
+    type Lookup<'a>: Lookup
+    where
+        Self: 'a;
+
+    /// Adds names, in one transaction that need not be durable yet.
+    fn insert(&self, lot: Range<u64>) -> Result<(), Fault>;
+    /// Removes names, in one transaction that need not be durable yet.
+    fn remove(&self, lot: Range<u64>) -> Result<(), Fault>;
+    /// Makes all changes so far durable.
+    fn persist(&self) -> Result<(), Fault>;
+    /// Prepares a thread for lookups.
+    fn lookup(&self) -> Result<Self::Lookup<'_>, Fault>;
+    /// Adds what else is known to a row.
+    fn describe(&self, record: Record) -> Result<Record, Fault> {
+        Ok(record)
+    }
+}
+
+/// Looks names up.
+pub(crate) trait Lookup {
+    /// The value of a name, if it is there.
+    fn get(&mut self, number: u64) -> Result<Option<u64>, Fault>;
+}
+
+/// How much, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Threads that work.
+    pub(crate) threads: usize,
+    /// Names.
+    pub(crate) count: u64,
+    /// Changes a transaction.
+    pub(crate) lot: u64,
+    /// Of the threads' generators.
+    pub(crate) seed: u64,
+}
+
+impl Load {
+    /// All names.
+    pub(crate) fn names(&self) -> Range<u64> {
+        FIRST_NAME..FIRST_NAME + self.count
+    }
+}
+
+/// What the whole of a subject's measurement found: insert, look up, remove.
+pub(crate) fn phases<D: Directories>(
+    directories: &D,
+    load: &Load,
+    record: Record,
+) -> Result<Record, Failure> {
+    let inserted = changes(directories, load, |lot| directories.insert(lot))?;
+    let record = add(record, ["insert_per_s", "insert_cpu_ns"], inserted);
+    let record = directories.describe(record).map_err(fail)?;
+    let looked_up = lookups(directories, load)?;
+    let record = add(record, ["lookup_per_s", "lookup_cpu_ns"], looked_up);
+    let removed = changes(directories, load, |lot| directories.remove(lot))?;
+    Ok(add(record, ["remove_per_s", "remove_cpu_ns"], removed))
+}
+
+fn add(record: Record, [rate, cpu]: [&'static str; 2], sample: Sample) -> Record {
+    record.figure(rate, sample.ops_per_s()).figure(cpu, sample.cpu_ns_per_op())
+}
+
+/// A fault as a failure of the bench.
+pub(crate) fn fail(fault: Fault) -> Failure {
+    fault
+}
+
+/// Changes all names, lot by lot, and makes that durable.
+fn changes<D: Directories>(
+    directories: &D,
+    load: &Load,
+    change: impl Fn(Range<u64>) -> Result<(), Fault> + Sync,
+) -> Result<Sample, Failure> {
+    let (names, next) = (load.names(), AtomicU64::new(load.names().start));
+    let work = |_| {
+        loop {
+            let first = next.fetch_add(load.lot, Ordering::Relaxed);
+            if first >= names.end {
+                return Ok(());
+            }
+            change(first..names.end.min(first + load.lot))?;
+        }
+    };
+    timed(load.threads, load.count, work, || directories.persist())
+}
+
+/// Looks random names up, as many as there are.
+fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Sample, Failure> {
+    let each = load.count / load.threads as u64;
+    let work = |thread: usize| {
+        let mut rng = XorShift::new(load.seed ^ scramble(thread as u64 + 1));
+        let mut lookup = directories.lookup()?;
+        for _ in 0..each {
+            let number = FIRST_NAME + rng.below(load.count);
+            if lookup.get(number)? != Some(number) {
+                return Err(format!("name {number} is not what it was").into());
+            }
+        }
+        Ok(())
+    };
+    timed(load.threads, each * load.threads as u64, work, || Ok(()))
+}
+
+/// Runs `work` on threads, and `persist` every second and at the end. Both count.
+fn timed(
+    threads: usize,
+    ops: u64,
+    work: impl Fn(usize) -> Result<(), Fault> + Sync,
+    persist: impl Fn() -> Result<(), Fault>,
+) -> Result<Sample, Failure> {
+    let barrier = Barrier::new(threads + 1);
+    let failed = AtomicBool::new(false);
+    let (barrier, work, failed) = (&barrier, &work, &failed);
+    std::thread::scope(|scope| {
+        let body = move |thread| {
+            barrier.wait();
+            work(thread).inspect_err(|_| failed.store(true, Ordering::Relaxed))
+        };
+        let handles: Vec<_> = (0..threads).map(|t| scope.spawn(move || body(t))).collect();
+        barrier.wait();
+        let (cpu_before, begun) = (cpu_seconds(), Instant::now());
+        let mut due = begun + PERSIST_EVERY;
+        while !handles.iter().all(|handle| handle.is_finished()) {
+            std::thread::sleep(LOOK_EVERY);
+            if Instant::now() >= due && !failed.load(Ordering::Relaxed) {
+                persist().map_err(fail)?;
+                due += PERSIST_EVERY;
+            }
+        }
+        for handle in handles {
+            let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+            ended.map_err(fail)?;
+        }
+        persist().map_err(fail)?;
+        let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
+        Ok(Sample { ops, hits: ops, elapsed_s, cpu_s })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Name;
+
+    #[test]
+    fn names_are_decimal() {
+        for number in [0, 9, 10, 500_000, u64::MAX] {
+            assert_eq!(Name::new(number).bytes(), number.to_string().as_bytes());
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The pools that the benches work in: a device that outlives them, a cache, and figures of both.
+//!
+//! A bed is made once for each measurement. Its device can be memory or a file, and its reads can be
+//! made slow after it was filled. A file that was not there before is removed at the end; one that was must
+//! hold no pool.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_cache::Class;
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, Op, OpenOptions};
+use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, HostId, ImportOptions, Pool};
+
+use crate::options::Failure;
+
+/// What a pool lies on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// Memory.
+    Memory,
+    /// A file or block device of that name.
+    File(PathBuf),
+    /// A file in that folder, removed at the end.
+    Temporary(PathBuf),
+}
+
+impl Medium {
+    /// As `--device` spells it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("`mem`, or the name of a file, a folder or a block device".to_owned()),
+            "mem" => Ok(Self::Memory),
+            path if Path::new(path).is_dir() => Ok(Self::Temporary(path.into())),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+/// What a pool lies on, as an option of a bench.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct MediumArgs {
+    /// What the pool lies on: `mem`, a folder for a temporary file, or the name of a file or block device.
+    #[arg(long, default_value = "mem", value_name = "mem|PATH", value_parser = Medium::parse)]
+    pub(crate) device: Medium,
+    /// Size of the device, unless it is there already.
+    #[arg(long, default_value = "8GiB", value_parser = bytes)]
+    pub(crate) device_size: u64,
+    /// Overwrite a pool that the device holds.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+/// Reads a count of bytes: digits, and `KiB`, `MiB`, `GiB` or their first letters.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u32); 6] =
+        [("KiB", 10), ("MiB", 20), ("GiB", 30), ("K", 10), ("M", 20), ("G", 30)];
+    let unit = UNITS.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    let number = digits.trim_end().parse::<u64>().map_err(|error| error.to_string())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too many bytes".to_owned())
+}
+
+/// A file that is removed when it was ours.
+struct BedFile {
+    path: PathBuf,
+    ours: bool,
+}
+
+impl Drop for BedFile {
+    fn drop(&mut self) {
+        if self.ours {
+            // Nothing depends on it: it lies where its user keeps such things.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A name in `folder` that nobody has.
+pub(crate) fn temporary_path(folder: &Path) -> PathBuf {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    let nth = MADE.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("forebay-bench-{}-{nth}.pool", std::process::id()))
+}
+
+/// A device for one pool after another.
+pub(crate) struct Bed {
+    medium: Arc<dyn Device>,
+    /// The same, as the next pool gets it.
+    device: Arc<dyn Device>,
+    seed: u64,
+    overwrite: bool,
+    // Removed last.
+    _file: Option<BedFile>,
+}
+
+impl Bed {
+    /// The device that the options ask for; a file that is there already keeps its size.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn new(args: &MediumArgs, seed: u64) -> Result<Self, Failure> {
+        let size_bytes = args.device_size;
+        let (device, file): (Arc<dyn Device>, _) = match &args.device {
+            Medium::Memory => {
+                let options = MemoryOptions::default();
+                (Arc::new(MemoryDevice::new("bench", size_bytes, &options)?), None)
+            }
+            Medium::File(path) => Self::file(path.clone(), size_bytes)?,
+            Medium::Temporary(folder) => Self::file(temporary_path(folder), size_bytes)?,
+        };
+        let overwrite = args.overwrite;
+        Ok(Self { device: Arc::clone(&device), medium: device, seed, overwrite, _file: file })
+    }
+
+    fn file(path: PathBuf, size_bytes: u64) -> Result<(Arc<dyn Device>, Option<BedFile>), Failure> {
+        let file = BedFile { ours: !path.exists(), path };
+        let options = OpenOptions { create_bytes: Some(size_bytes), ..OpenOptions::default() };
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(&file.path, &options)?);
+        Ok((device, Some(file)))
+    }
+
+    /// How the device is reached.
+    pub(crate) fn config(&self) -> String {
+        let info = self.medium.info();
+        format!("{}, direct {}", info.engine, info.direct)
+    }
+
+    /// A new pool.
+    ///
+    /// # Errors
+    /// If the device holds one, or why it cannot be made.
+    pub(crate) fn create(
+        &self,
+        cache: &Arc<BlockCache>,
+        tunables: &[(String, String)],
+    ) -> Result<Pool, Failure> {
+        let options = CreateOptions {
+            host: HostId { id: 1, name: "bench".to_owned() },
+            force: self.overwrite,
+            seed: Some(self.seed),
+            tunables: tunables.to_vec(),
+            ..CreateOptions::new("bench", Arc::clone(cache))
+        };
+        Ok(Pool::create(vec![Arc::clone(&self.device).into()], &options)?)
+    }
+
+    /// The pool that was exported.
+    ///
+    /// # Errors
+    /// Why it cannot be imported.
+    pub(crate) fn import(
+        &self,
+        cache: &Arc<BlockCache>,
+        tunables: &[(String, String)],
+    ) -> Result<Pool, Failure> {
+        let options = ImportOptions {
+            host: HostId { id: 1, name: "bench".to_owned() },
+            seed: Some(self.seed),
+            tunables: tunables.to_vec(),
+            ..ImportOptions::new(Arc::clone(cache))
+        };
+        Ok(Pool::import(vec![Arc::clone(&self.device).into()], &options)?)
+    }
+
+    /// From the next pool on, each read takes `delay` longer, however many there are at once. No delay: as the
+    /// device itself has it.
+    pub(crate) fn slow_reads(&mut self, delay: Duration) {
+        self.device = Arc::clone(&self.medium);
+        if !delay.is_zero() {
+            let slow = FaultDevice::new(Arc::clone(&self.medium), self.seed);
+            slow.add(Rule::new(Fault::Delay(delay)).on(Op::Read));
+            self.device = Arc::new(slow);
+        }
+    }
+}
+
+/// A cache of that bound.
+///
+/// # Errors
+/// If the bound is too small, or a tunable is unknown.
+pub(crate) fn cache(
+    bytes: u64,
+    tunables: &[(&str, &str)],
+    seed: u64,
+) -> Result<Arc<BlockCache>, Failure> {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    Ok(BlockCache::new(BlockCacheOptions {
+        bytes,
+        tunables: tunables.iter().map(owned).collect(),
+        seed: Some(seed),
+        ..BlockCacheOptions::default()
+    })?)
+}
+
+/// Bytes that a cache holds, by class: metadata and data.
+pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
+    let stats = cache.cache().stats();
+    Class::ALL.map(|class| {
+        let resident = stats.states.iter().filter(|s| s.class == class && !is_ghost(s.state));
+        resident.map(|state| state.bytes).sum()
+    })
+}
+
+fn is_ghost(state: &str) -> bool {
+    state.ends_with("ghost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_bytes_are_read() {
+        assert_eq!(bytes("12"), Ok(12));
+        assert_eq!(bytes("3K"), Ok(3 << 10));
+        assert_eq!(bytes("5 MiB"), Ok(5 << 20));
+        assert!(bytes("").is_err() && bytes("x").is_err() && bytes("99999999999G").is_err());
+    }
+}
