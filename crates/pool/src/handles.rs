@@ -123,10 +123,7 @@ impl Dataset {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn destroy(&self, tx: &Transaction<'_>, number: u64) -> Result<()> {
-        self.inner.objset.dnode(number)?;
-        // First: as soon as it is gone, somebody else may create and note another object of that number.
-        self.log(tx, number, || Change::Destroy);
-        self.inner.objset.destroy(tx.tx(), number)
+        self.inner.objset.destroy(tx.tx(), number, || self.log(tx, number, || Change::Destroy))
     }
 
     /// What is known of an object, without opening it.
@@ -144,13 +141,22 @@ impl Dataset {
         })
     }
 
-    /// Changes an object's attributes.
+    /// Changes an object's attributes. Those of a directory become durable with any fsync in the dataset, as its names
+    /// do; those of an object with its own.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if they are too long.
     pub fn set_attributes(&self, tx: &Transaction<'_>, number: u64, attributes: &[u8]) -> Result<()> {
+        let kind = self.inner.objset.dnode(number)?.object_kind();
+        if kind != Some(ObjectKind::Zap) || !self.inner.logs() {
+            self.inner.set_attributes(tx.tx(), number, attributes)?;
+            self.log(tx, number, || Change::TouchAttributes);
+            return Ok(());
+        }
+        let node = self.inner.objset.open(number)?;
+        let _turn = node.turn.lock();
         self.inner.set_attributes(tx.tx(), number, attributes)?;
-        self.log(tx, number, || Change::TouchAttributes);
+        self.log(tx, number, || Change::SetAttributes { attributes });
         Ok(())
     }
 
@@ -294,6 +300,17 @@ impl Directory {
         Ok(old)
     }
 
+    /// Gives a name that is there another value. Returns the value before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), but for the first.
+    pub fn replace(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Value> {
+        let _turn = self.turn();
+        let old = self.zap.replace(tx.tx(), name, value)?;
+        self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
+        Ok(old)
+    }
+
     /// The value of a name.
     ///
     /// # Errors
@@ -322,6 +339,12 @@ impl Directory {
         self.zap.entries(from, limit)
     }
 
+    /// All entries, in the directory's own order. What is there during the whole walk comes once; what comes or goes
+    /// meanwhile may come or not. An error, why a leaf cannot be read, ends it.
+    pub fn iter(&self) -> impl Iterator<Item = Result<Entry>> + '_ {
+        self.zap.cursor(Cookie::START)
+    }
+
     /// Names in it.
     pub fn len(&self) -> u64 {
         self.zap.len()
@@ -338,6 +361,14 @@ impl Directory {
     /// Why a leaf cannot be read.
     pub fn stats(&self) -> Result<ZapStats> {
         self.zap.stats()
+    }
+
+    /// Reads all leaves, and checks every entry and count; nothing may change it meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`], naming the first thing that is wrong.
+    pub fn audit(&self) -> Result<ZapStats> {
+        self.zap.audit()
     }
 
     /// As for objects.

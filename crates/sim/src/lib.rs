@@ -14,6 +14,7 @@
 
 pub mod compare;
 pub mod crash;
+pub mod forge;
 pub mod history;
 pub mod medium;
 pub mod model;

@@ -361,15 +361,6 @@ impl Devices {
         pending.into_iter().map(wait).collect()
     }
 
-    /// Tells the device that `len` bytes at `dva` are not needed any more.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub(crate) fn discard(&self, dva: Dva, len: u64) -> Result<()> {
-        let member = self.place(dva, len)?;
-        member.run(Request::discard(dva.offset, len)).result.map_err(failed)
-    }
-
     /// Makes durable what has been written, on all devices at once.
     ///
     /// # Errors

@@ -16,9 +16,9 @@ pub(crate) enum Change<'a> {
     Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
     /// It was destroyed.
     Destroy,
-    /// It has these attributes now, and all commits are to know: a count of names, an owner.
+    /// It has these attributes now, and all commits are to know: a directory's, which change with its names.
     SetAttributes { attributes: &'a [u8] },
-    /// Its attributes changed in a way that matters to commits of this object only: times, a size.
+    /// Its attributes changed, which matters to commits of this object only: an object's of bytes.
     TouchAttributes,
     /// A range of it was written.
     Write { offset: u64, len: u64 },
@@ -108,24 +108,6 @@ impl<'a> Record<'a> {
             Self::ZapRemove { name } => parts(LogRecordKind::ZapRemove, 0, name, &[]),
         }
     }
-
-    /// Bytes of name and body.
-    fn content_bytes(&self) -> usize {
-        let parts = self.parts(&mut [0; 8]).content();
-        parts.0 + parts.1
-    }
-
-    /// Bytes of the whole record, unless it is too large for one.
-    pub(super) fn encoded_bytes(&self) -> Option<usize> {
-        let content = self.content_bytes();
-        (content <= LOG_RECORD_MAX_BYTES).then_some(HEAD_BYTES + content)
-    }
-}
-
-impl Parts<'_> {
-    fn content(&self) -> (usize, usize) {
-        (self.name.len(), self.body.len())
-    }
 }
 
 impl<'a> Entry<'a> {
@@ -134,7 +116,7 @@ impl<'a> Entry<'a> {
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> bool {
         let mut len = [0; 8];
         let parts = self.record.parts(&mut len);
-        let (name_bytes, body_bytes) = parts.content();
+        let (name_bytes, body_bytes) = (parts.name.len(), parts.body.len());
         let Ok(name_u16) = u16::try_from(name_bytes) else { return false };
         if name_bytes + body_bytes > LOG_RECORD_MAX_BYTES {
             return false;

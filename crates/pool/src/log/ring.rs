@@ -286,11 +286,6 @@ impl Ring {
     pub(super) fn discard(&mut self) {
         self.replayed(self.next);
     }
-
-    /// Records that a replay leaves out, since their changes are there already.
-    pub(super) fn replayed_before(&self) -> u64 {
-        self.replaying.as_ref().map_or(0, |replaying| replaying.root.replayed.get())
-    }
 }
 
 impl Replaying {

@@ -25,6 +25,13 @@ pub(crate) struct Leaves(pub(crate) Arc<Node>);
 const WHOLE_LEAF: Wanted =
     Wanted { bytes: ZAP_LEAF_BYTES, whole: false, missing: Missing::Leave };
 
+impl Leaves {
+    /// Inline content goes by the number, which may be another object's by now.
+    fn check_alive(&self) -> Result<()> {
+        self.0.check_alive(&self.0.lock())
+    }
+}
+
 impl LeafStore for Leaves {
     type Tx = Tx;
     type Ticket = Ticket;
@@ -35,10 +42,12 @@ impl LeafStore for Leaves {
     }
 
     fn inline(&self) -> Result<Vec<u8>> {
+        self.check_alive()?;
         Ok(self.0.objset.dnode(self.0.number)?.inline().to_vec())
     }
 
     fn inline_room(&self) -> Result<usize> {
+        self.check_alive()?;
         Ok(self.0.objset.dnode(self.0.number)?.inline_room())
     }
 
@@ -47,6 +56,7 @@ impl LeafStore for Leaves {
     }
 
     fn set_inline(&self, tx: &Tx, content: &[u8]) -> Result<()> {
+        self.check_alive()?;
         if self.0.objset.set_inline(tx, self.0.number, content)? {
             return Ok(());
         }
@@ -55,6 +65,7 @@ impl LeafStore for Leaves {
     }
 
     fn patch_inline(&self, tx: &Tx, at: usize, bytes: &[u8]) -> Result<()> {
+        self.check_alive()?;
         self.0.objset.patch_inline(tx, self.0.number, at, bytes)
     }
 

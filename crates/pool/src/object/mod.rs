@@ -19,8 +19,7 @@ mod write;
 
 pub(crate) use ahead::ReadAhead;
 pub(crate) use leaves::Leaves;
-pub(crate) use node::{DataFields, Fetched, Found, Node, State};
-pub(crate) use write::{Missing, Modified, Step, Wanted, dirty_mut};
+pub(crate) use node::{DataFields, Node};
 
 /// Times that an operation starts over because what it had fetched was no longer the newest, before it gives up.
 pub(crate) const RETRIES_MAX: usize = 1000;

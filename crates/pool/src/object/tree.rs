@@ -188,10 +188,10 @@ pub(crate) fn update(
 /// One more than the last block that can be there afterwards.
 fn blocks_after(tree: &Tree, changes: Changes<'_>) -> u64 {
     let mut blocks = tree.blocks;
-    if let Some(freed) = changes.freed.last() {
-        if freed.end >= blocks {
-            blocks = blocks.min(freed.start);
-        }
+    if let Some(freed) = changes.freed.last()
+        && freed.end >= blocks
+    {
+        blocks = blocks.min(freed.start);
     }
     let last = changes.written.iter().rev().find(|change| !change.ptr.is_hole());
     blocks.max(last.map_or(0, |change| change.block + 1))

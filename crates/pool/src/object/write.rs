@@ -202,10 +202,10 @@ impl Node {
         fetched: Option<&Fetched>,
     ) -> Result<Step> {
         let slot = (tx.txg() & 1) as usize;
-        if let Some(Slot::Dirty(buffer)) = state.pending[slot].blocks.get(&block) {
-            if buffer.len() >= wanted.bytes {
-                return Ok(Step::Ready);
-            }
+        if let Some(Slot::Dirty(buffer)) = state.pending[slot].blocks.get(&block)
+            && buffer.len() >= wanted.bytes
+        {
+            return Ok(Step::Ready);
         }
         let store = &self.objset.store;
         let new = match state.find(block) {

@@ -173,19 +173,32 @@ impl Objset {
         })
     }
 
-    /// Destroys an object: it is gone for whoever looks it up, and its blocks are freed by the sync.
-    pub(crate) fn destroy(&self, tx: &Tx, number: u64) -> Result<()> {
-        let node = self.nodes[shard_of(number)].lock().remove(&number).and_then(|node| node.upgrade());
-        let existed = self.change_dnode(tx, number, |dnode, reset| {
-            let existed = dnode.kind != 0;
+    /// Destroys an object: it is gone for whoever looks it up, and its blocks are freed by the sync. `note` is called
+    /// when all that was changed in it has been noted, and before anybody else can get its number.
+    ///
+    /// Its node stays in the table until the dnode is free, so that nobody opens it a second time meanwhile:
+    /// [`open`](Self::open) waits for its turn.
+    pub(crate) fn destroy(self: &Arc<Self>, tx: &Tx, number: u64, note: impl FnOnce()) -> Result<()> {
+        let node = self.open(number)?;
+        let _turn = node.turn.lock();
+        {
+            let mut state = node.lock();
+            if state.destroyed.is_some() {
+                return Err(self.no_object(number));
+            }
+            state.destroyed = Some(tx.txg());
+        }
+        note();
+        let freed = self.change_dnode(tx, number, |dnode, reset| {
             *dnode = DnodePhys::FREE;
             *reset = true;
-            existed
-        })?;
-        if let Some(node) = node {
-            node.lock().destroyed.get_or_insert(tx.txg());
+        });
+        if freed.is_err() {
+            node.lock().destroyed = None;
+            return freed;
         }
-        if existed { Ok(()) } else { Err(self.no_object(number)) }
+        self.nodes[shard_of(number)].lock().remove(&number);
+        Ok(())
     }
 
     /// Changes the attributes of an object.
@@ -234,8 +247,14 @@ impl Objset {
         let shard = &self.nodes[shard_of(number)];
         loop {
             let tree = self.tree();
-            if let Some(node) = shard.lock().get(&number).and_then(Weak::upgrade) {
-                return Ok(node);
+            let known = shard.lock().get(&number).and_then(Weak::upgrade);
+            if let Some(node) = known {
+                if node.lock().destroyed.is_none() {
+                    return Ok(node);
+                }
+                // Whoever destroys it has its turn until it is gone from the table.
+                drop(node.turn.lock());
+                continue;
             }
             let (dnode, reset) = self.newest_dnode(number)?;
             if dnode.kind == 0 {

@@ -155,7 +155,7 @@ impl Visitor for Checker<'_> {
                 self.damaged(place, error.doing(format_args!("copy {copy}")));
             }
         }
-        if self.report.blocks % PROGRESS_BLOCKS == 0 {
+        if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             (self.progress)(&CheckProgress {
                 blocks: self.report.blocks,
                 bytes: self.report.bytes,

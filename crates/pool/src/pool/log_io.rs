@@ -33,11 +33,7 @@ impl LogMedium for LogDevices {
     }
 
     fn write(&self, writes: Vec<(Dva, Buffer)>) -> Result<()> {
-        // Nearly always one: a block is in pieces only where the ring's extents end.
-        for (dva, buffer) in writes {
-            self.devices.write(dva, buffer, Priority::SyncWrite)?;
-        }
-        Ok(())
+        self.devices.write_all(writes, Priority::SyncWrite)
     }
 
     fn flush(&self) -> Result<()> {

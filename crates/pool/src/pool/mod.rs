@@ -43,7 +43,7 @@ pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub use import::ImportOptions;
 pub use scrub::{ScrubProgress, ScrubReport};
-pub use stats::PoolStats;
+pub use stats::{Durations, PoolStats};
 
 /// A pool: devices, and the datasets on them. Dropping it exports it.
 pub struct Pool {
@@ -86,10 +86,13 @@ pub(crate) struct Inner {
 
 /// Groups after which room that was freed can be used again.
 const GROUPS_TO_REUSE: usize = 3;
+/// A transaction begins with at least this much room, or after all that was freed can be used again: half of
+/// it is for the transaction, which is enough for a change of any kind.
+const ROOM_MIN_BYTES: u64 = 1 << 20;
 
 /// What a transaction is for, as far as room is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Intent {
+pub(crate) enum Intent {
     /// It may make the pool fuller.
     Use,
     /// In the end it gives room back: it may begin when the pool is full.
@@ -140,13 +143,17 @@ impl Inner {
     pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
         self.check_writable()?;
         for _ in 0..GROUPS_TO_REUSE {
-            if self.room(intent) > 0 {
+            if self.room(intent) >= ROOM_MIN_BYTES {
                 break;
             }
             self.txgs.sync_now()?;
         }
         let room = self.room(intent);
-        if room == 0 {
+        let least = match intent {
+            Intent::Use => ROOM_MIN_BYTES,
+            Intent::Free => 1,
+        };
+        if room < least {
             return Err(self.full());
         }
         // Others begin meanwhile, and see the same room.

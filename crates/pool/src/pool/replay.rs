@@ -79,7 +79,7 @@ fn apply_strictly(
         Record::Create { kind, record_shift, attributes } => {
             objset.create_at(tx, number, (kind, record_shift), attributes)
         }
-        Record::Destroy => match objset.destroy(tx, number) {
+        Record::Destroy => match objset.destroy(tx, number, || {}) {
             // Whoever destroys notes it first, and may then find that somebody else was faster.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             destroyed => destroyed,

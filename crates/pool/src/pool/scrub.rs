@@ -79,7 +79,7 @@ impl Visitor for Scrubber<'_> {
             }
         }
         self.bytes += ptr.allocated_bytes(store.sector_bytes()) * copies.len() as u64;
-        if self.report.blocks % PROGRESS_BLOCKS == 0 {
+        if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
             (self.progress)(&ScrubProgress {
                 blocks: self.report.blocks,
                 bytes: self.bytes,

@@ -1,9 +1,32 @@
 //! What a pool says of itself.
 
+use forebay_base::histogram::AtomicHistogram;
+
 use crate::error::Result;
 use crate::space::SpaceStats;
 
 use super::{Inner, Pool};
+
+/// How long something took, in nanoseconds, since the pool was imported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Durations {
+    /// How often it was measured.
+    pub count: u64,
+    /// The median.
+    pub p50_ns: u64,
+    /// What one in a hundred exceeds.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+impl Durations {
+    fn of(histogram: &AtomicHistogram) -> Self {
+        let taken = histogram.snapshot();
+        let (p50_ns, p99_ns) = (taken.quantile(0.5), taken.quantile(0.99));
+        Self { count: taken.count, p50_ns, p99_ns, max_ns: taken.max }
+    }
+}
 
 /// A pool in numbers.
 #[derive(Clone, Debug)]
@@ -23,6 +46,10 @@ pub struct PoolStats {
     pub free_bytes: u64,
     /// Whether nothing can be written any more, and why.
     pub suspended: Option<String>,
+    /// How long changes were slowed down, each that was.
+    pub throttled: Durations,
+    /// How long closing a group took: changes that begin meanwhile wait for it.
+    pub quiesced: Durations,
     /// Name, label (empty if the counter has none) and value of each counter of the pool's parts.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
@@ -53,6 +80,8 @@ impl Inner {
             deferred_bytes: space.deferred_bytes,
             free_bytes: space.free_bytes,
             suspended: self.txgs.check_running().err().map(|error| format!("{error:?}")),
+            throttled: Durations::of(self.txgs.throttle_ns()),
+            quiesced: Durations::of(self.txgs.quiesce_ns()),
             counters: self.counters(),
         }
     }

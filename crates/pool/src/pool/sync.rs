@@ -13,7 +13,6 @@ use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::space::Space;
-use crate::store::Allocate;
 use crate::sync::SyncContext;
 use crate::tx::Tx;
 use crate::txg::Wake;

@@ -170,13 +170,6 @@ impl Prefetcher {
         issue(plan, counters)
     }
 
-    /// Forgets everything: the object is another one now.
-    pub(crate) fn reset(&mut self, counters: &PrefetchCounters) {
-        let unused: u64 = self.streams.iter().map(Stream::unused_blocks).sum();
-        counters.add(PrefetchCounters::UNUSED, 0, unused);
-        *self = Self::new();
-    }
-
     /// Looks for a stream that the read makes with earlier ones, and remembers it otherwise.
     fn recognize(&mut self, first: u64, blocks: u32, now_ns: impl Fn() -> u64) -> Option<Stream> {
         let mut nearest: Option<(u64, usize)> = None;

@@ -38,6 +38,7 @@ impl Found {
     }
 
     /// Whether there are none.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -58,6 +59,7 @@ pub(crate) struct SpaceReport {
 
 impl SpaceReport {
     /// Whether nothing is.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn is_clean(&self) -> bool {
         [&self.leaked, &self.double, &self.unmapped, &self.outside].iter().all(|it| it.is_empty())
     }
@@ -84,6 +86,7 @@ impl Walked {
     }
 
     /// Marks the copies of a block. Those of a gang block are its header's, whose size the caller knows.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn mark_block(&mut self, pointer: &BlockPtrPhys) {
         let bytes = pointer.allocated_bytes(self.geometry.sector_bytes);
         pointer.dvas().for_each(|dva| self.mark(dva, bytes));
@@ -157,6 +160,7 @@ impl Space {
     ///
     /// # Errors
     /// If a base cannot be read, or does not fit the log.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_allocated(&mut self, mut each: impl FnMut(Dva, u64)) -> Result<()> {
         for id in 0..self.metaslabs.len() as u32 {
             for run in self.allocated_in(id)? {

@@ -256,21 +256,6 @@ impl Metaslab {
         Ok(())
     }
 
-    /// Allocates this very range.
-    pub(super) fn reserve(&mut self, at: Run) -> Result<()> {
-        self.settle()?;
-        let taken = match &mut self.map {
-            Map::Unloaded(_) => false,
-            Map::Loaded { free, .. } => free.remove(at),
-        };
-        if !taken {
-            return Err(self.corrupt_at(at, "are not free"));
-        }
-        self.free_units -= u64::from(at.units);
-        note(&mut self.allocated, at);
-        Ok(())
-    }
-
     /// Makes it longer: `added` begins where it ended. Its base has to be written, since the one on the device
     /// does not know of it.
     pub(super) fn extend(&mut self, added: Run) -> Result<()> {

@@ -70,7 +70,7 @@ use sync::Entry;
 pub(crate) use crate::devices::DeviceSpan;
 #[allow(unused_imports, reason = "fields name them")]
 pub(crate) use check::{Found, SpaceReport, Walked};
-pub(crate) use counters::SpaceCounters;
+pub use counters::SpaceCounters;
 #[allow(unused_imports, reason = "a field names it")]
 pub(crate) use stats::{DeviceSpace, SpaceStats};
 
@@ -229,32 +229,6 @@ impl Space {
         self.deferred_units -= units;
         self.free_units += units;
         self.counters.add(SpaceCounters::MATURED_BYTES, 0, units * SECTOR_UNIT);
-        Ok(())
-    }
-
-    /// Allocates this very range, which may cross metaslabs: for what is placed when a pool is created.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if it is not in a device, [`ErrorKind::Corrupt`] if it is not free.
-    pub(crate) fn reserve(&mut self, dva: Dva, bytes: u64) -> Result<()> {
-        assert!(self.open.is_some(), "no transaction group is open");
-        let (mut at, mut left) = (dva, bytes);
-        let mut pieces = Vec::new();
-        while left > 0 {
-            let Some((id, run)) = self.geometry.locate_front(at, left) else {
-                let message = format!("{bytes} bytes at {dva} are not all on a device");
-                return Err(Error::new(ErrorKind::Invalid, message));
-            };
-            pieces.push((id, run));
-            at.offset += u64::from(run.units) * SECTOR_UNIT;
-            left -= u64::from(run.units) * SECTOR_UNIT;
-        }
-        for (id, run) in pieces {
-            self.load_metaslab(id)?;
-            self.metaslabs[id as usize].reserve(run)?;
-            self.took(id, run.units);
-            self.pending_entries += 1;
-        }
         Ok(())
     }
 

@@ -53,8 +53,7 @@ use counters::StoreCounters;
 use flight::Flight;
 use prefetch::Prefetches;
 use readers::Readers;
-pub(crate) use write::{Placed, WritePayload};
-pub(crate) use writing::Held;
+pub(crate) use write::WritePayload;
 use writing::Writing;
 
 /// Who gives out room for blocks and takes it back. `bytes` are whole sectors of the pool.
@@ -163,6 +162,7 @@ impl Store {
     }
 
     /// The devices that blocks lie on.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn devices(&self) -> &Arc<Devices> {
         &self.devices
     }

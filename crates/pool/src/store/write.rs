@@ -220,6 +220,7 @@ impl Store {
     }
 
     /// Bytes on their way to devices.
+    #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn flight_bytes(&self) -> u64 {
         self.shared.flight.bytes()
     }

@@ -76,13 +76,6 @@ impl Held {
         &self.content
     }
 
-    /// The block, pinned, if the cache took it.
-    pub(crate) fn cached(&self) -> Option<&BlockRef> {
-        match &self.content {
-            Content::Cached(block) => Some(block),
-            Content::Uncached(_) => None,
-        }
-    }
 }
 
 impl Drop for Held {

@@ -47,7 +47,6 @@ use zerocopy::FromBytes;
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
 use crate::{Error, ErrorKind, Result};
 
-pub(crate) use cursor::Cursor;
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use leaf::pack;
 pub use stats::ZapStats;

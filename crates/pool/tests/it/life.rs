@@ -127,7 +127,7 @@ fn a_pool_uses_all_of_a_file_that_has_grown() {
     let cache = cache(32 * MIB);
     let opened = open_path(&path, &options).unwrap();
     let pool = Pool::create(vec![opened], &create_options(&cache)).unwrap();
-    let busy = open_path(&path, &OpenOptions::default()).err().expect("it is locked");
+    let busy = open_path(&path, &OpenOptions::default()).map(drop).expect_err("it is locked");
     assert_eq!(busy.kind(), ErrorKind::InUse, "{busy}");
     dataset(&pool);
     let before = pool.stats().total_bytes;

@@ -154,7 +154,7 @@ fn a_pool_full_of_names_can_be_emptied() {
             left.borrow_mut().0 = number;
             fill(pool, |_| {
                 let tx = pool.begin()?;
-                for _ in 0..10 {
+                for _ in 0..5 {
                     let mut name = [0; 200];
                     rng.fill(&mut name);
                     directory.insert(&tx, &name, &[1; 32])?;
@@ -168,7 +168,7 @@ fn a_pool_full_of_names_can_be_emptied() {
             let directory = data.directory(number).expect("it");
             // Name by name, or with the directory.
             if names.len() % 2 == 0 {
-                for lot in names.chunks(10) {
+                for lot in names.chunks(5) {
                     let tx = pool.begin_freeing().expect("deleting goes on");
                     for name in lot {
                         directory.remove(&tx, name).expect("a remove");

@@ -8,4 +8,5 @@
 mod crash;
 mod faults;
 mod full;
+mod hostile;
 mod threads;

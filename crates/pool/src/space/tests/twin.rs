@@ -275,18 +275,3 @@ fn a_full_pool_never_wedges() {
     }
 }
 
-#[test]
-fn a_reserved_range_is_never_handed_out() {
-    let mut world = World::new(&[span(0, 1 << 18, 16 << 20)], 512, 9);
-    world.begin();
-    let ring = crate::format::Dva { device: 0, offset: (1 << 18) + (2 << 20) + 512 };
-    world.space.reserve(ring, 5 << 20).expect("it is free");
-    assert!(world.space.reserve(ring, 512).is_err());
-    let past = crate::format::Dva { device: 0, offset: 16 << 20 };
-    assert_eq!(world.space.reserve(past, 1 << 20).map_err(|it| it.kind()), Err(ErrorKind::Invalid));
-    world.used.insert(ring, 5 << 20);
-    while world.allocate(64 << 10, 1).is_ok() {}
-    world.end();
-    let root = world.roots.last().expect("a root").clone();
-    world.check(&root);
-}

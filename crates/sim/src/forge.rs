@@ -1,0 +1,284 @@
+//! Images that somebody made wrong, on purpose or not: to be imported without harm.
+//!
+//! A forger who knows checksums can make any block say anything: [`Forge::deep`] goes from an uberblock down to some
+//! block, changes it, and makes all that leads there right again. Pointers are found by looking at every place of a block for what
+//! could be one and whose checksum is right, so nothing of the formats need be known.
+
+use forebay_base::rng::SmallRng;
+use forebay_io::record::Image;
+use forebay_pool::format::label::{LABEL_BYTES, SLOT_BYTES, UBERBLOCK_MAGIC, UberblockPhys};
+use forebay_pool::format::{
+    BlockPtrPhys, Compression, Dva, DvaPhys, LOG_BLOCK_MAGIC, LogBlockPhys, SECTOR_UNIT,
+};
+use xxhash_rust::xxh3::xxh3_128;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Blocks larger than this are not looked into.
+const BLOCK_BYTES_MAX: usize = 1 << 20;
+/// Blocks that lead to a forged one, at most.
+const DEPTH_MAX: usize = 12;
+const SUM_BYTES: usize = 16;
+
+/// A device of a pool with one device, to be changed.
+#[derive(Clone)]
+pub struct Forge {
+    /// What is on it.
+    pub bytes: Vec<u8>,
+    /// Nothing is written from here on.
+    free: usize,
+}
+
+impl Forge {
+    /// What is on a device now.
+    ///
+    /// # Panics
+    /// If it has no free stretch for forged blocks.
+    pub fn new(image: &Image) -> Self {
+        let mut bytes = vec![0; image.size_bytes() as usize];
+        let (mut free, mut longest, mut last) = (0, 0, 0);
+        for (offset, sector) in image.sectors() {
+            bytes[offset as usize..offset as usize + sector.len()].copy_from_slice(sector);
+            if offset as usize - last > longest {
+                (free, longest) = (last, offset as usize - last);
+            }
+            last = offset as usize + sector.len();
+        }
+        assert!(longest > 4 * BLOCK_BYTES_MAX, "the longest free stretch has {longest} bytes");
+        Self { bytes, free: free.next_multiple_of(SECTOR_UNIT as usize) }
+    }
+
+    /// Flips bits of what was written, anywhere or in the labels.
+    pub fn flip(&mut self, rng: &mut SmallRng) {
+        let labels = rng.below(2) == 0;
+        for _ in 0..rng.below(30) + 1 {
+            let at = self.written(labels, rng);
+            self.bytes[at] ^= 1 << rng.below(8);
+        }
+    }
+
+    /// Moves sectors to where others belong.
+    pub fn swap(&mut self, rng: &mut SmallRng) {
+        for _ in 0..rng.below(8) + 1 {
+            let len = 512 << rng.below(6);
+            let labels = rng.below(4) == 0;
+            let (from, to) =
+                (self.written(labels, rng) / 512 * 512, self.written(false, rng) / 512 * 512);
+            let end = (from + len).min(self.bytes.len());
+            let len = (end - from).min(self.bytes.len() - to);
+            self.bytes.copy_within(from..from + len, to);
+        }
+    }
+
+    /// Makes stretches zeros, or noise.
+    pub fn wipe(&mut self, rng: &mut SmallRng) {
+        for _ in 0..rng.below(4) + 1 {
+            let at = self.written(false, rng);
+            let end = (at + rng.below(100_000) as usize).min(self.bytes.len());
+            match rng.below(2) {
+                0 => self.bytes[at..end].fill(0),
+                _ => rng.fill(&mut self.bytes[at..end]),
+            }
+        }
+    }
+
+    /// Cuts the device off.
+    pub fn truncate(&mut self, rng: &mut SmallRng) {
+        let sectors = rng.below(self.bytes.len() as u64 / 512) + 1;
+        self.bytes.truncate(sectors as usize * 512);
+    }
+
+    /// Changes a label or an uberblock and makes its checksum right; its copies too, sometimes.
+    pub fn slot(&mut self, rng: &mut SmallRng) {
+        let slots = self.slots();
+        let Some(&at) = pick(&slots, rng) else { return };
+        let old = self.bytes[at..at + SLOT_BYTES].to_vec();
+        let mut new = old.clone();
+        // What comes behind is zeros in all of them.
+        let used = if rng.below(3) == 0 { SLOT_BYTES - SUM_BYTES } else { 200 };
+        mutate(&mut new[8..used], rng);
+        self.replace(&old, &mut new, rng.below(2) == 0);
+    }
+
+    /// Changes a block of the intent log and makes its checksum right.
+    pub fn log(&mut self, rng: &mut SmallRng) {
+        let is_log = |at: &usize| {
+            LogBlockPhys::read_from_prefix(&self.bytes[*at..])
+                .is_ok_and(|(head, _)| head.magic.get() == LOG_BLOCK_MAGIC)
+        };
+        let blocks: Vec<usize> = (0..self.bytes.len() - 512).step_by(512).filter(is_log).collect();
+        let Some(&at) = pick(&blocks, rng) else { return };
+        let payload = |bytes: &[u8]| {
+            let head = LogBlockPhys::read_from_prefix(bytes).expect("it was read before").0;
+            (size_of::<LogBlockPhys>() + head.payload_bytes.get() as usize).min(bytes.len())
+        };
+        let end = payload(&self.bytes[at..]);
+        let block = &mut self.bytes[at..];
+        let first = if rng.below(3) == 0 { SUM_BYTES + 8 } else { size_of::<LogBlockPhys>() };
+        mutate(&mut block[first..end], rng);
+        let end = payload(block);
+        let sum = xxh3_128(&block[SUM_BYTES..end]).to_le_bytes();
+        block[..SUM_BYTES].copy_from_slice(&sum);
+    }
+
+    /// Changes some block that the newest uberblock leads to, and makes all that leads there right.
+    pub fn deep(&mut self, rng: &mut SmallRng) {
+        let newest = |at: &usize| {
+            let found = UberblockPhys::read_from_prefix(&self.bytes[*at..]).ok();
+            found.filter(|(found, _)| found.magic.get() == UBERBLOCK_MAGIC).map(|(found, _)| found)
+        };
+        let slots = self.slots();
+        let Some(old) = slots.iter().filter_map(newest).max_by_key(|found| found.txg.get()) else {
+            return;
+        };
+        let mut new = old;
+        let depth = rng.below(DEPTH_MAX as u64) as usize;
+        self.forge(&mut new.root, depth, rng);
+        let mut bytes = new.as_bytes().to_vec();
+        self.replace(old.as_bytes(), &mut bytes, true);
+    }
+
+    fn forge(&mut self, ptr: &mut BlockPtrPhys, depth: usize, rng: &mut SmallRng) {
+        let Some(mut content) = self.content(ptr) else { return };
+        let children = self.pointers(&content);
+        match pick(&children, rng) {
+            Some(&at) if depth > 0 => {
+                let field = &mut content[at..at + size_of::<BlockPtrPhys>()];
+                let Ok(mut child) = BlockPtrPhys::read_from_bytes(field) else { return };
+                self.forge(&mut child, depth - 1, rng);
+                content[at..at + size_of::<BlockPtrPhys>()].copy_from_slice(child.as_bytes());
+            }
+            // What a pointer says, where it still leads somewhere.
+            Some(&at) if rng.below(3) == 0 => {
+                mutate(&mut content[at + 24..at + size_of::<BlockPtrPhys>()], rng);
+            }
+            _ => mutate(&mut content, rng),
+        }
+        let end = self.free + content.len().next_multiple_of(SECTOR_UNIT as usize);
+        if end > self.bytes.len() {
+            return;
+        }
+        self.bytes[self.free..self.free + content.len()].copy_from_slice(&content);
+        let dva = DvaPhys::new(Dva { device: 0, offset: self.free as u64 });
+        self.free = end;
+        ptr.copies = [dva, DvaPhys::NONE];
+        ptr.checksum = xxh3_128(&content).to_le_bytes();
+        ptr.compression = Compression::Off as u8;
+        ptr.logical_bytes = (content.len() as u32).into();
+        ptr.physical_bytes = ptr.logical_bytes;
+    }
+
+    /// What a pointer points to, if it is one.
+    fn content(&self, ptr: &BlockPtrPhys) -> Option<Vec<u8>> {
+        let (logical, physical) =
+            (ptr.logical_bytes.get() as usize, ptr.physical_bytes.get() as usize);
+        let plausible = (1..=BLOCK_BYTES_MAX).contains(&physical)
+            && (1..=BLOCK_BYTES_MAX).contains(&logical)
+            && ptr.block_kind().is_some()
+            && ptr.flags <= BlockPtrPhys::GANG;
+        let dva = ptr.copies[0].get().filter(|dva| plausible && dva.device == 0)?;
+        let start = usize::try_from(dva.offset).ok()?;
+        let packed = self.bytes.get(start..start.checked_add(physical)?)?;
+        if xxh3_128(packed).to_le_bytes() != ptr.checksum {
+            return None;
+        }
+        match Compression::from_raw(ptr.compression)? {
+            Compression::Off => Some(packed.to_vec()),
+            Compression::Lz4 => lz4_flex::block::decompress(packed, logical).ok(),
+            Compression::Zstd => None,
+        }
+    }
+
+    /// Where pointers are in a block.
+    fn pointers(&self, content: &[u8]) -> Vec<usize> {
+        let last = content.len().saturating_sub(size_of::<BlockPtrPhys>() - 1);
+        let is_pointer = |at: &usize| {
+            let read = BlockPtrPhys::read_from_prefix(&content[*at..]);
+            read.is_ok_and(|(ptr, _)| self.content(&ptr).is_some())
+        };
+        (0..last).step_by(4).filter(is_pointer).collect()
+    }
+
+    /// Labels and uberblocks whose checksum is right.
+    fn slots(&self) -> Vec<usize> {
+        let label = LABEL_BYTES as usize;
+        let back = self.bytes.len().saturating_sub(label);
+        let places = (0..label).chain(back..self.bytes.len()).step_by(SLOT_BYTES);
+        let is_slot = |at: &usize| {
+            let slot = self.bytes.get(*at..*at + SLOT_BYTES);
+            slot.is_some_and(|slot| {
+                let (content, sum) = slot.split_at(SLOT_BYTES - SUM_BYTES);
+                slot[0] != 0 && xxh3_128(content).to_le_bytes() == *sum
+            })
+        };
+        places.filter(is_slot).collect()
+    }
+
+    /// Puts a slot in the place of another one, with the right checksum: of the first, or of all that are the same.
+    fn replace(&mut self, old: &[u8], new: &mut [u8], all: bool) {
+        let sum = xxh3_128(&new[..SLOT_BYTES - SUM_BYTES]).to_le_bytes();
+        new[SLOT_BYTES - SUM_BYTES..].copy_from_slice(&sum);
+        let same: Vec<usize> = self
+            .slots()
+            .into_iter()
+            .filter(|at| self.bytes[*at..*at + SLOT_BYTES] == *old)
+            .collect();
+        for at in same.into_iter().take(if all { usize::MAX } else { 1 }) {
+            self.bytes[at..at + SLOT_BYTES].copy_from_slice(new);
+        }
+    }
+
+    /// A byte in a sector that is not zero.
+    fn written(&self, labels: bool, rng: &mut SmallRng) -> usize {
+        let label = LABEL_BYTES;
+        let len = self.bytes.len() as u64;
+        for _ in 0..10_000 {
+            let at = match labels {
+                true if rng.below(2) == 0 => rng.below(label),
+                true => len - 1 - rng.below(label),
+                false => rng.below(len),
+            } as usize;
+            let sector = at / 512 * 512;
+            if self.bytes[sector..sector + 512].iter().any(|byte| *byte != 0) {
+                return at;
+            }
+        }
+        0
+    }
+}
+
+fn pick<'a, T>(all: &'a [T], rng: &mut SmallRng) -> Option<&'a T> {
+    (!all.is_empty()).then(|| &all[rng.below(all.len() as u64) as usize])
+}
+
+/// Changes some bytes: bits, numbers that are at the edge of something, copies of others.
+fn mutate(bytes: &mut [u8], rng: &mut SmallRng) {
+    if bytes.len() < 16 {
+        return bytes.fill(rng.below(256) as u8);
+    }
+    for _ in 0..rng.below(3) + 1 {
+        let at = rng.below(bytes.len() as u64 - 8) as usize;
+        let aligned = at / 4 * 4;
+        let edge = [
+            0,
+            1,
+            u64::MAX,
+            u64::MAX / 2,
+            1 << rng.below(64),
+            (1 << rng.below(64)) - 1,
+            rng.below(256),
+            rng.next_u64(),
+        ][rng.below(8) as usize];
+        match rng.below(6) {
+            0 => bytes[at] ^= 1 << rng.below(8),
+            1 => bytes[at] = edge as u8,
+            2 => bytes[aligned..aligned + 2].copy_from_slice(&edge.to_le_bytes()[..2]),
+            3 => bytes[aligned..aligned + 4].copy_from_slice(&edge.to_le_bytes()[..4]),
+            4 => bytes[aligned..aligned + 8].copy_from_slice(&edge.to_le_bytes()),
+            _ => {
+                let from = rng.below(bytes.len() as u64 - 8) as usize;
+                let len = (rng.below(64) as usize + 1).min(bytes.len() - at.max(from));
+                bytes.copy_within(from..from + len, at);
+            }
+        }
+    }
+}
