@@ -12,8 +12,8 @@ use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_pool::{
-    LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, StoreCounters, StoreTunables,
-    TxgCounters, TxgTunables,
+    LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters, StoreCounters,
+    StoreTunables, TxgCounters, TxgTunables,
 };
 
 /// A file and what it must hold.
@@ -57,6 +57,7 @@ pub(crate) fn generate() -> Vec<Generated> {
         ("forebay-pool: intent log", forebay_base::counters::markdown(LogCounters::ROWS)),
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
+        ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
     ];
     vec![
         Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
@@ -99,7 +100,8 @@ mod tests {
         let pool = TxgCounters::ROWS.len()
             + LogCounters::ROWS.len()
             + PrefetchCounters::ROWS.len()
-            + StoreCounters::ROWS.len();
+            + StoreCounters::ROWS.len()
+            + SpaceCounters::ROWS.len();
         assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool);
     }
 }

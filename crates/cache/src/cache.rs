@@ -13,7 +13,7 @@ use crate::builder::Builder;
 use crate::counters::CacheCounters;
 use crate::error::{LoadError, OwnerError, Refused};
 use crate::filler::Begin;
-use crate::guard::{OwnedRef, Ref};
+use crate::guard::{OwnedRef, Place, Ref};
 use crate::header::MARK;
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
@@ -86,6 +86,38 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
                 inner.counters.add(CacheCounters::LOOKUPS_MISSED, 0, 1);
                 None
             }
+        }
+    }
+
+    /// As [`get`](Self::get), for who remembers where the block was: looks there first, which spares a hit the index.
+    /// Any place is allowed; a wrong one costs a look.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// cache.insert(7, 70)?;
+    /// let place = cache.get(&7).map(|block| block.place()).unwrap_or_default();
+    /// assert_eq!(cache.get_at(place, &7).as_deref(), Some(&70));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
+        let inner = self.inner();
+        match inner.pin_at(place, key, MARK) {
+            Some((header, before)) => {
+                inner.count_hit(before);
+                // SAFETY: pinned just now, from a valid state.
+                Some(unsafe { Ref::from_pin(inner, header) })
+            }
+            None => self.get(key),
+        }
+    }
+
+    /// Has the processor fetch what [`get_at`](Self::get_at) will look at, without waiting for it.
+    #[inline]
+    pub fn approach(&self, place: Place) {
+        if let Some(header) = self.inner().slab.by_id(place.0) {
+            forebay_base::sync::hint::prefetch(header.as_ptr());
         }
     }
 

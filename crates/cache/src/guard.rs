@@ -17,6 +17,16 @@ pub struct Ref<'a, K: Key, V: Send + Sync + 'static> {
     _cache: PhantomData<&'a Inner<K, V>>,
 }
 
+/// Where a cache had a block: a hint that saves looking for it, see
+/// [`Cache::get_at`](crate::Cache::get_at). It keeps nothing from being evicted, and never becomes invalid: it becomes useless.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place(pub(crate) u32);
+
+impl Place {
+    /// No place: the block is looked for.
+    pub const UNKNOWN: Self = Self(0);
+}
+
 /// A pinned block that borrows nothing, for replies that travel with I/O. It holds the header's pin
 /// and no shared reference count; [`Cache::close`](crate::Cache::close) waits for it.
 pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
@@ -47,6 +57,13 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
     pub fn key(&self) -> &K {
         // SAFETY: this guard holds a pin.
         unsafe { self.header.as_ref().key() }
+    }
+
+    /// Where the cache has the block at present.
+    #[inline]
+    pub fn place(&self) -> Place {
+        // SAFETY: this guard holds a pin.
+        Place(unsafe { self.header.as_ref() }.id())
     }
 
     /// The same pin, borrowing nothing.

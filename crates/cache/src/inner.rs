@@ -25,6 +25,7 @@ use crate::callbacks::Callbacks;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
 use crate::flight::Flights;
+use crate::guard::Place;
 use crate::header::{Header, List, Pin, State};
 use crate::index::line::Slot;
 use crate::index::{Index, Visit};
@@ -229,6 +230,27 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 Pin::Invalid(state) => Visit::Missed(state.life()),
             }
         })
+    }
+
+    /// Pins the block of that key, if it is where it was: the lock-free hit without the index.
+    #[inline]
+    pub(crate) fn pin_at(
+        &self,
+        place: Place,
+        key: &K,
+        mark: u64,
+    ) -> Option<(NonNull<Header<K, V>>, State)> {
+        let header = self.slab.by_id(place.0)?;
+        // SAFETY: headers are type-stable: never unmapped while the slab that has them lives.
+        let h = unsafe { header.as_ref() };
+        let Pin::Pinned(before) = h.pin_valid(mark) else { return None };
+        // SAFETY: pinned from a valid state.
+        if unsafe { h.key() } == key {
+            return Some((header, before));
+        }
+        // SAFETY: the pin taken above; the cache is borrowed.
+        unsafe { Self::unpin(NonNull::from(self), header) };
+        None
     }
 
     #[inline]

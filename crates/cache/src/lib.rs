@@ -85,7 +85,7 @@ pub use cache::{Cache, Owner};
 pub use callbacks::Evicted;
 pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
 pub use filler::{Begin, Filler, InFlight, Landing};
-pub use guard::{OwnedRef, Ref};
+pub use guard::{OwnedRef, Place, Ref};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};

@@ -1,12 +1,13 @@
 //! Datasets and what is in them: objects and directories, as users of the library see them.
 
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::OwnerCaching;
 use zerocopy::{FromBytes, FromZeros};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{
-    CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES,
-};
+use crate::format::{CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES};
+use crate::log::IntentLog;
 use crate::object::{Leaves, ReadAhead};
 use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::store::Store;
@@ -98,6 +99,15 @@ impl DatasetSettings {
         phys.sync = self.sync as u8;
     }
 
+    /// What the RAM cache is told.
+    pub(crate) fn caching(&self) -> OwnerCaching {
+        match self.cache {
+            CacheMode::All => OwnerCaching::All,
+            CacheMode::Metadata => OwnerCaching::Metadata,
+            CacheMode::None => OwnerCaching::None,
+        }
+    }
+
     pub(crate) fn write_settings(&self) -> WriteSettings {
         WriteSettings {
             data_compression: self.data_compression,
@@ -115,8 +125,18 @@ pub(crate) struct Inner {
     pub(crate) number: u64,
     pub(crate) guid: u64,
     pub(crate) objset: Arc<Objset>,
-    phys: Mutex<DatasetPhys>,
-    logs: bool,
+    stored: Mutex<Stored>,
+    /// Whether changes are noted for the intent log. Changes while its group is held open, see
+    /// [`set_settings`](Self::set_settings).
+    logs: AtomicBool,
+}
+
+/// What `dataset` protects.
+struct Stored {
+    /// What the attributes of its object are.
+    phys: DatasetPhys,
+    /// Whether settings in it are not written yet.
+    changed: bool,
 }
 
 impl Inner {
@@ -132,14 +152,15 @@ impl Inner {
             doing(Error::new(ErrorKind::Corrupt, "its object has no such attributes"))
         })?;
         let settings = DatasetSettings::of(&phys).map_err(doing)?;
-        let objset = Objset::new((store, ahead), &phys.objset, settings.write_settings(), seed).map_err(doing)?;
+        let objset = Objset::new((store, ahead), &phys.objset, settings.write_settings(), seed)
+            .map_err(doing)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             number,
             guid: phys.guid.get(),
             objset,
-            phys: Mutex::named("dataset", phys),
-            logs: settings.sync == SyncMode::Log,
+            stored: Mutex::named("dataset", Stored { phys, changed: false }),
+            logs: AtomicBool::new(settings.sync == SyncMode::Log),
         }))
     }
 
@@ -166,20 +187,41 @@ impl Inner {
     pub(crate) fn sync(&self, ctx: &mut SyncContext<'_>) -> Result<Option<DatasetPhys>> {
         let objset = self.objset.sync(ctx);
         let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
-        let mut phys = self.phys.lock();
-        Ok(objset.map(|objset| {
-            phys.objset = objset;
-            *phys
-        }))
+        let mut stored = self.stored.lock();
+        let changed = std::mem::take(&mut stored.changed) || objset.is_some();
+        if let Some(objset) = objset {
+            stored.phys.objset = objset;
+        }
+        Ok(changed.then_some(stored.phys))
     }
 
     pub(crate) fn settings(&self) -> Result<DatasetSettings> {
-        DatasetSettings::of(&self.phys.lock())
+        DatasetSettings::of(&self.stored.lock().phys)
+    }
+
+    /// Changes the settings, which were checked. The next sync writes them; blocks are written as they say from the
+    /// group behind that of `tx` on.
+    pub(crate) fn set_settings(&self, tx: &Tx, log: &IntentLog, settings: &DatasetSettings) {
+        {
+            let mut stored = self.stored.lock();
+            settings.put(&mut stored.phys);
+            stored.changed = true;
+        }
+        self.objset.set_settings(tx.txg(), settings.write_settings());
+        let store = &self.objset.store;
+        store.cache().cache().set_owner_caching(store.owner(), settings.caching());
+        let logs = settings.sync == SyncMode::Log;
+        if logs != self.logs() {
+            // First: no commit may find some of the group's changes noted and others not. Who begins in the next one
+            // sees what is set here.
+            log.leave_gap(tx.txg());
+            self.logs.store(logs, Ordering::Release);
+        }
     }
 
     /// Whether changes are noted for the intent log.
     pub(crate) fn logs(&self) -> bool {
-        self.logs
+        self.logs.load(Ordering::Acquire)
     }
 
     /// Changes the attributes of an object. A directory's names make room for them.

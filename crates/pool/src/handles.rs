@@ -64,6 +64,15 @@ impl Dataset {
         self.inner.settings()
     }
 
+    /// Changes how it is set up, durably. Records that are written from now on are written so; new objects have the new
+    /// record size; what is cached stays. The calling thread must have no transaction.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], and as [`Pool::begin`](crate::Pool::begin).
+    pub fn set_settings(&self, settings: &DatasetSettings) -> Result<()> {
+        self.pool.set_settings(&self.inner, settings)
+    }
+
     /// Objects in use, as of the newest durable group.
     pub fn object_count(&self) -> u64 {
         self.inner.objset.objects()
@@ -146,7 +155,12 @@ impl Dataset {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if they are too long.
-    pub fn set_attributes(&self, tx: &Transaction<'_>, number: u64, attributes: &[u8]) -> Result<()> {
+    pub fn set_attributes(
+        &self,
+        tx: &Transaction<'_>,
+        number: u64,
+        attributes: &[u8],
+    ) -> Result<()> {
         let kind = self.inner.objset.dnode(number)?.object_kind();
         if kind != Some(ObjectKind::Zap) || !self.inner.logs() {
             self.inner.set_attributes(tx.tx(), number, attributes)?;

@@ -27,7 +27,11 @@ impl<'a> SyncContext<'a> {
     }
 
     /// Writes a block, and leaves it in the cache if `props` says so.
-    pub(crate) fn write_new(&mut self, content: Buffer, props: &WriteProps) -> Result<BlockPtrPhys> {
+    pub(crate) fn write_new(
+        &mut self,
+        content: Buffer,
+        props: &WriteProps,
+    ) -> Result<BlockPtrPhys> {
         let ptr = self.store.write_new(content, props, self.space)?;
         self.born(&ptr);
         Ok(ptr)

@@ -67,6 +67,9 @@ impl PoolTunables {
                 Ok(()) => return Ok(()),
             }
         }
-        Err(Error::new(ErrorKind::Invalid, format!("a pool has no tunable {name}; see docs/tunables.md")))
+        Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a pool has no tunable {name}; see docs/tunables.md"),
+        ))
     }
 }

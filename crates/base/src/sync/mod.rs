@@ -56,12 +56,25 @@ pub use shuttle::sync::{Arc, Weak};
 #[cfg(not(forebay_model))]
 pub use std::sync::{Arc, Weak};
 
-/// What to do in a loop that waits for another thread's next step.
+/// What to tell the processor: in a loop that waits for another thread's next step, and of memory wanted soon.
 pub mod hint {
     #[cfg(forebay_model)]
     pub use shuttle::hint::spin_loop;
     #[cfg(not(forebay_model))]
     pub use std::hint::spin_loop;
+
+    /// Has the processor fetch the line at `at`, whatever address that is, without waiting for it.
+    #[inline]
+    pub fn prefetch<T>(at: *const T) {
+        // SAFETY: a prefetch accesses nothing: it is ignored where there is no memory.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
 }
 
 /// Threads of the build at hand.

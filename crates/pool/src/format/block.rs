@@ -35,7 +35,17 @@ impl fmt::Display for Dva {
 /// A [`Dva`] in eight bytes: device in the upper 16 bits, offset in units of [`SECTOR_UNIT`] below.
 /// Zero is no address, since a label lies there.
 #[derive(
-    Clone, Copy, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(transparent)]
 pub struct DvaPhys(U64);
@@ -162,7 +172,9 @@ impl BlockKind {
 }
 
 /// A block pointer. All zeros is a hole: a block that reads as zeros and lies nowhere.
-#[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct BlockPtrPhys {
     /// Where its copies are; a copy that does not exist is [`DvaPhys::NONE`], and comes last.

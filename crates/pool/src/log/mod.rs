@@ -186,6 +186,12 @@ impl IntentLog {
         self.objects.note((txg, dataset, object), touch, max_bytes, || self.pending.next_serial());
     }
 
+    /// Not all changes of group `txg`, of which the caller has a hold, are noted: nothing more is written before that
+    /// group is durable.
+    pub(crate) fn leave_gap(&self, txg: u64) {
+        self.lose(txg);
+    }
+
     /// A change of `txg` was not kept, or taken and not written: nothing is written before that group is durable.
     fn lose(&self, txg: u64) {
         self.lost.fetch_max(txg, Ordering::SeqCst);

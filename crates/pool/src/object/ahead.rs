@@ -5,7 +5,7 @@ use forebay_base::sync::Arc;
 
 use crate::prefetch::{self, Limits, Plan, PrefetchCounters, PrefetchTunables, Prefetcher};
 
-use super::node::{Found, Node};
+use super::node::{Found, Node, State};
 
 /// What all objects of a pool share for it.
 pub(crate) struct ReadAhead {
@@ -26,24 +26,25 @@ impl ReadAhead {
 }
 
 impl Node {
-    /// Notes a read of blocks, the first of which was found there, and begins to read what will be wanted next.
-    pub(super) fn note_read(&self, blocks: std::ops::Range<u64>, found: prefetch::Found) {
+    /// Notes a read of blocks, and says what will be wanted next. How the read before was served is what the
+    /// stream learns from: this one is not served yet.
+    pub(super) fn note_read(
+        &self,
+        state: &mut State,
+        blocks: std::ops::Range<u64>,
+    ) -> Option<Plan> {
         let ahead = &self.objset.ahead;
         let limits = Limits::new(&ahead.tunables, self.record_bytes() as u64);
-        let plan = {
-            let mut state = self.lock();
-            let end = state.size.div_ceil(self.record_bytes() as u64);
-            let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
-            let prefetcher = state.prefetcher.get_or_insert_with(|| Box::new(Prefetcher::new()));
-            let now_ns = || ahead.clock.now_ns();
-            prefetcher.on_read((blocks.start, count), end, found, now_ns, &limits, &ahead.counters)
-        };
-        if let Some(plan) = plan {
-            self.read_ahead(plan);
-        }
+        let found = std::mem::replace(&mut state.last_found, prefetch::Found::Hit);
+        let end = (state.size + self.record_bytes() as u64 - 1) >> self.record_shift;
+        let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
+        let prefetcher = state.prefetcher.get_or_insert_with(|| Box::new(Prefetcher::new()));
+        let now_ns = || ahead.clock.now_ns();
+        prefetcher.on_read((blocks.start, count), end, found, now_ns, &limits, &ahead.counters)
     }
 
-    fn read_ahead(&self, plan: Plan) {
+    /// Begins to read blocks that will be wanted.
+    pub(super) fn read_ahead(&self, plan: Plan) {
         let _reading = self.objset.store.readers().enter();
         // Pointers that are not in memory are read for once; the reader would wait for them soon anyway.
         let mut may_pin = true;

@@ -22,8 +22,7 @@ pub(crate) enum Ticket {
 /// The object of a directory.
 pub(crate) struct Leaves(pub(crate) Arc<Node>);
 
-const WHOLE_LEAF: Wanted =
-    Wanted { bytes: ZAP_LEAF_BYTES, whole: false, missing: Missing::Leave };
+const WHOLE_LEAF: Wanted = Wanted { bytes: ZAP_LEAF_BYTES, whole: false, missing: Missing::Leave };
 
 impl Leaves {
     /// Inline content goes by the number, which may be another object's by now.
@@ -60,7 +59,8 @@ impl LeafStore for Leaves {
         if self.0.objset.set_inline(tx, self.0.number, content)? {
             return Ok(());
         }
-        let text = format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
+        let text =
+            format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 

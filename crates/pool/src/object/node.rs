@@ -14,7 +14,7 @@ use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
 use crate::objset::Objset;
-use crate::prefetch::Prefetcher;
+use crate::prefetch::{self, Prefetcher};
 use crate::zap::Zap;
 
 use super::leaves::Leaves;
@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) destroyed: Option<u64>,
     /// What is known of reads.
     pub(super) prefetcher: Option<Box<Prefetcher>>,
+    /// Where the newest read found its first block.
+    pub(super) last_found: prefetch::Found,
 }
 
 /// The data fields of a dnode, as a sync has made them.
@@ -153,6 +155,7 @@ impl Node {
             pins: Pins::default(),
             destroyed: None,
             prefetcher: None,
+            last_found: prefetch::Found::Hit,
         };
         Ok(Arc::new(Self {
             objset: Arc::clone(objset),
@@ -192,7 +195,8 @@ impl Node {
         match state.destroyed {
             None => Ok(()),
             Some(_) => {
-                let text = format!("object {} was destroyed; it cannot be used any more", self.number);
+                let text =
+                    format!("object {} was destroyed; it cannot be used any more", self.number);
                 Err(Error::new(ErrorKind::Closed, text))
             }
         }

@@ -1,80 +1,129 @@
 //! Reading of objects.
+//!
+//! A read of a cached block takes the object's lock once, to find out where the block is, and pins the block in the
+//! cache. Where the cache had it is remembered beside the pinned indirect block that points to it, so that the next
+//! read spares the cache's index.
+
+use forebay_cache::Place;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::prefetch::Found;
+use crate::format::BlockPtrPhys;
+use crate::prefetch;
 
-use super::node::{self, Node};
 use super::RETRIES_MAX;
+use super::node::{Found, Node, State};
+
+/// What a look at an object's state came to.
+enum Looked {
+    /// The bytes are copied.
+    Done,
+    /// They are in that block, which the cache may have at that place.
+    Stored(BlockPtrPhys, Place),
+    /// The indirect block that knows is not pinned.
+    Unknown,
+}
+
+/// A part of a read: bytes of one block.
+struct Part<'a> {
+    block: u64,
+    within: usize,
+    out: &'a mut [u8],
+}
 
 impl Node {
     /// Fills `out` from `offset` on, and returns how many bytes there were before the end.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let size = self.size();
-        let len = (out.len() as u64).min(size.saturating_sub(offset)) as usize;
+        let mut state = self.lock();
+        let len = (out.len() as u64).min(state.size.saturating_sub(offset)) as usize;
         if len == 0 {
             return Ok(0);
         }
-        let mut done = 0;
-        let mut first = None;
-        while done < len {
-            let at = offset + done as u64;
-            let within = at as usize & (self.record_bytes() - 1);
-            let part = (self.record_bytes() - within).min(len - done);
-            let found = self.read_block(at >> self.record_shift, within, &mut out[done..done + part])?;
-            // Told early: what comes next is read while the rest of this read is copied.
-            if first.is_none() {
-                first = Some(found);
-                let last = (offset + len as u64 - 1) >> self.record_shift;
-                self.note_read(at >> self.record_shift..last + 1, found);
-            }
-            done += part;
+        let mut parts = self.parts(offset, &mut out[..len]);
+        let mut first = parts.next();
+        let last = (offset + len as u64 - 1) >> self.record_shift;
+        let plan = self.note_read(&mut state, (offset >> self.record_shift)..last + 1);
+        let looked = first.as_mut().map_or(Looked::Done, |part| self.look(&state, part));
+        drop(state);
+        if let Some(plan) = plan {
+            self.read_ahead(plan);
+        }
+        if let Some(part) = &mut first {
+            self.finish(looked, part)?;
+        }
+        for mut part in parts {
+            let looked = self.look(&self.lock(), &mut part);
+            self.finish(looked, &mut part)?;
         }
         Ok(len)
     }
 
-    fn read_block(&self, block: u64, within: usize, out: &mut [u8]) -> Result<Found> {
-        let mut whence = Found::Hit;
-        for _ in 0..RETRIES_MAX {
-            let ptr = {
-                let state = self.lock();
-                match state.find(block) {
-                    node::Found::Dirty(buffer) => {
-                        copy_out(buffer, within, out);
-                        return Ok(whence);
-                    }
-                    node::Found::Hole => {
-                        out.fill(0);
-                        return Ok(whence);
-                    }
-                    node::Found::Stored(ptr) => Some(ptr),
-                    node::Found::Unknown => None,
-                }
-            };
-            let Some(ptr) = ptr else {
-                self.pin(block)?;
-                continue;
-            };
-            if let Some(content) = self.objset.store.peek(&ptr) {
-                copy_out(&content, within, out);
-                return Ok(whence);
-            }
-            whence = match self.objset.store.is_read_ahead(&ptr) {
-                true => Found::InFlight,
-                false => Found::Miss,
-            };
-            if let Some(fetched) = self.fetch(block, &ptr)? {
-                copy_out(&fetched.content, within, out);
-                return Ok(whence);
-            }
+    /// Cuts a read where blocks end.
+    fn parts<'a>(
+        &self,
+        offset: u64,
+        out: &'a mut [u8],
+    ) -> impl Iterator<Item = Part<'a>> + use<'a> {
+        let (shift, record) = (self.record_shift, self.record_bytes());
+        let (mut at, mut rest) = (offset, out);
+        std::iter::from_fn(move || {
+            let within = at as usize & (record - 1);
+            let len = (record - within).min(rest.len());
+            let (out, behind) = std::mem::take(&mut rest).split_at_mut(len);
+            let part = Part { block: at >> shift, within, out };
+            (rest, at) = (behind, at + len as u64);
+            (len > 0).then_some(part)
+        })
+    }
+
+    #[inline]
+    fn look(&self, state: &State, part: &mut Part<'_>) -> Looked {
+        let place = state.pins.place(part.block);
+        self.objset.store.approach(place);
+        match state.find(part.block) {
+            Found::Dirty(buffer) => copy_out(buffer, part),
+            Found::Hole => part.out.fill(0),
+            Found::Stored(ptr) => return Looked::Stored(ptr, place),
+            Found::Unknown => return Looked::Unknown,
         }
-        Err(self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))
+        Looked::Done
+    }
+
+    /// Goes on until the bytes are there.
+    fn finish(&self, mut looked: Looked, part: &mut Part<'_>) -> Result<()> {
+        for _ in 0..RETRIES_MAX {
+            match looked {
+                Looked::Done => return Ok(()),
+                Looked::Unknown => self.pin(part.block)?,
+                Looked::Stored(ptr, place) => {
+                    if let Some(content) = self.objset.store.peek_at(&ptr, place) {
+                        copy_out(&content, part);
+                        if content.place() != place {
+                            self.lock().pins.set_place(part.block, content.place());
+                        }
+                        return Ok(());
+                    }
+                    self.lock().last_found = match self.objset.store.is_read_ahead(&ptr) {
+                        true => prefetch::Found::InFlight,
+                        false => prefetch::Found::Miss,
+                    };
+                    if let Some(fetched) = self.fetch(part.block, &ptr)? {
+                        copy_out(&fetched.content, part);
+                        return Ok(());
+                    }
+                }
+            }
+            looked = self.look(&self.lock(), part);
+        }
+        let error = Error::new(ErrorKind::Corrupt, "it moves faster than it can be read");
+        Err(self.naming(part.block, error))
     }
 }
 
 /// Copies from a block that may be shorter than a record: the rest is zeros.
-fn copy_out(content: &[u8], within: usize, out: &mut [u8]) {
-    let there = content.get(within..).unwrap_or_default();
-    let len = there.len().min(out.len());
-    out[..len].copy_from_slice(&there[..len]);
-    out[len..].fill(0);
+#[inline]
+fn copy_out(content: &[u8], part: &mut Part<'_>) {
+    let there = content.get(part.within..).unwrap_or_default();
+    let len = there.len().min(part.out.len());
+    part.out[..len].copy_from_slice(&there[..len]);
+    part.out[len..].fill(0);
 }

@@ -141,7 +141,10 @@ impl Node {
         let mut leaf = ctx.store.cache().alloc(len)?;
         leaf.copy_from_slice(&full[..len]);
         let cache = Some(self.attributes());
-        ctx.write_new(leaf, &WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*props })
+        ctx.write_new(
+            leaf,
+            &WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*props },
+        )
     }
 
     /// The block is written: who reads it follows its pointer from now on. Its buffer goes now rather than at the

@@ -55,7 +55,8 @@ impl Tree {
         let height_fits = levels <= LEVELS_MAX && blocks <= capacity(levels);
         let root_fits = root.is_hole() || (levels > 0 && root.level == levels - 1);
         if blocks > BLOCKS_MAX || !height_fits || !root_fits {
-            let text = format!("a tree of {levels} levels and {blocks} blocks has the root {root:?}");
+            let text =
+                format!("a tree of {levels} levels and {blocks} blocks has the root {root:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok(Self { root, levels, blocks })

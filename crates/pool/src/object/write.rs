@@ -8,10 +8,10 @@ use forebay_base::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tx::Tx;
 
+use super::RETRIES_MAX;
 use super::node::{Fetched, Found, Node, State};
 use super::pending::Slot;
 use super::tree::{BLOCKS_MAX, Tree};
-use super::RETRIES_MAX;
 
 /// Buffers of records that are not full yet have at least this many bytes.
 const BUFFER_MIN: usize = 4096;
@@ -189,7 +189,8 @@ impl Node {
                 None => self.pin(block)?,
             }
         }
-        Err(self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))
+        Err(self
+            .naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))
     }
 
     /// Sees to it that the group has a buffer of the block, if that needs no reading.

@@ -16,8 +16,7 @@ impl Objset {
 
     /// Copies of data, and of metadata.
     fn copies(&self) -> (u8, u8) {
-        let settings = self.settings.lock();
-        (settings.data_copies, settings.metadata_copies)
+        self.settings.lock().copies_at_most()
     }
 
     /// Of the first change of an object with a tree of so many levels: the indirect blocks at its top.

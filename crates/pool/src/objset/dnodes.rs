@@ -74,11 +74,14 @@ impl Shard {
         let of_bit = |group: usize| {
             let patches = self.groups[group].blocks.get(&block)?;
             let bit = 1u32 << index;
-            let dnode = (patches.changed & bit != 0).then(|| dnode_at(&patches.dnodes, index))??;
+            let dnode =
+                (patches.changed & bit != 0).then(|| dnode_at(&patches.dnodes, index))??;
             Some((dnode, patches.reset & bit != 0))
         };
         match (of_bit(newer), of_bit(1 - newer)) {
-            (Some((dnode, reset)), older) => Some((dnode, reset || older.is_some_and(|(_, reset)| reset))),
+            (Some((dnode, reset)), older) => {
+                Some((dnode, reset || older.is_some_and(|(_, reset)| reset)))
+            }
             (None, older) => older,
         }
     }
@@ -107,7 +110,8 @@ impl Dnodes {
         let shard = self.shard(block);
         (0..DNODES_PER_BLOCK).fold(0, |mask, index| {
             let newest = shard.newest(block, index).map(|(dnode, _)| dnode);
-            let free = newest.or_else(|| dnode_at(stored, index)).is_none_or(|dnode| dnode.kind == 0);
+            let free =
+                newest.or_else(|| dnode_at(stored, index)).is_none_or(|dnode| dnode.kind == 0);
             mask | u32::from(free) << index
         })
     }
@@ -198,7 +202,12 @@ impl Objset {
         }
     }
 
-    fn patches_mut<'a>(&self, group: &'a mut Group, tx: &Tx, block: u64) -> Result<&'a mut Patches> {
+    fn patches_mut<'a>(
+        &self,
+        group: &'a mut Group,
+        tx: &Tx,
+        block: u64,
+    ) -> Result<&'a mut Patches> {
         debug_assert!(group.txg == 0 || group.txg == tx.txg(), "two groups share a slot");
         group.txg = tx.txg();
         if !group.blocks.contains_key(&block) {

@@ -7,6 +7,7 @@
 mod cost;
 mod dnodes;
 mod numbers;
+mod settings;
 mod sync;
 
 use crossbeam_utils::CachePadded;
@@ -27,6 +28,7 @@ use crate::tx::Tx;
 pub(crate) use dnodes::dnode_at;
 use dnodes::{Dnodes, Newest};
 use numbers::Numbers;
+use settings::Settings;
 
 /// Shards of what is looked up by object; a power of two.
 const SHARDS: usize = 16;
@@ -44,7 +46,7 @@ pub(crate) struct WriteSettings {
 pub(crate) struct Objset {
     pub(crate) store: Store,
     pub(crate) ahead: Arc<ReadAhead>,
-    settings: Mutex<WriteSettings>,
+    settings: Mutex<Settings>,
     /// Of the blocks of dnodes, as of the newest group that is synced.
     tree: Mutex<Tree>,
     dnodes: Dnodes,
@@ -71,7 +73,7 @@ impl Objset {
         Ok(Arc::new(Self {
             store,
             ahead: Arc::clone(ahead),
-            settings: Mutex::named("objset-settings", settings),
+            settings: Mutex::named("objset-settings", Settings::new(settings)),
             tree: Mutex::named("objset-tree", tree),
             dnodes: Dnodes::new(),
             nodes: std::array::from_fn(|_| CachePadded::new(Mutex::named("nodes", HashMap::new()))),
@@ -86,8 +88,9 @@ impl Objset {
         }))
     }
 
-    pub(crate) fn set_settings(&self, settings: WriteSettings) {
-        *self.settings.lock() = settings;
+    /// What groups behind `txg` are written with. The caller has a hold of that group.
+    pub(crate) fn set_settings(&self, txg: u64, settings: WriteSettings) {
+        self.settings.lock().set_behind(txg, settings);
     }
 
     /// Lets go of what open objects have pinned; from now on nothing is pinned any more.
@@ -178,7 +181,12 @@ impl Objset {
     ///
     /// Its node stays in the table until the dnode is free, so that nobody opens it a second time meanwhile:
     /// [`open`](Self::open) waits for its turn.
-    pub(crate) fn destroy(self: &Arc<Self>, tx: &Tx, number: u64, note: impl FnOnce()) -> Result<()> {
+    pub(crate) fn destroy(
+        self: &Arc<Self>,
+        tx: &Tx,
+        number: u64,
+        note: impl FnOnce(),
+    ) -> Result<()> {
         let node = self.open(number)?;
         let _turn = node.turn.lock();
         {

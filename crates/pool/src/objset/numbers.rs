@@ -50,7 +50,9 @@ impl Numbers {
     pub(super) fn new(blocks: u64) -> Self {
         let reusable = Reusable { blocks: HashSet::new(), scan_next: 0, scan_end: blocks };
         Self {
-            chunks: std::array::from_fn(|_| CachePadded::new(Mutex::named("numbers", Chunk::default()))),
+            chunks: std::array::from_fn(|_| {
+                CachePadded::new(Mutex::named("numbers", Chunk::default()))
+            }),
             fresh: AtomicU64::new(blocks),
             reusable: Mutex::named("reusable-numbers", reusable),
         }
@@ -114,7 +116,10 @@ impl Objset {
         };
         let ptr = tree::lookup(&self.store, &tree, block)?;
         if ptr.is_hole() {
-            return Ok((block < tree.blocks).then_some(Chunk { block, free: self.dnodes.free_mask(block, &[]) & number_mask(block) }));
+            return Ok((block < tree.blocks).then_some(Chunk {
+                block,
+                free: self.dnodes.free_mask(block, &[]) & number_mask(block),
+            }));
         }
         match self.store.peek(&ptr) {
             Some(content) => {

@@ -28,7 +28,7 @@ impl Objset {
     /// Writes what the group of `ctx` has changed in the set. `None` if that is nothing.
     pub(crate) fn sync(self: &Arc<Self>, ctx: &mut SyncContext<'_>) -> Result<Option<ObjsetPhys>> {
         let mut ctx = ctx.with_store(&self.store);
-        let settings = *self.settings.lock();
+        let settings = self.settings.lock().of_group(ctx.txg);
         let (data, metadata) = settings.props(ctx.txg);
         let nodes = self.take_dirty(ctx.txg);
         let mut patched = self.dnodes.of_group(ctx.txg);
@@ -42,7 +42,11 @@ impl Objset {
             let before = node.lock().allocated;
             if let Some(synced) = node.sync(&mut ctx, &data, &metadata)? {
                 cost += synced.allocated as i64 - before as i64;
-                fields.push(Synced { number: node.number, created_txg: node.created_txg, data: synced });
+                fields.push(Synced {
+                    number: node.number,
+                    created_txg: node.created_txg,
+                    data: synced,
+                });
             }
         }
         add_blocks_of(&fields, &mut patched);
@@ -146,7 +150,12 @@ impl Objset {
     }
 
     /// Puts patches over a block; frees what objects that are gone had.
-    fn apply(&self, ctx: &mut SyncContext<'_>, block: &mut Buffer, patches: &Patched) -> Result<()> {
+    fn apply(
+        &self,
+        ctx: &mut SyncContext<'_>,
+        block: &mut Buffer,
+        patches: &Patched,
+    ) -> Result<()> {
         let Some(patched) = &patches.dnodes else { return Ok(()) };
         for index in (0..DNODES_PER_BLOCK).filter(|index| patches.changed & 1 << index != 0) {
             let old = dnode_at(block, index).unwrap_or(DnodePhys::FREE);

@@ -77,9 +77,11 @@ impl std::fmt::Display for CheckReport {
         if self.damaged_count > self.damaged.len() as u64 {
             writeln!(f, "damaged: {} more", self.damaged_count - self.damaged.len() as u64)?;
         }
-        for (what, ranges) in
-            [("leaked", &self.leaked), ("claimed twice", &self.double), ("not mapped", &self.unmapped)]
-        {
+        for (what, ranges) in [
+            ("leaked", &self.leaked),
+            ("claimed twice", &self.double),
+            ("not mapped", &self.unmapped),
+        ] {
             for (dva, bytes) in ranges {
                 writeln!(f, "{what}: {bytes} bytes at {dva}")?;
             }

@@ -3,21 +3,19 @@
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng;
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_cache::OwnerCaching;
 use hashbrown::HashMap;
 
 use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
+use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::devices::import::{self, Imported};
 use crate::devices::open::{HostId, Opened};
-use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{
-    BlockPtrPhys, DvaPhys, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
-};
+use crate::format::{BlockPtrPhys, DvaPhys, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES};
 use crate::log::{Extent, IntentLog};
 use crate::object::{Leaves, ReadAhead};
 use crate::objset::Objset;
@@ -136,12 +134,8 @@ impl Pool {
     /// [`ErrorKind::Invalid`] for a name, tunable or device that cannot be, [`ErrorKind::Exists`] if a device holds a pool,
     /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
-        let parts = Parts::new(
-            &options.cache,
-            options.clock.as_ref(),
-            options.seed,
-            &options.tunables,
-        )?;
+        let parts =
+            Parts::new(&options.cache, options.clock.as_ref(), options.seed, &options.tunables)?;
         let wanted = import::CreateOptions {
             name: options.name.clone(),
             host: options.host.clone(),
@@ -205,9 +199,15 @@ pub(super) struct Found {
 
 impl Found {
     /// The pool, without its thread.
-    pub(super) fn into_pool(self, parts: Parts, devices: Arc<Devices>, store: Store) -> Result<Pool> {
+    pub(super) fn into_pool(
+        self,
+        parts: Parts,
+        devices: Arc<Devices>,
+        store: Store,
+    ) -> Result<Pool> {
         let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
-        let txgs = Txgs::new(self.synced, Arc::clone(&parts.clock), Arc::clone(parts.tunables.txg()));
+        let txgs =
+            Txgs::new(self.synced, Arc::clone(&parts.clock), Arc::clone(parts.tunables.txg()));
         let inner = Arc::new(Inner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,

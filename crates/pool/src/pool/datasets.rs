@@ -1,12 +1,11 @@
 //! The datasets of a pool.
 
 use forebay_base::sync::Arc;
-use forebay_cache::OwnerCaching;
 use zerocopy::IntoBytes;
 
 use crate::dataset::{self, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CacheMode, ObjectKind};
+use crate::format::ObjectKind;
 use crate::handles::Dataset;
 use crate::zap::Cookie;
 
@@ -28,7 +27,8 @@ impl Pool {
     pub fn create_dataset(&self, name: &str, settings: &DatasetSettings) -> Result<Dataset> {
         let inner = &self.inner;
         if name.is_empty() || name.len() > NAME_BYTES {
-            let text = format!("the dataset's name has {} bytes: take 1 to {NAME_BYTES}", name.len());
+            let text =
+                format!("the dataset's name has {} bytes: take 1 to {NAME_BYTES}", name.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         {
@@ -83,14 +83,28 @@ impl Inner {
         Ok(names)
     }
 
+    /// Changes the settings of a dataset, durably.
+    pub(crate) fn set_settings(
+        &self,
+        dataset: &dataset::Inner,
+        settings: &DatasetSettings,
+    ) -> Result<()> {
+        settings.check()?;
+        {
+            let tx = self.begin(Intent::Free)?;
+            let _one = self.datasets_changing.lock();
+            dataset.set_settings(tx.tx(), &self.log, settings);
+        }
+        self.txgs.sync_now().map(|_| ())
+    }
+
     pub(crate) fn dataset(&self, name: &str) -> Result<Arc<dataset::Inner>> {
         let mut datasets = self.datasets.lock();
         if let Some(dataset) = datasets.get(name) {
             return Ok(Arc::clone(dataset));
         }
-        let not_found = || {
-            Error::new(ErrorKind::NotFound, format!("pool {} has no dataset {name}", self.name))
-        };
+        let not_found =
+            || Error::new(ErrorKind::NotFound, format!("pool {} has no dataset {name}", self.name));
         let value = self.directory.lookup(name.as_bytes())?.ok_or_else(not_found)?;
         let number: [u8; 8] = (*value).try_into().map_err(|_| {
             Error::new(ErrorKind::Corrupt, format!("dataset {name} has an odd number"))
@@ -102,12 +116,8 @@ impl Inner {
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let settings = dataset::Inner::settings_of(dnode.attributes())?;
-        let caching = match settings.cache {
-            CacheMode::All => OwnerCaching::All,
-            CacheMode::Metadata => OwnerCaching::Metadata,
-            CacheMode::None => OwnerCaching::None,
-        };
-        let store = self.store.with_owner(open_owner(self.store.cache(), caching)?);
+        let owner = open_owner(self.store.cache(), settings.caching())?;
+        let store = self.store.with_owner(owner);
         let dataset = dataset::Inner::open(
             (store, &self.mos.ahead),
             (name, number),

@@ -87,9 +87,12 @@ impl Pool {
             config.txg = root.txg.get();
             label::update_config(&devices, &mut config, &parts.cache)?;
         }
-        let space = Space::load(&root.space, &devices.spans(), Box::new(store.clone())).map_err(doing)?;
+        let space =
+            Space::load(&root.space, &devices.spans(), Box::new(store.clone())).map_err(doing)?;
         let metadata = DatasetSettings::default().write_settings();
-        let mos = Objset::new((store.clone(), &parts.read_ahead()), &root.mos, metadata, parts.seed).map_err(doing)?;
+        let mos =
+            Objset::new((store.clone(), &parts.read_ahead()), &root.mos, metadata, parts.seed)
+                .map_err(doing)?;
         let txg = root.txg.get();
         let log_devices = parts.log_devices(&devices);
         let log = IntentLog::open(&root.log, txg, log_devices, Arc::clone(parts.tunables.log()))

@@ -68,7 +68,9 @@ impl Inner {
     pub(crate) fn fsync(&self, dataset: &dataset::Inner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
-        if dataset.logs() && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable {
+        if dataset.logs()
+            && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
+        {
             return Ok(());
         }
         self.txgs.sync_now().map(|_| ())

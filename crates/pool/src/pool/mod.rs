@@ -68,7 +68,7 @@ pub(crate) struct Inner {
     directory: Zap<Leaves>,
     directory_number: u64,
     datasets: Mutex<HashMap<String, Arc<dataset::Inner>>>,
-    /// Held by who adds a dataset or removes one.
+    /// Held by who adds a dataset, or changes its settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,
     /// The devices' room, as space knows it.

@@ -41,7 +41,8 @@ impl Pool {
         let inner = &self.inner;
         let mut space = inner.space.lock();
         let total_bytes = space.stats().allocated_bytes;
-        let mut scrubber = Scrubber { report: ScrubReport::default(), total_bytes, bytes: 0, progress };
+        let mut scrubber =
+            Scrubber { report: ScrubReport::default(), total_bytes, bytes: 0, progress };
         let place = Place { dataset: Arc::from(""), object: None, block: 0 };
         let root = *inner.root.lock();
         scrubber.block(&inner.store, &root, &place)?;
@@ -71,7 +72,8 @@ impl Visitor for Scrubber<'_> {
     fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()> {
         self.report.blocks += 1;
         let copies = 0..ptr.copy_count();
-        let bad: Vec<usize> = copies.clone().filter(|copy| store.read_copy(ptr, *copy).is_err()).collect();
+        let bad: Vec<usize> =
+            copies.clone().filter(|copy| store.read_copy(ptr, *copy).is_err()).collect();
         for copy in &bad {
             match store.heal(ptr, *copy) {
                 Ok(()) => self.report.healed += 1,

@@ -46,12 +46,7 @@ impl Plain<'_> {
 }
 
 impl SpaceWrite for Plain<'_> {
-    fn write_at(
-        &mut self,
-        places: [DvaPhys; 2],
-        content: &[u8],
-        txg: u64,
-    ) -> Result<BlockPtrPhys> {
+    fn write_at(&mut self, places: [DvaPhys; 2], content: &[u8], txg: u64) -> Result<BlockPtrPhys> {
         self.write(BlockKind::Space, places, content, txg)
     }
 }

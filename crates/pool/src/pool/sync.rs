@@ -4,9 +4,9 @@
 //! all that was allocated for the others, and last the root block. When all of that is durable, uberblocks
 //! point to the root block; when these are durable, the group is.
 
-use forebay_base::sync::{Arc, MutexGuard};
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
+use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::devices::label::{self, Uberblock};

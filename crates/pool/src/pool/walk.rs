@@ -86,7 +86,13 @@ fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> R
             let number = block * DNODES_PER_BLOCK as u64 + index as u64;
             match DataFields::of(&dnode) {
                 Ok(data) => {
-                    walk_tree(&objset.store, &data.tree, (name, Some(number)), visitor, &mut |_, _| {})?;
+                    walk_tree(
+                        &objset.store,
+                        &data.tree,
+                        (name, Some(number)),
+                        visitor,
+                        &mut |_, _| {},
+                    )?;
                 }
                 Err(error) => {
                     let place = Place { dataset: Arc::clone(name), object: Some(number), block: 0 };

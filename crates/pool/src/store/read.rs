@@ -6,12 +6,12 @@
 //! would destroy what lies there by then.
 
 use forebay_base::arena::Buffer;
-use forebay_cache::{Attributes, Begin, LoadError};
+use forebay_cache::{Attributes, Begin, LoadError, Place, Ref};
 use forebay_io::Priority;
 
 use super::counters::StoreCounters;
 use super::{Store, codec};
-use crate::block_cache::BlockRef;
+use crate::block_cache::{BlockKey, BlockRef};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 
@@ -54,6 +54,22 @@ impl Store {
     #[inline]
     pub(crate) fn peek(&self, bp: &BlockPtrPhys) -> Option<BlockRef> {
         self.cache.cache().get_owned(&self.key(bp))
+    }
+
+    /// The block, if it is cached; looked for at a place first.
+    #[inline]
+    pub(crate) fn peek_at(
+        &self,
+        bp: &BlockPtrPhys,
+        place: Place,
+    ) -> Option<Ref<'_, BlockKey, Buffer>> {
+        self.cache.cache().get_at(place, &self.key(bp))
+    }
+
+    /// Has the processor fetch what [`peek_at`](Self::peek_at) will look at.
+    #[inline]
+    pub(crate) fn approach(&self, place: Place) {
+        self.cache.cache().approach(place);
     }
 
     /// The block: cached, or read, verified and cached as `attributes` say. If the cache does not

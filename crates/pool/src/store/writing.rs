@@ -75,7 +75,6 @@ impl Held {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.content
     }
-
 }
 
 impl Drop for Held {

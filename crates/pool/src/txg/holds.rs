@@ -88,7 +88,7 @@ impl Cell {
     #[inline]
     pub(super) fn note_dirty(&self, slot: usize, bytes: i64, batch: i64) -> i64 {
         let now = self.dirty[slot].fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if now.abs() < batch { 0 } else { self.take_dirty(slot) }
+        if now < batch { 0 } else { self.take_dirty(slot) }
     }
 
     /// Takes all that the sum does not have yet.
@@ -129,12 +129,6 @@ impl<'a> Hold<'a> {
     #[inline]
     pub fn dirty(&self, bytes: u64) {
         self.txgs.note(self.cell, self.txg, bytes as i64);
-    }
-
-    /// Notes that `bytes` that were noted for this group need not be written after all.
-    #[inline]
-    pub fn clean(&self, bytes: u64) {
-        self.txgs.note(self.cell, self.txg, -(bytes as i64));
     }
 }
 

@@ -36,12 +36,12 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use forebay_base::clock::Clock;
 use forebay_base::histogram::AtomicHistogram;
-use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use forebay_base::sync::atomic::AtomicU64;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 pub use counters::TxgCounters;
-use holds::{Cell, Entered};
 pub use holds::Hold;
+use holds::{Cell, Entered};
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
@@ -129,8 +129,6 @@ pub struct Txgs {
     dirty: CachePadded<Dirty>,
     /// The newest group that the sync thread was woken for because of its changed bytes.
     dirty_woken: AtomicU64,
-    /// `State::throttled`, for a look without the lock.
-    throttled: AtomicUsize,
     clock: Arc<dyn Clock>,
     tunables: Arc<TxgTunables>,
     counters: Arc<TxgCounters>,
@@ -164,7 +162,6 @@ impl Txgs {
             room: Condvar::new(),
             dirty: CachePadded::new(Dirty::new()),
             dirty_woken: AtomicU64::new(synced),
-            throttled: AtomicUsize::new(0),
             clock,
             tunables,
             counters: Arc::new(TxgCounters::new()),
@@ -377,13 +374,6 @@ impl Txgs {
         Ok(txg)
     }
 
-    /// Asks for a commit of the open group, without waiting.
-    pub fn ask(&self) {
-        let mut state = self.state.lock();
-        state.wanted = state.wanted.max(state.open);
-        self.work.notify_all();
-    }
-
     /// The open group. May be another one by the time the caller looks.
     pub fn open_txg(&self) -> u64 {
         self.state.lock().open
@@ -460,7 +450,7 @@ impl std::fmt::Debug for Txgs {
             .field("synced", &state.synced)
             .field("wanted", &state.wanted)
             .field("dirty_bytes", &dirty_bytes)
-            .field("throttled", &self.throttled.load(Ordering::Relaxed))
+            .field("throttled", &state.throttled)
             .finish_non_exhaustive()
     }
 }

@@ -103,7 +103,6 @@ impl Txgs {
         let began_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         state.throttled += 1;
-        self.throttled.store(state.throttled, Ordering::SeqCst);
         let mut counted_full = false;
         let mut turn: Option<(u64, u64)> = None;
         let result = loop {
@@ -129,7 +128,6 @@ impl Txgs {
             self.room.wait_timeout(&mut state, Duration::from_nanos(due_ns - now_ns));
         };
         state.throttled -= 1;
-        self.throttled.store(state.throttled, Ordering::SeqCst);
         drop(state);
         self.counters.add(TxgCounters::DELAYED, 0, 1);
         self.throttle_ns.record(self.clock.now_ns() - began_ns);
@@ -144,7 +142,7 @@ impl Txgs {
         }
     }
 
-    /// Notes that `bytes` of `txg` more (or fewer, if negative) wait for their commit.
+    /// Notes that `bytes` of `txg` more wait for their commit.
     #[inline]
     pub(super) fn note(&self, cell: usize, txg: u64, bytes: i64) {
         let slot = slot_of(txg);
@@ -164,22 +162,6 @@ impl Txgs {
             let _state = self.state.lock();
             self.work.notify_all();
         }
-    }
-
-    /// Notes that `bytes` of a group need not be written after all or have been written, before the group is
-    /// durable. For the sync thread; who has a hold uses [`Hold::clean`](super::Hold::clean).
-    pub fn clean(&self, txg: u64, bytes: u64) {
-        self.dirty.add(slot_of(txg), -(bytes as i64));
-        // Who waits counts itself before it looks at the sum: one of the two sees the other.
-        if self.throttled.load(Ordering::SeqCst) > 0 {
-            let _state = self.state.lock();
-            self.room.notify_all();
-        }
-    }
-
-    /// Notes that `bytes` of `txg` wait for its commit, by a caller without a hold, such as the sync thread.
-    pub fn dirty(&self, txg: u64, bytes: u64) {
-        self.note_sum(txg, bytes as i64);
     }
 
     /// A group with this many changed bytes is committed.

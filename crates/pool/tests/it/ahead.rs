@@ -40,7 +40,7 @@ fn read_cold(blocks: impl Iterator<Item = u64>) -> (u64, u64) {
 fn a_sequential_reader_finds_blocks_on_their_way() {
     let (misses, issued) = read_cold(0..BLOCKS);
     assert!(misses < 20, "{misses} misses");
-    assert!((BLOCKS / 2..=BLOCKS).contains(&issued), "{issued} blocks read ahead");
+    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
 }
 
 #[test]

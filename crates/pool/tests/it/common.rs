@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_pool::{
-    BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions, Pool,
+    BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, HostId, ImportOptions,
+    Pool,
 };
 
 static DEVICES: AtomicU64 = AtomicU64::new(0);

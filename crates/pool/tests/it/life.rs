@@ -71,14 +71,21 @@ fn a_directory_grows_and_shrinks_back_into_its_dnode() {
     }
     assert_eq!(directory.len(), 20_000);
     pool.sync().unwrap();
-    let stats = directory.stats().unwrap();
+    let stats = directory.audit().unwrap();
     assert!(stats.fill() >= 0.65, "{stats}");
+    assert_eq!(directory.stats().unwrap().entries, 20_000);
     drop((directory, data));
     pool.export().unwrap();
 
     let pool = import(&device, &cache);
     let data = pool.dataset("data").unwrap();
     let directory = data.directory(number).unwrap();
+    assert_eq!(directory.audit().unwrap().entries, 20_000);
+    let walked = directory.iter().map(|entry| entry.unwrap().name.to_vec());
+    let mut walked: Vec<Vec<u8>> = walked.collect();
+    walked.sort_unstable();
+    walked.dedup();
+    assert_eq!(walked.len(), 20_000);
     for lot in 0..200u64 {
         let tx = pool.begin().unwrap();
         for name in lot * 100..(lot + 1) * 100 {
@@ -143,6 +150,41 @@ fn a_pool_uses_all_of_a_file_that_has_grown() {
     let opened = open_path(&path, &OpenOptions::default()).unwrap();
     let pool = Pool::import(vec![opened], &import_options(&cache)).unwrap();
     assert_eq!(pool.stats().total_bytes, before + (32 << 20));
+    check(&pool);
+}
+
+#[test]
+fn a_directory_has_its_attributes_and_names_from_one_time() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let directory = data.create_directory(&tx, b"0 names").unwrap();
+    let other = data.create_object(&tx, b"old").unwrap();
+    let synced = data.create_object(&tx, &[]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    let names = data.directory(directory).unwrap();
+    let tx = pool.begin().unwrap();
+    names.insert(&tx, b"name", b"1").unwrap();
+    data.set_attributes(&tx, directory, b"1 name").unwrap();
+    assert_eq!(*names.replace(&tx, b"name", b"2").unwrap(), *b"1");
+    assert_eq!(names.replace(&tx, b"none", b"2").unwrap_err().kind(), ErrorKind::NotFound);
+    data.set_attributes(&tx, other, b"new").unwrap();
+    drop(tx);
+    // Of another object: a directory's attributes are there with its names, an object's wait for its own.
+    data.fsync(synced).unwrap();
+    drop((names, data));
+    pool.abandon();
+
+    let pool = import(&device, &cache);
+    let data = pool.dataset("data").unwrap();
+    assert_eq!(data.object_info(directory).unwrap().attributes, b"1 name");
+    assert_eq!(data.object_info(other).unwrap().attributes, b"old");
+    let names = data.directory(directory).unwrap();
+    let found: Vec<_> = names.iter().map(|entry| entry.unwrap()).collect();
+    assert_eq!(found.len(), 1);
+    assert_eq!((&*found[0].name, &*found[0].value), (&b"name"[..], &b"2"[..]));
     check(&pool);
 }
 

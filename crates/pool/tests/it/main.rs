@@ -9,3 +9,4 @@ mod ahead;
 mod common;
 mod life;
 mod objects;
+mod settings;

@@ -274,4 +274,3 @@ fn a_full_pool_never_wedges() {
         live_near_the_end(seed, 512 << (seed % 2 * 3), 4 + seed * 2);
     }
 }
-
