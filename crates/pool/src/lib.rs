@@ -1,4 +1,66 @@
 //! A copy-on-write storage pool.
+//!
+//! * [`Pool`]: made of devices, imported, exported, checked and scrubbed;
+//! * [`Dataset`]: a named set of objects with settings;
+//! * [`Object`]: bytes in records; [`Directory`]: names of up to 255 bytes, and a short value for each;
+//! * [`Transaction`]: what changes together;
+//! * [`BlockCache`]: memory for blocks, which several pools can share.
+//!
+//! ```
+//! use forebay_io::OpenOptions;
+//! use forebay_pool::{
+//!     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions, Pool, open_path,
+//! };
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = &folder.path().join("tank.img");
+//! // One cache for all pools of a process; its bound covers dirty data as well.
+//! let cache = BlockCache::new(BlockCacheOptions { bytes: 64 << 20, ..Default::default() })?;
+//!
+//! let file = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+//! let options = CreateOptions::new("tank", cache.clone());
+//! let pool = Pool::create(vec![open_path(path, &file)?], &options)?;
+//! let data = pool.create_dataset("data", &DatasetSettings::default())?;
+//!
+//! // What one transaction changes becomes durable together.
+//! let tx = pool.begin()?;
+//! let top = data.create_directory(&tx, &[])?;
+//! let number = data.create_object(&tx, b"attributes are yours")?;
+//! data.object(number)?.write(&tx, 0, b"content")?;
+//! data.directory(top)?.insert(&tx, b"name", &number.to_le_bytes())?;
+//! drop(tx);
+//! data.fsync(number)?; // Only now is it durable, by the intent log.
+//! drop(data);
+//! pool.export()?;
+//!
+//! let devices = vec![open_path(path, &OpenOptions::default())?];
+//! let pool = Pool::import(devices, &ImportOptions::new(cache))?;
+//! let data = pool.dataset("data")?;
+//! let value = data.directory(top)?.lookup(b"name")?.expect("it was inserted");
+//! assert_eq!(*value, number.to_le_bytes());
+//! let mut content = [0; 7];
+//! data.object(number)?.read(0, &mut content)?;
+//! assert_eq!(&content, b"content");
+//!
+//! let report = pool.check(&mut |_| {})?;
+//! assert!(report.is_clean(), "{report}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Invariants
+//!
+//! - Blocks never change where they lie; at any instant the devices hold a complete pool, that of the newest durable transaction group.
+//! - Nothing that a device returns is believed before its checksum is right, nor trusted after it.
+//! - Only the pool's thread allocates, frees and writes blocks; only the intent log is written by others.
+//!
+//! # Locking
+//!
+//! `docs/locking.md` has every lock and the order. Reading and changing objects never waits for a transaction group; beginning a transaction
+//! may, so a thread begins none while it has one.
+//!
+//! # What it does not do
+//!
+//! It knows nothing of POSIX, and has no snapshots, mirrors or volumes. What lies on devices is in `docs/format.md`. Linux only.
 
 mod block_cache;
 mod dataset;

@@ -30,7 +30,7 @@ mod commit;
 mod counters;
 mod medium;
 #[cfg(forebay_model)]
-pub mod model;
+pub(crate) mod model;
 mod objects;
 mod pending;
 mod record;

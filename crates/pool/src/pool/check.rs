@@ -92,7 +92,8 @@ impl std::fmt::Display for CheckReport {
 
 impl Pool {
     /// Checks the whole pool, as of the newest group, which is committed first. Nothing is committed while it runs, so that
-    /// changes wait if there are many. `progress` is called now and then.
+    /// changes wait if there are many. `progress` is called now and then; it must not ask the pool for
+    /// anything that waits for a group or for figures ([`stats`](Self::stats)).
     ///
     /// # Errors
     /// Why it could not be carried out; what it found is in the report.

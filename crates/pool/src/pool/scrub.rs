@@ -32,7 +32,8 @@ pub struct ScrubReport {
 
 impl Pool {
     /// Reads every copy of every block as of the newest group, which is committed first, and heals what has another
-    /// good copy. Nothing is committed while it runs.
+    /// good copy. Nothing is committed while it runs. `progress` as for
+    /// [`check`](Self::check).
     ///
     /// # Errors
     /// Why it could not be carried out; what it found is in the report.

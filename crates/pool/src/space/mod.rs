@@ -49,7 +49,7 @@ mod range_set;
 mod root_place;
 mod stats;
 mod sync;
-#[cfg(test)]
+#[cfg(all(test, not(forebay_model)))]
 mod tests;
 
 use std::collections::{BTreeSet, VecDeque};

@@ -81,7 +81,7 @@ impl Flight {
     }
 
     /// Bytes on their way.
-    #[cfg(all(test, not(forebay_model)))]
+    #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
