@@ -1,4 +1,4 @@
-//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`.
+//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`, `soak`.
 //!
 //! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that and
 //! nothing else. Steps run as child processes, so a step's command can be repeated by hand.
@@ -26,6 +26,8 @@ usage: cargo xtask <command>
   tidy            the rules of the house: floors, sizes, SAFETY comments, links, ...
   model [--full]  the model checks alone
   docs            writes the generated files of docs/
+  soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]
+                  pools under work, faults and kills, ten minutes by default
   help            prints this
 ";
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         ["model"] => test::model(&root, false),
         ["model", "--full"] => test::model(&root, true),
         ["tidy"] => tidy::run(&root),
+        ["soak", arguments @ ..] => test::soak(&root, arguments),
         ["docs"] => docs::write(&root).map(|()| true),
         other => {
             eprintln!("xtask: do not know `{}`\n", other.join(" "));

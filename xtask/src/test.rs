@@ -38,6 +38,14 @@ pub(crate) fn model(root: &Path, full: bool) -> io::Result<bool> {
     runner::run(root, &steps)
 }
 
+/// Runs `forebay-soak`, optimised, with these arguments.
+pub(crate) fn soak(root: &Path, arguments: &[&str]) -> io::Result<bool> {
+    let command = "run --release -p forebay-sim --bin forebay-soak --";
+    let mut step = Step::new("soak", command);
+    step.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    runner::run(root, &[step])
+}
+
 fn steps(tree: &Tree, full: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::new("format", "fmt --all --check"),

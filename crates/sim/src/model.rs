@@ -40,7 +40,12 @@ pub enum Change {
     /// It went, with all that was in it.
     Destroy,
     /// Its attributes changed.
-    Attributes(Vec<u8>),
+    Attributes {
+        /// Whether it is a directory: its attributes are as durable as its names.
+        directory: bool,
+        /// What they are now.
+        attributes: Vec<u8>,
+    },
     /// Bytes were written.
     Write {
         /// From here on.
@@ -67,7 +72,14 @@ impl Change {
     /// Whether it is one of those that every fsync makes durable, whichever object it is for: what exists, and under which
     /// names.
     pub fn is_of_names(&self) -> bool {
-        matches!(self, Self::Create { .. } | Self::Destroy | Self::Set(..) | Self::Remove(_))
+        matches!(
+            self,
+            Self::Create { .. }
+                | Self::Destroy
+                | Self::Set(..)
+                | Self::Remove(_)
+                | Self::Attributes { directory: true, .. }
+        )
     }
 }
 
@@ -126,7 +138,7 @@ impl Model {
 impl Entry {
     fn apply(&mut self, change: &Change) {
         match (change, &mut self.content) {
-            (Change::Attributes(attributes), _) => self.attributes.clone_from(attributes),
+            (Change::Attributes { attributes, .. }, _) => self.attributes.clone_from(attributes),
             (Change::Write { offset, bytes }, Content::Bytes(content)) => {
                 let (start, end) = (*offset as usize, *offset as usize + bytes.len());
                 if !bytes.is_empty() {

@@ -132,6 +132,15 @@ fn one(
     Ok((whole(record, args, &pooled, &found, (cache_bytes, leaf_bytes))?, detail))
 }
 
+/// Counters of the pool since its import, and the figures that they become.
+const COUNTERS: [(&str, &str, &str); 5] = [
+    ("reads", "miss", "reads_waited_for"),
+    ("reads", "prefetch", "reads_ahead"),
+    ("blocks_written", "", "blocks_written"),
+    ("logical_bytes", "", "logical_bytes_written"),
+    ("physical_bytes", "", "physical_bytes_written"),
+];
+
 /// The figures of a whole load.
 fn whole(
     record: Record,
@@ -147,7 +156,7 @@ fn whole(
         .figure("creates_per_s", found.sample.ops_per_s())
         .figure("best_per_s", best)
         .figure("worst_per_s", worst)
-        .figure("worst_to_best", worst / best)
+        .figure("worst_to_best", worst / best.max(1.0))
         .figure("cpu_ns_per_op", found.sample.cpu_ns_per_op())
         .figure("cache_bytes", cache_bytes as f64)
         .figure("preloaded_leaf_bytes", leaf_bytes as f64)
@@ -155,6 +164,13 @@ fn whole(
         .figure("cached_data_bytes", data as f64);
     let stats = pooled.cache.cache().stats();
     record = record.figure("hit_ratio", stats.hit_ratio());
+    let pool = pooled.pool.stats();
+    record = record.figure("newest_group", pool.synced_txg as f64);
+    let counters = pool.counters;
+    for (name, label, figure) in COUNTERS {
+        let counted = counters.iter().filter(|c| (c.0, c.1) == (name, label)).map(|c| c.2);
+        record = record.figure(figure, counted.sum::<u64>() as f64);
+    }
     if args.delay == 0 {
         // Reads all leaves.
         let (used, stored) = leaf_bytes_of(pooled)?;

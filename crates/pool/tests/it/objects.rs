@@ -145,5 +145,6 @@ fn threads_create_write_and_destroy_while_groups_are_committed() {
         }
     });
     check(&pool);
+    assert_eq!(directory.audit().unwrap().entries, directory.len());
     assert_eq!(data.object_count(), 1 + directory.len());
 }

@@ -1,8 +1,8 @@
 //! All changes that were made, in order, and which state a crash may leave.
 //!
 //! What survives a crash is the beginning of the history up to the end of the newest durable transaction group, and, from the
-//! intent log, of what comes after it: all changes of existence and names up to the newest fsync that the log has, and the
-//! content and attributes of each object up to its own newest fsync among those. So a state has a name: the group, and how many of the
+//! intent log, of what comes after it: all changes of existence, names and directories' attributes up to the newest fsync
+//! that the log has, and the content and attributes of each other object up to its own newest fsync among those. So a state has a name: the group, and how many of the
 //! fsyncs the log has.
 
 mod possible;

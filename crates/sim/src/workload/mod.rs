@@ -15,6 +15,7 @@ use forebay_pool::{Dataset, Pool, Result, Transaction};
 
 use crate::compare;
 use crate::history::{Done, Fsync, History, Now};
+use crate::journal::{Journal, Note};
 use crate::model::{Change, Key, Model};
 use crate::rig;
 
@@ -73,6 +74,7 @@ pub struct Workload {
     load: Load,
     progress: Arc<Progress>,
     beside: Option<JoinHandle<Result<()>>>,
+    journal: Option<Journal>,
 }
 
 impl Workload {
@@ -88,7 +90,28 @@ impl Workload {
         progress.synced_txg.store(base_txg, Ordering::SeqCst);
         let rng = SmallRng::from_seed(seed);
         let pool = Arc::new(pool);
-        Ok(Self { pool, datasets, model, history, rng, load, progress, beside: None })
+        Ok(Self {
+            pool,
+            datasets,
+            model,
+            history,
+            rng,
+            load,
+            progress,
+            beside: None,
+            journal: None,
+        })
+    }
+
+    /// From now on all that is done is noted there.
+    pub fn write_journal(&mut self, journal: Journal) {
+        self.journal = Some(journal);
+    }
+
+    fn journal(&self, note: &Note<'_>) {
+        if let Some(journal) = &self.journal {
+            journal.note(note).expect("a journal can be written");
+        }
     }
 
     /// How far it is.
@@ -177,6 +200,7 @@ impl Workload {
 
     /// Notes a change that was made.
     fn note(&mut self, txg: u64, key: Key, change: Change) {
+        self.journal(&Note::Change(txg, key, &change));
         self.model.apply(key, &change);
         self.history.changes.push(Done { txg, key, change });
     }
@@ -231,7 +255,8 @@ impl Workload {
             let attributes = this.attributes();
             this.begins();
             this.datasets[key.0].set_attributes(tx, key.1, &attributes)?;
-            this.note(tx.txg(), key, Change::Attributes(attributes));
+            let directory = this.model.names(key).is_some();
+            this.note(tx.txg(), key, Change::Attributes { directory, attributes });
             Ok(())
         })
     }
@@ -270,7 +295,9 @@ impl Workload {
         self.history.fsyncs.push(Fsync { changes, key });
         let count = self.history.fsyncs.len();
         self.progress.fsyncs_begun.store(count, Ordering::SeqCst);
+        self.journal(&Note::FsyncBegins(key));
         self.datasets[key.0].fsync(key.1)?;
+        self.journal(&Note::FsyncDone);
         self.progress.fsyncs_done.store(count, Ordering::SeqCst);
         Ok(())
     }
@@ -282,6 +309,7 @@ impl Workload {
     pub fn sync(&mut self) -> Result<()> {
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
         self.pool.sync()?;
+        self.journal(&Note::Synced(txg));
         self.progress.synced_txg.fetch_max(txg, Ordering::SeqCst);
         Ok(())
     }
@@ -293,9 +321,13 @@ impl Workload {
         }
         self.join()?;
         let (pool, progress) = (Arc::clone(&self.pool), Arc::clone(&self.progress));
+        let journal = self.journal.clone();
         let txg = self.history.changes.last().map_or(0, |done| done.txg);
         self.beside = Some(std::thread::spawn(move || {
             pool.sync()?;
+            if let Some(journal) = journal {
+                journal.note(&Note::Synced(txg)).expect("a journal can be written");
+            }
             progress.synced_txg.fetch_max(txg, Ordering::SeqCst);
             Ok(())
         }));

@@ -9,4 +9,5 @@ mod crash;
 mod faults;
 mod full;
 mod hostile;
+mod soak;
 mod threads;

@@ -1,0 +1,66 @@
+//! `forebay-soak`: six pools on one cache under random work and faults, in a process that is killed again and again.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a tool")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use forebay_sim::soak::{Soak, child};
+
+const HELP: &str = "usage: forebay-soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [child, folder, seed] = &arguments[..]
+        && child == "--child"
+    {
+        child::run(Path::new(folder), seed.parse().expect("a seed"));
+        return ExitCode::SUCCESS;
+    }
+    let Some(soak) = parse(&arguments) else {
+        eprintln!("{HELP}");
+        return ExitCode::from(2);
+    };
+    if let Err(error) = std::fs::create_dir_all(&soak.folder) {
+        eprintln!("forebay-soak: {}: {error}", soak.folder.display());
+        return ExitCode::FAILURE;
+    }
+    println!("{soak:?}");
+    let itself = std::env::current_exe().expect("a path of its own");
+    let outcome = soak.run(|| {
+        let mut command = Command::new(&itself);
+        command.arg("--child");
+        command
+    });
+    match outcome {
+        Ok(summary) if summary.files.1 > summary.files.0 => {
+            eprintln!("forebay-soak: files are left open: {summary:#?}");
+            ExitCode::FAILURE
+        }
+        Ok(summary) => {
+            println!("clean: {summary:#?}");
+            let _ = std::fs::remove_dir_all(&soak.folder);
+            ExitCode::SUCCESS
+        }
+        Err(problem) => {
+            eprintln!("forebay-soak: {problem}\nthe pools are kept in {}", soak.folder.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(arguments: &[String]) -> Option<Soak> {
+    let folder = std::env::temp_dir().join(format!("forebay-soak-{}", std::process::id()));
+    let mut soak = Soak { time: Duration::from_secs(600), folder, seed: 1 };
+    for pair in arguments.chunks(2) {
+        let [name, value] = pair else { return None };
+        match name.as_str() {
+            "--minutes" => soak.time = Duration::from_secs_f64(value.parse::<f64>().ok()? * 60.0),
+            "--seed" => soak.seed = value.parse().ok()?,
+            "--folder" => soak.folder = PathBuf::from(value),
+            _ => return None,
+        }
+    }
+    Some(soak)
+}
