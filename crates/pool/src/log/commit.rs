@@ -5,7 +5,7 @@ use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::IntoBytes;
 
-use super::objects::{Look, Touch};
+use super::objects::{Look, Touch, Touched};
 use super::pending::Records;
 use super::record::{Entry, HEAD_BYTES, Record};
 use super::replay::{BLOCK_HEAD_BYTES, checksum};
@@ -29,6 +29,13 @@ pub(crate) enum Committed {
 /// Where a commit gets content from. It is asked without any of the log's locks, by whichever thread leads,
 /// for its own and others' objects; the newest content is right.
 pub(crate) trait Fetch {
+    /// Runs `f` at a moment when no transaction is open, so that none is taken in part.
+    ///
+    /// # Errors
+    /// If nothing may be committed any more; then `f` was not run.
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()>;
+
+
     /// Fills `out` with an object's content from `offset` on; zeros where it ends or has holes.
     ///
     /// # Errors
@@ -50,6 +57,20 @@ enum Cause {
     Lost = 2,
     Full = 3,
     Failed = 4,
+}
+
+/// What was taken of an object.
+struct TakenObject {
+    dataset: u64,
+    object: u64,
+    touched: Vec<Touched>,
+    /// [`Objects::cuts`](super::objects::Objects::cuts) at that moment.
+    cuts: u64,
+}
+
+/// Whether any record's content was fetched.
+fn items_fetch(blocks: &[&[Item<'_>]]) -> bool {
+    blocks.iter().flat_map(|items| items.iter()).any(|item| matches!(item, Item::Write { .. }))
 }
 
 /// Commits that are written together.
@@ -172,10 +193,9 @@ impl IntentLog {
         for object in &objects {
             self.check(Some(*object))?;
         }
-        let cut = self.pending.cut();
-        let records = self.pending.take_below(cut);
+        let (records, touched) = self.take(&objects, fetch)?;
         let mut lost = Taken { log: self, txg_high: newest(&records), kept: false };
-        let items = self.items(&records, &objects, fetch, &mut lost)?;
+        let items = self.items(&records, &touched, fetch, &mut lost)?;
         // After the taking: what was dropped before or meanwhile is of this group or older.
         let needs_txg = self.synced.load(Ordering::SeqCst);
         if self.has_lost() {
@@ -186,16 +206,49 @@ impl IntentLog {
             self.counters.add(LogCounters::EMPTY, 0, 1);
             return Ok(());
         }
-        self.write_items(&items, needs_txg, fetch)?;
+        self.write_items(&items, needs_txg, (&touched, fetch))?;
         lost.kept = true;
         Ok(())
+    }
+
+    /// Takes all that is noted, at a moment when all transactions are whole.
+    fn take(
+        &self,
+        objects: &[(u64, u64)],
+        fetch: &dyn Fetch,
+    ) -> Result<(Vec<Records>, Vec<TakenObject>), Cause> {
+        let mut taken = None;
+        let rested = fetch.at_rest(&mut || {
+            let records = self.pending.take_below(self.pending.cut());
+            let of = |&(dataset, object): &(u64, u64)| TakenObject {
+                dataset,
+                object,
+                touched: self.objects.take(dataset, object),
+                cuts: self.objects.cuts(dataset, object),
+            };
+            taken = Some((records, objects.iter().map(of).collect()));
+        });
+        rested.ok().and(taken).ok_or(Cause::Failed)
+    }
+
+    /// Whether what was fetched is what its objects had: nobody has cut or destroyed one since its changes were
+    /// taken.
+    fn is_whole(&self, touched: &[TakenObject], fetch: &dyn Fetch) -> bool {
+        let mut whole = true;
+        // At rest: who has cut something has noted it by then.
+        let rested = fetch.at_rest(&mut || {
+            whole = touched
+                .iter()
+                .all(|taken| self.objects.cuts(taken.dataset, taken.object) == taken.cuts);
+        });
+        rested.is_ok() && whole
     }
 
     /// All that goes into a batch, in order.
     fn items<'r>(
         &self,
         records: &'r [Records],
-        objects: &[(u64, u64)],
+        objects: &[TakenObject],
         fetch: &dyn Fetch,
         lost: &mut Taken<'_>,
     ) -> Result<Vec<Item<'r>>, Cause> {
@@ -203,8 +256,8 @@ impl IntentLog {
         for (serial, bytes) in records.iter().flat_map(Records::iter) {
             items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
         }
-        for &(dataset, object) in objects {
-            for touched in self.objects.take(dataset, object) {
+        for &TakenObject { dataset, object, ref touched, .. } in objects {
+            for touched in touched {
                 lost.txg_high = lost.txg_high.max(touched.txg);
                 let (txg, serial) = (touched.txg, touched.serial);
                 let record = Record::Destroy;
@@ -260,7 +313,7 @@ impl IntentLog {
         &self,
         items: &[Item<'_>],
         needs_txg: u64,
-        fetch: &dyn Fetch,
+        content: (&[TakenObject], &dyn Fetch),
     ) -> Result<(), Cause> {
         let sector = self.medium.sector_bytes() as usize;
         let blocks = pack(items);
@@ -274,7 +327,7 @@ impl IntentLog {
             }
             ring.reserve(total, blocks.len() as u64, txg_high).ok_or(Cause::Full)?
         };
-        let written = self.write_blocks(&blocks, &sizes, reserved, needs_txg, fetch);
+        let written = self.write_blocks(&blocks, &sizes, reserved, needs_txg, content);
         if written.is_err() {
             self.ring.lock().fail();
             return Err(Cause::Failed);
@@ -292,7 +345,7 @@ impl IntentLog {
         sizes: &[usize],
         reserved: Reserved,
         needs_txg: u64,
-        fetch: &dyn Fetch,
+        (touched, fetch): (&[TakenObject], &dyn Fetch),
     ) -> Result<()> {
         let Reserved { mut head, generation } = reserved;
         let mut writes = Vec::with_capacity(blocks.len() + 1);
@@ -321,6 +374,11 @@ impl IntentLog {
             self.place(head.offset, buffer, &mut writes)?;
             head.offset += *size as u64;
             head.sequence += 1;
+        }
+        let fetched = items_fetch(blocks);
+        if fetched && !self.is_whole(touched, fetch) {
+            let text = "an object was cut or destroyed while its content was fetched for the log";
+            return Err(Error::new(ErrorKind::Closed, text));
         }
         self.medium.write(writes)?;
         self.medium.flush()

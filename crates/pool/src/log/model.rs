@@ -48,6 +48,11 @@ impl LogMedium for Memory {
 struct Numbers;
 
 impl Fetch for Numbers {
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+        f();
+        Ok(())
+    }
+
     fn content(&self, _: u64, object: u64, _: u64, out: &mut [u8]) -> Result<()> {
         out.fill(object as u8);
         Ok(())

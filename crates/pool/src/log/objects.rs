@@ -7,6 +7,7 @@
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use hashbrown::HashTable;
 
 use crate::txg::slot_of;
@@ -63,6 +64,8 @@ pub(super) enum Look {
 /// All objects with such changes.
 pub(super) struct Objects {
     shards: Box<[CachePadded<Mutex<HashTable<ObjectLog>>>]>,
+    /// By shard: how often one of its objects was cut, punched or destroyed. Changed under the shard's lock.
+    cuts: Box<[AtomicU64]>,
 }
 
 /// Spreads numbers of datasets and objects.
@@ -75,11 +78,21 @@ fn hash(dataset: u64, object: u64) -> u64 {
 impl Objects {
     pub(super) fn new() -> Self {
         let shard = |_| CachePadded::new(Mutex::named("log-objects", HashTable::new()));
-        Self { shards: (0..SHARDS).map(shard).collect() }
+        let cuts = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
+        Self { shards: (0..SHARDS).map(shard).collect(), cuts }
     }
 
     fn shard(&self, hash: u64) -> &Mutex<HashTable<ObjectLog>> {
         &self.shards[(hash >> 32) as usize % SHARDS]
+    }
+
+    /// A number that changes when the object is cut, punched or destroyed; and perhaps when another one is.
+    pub(super) fn cuts(&self, dataset: u64, object: u64) -> u64 {
+        self.cuts_of(hash(dataset, object)).load(Ordering::SeqCst)
+    }
+
+    fn cuts_of(&self, hash: u64) -> &AtomicU64 {
+        &self.cuts[(hash >> 32) as usize % SHARDS]
     }
 
     /// Notes a change. `serial` is asked for its number under the lock.
@@ -92,6 +105,9 @@ impl Objects {
     ) {
         let hash = hash(dataset, object);
         let mut shard = self.shard(hash).lock();
+        if matches!(touch, Touch::Truncate { .. } | Touch::Punch { .. }) {
+            self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+        }
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
         let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
@@ -105,7 +121,9 @@ impl Objects {
     pub(super) fn forget(&self, dataset: u64, object: u64) {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
-        if let Ok(found) = self.shard(hash).lock().find_entry(hash, same) {
+        let mut shard = self.shard(hash).lock();
+        self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
+        if let Ok(found) = shard.find_entry(hash, same) {
             found.remove();
         }
     }

@@ -79,6 +79,11 @@ struct Versions(Mutex2<BTreeMap<u64, u8>>);
 type Mutex2<T> = std::cell::RefCell<T>;
 
 impl Fetch for Versions {
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+        f();
+        Ok(())
+    }
+
     fn content(&self, _: u64, object: u64, _: u64, out: &mut [u8]) -> Result<()> {
         match self.0.borrow().get(&object) {
             Some(version) => out.fill(*version),
@@ -304,6 +309,11 @@ fn without_a_ring_every_commit_goes_to_the_group() {
 struct Zeros;
 
 impl Fetch for Zeros {
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+        f();
+        Ok(())
+    }
+
     fn content(&self, _: u64, _: u64, _: u64, out: &mut [u8]) -> Result<()> {
         out.fill(0);
         Ok(())

@@ -42,6 +42,10 @@ impl LogMedium for LogDevices {
 }
 
 impl Fetch for Inner {
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+        self.txgs.at_rest(f)
+    }
+
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()> {
         let node = self.dataset_of_guid(dataset)?.objset.open(object)?;
         let there = node.read(offset, out)?;

@@ -269,6 +269,10 @@ impl Txgs {
         if let Some(Stop::Suspended(_)) = &state.stop {
             state.check_running()?;
         }
+        // Somebody may have all at rest for a moment.
+        while state.closing {
+            self.opened.wait(&mut state);
+        }
         let txg = state.open;
         assert_eq!(state.synced + 1, txg, "the group before {txg} is not durable");
         state.closing = true;
@@ -289,6 +293,32 @@ impl Txgs {
         self.counters.add(TxgCounters::QUIESCED, 0, 1);
         self.quiesce_ns.record(self.clock.now_ns() - began_ns);
         Ok(txg)
+    }
+
+    /// Runs `f` at a moment when no change is under way: what begins meanwhile waits. `f` must be short, and take no lock
+    /// under which anybody begins. The calling thread has no hold.
+    ///
+    /// # Errors
+    /// `Suspended` or `Closed`; then `f` was not run.
+    pub fn at_rest(&self, f: impl FnOnce()) -> Result<()> {
+        holds::check_not_nested(self);
+        let mut state = self.state.lock();
+        state.check_running()?;
+        while state.closing {
+            self.opened.wait(&mut state);
+            state.check_running()?;
+        }
+        let open = state.open;
+        state.closing = true;
+        state.cells_left = self.close_cells(open);
+        while state.cells_left > 0 {
+            self.work.wait(&mut state);
+        }
+        f();
+        self.open_cells(open);
+        state.closing = false;
+        self.opened.notify_all();
+        Ok(())
     }
 
     /// Lets nobody join `txg` any more, and says how many cells have holds of it. Who drops the last hold of a cell

@@ -7,6 +7,7 @@
 
 mod ahead;
 mod common;
+mod fsync;
 mod life;
 mod objects;
 mod settings;

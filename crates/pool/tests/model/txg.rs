@@ -63,6 +63,46 @@ fn holds_race_quiesce() {
     });
 }
 
+/// Nothing is under way while all are at rest, whoever commits and whoever else wants rest; and all goes on afterwards.
+#[test]
+fn rest_races_changes_and_commits() {
+    check(9000, || {
+        let txgs = txgs();
+        let under_way = Arc::new(AtomicI64::new(0));
+        let changer = |cell: usize| {
+            let (txgs, under_way) = (txgs.clone(), under_way.clone());
+            go(move || {
+                for _ in 0..2 {
+                    let hold = txgs.begin_at(cell).unwrap();
+                    under_way.fetch_add(1, Ordering::SeqCst);
+                    under_way.fetch_sub(1, Ordering::SeqCst);
+                    drop(hold);
+                }
+            })
+        };
+        let changers = [changer(0), changer(1)];
+        let rester = {
+            let (txgs, under_way) = (txgs.clone(), under_way.clone());
+            go(move || {
+                let mut rested = 0;
+                for _ in 0..2 {
+                    let look = || {
+                        assert_eq!(under_way.load(Ordering::SeqCst), 0, "a change is under way");
+                        rested += 1;
+                    };
+                    txgs.at_rest(look).unwrap();
+                }
+                assert_eq!(rested, 2);
+            })
+        };
+        let txg = txgs.quiesce().unwrap();
+        txgs.synced(txg);
+        join(changers);
+        join([rester]);
+        txgs.quiesce().unwrap();
+    });
+}
+
 /// A waiter returns once its group is durable; none sleeps for ever.
 #[test]
 fn waiters_race_commits() {

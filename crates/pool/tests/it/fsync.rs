@@ -1,0 +1,74 @@
+//! What an fsync makes durable.
+
+use std::time::Duration;
+
+use crate::common::{MIB, cache, check, create, dataset, import, memory};
+
+#[test]
+fn an_fsync_takes_no_transaction_in_part() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_directory(&tx, &[]).unwrap();
+    let other = data.create_object(&tx, &[]).unwrap();
+    let directory = data.directory(number).unwrap();
+    directory.insert(&tx, b"old name", &[1]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    std::thread::scope(|scope| {
+        let tx = pool.begin().unwrap();
+        directory.remove(&tx, b"old name").unwrap();
+        let fsync = scope.spawn(|| data.fsync(other).unwrap());
+        // Time for it to take what it should not; it waits for the transaction instead.
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!fsync.is_finished(), "an fsync passed a transaction");
+        directory.insert(&tx, b"new name", &[1]).unwrap();
+        drop(tx);
+        fsync.join().unwrap();
+    });
+    drop((directory, data));
+    pool.abandon();
+    let pool = import(&device, &cache);
+    let directory = pool.dataset("data").unwrap().directory(number).unwrap();
+    assert!(directory.lookup(b"old name").unwrap().is_none());
+    assert!(directory.lookup(b"new name").unwrap().is_some());
+    check(&pool);
+}
+
+#[test]
+fn objects_that_are_cut_while_they_are_fsynced_keep_what_was_promised() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    let object = data.object(number).unwrap();
+    std::thread::scope(|scope| {
+        let syncer = scope.spawn(|| {
+            for _ in 0..200 {
+                data.fsync(number).unwrap();
+            }
+        });
+        for _ in 0..400 {
+            let tx = pool.begin().unwrap();
+            object.write(&tx, 0, &[7; 20_000]).unwrap();
+            drop(tx);
+            let tx = pool.begin().unwrap();
+            object.truncate(&tx, 5_000).unwrap();
+        }
+        syncer.join().unwrap();
+    });
+    data.fsync(number).unwrap();
+    drop((object, data));
+    pool.abandon();
+    let pool = import(&device, &cache);
+    let object = pool.dataset("data").unwrap().object(number).unwrap();
+    let mut out = vec![0; 20_000];
+    // A truncate that ended is there, and no byte of what was written became a zero.
+    assert_eq!(object.read(0, &mut out).unwrap(), 5_000);
+    assert!(out[..5_000].iter().all(|byte| *byte == 7));
+    check(&pool);
+}
