@@ -86,13 +86,22 @@ mod enabled {
     pub(super) const RETRIES: usize = 2;
     const EVENTS: usize = 3;
     /// Classes of lock that can be told apart; later ones share the last row.
-    const CLASSES: usize = 32;
+    const CLASSES: usize = 128;
 
-    #[derive(Default)]
     struct PerThread {
         events: [AtomicU64; EVENTS],
         /// Locks, contended, hold_ns of each class.
         locks: [[AtomicU64; 3]; CLASSES],
+    }
+
+    impl PerThread {
+        fn new() -> Self {
+            let zero = |_| AtomicU64::new(0);
+            Self {
+                events: std::array::from_fn(zero),
+                locks: std::array::from_fn(|_| std::array::from_fn(zero)),
+            }
+        }
     }
 
     static THREADS: parking_lot::Mutex<Vec<Arc<PerThread>>> = parking_lot::Mutex::new(Vec::new());
@@ -100,7 +109,7 @@ mod enabled {
 
     thread_local! {
         static MINE: Arc<PerThread> = {
-            let mine = Arc::new(PerThread::default());
+            let mine = Arc::new(PerThread::new());
             THREADS.lock().push(mine.clone());
             mine
         };

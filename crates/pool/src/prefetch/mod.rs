@@ -151,7 +151,7 @@ impl Prefetcher {
             match stream.matches(first, blocks) {
                 Match::None => {}
                 Match::Behind => return None,
-                Match::Takes(accesses) => {
+                Match::Takes { accesses, jumps } => {
                     stream.last_ns = now_ns();
                     let row = match (stream.unused_blocks() > 0, found) {
                         (false, _) => PrefetchCounters::MISSES,
@@ -160,7 +160,7 @@ impl Prefetcher {
                         (true, Found::Miss) => PrefetchCounters::LOST,
                     };
                     counters.add(row, 0, 1);
-                    let plan = stream.take(accesses, found, end_block, limits);
+                    let plan = stream.take((accesses, jumps), found, end_block, limits);
                     return issue(plan, counters);
                 }
             }
@@ -237,7 +237,7 @@ impl Prefetcher {
         counters.add(PrefetchCounters::STARTED, 0, 1);
         counters.add(PrefetchCounters::MISSES, 0, 1);
         self.streams.push(stream);
-        self.streams.last_mut()?.take(0, Found::Hit, end_block, limits)
+        self.streams.last_mut()?.take((0, false), Found::Hit, end_block, limits)
     }
 }
 

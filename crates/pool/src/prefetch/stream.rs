@@ -7,6 +7,12 @@ use super::{Found, Limits, Plan};
 const FIRST_DISTANCE: u32 = 4;
 /// Reads up to so many accesses behind the newest belong to the stream: readers on several threads overtake each other.
 const BEHIND: i64 = 32;
+/// Reads so far ahead of the one expected belong to it too, for the same reason; others only happen to lie there.
+const JUMP: i64 = 8;
+/// A jump is one that leaves out more than this many accesses.
+const NEAR: i64 = 2;
+/// A stream whose reads jump so much oftener than not was chance.
+const JUMPS_MAX: u8 = 3;
 
 /// What a read is to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +21,8 @@ pub(super) enum Match {
     None,
     /// It repeats what was read shortly before.
     Behind,
-    /// It takes so many accesses.
-    Takes(u32),
+    /// It takes so many accesses; `jumps` if it leaves out some that were expected before it.
+    Takes { accesses: u32, jumps: bool },
 }
 
 #[derive(Clone, Debug)]
@@ -29,13 +35,15 @@ pub(super) struct Stream {
     ahead: u32,
     /// Accesses that shall be.
     distance: u32,
+    /// Reads that jumped, less those that did not.
+    jumps: u8,
     pub(super) last_ns: u64,
 }
 
 impl Stream {
     pub(super) fn new(next: u64, stride: i64, run: u32, now_ns: u64) -> Self {
         debug_assert!(stride != 0);
-        Self { next, stride, run, ahead: 0, distance: FIRST_DISTANCE, last_ns: now_ns }
+        Self { next, stride, run, ahead: 0, distance: FIRST_DISTANCE, jumps: 0, last_ns: now_ns }
     }
 
     /// Blocks that were issued and not read.
@@ -52,8 +60,9 @@ impl Stream {
             return Match::None;
         }
         let accesses = delta / self.stride;
-        if accesses * self.stride != delta || !(-BEHIND..=i64::from(self.ahead)).contains(&accesses)
-        {
+        let most = i64::from(self.ahead).min(JUMP);
+        let chance = self.jumps >= JUMPS_MAX;
+        if chance || accesses * self.stride != delta || !(-BEHIND..=most).contains(&accesses) {
             return Match::None;
         }
         let taken = match self.stride {
@@ -61,17 +70,21 @@ impl Stream {
             _ if blocks > self.run => return Match::None,
             _ => accesses + 1,
         };
-        if taken <= 0 { Match::Behind } else { Match::Takes(taken.min(i64::from(u32::MAX)) as u32) }
+        if taken <= 0 {
+            return Match::Behind;
+        }
+        Match::Takes { accesses: taken.min(i64::from(u32::MAX)) as u32, jumps: accesses > NEAR }
     }
 
     /// Moves on by a read that [`matches`](Self::matches), and says what is to be read ahead.
     pub(super) fn take(
         &mut self,
-        accesses: u32,
+        (accesses, jumps): (u32, bool),
         found: Found,
         end_block: u64,
         limits: &Limits,
     ) -> Option<Plan> {
+        self.jumps = if jumps { self.jumps + 1 } else { self.jumps.saturating_sub(1) };
         let expected = self.ahead > 0;
         self.ahead = self.ahead.saturating_sub(accesses);
         self.next = self.next.wrapping_add_signed(i64::from(accesses).saturating_mul(self.stride));
@@ -96,7 +109,7 @@ impl Stream {
         }
         let plan = self.plan(end_block);
         let ramp = (limits.ramp_blocks / self.run.max(1)).min(most);
-        if self.distance < ramp {
+        if self.distance < ramp && !jumps {
             self.distance = (self.distance * 2).min(ramp);
         }
         plan

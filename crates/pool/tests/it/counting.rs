@@ -1,0 +1,37 @@
+//! What a cached read costs, as the counting build counts it: `--features counting`.
+#![cfg(feature = "counting")]
+
+use forebay_base::sync::count;
+
+use crate::common::{MIB, cache, create, dataset, memory};
+
+const RECORD: u64 = 8192;
+const RECORDS: u64 = 2000;
+const READS: u64 = 10_000;
+
+#[test]
+fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
+    let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    object.write(&tx, 0, &vec![3; (RECORD * RECORDS) as usize]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    let mut rng = forebay_base::rng::SmallRng::from_seed(5);
+    let mut out = [0; RECORD as usize];
+    let mut read =
+        |block: u64| assert_eq!(object.read(block * RECORD, &mut out).unwrap(), out.len());
+    // Reading ahead takes the lock as well, when random reads look like a stream for once.
+    pool.set_tunable("prefetch_max_bytes", "0").unwrap();
+    // Indirect blocks get pinned, and places known.
+    (0..RECORDS).for_each(&mut read);
+    let before = count::thread();
+    (0..READS).for_each(|_| read(rng.below(RECORDS)));
+    let after = count::thread();
+    assert_eq!(after.locks - before.locks, READS);
+    // A pin and its end.
+    assert_eq!(after.rmw - before.rmw, 2 * READS);
+    assert_eq!(after.cas_failed - before.cas_failed, 0);
+}
