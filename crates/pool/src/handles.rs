@@ -237,17 +237,19 @@ impl Object {
         self.node.read(offset, out)
     }
 
-    /// Writes `data` at `offset`; the object becomes longer if need be.
+    /// Writes `data` at `offset`; the object becomes longer if need be. If it fails, a beginning of `data` may have been
+    /// written, as if that had been all.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] if it was destroyed, [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], and what reading a record that is
     /// not written whole may bring.
     pub fn write(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> Result<()> {
         let _turn = self.turn();
-        self.node.write(tx.tx(), offset, data)?;
-        let len = data.len() as u64;
-        self.dataset.log(tx, self.node.number, || Change::Write { offset, len });
-        Ok(())
+        let (len, written) = self.node.write_some(tx.tx(), offset, data);
+        if len > 0 {
+            self.dataset.log(tx, self.node.number, || Change::Write { offset, len });
+        }
+        written
     }
 
     /// Makes the object `size` bytes long: what was behind is gone, what is new reads as zeros.
@@ -272,9 +274,10 @@ impl Object {
         Ok(())
     }
 
-    /// Held over a change and its note: the log has changes of one object in the order in which they were made.
-    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.dataset.inner.logs().then(|| self.node.turn.lock())
+    /// Held over a change, which may take several steps, and its note: the log has changes of one object in the order
+    /// in which they were made.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.node.turn.lock()
     }
 
     /// As [`Dataset::fsync`], for this object.
@@ -385,7 +388,7 @@ impl Directory {
         self.zap.audit()
     }
 
-    /// As for objects.
+    /// As for objects, if the dataset logs: a change of a directory is one step.
     fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         self.dataset.inner.logs().then(|| self.zap.store().0.turn.lock())
     }

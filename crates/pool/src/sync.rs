@@ -48,6 +48,11 @@ impl<'a> SyncContext<'a> {
         self.store.free(ptr, self.space)
     }
 
+    /// Counts a tree, or a part of one, that cannot be read and so not be freed: its room is lost.
+    pub(crate) fn leak(&self) {
+        self.store.note_leak();
+    }
+
     /// Bytes allocated less bytes freed since this was last asked.
     pub(crate) fn take_allocated(&mut self) -> i64 {
         std::mem::take(&mut self.allocated)

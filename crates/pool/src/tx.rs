@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::pool::Reservation;
 use crate::txg::Hold;
 
 /// A transaction: all changes made with it become durable together, with its transaction group. It begins with
@@ -22,14 +23,14 @@ pub(crate) struct Tx {
     txg: u64,
     /// Bytes that the group's sync will write because of it, at most.
     dirty_bytes: Cell<u64>,
-    /// What that may come to, as far as there is room.
-    budget_bytes: u64,
+    /// Room for what that may come to; without, there is no bound.
+    room: Option<Reservation>,
 }
 
 impl<'p> Transaction<'p> {
-    /// A transaction that may have so many bytes written.
-    pub(crate) fn new(hold: Hold<'p>, budget_bytes: u64) -> Self {
-        let tx = Tx { budget_bytes, ..Tx::syncing(hold.txg()) };
+    /// A transaction with this room, or without any bound.
+    pub(crate) fn new(hold: Hold<'p>, room: Option<Reservation>) -> Self {
+        let tx = Tx { room, ..Tx::syncing(hold.txg()) };
         Self { tx, hold }
     }
 
@@ -52,7 +53,7 @@ impl Drop for Transaction<'_> {
 impl Tx {
     /// A place in the group that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
-        Self { txg, dirty_bytes: Cell::new(0), budget_bytes: u64::MAX }
+        Self { txg, dirty_bytes: Cell::new(0), room: None }
     }
 
     pub(crate) fn txg(&self) -> u64 {
@@ -64,8 +65,8 @@ impl Tx {
     /// # Errors
     /// [`ErrorKind::NoSpace`] if there may be no room for them.
     pub(crate) fn dirty(&self, bytes: u64) -> Result<()> {
-        let sum = self.dirty_bytes.get() + bytes;
-        if sum > self.budget_bytes {
+        let sum = self.dirty_bytes.get().saturating_add(bytes);
+        if self.room.as_ref().is_some_and(|room| !room.covers(sum)) {
             let text = "no room is left for this transaction: make it smaller, or delete something";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }

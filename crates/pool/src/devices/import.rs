@@ -11,9 +11,13 @@ use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
 use super::label::{self, Uberblock};
 use super::open::{HostId, Opened};
 use super::{Devices, Member, too_small, usable_bytes};
-use crate::block_cache::BlockCache;
+use crate::block_cache::{BIRTH_END, BlockCache};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES};
+
+/// Groups of pools that are imported have smaller numbers: as many are left before births of blocks cannot be told
+/// any more.
+const TXG_END: u64 = BIRTH_END / 2;
 
 /// What a new pool is to be.
 #[derive(Clone, Debug)]
@@ -199,6 +203,11 @@ pub(crate) fn import(
         let text = format!("pool {:?}: no uberblock is left on its devices", config.pool_name);
         return Err(Error::new(ErrorKind::NotAPool, text));
     };
+    if newest.txg >= TXG_END {
+        let (name, txg) = (&config.pool_name, newest.txg);
+        let text = format!("pool {name:?}: its uberblock is of group {txg}, which cannot be");
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
     let count = usize::from(newest.device_count);
     if count == 0 || count > config.devices.len() {
         let (name, has) = (&config.pool_name, config.devices.len());

@@ -516,3 +516,17 @@ fn this_host_has_an_id() {
     let host = HostId::of_this_host();
     assert_eq!(host, HostId::of_this_host());
 }
+
+#[test]
+fn an_uberblock_of_a_group_that_cannot_be_is_refused() {
+    let memory = memory();
+    for txg in [1 << 47, 1 << 48, u64::MAX] {
+        let media = devices(1);
+        let pool = pool(&media, &memory);
+        let far = Uberblock { txg, ..uberblock(2, 1) };
+        label::write_uberblock(&pool.devices, pool.config.pool_guid, &far, &memory).unwrap();
+        drop(pool);
+        let failed = import_as(&media, 1, &memory).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Corrupt, "{txg}: {failed}");
+    }
+}

@@ -35,7 +35,6 @@ pub(crate) trait Fetch {
     /// If nothing may be committed any more; then `f` was not run.
     fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()>;
 
-
     /// Fills `out` with an object's content from `offset` on; zeros where it ends or has holes.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 mod ahead;
 mod leaves;
 mod node;
+mod paths;
 mod pending;
 mod pins;
 mod read;

@@ -12,7 +12,7 @@ use forebay_cache::Attributes;
 
 use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
+use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::prefetch::{self, Prefetcher};
 use crate::zap::Zap;
@@ -116,6 +116,12 @@ impl State {
         }
     }
 
+    /// Levels that its tree will have once what is known now is synced.
+    pub(crate) fn height(&self) -> u8 {
+        let pending = self.pending.iter().map(|pending| pending.paths.height);
+        pending.fold(self.tree.levels, u8::max)
+    }
+
     /// The changes of a group that is not synced yet, made empty if it had none.
     pub(crate) fn pending_mut(&mut self, txg: u64) -> &mut Pending {
         let pending = &mut self.pending[(txg & 1) as usize];
@@ -146,6 +152,10 @@ impl Node {
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
         };
+        if kind == ObjectKind::Zap && 1usize << dnode.record_shift != ZAP_LEAF_BYTES {
+            let text = format!("directory {number} has leaves of 2^{} bytes", dnode.record_shift);
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         let state = State {
             tree: data.tree,
             size: data.size,
@@ -209,6 +219,10 @@ impl Node {
         let _reading = store.readers().enter();
         self.objset.check_open()?;
         let tree = self.lock().tree;
+        if tree.levels < 2 {
+            // It has become lower since.
+            return Ok(());
+        }
         let naming = |error| self.naming(block, error);
         let parent = tree::lowest_indirect(store, &tree, block).map_err(naming)?;
         let mut content = None;
@@ -258,7 +272,13 @@ pub(crate) struct Fetched {
 impl Drop for Node {
     fn drop(&mut self) {
         // The set's store may go with this node, and waits for pins.
-        self.lock().pins.clear();
+        let dirty_bytes = {
+            let mut state = self.lock();
+            state.pins.clear();
+            state.pending.iter().map(|pending| pending.dirty_bytes).sum()
+        };
+        // Of groups that were never synced.
+        self.objset.store.cache().sub_dirty(dirty_bytes);
         self.objset.forget(self.number);
     }
 }

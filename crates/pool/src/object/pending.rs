@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 use crate::format::BlockPtrPhys;
+
+use super::paths::Paths;
 
 /// A record that a group has written.
 pub(crate) enum Slot {
@@ -27,8 +29,8 @@ pub(crate) struct Pending {
     pub(crate) freed: Vec<Range<u64>>,
     /// Records written.
     pub(crate) blocks: HashMap<u64, Slot>,
-    /// Indirect blocks of the lowest level that change because of `blocks`.
-    pub(crate) parents: HashSet<u64>,
+    /// Indirect blocks that change because of all that.
+    pub(crate) paths: Paths,
     /// Bytes of memory that `blocks` hold.
     pub(crate) dirty_bytes: u64,
 }

@@ -69,11 +69,21 @@ impl Tree {
 }
 
 /// Blocks that a tree of that height can have.
-fn capacity(levels: u8) -> u64 {
+pub(crate) const fn capacity(levels: u8) -> u64 {
     match levels {
         0 => 0,
-        _ => 1u64.checked_shl(u32::from(levels - 1) * POINTERS_SHIFT).unwrap_or(u64::MAX),
+        1..=8 => 1 << ((levels - 1) as u32 * POINTERS_SHIFT),
+        _ => u64::MAX,
     }
+}
+
+/// Levels that a tree with a block of that number has at least.
+pub(crate) fn levels_for(block: u64) -> u8 {
+    let mut levels = 1;
+    while capacity(levels) <= block {
+        levels += 1;
+    }
+    levels
 }
 
 /// Blocks beneath one pointer of a block at `level`.
@@ -324,23 +334,31 @@ fn store_indirect(
     ctx.write_new(trimmed, &props)
 }
 
-/// Frees everything beneath a pointer, and what it points to.
+/// Frees everything beneath a pointer, and what it points to. What cannot be read is not freed, but counted: a bad
+/// block must not keep a pool from working.
 pub(crate) fn free_tree(ctx: &mut SyncContext<'_>, ptr: &BlockPtrPhys) -> Result<()> {
     if ptr.is_hole() {
         return Ok(());
     }
     if ptr.level > 0 {
-        let children: Vec<BlockPtrPhys> = {
-            let content = ctx.store.read(ptr, Attributes::METADATA.once())?;
-            let found = pointers(ptr, &content)?;
-            let all = 0..found.len();
-            all.map(|index| child(ptr, found, index)).collect::<Result<_>>()?
-        };
-        for child in children.iter().filter(|child| !child.is_hole()) {
-            free_tree(ctx, child)?;
+        for child in or_leak(ctx, read_children(ctx.store, ptr))?.unwrap_or_default() {
+            free_tree(ctx, &child)?;
         }
     }
-    ctx.free(ptr)
+    let freed = ctx.free(ptr);
+    or_leak(ctx, freed).map(|_| ())
+}
+
+/// Nothing, and a leak counted, if something was unreadable.
+fn or_leak<T>(ctx: &SyncContext<'_>, read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Device) => {
+            ctx.leak();
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What a walk over a tree's blocks does with each pointer. `block` is the first block beneath it.

@@ -6,12 +6,14 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::ObjectKind;
 use crate::tx::Tx;
 
 use super::RETRIES_MAX;
 use super::node::{Fetched, Found, Node, State};
+use super::paths;
 use super::pending::Slot;
-use super::tree::{BLOCKS_MAX, Tree};
+use super::tree::{self, BLOCKS_MAX, Tree};
 
 /// Buffers of records that are not full yet have at least this many bytes.
 const BUFFER_MIN: usize = 4096;
@@ -44,11 +46,50 @@ pub(crate) struct Wanted {
 }
 
 impl Node {
-    /// Writes `data` at `offset`, making the object longer if need be.
+    /// Writes `data` at `offset`, making the object longer if need be. The caller has its turn, as for all changes
+    /// that take several steps.
     pub(crate) fn write(self: &Arc<Self>, tx: &Tx, offset: u64, data: &[u8]) -> Result<()> {
-        let end = self.check_range(offset, data.len() as u64)?;
+        self.write_some(tx, offset, data).1
+    }
+
+    /// The same. Returns how many bytes were written: a beginning of `data` if it fails, as if that had been all.
+    pub(crate) fn write_some(
+        self: &Arc<Self>,
+        tx: &Tx,
+        offset: u64,
+        data: &[u8],
+    ) -> (u64, Result<()>) {
         let mut done = 0;
-        while done < data.len() {
+        let written = self.write_records(tx, offset, data, &mut done);
+        if done == 0 {
+            return (0, written);
+        }
+        match self.reach(tx, offset + done as u64) {
+            Ok(()) => (done as u64, written),
+            Err(error) => (0, written.and(Err(error))),
+        }
+    }
+
+    /// Makes the object at least `end` bytes long.
+    fn reach(self: &Arc<Self>, tx: &Tx, end: u64) -> Result<()> {
+        let mut state = self.lock();
+        self.check_alive(&state)?;
+        match end > state.size {
+            true => self.set_size(&mut state, tx, end),
+            false => Ok(()),
+        }
+    }
+
+    fn write_records(
+        self: &Arc<Self>,
+        tx: &Tx,
+        offset: u64,
+        data: &[u8],
+        done_bytes: &mut usize,
+    ) -> Result<()> {
+        self.check_range(offset, data.len() as u64)?;
+        while *done_bytes < data.len() {
+            let done = *done_bytes;
             let at = offset + done as u64;
             let within = at as usize & (self.record_bytes() - 1);
             let part = (self.record_bytes() - within).min(data.len() - done);
@@ -60,35 +101,34 @@ impl Node {
             self.modify(tx, at >> self.record_shift, wanted, |buffer| {
                 buffer[within..within + part].copy_from_slice(&data[done..done + part]);
             })?;
-            done += part;
-        }
-        if !data.is_empty() {
-            let mut state = self.lock();
-            self.check_alive(&state)?;
-            if end > state.size {
-                self.set_size(&mut state, tx, end)?;
-            }
+            *done_bytes += part;
         }
         Ok(())
     }
 
-    /// Makes the object `size` bytes long; what was behind is gone, what is new reads as zeros.
+    /// Makes the object `size` bytes long; what was behind is gone, what is new reads as zeros. All of that, or nothing.
     pub(crate) fn truncate(self: &Arc<Self>, tx: &Tx, size: u64) -> Result<()> {
         self.check_range(size, 0)?;
-        let old = self.size();
+        let old = {
+            let mut state = self.lock();
+            self.check_alive(&state)?;
+            self.list(&mut state, tx)?;
+            state.size
+        };
         if size < old {
             let within = size as usize & (self.record_bytes() - 1);
-            if within > 0 {
-                self.zero(tx, size >> self.record_shift, within..self.record_bytes())?;
-            }
-            self.free_blocks(tx, size.div_ceil(self.record_bytes() as u64)..u64::MAX)?;
+            let edge =
+                (within > 0).then(|| (size >> self.record_shift, within..self.record_bytes()));
+            let freed = size.div_ceil(self.record_bytes() as u64)..u64::MAX;
+            self.clear(tx, edge.as_slice(), freed)?;
         }
         let mut state = self.lock();
         self.check_alive(&state)?;
         self.set_size(&mut state, tx, size)
     }
 
-    /// Makes a range read as zeros, and gives back the blocks that lie in it. The length stays.
+    /// Makes a range read as zeros, and gives back the blocks that lie in it. The length stays. All
+    /// of that, or nothing.
     pub(crate) fn punch(self: &Arc<Self>, tx: &Tx, offset: u64, len: u64) -> Result<()> {
         self.check_range(offset, 0)?;
         let end = offset.saturating_add(len).min(self.size());
@@ -101,13 +141,31 @@ impl Node {
         if first > last {
             return self.zero(tx, last, within(offset)..within(end));
         }
+        let mut edges = Vec::with_capacity(2);
         if within(offset) > 0 {
-            self.zero(tx, first - 1, within(offset)..self.record_bytes())?;
+            edges.push((first - 1, within(offset)..self.record_bytes()));
         }
         if within(end) > 0 {
-            self.zero(tx, last, 0..within(end))?;
+            edges.push((last, 0..within(end)));
         }
-        if first < last { self.free_blocks(tx, first..last) } else { Ok(()) }
+        self.clear(tx, &edges, first..last)
+    }
+
+    /// Makes bytes of blocks zeros, and frees others: all, or nothing.
+    fn clear(
+        self: &Arc<Self>,
+        tx: &Tx,
+        edges: &[(u64, Range<usize>)],
+        freed: Range<u64>,
+    ) -> Result<()> {
+        for (block, _) in edges {
+            // Whatever can fail does so now.
+            self.zero(tx, *block, 0..0)?;
+        }
+        if !freed.is_empty() {
+            self.free_blocks(tx, freed)?;
+        }
+        edges.iter().try_for_each(|(block, range)| self.zero(tx, *block, range.clone()))
     }
 
     fn zero(self: &Arc<Self>, tx: &Tx, block: u64, range: Range<usize>) -> Result<()> {
@@ -123,13 +181,41 @@ impl Node {
 
     /// Frees whole blocks.
     pub(crate) fn free_blocks(self: &Arc<Self>, tx: &Tx, range: Range<u64>) -> Result<()> {
+        for end in paths::ends(&range, u64::MAX) {
+            self.read_above(tx, end, &range)?;
+        }
         let mut state = self.lock();
         self.check_alive(&state)?;
         self.list(&mut state, tx)?;
-        let freed = state.pending_mut(tx.txg()).free(range);
+        let levels = state.height();
+        let pending = state.pending_mut(tx.txg());
+        pending
+            .paths
+            .free(levels, &range, |count| tx.dirty(self.objset.cost_of_indirect(count)))?;
+        let freed = pending.free(range);
         drop(state);
         self.objset.store.cache().sub_dirty(freed);
         Ok(())
+    }
+
+    /// Reads what leads to `end`, and to blocks that are not in `range` too: the sync will have to, and if it cannot, the
+    /// pool is suspended.
+    fn read_above(&self, tx: &Tx, end: u64, range: &Range<u64>) -> Result<()> {
+        let tree = {
+            let state = self.lock();
+            let known = state.pending[(tx.txg() & 1) as usize].paths.lead_to(end);
+            if known || end >= state.tree.blocks || !matches!(state.find(end), Found::Unknown) {
+                return Ok(());
+            }
+            state.tree
+        };
+        if !paths::covers(range, 1, Tree::parent_of(end)) {
+            return self.pin(end);
+        }
+        let store = &self.objset.store;
+        let _reading = store.readers().enter();
+        let read = tree::lowest_indirect(store, &tree, end);
+        read.map(|_| ()).map_err(|error| self.naming(end, error))
     }
 
     fn set_size(self: &Arc<Self>, state: &mut State, tx: &Tx, size: u64) -> Result<()> {
@@ -142,10 +228,9 @@ impl Node {
     /// Has the group's sync look at this object.
     fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
-            tx.dirty(self.objset.cost_of_object(state.tree.levels))?;
             self.objset.charge_dnode(tx, self.number)?;
+            self.objset.list_dirty(tx.txg(), self)?;
             state.pending_mut(tx.txg());
-            self.objset.list_dirty(tx.txg(), Arc::clone(self));
         }
         Ok(())
     }
@@ -209,29 +294,54 @@ impl Node {
             return Ok(Step::Ready);
         }
         let store = &self.objset.store;
+        // The first change under an indirect block reads it, even if it need not be known where the block was: the
+        // sync will have to, and if it cannot, the pool is suspended.
+        let leads = state.pending[slot].paths.lead_to(block);
+        let mut stale = None;
         let new = match state.find(block) {
+            Found::Unknown if !wanted.whole || !leads => return Ok(Step::Pin),
             _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
             Found::Unknown => return Ok(Step::Pin),
             Found::Hole if wanted.missing == Missing::Leave => return Ok(Step::Hole),
             Found::Hole => self.buffer_of(&[], wanted.bytes)?,
             Found::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
-            Found::Stored(ptr) => match fetched.filter(|fetched| fetched.ptr == ptr) {
-                Some(fetched) => self.buffer_of(&fetched.content, wanted.bytes)?,
-                None => match store.peek(&ptr) {
-                    Some(content) => self.buffer_of(&content, wanted.bytes)?,
-                    None => return Ok(Step::Fetch(ptr)),
-                },
-            },
+            Found::Stored(ptr) => {
+                stale = Some(ptr);
+                match fetched.filter(|fetched| fetched.ptr == ptr) {
+                    Some(fetched) => self.buffer_of(&fetched.content, wanted.bytes)?,
+                    None => match store.peek(&ptr) {
+                        Some(content) => self.buffer_of(&content, wanted.bytes)?,
+                        None => return Ok(Step::Fetch(ptr)),
+                    },
+                }
+            }
         };
+        self.put_dirty(state, tx, block, new)?;
+        if let Some(ptr) = stale.filter(|_| self.kind == ObjectKind::Zap) {
+            // Who looks for the leaf finds the dirty one from now on.
+            store.cache().cache().remove(&store.key(&ptr));
+        }
+        Ok(Step::Ready)
+    }
+
+    /// Gives the group a buffer of a block.
+    fn put_dirty(
+        self: &Arc<Self>,
+        state: &mut State,
+        tx: &Tx,
+        block: u64,
+        new: Buffer,
+    ) -> Result<()> {
+        let cache = self.objset.store.cache();
         self.list(state, tx)?;
         let bytes = new.footprint() as u64;
-        let levels = state.tree.levels;
+        let levels = state.height();
         let pending = state.pending_mut(tx.txg());
         if !pending.blocks.contains_key(&block) {
-            let parent = Tree::parent_of(block);
-            let leads = (levels > 1 || block > 0) && !pending.parents.contains(&parent);
-            tx.dirty(self.objset.cost_of_block(self.kind, bytes, leads))?;
-            pending.parents.insert(parent);
+            let cost = self.objset.cost_of_block(self.kind, bytes);
+            pending.paths.write(levels, block, |count| {
+                tx.dirty(cost + self.objset.cost_of_indirect(count))
+            })?;
         }
         let old = pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
         let before = match &old {
@@ -239,13 +349,21 @@ impl Node {
             _ => 0,
         };
         pending.dirty_bytes += bytes - before;
-        store.cache().add_dirty(bytes);
-        store.cache().sub_dirty(before);
-        Ok(Step::Ready)
+        cache.add_dirty(bytes);
+        cache.sub_dirty(before);
+        Ok(())
     }
 
     /// A buffer that begins with `content`, has room for `bytes`, and is zeros else.
     fn buffer_of(&self, content: &[u8], bytes: usize) -> Result<Buffer> {
+        if content.len() > self.record_bytes() {
+            let text = format!(
+                "object {}: a block of {} bytes is longer than its records",
+                self.number,
+                content.len()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         let needed = bytes.max(content.len()).max(BUFFER_MIN).next_power_of_two();
         let mut buffer = self.objset.store.cache().alloc(needed.min(self.record_bytes()))?;
         buffer[..content.len()].copy_from_slice(content);

@@ -19,19 +19,19 @@ impl Objset {
         self.settings.lock().copies_at_most()
     }
 
-    /// Of the first change of an object with a tree of so many levels: the indirect blocks at its top.
-    pub(crate) fn cost_of_object(&self, levels: u8) -> u64 {
-        self.metadata(usize::from(levels.saturating_sub(2)) * INDIRECT_BYTES)
+    /// Of indirect blocks of an object.
+    pub(crate) fn cost_of_indirect(&self, count: usize) -> u64 {
+        self.metadata(count * INDIRECT_BYTES)
     }
 
-    /// Of a block of an object; `leads` if an indirect block changes that did not before.
-    pub(crate) fn cost_of_block(&self, kind: ObjectKind, bytes: u64, leads: bool) -> u64 {
+    /// Of a block of an object.
+    pub(crate) fn cost_of_block(&self, kind: ObjectKind, bytes: u64) -> u64 {
         let (data, metadata) = self.copies();
         let copies = if kind == ObjectKind::Data { data } else { metadata };
-        bytes * u64::from(copies) + if leads { self.metadata(INDIRECT_BYTES) } else { 0 }
+        bytes * u64::from(copies)
     }
 
-    /// Of a block of dnodes; `leads` as above.
+    /// Of a block of dnodes; `leads` if an indirect block changes that did not before.
     pub(crate) fn cost_of_dnodes(&self, leads: bool) -> u64 {
         self.metadata(DNODE_BLOCK_BYTES + if leads { INDIRECT_BYTES } else { 0 })
     }

@@ -67,6 +67,12 @@ pub(super) enum Newest {
     Stored,
 }
 
+impl Group {
+    fn bytes(&self) -> u64 {
+        self.blocks.values().map(|patches| patches.dnodes.footprint() as u64).sum()
+    }
+}
+
 impl Shard {
     /// The newest patch of a dnode, and whether it or one before it says that what is stored is another object's.
     fn newest(&self, block: u64, index: usize) -> Option<(DnodePhys, bool)> {
@@ -148,21 +154,43 @@ impl Dnodes {
                 }
                 std::mem::take(group)
             };
-            bytes += group.blocks.values().map(|p| p.dnodes.footprint() as u64).sum::<u64>();
+            bytes += group.bytes();
         }
         bytes
+    }
+
+    /// Bytes of memory that all patches hold.
+    pub(super) fn bytes(&self) -> u64 {
+        let of_shard = |shard: &CachePadded<Mutex<Shard>>| {
+            shard.lock().groups.iter().map(Group::bytes).sum::<u64>()
+        };
+        self.shards.iter().map(of_shard).sum()
     }
 }
 
 impl Objset {
     /// Changes the attribute fields of a dnode in the group of `tx`. `f` gets them as they are now, all zeros if the object
-    /// is free, and may set the flag that says that the object is new or gone.
+    /// is free, and may set the flag that says that the object is new or gone. Nothing can fail any more when `f` is
+    /// called.
     pub(super) fn change_dnode<R>(
         &self,
         tx: &Tx,
         number: u64,
         f: impl FnOnce(&mut DnodePhys, &mut bool) -> R,
     ) -> Result<R> {
+        let changed = self.change_dnode_if(tx, number, |_| true, f)?;
+        Ok(changed.expect("it is changed in any case"))
+    }
+
+    /// As [`change_dnode`](Self::change_dnode), but leaves no trace in the group, and returns nothing, unless the dnode is
+    /// as `wanted` says.
+    pub(super) fn change_dnode_if<R>(
+        &self,
+        tx: &Tx,
+        number: u64,
+        wanted: impl FnOnce(&DnodePhys) -> bool,
+        f: impl FnOnce(&mut DnodePhys, &mut bool) -> R,
+    ) -> Result<Option<R>> {
         let (block, index) = place_of(number);
         let bit = 1u32 << index;
         let mut stored: Option<(BlockPtrPhys, Option<BlockRef>)> = None;
@@ -190,6 +218,9 @@ impl Objset {
                     }
                 },
             };
+            if !wanted(&current) {
+                return Ok(None);
+            }
             let patches = self.patches_mut(&mut shard.groups[group], tx, block)?;
             let reset = patches.reset & bit != 0 && is_own;
             let mut changed = (current, reset);
@@ -198,7 +229,7 @@ impl Objset {
             put_dnode(buffer, index, &changed.0);
             patches.changed |= bit;
             patches.reset = patches.reset & !bit | u32::from(changed.1) << index;
-            return Ok(result);
+            return Ok(Some(result));
         }
     }
 
@@ -211,10 +242,9 @@ impl Objset {
         debug_assert!(group.txg == 0 || group.txg == tx.txg(), "two groups share a slot");
         group.txg = tx.txg();
         if !group.blocks.contains_key(&block) {
-            let dnodes = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
-            let bytes = dnodes.footprint() as u64;
-            self.store.cache().add_dirty(bytes);
             self.charge(group, tx, block)?;
+            let dnodes = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
+            self.store.cache().add_dirty(dnodes.footprint() as u64);
             let patches = Patches { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
             group.blocks.insert(block, patches);
         }

@@ -9,6 +9,8 @@ mod dnodes;
 mod numbers;
 mod settings;
 mod sync;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::rng::SmallRng;
@@ -20,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys, TAIL_BYTES,
 };
-use crate::object::tree::Tree;
+use crate::object::tree::{self, Tree};
 use crate::object::{DataFields, Node, ReadAhead};
 use crate::store::Store;
 use crate::tx::Tx;
@@ -32,6 +34,12 @@ use settings::Settings;
 
 /// Shards of what is looked up by object; a power of two.
 const SHARDS: usize = 16;
+
+/// Levels of a tree of dnode blocks: few enough that each dnode has a number.
+const DNODE_LEVELS_MAX: u8 = 7;
+/// Blocks of dnodes are numbered below this.
+const DNODE_BLOCKS_MAX: u64 = tree::capacity(DNODE_LEVELS_MAX);
+const _: () = assert!(DNODE_BLOCKS_MAX < u64::MAX / DNODES_PER_BLOCK as u64);
 
 /// How blocks of a set are written.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +77,7 @@ impl Objset {
         seed: u64,
     ) -> Result<Arc<Self>> {
         let tree = Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
+            .and_then(check_dnode_tree)
             .map_err(|error| error.doing("a set of objects"))?;
         Ok(Arc::new(Self {
             store,
@@ -93,9 +102,15 @@ impl Objset {
         self.settings.lock().set_behind(txg, settings);
     }
 
-    /// Lets go of what open objects have pinned; from now on nothing is pinned any more.
+    /// Lets go of what open objects have pinned, and of objects that no group will write any more; from now on nothing is
+    /// pinned, and nothing becomes dirty. To be called when nothing syncs any more.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        for shard in self.dirty.iter().flatten() {
+            // They hold the set, as it holds them.
+            let nodes = std::mem::take(&mut *shard.lock());
+            drop(nodes);
+        }
         for shard in &self.nodes {
             let nodes: Vec<_> = shard.lock().values().filter_map(Weak::upgrade).collect();
             for node in nodes {
@@ -158,6 +173,10 @@ impl Objset {
         attributes: &[u8],
     ) -> Result<()> {
         let dnode = new_dnode(tx, kind, record_shift, attributes)?;
+        if number / DNODES_PER_BLOCK as u64 >= DNODE_BLOCKS_MAX {
+            let text = format!("{number} is too large for the number of an object");
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         self.numbers.skip_to(number / DNODES_PER_BLOCK as u64 + 1);
         if self.put_if_free(tx, number, &dnode)? {
             return Ok(());
@@ -166,18 +185,21 @@ impl Objset {
     }
 
     fn put_if_free(&self, tx: &Tx, number: u64, dnode: &DnodePhys) -> Result<bool> {
-        self.change_dnode(tx, number, |old, reset| {
-            let free = old.kind == 0;
-            if free {
+        let put = self.change_dnode_if(
+            tx,
+            number,
+            |old| old.kind == 0,
+            |old, reset| {
                 *old = *dnode;
                 *reset = true;
-            }
-            free
-        })
+            },
+        )?;
+        Ok(put.is_some())
     }
 
     /// Destroys an object: it is gone for whoever looks it up, and its blocks are freed by the sync. `note` is called
-    /// when all that was changed in it has been noted, and before anybody else can get its number.
+    /// when all that was changed in it has been noted, before anybody else can get its number, and when nothing can fail
+    /// any more; a shard of dnodes is locked meanwhile.
     ///
     /// Its node stays in the table until the dnode is free, so that nobody opens it a second time meanwhile:
     /// [`open`](Self::open) waits for its turn.
@@ -196,8 +218,8 @@ impl Objset {
             }
             state.destroyed = Some(tx.txg());
         }
-        note();
         let freed = self.change_dnode(tx, number, |dnode, reset| {
+            note();
             *dnode = DnodePhys::FREE;
             *reset = true;
         });
@@ -264,7 +286,9 @@ impl Objset {
                 drop(node.turn.lock());
                 continue;
             }
-            let (dnode, reset) = self.newest_dnode(number)?;
+            let newest = self.dnodes.newest(number);
+            let patched = matches!(newest, Newest::Patched(..));
+            let (dnode, reset) = self.resolve(number, newest)?;
             if dnode.kind == 0 {
                 return Err(self.no_object(number));
             }
@@ -281,15 +305,17 @@ impl Objset {
                 drop(nodes);
                 continue;
             }
-            nodes.insert(number, Arc::downgrade(&node));
-            drop(nodes);
-            // Whoever destroyed it meanwhile found no node to tell.
-            let (now, _) = self.newest_dnode(number)?;
-            if now.kind == dnode.kind && now.created_txg == dnode.created_txg {
+            // Somebody else may have opened and destroyed it meanwhile; who does so now finds this node. What is
+            // stored is the same as long as the tree is.
+            let same = match self.dnodes.newest(number) {
+                Newest::Patched(now, _) => is_same_object(&now, &dnode),
+                Newest::Stored => !patched,
+            };
+            if same {
+                nodes.insert(number, Arc::downgrade(&node));
                 return Ok(node);
             }
-            shard.lock().remove(&number);
-            node.lock().destroyed.get_or_insert(0);
+            drop(nodes);
         }
     }
 
@@ -300,7 +326,11 @@ impl Objset {
     }
 
     fn newest_dnode(&self, number: u64) -> Result<(DnodePhys, bool)> {
-        match self.dnodes.newest(number) {
+        self.resolve(number, self.dnodes.newest(number))
+    }
+
+    fn resolve(&self, number: u64, newest: Newest) -> Result<(DnodePhys, bool)> {
+        match newest {
             Newest::Patched(dnode, reset) => Ok((*dnode, reset)),
             Newest::Stored => Ok((self.stored_dnode(number)?, false)),
         }
@@ -311,9 +341,16 @@ impl Objset {
     }
 
     /// Has a group's sync look at an object.
-    pub(crate) fn list_dirty(&self, txg: u64, node: Arc<Node>) {
+    ///
+    /// # Errors
+    /// If there will be no sync any more.
+    pub(crate) fn list_dirty(&self, txg: u64, node: &Arc<Node>) -> Result<()> {
         let shard = thread_slot().index(SHARDS);
-        self.dirty[(txg & 1) as usize][shard].lock().push(node);
+        let mut listed = self.dirty[(txg & 1) as usize][shard].lock();
+        // Whoever closes the set says so before it empties the list.
+        self.check_open()?;
+        listed.push(Arc::clone(node));
+        Ok(())
     }
 
     /// A node goes: its place in the table goes too, unless another one has it.
@@ -323,6 +360,29 @@ impl Objset {
             nodes.remove(&number);
         }
     }
+}
+
+impl Drop for Objset {
+    fn drop(&mut self) {
+        // Of groups that were never synced.
+        self.store.cache().sub_dirty(self.dnodes.bytes());
+    }
+}
+
+/// Whether two states of a dnode are of the same object, or of two that nothing tells apart.
+fn is_same_object(one: &DnodePhys, other: &DnodePhys) -> bool {
+    one.kind == other.kind
+        && one.created_txg == other.created_txg
+        && one.record_shift == other.record_shift
+}
+
+/// A tree of dnode blocks, unless it leads to objects that have no number.
+fn check_dnode_tree(tree: Tree) -> Result<Tree> {
+    if tree.levels <= DNODE_LEVELS_MAX {
+        return Ok(tree);
+    }
+    let text = format!("its tree of dnodes has {} levels", tree.levels);
+    Err(Error::new(ErrorKind::Corrupt, text))
 }
 
 fn shard_of(number: u64) -> usize {

@@ -5,7 +5,7 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::Attributes;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjsetPhys,
 };
@@ -31,6 +31,20 @@ impl Objset {
         let settings = self.settings.lock().of_group(ctx.txg);
         let (data, metadata) = settings.props(ctx.txg);
         let nodes = self.take_dirty(ctx.txg);
+        let synced = self.sync_nodes(&mut ctx, (&data, &metadata), &nodes);
+        if synced.is_err() {
+            // The pool is suspended: what they have stays what readers see.
+            self.dirty[(ctx.txg & 1) as usize][0].lock().extend(nodes);
+        }
+        synced
+    }
+
+    fn sync_nodes(
+        &self,
+        ctx: &mut SyncContext<'_>,
+        (data, metadata): (&WriteProps, &WriteProps),
+        nodes: &[Arc<Node>],
+    ) -> Result<Option<ObjsetPhys>> {
         let mut patched = self.dnodes.of_group(ctx.txg);
         if nodes.is_empty() && patched.is_empty() {
             self.dnodes.drop_group(ctx.txg);
@@ -38,9 +52,9 @@ impl Objset {
         }
         let mut cost = 0;
         let mut fields = Vec::with_capacity(nodes.len());
-        for node in &nodes {
+        for node in nodes {
             let before = node.lock().allocated;
-            if let Some(synced) = node.sync(&mut ctx, &data, &metadata)? {
+            if let Some(synced) = node.sync(ctx, data, metadata)? {
                 cost += synced.allocated as i64 - before as i64;
                 fields.push(Synced {
                     number: node.number,
@@ -59,12 +73,12 @@ impl Objset {
             let own = fields.partition_point(|synced| place_of(synced.number).0 == patches.block);
             let (of_block, rest) = fields.split_at(own);
             fields = rest;
-            let (ptr, delta) = self.write_block(&mut ctx, &old, patches, of_block, &metadata)?;
+            let (ptr, delta) = self.write_block(ctx, &old, patches, of_block, metadata)?;
             objects += delta;
             written.push(Change { block: patches.block, ptr });
         }
         let changes = Changes { freed: &[], written: &written };
-        let new = tree::update(&mut ctx, &old, changes, &metadata)?;
+        let new = tree::update(ctx, &old, changes, metadata)?;
         cost += ctx.take_allocated();
         *self.tree.lock() = new;
         let bytes = self.dnodes.drop_group(ctx.txg);
@@ -129,9 +143,10 @@ impl Objset {
             let (_, index) = place_of(synced.number);
             let mut dnode = dnode_at(&block, index).unwrap_or(DnodePhys::FREE);
             if dnode.kind == 0 || dnode.created_txg.get() != synced.created_txg {
-                // Somebody wrote to an object while it was destroyed.
-                tree::free_tree(ctx, &synced.data.tree.root)?;
-                continue;
+                // Who destroys an object waits for its changes, and who finds it destroyed makes none.
+                debug_assert!(false, "object {} changed while it was destroyed", synced.number);
+                let text = format!("object {} changed while it was destroyed", synced.number);
+                return Err(Error::new(ErrorKind::Corrupt, text));
             }
             synced.data.put(&mut dnode);
             put_dnode(&mut block, index, &dnode);
@@ -161,7 +176,10 @@ impl Objset {
             let old = dnode_at(block, index).unwrap_or(DnodePhys::FREE);
             let mut new = dnode_at(patched, index).unwrap_or(DnodePhys::FREE);
             if patches.reset & 1 << index != 0 {
-                tree::free_tree(ctx, &old.root)?;
+                match DataFields::of(&old) {
+                    Ok(data) => tree::free_tree(ctx, &data.tree.root)?,
+                    Err(_) => ctx.leak(),
+                }
                 DataFields::EMPTY.put(&mut new);
             } else {
                 DataFields::of(&old)?.put(&mut new);

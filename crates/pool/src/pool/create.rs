@@ -4,7 +4,7 @@ use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng;
 use forebay_base::sync::Arc;
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
+use forebay_base::sync::atomic::AtomicBool;
 use forebay_cache::OwnerCaching;
 use hashbrown::HashMap;
 
@@ -15,7 +15,9 @@ use crate::devices::config::Config;
 use crate::devices::import::{self, Imported};
 use crate::devices::open::{HostId, Opened};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, DvaPhys, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES};
+use crate::format::{
+    BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
+};
 use crate::log::{Extent, IntentLog};
 use crate::object::{Leaves, ReadAhead};
 use crate::objset::Objset;
@@ -27,10 +29,13 @@ use crate::txg::Txgs;
 use crate::zap::Zap;
 
 use super::log_io::LogDevices;
+use super::room::Shards;
 use super::{Inner, Pool, sync};
 
 /// Changed bytes that may wait for their commit, however small the cache is.
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
+/// An intent log is given at least this much.
+const LOG_MIN_BYTES: u64 = 1 << 20;
 
 /// What a new pool is to be.
 #[derive(Clone)]
@@ -83,8 +88,8 @@ impl Parts {
         tunables: &[(String, String)],
     ) -> Result<Self> {
         let table = PoolTunables::default();
-        // Half of what the cache may use, unless somebody knows better.
-        let dirty = (cache.bound_bytes() / 2).max(DIRTY_MIN_BYTES);
+        // Most of what the cache may use, unless somebody knows better: it is counted in bytes to write, which are more.
+        let dirty = (cache.bound_bytes() / 4 * 3).max(DIRTY_MIN_BYTES);
         table.set("dirty_max_bytes", &dirty.to_string())?;
         for (name, value) in tunables {
             table.set(name, value)?;
@@ -206,8 +211,8 @@ impl Found {
         store: Store,
     ) -> Result<Pool> {
         let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
-        let txgs =
-            Txgs::new(self.synced, Arc::clone(&parts.clock), Arc::clone(parts.tunables.txg()));
+        let tunables = Arc::clone(parts.tunables.txg());
+        let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
         let inner = Arc::new(Inner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
@@ -215,6 +220,7 @@ impl Found {
             spans: Mutex::named("pool-spans", Vec::new()),
             devices,
             store,
+            room: Shards::new(&txgs),
             txgs,
             log: self.log,
             space: Mutex::named("space", self.space),
@@ -224,7 +230,6 @@ impl Found {
             datasets: Mutex::named("datasets", HashMap::new()),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
-            free_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             read_only: parts.read_only,
             clock: parts.clock,
@@ -236,26 +241,26 @@ impl Found {
     }
 }
 
-/// Room for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, a piece on each device.
+/// Room for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, in a piece on each device as far as a log may have so
+/// many.
 fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let spans = devices.spans();
     let total: u64 = spans.iter().map(|span| span.end - span.start).sum();
-    let wanted = (total / 64).clamp(1 << 20, 256 << 20);
+    let wanted = (total / 64).clamp(LOG_MIN_BYTES, 256 << 20);
     let unit = devices.sector_bytes().max(SECTOR_UNIT);
-    let piece = (wanted / spans.len() as u64).max(256 << 10).next_multiple_of(unit);
-    let mut extents = Vec::new();
-    for _ in &spans {
-        // In smaller pieces where metaslabs are small.
-        let (mut left, mut size) = (piece, piece);
-        while left > 0 {
-            match space.allocate(size.min(left), 1) {
-                Ok([place, _]) => {
-                    extents.push(Extent { place, bytes: size.min(left) });
-                    left -= size.min(left);
-                }
-                Err(error) if size <= 64 << 10 => return Err(error),
-                Err(_) => size = (size / 2).next_multiple_of(unit),
+    let pieces = spans.len().min(LOG_EXTENTS_MAX) as u64;
+    let mut size = (wanted / pieces).max(256 << 10).next_multiple_of(unit);
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut left = size * pieces;
+    while left > 0 && extents.len() < LOG_EXTENTS_MAX {
+        match space.allocate(size.min(left), 1) {
+            Ok([place, _]) => {
+                extents.push(Extent { place, bytes: size.min(left) });
+                left -= size.min(left);
             }
+            Err(error) if size <= 64 << 10 => return Err(error),
+            // In smaller pieces where metaslabs are small.
+            Err(_) => size = (size / 2).next_multiple_of(unit),
         }
     }
     debug_assert!(extents.iter().all(|extent| extent.place != DvaPhys::NONE));

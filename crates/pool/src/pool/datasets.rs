@@ -1,12 +1,14 @@
 //! The datasets of a pool.
 
 use forebay_base::sync::Arc;
-use zerocopy::IntoBytes;
+use hashbrown::HashMap;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::dataset::{self, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::ObjectKind;
+use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
 use crate::handles::Dataset;
+use crate::store::Store;
 use crate::zap::Cookie;
 
 use super::create::open_owner;
@@ -23,7 +25,8 @@ impl Pool {
     /// Creates a dataset, durably.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], and as [`begin`](Self::begin).
+    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`] if the cache has no room for one more, and as
+    /// [`begin`](Self::begin).
     pub fn create_dataset(&self, name: &str, settings: &DatasetSettings) -> Result<Dataset> {
         let inner = &self.inner;
         if name.is_empty() || name.len() > NAME_BYTES {
@@ -31,6 +34,9 @@ impl Pool {
                 format!("the dataset's name has {} bytes: take 1 to {NAME_BYTES}", name.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        settings.check()?;
+        // Before there is a name: a dataset that is there can be opened.
+        let store = inner.dataset_store(settings)?;
         {
             let tx = inner.begin(Intent::Use)?;
             let _one = inner.datasets_changing.lock();
@@ -38,13 +44,18 @@ impl Pool {
                 let text = format!("pool {} has a dataset {name} already", inner.name);
                 return Err(Error::new(ErrorKind::Exists, text));
             }
+            if inner.directory.len() >= DATASETS_MAX as u64 {
+                let text = format!("pool {} has {DATASETS_MAX} datasets, the most", inner.name);
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
             let guid = inner.rng.lock().next_u64().max(1);
             let phys = dataset::Inner::new_phys(settings, guid, tx.txg())?;
             let number = inner.mos.create(tx.tx(), ObjectKind::Dataset, 12, phys.as_bytes())?;
             inner.directory.insert(tx.tx(), name.as_bytes(), &number.to_le_bytes())?;
         }
         self.sync()?;
-        self.dataset(name)
+        let dataset = inner.dataset_with(name, Some(store))?;
+        Ok(Dataset { pool: Arc::clone(inner), inner: dataset })
     }
 
     /// Opens a dataset.
@@ -98,11 +109,40 @@ impl Inner {
         self.txgs.sync_now().map(|_| ())
     }
 
+    /// The dataset of that name, open.
     pub(crate) fn dataset(&self, name: &str) -> Result<Arc<dataset::Inner>> {
+        self.dataset_with(name, None)
+    }
+
+    /// A store for a dataset.
+    fn dataset_store(&self, settings: &DatasetSettings) -> Result<Store> {
+        let owner = open_owner(self.store.cache(), settings.caching())?;
+        Ok(self.store.with_owner(owner))
+    }
+
+    /// As [`dataset`](Self::dataset), with the store that it gets if it is not open yet.
+    fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::Inner>> {
         let mut datasets = self.datasets.lock();
         if let Some(dataset) = datasets.get(name) {
             return Ok(Arc::clone(dataset));
         }
+        let (number, dnode) = self.dataset_dnode(name)?;
+        let store = match store {
+            Some(store) => store,
+            None => self.dataset_store(&dataset::Inner::settings_of(dnode.attributes())?)?,
+        };
+        let dataset = dataset::Inner::open(
+            (store, &self.mos.ahead),
+            (name, number),
+            dnode.attributes(),
+            self.rng.lock().next_u64(),
+        )?;
+        datasets.insert(name.to_owned(), Arc::clone(&dataset));
+        Ok(dataset)
+    }
+
+    /// The object of a dataset, and its number.
+    fn dataset_dnode(&self, name: &str) -> Result<(u64, DnodePhys)> {
         let not_found =
             || Error::new(ErrorKind::NotFound, format!("pool {} has no dataset {name}", self.name));
         let value = self.directory.lookup(name.as_bytes())?.ok_or_else(not_found)?;
@@ -115,16 +155,26 @@ impl Inner {
             let text = format!("dataset {name} is object {number}, which is none");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let settings = dataset::Inner::settings_of(dnode.attributes())?;
-        let owner = open_owner(self.store.cache(), settings.caching())?;
-        let store = self.store.with_owner(owner);
-        let dataset = dataset::Inner::open(
-            (store, &self.mos.ahead),
-            (name, number),
-            dnode.attributes(),
-            self.rng.lock().next_u64(),
-        )?;
-        datasets.insert(name.to_owned(), Arc::clone(&dataset));
-        Ok(dataset)
+        Ok((number, dnode))
     }
+
+    /// Names of all datasets by their guids, without opening any; and an error, if not all can be read.
+    pub(super) fn names_by_guid(&self) -> Result<(HashMap<u64, String>, Option<Error>)> {
+        let (mut names, mut failed) = (HashMap::new(), None);
+        for name in self.dataset_names()? {
+            let guid = self.dataset_dnode(&name).and_then(|(_, dnode)| guid_of(&dnode));
+            match guid {
+                Ok(guid) => drop(names.insert(guid, name)),
+                Err(error) => failed = Some(error.doing(format_args!("dataset {name}"))),
+            }
+        }
+        Ok((names, failed))
+    }
+}
+
+fn guid_of(dnode: &DnodePhys) -> Result<u64> {
+    let phys = DatasetPhys::read_from_bytes(dnode.attributes());
+    let phys =
+        phys.map_err(|_| Error::new(ErrorKind::Corrupt, "its object has no such attributes"))?;
+    Ok(phys.guid.get())
 }

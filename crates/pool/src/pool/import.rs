@@ -19,7 +19,7 @@ use crate::store::Store;
 use super::Pool;
 use super::create::{Found, Parts};
 
-/// Root blocks that an import tries, the newest first, before it gives up.
+/// Root blocks that an import with [`ImportOptions::rewind`] tries, the newest first, before it gives up.
 const ROOTS_TRIED: usize = 3;
 
 /// How to import a pool.
@@ -33,8 +33,10 @@ pub struct ImportOptions {
     pub force: bool,
     /// Whether to write nothing: the intent log is not replayed then, and what was only there is not seen.
     pub read_only: bool,
-    /// Whether to import although the intent log cannot be replayed: what only it has is lost.
+    /// Whether to import without replaying the intent log, because it cannot be: what only it has is lost.
     pub discard_log: bool,
+    /// Whether to go back to an older root block if the newest is damaged: all that was changed since is lost.
+    pub rewind: bool,
     /// The pool's tunables by name, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
     /// The clock; the system's by default.
@@ -52,6 +54,7 @@ impl ImportOptions {
             force: false,
             read_only: false,
             discard_log: false,
+            rewind: false,
             tunables: Vec::new(),
             clock: None,
             seed: None,
@@ -80,7 +83,7 @@ impl Pool {
         let store = parts.store(&devices)?;
         let name = config.pool_name.clone();
         let doing = |error: Error| error.doing(format_args!("pool {name}"));
-        let (ptr, root) = newest_root(&store, &uberblocks).map_err(doing)?;
+        let (ptr, root) = newest_root(&store, &uberblocks, options.rewind).map_err(doing)?;
         if !options.read_only {
             config.active = true;
             config.host = options.host.clone();
@@ -110,12 +113,19 @@ impl Pool {
     }
 }
 
-/// The newest root block that can be read.
-fn newest_root(store: &Store, uberblocks: &[Uberblock]) -> Result<(BlockPtrPhys, RootPhys)> {
+/// The newest root block; an older one only if that is damaged, and it was asked for. A device that does not answer now
+/// may do so later, and then nothing is lost.
+fn newest_root(
+    store: &Store,
+    uberblocks: &[Uberblock],
+    rewind: bool,
+) -> Result<(BlockPtrPhys, RootPhys)> {
     let mut first_error = None;
-    for uberblock in uberblocks.iter().take(ROOTS_TRIED) {
+    let tried = if rewind { ROOTS_TRIED } else { 1 };
+    for uberblock in uberblocks.iter().take(tried) {
         match read_root(store, uberblock) {
             Ok(root) => return Ok((uberblock.root, root)),
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
             Err(error) => {
                 first_error.get_or_insert(error);
             }

@@ -11,6 +11,7 @@ mod grow;
 mod import;
 mod log_io;
 mod replay;
+mod room;
 mod scrub;
 mod space_io;
 mod stats;
@@ -19,7 +20,7 @@ mod walk;
 
 use forebay_base::clock::Clock;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Mutex};
 use hashbrown::HashMap;
@@ -42,6 +43,8 @@ use crate::zap::Zap;
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub use import::ImportOptions;
+use room::Shards;
+pub(crate) use room::{Intent, Reservation};
 pub use scrub::{ScrubProgress, ScrubReport};
 pub use stats::{Durations, PoolStats};
 
@@ -58,7 +61,7 @@ pub(crate) struct Inner {
     pub(crate) devices: Arc<Devices>,
     /// Of the pool's own blocks; datasets have stores of their own over the same devices.
     pub(crate) store: Store,
-    pub(crate) txgs: Txgs,
+    pub(crate) txgs: Arc<Txgs>,
     pub(crate) log: IntentLog,
     /// The sync's, but for figures.
     space: Mutex<Space>,
@@ -77,8 +80,8 @@ pub(crate) struct Inner {
     rng: Mutex<SmallRng>,
     /// The root block of the newest group that is durable.
     root: Mutex<BlockPtrPhys>,
-    /// Bytes that are free, as of the newest group that was written.
-    free_bytes: AtomicU64,
+    /// What transactions may still have written.
+    room: Shards,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,
@@ -86,18 +89,6 @@ pub(crate) struct Inner {
 
 /// Groups after which room that was freed can be used again.
 const GROUPS_TO_REUSE: usize = 3;
-/// A transaction begins with at least this much room, or after all that was freed can be used again: half of
-/// it is for the transaction, which is enough for a change of any kind.
-const ROOM_MIN_BYTES: u64 = 1 << 20;
-
-/// What a transaction is for, as far as room is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Intent {
-    /// It may make the pool fuller.
-    Use,
-    /// In the end it gives room back: it may begin when the pool is full.
-    Free,
-}
 
 impl Pool {
     /// Begins a transaction. Waits while more is dirty than may be.
@@ -143,32 +134,14 @@ impl Inner {
     pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
         self.check_writable()?;
         for _ in 0..GROUPS_TO_REUSE {
-            if self.room(intent) >= ROOM_MIN_BYTES {
-                break;
+            if let Some(reservation) = self.room.reserve(intent) {
+                return Ok(Transaction::new(self.txgs.begin()?, Some(reservation)));
             }
+            // What others have and do not use comes back with it, and what earlier groups have freed.
             self.txgs.sync_now()?;
         }
-        let room = self.room(intent);
-        let least = match intent {
-            Intent::Use => ROOM_MIN_BYTES,
-            Intent::Free => 1,
-        };
-        if room < least {
-            return Err(self.full());
-        }
-        // Others begin meanwhile, and see the same room.
-        Ok(Transaction::new(self.txgs.begin()?, room / 2))
-    }
-
-    /// Bytes that may still be written before room runs out.
-    fn room(&self, intent: Intent) -> u64 {
-        let free = self.free_bytes.load(Ordering::Relaxed);
-        let kept = match intent {
-            Intent::Use => self.reserve_bytes() + sync::MARGIN_BYTES,
-            // The other half is for what the sync itself needs.
-            Intent::Free => self.reserve_bytes() / 2,
-        };
-        free.saturating_sub(kept).saturating_sub(self.txgs.dirty_estimate())
+        let reservation = self.room.reserve(intent).ok_or_else(|| self.full())?;
+        Ok(Transaction::new(self.txgs.begin()?, Some(reservation)))
     }
 
     fn full(&self) -> Error {

@@ -1,7 +1,10 @@
 //! Replaying the intent log at import: what was fsynced, and is in no transaction group yet, is changed again.
 
+use forebay_base::sync::Arc;
+use hashbrown::HashMap;
+
 use crate::dataset;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::LogRootPhys;
 use crate::log::{Entry, Record};
 use crate::tx::Transaction;
@@ -9,24 +12,23 @@ use crate::tx::Transaction;
 use super::{Inner, Pool};
 
 impl Pool {
-    /// Applies what the log has, and commits it.
+    /// Applies what the log has, and commits it; or gives it up.
     pub(super) fn replay(&self, root: &LogRootPhys, discard: bool) -> Result<()> {
         let inner = &self.inner;
-        for name in inner.dataset_names()? {
-            inner.dataset(&name)?;
+        if discard {
+            // Not even tried: what is in it may be what suspends the pool.
+            inner.log.discard();
+            return inner.txgs.sync_now().map(|_| ());
         }
-        let replayed = inner.replay(root);
-        match replayed {
-            Ok(0) => Ok(()),
-            Ok(_) => inner.txgs.sync_now().map(|_| ()),
-            Err(_) if discard => {
-                inner.log.discard();
-                inner.txgs.sync_now().map(|_| ())
-            }
-            Err(error) => Err(error.doing(
+        let replayed = inner.replay(root).and_then(|applied| match applied {
+            0 => Ok(()),
+            _ => inner.txgs.sync_now().map(|_| ()),
+        });
+        replayed.map_err(|error| {
+            error.doing(
                 "its intent log cannot be replayed (import it without, losing what was fsynced last)",
-            )),
-        }
+            )
+        })
     }
 }
 
@@ -35,10 +37,11 @@ impl Inner {
     fn replay(&self, root: &LogRootPhys) -> Result<u64> {
         let mut replay = self.log.replay(root);
         let mut applied = 0;
+        let mut named = Named { inner: self, names: None };
         while let Some(entry) = replay.next()? {
             // A transaction each: a group can be committed in between, and the log knows how far it was.
-            let tx = Transaction::new(self.txgs.begin()?, u64::MAX);
-            let dataset = self.dataset_of_guid(entry.dataset)?;
+            let tx = Transaction::new(self.txgs.begin()?, None);
+            let dataset = named.dataset(entry.dataset)?;
             apply(&dataset, &tx, &entry).map_err(|error| {
                 error.doing(format_args!("dataset {}, object {}", dataset.name, entry.object))
             })?;
@@ -46,6 +49,31 @@ impl Inner {
             applied += 1;
         }
         Ok(applied)
+    }
+}
+
+/// The datasets that a log names. Others are not opened: what is wrong with them is not the log's.
+struct Named<'a> {
+    inner: &'a Inner,
+    /// All names by guid, and why some are not there, if that had to be asked.
+    names: Option<(HashMap<u64, String>, Option<Error>)>,
+}
+
+impl Named<'_> {
+    fn dataset(&mut self, guid: u64) -> Result<Arc<dataset::Inner>> {
+        let not_open = match self.inner.dataset_of_guid(guid) {
+            Ok(dataset) => return Ok(dataset),
+            Err(error) => error,
+        };
+        let (names, failed) = match &mut self.names {
+            Some(names) => names,
+            none => none.insert(self.inner.names_by_guid()?),
+        };
+        match names.get(&guid) {
+            Some(name) => self.inner.dataset(name),
+            // It may be one of those that cannot be read.
+            None => Err(failed.take().unwrap_or(not_open)),
+        }
     }
 }
 

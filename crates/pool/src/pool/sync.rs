@@ -4,7 +4,6 @@
 //! all that was allocated for the others, and last the root block. When all of that is durable, uberblocks
 //! point to the root block; when these are durable, the group is.
 
-use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
@@ -15,13 +14,13 @@ use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::space::Space;
 use crate::sync::SyncContext;
 use crate::tx::Tx;
-use crate::txg::Wake;
+use crate::txg::{Txgs, Wake};
 
 use super::Inner;
 use super::space_io::Plain;
 
 /// Room that a group needs for itself, however little is in it.
-pub(super) const MARGIN_BYTES: u64 = 1 << 20;
+const MARGIN_BYTES: u64 = 1 << 20;
 
 /// Starts the thread of a pool.
 pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
@@ -32,6 +31,24 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
 }
 
 fn run(inner: &Inner) {
+    let guard = Guard(&inner.txgs);
+    groups(inner);
+    // Only a panic drops it.
+    std::mem::forget(guard);
+}
+
+/// Suspends the pool when the thread ends otherwise than it should: nobody waits for it for ever.
+struct Guard<'a>(&'a Txgs);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // Whatever it was, a message of it stands in the log of panics.
+        let text = "the pool's thread has panicked";
+        self.0.suspend(&Error::new(ErrorKind::Suspended, text));
+    }
+}
+
+fn groups(inner: &Inner) {
     loop {
         if inner.txgs.next() == Wake::Ended {
             return;
@@ -100,13 +117,15 @@ impl Inner {
     }
 
     /// Bytes that are kept free for deleting, and for the pool itself.
-    pub(super) fn reserve_bytes(&self) -> u64 {
+    fn reserve_bytes(&self) -> u64 {
         let total: u64 = self.devices.spans().iter().map(|span| span.end - span.start).sum();
         (total / 32).max(2 << 20)
     }
 
     /// Learns how much is free.
     pub(super) fn note_free(&self, space: &Space) {
-        self.free_bytes.store(space.stats().free_bytes, Ordering::Relaxed);
+        let reserve = self.reserve_bytes();
+        // The other half of the reserve is for what the sync itself needs.
+        self.room.set(space.stats().free_bytes, reserve + MARGIN_BYTES, reserve / 2);
     }
 }

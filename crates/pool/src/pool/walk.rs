@@ -1,7 +1,7 @@
 //! Walking all blocks of a pool, as of the newest durable group.
 
 use crate::dataset;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys, DNODES_PER_BLOCK, DnodePhys};
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
@@ -52,6 +52,8 @@ impl Inner {
             let place = Place { dataset: Arc::from(name.as_str()), object: None, block: 0 };
             match self.dataset(&name) {
                 Ok(dataset) => walk_dataset(&dataset, visitor)?,
+                // There is nothing wrong with it.
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
                 Err(error) => visitor.damaged(&place, error),
             }
         }

@@ -33,6 +33,8 @@ forebay_base::counters! {
     write_waits;
     /// Blocks written in pieces, because there was no room in one place.
     gangs;
+    /// Trees of blocks that could not be read when they were freed, or parts of them: their room is lost.
+    trees_leaked;
     /// Blocks that the cache did not want while they were written.
     uncached_writes;
     /// Reads ahead that were begun.

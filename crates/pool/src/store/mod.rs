@@ -194,6 +194,11 @@ impl Store {
         self.devices.sector_bytes()
     }
 
+    /// Counts a tree, or a part of one, that could not be freed.
+    pub(crate) fn note_leak(&self) {
+        self.count(StoreCounters::TREES_LEAKED, 1);
+    }
+
     fn count(&self, counter: Counter, n: u64) {
         self.shared.counters.add(counter, 0, n);
     }

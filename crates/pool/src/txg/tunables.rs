@@ -12,7 +12,7 @@ forebay_base::tunables! {
     dirty_max_bytes: bytes = 256 << 20, 1 << 20..=1 << 40, runtime, "bytes";
 
     /// A group is committed when its changed bytes pass this share of `dirty_max_bytes`.
-    dirty_sync_percent: percent = 20, 1..=100, runtime, "percent";
+    dirty_sync_percent: percent = 40, 1..=100, runtime, "percent";
 
     /// Changes are slowed down while the changed bytes of all groups pass this share of `dirty_max_bytes`.
     throttle_percent: percent = 60, 1..=99, runtime, "percent";

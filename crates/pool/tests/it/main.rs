@@ -7,7 +7,12 @@
 
 mod ahead;
 mod common;
+mod counting;
+mod damage;
+mod failures;
 mod fsync;
+mod import;
 mod life;
 mod objects;
+mod room;
 mod settings;

@@ -1,0 +1,101 @@
+//! Sets of objects with odd dnodes, and changes that come to nothing.
+
+use forebay_base::sync::Arc;
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+
+use super::DNODE_BLOCKS_MAX;
+use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys};
+use crate::{
+    BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, ErrorKind, Pool,
+};
+
+fn pool() -> (Pool, Dataset) {
+    let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
+    let device: Arc<dyn Device> =
+        Arc::new(MemoryDevice::new("objset", 64 << 20, &options).expect("a device"));
+    let options = BlockCacheOptions { bytes: 32 << 20, ..BlockCacheOptions::default() };
+    let cache = BlockCache::new(options).expect("a cache");
+    let pool = Pool::create(vec![device.into()], &CreateOptions::new("tank", cache));
+    let pool = pool.expect("a pool");
+    let data = pool.create_dataset("data", &DatasetSettings::default()).expect("a dataset");
+    (pool, data)
+}
+
+fn set_record_shift(pool: &Pool, data: &Dataset, number: u64, shift: u8) {
+    let tx = pool.begin().expect("room");
+    let objset = &data.inner.objset;
+    objset.change_dnode(tx.tx(), number, |dnode, _| dnode.record_shift = shift).expect("a dnode");
+    drop(tx);
+    pool.sync().expect("a group");
+}
+
+#[test]
+fn a_block_longer_than_its_objects_records_is_corrupt() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    let number = data.create_object(&tx, &[]).expect("an object");
+    let object = data.object(number).expect("it");
+    object.write(&tx, 0, &vec![1; 128 << 10]).expect("room");
+    drop((tx, object));
+    pool.sync().expect("a group");
+    set_record_shift(&pool, &data, number, 12);
+    let tx = pool.begin().expect("room");
+    let object = data.object(number).expect("it");
+    let error = object.write(&tx, 5, b"hello").expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[test]
+fn a_directory_with_odd_records_is_corrupt() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    let number = data.create_directory(&tx, &[]).expect("a directory");
+    drop(tx);
+    pool.sync().expect("a group");
+    set_record_shift(&pool, &data, number, 9);
+    let error = data.directory(number).err().expect("it is odd");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[test]
+fn a_number_that_is_taken_leaves_no_trace_in_the_group() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    let number = data.create_object(&tx, b"first").expect("an object");
+    drop(tx);
+    pool.sync().expect("a group");
+    let tx = pool.begin().expect("room");
+    let objset = &data.inner.objset;
+    let error = objset
+        .create_at(tx.tx(), number, (ObjectKind::Data, 12), b"second")
+        .expect_err("it is there");
+    assert_eq!(error.kind(), ErrorKind::Exists, "{error}");
+    assert!(matches!(objset.dnodes.newest(number), super::Newest::Stored));
+}
+
+#[test]
+fn numbers_past_the_largest_are_refused() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    for number in [u64::MAX, DNODE_BLOCKS_MAX * DNODES_PER_BLOCK as u64] {
+        let error = data
+            .inner
+            .objset
+            .create_at(tx.tx(), number, (ObjectKind::Data, 12), &[])
+            .expect_err("too large");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    }
+}
+
+#[test]
+fn a_tree_of_dnodes_higher_than_numbers_reach_is_corrupt() {
+    let (_pool, data) = pool();
+    let phys = ObjsetPhys { levels: 8, blocks: 5.into(), ..data.inner.objset.phys() };
+    let tree = crate::object::tree::Tree::from_parts(
+        crate::format::BlockPtrPhys::HOLE,
+        phys.levels,
+        phys.blocks.get(),
+    );
+    let error = super::check_dnode_tree(tree.expect("a tree")).expect_err("too high");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}

@@ -1,0 +1,173 @@
+//! Who may still write how much: transactions reserve room before they use it.
+//!
+//! A transaction begins with a step that is enough for a change of any kind, and reserves more as it comes to need it. So
+//! any number of them side by side never promise more than there is, and one alone may have all of it.
+//! What it dirtied is told to its group before its reservation goes, so that it is never missing from both.
+//!
+//! First steps are counted in shards, by thread, and summed only when room is scarce: beginning a transaction in a pool with
+//! room writes no line that another thread writes.
+
+use std::cell::Cell;
+
+use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, thread_slot};
+
+use crate::txg::Txgs;
+
+/// Shards of the count of first steps; a power of two.
+const SHARDS: usize = 16;
+/// What a transaction begins with: enough for a change of any kind.
+pub(super) const FIRST_BYTES: u64 = 512 << 10;
+/// What it grows by, or by what it needs if that is more.
+const GROW_BYTES: u64 = 1 << 20;
+/// With so much room first steps are not summed: they are less than this for 2000 transactions at once.
+const PLENTY_BYTES: u64 = 1 << 30;
+
+/// What a transaction is for, as far as room is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// It may make the pool fuller.
+    Use,
+    /// In the end it gives room back: it may begin when the pool is full.
+    Free,
+}
+
+/// The room of a pool.
+pub(super) struct Room {
+    txgs: Arc<Txgs>,
+    /// Bytes that are free, as of the newest group that was written.
+    free: AtomicU64,
+    /// Bytes of them that are no transaction's, by intent.
+    kept: [AtomicU64; 2],
+    /// What transactions have beyond their first steps.
+    grown: AtomicU64,
+    /// First steps.
+    first: [CachePadded<AtomicU64>; SHARDS],
+}
+
+/// A shard of it. A transaction holds it by a count of references on a line that few others write.
+pub(super) struct Shard {
+    room: Arc<Room>,
+    index: usize,
+}
+
+/// The room of a pool, as it is handed out.
+pub(super) struct Shards([Arc<CachePadded<Shard>>; SHARDS]);
+
+/// Room that a transaction has; given back when it is dropped.
+pub(crate) struct Reservation {
+    shard: Arc<CachePadded<Shard>>,
+    intent: Intent,
+    first: u64,
+    grown: Cell<u64>,
+}
+
+impl Shards {
+    pub(super) fn new(txgs: &Arc<Txgs>) -> Self {
+        let room = Arc::new(Room {
+            txgs: Arc::clone(txgs),
+            free: AtomicU64::new(0),
+            kept: [AtomicU64::new(0), AtomicU64::new(0)],
+            grown: AtomicU64::new(0),
+            first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
+        });
+        Self(std::array::from_fn(|index| {
+            Arc::new(CachePadded::new(Shard { room: Arc::clone(&room), index }))
+        }))
+    }
+
+    /// Learns how much is free, and how much of that is not for transactions that use and that free room.
+    pub(super) fn set(&self, free: u64, kept_from_use: u64, kept_from_free: u64) {
+        let room = &self.0[0].room;
+        room.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
+        room.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
+        room.free.store(free, Ordering::SeqCst);
+    }
+
+    /// What a transaction begins with; nothing if there is no room for it. What frees may begin with less.
+    pub(super) fn reserve(&self, intent: Intent) -> Option<Reservation> {
+        let index = thread_slot().index(SHARDS);
+        let room = &self.0[index].room;
+        let mut bytes = FIRST_BYTES;
+        let mut reserved = room.reserve_first(index, intent, bytes);
+        if !reserved && intent == Intent::Free {
+            bytes = room.left(intent, true).unwrap_or(0).min(FIRST_BYTES) / 2;
+            reserved = bytes > 0 && room.reserve_first(index, intent, bytes);
+        }
+        reserved.then(|| Reservation {
+            shard: Arc::clone(&self.0[index]),
+            intent,
+            first: bytes,
+            grown: Cell::new(0),
+        })
+    }
+}
+
+impl Room {
+    /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the groups' cells have not told
+    /// yet, count if `exact`.
+    fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
+        // In the order in which a byte goes through them, from reservation to use: none is missed.
+        let first: u64 = match exact {
+            true => self.first.iter().map(|shard| shard.load(Ordering::SeqCst)).sum(),
+            false => 0,
+        };
+        let grown = self.grown.load(Ordering::SeqCst);
+        let dirty = match exact {
+            true => self.txgs.dirty_bytes(),
+            false => self.txgs.dirty_estimate(),
+        };
+        let free = self.free.load(Ordering::SeqCst);
+        let kept = self.kept[intent as usize].load(Ordering::Relaxed);
+        free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
+    }
+
+    /// Adds first and looks then: of two who take the last room, one at least sees the other.
+    fn reserve_first(&self, index: usize, intent: Intent, bytes: u64) -> bool {
+        self.first[index].fetch_add(bytes, Ordering::SeqCst);
+        let plenty = self.left(intent, false).is_some_and(|left| left >= PLENTY_BYTES);
+        if plenty || self.left(intent, true).is_some() {
+            return true;
+        }
+        self.first[index].fetch_sub(bytes, Ordering::SeqCst);
+        false
+    }
+
+    fn grow(&self, intent: Intent, bytes: u64) -> bool {
+        self.grown.fetch_add(bytes, Ordering::SeqCst);
+        if self.left(intent, true).is_some() {
+            return true;
+        }
+        self.grown.fetch_sub(bytes, Ordering::SeqCst);
+        false
+    }
+}
+
+impl Reservation {
+    /// Whether a transaction may come to so many bytes; reserves more if it has to.
+    #[inline]
+    pub(crate) fn covers(&self, bytes: u64) -> bool {
+        let missing = bytes.saturating_sub(self.first + self.grown.get());
+        missing == 0 || self.grow(missing)
+    }
+
+    #[cold]
+    fn grow(&self, missing: u64) -> bool {
+        let room = &self.shard.room;
+        let step = missing.max(GROW_BYTES);
+        let got = [step, missing].into_iter().find(|bytes| room.grow(self.intent, *bytes));
+        self.grown.set(self.grown.get() + got.unwrap_or(0));
+        got.is_some()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let Shard { room, index } = &**self.shard;
+        if self.grown.get() > 0 {
+            room.grown.fetch_sub(self.grown.get(), Ordering::SeqCst);
+        }
+        room.first[*index].fetch_sub(self.first, Ordering::SeqCst);
+    }
+}

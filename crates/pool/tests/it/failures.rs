@@ -1,0 +1,198 @@
+//! Changes that fail half way, and pools that end while they are dirty.
+
+use std::sync::Arc;
+
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op};
+use forebay_pool::format::Compression;
+use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Object, Pool, Transaction};
+
+use crate::common::{MIB, cache, check, create, dataset, import, memory};
+
+const RECORD: u64 = 4096;
+
+/// Uses up a transaction's room, to less than a record of `small`.
+fn exhaust(tx: &Transaction<'_>, big: &Object, small: &Object) {
+    small.write(tx, RECORD, &[1; RECORD as usize]).expect("room");
+    fill(tx, big, 0);
+    fill(tx, small, 2 * RECORD);
+}
+
+fn fill(tx: &Transaction<'_>, object: &Object, mut at: u64) {
+    let record = vec![2; object.record_bytes() as usize];
+    while object.write(tx, at, &record).is_ok() {
+        at += record.len() as u64;
+    }
+}
+
+/// Two objects to fill a pool with, and many small ones: more than fit into a few blocks of dnodes.
+fn populate(pool: &Pool, data: &Dataset) -> (Object, Object, Vec<u64>) {
+    let tx = pool.begin().expect("room");
+    let new = |record| data.create_object_with(&tx, record, b"other").expect("an object");
+    let big = data.object(new(128 << 10)).expect("it");
+    let small = data.object(new(RECORD as u32)).expect("it");
+    let others = (0..400).map(|_| new(RECORD as u32)).collect();
+    drop(tx);
+    pool.sync().expect("a group");
+    (big, small, others)
+}
+
+/// Groups end only when they are told to.
+fn hold_groups(pool: &Pool) {
+    for (name, value) in [("dirty_max_bytes", "1073741824"), ("txg_timeout_ms", "100000")] {
+        pool.set_tunable(name, value).expect("a tunable");
+    }
+}
+
+#[test]
+fn a_destroy_that_fails_is_not_replayed() {
+    let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let (big, small, others) = populate(&pool, &data);
+    let victim = others[300];
+    hold_groups(&pool);
+    let tx = pool.begin().expect("room");
+    exhaust(&tx, &big, &small);
+    let error = data.destroy(&tx, victim).expect_err("no room");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    drop(tx);
+    assert_eq!(data.object_info(victim).expect("it lives").attributes, b"other");
+    data.fsync(others[0]).expect("durable");
+    drop((data, big, small));
+    pool.abandon();
+    let pool = import(&device, &cache);
+    let data = pool.dataset("data").expect("the dataset");
+    assert_eq!(data.object_info(victim).expect("it lives").attributes, b"other");
+}
+
+#[test]
+fn a_write_that_fails_has_written_a_beginning() {
+    let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let (big, small, others) = populate(&pool, &data);
+    hold_groups(&pool);
+    let object = data.object(others[0]).expect("it");
+    let tx = pool.begin().expect("room");
+    object.write(&tx, 8192, &[7; 10]).expect("room");
+    object.truncate(&tx, 0).expect("shorter");
+    fill(&tx, &big, 0);
+    assert!(object.write(&tx, 0, &vec![9; 2 << 20]).is_err());
+    drop(tx);
+    let size = object.size();
+    object.fsync().expect("durable");
+    drop((object, big, small, data));
+    pool.abandon();
+    let pool = import(&device, &cache);
+    let object = pool.dataset("data").and_then(|data| data.object(others[0])).expect("it");
+    assert_eq!(object.size(), size);
+    let tx = pool.begin_freeing().expect("room");
+    object.truncate(&tx, size + 16384).expect("longer");
+    drop(tx);
+    let mut out = vec![1; size as usize + 16384];
+    assert_eq!(object.read(0, &mut out).expect("it reads"), out.len());
+    let (written, behind) = out.split_at(size as usize);
+    assert!(written.iter().all(|byte| *byte == 9));
+    assert!(behind.iter().all(|byte| *byte == 0), "stale bytes show after an extension");
+    check(&pool);
+}
+
+#[test]
+fn changes_that_find_no_room_do_not_count_as_dirty() {
+    let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let (big, small, others) = populate(&pool, &data);
+    pool.sync().expect("a group");
+    assert_eq!(cache.dirty_bytes(), 0);
+    let tx = pool.begin().expect("room");
+    exhaust(&tx, &big, &small);
+    for _ in 0..100 {
+        assert!(data.set_attributes(&tx, others[300], b"x").is_err());
+    }
+    drop(tx);
+    pool.sync().expect("a group");
+    pool.sync().expect("a group");
+    assert_eq!(cache.dirty_bytes(), 0);
+}
+
+#[test]
+fn a_suspended_pool_gives_its_memory_back() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    drop(dataset(&pool));
+    pool.export().expect("exported");
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(&device), 1));
+    let dynamic: Arc<dyn Device> = Arc::clone(&faulty) as Arc<dyn Device>;
+    for round in 0..3 {
+        let pool = import(&dynamic, &cache);
+        let data = pool.dataset("data").expect("the dataset");
+        let tx = pool.begin().expect("room");
+        let number = data.create_object(&tx, &[]).expect("an object");
+        let object = data.object(number).expect("it");
+        object.write(&tx, 0, &vec![1; 4 << 20]).expect("room");
+        drop(tx);
+        faulty.add(Rule::new(Fault::Error(5)).on(Op::Write));
+        assert!(pool.sync().is_err());
+        drop((object, data, pool));
+        faulty.clear();
+        assert_eq!(cache.dirty_bytes(), 0, "round {round}");
+    }
+}
+
+#[test]
+fn an_abandoned_pool_gives_its_memory_back() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    hold_groups(&pool);
+    let tx = pool.begin().expect("room");
+    let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
+    object.write(&tx, 0, &vec![1; 4 << 20]).expect("room");
+    drop(tx);
+    drop((object, data));
+    pool.abandon();
+    assert_eq!(cache.dirty_bytes(), 0);
+}
+
+#[test]
+fn punching_in_a_full_pool_does_not_suspend_it() {
+    let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
+    let pool = create(&device, &cache);
+    let settings = DatasetSettings {
+        record_bytes: RECORD as u32,
+        metadata_compression: Compression::Off,
+        ..DatasetSettings::default()
+    };
+    let data = pool.create_dataset("data", &settings).expect("a dataset");
+    let tx = pool.begin().expect("room");
+    let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
+    drop(tx);
+    // The last two records of what an indirect block covers.
+    let place = |n: u64| (n * 512 + 510) * RECORD;
+    let mut count = 0u64;
+    'fill: while let Ok(tx) = pool.begin() {
+        for _ in 0..16 {
+            if object.write(&tx, place(count), &[1; 2 * RECORD as usize]).is_err() {
+                break 'fill;
+            }
+            count += 1;
+        }
+    }
+    for _ in 0..3 {
+        pool.sync().expect("a group");
+    }
+    let tx = pool.begin_freeing().expect("room to free");
+    let mut punched = 0;
+    for n in 0..count {
+        if let Err(error) = object.punch(&tx, place(n), RECORD) {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            break;
+        }
+        punched += 1;
+    }
+    drop(tx);
+    assert!(punched > 0);
+    pool.sync().expect("what was charged has room");
+}
