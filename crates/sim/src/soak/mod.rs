@@ -1,7 +1,7 @@
 //! Hours of work on six pools that share a cache, in a process that is killed again and again.
 //!
 //! The *child* (`child.rs`) works on all pools at once, under faults, exporting and importing them between rounds, and keeps a
-//! [journal](crate::journal) of each. The *parent* starts it, kills it at some moment or lets it end, and then
+//! [`journal`](mod@crate::journal) of each. The *parent* starts it, kills it at some moment or lets it end, and then
 //! looks at each pool: what is there must be what the journal says that a crash may leave.
 
 pub mod child;
