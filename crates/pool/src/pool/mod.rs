@@ -140,7 +140,8 @@ impl Inner {
             // What others have and do not use comes back with it, and what earlier groups have freed.
             self.txgs.sync_now()?;
         }
-        let reservation = self.room.reserve(intent).ok_or_else(|| self.full())?;
+        let last = self.room.reserve(intent).or_else(|| self.room.reserve_less(intent));
+        let reservation = last.ok_or_else(|| self.full())?;
         Ok(Transaction::new(self.txgs.begin()?, Some(reservation)))
     }
 

@@ -85,16 +85,21 @@ impl Shards {
         room.free.store(free, Ordering::SeqCst);
     }
 
-    /// What a transaction begins with; nothing if there is no room for it. What frees may begin with less.
+    /// What a transaction begins with; nothing if there is no room for it.
     pub(super) fn reserve(&self, intent: Intent) -> Option<Reservation> {
+        self.reserve_bytes(intent, FIRST_BYTES)
+    }
+
+    /// The same with less, for what frees room, when no more will come by waiting.
+    pub(super) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
+        let left = self.0[0].room.left(intent, true).unwrap_or(0);
+        let bytes = left.min(FIRST_BYTES) / 2;
+        (intent == Intent::Free && bytes > 0).then(|| self.reserve_bytes(intent, bytes))?
+    }
+
+    fn reserve_bytes(&self, intent: Intent, bytes: u64) -> Option<Reservation> {
         let index = thread_slot().index(SHARDS);
-        let room = &self.0[index].room;
-        let mut bytes = FIRST_BYTES;
-        let mut reserved = room.reserve_first(index, intent, bytes);
-        if !reserved && intent == Intent::Free {
-            bytes = room.left(intent, true).unwrap_or(0).min(FIRST_BYTES) / 2;
-            reserved = bytes > 0 && room.reserve_first(index, intent, bytes);
-        }
+        let reserved = self.0[index].room.reserve_first(index, intent, bytes);
         reserved.then(|| Reservation {
             shard: Arc::clone(&self.0[index]),
             intent,
