@@ -13,6 +13,7 @@ use crate::harness::{below, check, go, join};
 fn txgs() -> Arc<Txgs> {
     let tunables = TxgTunables::default();
     tunables.set_dirty_max_bytes(1 << 20).unwrap();
+    tunables.set_dirty_sync_percent(20).unwrap();
     let tunables = forebay_base::sync::Arc::new(tunables);
     let clock = forebay_base::sync::Arc::new(ManualClock::new());
     Arc::new(Txgs::new(9, clock, tunables))
