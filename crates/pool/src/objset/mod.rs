@@ -157,7 +157,7 @@ impl Objset {
     ) -> Result<u64> {
         let dnode = new_dnode(tx, kind, record_shift, attributes)?;
         loop {
-            let number = self.next_number(tx.txg())?;
+            let number = self.next_number()?;
             if self.put_if_free(tx, number, &dnode)? {
                 return Ok(number);
             }

@@ -74,7 +74,7 @@ impl Numbers {
 
 impl Objset {
     /// A number that was free a moment ago.
-    pub(super) fn next_number(&self, _txg: u64) -> Result<u64> {
+    pub(super) fn next_number(&self) -> Result<u64> {
         let mut chunk = self.numbers.chunks[thread_slot().index(CHUNKS)].lock();
         while chunk.free == 0 {
             *chunk = match self.reuse()? {

@@ -107,11 +107,7 @@ fn apply_strictly(
         Record::Create { kind, record_shift, attributes } => {
             objset.create_at(tx, number, (kind, record_shift), attributes)
         }
-        Record::Destroy => match objset.destroy(tx, number, || {}) {
-            // Whoever destroys notes it first, and may then find that somebody else was faster.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            destroyed => destroyed,
-        },
+        Record::Destroy => objset.destroy(tx, number, || {}),
         Record::SetAttributes { attributes } => dataset.set_attributes(tx, number, attributes),
         Record::Write { offset, bytes } => objset.open(number)?.write(tx, offset, bytes),
         Record::Truncate { size } => objset.open(number)?.truncate(tx, size),

@@ -68,11 +68,9 @@ use root_place::RootPlaces;
 use sync::Entry;
 
 pub(crate) use crate::devices::DeviceSpan;
-#[allow(unused_imports, reason = "fields name them")]
-pub(crate) use check::{Found, SpaceReport, Walked};
+pub(crate) use check::{SpaceReport, Walked};
 pub use counters::SpaceCounters;
-#[allow(unused_imports, reason = "a field names it")]
-pub(crate) use stats::{DeviceSpace, SpaceStats};
+pub(crate) use stats::SpaceStats;
 
 /// Sectors larger than this are refused.
 pub(crate) const MAX_SECTOR_BYTES: u64 = 1 << 20;
