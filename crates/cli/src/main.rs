@@ -1,0 +1,3 @@
+//! Forebay on the command line.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Files on a pool's dataset, with the semantics of POSIX.

@@ -1,0 +1,1 @@
+//! Forebay's files through FUSE.
