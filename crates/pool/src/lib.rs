@@ -7,6 +7,8 @@
 //! * [`BlockCache`]: memory for blocks, which several pools can share.
 //!
 //! ```
+//! use std::ops::ControlFlow;
+//!
 //! use forebay_io::OpenOptions;
 //! use forebay_pool::{
 //!     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions, Pool, open_path,
@@ -42,7 +44,7 @@
 //! data.object(number)?.read(0, &mut content)?;
 //! assert_eq!(&content, b"content");
 //!
-//! let report = pool.check(&mut |_| {})?;
+//! let report = pool.check(&mut |_| ControlFlow::Continue(()))?;
 //! assert!(report.is_clean(), "{report}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

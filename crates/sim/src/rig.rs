@@ -1,5 +1,6 @@
 //! Pools on memory devices.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_base::clock::{Clock, ManualClock};
@@ -101,7 +102,9 @@ pub fn datasets(pool: &Pool) -> Result<Vec<Dataset>> {
 /// # Errors
 /// What is wrong with it.
 pub fn check(pool: &Pool) -> Result<(), String> {
-    let report = pool.check(&mut |_| {}).map_err(|error| format!("the check: {error:?}"))?;
+    let report = pool
+        .check(&mut |_| ControlFlow::Continue(()))
+        .map_err(|error| format!("the check: {error:?}"))?;
     match report.is_clean() {
         true => Ok(()),
         false => Err(report.to_string()),

@@ -361,18 +361,18 @@ fn or_leak<T>(ctx: &SyncContext<'_>, read: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What a walk over a tree's blocks does with each pointer. `block` is the first block beneath it.
-pub(crate) type Visit<'a> = dyn FnMut(&BlockPtrPhys, u64) -> Result<()> + 'a;
+/// What a walk over a tree's blocks does with each pointer. The number is the first block beneath it.
+pub(crate) type Visit<'a, E> = dyn FnMut(&BlockPtrPhys, u64) -> Result<(), E> + 'a;
 
-/// Visits every pointer of a tree that is no hole, parents first, in order. A damaged indirect block is
-/// given to `damaged`, and what is beneath it left out.
-pub(crate) fn walk(
+/// Visits every pointer of a tree that is no hole, parents first, in order, until a visit ends it. A damaged indirect
+/// block is given to `damaged`, and what is beneath it left out.
+pub(crate) fn walk<E>(
     store: &Store,
     ptr: &BlockPtrPhys,
     first: u64,
-    visit: &mut Visit<'_>,
+    visit: &mut Visit<'_, E>,
     damaged: &mut dyn FnMut(&BlockPtrPhys, u64, Error),
-) -> Result<()> {
+) -> Result<(), E> {
     if ptr.is_hole() {
         return Ok(());
     }

@@ -1,20 +1,20 @@
 //! Checking a pool: every block is read and verified, every copy of it, and what the blocks take is compared with
 //! what is known of space.
 
-use forebay_base::sync::Arc;
+use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
 use crate::format::{BlockPtrPhys, Dva};
 use crate::space::{SpaceReport, Walked};
 use crate::store::Store;
 
-use super::walk::{Place, Visitor};
+use super::walk::{Place, Stop, Visitor, Walking, is_complete};
 use super::{Inner, Pool};
 
 /// Problems that a report lists; more are only counted.
 const LISTED: usize = 64;
 /// Progress is told after this many blocks.
-const PROGRESS_BLOCKS: u64 = 256;
+const PROGRESS_BLOCKS: u64 = 64;
 
 /// How far a check or scrub is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +32,9 @@ pub struct CheckProgress {
 /// What a check found.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
+    /// Whether everything was looked at. If not, it was interrupted: what is listed is what was found until then, and space was
+    /// not compared.
+    pub complete: bool,
     /// Blocks looked at.
     pub blocks: u64,
     /// Bytes looked at, all copies.
@@ -51,12 +54,17 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong.
+    /// Whether everything was looked at, and nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.damaged_count == 0
-            && self.leaked.is_empty()
-            && self.double.is_empty()
-            && self.unmapped.is_empty()
+        self.complete && !self.has_problems()
+    }
+
+    /// Whether something is wrong.
+    pub fn has_problems(&self) -> bool {
+        self.damaged_count > 0
+            || !self.leaked.is_empty()
+            || !self.double.is_empty()
+            || !self.unmapped.is_empty()
     }
 
     fn take_space(&mut self, found: SpaceReport) {
@@ -86,18 +94,26 @@ impl std::fmt::Display for CheckReport {
                 writeln!(f, "{what}: {bytes} bytes at {dva}")?;
             }
         }
-        f.write_str(if self.is_clean() { "no problems found" } else { "PROBLEMS FOUND" })
+        let found = if self.has_problems() { "PROBLEMS FOUND" } else { "no problems found" };
+        match self.complete {
+            true => f.write_str(found),
+            false => write!(f, "{found} until it was interrupted; the rest was not looked at"),
+        }
     }
 }
 
 impl Pool {
     /// Checks the whole pool, as of the newest group, which is committed first. Nothing is committed while it runs, so that
-    /// changes wait if there are many. `progress` is called now and then; it must not ask the pool for
-    /// anything that waits for a group or for figures ([`stats`](Self::stats)).
+    /// changes wait if there are many. `progress` is called now and then, and interrupts it by returning
+    /// [`ControlFlow::Break`]; it must not ask the pool for anything that waits for a group or for figures
+    /// ([`stats`](Self::stats)). What was found until then is returned, and is not [`complete`](CheckReport::complete).
     ///
     /// # Errors
     /// Why it could not be carried out; what it found is in the report.
-    pub fn check(&self, progress: &mut dyn FnMut(&CheckProgress)) -> Result<CheckReport> {
+    pub fn check(
+        &self,
+        progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
+    ) -> Result<CheckReport> {
         if !self.inner.read_only {
             self.sync()?;
         }
@@ -106,7 +122,10 @@ impl Pool {
 }
 
 impl Inner {
-    fn check(&self, progress: &mut dyn FnMut(&CheckProgress)) -> Result<CheckReport> {
+    fn check(
+        &self,
+        progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
+    ) -> Result<CheckReport> {
         // The sync needs it: what is walked stays as it is.
         let mut space = self.space.lock();
         let mut checker = Checker {
@@ -115,19 +134,12 @@ impl Inner {
             total_bytes: space.stats().allocated_bytes,
             progress,
         };
-        let root = *self.root.lock();
-        let place = Place { dataset: Arc::from(""), object: None, block: 0 };
-        checker.block(&self.store, &root, &place)?;
-        self.walk(&mut checker)?;
-        let mut own = Vec::new();
-        space.own_blocks(|ptr| own.push(*ptr))?;
-        for ptr in &own {
-            checker.block(&self.store, ptr, &place)?;
-        }
+        let complete = is_complete(self.walk_all(&mut space, &mut checker))?;
         space.spare_root_places(|dva, bytes| checker.walked.mark(dva, bytes));
         self.log.for_each_extent(&mut |dva, bytes| checker.walked.mark(dva, bytes));
         let Checker { walked, mut report, .. } = checker;
-        report.take_space(space.verify(&walked)?);
+        report.complete = complete;
+        report.take_space(if complete { space.verify(&walked)? } else { walked.so_far() });
         Ok(report)
     }
 }
@@ -136,11 +148,11 @@ struct Checker<'a> {
     walked: Walked,
     report: CheckReport,
     total_bytes: u64,
-    progress: &'a mut dyn FnMut(&CheckProgress),
+    progress: &'a mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
 }
 
 impl Visitor for Checker<'_> {
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()> {
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking {
         if ptr.is_hole() {
             return Ok(());
         }
@@ -159,12 +171,15 @@ impl Visitor for Checker<'_> {
             }
         }
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
-            (self.progress)(&CheckProgress {
+            let flow = (self.progress)(&CheckProgress {
                 blocks: self.report.blocks,
                 bytes: self.report.bytes,
                 total_bytes: self.total_bytes,
                 problems: self.report.damaged_count,
             });
+            if flow.is_break() {
+                return Err(Stop::Interrupted);
+            }
         }
         Ok(())
     }

@@ -1,18 +1,18 @@
 //! Scrubbing: every copy of every block is read, and one that is bad is written anew from one that is good.
 
-use forebay_base::sync::Arc;
+use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
 
-use super::walk::{Place, Visitor};
+use super::walk::{Place, Stop, Visitor, Walking, is_complete};
 use super::{CheckProgress, Pool};
 
 /// Problems that a report lists; more are only counted.
 const LISTED: usize = 64;
 /// Progress is told after this many blocks.
-const PROGRESS_BLOCKS: u64 = 256;
+const PROGRESS_BLOCKS: u64 = 64;
 
 /// How far a scrub is.
 pub type ScrubProgress = CheckProgress;
@@ -20,6 +20,8 @@ pub type ScrubProgress = CheckProgress;
 /// What a scrub did.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
+    /// Whether everything was looked at. If not, it was interrupted.
+    pub complete: bool,
     /// Blocks looked at.
     pub blocks: u64,
     /// Copies that were bad and are good again.
@@ -32,32 +34,28 @@ pub struct ScrubReport {
 
 impl Pool {
     /// Reads every copy of every block as of the newest group, which is committed first, and heals what has another
-    /// good copy. Nothing is committed while it runs. `progress` as for
-    /// [`check`](Self::check).
+    /// good copy. Nothing is committed while it runs. `progress` is called now and then as for
+    /// [`check`](Self::check), and interrupts it in the same way: what was healed until then stays so.
     ///
     /// # Errors
     /// Why it could not be carried out; what it found is in the report.
-    pub fn scrub(&self, progress: &mut dyn FnMut(&ScrubProgress)) -> Result<ScrubReport> {
+    pub fn scrub(
+        &self,
+        progress: &mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
+    ) -> Result<ScrubReport> {
         self.sync()?;
         let inner = &self.inner;
         let mut space = inner.space.lock();
         let total_bytes = space.stats().allocated_bytes;
         let mut scrubber =
             Scrubber { report: ScrubReport::default(), total_bytes, bytes: 0, progress };
-        let place = Place { dataset: Arc::from(""), object: None, block: 0 };
-        let root = *inner.root.lock();
-        scrubber.block(&inner.store, &root, &place)?;
-        inner.walk(&mut scrubber)?;
-        let mut own = Vec::new();
-        space.own_blocks(|ptr| own.push(*ptr))?;
-        for ptr in &own {
-            scrubber.block(&inner.store, ptr, &place)?;
-        }
-        let report = scrubber.report;
+        let walked = inner.walk_all(&mut space, &mut scrubber);
+        let mut report = scrubber.report;
         if report.healed > 0 {
             inner.devices.flush_all()?;
         }
         drop(space);
+        report.complete = is_complete(walked)?;
         Ok(report)
     }
 }
@@ -66,11 +64,11 @@ struct Scrubber<'a> {
     report: ScrubReport,
     total_bytes: u64,
     bytes: u64,
-    progress: &'a mut dyn FnMut(&ScrubProgress),
+    progress: &'a mut dyn FnMut(&ScrubProgress) -> ControlFlow<()>,
 }
 
 impl Visitor for Scrubber<'_> {
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()> {
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking {
         self.report.blocks += 1;
         let copies = 0..ptr.copy_count();
         let bad: Vec<usize> =
@@ -83,12 +81,15 @@ impl Visitor for Scrubber<'_> {
         }
         self.bytes += ptr.allocated_bytes(store.sector_bytes()) * copies.len() as u64;
         if self.report.blocks.is_multiple_of(PROGRESS_BLOCKS) {
-            (self.progress)(&ScrubProgress {
+            let flow = (self.progress)(&ScrubProgress {
                 blocks: self.report.blocks,
                 bytes: self.bytes,
                 total_bytes: self.total_bytes,
                 problems: self.report.lost_count,
             });
+            if flow.is_break() {
+                return Err(Stop::Interrupted);
+            }
         }
         Ok(())
     }

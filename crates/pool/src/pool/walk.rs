@@ -6,6 +6,7 @@ use crate::format::{BlockKind, BlockPtrPhys, DNODES_PER_BLOCK, DnodePhys};
 use crate::object::DataFields;
 use crate::object::tree::{self, Tree};
 use crate::objset::{Objset, dnode_at};
+use crate::space::Space;
 use crate::store::Store;
 use forebay_base::sync::Arc;
 use forebay_cache::Attributes;
@@ -36,24 +37,64 @@ impl std::fmt::Display for Place {
     }
 }
 
+/// Why a walk ends before it is through.
+pub(super) enum Stop {
+    /// Somebody asked for it.
+    Interrupted,
+    /// It cannot go on.
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Whether a walk went through.
+///
+/// # Errors
+/// Why it could not go on.
+pub(super) fn is_complete(walked: Walking) -> Result<bool> {
+    match walked {
+        Ok(()) => Ok(true),
+        Err(Stop::Interrupted) => Ok(false),
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
+
+/// What a walk and its visitors return.
+pub(super) type Walking = Result<(), Stop>;
+
 /// What a walk tells.
 pub(super) trait Visitor {
     /// A block, before what it leads to.
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Result<()>;
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking;
     /// What cannot be read, or makes no sense.
     fn damaged(&mut self, place: &Place, error: Error);
 }
 
 impl Inner {
+    /// Walks every block: the root, the pool's own objects, all datasets, and what knows of space.
+    pub(super) fn walk_all(&self, space: &mut Space, visitor: &mut dyn Visitor) -> Walking {
+        let place = Place { dataset: Arc::from(""), object: None, block: 0 };
+        let root = *self.root.lock();
+        visitor.block(&self.store, &root, &place)?;
+        self.walk(visitor)?;
+        let mut own = Vec::new();
+        space.own_blocks(|ptr| own.push(*ptr))?;
+        own.iter().try_for_each(|ptr| visitor.block(&self.store, ptr, &place))
+    }
+
     /// Walks the pool's own objects, and all datasets.
-    pub(super) fn walk(&self, visitor: &mut dyn Visitor) -> Result<()> {
+    fn walk(&self, visitor: &mut dyn Visitor) -> Walking {
         walk_objset(&self.mos, &Arc::from(""), visitor)?;
         for name in self.dataset_names()? {
             let place = Place { dataset: Arc::from(name.as_str()), object: None, block: 0 };
             match self.dataset(&name) {
                 Ok(dataset) => walk_dataset(&dataset, visitor)?,
                 // There is nothing wrong with it.
-                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error.into()),
                 Err(error) => visitor.damaged(&place, error),
             }
         }
@@ -61,11 +102,11 @@ impl Inner {
     }
 }
 
-fn walk_dataset(dataset: &dataset::Inner, visitor: &mut dyn Visitor) -> Result<()> {
+fn walk_dataset(dataset: &dataset::Inner, visitor: &mut dyn Visitor) -> Walking {
     walk_objset(&dataset.objset, &Arc::from(dataset.name.as_str()), visitor)
 }
 
-fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> Result<()> {
+fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> Walking {
     let tree = objset.tree();
     let mut dnode_blocks = Vec::new();
     walk_tree(&objset.store, &tree, (name, None), visitor, &mut |ptr, block| {
@@ -112,7 +153,7 @@ fn walk_tree(
     (name, object): (&Arc<str>, Option<u64>),
     visitor: &mut dyn Visitor,
     lowest: &mut dyn FnMut(&BlockPtrPhys, u64),
-) -> Result<()> {
+) -> Walking {
     let place = |block| Place { dataset: Arc::clone(name), object, block };
     // One borrow of the visitor serves both callbacks.
     let visitor = std::cell::RefCell::new(visitor);

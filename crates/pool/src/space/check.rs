@@ -92,6 +92,11 @@ impl Walked {
         pointer.dvas().for_each(|dva| self.mark(dva, bytes));
     }
 
+    /// What the marks alone have shown; for a walk that did not get to its end.
+    pub(crate) fn so_far(self) -> SpaceReport {
+        SpaceReport { double: self.double, outside: self.outside, ..SpaceReport::default() }
+    }
+
     /// Marks a range, which may cross metaslabs.
     pub(crate) fn mark(&mut self, dva: Dva, bytes: u64) {
         let (mut at, mut left) = (dva, bytes);

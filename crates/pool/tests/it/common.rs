@@ -1,5 +1,6 @@
 //! Pools on memory devices, for tests.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,6 +56,6 @@ pub(crate) fn dataset(pool: &Pool) -> Dataset {
 
 /// Checks a pool, and that nothing is wrong with it.
 pub(crate) fn check(pool: &Pool) {
-    let report = pool.check(&mut |_| {}).expect("the check runs");
+    let report = pool.check(&mut |_| ControlFlow::Continue(())).expect("the check runs");
     assert!(report.is_clean(), "{report}");
 }

@@ -12,6 +12,7 @@ mod damage;
 mod failures;
 mod fsync;
 mod import;
+mod interrupt;
 mod life;
 mod objects;
 mod room;

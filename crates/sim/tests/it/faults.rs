@@ -1,5 +1,6 @@
 //! Devices that rot, fail, or go away.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
@@ -74,11 +75,11 @@ fn what_has_two_copies_survives_the_rot_of_one_device() {
         let pool = import(&devices, &cache);
         assert_holds(&pool, &model);
         assert!(counter(&pool, "healed") > 0, "reading heals");
-        let report = pool.scrub(&mut |_| {}).expect("a scrub");
+        let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("a scrub");
         assert_eq!(report.lost_count, 0, "{report:?}");
         assert!(report.healed > 0, "{report:?}");
         assert_clean(&pool);
-        let report = pool.scrub(&mut |_| {}).expect("a scrub");
+        let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("a scrub");
         assert_eq!((report.healed, report.lost_count), (0, 0), "{report:?}");
         pool.export().expect("an export");
     }
@@ -119,11 +120,11 @@ fn rot_of_the_only_copy_is_an_error_that_names_object_and_block() {
             other => panic!("block {at}: {other:?}"),
         }
     }
-    let report = pool.check(&mut |_| {}).expect("a check");
+    let report = pool.check(&mut |_| ControlFlow::Continue(())).expect("a check");
     assert_eq!(report.damaged_count, 1, "{report}");
     assert!(report.damaged[0].contains(&format!("object {number}, block 2")), "{report}");
     assert!(report.leaked.is_empty() && report.double.is_empty(), "{report}");
-    let report = pool.scrub(&mut |_| {}).expect("a scrub");
+    let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("a scrub");
     assert_eq!((report.healed, report.lost_count), (0, 1), "{report:?}");
     // Part of a block needs the rest of it; the whole block does not.
     let tx = pool.begin().expect("a transaction");

@@ -1,6 +1,7 @@
 //! Devices that hold anything but a pool as it should be: importing, checking and reading returns errors or works. Never a
 //! panic, a hang, or memory by the gigabyte.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -67,11 +68,11 @@ fn use_pool(device: &Arc<dyn Device>, cache: &Arc<BlockCache>, rng: &mut SmallRn
 }
 
 fn check(pool: &Pool) -> Result<()> {
-    pool.check(&mut |_| {}).map(|_| ())
+    pool.check(&mut |_| ControlFlow::Continue(())).map(|_| ())
 }
 
 fn scrub(pool: &Pool) -> Result<()> {
-    pool.scrub(&mut |_| {}).map(|_| ())
+    pool.scrub(&mut |_| ControlFlow::Continue(())).map(|_| ())
 }
 
 /// Reads a little of everything.

@@ -1,0 +1,71 @@
+//! Checks and scrubs that are interrupted.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use forebay_io::Op;
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_pool::{CheckProgress, Pool};
+
+use crate::common::{MIB, cache, check, create, dataset, import, memory};
+
+/// Records that are written: several times the blocks between two calls of `progress`.
+const RECORDS: usize = 1000;
+const RECORD: usize = 8192;
+
+fn write(pool: &Pool) -> u64 {
+    let data = dataset(pool);
+    let tx = pool.begin().expect("room");
+    let number = data.create_object(&tx, &[]).expect("an object");
+    let object = data.object(number).expect("it");
+    object.write(&tx, 0, &vec![1; RECORDS * RECORD]).expect("room");
+    number
+}
+
+/// Continues until the third call, and says how far it was then.
+fn third(seen: &mut Vec<CheckProgress>, progress: &CheckProgress) -> ControlFlow<()> {
+    seen.push(*progress);
+    if seen.len() < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
+#[test]
+fn an_interrupted_check_says_so_and_leaves_the_pool_as_it_was() {
+    let pool = create(&memory(64 * MIB), &cache(32 * MIB));
+    write(&pool);
+    let mut seen = Vec::new();
+    let report = pool.check(&mut |progress| third(&mut seen, progress)).expect("it runs");
+    assert_eq!(seen.len(), 3);
+    assert!(seen.windows(2).all(|pair| pair[0].blocks < pair[1].blocks));
+    assert!(!report.complete && !report.is_clean());
+    assert!(!report.has_problems(), "what was not walked is not leaked: {report}");
+    assert_eq!(report.blocks, seen[2].blocks);
+    assert!(report.blocks < RECORDS as u64);
+    assert!(report.to_string().contains("interrupted"), "{report}");
+    check(&pool);
+}
+
+#[test]
+fn an_interrupted_scrub_keeps_what_it_healed() {
+    let device = memory(64 * MIB);
+    let pool = create(&device, &cache(32 * MIB));
+    let number = write(&pool);
+    pool.export().expect("exported");
+
+    // The first block that is read, the root block, has a bad copy.
+    let faulty = Arc::new(FaultDevice::new(device, 1));
+    let dynamic: Arc<dyn forebay_io::Device> = faulty.clone();
+    let pool = import(&dynamic, &cache(32 * MIB));
+    pool.sync().expect("a group");
+    faulty.add(Rule::new(Fault::Rot { bits: 64 }).on(Op::Read).times(1));
+    let mut seen = Vec::new();
+    let report = pool.scrub(&mut |progress| third(&mut seen, progress)).expect("it runs");
+    assert!(!report.complete);
+    assert_eq!((report.healed, report.lost_count), (1, 0), "{:?}", report.lost);
+    let report = pool.scrub(&mut |_| ControlFlow::Continue(())).expect("it runs");
+    assert!(report.complete);
+    assert_eq!((report.healed, report.lost_count), (0, 0), "{:?}", report.lost);
+    let data = pool.dataset("data").expect("the dataset");
+    assert_eq!(data.object(number).expect("it").size(), (RECORDS * RECORD) as u64);
+    drop(data);
+    check(&pool);
+}
