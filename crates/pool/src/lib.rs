@@ -90,8 +90,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use log::{LogCounters, LogTunables};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, Pool, PoolStats,
-    ScrubProgress, ScrubReport,
+    CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
+    PoolDevice, PoolStats, ScrubProgress, ScrubReport, destroy, read_label,
 };
 pub use prefetch::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

@@ -2,7 +2,7 @@
 //! their tables.
 
 use forebay_base::sync::Arc;
-use forebay_base::tunables::TunableError;
+use forebay_base::tunables::{TunableError, TunableRow};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::LogTunables;
@@ -45,6 +45,13 @@ impl PoolTunables {
     /// Of how blocks are written.
     pub fn store(&self) -> &StoreTunables {
         &self.store
+    }
+
+    /// All rows with their values, written as [`set`](Self::set) takes them.
+    pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
+        let tables =
+            [self.txg.entries(), self.log.entries(), self.prefetch.entries(), self.store.entries()];
+        tables.into_iter().flatten().collect()
     }
 
     /// Sets a tunable by its name.

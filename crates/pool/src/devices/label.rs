@@ -103,6 +103,25 @@ fn clear(member: &Member, offset: u64, memory: &BlockCache) -> Result<()> {
     Ok(member.device().run(request).result?)
 }
 
+/// Erases the labels of a device: at its front, at its back, and where it ended when its label was written. Durable
+/// when it returns.
+///
+/// # Errors
+/// [`ErrorKind::Device`] if the device fails, [`ErrorKind::NoMemory`].
+pub(crate) fn erase(device: &dyn Device, known_bytes: u64, memory: &BlockCache) -> Result<()> {
+    let size_bytes = usable_bytes(device);
+    let mut ends = vec![size_bytes];
+    if (2 * LABEL_BYTES..size_bytes).contains(&known_bytes) {
+        ends.push(known_bytes);
+    }
+    for offset in std::iter::once(0).chain(ends.into_iter().map(back_of)) {
+        let zeros = memory.alloc_zeroed(LABEL_BYTES as usize)?;
+        let request = Request::write(offset, zeros).with_priority(Priority::SyncWrite);
+        device.run(request).result?;
+    }
+    Ok(device.run(Request::flush()).result?)
+}
+
 /// Writes a changed configuration to all devices, with the next generation. Durable when it
 /// returns.
 ///

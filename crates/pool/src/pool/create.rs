@@ -213,6 +213,8 @@ impl Found {
         let directory = Zap::open(Leaves(self.mos.open(self.directory)?))?;
         let tunables = Arc::clone(parts.tunables.txg());
         let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
+        // What it says has been used.
+        parts.tunables.store().freeze();
         let inner = Arc::new(Inner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,

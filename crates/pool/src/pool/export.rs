@@ -27,6 +27,14 @@ impl Pool {
         self.inner.close();
     }
 
+    /// As [`export`](Self::export), for a pool that is shared. A second time it does nothing.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(&self) -> Result<()> {
+        self.end()
+    }
+
     fn end(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

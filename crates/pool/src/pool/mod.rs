@@ -3,6 +3,7 @@
 //! [`Pool`] is what users hold; [`Inner`] is what the pool's thread and its datasets share. `create` and
 //! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
 
+mod about;
 mod check;
 mod create;
 mod datasets;
@@ -40,6 +41,7 @@ use crate::tx::Transaction;
 use crate::txg::Txgs;
 use crate::zap::Zap;
 
+pub use about::{LabelInfo, PoolDevice, destroy, read_label};
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub use import::ImportOptions;

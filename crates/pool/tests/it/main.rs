@@ -5,6 +5,7 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod about;
 mod ahead;
 mod common;
 mod counting;
