@@ -31,6 +31,9 @@ pub enum Hint {
     /// It will probably not be asked for again (a scan). Such a block leaves before any other,
     /// so that it never pushes one out, unless it is asked for again after all.
     Once,
+    /// It is a new version, under a new key, of a block that was used before: it enters as a block that was asked for
+    /// more than once. Who writes blocks to new places tells by this that what left under the old key came back.
+    Again,
 }
 
 /// How a block is to be cached.
@@ -51,6 +54,11 @@ impl Attributes {
     /// The same, used once.
     pub const fn once(self) -> Self {
         Self { hint: Hint::Once, ..self }
+    }
+
+    /// The same, used before.
+    pub const fn again(self) -> Self {
+        Self { hint: Hint::Again, ..self }
     }
 }
 

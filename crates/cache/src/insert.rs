@@ -252,7 +252,7 @@ pub(crate) enum Met<K, V> {
 /// The list in which a block begins.
 pub(crate) fn home_list(hint: Hint, frequent: bool) -> List {
     match (hint, frequent) {
-        (_, true) => List::Mfu,
+        (_, true) | (Hint::Again, false) => List::Mfu,
         (Hint::Normal, false) => List::Mru,
         (Hint::Once, false) => List::Once,
     }

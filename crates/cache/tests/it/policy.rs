@@ -112,6 +112,34 @@ fn blocks_hinted_once_push_nothing_out() {
 }
 
 #[test]
+fn new_versions_of_blocks_in_use_are_no_newcomers() {
+    // Ten blocks that are rewritten under new keys, looked at once between two versions, beside a stream of others.
+    let kept = |attributes: Attributes| {
+        let cache = inline_blocks(100);
+        let mut lost = 0;
+        for version in 0..50u64 {
+            for block in 0..10 {
+                let key = (block << 20) | version;
+                cache.insert_with(key, key, attributes).unwrap();
+                cache.remove(&(key.wrapping_sub(1)));
+            }
+            for other in 0..120 {
+                let key = (1 << 40) + version * 120 + other;
+                cache.insert_with(key, key, Attributes::METADATA).unwrap();
+            }
+            lost += (0..10).filter(|block| cache.get(&((block << 20) | version)).is_none()).count();
+        }
+        audit(&cache);
+        500 - lost
+    };
+    let (plain, again) = (kept(Attributes::METADATA), kept(Attributes::METADATA.again()));
+    println!(
+        "of 500 versions {plain} are still there when they are looked for, {again} with the hint"
+    );
+    assert!(again >= 490 && plain < 100, "{plain} {again}");
+}
+
+#[test]
 fn a_block_hinted_once_that_is_used_again_is_an_ordinary_one() {
     let cache = inline_blocks(100);
     for key in 0..100 {

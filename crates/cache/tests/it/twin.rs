@@ -51,9 +51,10 @@ enum Op {
 }
 
 fn attributes() -> impl Strategy<Value = Attributes> {
-    (any::<bool>(), prop::bool::weighted(0.1)).prop_map(|(metadata, once)| Attributes {
+    let hint = prop_oneof![8 => Just(Hint::Normal), 1 => Just(Hint::Once), 1 => Just(Hint::Again)];
+    (any::<bool>(), hint).prop_map(|(metadata, hint)| Attributes {
         class: if metadata { Class::Metadata } else { Class::Data },
-        hint: if once { Hint::Once } else { Hint::Normal },
+        hint,
     })
 }
 

@@ -140,7 +140,8 @@ impl Node {
         let len = zap::pack(&mut full);
         let mut leaf = ctx.store.cache().alloc(len)?;
         leaf.copy_from_slice(&full[..len]);
-        let cache = Some(self.attributes());
+        // Who inserts into a leaf has looked at it: its new version is no newcomer.
+        let cache = Some(self.attributes().again());
         ctx.write_new(
             leaf,
             &WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*props },
