@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use forebay_cache::counters::CacheCounters;
 use forebay_cache::tunables::CacheTunables;
+use forebay_fuse::MountCounters;
 use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
@@ -58,6 +59,7 @@ pub(crate) fn generate() -> Vec<Generated> {
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
+        ("forebay-fuse", forebay_base::counters::markdown(MountCounters::ROWS)),
     ];
     vec![
         Generated { path: "docs/tunables.md", text: page(TUNABLES, &tunables) },
@@ -102,6 +104,7 @@ mod tests {
             + PrefetchCounters::ROWS.len()
             + StoreCounters::ROWS.len()
             + SpaceCounters::ROWS.len();
-        assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool);
+        let mounts = MountCounters::ROWS.len();
+        assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
     }
 }

@@ -1,0 +1,293 @@
+//! Attaching: from a folder to a descriptor of `/dev/fuse` that serves it.
+//!
+//! Root calls `mount` itself. Everybody else asks `fusermount3`, a set-user-id helper that opens the
+//! device, mounts, and passes the descriptor back over a socket. Root without the capability, as in a container, tries the helper as well.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::errno::Errno;
+use nix::mount::MsFlags;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use super::{detach, table};
+use crate::error::MountError;
+use crate::options::MountOptions;
+
+const DEVICE: &str = "/dev/fuse";
+/// Type of our mounts, and how the table of mounts shows it.
+const SUBTYPE: &str = "forebay";
+pub(super) const KIND: &str = "fuse.forebay";
+/// Names the socket's descriptor to the helper.
+const HELPER_SOCKET: &str = "_FUSE_COMMFD";
+/// Bit of `CAP_SYS_ADMIN` in the masks of `/proc/self/status`.
+const SYS_ADMIN: u32 = 21;
+
+/// Whether a mount can work here at all; if not, why, and what to do.
+///
+/// # Errors
+///
+/// No `/dev/fuse`, no permission to open it, or neither the right to mount nor `fusermount3`.
+pub fn available() -> Result<(), MountError> {
+    let _device = open_device()?;
+    if may_mount() || helper().is_some() {
+        return Ok(());
+    }
+    if nix::unistd::geteuid().is_root() {
+        return Err(MountError::NotPermitted { source: Errno::EPERM.into() });
+    }
+    Err(MountError::NoHelper)
+}
+
+fn open_device() -> Result<OwnedFd, MountError> {
+    let device =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(DEVICE);
+    device.map(OwnedFd::from).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
+        _ => MountError::NoPermission { source },
+    })
+}
+
+/// Whether this process has the capability to mount.
+pub(super) fn may_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << SYS_ADMIN) != 0)
+}
+
+/// The helper for those who may not mount by themselves.
+pub(super) fn helper() -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    let usual = [PathBuf::from("/usr/bin"), PathBuf::from("/bin"), PathBuf::from("/usr/local/bin")];
+    let mut folders = std::env::split_paths(&folders).chain(usual);
+    folders.find_map(|folder| {
+        let program = folder.join("fusermount3");
+        program.is_file().then_some(program)
+    })
+}
+
+/// Checks that `at` is a folder that can be mounted on, and gives its full path and its mode.
+pub(super) fn place(at: &Path) -> Result<(PathBuf, u32), MountError> {
+    let path = || at.to_path_buf();
+    let full = match at.canonicalize() {
+        Ok(full) => full,
+        Err(error) => {
+            return Err(match error.raw_os_error() {
+                Some(libc::ENOENT) => MountError::Missing { path: path() },
+                Some(libc::ENOTDIR) => MountError::NotAFolder { path: path() },
+                Some(libc::ENOTCONN) => MountError::Dead { path: path() },
+                _ => MountError::System { what: "look at", path: path(), source: error },
+            });
+        }
+    };
+    if let Ok(Some(row)) = table::at(&full) {
+        let dead = detach::is_dead(&full);
+        return Err(if dead {
+            MountError::Dead { path: path() }
+        } else {
+            MountError::Occupied { path: path(), source_name: row.source }
+        });
+    }
+    let metadata = full.metadata().map_err(|source| MountError::System {
+        what: "look at",
+        path: path(),
+        source,
+    })?;
+    if !metadata.is_dir() {
+        return Err(MountError::NotAFolder { path: path() });
+    }
+    Ok((full, metadata.mode()))
+}
+
+/// Mounts at `full`, which [`place`] has checked. Nothing is answered there until a session runs over what this returns.
+pub(super) fn attach(
+    full: &Path,
+    mode: u32,
+    options: &MountOptions,
+) -> Result<OwnedFd, MountError> {
+    let device = open_device();
+    if may_mount() {
+        let device = device?;
+        match mount(&device, full, mode, options) {
+            Ok(()) => return Ok(device),
+            Err(Errno::EPERM | Errno::EACCES) if helper().is_some() => {}
+            Err(error @ (Errno::EPERM | Errno::EACCES)) => {
+                return Err(MountError::NotPermitted { source: error.into() });
+            }
+            Err(error) => {
+                return Err(MountError::System {
+                    what: "mount at",
+                    path: full.to_path_buf(),
+                    source: error.into(),
+                });
+            }
+        }
+    } else if let Err(error @ MountError::NoDevice) = device {
+        return Err(error);
+    }
+    match helper() {
+        Some(helper) => by_helper(&helper, full, options),
+        None if nix::unistd::geteuid().is_root() => {
+            Err(MountError::NotPermitted { source: Errno::EPERM.into() })
+        }
+        None => Err(MountError::NoHelper),
+    }
+}
+
+fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Result<(), Errno> {
+    let mut flags = MsFlags::empty();
+    flags.set(MsFlags::MS_NODEV, !options.trusted);
+    flags.set(MsFlags::MS_NOSUID, !options.trusted);
+    flags.set(MsFlags::MS_RDONLY, options.read_only);
+    flags.set(MsFlags::MS_NOATIME, options.no_atime);
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        mode & libc::S_IFMT,
+        nix::unistd::getuid(),
+        nix::unistd::getgid(),
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    nix::mount::mount(Some(options.fs_name.as_str()), full, Some(KIND), flags, Some(data.as_str()))
+}
+
+/// Commas part options for the helper, so that one in a value is escaped.
+fn helper_options(options: &MountOptions) -> String {
+    let name = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
+    let mut text = format!("fsname={name},subtype={SUBTYPE},default_permissions");
+    let chosen = [
+        (options.allow_other, "allow_other"),
+        (options.read_only, "ro"),
+        (options.no_atime, "noatime"),
+        (options.trusted, "suid"),
+        (options.trusted, "dev"),
+        (!options.trusted, "nosuid"),
+        (!options.trusted, "nodev"),
+    ];
+    for (_, option) in chosen.into_iter().filter(|(chosen, _)| *chosen) {
+        text.push(',');
+        text.push_str(option);
+    }
+    text
+}
+
+fn by_helper(helper: &Path, full: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let system = |source| MountError::System {
+        what: "start fusermount3 for",
+        path: full.to_path_buf(),
+        source,
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(system)?;
+    // The helper inherits its end as a descriptor of its own, which `dup` makes: it is not closed on `exec`.
+    let inherited = nix::unistd::dup(&theirs).map_err(|error| system(error.into()))?;
+    drop(theirs);
+    let child = Command::new(helper)
+        .arg("-o")
+        .arg(helper_options(options))
+        .arg("--")
+        .arg(full)
+        .env(HELPER_SOCKET, inherited.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(system)?;
+    drop(inherited);
+    let device = receive(&ours);
+    let said = ending(child).map_err(system)?;
+    match device {
+        Ok(Some(device)) => Ok(device),
+        Ok(None) | Err(_) => Err(refusal(full, &said)),
+    }
+}
+
+/// Waits for the helper and returns what it complained of.
+fn ending(child: Child) -> io::Result<String> {
+    let output = child.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn refusal(full: &Path, said: &str) -> MountError {
+    let line = said
+        .lines()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("it ended without a word")
+        .trim();
+    let line = line.strip_prefix("fusermount3: ").unwrap_or(line);
+    let hint =
+        if line.contains("user_allow_other") { " (or mount without --allow-other)" } else { "" };
+    MountError::Helper { path: full.to_path_buf(), message: format!("{line}{hint}") }
+}
+
+/// The descriptor that the helper passes; none if it ended without.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0u8];
+    let mut room = nix::cmsg_space!(RawFd);
+    loop {
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags) {
+            Ok(message) => message,
+            Err(Errno::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for part in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(descriptors) = part
+                && let Some(&descriptor) = descriptors.first()
+            {
+                // SAFETY: the kernel has just installed this descriptor for us, nobody else knows its number, and there is
+                // room for one only.
+                let device = unsafe { File::from_raw_fd(descriptor) };
+                return Ok(Some(device.into()));
+            }
+        }
+        return Ok(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_helper_is_told_what_was_chosen() {
+        let options = MountOptions {
+            fs_name: "a,b\\c".to_owned(),
+            trusted: false,
+            allow_other: false,
+            read_only: true,
+            ..MountOptions::default()
+        };
+        let text = helper_options(&options);
+        assert_eq!(text, "fsname=a\\,b\\\\c,subtype=forebay,default_permissions,ro,nosuid,nodev");
+    }
+
+    #[test]
+    fn places_that_cannot_be_mounted_on_are_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let missing = folder.path().join("missing");
+        assert!(matches!(place(&missing), Err(MountError::Missing { path }) if path == missing));
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").expect("a file");
+        assert!(matches!(place(&file), Err(MountError::NotAFolder { .. })));
+        assert!(matches!(place(Path::new("/proc")), Err(MountError::Occupied { .. })));
+        assert!(place(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn a_refusal_is_one_line_with_the_way_out() {
+        let said = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
+        let text = refusal(Path::new("/mnt"), said).to_string();
+        assert!(text.starts_with("fusermount3 refuses /mnt: option allow_other"), "{text}");
+        assert!(text.ends_with("(or mount without --allow-other)"), "{text}");
+    }
+}

@@ -1,0 +1,184 @@
+//! Detaching: unmounting, finding out who is in the way, and clearing what a server that was killed left.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::mount::MntFlags;
+
+use super::{attach, table};
+use crate::error::{MountError, User};
+
+/// So many processes are named at most when a mount is busy.
+const USERS_NAMED: usize = 5;
+
+/// What is mounted at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Full path of the mount point.
+    pub path: PathBuf,
+    /// What the table of mounts calls it: `pool/dataset` for ours.
+    pub source: String,
+    /// Whether it is one of ours.
+    pub ours: bool,
+    /// Its server is gone: everything there fails until it is unmounted.
+    pub dead: bool,
+}
+
+/// What is mounted at `at`, or `None`.
+///
+/// # Errors
+///
+/// The table of mounts, or the way to `at`, cannot be read.
+pub fn is_mounted(at: &Path) -> io::Result<Option<Mounted>> {
+    let full = full_path(at)?;
+    let Some(row) = table::at(&full)? else { return Ok(None) };
+    let (dead, ours) = (is_dead(&full), row.kind == attach::KIND);
+    Ok(Some(Mounted { path: full, source: row.source, ours, dead }))
+}
+
+/// Unmounts what a server that was killed left at `at`.
+///
+/// # Errors
+///
+/// Nothing is mounted there, or it is alive ([`MountError::Alive`]), or the system refuses.
+pub fn unmount_dead(at: &Path) -> Result<(), MountError> {
+    let system = |source| MountError::System { what: "look at", path: at.to_path_buf(), source };
+    match is_mounted(at).map_err(system)? {
+        Some(mounted) if mounted.dead => detach(&mounted.path, true),
+        Some(_) => Err(MountError::Alive { path: at.to_path_buf() }),
+        None => Err(MountError::NotMounted { path: at.to_path_buf() }),
+    }
+}
+
+/// Whether the server of the mount at `full` is gone.
+pub(super) fn is_dead(full: &Path) -> bool {
+    matches!(full.symlink_metadata(), Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)))
+}
+
+/// The full path of a place whose last part may be a dead mount.
+fn full_path(at: &Path) -> io::Result<PathBuf> {
+    match at.canonicalize() {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            let absolute = std::path::absolute(at)?;
+            match (absolute.parent(), absolute.file_name()) {
+                (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+                _ => Ok(absolute),
+            }
+        }
+        other => other,
+    }
+}
+
+/// Unmounts at `full`; `lazily`, it goes out of sight at once and ends when nobody uses it any more.
+pub(super) fn detach(full: &Path, lazily: bool) -> Result<(), MountError> {
+    if attach::may_mount() {
+        let flags = if lazily { MntFlags::MNT_DETACH } else { MntFlags::empty() };
+        match nix::mount::umount2(full, flags | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EBUSY) => {
+                return Err(MountError::Busy { path: full.to_path_buf(), users: users(full) });
+            }
+            Err(Errno::EINVAL) => return Err(MountError::NotMounted { path: full.to_path_buf() }),
+            Err(Errno::EPERM) if attach::helper().is_some() => {}
+            Err(error) => {
+                return Err(MountError::System {
+                    what: "unmount",
+                    path: full.to_path_buf(),
+                    source: error.into(),
+                });
+            }
+        }
+    }
+    by_helper(full, lazily)
+}
+
+fn by_helper(full: &Path, lazily: bool) -> Result<(), MountError> {
+    let helper = attach::helper().ok_or(MountError::NoHelper)?;
+    let mut command = Command::new(helper);
+    command.arg("-u");
+    if lazily {
+        command.arg("-z");
+    }
+    let output = command.arg("--").arg(full).stdin(Stdio::null()).output();
+    let output = output.map_err(|source| MountError::System {
+        what: "start fusermount3 for",
+        path: full.to_path_buf(),
+        source,
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let path = full.to_path_buf();
+    if said.contains("busy") {
+        return Err(MountError::Busy { path, users: users(full) });
+    }
+    if said.contains("not found in") || said.contains("Invalid argument") {
+        return Err(MountError::NotMounted { path });
+    }
+    let message = said.lines().next().unwrap_or("it ended without a word").to_owned();
+    Err(MountError::Helper { path, message })
+}
+
+/// Some of the processes that use something under `full`; only those that this user may look at.
+fn users(full: &Path) -> Vec<User> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut users = Vec::new();
+    for process in processes.flatten() {
+        let pid = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(pid) = pid else { continue };
+        if let Some(uses) = use_of(&process.path(), full) {
+            let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            users.push(User { pid, command: command.trim().to_owned(), uses });
+        }
+        if users.len() == USERS_NAMED {
+            break;
+        }
+    }
+    users
+}
+
+fn use_of(process: &Path, full: &Path) -> Option<String> {
+    let under =
+        |link: &Path| std::fs::read_link(link).ok().filter(|target| target.starts_with(full));
+    for (link, what) in [("cwd", "working folder"), ("root", "root"), ("exe", "program")] {
+        if under(&process.join(link)).is_some() {
+            return Some(what.to_owned());
+        }
+    }
+    let open = std::fs::read_dir(process.join("fd")).ok()?;
+    let mapped = std::fs::read_dir(process.join("map_files")).into_iter().flatten();
+    let mut links = open.chain(mapped).flatten();
+    links.find_map(|link| under(&link.path())).map(|path| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_no_mount_and_proc_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(is_mounted(folder.path()).expect("the table"), None);
+        let proc = is_mounted(Path::new("/proc")).expect("the table").expect("proc");
+        assert!(!proc.ours && !proc.dead);
+        assert!(matches!(unmount_dead(folder.path()), Err(MountError::NotMounted { .. })));
+        assert!(matches!(unmount_dead(Path::new("/proc")), Err(MountError::Alive { .. })));
+    }
+
+    #[test]
+    fn who_uses_a_folder_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let full = folder.path().canonicalize().expect("its path");
+        assert_eq!(users(&full), []);
+        let _open = std::fs::File::create(full.join("file")).expect("a file");
+        let users = users(&full);
+        assert_eq!(users.len(), 1);
+        assert_eq!(
+            (users[0].pid, users[0].uses.as_str()),
+            (std::process::id(), full.join("file").to_str().expect("text"))
+        );
+    }
+}

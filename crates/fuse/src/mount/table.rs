@@ -1,0 +1,92 @@
+//! The table of mounts, as `/proc/self/mountinfo` has it.
+//!
+//! Only this process's namespace is seen. Paths and names that the kernel escapes (blanks as `\040`) are given back as they were.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    /// Major and minor number of its device, which no other file system shares while it lives.
+    pub(super) device: (u32, u32),
+    pub(super) path: PathBuf,
+    /// Such as `fuse.forebay`.
+    pub(super) kind: String,
+    pub(super) source: String,
+}
+
+/// All mounts, in the order in which they were made.
+pub(super) fn rows() -> io::Result<Vec<Row>> {
+    Ok(parse(&std::fs::read(TABLE)?))
+}
+
+/// The mount that is seen at `path`: the last one made there.
+pub(super) fn at(path: &Path) -> io::Result<Option<Row>> {
+    Ok(rows()?.into_iter().rev().find(|row| row.path == path))
+}
+
+/// Lines that are not as they should be are left out.
+fn parse(text: &[u8]) -> Vec<Row> {
+    text.split(|&byte| byte == b'\n').filter_map(row).collect()
+}
+
+fn row(line: &[u8]) -> Option<Row> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let device = std::str::from_utf8(words.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let path = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
+    let mut rest = words.skip_while(|word| *word != b"-").skip(1);
+    let kind = String::from_utf8_lossy(rest.next()?).into_owned();
+    let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
+    Some(Row { device: (major.parse().ok()?, minor.parse().ok()?), path, kind, source })
+}
+
+/// Undoes `\040` and its like.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal =
+            tail.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
+        match octal {
+            Some(digits) if first == b'\\' => {
+                let value =
+                    digits.iter().fold(0u32, |sum, digit| sum * 8 + u32::from(digit - b'0'));
+                plain.push((value & 0xff) as u8);
+                rest = &tail[3..];
+            }
+            _ => {
+                plain.push(first);
+                rest = tail;
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_as_the_kernel_writes_them() {
+        let text = b"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw\n\
+            90 28 0:55 / /mnt/a\\040b\\134c rw shared:4 master:7 - fuse.forebay pool/main rw,user_id=0\n\
+            nonsense\n91 28 0:56 / /x rw - ext4\n";
+        let rows = parse(text);
+        assert_eq!(rows.len(), 2);
+        let row = &rows[1];
+        assert_eq!((row.device, row.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
+        assert_eq!((row.kind.as_str(), row.source.as_str()), ("fuse.forebay", "pool/main"));
+    }
+
+    #[test]
+    fn this_machine_has_proc() {
+        assert!(rows().expect("the table of mounts").iter().any(|row| row.kind == "proc"));
+    }
+}

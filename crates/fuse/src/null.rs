@@ -1,0 +1,489 @@
+//! The ceiling: a server that holds names and sizes, and answers at once.
+//!
+//! What it costs is what the kernel, the transport and a map of names cost; a file system behind the same transport can come near it and
+//! never pass it. Reads give zeroes up to a file's size, writes move that size, `fsync` has nothing to do.
+//!
+//! # Locking
+//!
+//! `null-names` (by folder) and `null-nodes` (by inode), each in shards; never two of them at once. So operations on two
+//! folders are not one step: a rename can be seen half done.
+//!
+//! # What it does not do
+//!
+//! It keeps no content, no times, no symbolic links, no extended attributes, and nothing beyond the mount's life. Permissions are kept, links of files counted.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::path::Path;
+
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+
+use crate::error::MountError;
+use crate::mount::{self, Mount};
+use crate::options::{MAX_WRITE_BYTES, MountOptions};
+use crate::transport::{
+    Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer, FolderEntry,
+    Found, Kind, NewNode, Opened, Position, ROOT, Server, SetAttributes, SizedAnswer, Time, Usage,
+    Written,
+};
+
+/// Mounts the ceiling at `at`: names, sizes, and nothing else, over the same transport as [`mount`](crate::mount()).
+///
+/// # Errors
+///
+/// As [`available`](crate::available), and if `at` is no folder that can be mounted on.
+pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
+    mount::serve(Arc::new(Null::new(options.kernel_cache)), at, options)
+}
+
+const SHARDS: usize = 64;
+/// Cookies of `.` and `..` come first, then the folder's slots.
+const FIRST_SLOT: u64 = 2;
+
+static ZEROES: [u8; MAX_WRITE_BYTES as usize] = [0; MAX_WRITE_BYTES as usize];
+
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
+
+#[derive(Clone, Copy)]
+struct Node {
+    kind: Kind,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    rdev: u32,
+    nlink: u32,
+    size: u64,
+}
+
+/// A folder's names, each in a slot that it keeps.
+#[derive(Default)]
+struct Folder {
+    by_name: Map<Box<[u8]>, usize>,
+    slots: Vec<Option<(Box<[u8]>, u64, Kind)>>,
+    free: Vec<usize>,
+}
+
+impl Folder {
+    fn get(&self, name: &[u8]) -> Option<(u64, Kind)> {
+        let slot = *self.by_name.get(name)?;
+        self.slots[slot].as_ref().map(|(_, ino, kind)| (*ino, *kind))
+    }
+
+    /// Whether the name was free.
+    fn insert(&mut self, name: &[u8], ino: u64, kind: Kind) -> bool {
+        if self.by_name.contains_key(name) {
+            return false;
+        }
+        let entry = Some((name.into(), ino, kind));
+        let slot = if let Some(slot) = self.free.pop() {
+            self.slots[slot] = entry;
+            slot
+        } else {
+            self.slots.push(entry);
+            self.slots.len() - 1
+        };
+        self.by_name.insert(name.into(), slot);
+        true
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Option<(u64, Kind)> {
+        let slot = self.by_name.remove(name)?;
+        self.free.push(slot);
+        self.slots[slot].take().map(|(_, ino, kind)| (ino, kind))
+    }
+}
+
+/// Names and sizes.
+struct Null {
+    kernel_cache: bool,
+    next: AtomicU64,
+    names: Vec<Mutex<Map<u64, Folder>>>,
+    nodes: Vec<Mutex<Map<u64, Node>>>,
+}
+
+/// What an operation here can fail with.
+type Errno = i32;
+
+impl Null {
+    fn new(kernel_cache: bool) -> Self {
+        let null = Self {
+            kernel_cache,
+            next: AtomicU64::new(ROOT + 1),
+            names: (0..SHARDS).map(|_| Mutex::named("null-names", Map::default())).collect(),
+            nodes: (0..SHARDS).map(|_| Mutex::named("null-nodes", Map::default())).collect(),
+        };
+        let (uid, gid) = (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw());
+        let root = Node { kind: Kind::Folder, mode: 0o755, uid, gid, rdev: 0, nlink: 2, size: 0 };
+        null.shard_of_nodes(ROOT).lock().insert(ROOT, root);
+        null.shard_of_names(ROOT).lock().insert(ROOT, Folder::default());
+        null
+    }
+
+    fn shard_of_names(&self, ino: u64) -> &Mutex<Map<u64, Folder>> {
+        &self.names[ino as usize % SHARDS]
+    }
+
+    fn shard_of_nodes(&self, ino: u64) -> &Mutex<Map<u64, Node>> {
+        &self.nodes[ino as usize % SHARDS]
+    }
+
+    fn in_folder<R>(
+        &self,
+        ino: u64,
+        f: impl FnOnce(&mut Folder) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        f(self.shard_of_names(ino).lock().get_mut(&ino).ok_or(libc::ENOENT)?)
+    }
+
+    fn of_node<R>(&self, ino: u64, f: impl FnOnce(&mut Node) -> R) -> Result<R, Errno> {
+        self.shard_of_nodes(ino).lock().get_mut(&ino).map(f).ok_or(libc::ESTALE)
+    }
+
+    fn attributes(&self, ino: u64) -> Result<Attributes, Errno> {
+        let node = self.of_node(ino, |node| *node)?;
+        let epoch = Time { seconds: 0, nanos: 0 };
+        Ok(Attributes {
+            ino,
+            kind: node.kind,
+            mode: node.mode,
+            nlink: node.nlink,
+            uid: node.uid,
+            gid: node.gid,
+            rdev: node.rdev,
+            size: node.size,
+            blocks: node.size.div_ceil(512),
+            block_bytes: 4096,
+            atime: epoch,
+            mtime: epoch,
+            ctime: epoch,
+            generation: 0,
+        })
+    }
+
+    fn make_node(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: NewNode<'_>,
+    ) -> Result<Attributes, Errno> {
+        if name.len() > 255 {
+            return Err(libc::ENAMETOOLONG);
+        }
+        let ino = self.next.fetch_add(1, Ordering::Relaxed);
+        let nlink = if new.kind == Kind::Folder { 2 } else { 1 };
+        let Caller { uid, gid } = caller;
+        let node =
+            Node { kind: new.kind, mode: new.mode, uid, gid, rdev: new.rdev, nlink, size: 0 };
+        self.shard_of_nodes(ino).lock().insert(ino, node);
+        if new.kind == Kind::Folder {
+            self.shard_of_names(ino).lock().insert(ino, Folder::default());
+        }
+        let inserted = self.in_folder(parent, |folder| Ok(folder.insert(name, ino, new.kind)));
+        match inserted {
+            Ok(true) => self.attributes(ino),
+            refused => {
+                self.shard_of_nodes(ino).lock().remove(&ino);
+                self.shard_of_names(ino).lock().remove(&ino);
+                Err(refused.err().unwrap_or(libc::EEXIST))
+            }
+        }
+    }
+
+    /// Takes a name off what it led to.
+    fn dropped(&self, ino: u64, kind: Kind) {
+        if kind == Kind::Folder {
+            self.shard_of_names(ino).lock().remove(&ino);
+            self.shard_of_nodes(ino).lock().remove(&ino);
+        } else {
+            let _ = self.of_node(ino, |node| node.nlink = node.nlink.saturating_sub(1));
+        }
+    }
+
+    fn take_name(&self, parent: u64, name: &[u8], folders: bool) -> Result<(), Errno> {
+        let (ino, kind) = self.in_folder(parent, |folder| folder.get(name).ok_or(libc::ENOENT))?;
+        if (kind == Kind::Folder) != folders {
+            return Err(if folders { libc::ENOTDIR } else { libc::EISDIR });
+        }
+        if folders && self.in_folder(ino, |folder| Ok(!folder.by_name.is_empty()))? {
+            return Err(libc::ENOTEMPTY);
+        }
+        self.in_folder(parent, |folder| folder.remove(name).ok_or(libc::ENOENT))?;
+        self.dropped(ino, kind);
+        Ok(())
+    }
+
+    fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<(), Errno> {
+        let (ino, kind) =
+            self.in_folder(from.0, |folder| folder.remove(from.1).ok_or(libc::ENOENT))?;
+        let replaced = self.in_folder(to.0, |folder| {
+            let replaced = folder.remove(to.1);
+            folder.insert(to.1, ino, kind);
+            Ok(replaced)
+        })?;
+        if let Some((ino, kind)) = replaced {
+            self.dropped(ino, kind);
+        }
+        Ok(())
+    }
+
+    fn opened(&self) -> Opened {
+        Opened { handle: 0, cached: self.kernel_cache }
+    }
+
+    fn list(&self, ino: u64, from: u64, mut answer: impl FolderAnswer, plus: bool) {
+        let names = self.shard_of_names(ino).lock();
+        let Some(folder) = names.get(&ino) else { return answer.error(libc::ENOENT) };
+        for (at, name) in [(0, b".".as_slice()), (1, b"..")] {
+            let entry = FolderEntry { name, ino, kind: Kind::Folder, next: at + 1 };
+            if from <= at && !answer.add(&entry, None) {
+                drop(names);
+                return answer.done();
+            }
+        }
+        let mut slot = from.saturating_sub(FIRST_SLOT) as usize;
+        let mut batch = Vec::new();
+        while slot < folder.slots.len() && batch.len() < 512 {
+            if let Some((name, ino, kind)) = &folder.slots[slot] {
+                batch.push((name.clone(), *ino, *kind, slot as u64 + FIRST_SLOT + 1));
+            }
+            slot += 1;
+        }
+        drop(names);
+        for (name, ino, kind, next) in batch {
+            let attributes = if plus { self.attributes(ino).ok() } else { None };
+            // One that has just gone is left out.
+            if plus && attributes.is_none() {
+                continue;
+            }
+            if !answer.add(&FolderEntry { name: &name, ino, kind, next }, attributes.as_ref()) {
+                break;
+            }
+        }
+        answer.done();
+    }
+}
+
+fn send<T>(answer: impl Answer<T>, result: Result<T, Errno>) {
+    match result {
+        Ok(value) => answer.ok(value),
+        Err(errno) => answer.error(errno),
+    }
+}
+
+impl Server for Null {
+    fn lookup(&self, parent: u64, name: &[u8], answer: impl Answer<Found>) {
+        let found = self.in_folder(parent, |folder| Ok(folder.get(name)));
+        send(
+            answer,
+            match found {
+                Ok(Some((ino, _))) => self.attributes(ino).map(Found::There),
+                Ok(None) => Ok(Found::Absent),
+                Err(errno) => Err(errno),
+            },
+        );
+    }
+
+    fn forget(&self, ino: u64, _count: u64) {
+        let mut nodes = self.shard_of_nodes(ino).lock();
+        if nodes.get(&ino).is_some_and(|node| node.nlink == 0) {
+            nodes.remove(&ino);
+        }
+    }
+
+    fn getattr(&self, ino: u64, answer: impl Answer<Attributes>) {
+        send(answer, self.attributes(ino));
+    }
+
+    fn setattr(
+        &self,
+        _caller: Caller,
+        ino: u64,
+        set: SetAttributes,
+        answer: impl Answer<Attributes>,
+    ) {
+        let done = self.of_node(ino, |node| {
+            node.mode = set.mode.unwrap_or(node.mode);
+            node.uid = set.uid.unwrap_or(node.uid);
+            node.gid = set.gid.unwrap_or(node.gid);
+            node.size = set.size.unwrap_or(node.size);
+        });
+        send(answer, done.and_then(|()| self.attributes(ino)));
+    }
+
+    fn readlink(&self, _ino: u64, answer: impl DataAnswer) {
+        answer.error(libc::EINVAL);
+    }
+
+    fn make(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        node: NewNode<'_>,
+        answer: impl Answer<Found>,
+    ) {
+        if node.kind == Kind::Symlink {
+            return answer.error(libc::EPERM);
+        }
+        send(answer, self.make_node(caller, parent, name, node).map(Found::There));
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        mode: u16,
+        answer: impl Answer<Created>,
+    ) {
+        let node = NewNode { kind: Kind::File, mode, rdev: 0, target: None };
+        let made = self.make_node(caller, parent, name, node);
+        send(answer, made.map(|attributes| Created { attributes, opened: self.opened() }));
+    }
+
+    fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>) {
+        let linked = self.of_node(ino, |node| node.kind).and_then(|kind| {
+            if !self.in_folder(parent, |folder| Ok(folder.insert(name, ino, kind)))? {
+                return Err(libc::EEXIST);
+            }
+            self.of_node(ino, |node| node.nlink += 1)?;
+            self.attributes(ino)
+        });
+        send(answer, linked.map(Found::There));
+    }
+
+    fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
+        send(answer, self.take_name(parent, name, false));
+    }
+
+    fn rmdir(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
+        send(answer, self.take_name(parent, name, true));
+    }
+
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>) {
+        if flags != 0 {
+            return answer.error(libc::EINVAL);
+        }
+        send(answer, self.move_name(from, to));
+    }
+
+    fn open(&self, _caller: Caller, ino: u64, truncate: bool, answer: impl Answer<Opened>) {
+        let done = if truncate { self.of_node(ino, |node| node.size = 0) } else { Ok(()) };
+        send(answer, done.map(|()| self.opened()));
+    }
+
+    fn release(&self, _ino: u64, _handle: u64, answer: impl Answer<()>) {
+        answer.ok(());
+    }
+
+    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, answer: impl DataAnswer) {
+        match self.of_node(ino, |node| node.size) {
+            Ok(size) => {
+                let there = size.saturating_sub(offset).min(u64::from(len)) as usize;
+                answer.data(&ZEROES[..there.min(ZEROES.len())]);
+            }
+            Err(errno) => answer.error(errno),
+        }
+    }
+
+    fn write(&self, ino: u64, _handle: u64, content: Content<'_>, answer: impl Answer<Written>) {
+        let end = content.offset.saturating_add(content.data.len() as u64);
+        let done = self.of_node(ino, |node| node.size = node.size.max(end));
+        send(answer, done.map(|()| Written(content.data.len() as u32)));
+    }
+
+    fn fsync(&self, _ino: u64, _data_only: bool, answer: impl Answer<()>) {
+        answer.ok(());
+    }
+
+    fn opendir(&self, _ino: u64, answer: impl Answer<Opened>) {
+        answer.ok(Opened { handle: 0, cached: false });
+    }
+
+    fn readdir(&self, ino: u64, _handle: u64, from: u64, answer: impl FolderAnswer) {
+        self.list(ino, from, answer, false);
+    }
+
+    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, answer: impl FolderAnswer) {
+        self.list(ino, from, answer, true);
+    }
+
+    fn releasedir(&self, _ino: u64, _handle: u64, answer: impl Answer<()>) {
+        answer.ok(());
+    }
+
+    fn fsyncdir(&self, _ino: u64, answer: impl Answer<()>) {
+        answer.ok(());
+    }
+
+    fn statfs(&self, answer: impl Answer<Usage>) {
+        let (blocks, files) = (1 << 40, 1 << 40);
+        answer.ok(Usage {
+            block_bytes: 4096,
+            blocks,
+            free: blocks,
+            available: blocks,
+            files,
+            files_free: files,
+            name_max: 255,
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _ino: u64,
+        _name: &[u8],
+        _value: &[u8],
+        _flags: i32,
+        answer: impl Answer<()>,
+    ) {
+        answer.error(libc::ENOSYS);
+    }
+
+    fn getxattr(&self, _ino: u64, _name: &[u8], _room: u32, answer: impl SizedAnswer) {
+        answer.error(libc::ENOSYS);
+    }
+
+    fn listxattr(&self, _ino: u64, _room: u32, answer: impl SizedAnswer) {
+        answer.error(libc::ENOSYS);
+    }
+
+    fn removexattr(&self, _ino: u64, _name: &[u8], answer: impl Answer<()>) {
+        answer.error(libc::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        ino: u64,
+        _handle: u64,
+        range: (u64, u64),
+        mode: i32,
+        answer: impl Answer<()>,
+    ) {
+        let end = range.0.saturating_add(range.1);
+        let grows = mode & libc::FALLOC_FL_KEEP_SIZE == 0;
+        send(
+            answer,
+            self.of_node(ino, |node| {
+                node.size = if grows { node.size.max(end) } else { node.size }
+            }),
+        );
+    }
+
+    fn seek(
+        &self,
+        _ino: u64,
+        _handle: u64,
+        _offset: u64,
+        _whence: i32,
+        answer: impl Answer<Position>,
+    ) {
+        answer.error(libc::ENOSYS);
+    }
+
+    fn copy(&self, _range: CopyRange, answer: impl Answer<Written>) {
+        answer.error(libc::ENOSYS);
+    }
+}

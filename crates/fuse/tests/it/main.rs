@@ -1,0 +1,42 @@
+//! Tests of mounts, through the kernel. Where FUSE is not permitted they say so and pass.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests drive a mount as any program does"
+)]
+
+mod null;
+
+use std::path::Path;
+
+use forebay_fuse::MountOptions;
+
+/// Whether mounts work here; says why not.
+fn permitted() -> bool {
+    match forebay_fuse::available() {
+        Ok(()) => true,
+        Err(why) => {
+            eprintln!("SKIPPED: {why}");
+            false
+        }
+    }
+}
+
+/// Options for a mount of a test, of these two kinds.
+fn options(kernel_cache: bool) -> MountOptions {
+    let mut options = MountOptions::default();
+    options.kernel_cache = kernel_cache;
+    options.fs_name = "test/main".to_owned();
+    options
+}
+
+/// All names in a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
+    names.sort();
+    names
+}

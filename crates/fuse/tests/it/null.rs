@@ -1,0 +1,96 @@
+//! The ceiling, and with it the transport and the life of mounts.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+
+use forebay_fuse::{MountError, is_mounted, mount_null, unmount_dead};
+
+use crate::{names, options, permitted};
+
+#[test]
+fn names_and_sizes_in_both_modes() {
+    if !permitted() {
+        return;
+    }
+    for kernel_cache in [false, true] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mount = mount_null(folder.path(), &options(kernel_cache)).expect("a mount");
+        let at = mount.path().to_path_buf();
+        let mut file = File::create(at.join("one")).expect("a file");
+        file.write_all(&[7; 5000]).expect("a write");
+        drop(file);
+        assert_eq!(fs::metadata(at.join("one")).expect("it is there").len(), 5000);
+        let mut content = Vec::new();
+        File::open(at.join("one")).expect("open").read_to_end(&mut content).expect("a read");
+        assert_eq!(content.len(), 5000);
+        fs::create_dir(at.join("folder")).expect("a folder");
+        for n in 0..2000 {
+            File::create(at.join("folder").join(format!("f{n}"))).expect("a file");
+        }
+        assert_eq!(names(&at.join("folder")).len(), 2000);
+        assert_eq!(names(&at), ["folder", "one"]);
+        assert!(fs::metadata(at.join("absent")).is_err());
+        fs::hard_link(at.join("one"), at.join("two")).expect("a link");
+        assert_eq!(fs::metadata(at.join("two")).expect("it is there").nlink(), 2);
+        fs::rename(at.join("two"), at.join("folder/f0")).expect("a rename");
+        assert_eq!(names(&at.join("folder")).len(), 2000);
+        assert!(fs::remove_dir(at.join("folder")).is_err());
+        fs::remove_dir_all(at.join("folder")).expect("all of it");
+        assert_eq!(fs::metadata(at.join("one")).expect("it is there").nlink(), 1);
+        mount.unmount().expect("nobody uses it");
+        assert!(mount.has_ended());
+        let stats = mount.stats();
+        let lookups =
+            stats.counters.iter().find(|cell| cell.label == Some("lookup")).expect("a row");
+        assert!(lookups.value > 0);
+    }
+}
+
+#[test]
+fn a_mount_is_seen_busy_and_ended_by_anybody() {
+    if !permitted() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let mount = mount_null(path, &options(false)).expect("a mount");
+    let seen = is_mounted(path).expect("the table").expect("it is there");
+    assert!(seen.ours && !seen.dead);
+    assert_eq!(seen.source, "test/main");
+    assert!(matches!(unmount_dead(path), Err(MountError::Alive { .. })));
+    assert!(matches!(mount_null(path, &options(false)), Err(MountError::Occupied { .. })));
+
+    let open = File::create(path.join("held")).expect("a file");
+    let Err(MountError::Busy { users, .. }) = mount.unmount() else { panic!("it is in use") };
+    assert!(users.iter().any(|user| user.pid == std::process::id()), "{users:?}");
+    assert!(!mount.has_ended());
+
+    // Lazily: out of sight at once, and it goes on for who has something open.
+    mount.unmount_lazily().expect("lazily");
+    assert_eq!(is_mounted(path).expect("the table"), None);
+    assert_eq!(open.metadata().expect("it is served").len(), 0);
+    assert!(!mount.has_ended());
+    drop(open);
+    assert_eq!(mount.wait(), None);
+
+    // By somebody else.
+    let mount = mount_null(path, &options(false)).expect("a mount");
+    let status = std::process::Command::new("umount").arg(path).status();
+    if status.is_ok_and(|status| status.success()) {
+        assert_eq!(mount.wait(), None);
+    }
+    drop(mount);
+    assert_eq!(is_mounted(path).expect("the table"), None);
+}
+
+#[test]
+fn a_dropped_mount_is_gone() {
+    if !permitted() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(mount_null(folder.path(), &options(false)).expect("a mount"));
+    assert_eq!(is_mounted(folder.path()).expect("the table"), None);
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+}
