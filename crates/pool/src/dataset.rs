@@ -13,6 +13,8 @@ use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::store::Store;
 use crate::sync::SyncContext;
 use crate::tx::Tx;
+use crate::txg::slot_of;
+use crate::waiting;
 use crate::zap::Zap;
 
 /// Records of objects have at least this many bytes.
@@ -137,6 +139,16 @@ struct Stored {
     phys: DatasetPhys,
     /// Whether settings in it are not written yet.
     changed: bool,
+    /// Roots and flavours that groups have set and that are not in `phys`, by the group's low bit.
+    roots: [Option<Root>; 2],
+}
+
+/// What a group has set.
+#[derive(Clone, Copy)]
+struct Root {
+    txg: u64,
+    object: u64,
+    flavour: u32,
 }
 
 impl Inner {
@@ -159,7 +171,7 @@ impl Inner {
             number,
             guid: phys.guid.get(),
             objset,
-            stored: Mutex::named("dataset", Stored { phys, changed: false }),
+            stored: Mutex::named("dataset", Stored { phys, changed: false, roots: [None; 2] }),
             logs: AtomicBool::new(settings.sync == SyncMode::Log),
         }))
     }
@@ -188,7 +200,12 @@ impl Inner {
         let objset = self.objset.sync(ctx);
         let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
         let mut stored = self.stored.lock();
-        let changed = std::mem::take(&mut stored.changed) || objset.is_some();
+        let root = stored.roots[slot_of(ctx.txg)].take_if(|root| root.txg == ctx.txg);
+        if let Some(root) = root {
+            stored.phys.root_object = root.object.into();
+            stored.phys.flavour = root.flavour.into();
+        }
+        let changed = std::mem::take(&mut stored.changed) || objset.is_some() || root.is_some();
         if let Some(objset) = objset {
             stored.phys.objset = objset;
         }
@@ -219,6 +236,22 @@ impl Inner {
         }
     }
 
+    /// Sets the object that its user starts from, and the user's kind, in the group of `tx`: that object may be of the group
+    /// itself.
+    pub(crate) fn set_root(&self, tx: &Tx, object: u64, flavour: u32) {
+        let root = Root { txg: tx.txg(), object, flavour };
+        self.stored.lock().roots[slot_of(tx.txg())] = Some(root);
+    }
+
+    /// That object and kind, as they are now.
+    pub(crate) fn root(&self) -> (u64, u32) {
+        let stored = self.stored.lock();
+        match stored.roots.iter().flatten().max_by_key(|root| root.txg) {
+            Some(root) => (root.object, root.flavour),
+            None => (stored.phys.root_object.get(), stored.phys.flavour.get()),
+        }
+    }
+
     /// Whether changes are noted for the intent log.
     pub(crate) fn logs(&self) -> bool {
         self.logs.load(Ordering::Acquire)
@@ -243,7 +276,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         // Held while it is read: nobody else makes a state of it, changes that, and lets it go meanwhile.
-        let mut open = node.directory.lock();
+        let mut open = waiting::lock(&node.directory, "a directory that is being opened")?;
         if let Some(zap) = open.upgrade() {
             return Ok(zap);
         }

@@ -32,6 +32,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// The pool was exported, or the object destroyed: open it again.
     Closed,
+    /// This thread must not wait, see [`without_waiting`](crate::without_waiting): do it on one that may.
+    WouldBlock,
 }
 
 /// An error: its kind, what was being done to what, and the cause.

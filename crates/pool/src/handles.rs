@@ -8,7 +8,7 @@ use crate::dataset::{DatasetSettings, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
-use crate::object::{Leaves, Node};
+use crate::object::{Content, Leaves, Node};
 use crate::pool::Inner as PoolInner;
 use crate::tx::Transaction;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
@@ -46,6 +46,10 @@ pub struct ObjectInfo {
     pub created_txg: u64,
     /// Its attributes, for its user to understand.
     pub attributes: Vec<u8>,
+    /// Its length in bytes; 0 for a directory.
+    pub size_bytes: u64,
+    /// As [`Object::allocated_bytes`]; 0 for a directory that is small enough to lie where its attributes do.
+    pub allocated_bytes: u64,
 }
 
 impl Dataset {
@@ -71,6 +75,28 @@ impl Dataset {
     /// [`ErrorKind::Invalid`], and as [`Pool::begin`](crate::Pool::begin).
     pub fn set_settings(&self, settings: &DatasetSettings) -> Result<()> {
         self.pool.set_settings(&self.inner, settings)
+    }
+
+    /// Number of the object that its user starts from; 0 if there is none.
+    pub fn root_object(&self) -> u64 {
+        self.inner.root().0
+    }
+
+    /// What kind of user made it, for them to say; 0 is none.
+    pub fn flavour(&self) -> u32 {
+        self.inner.root().1
+    }
+
+    /// Sets both. They become durable with the transaction's group, not by an fsync.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is no such object.
+    pub fn set_root(&self, tx: &Transaction<'_>, root_object: u64, flavour: u32) -> Result<()> {
+        if root_object != 0 {
+            self.inner.objset.dnode(root_object)?;
+        }
+        self.inner.set_root(tx.tx(), root_object, flavour);
+        Ok(())
     }
 
     /// Objects in use, as of the newest durable group.
@@ -142,11 +168,14 @@ impl Dataset {
     pub fn object_info(&self, number: u64) -> Result<ObjectInfo> {
         let dnode = self.inner.objset.dnode(number)?;
         let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
+        let (size_bytes, allocated_bytes) = self.inner.objset.sizes(number)?;
         Ok(ObjectInfo {
             kind,
             record_bytes: 1u32.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
             created_txg: dnode.created_txg.get(),
             attributes: dnode.attributes().to_vec(),
+            size_bytes,
+            allocated_bytes,
         })
     }
 
@@ -161,16 +190,45 @@ impl Dataset {
         number: u64,
         attributes: &[u8],
     ) -> Result<()> {
-        let kind = self.inner.objset.dnode(number)?.object_kind();
-        if kind != Some(ObjectKind::Zap) || !self.inner.logs() {
-            self.inner.set_attributes(tx.tx(), number, attributes)?;
-            self.log(tx, number, || Change::TouchAttributes);
-            return Ok(());
+        self.change_attributes(tx, number, attributes, |kind| match kind {
+            ObjectKind::Zap => Change::SetAttributes { attributes, touched: false },
+            _ => Change::TouchAttributes { attributes },
+        })
+    }
+
+    /// As [`set_attributes`](Self::set_attributes), but for objects of bytes too they become durable as names do: with any fsync in
+    /// the dataset, together with all else of existence and names that the transaction changes. For what has to agree
+    /// with names, as a count of them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_attributes_with_names(
+        &self,
+        tx: &Transaction<'_>,
+        number: u64,
+        attributes: &[u8],
+    ) -> Result<()> {
+        self.change_attributes(tx, number, attributes, |kind| {
+            let touched = kind != ObjectKind::Zap;
+            Change::SetAttributes { attributes, touched }
+        })
+    }
+
+    fn change_attributes<'c>(
+        &self,
+        tx: &Transaction<'_>,
+        number: u64,
+        attributes: &'c [u8],
+        change: impl FnOnce(ObjectKind) -> Change<'c>,
+    ) -> Result<()> {
+        if !self.inner.logs() {
+            return self.inner.set_attributes(tx.tx(), number, attributes);
         }
+        // Noted in the order in which they are made.
         let node = self.inner.objset.open(number)?;
-        let _turn = node.turn.lock();
+        let _turn = node.lock_turn()?;
         self.inner.set_attributes(tx.tx(), number, attributes)?;
-        self.log(tx, number, || Change::SetAttributes { attributes });
+        self.log(tx, number, || change(node.kind));
         Ok(())
     }
 
@@ -237,6 +295,41 @@ impl Object {
         self.node.read(offset, out)
     }
 
+    /// Begins to bring what a read of this range needs into the cache, and calls `done` once, when nothing more is on its way:
+    /// from a callback of the I/O on whatever thread, where it must not wait, or on this thread before this returns, if there
+    /// was nothing to wait for. Never waits.
+    ///
+    /// After `done` a read [`without_waiting`](crate::without_waiting) usually succeeds. It may not: what came was pushed out
+    /// again, or was an indirect block, or could not be read, or the cache wants none of it. Ask again a few times, and
+    /// then read on a thread that may wait.
+    pub fn fetch(&self, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>) {
+        self.node.fetch_range(offset, len, done);
+    }
+
+    /// The next offset from `from` on at which there is data, record by record: `from` itself, if it lies in a record that has
+    /// some; what was written and is not on devices yet counts. `None` if there is none before the end.
+    ///
+    /// # Errors
+    /// Why the indirect blocks that know cannot be read.
+    pub fn next_data(&self, from: u64) -> Result<Option<u64>> {
+        self.node.seek(from, Content::Data)
+    }
+
+    /// The next offset from `from` on that lies in a hole, record by record; what is behind the last record is one, so that it
+    /// is the object's length at most. `None` if `from` is not before the end.
+    ///
+    /// # Errors
+    /// As [`next_data`](Self::next_data).
+    pub fn next_hole(&self, from: u64) -> Result<Option<u64>> {
+        self.node.seek(from, Content::Hole)
+    }
+
+    /// Bytes that it takes on devices: all copies, indirect blocks; and about what will come to that of what is not
+    /// written yet.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.node.allocated_bytes()
+    }
+
     /// Writes `data` at `offset`; the object becomes longer if need be. If it fails, a beginning of `data` may have been
     /// written, as if that had been all.
     ///
@@ -244,7 +337,7 @@ impl Object {
     /// [`ErrorKind::Closed`] if it was destroyed, [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], and what reading a record that is
     /// not written whole may bring.
     pub fn write(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> Result<()> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         let (len, written) = self.node.write_some(tx.tx(), offset, data);
         if len > 0 {
             self.dataset.log(tx, self.node.number, || Change::Write { offset, len });
@@ -257,7 +350,7 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn truncate(&self, tx: &Transaction<'_>, size: u64) -> Result<()> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         self.node.truncate(tx.tx(), size)?;
         self.dataset.log(tx, self.node.number, || Change::Truncate { size });
         Ok(())
@@ -268,7 +361,7 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn punch(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         self.node.punch(tx.tx(), offset, len)?;
         self.dataset.log(tx, self.node.number, || Change::Punch { offset, len });
         Ok(())
@@ -276,8 +369,8 @@ impl Object {
 
     /// Held over a change, which may take several steps, and its note: the log has changes of one object in the order
     /// in which they were made.
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        self.node.turn.lock()
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.node.lock_turn()
     }
 
     /// As [`Dataset::fsync`], for this object.
@@ -300,7 +393,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::Exists`]; [`ErrorKind::Invalid`] for a name or value that is empty or too long.
     pub fn insert(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<()> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         self.zap.insert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapInsert { name, value });
         Ok(())
@@ -311,7 +404,7 @@ impl Directory {
     /// # Errors
     /// As [`insert`](Self::insert), but for the first.
     pub fn update(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         let old = self.zap.upsert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -322,7 +415,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), but for the first.
     pub fn replace(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Value> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         let old = self.zap.replace(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -341,7 +434,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn remove(&self, tx: &Transaction<'_>, name: &[u8]) -> Result<Value> {
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         let old = self.zap.remove(tx.tx(), name)?;
         self.dataset.log(tx, self.number, || Change::ZapRemove { name });
         Ok(old)
@@ -389,8 +482,9 @@ impl Directory {
     }
 
     /// As for objects, if the dataset logs: a change of a directory is one step.
-    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.dataset.inner.logs().then(|| self.zap.store().0.turn.lock())
+    fn turn(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+        let node = &self.zap.store().0;
+        self.dataset.inner.logs().then(|| node.lock_turn()).transpose()
     }
 
     /// As [`Dataset::fsync`], for this directory.

@@ -81,6 +81,7 @@ mod sync;
 mod tunables;
 mod tx;
 mod txg;
+mod waiting;
 mod zap;
 
 pub use block_cache::{BlockCache, BlockCacheOptions, BlockKey};
@@ -99,6 +100,7 @@ pub use store::counters::StoreCounters;
 pub use tunables::{PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
+pub use waiting::{waiting_allowed, without_waiting};
 pub use zap::{Cookie, Entry, Value, ZapStats};
 
 /// What the model checks in `tests/model` look at. No stable interface.

@@ -5,7 +5,7 @@ use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use zerocopy::IntoBytes;
 
-use super::objects::{Look, Touch, Touched};
+use super::objects::{Attributes, Changes, Look, Touch, Touched};
 use super::pending::Records;
 use super::record::{Entry, HEAD_BYTES, Record};
 use super::replay::{BLOCK_HEAD_BYTES, checksum};
@@ -40,12 +40,6 @@ pub(crate) trait Fetch {
     /// # Errors
     /// `NotFound` or `Closed` if the object is gone, which leaves the change out; others fail the commit.
     fn content(&self, dataset: u64, object: u64, offset: u64, out: &mut [u8]) -> Result<()>;
-
-    /// An object's attributes.
-    ///
-    /// # Errors
-    /// As [`content`](Self::content).
-    fn attributes(&self, dataset: u64, object: u64) -> Result<Vec<u8>>;
 }
 
 /// Why a batch was not written.
@@ -62,7 +56,7 @@ enum Cause {
 struct TakenObject {
     dataset: u64,
     object: u64,
-    touched: Vec<Touched>,
+    changes: Changes,
     /// [`Objects::cuts`](super::objects::Objects::cuts) at that moment.
     cuts: u64,
 }
@@ -194,7 +188,7 @@ impl IntentLog {
         }
         let (records, touched) = self.take(&objects, fetch)?;
         let mut lost = Taken { log: self, txg_high: newest(&records), kept: false };
-        let items = self.items(&records, &touched, fetch, &mut lost)?;
+        let items = self.items(&records, &touched, &mut lost)?;
         // After the taking: what was dropped before or meanwhile is of this group or older.
         let needs_txg = self.synced.load(Ordering::SeqCst);
         if self.has_lost() {
@@ -222,7 +216,7 @@ impl IntentLog {
             let of = |&(dataset, object): &(u64, u64)| TakenObject {
                 dataset,
                 object,
-                touched: self.objects.take(dataset, object),
+                changes: self.objects.take(dataset, object),
                 cuts: self.objects.cuts(dataset, object),
             };
             taken = Some((records, objects.iter().map(of).collect()));
@@ -248,64 +242,28 @@ impl IntentLog {
         &self,
         records: &'r [Records],
         objects: &[TakenObject],
-        fetch: &dyn Fetch,
         lost: &mut Taken<'_>,
     ) -> Result<Vec<Item<'r>>, Cause> {
         let mut items: Vec<(u64, Item<'r>)> = Vec::new();
         for (serial, bytes) in records.iter().flat_map(Records::iter) {
             items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
         }
-        for &TakenObject { dataset, object, ref touched, .. } in objects {
-            for touched in touched {
-                lost.txg_high = lost.txg_high.max(touched.txg);
-                let (txg, serial) = (touched.txg, touched.serial);
+        for &TakenObject { dataset, object, ref changes, .. } in objects {
+            for &Touched { txg, serial, touch } in &changes.touched {
+                lost.txg_high = lost.txg_high.max(txg);
                 let record = Record::Destroy;
+                item(Entry { txg, dataset, object, serial, record }, touch, &mut items)?;
+            }
+            for &Attributes { txg, serial, ref bytes } in &changes.attributes {
+                lost.txg_high = lost.txg_high.max(txg);
+                let record = Record::SetAttributes { attributes: bytes };
                 let entry = Entry { txg, dataset, object, serial, record };
-                self.item(entry, touched.touch, fetch, &mut items)?;
+                items.push((serial, made(entry)?));
             }
         }
         // Stable: parts of one write stay in order.
         items.sort_by_key(|(serial, _)| *serial);
         Ok(items.into_iter().map(|(_, item)| item).collect())
-    }
-
-    /// Adds what a touch of an object comes to. `entry`'s record is replaced.
-    fn item(
-        &self,
-        entry: Entry<'static>,
-        touch: Touch,
-        fetch: &dyn Fetch,
-        items: &mut Vec<(u64, Item<'_>)>,
-    ) -> Result<(), Cause> {
-        let attributes;
-        let record = match touch {
-            Touch::Write { offset, len } => {
-                let mut done = 0;
-                while done < len {
-                    let part = (len - done).min(LOG_RECORD_MAX_BYTES as u64);
-                    let (offset, len) = (offset + done, part as usize);
-                    items.push((entry.serial, Item::Write { entry, offset, len }));
-                    done += part;
-                }
-                return Ok(());
-            }
-            Touch::Truncate { size } => Record::Truncate { size },
-            Touch::Punch { offset, len } => Record::Punch { offset, len },
-            Touch::Attributes => match fetch.attributes(entry.dataset, entry.object) {
-                Ok(found) => {
-                    attributes = found;
-                    Record::SetAttributes { attributes: &attributes }
-                }
-                Err(error) if is_gone(&error) => return Ok(()),
-                Err(_) => return Err(Cause::Failed),
-            },
-        };
-        let mut bytes = Vec::new();
-        if !(Entry { record, ..entry }).encode(&mut bytes) {
-            return Err(Cause::Large);
-        }
-        items.push((entry.serial, Item::Made { txg: entry.txg, bytes }));
-        Ok(())
     }
 
     fn write_items(
@@ -448,6 +406,39 @@ impl Drop for Leader<'_> {
 
 fn is_gone(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
+}
+
+/// Adds what a touch of an object comes to. `entry`'s record is replaced.
+fn item(
+    entry: Entry<'static>,
+    touch: Touch,
+    items: &mut Vec<(u64, Item<'_>)>,
+) -> Result<(), Cause> {
+    let record = match touch {
+        Touch::Write { offset, len } => {
+            let mut done = 0;
+            while done < len {
+                let part = (len - done).min(LOG_RECORD_MAX_BYTES as u64);
+                let (offset, len) = (offset + done, part as usize);
+                items.push((entry.serial, Item::Write { entry, offset, len }));
+                done += part;
+            }
+            return Ok(());
+        }
+        Touch::Truncate { size } => Record::Truncate { size },
+        Touch::Punch { offset, len } => Record::Punch { offset, len },
+    };
+    items.push((entry.serial, made(Entry { record, ..entry })?));
+    Ok(())
+}
+
+/// A record, encoded.
+fn made(entry: Entry<'_>) -> Result<Item<'static>, Cause> {
+    let mut bytes = Vec::new();
+    match entry.encode(&mut bytes) {
+        true => Ok(Item::Made { txg: entry.txg, bytes }),
+        false => Err(Cause::Large),
+    }
 }
 
 /// The group of an encoded record.

@@ -154,8 +154,9 @@ impl IntentLog {
             Change::Punch { offset, len } => {
                 return self.touch(txg, dataset, object, Touch::Punch { offset, len });
             }
-            Change::TouchAttributes => {
-                return self.touch(txg, dataset, object, Touch::Attributes);
+            Change::TouchAttributes { attributes } => {
+                let serial = || self.pending.next_serial();
+                return self.objects.note_attributes((txg, dataset, object), attributes, serial);
             }
             Change::Create { kind, record_shift, attributes } => {
                 Record::Create { kind, record_shift, attributes }
@@ -164,7 +165,13 @@ impl IntentLog {
                 self.objects.forget(dataset, object);
                 Record::Destroy
             }
-            Change::SetAttributes { attributes } => Record::SetAttributes { attributes },
+            Change::SetAttributes { attributes, touched } => {
+                if touched {
+                    // Older ones are not to come behind these.
+                    self.objects.forget_attributes(dataset, object);
+                }
+                Record::SetAttributes { attributes }
+            }
             Change::ZapInsert { name, value } => Record::ZapInsert { name, value },
             Change::ZapUpdate { name, value } => Record::ZapUpdate { name, value },
             Change::ZapRemove { name } => Record::ZapRemove { name },

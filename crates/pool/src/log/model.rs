@@ -57,10 +57,6 @@ impl Fetch for Numbers {
         out.fill(object as u8);
         Ok(())
     }
-
-    fn attributes(&self, _: u64, object: u64) -> Result<Vec<u8>> {
-        Ok(vec![object as u8])
-    }
 }
 
 /// A log whose changes are numbers.

@@ -1,5 +1,6 @@
 //! Changes that only commits of their own object write: content and touched attributes. What was written is not
-//! kept, only where; it is fetched when a commit wants it.
+//! kept, only where; it is fetched when a commit wants it. Attributes are kept, as the newest touch left them: those that an
+//! object has when the commit comes to it may be of a transaction that the commit does not take.
 //!
 //! Invariant: an object's list of one group is in the order of its serial numbers. Two writes in a row
 //! that touch are one; it keeps the first one's number, which is right because no other change of the object is
@@ -23,7 +24,20 @@ pub(super) enum Touch {
     Write { offset: u64, len: u64 },
     Truncate { size: u64 },
     Punch { offset: u64, len: u64 },
-    Attributes,
+}
+
+/// What is taken of an object.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub(super) touched: Vec<Touched>,
+    pub(super) attributes: Vec<Attributes>,
+}
+
+/// Attributes as a touch left them.
+pub(super) struct Attributes {
+    pub(super) txg: u64,
+    pub(super) serial: u64,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// The same with its group and its number.
@@ -41,7 +55,7 @@ struct Slot {
     /// Bytes of content to be fetched.
     bytes: u64,
     /// The newest touch of attributes.
-    attributes: Option<Touched>,
+    attributes: Option<Attributes>,
 }
 
 struct ObjectLog {
@@ -108,13 +122,37 @@ impl Objects {
         if matches!(touch, Touch::Truncate { .. } | Touch::Punch { .. }) {
             self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
         }
+        object_in(&mut shard, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
+    }
+
+    /// Notes attributes, in place of those before. The caller has the object's turn. `serial` is asked for their number under
+    /// the lock.
+    pub(super) fn note_attributes(
+        &self,
+        (txg, dataset, object): (u64, u64, u64),
+        attributes: &[u8],
+        serial: impl FnOnce() -> u64,
+    ) {
+        let hash = hash(dataset, object);
+        let mut shard = self.shard(hash).lock();
+        let log = object_in(&mut shard, hash, (dataset, object));
+        if log.lost_txg == txg {
+            return;
+        }
+        let slot = &mut log.slots[slot_of(txg)];
+        let mut bytes = slot.attributes.take().map(|before| before.bytes).unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(attributes);
+        slot.attributes = Some(Attributes { txg, serial: serial(), bytes });
+    }
+
+    /// Forgets an object's touched attributes: it was given others, of which all commits know.
+    pub(super) fn forget_attributes(&self, dataset: u64, object: u64) {
+        let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
-        let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
-        let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
-            let slots = [Slot::default(), Slot::default()];
-            ObjectLog { dataset, object, slots, lost_txg: 0 }
-        });
-        entry.into_mut().note(txg, touch, max_bytes, serial);
+        if let Some(log) = self.shard(hash).lock().find_mut(hash, same) {
+            log.slots.iter_mut().for_each(|slot| slot.attributes = None);
+        }
     }
 
     /// Forgets an object: it was destroyed.
@@ -140,14 +178,18 @@ impl Objects {
     }
 
     /// Takes an object's changes, those of both groups one after another.
-    pub(super) fn take(&self, dataset: u64, object: u64) -> Vec<Touched> {
+    pub(super) fn take(&self, dataset: u64, object: u64) -> Changes {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         match self.shard(hash).lock().find_mut(hash, same) {
-            None => Vec::new(),
+            None => Changes::default(),
             Some(log) => {
-                let mut taken = log.slots[0].take();
-                taken.append(&mut log.slots[1].take());
+                let mut taken = Changes::default();
+                for slot in &mut log.slots {
+                    let slot = std::mem::take(slot);
+                    taken.touched.extend(slot.changes);
+                    taken.attributes.extend(slot.attributes);
+                }
                 taken
             }
         }
@@ -168,15 +210,28 @@ impl Objects {
     }
 }
 
+/// What is known of an object, made empty if it was nothing.
+fn object_in(
+    shard: &mut HashTable<ObjectLog>,
+    hash: u64,
+    (dataset, object): (u64, u64),
+) -> &mut ObjectLog {
+    let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+    let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
+    let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
+        let slots = [Slot::default(), Slot::default()];
+        ObjectLog { dataset, object, slots, lost_txg: 0 }
+    });
+    entry.into_mut()
+}
+
 impl ObjectLog {
     fn note(&mut self, txg: u64, touch: Touch, max_bytes: u64, serial: impl FnOnce() -> u64) {
         if self.lost_txg == txg {
             return;
         }
         let slot = &mut self.slots[slot_of(txg)];
-        if touch == Touch::Attributes {
-            slot.attributes = Some(Touched { txg, serial: serial(), touch });
-        } else if !slot.extend(touch) {
+        if !slot.extend(touch) {
             if let Touch::Write { len, .. } = touch {
                 slot.bytes = slot.bytes.saturating_add(len);
             }
@@ -209,11 +264,5 @@ impl Slot {
         self.bytes = self.bytes.saturating_add(grown - *len);
         *len = grown;
         true
-    }
-
-    fn take(&mut self) -> Vec<Touched> {
-        let mut slot = std::mem::take(self);
-        slot.changes.extend(slot.attributes);
-        slot.changes
     }
 }

@@ -16,10 +16,11 @@ pub(crate) enum Change<'a> {
     Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
     /// It was destroyed.
     Destroy,
-    /// It has these attributes now, and all commits are to know: a directory's, which change with its names.
-    SetAttributes { attributes: &'a [u8] },
-    /// Its attributes changed, which matters to commits of this object only: an object's of bytes.
-    TouchAttributes,
+    /// It has these attributes now, and all commits are to know: they change with names. `touched`: they may have been noted by
+    /// the next kind before.
+    SetAttributes { attributes: &'a [u8], touched: bool },
+    /// It has these attributes now, which matters to commits of this object only: an object's of bytes.
+    TouchAttributes { attributes: &'a [u8] },
     /// A range of it was written.
     Write { offset: u64, len: u64 },
     /// It was cut or extended to this size.

@@ -91,13 +91,6 @@ impl Fetch for Versions {
         }
         Ok(())
     }
-
-    fn attributes(&self, _: u64, object: u64) -> Result<Vec<u8>> {
-        match self.0.borrow().get(&object) {
-            Some(version) => Ok(vec![*version]),
-            None => Err(Error::new(ErrorKind::NotFound, "gone")),
-        }
-    }
 }
 
 fn extents() -> Vec<Extent> {
@@ -176,7 +169,7 @@ fn what_is_committed_is_replayed_in_order() {
     log.append(2, DATASET, 6, Change::Write { offset: 0, len: 10 });
     log.append(2, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
     log.append(2, DATASET, 5, Change::Truncate { size: 7 });
-    log.append(2, DATASET, 5, Change::TouchAttributes);
+    log.append(2, DATASET, 5, Change::TouchAttributes { attributes: &[8] });
     assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Group, "larger than the ring");
     let root_2 = sync(&log, 2);
     assert_eq!(root.head_offset, root_2.head_offset);
@@ -184,7 +177,7 @@ fn what_is_committed_is_replayed_in_order() {
     log.append(3, DATASET, 5, Change::Write { offset: 10, len: 20_000 });
     log.append(3, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
     log.append(3, DATASET, 5, Change::Punch { offset: 7, len: 8 });
-    log.append(3, DATASET, 5, Change::TouchAttributes);
+    log.append(3, DATASET, 5, Change::TouchAttributes { attributes: &[9] });
     log.append(3, DATASET, 6, Change::Truncate { size: 7 });
     assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Durable);
     assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Durable);
@@ -282,7 +275,7 @@ fn what_is_destroyed_is_left_out() {
     let root = sync(&log, 1);
     // Gone from memory, but for the note.
     log.append(2, DATASET, 3, Change::Write { offset: 0, len: 100 });
-    log.append(2, DATASET, 3, Change::TouchAttributes);
+    log.append(2, DATASET, 3, Change::TouchAttributes { attributes: &[3] });
     log.append(2, DATASET, 3, Change::Truncate { size: 1 });
     assert_eq!(log.commit(Some((DATASET, 3)), &versions), Committed::Durable);
     log.append(2, DATASET, 4, Change::Write { offset: 0, len: 100 });
@@ -290,7 +283,8 @@ fn what_is_destroyed_is_left_out() {
     assert_eq!(log.commit(Some((DATASET, 4)), &versions), Committed::Durable);
     let texts: Vec<_> = replay_all(&open(&medium, &root), &root);
     let texts: Vec<_> = texts.into_iter().map(|seen| seen.text).collect();
-    assert_eq!(texts, ["Truncate { size: 1 }", "Destroy"]);
+    // But for what is written as it was noted.
+    assert_eq!(texts, ["SetAttributes { attributes: [3] }", "Truncate { size: 1 }", "Destroy"]);
 }
 
 #[test]
@@ -317,10 +311,6 @@ impl Fetch for Zeros {
     fn content(&self, _: u64, _: u64, _: u64, out: &mut [u8]) -> Result<()> {
         out.fill(0);
         Ok(())
-    }
-
-    fn attributes(&self, _: u64, _: u64) -> Result<Vec<u8>> {
-        Ok(vec![0])
     }
 }
 

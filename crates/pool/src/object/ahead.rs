@@ -1,11 +1,13 @@
 //! Reading ahead of an object's reads: what `prefetch` recognizes, carried out.
 
+use std::ops::Range;
+
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
 
 use crate::prefetch::{self, Limits, Plan, PrefetchCounters, PrefetchTunables, Prefetcher};
 
-use super::node::{Found, Node, State};
+use super::node::{Node, State};
 
 /// What all objects of a pool share for it.
 pub(crate) struct ReadAhead {
@@ -25,14 +27,39 @@ impl ReadAhead {
     }
 }
 
+/// Reads, as ranges of blocks, that were noted and then not served, because that would have had to wait: whoever comes back for
+/// one is not noted again.
+#[derive(Default)]
+pub(super) struct Unserved(Vec<Range<u64>>);
+
+/// Reads that may come back; of more, the oldest are noted again.
+const UNSERVED_MAX: usize = 64;
+
+impl Unserved {
+    /// Whether such a read was noted already.
+    #[inline]
+    pub(super) fn take(&mut self, blocks: &Range<u64>) -> bool {
+        !self.0.is_empty() && self.find(blocks)
+    }
+
+    #[cold]
+    fn find(&mut self, blocks: &Range<u64>) -> bool {
+        let found = self.0.iter().position(|unserved| unserved == blocks);
+        found.map(|at| self.0.swap_remove(at)).is_some()
+    }
+
+    pub(super) fn put(&mut self, blocks: Range<u64>) {
+        if self.0.len() == UNSERVED_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(blocks);
+    }
+}
+
 impl Node {
     /// Notes a read of blocks, and says what will be wanted next. How the read before was served is what the
     /// stream learns from: this one is not served yet.
-    pub(super) fn note_read(
-        &self,
-        state: &mut State,
-        blocks: std::ops::Range<u64>,
-    ) -> Option<Plan> {
+    pub(super) fn note_read(&self, state: &mut State, blocks: &Range<u64>) -> Option<Plan> {
         let ahead = &self.objset.ahead;
         let limits = Limits::new(&ahead.tunables, self.record_bytes() as u64);
         let found = std::mem::replace(&mut state.last_found, prefetch::Found::Hit);
@@ -49,10 +76,10 @@ impl Node {
         // Pointers that are not in memory are read for once; the reader would wait for them soon anyway.
         let mut may_pin = true;
         for block in plan.blocks() {
-            let mut found = self.stored_at(block);
+            let mut found = self.whereabouts(block);
             if found.is_none() && may_pin {
                 may_pin = false;
-                found = self.pin(block).is_ok().then(|| self.stored_at(block)).flatten();
+                found = self.pin(block).is_ok().then(|| self.whereabouts(block)).flatten();
             }
             match found {
                 Some(Some(ptr)) => {
@@ -61,15 +88,6 @@ impl Node {
                 Some(None) => {}
                 None => return,
             }
-        }
-    }
-
-    /// Where a block is stored; inside, nothing if it is in memory or a hole, outside, if that is not known.
-    fn stored_at(&self, block: u64) -> Option<Option<crate::format::BlockPtrPhys>> {
-        match self.lock().find(block) {
-            Found::Stored(ptr) => Some(Some(ptr)),
-            Found::Dirty(_) | Found::Hole => Some(None),
-            Found::Unknown => None,
         }
     }
 }

@@ -8,12 +8,14 @@
 //! device while an object's lock is held: who needs a block that is not in memory lets go, fetches, and starts over.
 
 mod ahead;
+mod fetch;
 mod leaves;
 mod node;
 mod paths;
 mod pending;
 mod pins;
 mod read;
+mod seek;
 mod sync;
 pub(crate) mod tree;
 mod write;
@@ -21,6 +23,7 @@ mod write;
 pub(crate) use ahead::ReadAhead;
 pub(crate) use leaves::Leaves;
 pub(crate) use node::{DataFields, Node};
+pub(crate) use tree::Content;
 
 /// Times that an operation starts over because what it had fetched was no longer the newest, before it gives up.
 pub(crate) const RETRIES_MAX: usize = 1000;

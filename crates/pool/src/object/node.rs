@@ -15,8 +15,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::prefetch::{self, Prefetcher};
+use crate::waiting;
 use crate::zap::Zap;
 
+use super::ahead::Unserved;
 use super::leaves::Leaves;
 use super::pending::{Pending, Slot};
 use super::pins::Pins;
@@ -51,6 +53,7 @@ pub(crate) struct State {
     pub(super) prefetcher: Option<Box<Prefetcher>>,
     /// Where the newest read found its first block.
     pub(super) last_found: prefetch::Found,
+    pub(super) unserved: Unserved,
 }
 
 /// The data fields of a dnode, as a sync has made them.
@@ -166,6 +169,7 @@ impl Node {
             destroyed: None,
             prefetcher: None,
             last_found: prefetch::Found::Hit,
+            unserved: Unserved::default(),
         };
         Ok(Arc::new(Self {
             objset: Arc::clone(objset),
@@ -177,6 +181,14 @@ impl Node {
             directory: Mutex::named("object-directory", Weak::new()),
             state: Mutex::named("object", state),
         }))
+    }
+
+    /// The turn to change the object.
+    ///
+    /// # Errors
+    /// `WouldBlock` on a thread that must not wait, if somebody else has it.
+    pub(crate) fn lock_turn(&self) -> Result<MutexGuard<'_, ()>> {
+        waiting::lock(&self.turn, "another change of the object")
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -198,6 +210,20 @@ impl Node {
     /// Its length in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.lock().size
+    }
+
+    /// Bytes that it takes on devices, and about what groups that are not written yet will add to them.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        let state = self.lock();
+        let newer = usize::from(state.pending[1].txg > state.pending[0].txg);
+        let mut bytes = state.allocated;
+        for pending in [&state.pending[1 - newer], &state.pending[newer]] {
+            if pending.frees_all() {
+                bytes = 0;
+            }
+            bytes = bytes.saturating_add(self.objset.cost_of_block(self.kind, pending.new_bytes));
+        }
+        bytes
     }
 
     /// An error unless it can still be used.
@@ -259,6 +285,10 @@ impl Node {
 
     /// The error with object and block in front.
     pub(crate) fn naming(&self, block: u64, error: Error) -> Error {
+        if error.kind() == ErrorKind::WouldBlock {
+            // No mishap, and frequent.
+            return error;
+        }
         error.doing(format_args!("object {}, block {block}", self.number))
     }
 }

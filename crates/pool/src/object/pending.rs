@@ -33,6 +33,8 @@ pub(crate) struct Pending {
     pub(crate) paths: Paths,
     /// Bytes of memory that `blocks` hold.
     pub(crate) dirty_bytes: u64,
+    /// About how many bytes of them lie where nothing was before; also of those that are written by now.
+    pub(crate) new_bytes: u64,
 }
 
 impl Pending {
@@ -40,6 +42,11 @@ impl Pending {
     pub(crate) fn frees(&self, block: u64) -> bool {
         let at = self.freed.partition_point(|range| range.end <= block);
         self.freed.get(at).is_some_and(|range| range.start <= block)
+    }
+
+    /// Whether the group has freed all that was there before.
+    pub(crate) fn frees_all(&self) -> bool {
+        self.freed.first().is_some_and(|range| *range == (0..u64::MAX))
     }
 
     /// Frees a range: what was written there is dropped. Returns the bytes of memory that gives back.
@@ -53,6 +60,7 @@ impl Pending {
             !gone
         });
         self.dirty_bytes -= bytes;
+        self.new_bytes = self.new_bytes.saturating_sub(bytes);
         let from = self.freed.partition_point(|old| old.end < range.start);
         let to = self.freed.partition_point(|old| old.start <= range.end);
         let start = self.freed.get(from).map_or(range.start, |old| old.start.min(range.start));

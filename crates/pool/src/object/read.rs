@@ -41,20 +41,32 @@ impl Node {
         let mut parts = self.parts(offset, &mut out[..len]);
         let mut first = parts.next();
         let last = (offset + len as u64 - 1) >> self.record_shift;
-        let plan = self.note_read(&mut state, (offset >> self.record_shift)..last + 1);
+        let blocks = (offset >> self.record_shift)..last + 1;
+        let again = state.unserved.take(&blocks);
+        let plan = if again { None } else { self.note_read(&mut state, &blocks) };
         let looked = first.as_mut().map_or(Looked::Done, |part| self.look(&state, part));
         drop(state);
         if let Some(plan) = plan {
             self.read_ahead(plan);
         }
-        if let Some(part) = &mut first {
-            self.finish(looked, part)?;
+        let finished = || {
+            if let Some(part) = &mut first {
+                self.finish(looked, part, again)?;
+            }
+            parts.try_for_each(|mut part| {
+                let looked = self.look(&self.lock(), &mut part);
+                self.finish(looked, &mut part, again)
+            })
+        };
+        match finished() {
+            Ok(()) => Ok(len),
+            Err(error) => {
+                if error.kind() == ErrorKind::WouldBlock {
+                    self.lock().unserved.put(blocks);
+                }
+                Err(error)
+            }
         }
-        for mut part in parts {
-            let looked = self.look(&self.lock(), &mut part);
-            self.finish(looked, &mut part)?;
-        }
-        Ok(len)
     }
 
     /// Cuts a read where blocks end.
@@ -88,8 +100,8 @@ impl Node {
         Looked::Done
     }
 
-    /// Goes on until the bytes are there.
-    fn finish(&self, mut looked: Looked, part: &mut Part<'_>) -> Result<()> {
+    /// Goes on until the bytes are there. `again`: what the read found was noted already.
+    fn finish(&self, mut looked: Looked, part: &mut Part<'_>, again: bool) -> Result<()> {
         for _ in 0..RETRIES_MAX {
             match looked {
                 Looked::Done => return Ok(()),
@@ -102,10 +114,12 @@ impl Node {
                         }
                         return Ok(());
                     }
-                    self.lock().last_found = match self.objset.store.is_read_ahead(&ptr) {
-                        true => prefetch::Found::InFlight,
-                        false => prefetch::Found::Miss,
-                    };
+                    if !again {
+                        self.lock().last_found = match self.objset.store.is_read_ahead(&ptr) {
+                            true => prefetch::Found::InFlight,
+                            false => prefetch::Found::Miss,
+                        };
+                    }
                     if let Some(fetched) = self.fetch(part.block, &ptr)? {
                         copy_out(&fetched.content, part);
                         return Ok(());

@@ -138,6 +138,83 @@ fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockP
     Ok(ptr)
 }
 
+/// The highest indirect block on the way to `block` that is not in memory, if one is not.
+pub(crate) fn missing_above(
+    store: &Store,
+    tree: &Tree,
+    block: u64,
+) -> Result<Option<BlockPtrPhys>> {
+    if block >= capacity(tree.levels) {
+        return Ok(None);
+    }
+    let mut ptr = tree.root;
+    while !ptr.is_hole() && ptr.level > 0 {
+        let Some(content) = store.peek(&ptr) else { return Ok(Some(ptr)) };
+        let index = (block / span(ptr.level)) as usize % POINTERS;
+        ptr = child(&ptr, pointers(&ptr, &content)?, index)?;
+    }
+    Ok(None)
+}
+
+/// What somebody looks for in a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Data,
+    Hole,
+}
+
+/// The first block of a range that is data, or a hole. Reads indirect blocks on the way, but for those that have none
+/// of it.
+pub(crate) fn seek(
+    store: &Store,
+    tree: &Tree,
+    range: Range<u64>,
+    wanted: Content,
+) -> Result<Option<u64>> {
+    let capacity = capacity(tree.levels);
+    if range.start < range.end.min(capacity) {
+        let inside = range.start..range.end.min(capacity);
+        let found = seek_beneath(store, &tree.root, (tree.levels - 1, 0), &inside, wanted)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    let behind = range.start.max(capacity);
+    Ok((wanted == Content::Hole && behind < range.end).then_some(behind))
+}
+
+/// The same beneath a pointer at `level`, whose first block is `first`.
+fn seek_beneath(
+    store: &Store,
+    ptr: &BlockPtrPhys,
+    (level, first): (u8, u64),
+    range: &Range<u64>,
+    wanted: Content,
+) -> Result<Option<u64>> {
+    if ptr.is_hole() || level == 0 {
+        let is_hole = ptr.is_hole();
+        return Ok((is_hole == (wanted == Content::Hole)).then_some(first.max(range.start)));
+    }
+    if wanted == Content::Hole && ptr.fill.get() == capacity(level + 1) {
+        return Ok(None);
+    }
+    let content = store.read(ptr, Attributes::METADATA)?;
+    let found = pointers(ptr, &content)?;
+    let from = (range.start.saturating_sub(first) / span(level)) as usize;
+    for index in from..POINTERS {
+        let first = first + index as u64 * span(level);
+        if first >= range.end || (wanted == Content::Data && index >= found.len()) {
+            break;
+        }
+        let below = child(ptr, found, index)?;
+        let hit = seek_beneath(store, &below, (level - 1, first), range, wanted)?;
+        if hit.is_some() {
+            return Ok(hit);
+        }
+    }
+    Ok(None)
+}
+
 /// One block's new pointer; a hole frees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {

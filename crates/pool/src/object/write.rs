@@ -5,9 +5,11 @@ use std::ops::Range;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
+use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ObjectKind;
 use crate::tx::Tx;
+use crate::waiting::{self, waiting_allowed};
 
 use super::RETRIES_MAX;
 use super::node::{Fetched, Found, Node, State};
@@ -59,6 +61,13 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> (u64, Result<()>) {
+        if waiting::is_forbidden() {
+            // All that would have to be waited for is in memory before the first change, and stays while this is held.
+            return match self.bring_edges(tx, offset, data.len() as u64) {
+                Ok(_held) => waiting_allowed(|| self.write_some(tx, offset, data)),
+                Err(error) => (0, Err(error)),
+            };
+        }
         let mut done = 0;
         let written = self.write_records(tx, offset, data, &mut done);
         if done == 0 {
@@ -68,6 +77,38 @@ impl Node {
             Ok(()) => (done as u64, written),
             Err(error) => (0, written.and(Err(error))),
         }
+    }
+
+    /// Brings what a write of a range needs into memory: what leads to its blocks, and those that it does not overwrite
+    /// whole.
+    fn bring_edges(&self, tx: &Tx, offset: u64, len: u64) -> Result<Vec<BlockRef>> {
+        let end = self.check_range(offset, len)?;
+        let (shift, record) = (self.record_shift, self.record_bytes() as u64);
+        let mut held = Vec::new();
+        for block in (offset >> shift)..end.div_ceil(record) {
+            let whole = offset <= block << shift && (block + 1) << shift <= end;
+            for _ in 0..RETRIES_MAX {
+                let missing = {
+                    let state = self.lock();
+                    self.check_alive(&state)?;
+                    let leads = state.pending[(tx.txg() & 1) as usize].paths.lead_to(block);
+                    match state.find(block) {
+                        Found::Unknown if !whole || !leads => None,
+                        Found::Stored(ptr) if !whole => Some(ptr),
+                        _ => break,
+                    }
+                };
+                let Some(ptr) = missing else {
+                    self.pin(block)?;
+                    continue;
+                };
+                if let Some(fetched) = self.fetch(block, &ptr)? {
+                    held.push(fetched.content);
+                    break;
+                }
+            }
+        }
+        Ok(held)
     }
 
     /// Makes the object at least `end` bytes long.
@@ -298,6 +339,7 @@ impl Node {
         // sync will have to, and if it cannot, the pool is suspended.
         let leads = state.pending[slot].paths.lead_to(block);
         let mut stale = None;
+        let is_hole = matches!(state.find(block), Found::Hole);
         let new = match state.find(block) {
             Found::Unknown if !wanted.whole || !leads => return Ok(Step::Pin),
             _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
@@ -316,7 +358,7 @@ impl Node {
                 }
             }
         };
-        self.put_dirty(state, tx, block, new)?;
+        self.put_dirty(state, tx, (block, is_hole), new)?;
         if let Some(ptr) = stale.filter(|_| self.kind == ObjectKind::Zap) {
             // Who looks for the leaf finds the dirty one from now on.
             store.cache().cache().remove(&store.key(&ptr));
@@ -329,7 +371,7 @@ impl Node {
         self: &Arc<Self>,
         state: &mut State,
         tx: &Tx,
-        block: u64,
+        (block, is_hole): (u64, bool),
         new: Buffer,
     ) -> Result<()> {
         let cache = self.objset.store.cache();
@@ -349,6 +391,9 @@ impl Node {
             _ => 0,
         };
         pending.dirty_bytes += bytes - before;
+        if is_hole || before > 0 {
+            pending.new_bytes += bytes - before;
+        }
         cache.add_dirty(bytes);
         cache.sub_dirty(before);
         Ok(())

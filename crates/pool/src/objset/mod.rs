@@ -210,7 +210,7 @@ impl Objset {
         note: impl FnOnce(),
     ) -> Result<()> {
         let node = self.open(number)?;
-        let _turn = node.turn.lock();
+        let _turn = node.lock_turn()?;
         {
             let mut state = node.lock();
             if state.destroyed.is_some() {
@@ -283,7 +283,7 @@ impl Objset {
                     return Ok(node);
                 }
                 // Whoever destroys it has its turn until it is gone from the table.
-                drop(node.turn.lock());
+                drop(node.lock_turn()?);
                 continue;
             }
             let newest = self.dnodes.newest(number);
@@ -323,6 +323,22 @@ impl Objset {
     pub(crate) fn dnode(&self, number: u64) -> Result<DnodePhys> {
         let (dnode, _) = self.newest_dnode(number)?;
         if dnode.kind == 0 { Err(self.no_object(number)) } else { Ok(dnode) }
+    }
+
+    /// Length and allocated bytes of an object, as they are now. `number` is in use.
+    pub(crate) fn sizes(&self, number: u64) -> Result<(u64, u64)> {
+        // Who has changes that are not stored is open.
+        let node = self.nodes[shard_of(number)].lock().get(&number).and_then(Weak::upgrade);
+        if let Some(node) = node {
+            return Ok((node.size(), node.allocated_bytes()));
+        }
+        match self.dnodes.newest(number) {
+            Newest::Patched(_, true) => Ok((0, 0)),
+            _ => {
+                let dnode = self.stored_dnode(number)?;
+                Ok((dnode.size_bytes.get(), dnode.allocated_bytes.get()))
+            }
+        }
     }
 
     fn newest_dnode(&self, number: u64) -> Result<(DnodePhys, bool)> {

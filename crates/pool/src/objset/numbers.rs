@@ -13,9 +13,10 @@ use forebay_base::sync::{Mutex, thread_slot};
 use forebay_cache::Attributes;
 use hashbrown::HashSet;
 
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
+use crate::waiting;
 
 use super::Objset;
 
@@ -75,7 +76,8 @@ impl Numbers {
 impl Objset {
     /// A number that was free a moment ago.
     pub(super) fn next_number(&self) -> Result<u64> {
-        let mut chunk = self.numbers.chunks[thread_slot().index(CHUNKS)].lock();
+        let chunk = &self.numbers.chunks[thread_slot().index(CHUNKS)];
+        let mut chunk = waiting::lock(chunk, "a number for an object")?;
         while chunk.free == 0 {
             *chunk = match self.reuse()? {
                 Some(chunk) => chunk,
@@ -108,13 +110,26 @@ impl Objset {
                     reusable.scan_next = (from / POINTERS as u64 + 1) * POINTERS as u64;
                     drop(reusable);
                     if from < end {
-                        self.scan(&tree, from, end)?;
+                        let scanned = self.scan(&tree, from, end);
+                        if waiting::is_would_block(&scanned) {
+                            let mut reusable = self.numbers.reusable.lock();
+                            reusable.scan_next = reusable.scan_next.min(from);
+                        }
+                        return self.or_later(scanned.map(|()| None));
                     }
                     return Ok(None);
                 }
             }
         };
-        let ptr = tree::lookup(&self.store, &tree, block)?;
+        let ptr = match tree::lookup(&self.store, &tree, block) {
+            Ok(ptr) => ptr,
+            Err(error) => {
+                if error.kind() == ErrorKind::WouldBlock {
+                    self.numbers.note_free(block);
+                }
+                return self.or_later(Err(error));
+            }
+        };
         if ptr.is_hole() {
             return Ok((block < tree.blocks).then_some(Chunk {
                 block,
@@ -132,6 +147,11 @@ impl Objset {
                 Ok(None)
             }
         }
+    }
+
+    /// Nothing for now, if something would have to be waited for: there are fresh blocks.
+    fn or_later(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
+        if waiting::is_would_block(&found) { Ok(None) } else { found }
     }
 
     /// Notes which blocks from `from` up to the next indirect block, and before `end`, have free dnodes.

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
 use crate::handles::Dataset;
 use crate::store::Store;
+use crate::waiting;
 use crate::zap::Cookie;
 
 use super::create::open_owner;
@@ -35,6 +36,7 @@ impl Pool {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         settings.check()?;
+        waiting::check("a transaction group")?;
         // Before there is a name: a dataset that is there can be opened.
         let store = inner.dataset_store(settings)?;
         {
@@ -101,6 +103,7 @@ impl Inner {
         settings: &DatasetSettings,
     ) -> Result<()> {
         settings.check()?;
+        waiting::check("a transaction group")?;
         {
             let tx = self.begin(Intent::Free)?;
             let _one = self.datasets_changing.lock();
@@ -122,7 +125,7 @@ impl Inner {
 
     /// As [`dataset`](Self::dataset), with the store that it gets if it is not open yet.
     fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::Inner>> {
-        let mut datasets = self.datasets.lock();
+        let mut datasets = waiting::lock(&self.datasets, "a dataset that is being opened")?;
         if let Some(dataset) = datasets.get(name) {
             return Ok(Arc::clone(dataset));
         }

@@ -4,6 +4,7 @@ use forebay_base::sync::atomic::Ordering;
 
 use crate::devices::label;
 use crate::error::Result;
+use crate::waiting::waiting_allowed;
 
 use super::{Inner, Pool};
 
@@ -35,7 +36,12 @@ impl Pool {
         self.end()
     }
 
+    /// Waits, on whatever thread: there is nobody left who could do it later.
     fn end(&self) -> Result<()> {
+        waiting_allowed(|| self.end_now())
+    }
+
+    fn end_now(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }

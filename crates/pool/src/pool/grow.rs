@@ -8,6 +8,7 @@ use crate::devices::label;
 use crate::devices::open::{HostId, Opened};
 use crate::error::Result;
 use crate::space::{DeviceSpan, Space};
+use crate::waiting;
 
 use super::{Inner, Pool};
 
@@ -18,6 +19,7 @@ impl Pool {
     /// As [`create`](Self::create); [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if its sectors are larger than the pool's.
     pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
         self.inner.check_writable()?;
+        waiting::check("a device")?;
         let inner = &self.inner;
         let number = {
             let mut config = inner.config.lock();
@@ -40,6 +42,7 @@ impl Pool {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device; why it could not be written.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
+        waiting::check("a device")?;
         let bytes = {
             let mut config = self.inner.config.lock();
             label::expand(&self.inner.devices, number, &mut config, self.inner.store.cache())?

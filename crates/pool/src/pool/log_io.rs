@@ -10,6 +10,7 @@ use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::log::{Committed, Fetch, LogMedium};
+use crate::waiting;
 
 use super::Inner;
 
@@ -52,10 +53,6 @@ impl Fetch for Inner {
         out[there..].fill(0);
         Ok(())
     }
-
-    fn attributes(&self, dataset: u64, object: u64) -> Result<Vec<u8>> {
-        Ok(self.dataset_of_guid(dataset)?.objset.dnode(object)?.attributes().to_vec())
-    }
 }
 
 impl Inner {
@@ -72,6 +69,7 @@ impl Inner {
     pub(crate) fn fsync(&self, dataset: &dataset::Inner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
+        waiting::check("what is to be durable")?;
         if dataset.logs()
             && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
         {

@@ -39,6 +39,7 @@ use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
 use crate::txg::Txgs;
+use crate::waiting;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
@@ -117,6 +118,7 @@ impl Pool {
     /// Why the group could not be written.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_writable()?;
+        waiting::check("a transaction group")?;
         self.inner.txgs.sync_now().map(|_| ())
     }
 
@@ -139,6 +141,7 @@ impl Inner {
             if let Some(reservation) = self.room.reserve(intent) {
                 return Ok(Transaction::new(self.txgs.begin()?, Some(reservation)));
             }
+            waiting::check("room that a transaction group gives back")?;
             // What others have and do not use comes back with it, and what earlier groups have freed.
             self.txgs.sync_now()?;
         }

@@ -1,4 +1,4 @@
-//! Reading ahead: a read that nobody waits for yet, and that a reader who comes hastens.
+//! Reads without waiting: reading ahead, which a reader who comes hastens, and fetching, which is urgent from the start.
 //!
 //! It never blocks the caller: without room or memory at once, or if the block is in pieces, it is
 //! declined. The first copy is tried only, without healing: if it is bad, the load is given up, and
@@ -71,8 +71,29 @@ impl Store {
         attributes: Attributes,
         on_done: OnPrefetched,
     ) {
+        self.begin_to_read(bp, attributes, Cause::Prefetch, on_done);
+    }
+
+    /// The same for a block that somebody wants now and does not wait for: the read is as urgent as one that is waited for,
+    /// and so becomes one that is on its way already.
+    pub(crate) fn fetch(&self, bp: &BlockPtrPhys, attributes: Attributes, on_done: OnPrefetched) {
+        self.begin_to_read(bp, attributes, Cause::Miss, on_done);
+    }
+
+    fn begin_to_read(
+        &self,
+        bp: &BlockPtrPhys,
+        attributes: Attributes,
+        cause: Cause,
+        on_done: OnPrefetched,
+    ) {
+        let count = |counter| {
+            if cause == Cause::Prefetch {
+                self.count(counter, 1);
+            }
+        };
         let declined = |on_done: OnPrefetched| {
-            self.count(StoreCounters::PREFETCHES_DECLINED, 1);
+            count(StoreCounters::PREFETCHES_DECLINED);
             on_done(false);
         };
         let (Some(dva), Ok(()), false) = (bp.copies[0].get(), check(bp), bp.is_gang()) else {
@@ -87,49 +108,61 @@ impl Store {
         let cache = self.cache.cache();
         // Asked first, because to begin counts as a use.
         if cache.contains(&key) {
-            self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+            count(StoreCounters::PREFETCHES_NEEDLESS);
             return on_done(true);
         }
         let begin = pin!(cache.begin_async(key, u64::from(bp.logical_bytes.get()), attributes));
         match begin.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Ok(Begin::Vacant(filler))) if filler.refusal().is_none() => {
-                self.begin_prefetch(bp, dva, filler, on_done);
+                self.begin_load(bp, (dva, cause), filler, on_done);
             }
             Poll::Ready(Ok(Begin::Hit(_))) => {
-                self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+                count(StoreCounters::PREFETCHES_NEEDLESS);
                 on_done(true);
             }
             Poll::Ready(Ok(Begin::InFlight(flight))) => {
-                self.count(StoreCounters::PREFETCHES_NEEDLESS, 1);
+                count(StoreCounters::PREFETCHES_NEEDLESS);
+                if cause == Cause::Miss && self.shared.prefetches.hasten(&key) {
+                    self.count(StoreCounters::PREFETCHES_JOINED, 1);
+                }
                 flight.on_ready(move |landed| on_done(landed.is_ok()));
             }
             _ => declined(on_done),
         }
     }
 
-    fn begin_prefetch(
+    fn begin_load(
         &self,
         bp: &BlockPtrPhys,
-        dva: Dva,
+        (dva, cause): (Dva, Cause),
         filler: Filler<BlockKey, Buffer>,
         on_done: OnPrefetched,
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
             drop(filler);
-            self.count(StoreCounters::PREFETCHES_DECLINED, 1);
+            if cause == Cause::Prefetch {
+                self.count(StoreCounters::PREFETCHES_DECLINED, 1);
+            }
             return on_done(false);
         };
         let counters = &self.shared.counters;
-        counters.add(StoreCounters::PREFETCHES, 0, 1);
-        counters.add(StoreCounters::READS, Cause::Prefetch as usize, 1);
-        counters.add(StoreCounters::READ_BYTES, Cause::Prefetch as usize, bytes);
+        if cause == Cause::Prefetch {
+            counters.add(StoreCounters::PREFETCHES, 0, 1);
+        }
+        counters.add(StoreCounters::READS, cause as usize, 1);
+        counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
         let key = *filler.key();
-        let job = Job { shared: Arc::clone(&self.shared), bp: *bp, key, filler, on_done };
+        let job = Job { shared: Arc::clone(&self.shared), bp: *bp, key, cause, filler, on_done };
         let shard = self.shared.prefetches.shard(&key);
-        let note = |handle| drop(shard.lock().insert(key, handle));
+        let note = |handle| {
+            // What is urgent already need not be hastened.
+            if cause == Cause::Prefetch {
+                drop(shard.lock().insert(key, handle));
+            }
+        };
         let done = move |read| job.end(read);
-        let begun = self.devices.read_async(dva, buffer, Priority::AsyncRead, note, done);
+        let begun = self.devices.read_async(dva, buffer, cause.priority(), note, done);
         debug_assert!(begun.is_ok(), "the address was checked");
     }
 }
@@ -139,6 +172,7 @@ struct Job {
     shared: Arc<Shared>,
     bp: BlockPtrPhys,
     key: BlockKey,
+    cause: Cause,
     filler: Filler<BlockKey, Buffer>,
     on_done: OnPrefetched,
 }
@@ -146,15 +180,19 @@ struct Job {
 impl Job {
     /// Publishes what was read; in the request's callback.
     fn end(self, read: Read) {
-        let Self { shared, bp, key, filler, on_done } = self;
-        drop(shared.prefetches.shard(&key).lock().remove(&key));
-        let published = match unpack(&shared, &bp, read) {
+        let Self { shared, bp, key, cause, filler, on_done } = self;
+        if cause == Cause::Prefetch {
+            drop(shared.prefetches.shard(&key).lock().remove(&key));
+        }
+        let published = match unpack(&shared, &bp, cause, read) {
             Ok(content) => {
                 drop(filler.publish(content));
                 true
             }
             Err(_) => {
-                shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
+                if cause == Cause::Prefetch {
+                    shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
+                }
                 // Who waits begins anew, and tries the other copy.
                 drop(filler);
                 false
@@ -164,10 +202,10 @@ impl Job {
     }
 }
 
-fn unpack(shared: &Shared, bp: &BlockPtrPhys, read: Read) -> Result<Buffer> {
+fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: Cause, read: Read) -> Result<Buffer> {
     let counters = &shared.counters;
     let physical = read.map_err(|error| {
-        counters.add(StoreCounters::READ_ERRORS, Cause::Prefetch as usize, 1);
+        counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);
         crate::devices::failed(error)
     })?;
     if !codec::verify(bp, &physical) {

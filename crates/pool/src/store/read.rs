@@ -14,6 +14,7 @@ use super::{Store, codec};
 use crate::block_cache::{BlockKey, BlockRef};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
+use crate::waiting;
 
 /// How often a read begins anew because somebody else gave up the load that it waited for.
 const ATTEMPTS: usize = 8;
@@ -27,7 +28,7 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    fn priority(self) -> Priority {
+    pub(super) fn priority(self) -> Priority {
         match self {
             Self::Miss => Priority::SyncRead,
             Self::Prefetch => Priority::AsyncRead,
@@ -78,8 +79,25 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::Corrupt`] if no copy is what was written or the pointer makes no sense,
     /// [`ErrorKind::Device`] if no copy can be read, [`ErrorKind::NoMemory`], [`ErrorKind::Closed`]
-    /// if the pool is being exported.
+    /// if the pool is being exported; [`ErrorKind::WouldBlock`] if it is not cached and this thread must not wait: its
+    /// read has begun then, if that could be done without waiting.
     pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+        match waiting::is_forbidden() {
+            false => self.read_waiting(bp, attributes),
+            true => self.read_without_waiting(bp, attributes),
+        }
+    }
+
+    fn read_without_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
+        if let Some(block) = self.peek(bp) {
+            return Ok(block);
+        }
+        self.fetch(bp, attributes, Box::new(|_| {}));
+        // It may have landed at once, as on a device in memory.
+        self.peek(bp).ok_or_else(|| waiting::would_wait("a block that is not in memory"))
+    }
+
+    fn read_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         let key = self.key(bp);
         for _ in 0..ATTEMPTS {
             // What it says is not trusted with room before it is checked, below.

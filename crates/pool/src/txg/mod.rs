@@ -46,6 +46,7 @@ use throttle::Dirty;
 pub use tunables::TxgTunables;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::waiting;
 
 /// Which of two slots belongs to a group.
 #[inline]
@@ -174,7 +175,7 @@ impl Txgs {
     /// have a hold already.
     ///
     /// # Errors
-    /// `Suspended` or `Closed`.
+    /// `Suspended` or `Closed`; `WouldBlock` on a thread that must not wait, if it would have to.
     #[inline]
     pub fn begin(&self) -> Result<Hold<'_>> {
         self.begin_at(thread_slot().index(self.cells.len()))
@@ -191,7 +192,10 @@ impl Txgs {
         loop {
             match self.cells[cell].enter() {
                 Entered::Open(txg) => return Ok(Hold::new(self, cell, txg)),
-                Entered::Closing => self.wait_opened(),
+                Entered::Closing => {
+                    waiting::check("the next transaction group")?;
+                    self.wait_opened();
+                }
                 Entered::Refused => return Err(self.refusal()),
             }
         }
@@ -385,6 +389,7 @@ impl Txgs {
             }
             state.check_running()?;
             holds::check_not_nested(self);
+            waiting::check("a transaction group")?;
             if state.wanted < txg {
                 state.wanted = txg;
                 self.work.notify_all();

@@ -21,6 +21,7 @@ use super::counters::TxgCounters;
 use super::tunables::TxgTunables;
 use super::{State, Txgs, slot_of};
 use crate::error::Error;
+use crate::waiting;
 
 /// A cell tells the sum of its changed bytes when they are this many.
 pub(super) const BATCH_BYTES: i64 = 64 << 10;
@@ -117,10 +118,19 @@ impl Txgs {
                     self.counters.add(TxgCounters::FULL, 0, 1);
                 }
                 self.ask_locked(&mut state);
+                if let Err(error) = waiting::check("room for changed bytes") {
+                    break Err(error);
+                }
                 turn = None;
                 self.room.wait(&mut state);
                 continue;
             };
+            if delay_ns > 0
+                && let Err(error) = waiting::check("the turn of a change")
+            {
+                // Its turn is not taken: whoever does it on another thread takes one there.
+                break Err(error);
+            }
             let (era, due_ns) = *turn.get_or_insert_with(|| state.take_turn(now_ns, delay_ns));
             if delay_ns == 0 || era != state.era || now_ns >= due_ns {
                 break Ok(());

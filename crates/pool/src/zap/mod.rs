@@ -41,11 +41,12 @@ mod table;
 mod tests;
 
 use crossbeam_utils::CachePadded;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, waiting};
 
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use leaf::pack;
@@ -104,6 +105,17 @@ pub(crate) struct Zap<S: LeafStore> {
 struct Changing {
     state: Mutex<State>,
     operations: Operations,
+    /// Entries as of the last change, for who does not take the lock. Written under it.
+    entries: AtomicU64,
+}
+
+impl State {
+    fn len(&self) -> u64 {
+        match &self.form {
+            Form::Micro(micro) => micro.len() as u64,
+            Form::Fat(fat) => fat.header.entries.get(),
+        }
+    }
 }
 
 impl<S: LeafStore> Zap<S> {
@@ -128,8 +140,9 @@ impl<S: LeafStore> Zap<S> {
 
     fn with(store: S, seed: u64, form: Form) -> Self {
         let state = State { form, ahead: Readahead::default() };
+        let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
-        let changing = CachePadded::new(Changing { state, operations: Operations::new() });
+        let changing = CachePadded::new(Changing { state, operations: Operations::new(), entries });
         Self { store, seed, hints: Hints::new(), changing }
     }
 
@@ -140,10 +153,7 @@ impl<S: LeafStore> Zap<S> {
 
     /// Entries.
     pub(crate) fn len(&self) -> u64 {
-        match &self.changing.state.lock().form {
-            Form::Micro(micro) => micro.len() as u64,
-            Form::Fat(fat) => fat.header.entries.get(),
-        }
+        self.changing.entries.load(Ordering::Acquire)
     }
 
     /// Whether there are no entries.
@@ -219,7 +229,7 @@ impl<S: LeafStore> Zap<S> {
     /// Makes inline content at most `room` bytes long, which is at least the header of a fat directory, so that
     /// attributes can grow.
     pub(crate) fn make_room(&self, tx: &S::Tx, room: usize) -> Result<()> {
-        let mut state = self.changing.state.lock();
+        let mut state = self.lock()?;
         match &state.form {
             Form::Micro(micro) if micro.content().len() > room => {
                 state.form = Form::Fat(self.fatten(tx, micro)?);
@@ -235,23 +245,9 @@ impl<S: LeafStore> Zap<S> {
         let request = Request { wish, hash: hash_of(self.seed, name), name, value };
         self.changing.operations.count(request.hash);
         let changed = self.run(None, |state, reach| {
-            if let Form::Micro(micro) = &mut state.form {
-                let room = self.store.inline_room()?;
-                match micro.change(wish, name, value, room) {
-                    (Change::Full, _) => state.form = Form::Fat(self.fatten(tx, micro)?),
-                    (change, new) => {
-                        if let Some(new) = new {
-                            self.store.set_inline(tx, new.content())?;
-                            *micro = new;
-                        }
-                        return Ok(Step::Done(Changed { change, settle: false }));
-                    }
-                }
-            }
-            match &mut state.form {
-                Form::Fat(fat) => fat.change(reach, tx, &request),
-                Form::Micro(_) => unreachable!("it was made fat"),
-            }
+            let changed = self.change_once(state, reach, tx, &request);
+            self.changing.entries.store(state.len(), Ordering::Release);
+            changed
         })?;
         if changed.settle {
             // The name is gone, whether its leaf can merge or not. If its buddy cannot be read, who looks for a
@@ -259,6 +255,33 @@ impl<S: LeafStore> Zap<S> {
             let _ = self.settle(tx, request.hash);
         }
         Ok(changed.change)
+    }
+
+    #[inline]
+    fn change_once(
+        &self,
+        state: &mut State,
+        reach: Reach<'_, S>,
+        tx: &S::Tx,
+        request: &Request<'_>,
+    ) -> Result<Step<Changed, S::Ticket>> {
+        if let Form::Micro(micro) = &mut state.form {
+            let room = self.store.inline_room()?;
+            match micro.change(request.wish, request.name, request.value, room) {
+                (Change::Full, _) => state.form = Form::Fat(self.fatten(tx, micro)?),
+                (change, new) => {
+                    if let Some(new) = new {
+                        self.store.set_inline(tx, new.content())?;
+                        *micro = new;
+                    }
+                    return Ok(Step::Done(Changed { change, settle: false }));
+                }
+            }
+        }
+        match &mut state.form {
+            Form::Fat(fat) => fat.change(reach, tx, request),
+            Form::Micro(_) => unreachable!("it was made fat"),
+        }
     }
 
     /// Merges what a removal left.
@@ -300,7 +323,7 @@ impl<S: LeafStore> Zap<S> {
     ) -> Result<R> {
         let mut fetched = Vec::new();
         for _ in 0..TRIES {
-            let mut state = self.changing.state.lock();
+            let mut state = self.lock()?;
             match step(&mut state, Reach { store: &self.store, fetched: &fetched })? {
                 Step::Done(result) => {
                     if !fetched.is_empty() && walk_at.is_none() {
@@ -315,6 +338,12 @@ impl<S: LeafStore> Zap<S> {
             ErrorKind::NoMemory,
             format!("{}: leaves leave memory faster than they can be used", self.store.describe()),
         ))
+    }
+
+    /// The lock; under it, dnodes and indirect blocks may be read.
+    #[inline]
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        waiting::lock(&self.changing.state, "another operation of the directory")
     }
 
     /// After an operation that had to fetch something: by now the store knows where leaves are.

@@ -173,7 +173,7 @@ impl<S: LeafStore> Zap<S> {
     /// `Corrupt`, naming the first thing that is wrong.
     pub(crate) fn audit(&self) -> Result<ZapStats> {
         let stats = self.walk(Some(self.seed))?;
-        let state = self.changing.state.lock();
+        let state = self.lock()?;
         if let Form::Fat(fat) = &state.form {
             let counted = fat.header.leaves_at.map(|leaves| u64::from(leaves.get()));
             if counted != stats.by_depth || fat.header.entries.get() != stats.entries {

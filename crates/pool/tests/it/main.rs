@@ -17,4 +17,6 @@ mod interrupt;
 mod life;
 mod objects;
 mod room;
+mod seek;
 mod settings;
+mod waiting;

@@ -20,7 +20,6 @@ fn any_touch() -> impl Strategy<Value = Touch> {
         6 => (0u64..300, 1u64..40).prop_map(|(offset, len)| Touch::Write { offset, len }),
         1 => (0u64..300).prop_map(|size| Touch::Truncate { size }),
         1 => (0u64..300, 1u64..40).prop_map(|(offset, len)| Touch::Punch { offset, len }),
-        1 => Just(Touch::Attributes),
     ]
 }
 
@@ -55,7 +54,7 @@ proptest! {
             let taken = objects.take(1, object);
             let mut sum = 0;
             for txg in [10, 11u64] {
-                let of_txg = || taken.iter().filter(|touched| touched.txg == txg);
+                let of_txg = || taken.touched.iter().filter(|touched| touched.txg == txg);
                 let slot = (txg & 1) as usize;
                 if drops && txg == 10 {
                     prop_assert_eq!(of_txg().count(), 0);
@@ -73,15 +72,8 @@ proptest! {
                     }
                 }
                 prop_assert_eq!(&written, &twin.written[slot]);
-                let is_attributes = |touch: &Touch| *touch == Touch::Attributes;
-                let wanted: Vec<_> =
-                    twin.others[slot].iter().filter(|touch| !is_attributes(touch)).collect();
-                let found: Vec<_> = others.iter().filter(|touch| !is_attributes(touch)).collect();
-                prop_assert_eq!(found, wanted);
-                let touched = twin.others[slot].iter().any(is_attributes);
-                prop_assert_eq!(others.iter().any(is_attributes), touched);
-                let content = of_txg().filter(|touched| touched.touch != Touch::Attributes);
-                prop_assert!(content.map(|touched| touched.serial).is_sorted());
+                prop_assert_eq!(&others, &twin.others[slot]);
+                prop_assert!(of_txg().map(|touched| touched.serial).is_sorted());
             }
             prop_assert_eq!(bytes, sum);
             prop_assert_eq!(objects.look(1, object), Look::Bytes(0));
@@ -108,4 +100,22 @@ fn what_is_too_much_is_lost_until_its_group_is_durable() {
     assert_eq!(objects.look(1, 1), Look::Lost(12));
     objects.forget(1, 1);
     assert_eq!(objects.look(1, 1), Look::Bytes(0));
+}
+
+#[test]
+fn the_newest_attributes_of_each_group_are_taken_unless_others_know_newer_ones() {
+    let objects = Objects::new();
+    let taken = || {
+        let attributes = objects.take(1, 1).attributes;
+        attributes.into_iter().map(|one| (one.txg, one.serial, one.bytes)).collect::<Vec<_>>()
+    };
+    objects.note_attributes((10, 1, 1), b"old", || 1);
+    objects.note_attributes((10, 1, 1), b"", || 2);
+    objects.note_attributes((11, 1, 1), b"new", || 3);
+    assert_eq!(taken(), [(10, 2, b"".to_vec()), (11, 3, b"new".to_vec())]);
+    assert_eq!(taken(), []);
+    objects.note_attributes((10, 1, 1), b"old", || 4);
+    objects.note_attributes((11, 1, 1), b"new", || 5);
+    objects.forget_attributes(1, 1);
+    assert_eq!(taken(), []);
 }

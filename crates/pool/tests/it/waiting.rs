@@ -1,0 +1,294 @@
+//! Threads that must not wait, over devices that take long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op};
+use forebay_pool::{
+    BlockCache, Dataset, ErrorKind, Object, Pool, Result, waiting_allowed, without_waiting,
+};
+
+use crate::common::{MIB, cache, check, create, dataset, import, memory};
+
+const RECORD: u64 = 8192;
+/// Blocks that take an indirect block of their own.
+const BLOCKS: u64 = 1200;
+
+/// A pool whose device can be told to be slow.
+struct Rig {
+    faults: Arc<FaultDevice>,
+    cache: Arc<BlockCache>,
+    pool: Pool,
+    data: Dataset,
+    number: u64,
+    directory: u64,
+}
+
+/// With an object and a large directory of which nothing is in memory.
+fn cold() -> Rig {
+    let faults = Arc::new(FaultDevice::new(memory(128 * MIB), 1));
+    let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
+    let cache = cache(32 * MIB);
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, b"some").unwrap();
+    let object = data.object(number).unwrap();
+    for block in 0..BLOCKS {
+        object.write(&tx, block * RECORD, &(block + 1).to_le_bytes()).unwrap();
+    }
+    let directory = data.create_directory(&tx, &[]).unwrap();
+    let names = data.directory(directory).unwrap();
+    for name in 0..3000u32 {
+        names.insert(&tx, format!("a name {name}").as_bytes(), &name.to_le_bytes()).unwrap();
+    }
+    drop((tx, object, names, data));
+    pool.export().unwrap();
+    let pool = import(&device, &cache);
+    pool.set_tunable("prefetch_max_bytes", "0").unwrap();
+    let data = pool.dataset("data").unwrap();
+    cache.cache().flush();
+    Rig { faults, cache, pool, data, number, directory }
+}
+
+impl Rig {
+    fn object(&self) -> Object {
+        self.data.object(self.number).unwrap()
+    }
+
+    /// Reads take long from now on: what answers that it would have to wait has not waited for one, or it would have
+    /// what it wants.
+    fn stall(&self) {
+        self.faults.add(Rule::new(Fault::Delay(Duration::from_millis(500))).on(Op::Read));
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let counters = self.pool.stats().counters;
+        counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
+    }
+}
+
+fn would_block<T>(result: Result<T>) {
+    let error = result.map(drop).expect_err("it is not in memory");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+}
+
+/// What `fetch` tells when it is done.
+fn fetched(object: &Object, offset: u64, len: u64) -> Receiver<()> {
+    let (send, receive) = channel();
+    object.fetch(offset, len, Box::new(move || send.send(()).unwrap()));
+    receive
+}
+
+fn read(object: &Object, block: u64) -> Result<u64> {
+    let mut out = [0; 8];
+    object.read(block * RECORD, &mut out)?;
+    Ok(u64::from_le_bytes(out))
+}
+
+#[test]
+fn what_would_wait_for_a_device_says_so() {
+    let rig = cold();
+    rig.stall();
+    without_waiting(|| {
+        would_block(rig.data.object(rig.number));
+        would_block(rig.data.directory(rig.directory));
+        would_block(rig.data.object_info(rig.number));
+        would_block(rig.pool.sync());
+        would_block(rig.data.fsync(rig.number));
+        would_block(rig.pool.create_dataset("other", &Default::default()));
+        would_block(rig.data.set_settings(&Default::default()));
+        let tx = rig.pool.begin().unwrap();
+        would_block(rig.data.set_attributes(&tx, rig.number, b"other"));
+        would_block(rig.data.set_attributes_with_names(&tx, rig.number, b"other"));
+        would_block(rig.data.destroy(&tx, rig.number));
+        // A new number comes without reading.
+        assert!(rig.data.create_object(&tx, &[]).unwrap() > rig.number);
+    });
+    rig.faults.clear();
+}
+
+#[test]
+fn what_could_not_be_done_without_waiting_has_changed_nothing() {
+    let rig = cold();
+    let object = rig.object();
+    let names = rig.data.directory(rig.directory).unwrap();
+    rig.stall();
+    without_waiting(|| {
+        let tx = rig.pool.begin().unwrap();
+        would_block(read(&object, 7));
+        would_block(object.write(&tx, 3 * RECORD + 5, b"not whole"));
+        // Whole records, but for the last one.
+        would_block(object.write(&tx, 3 * RECORD, &vec![1; 5 * RECORD as usize + 1]));
+        would_block(object.truncate(&tx, 5 * RECORD + 1));
+        would_block(object.punch(&tx, RECORD + 1, 7 * RECORD));
+        would_block(object.next_hole(0));
+        would_block(names.lookup(b"a name 5"));
+        would_block(names.insert(&tx, b"another name", b"1"));
+        would_block(names.remove(&tx, b"a name 5"));
+        would_block(names.update(&tx, b"a name 5", b"1"));
+        would_block(names.entries(forebay_pool::Cookie::START, 10));
+        assert_eq!(names.len(), 3000);
+    });
+    rig.faults.clear();
+    assert_eq!(object.size(), (BLOCKS - 1) * RECORD + 8);
+    for block in 0..BLOCKS {
+        assert_eq!(read(&object, block).unwrap(), block + 1);
+    }
+    for name in 0..3000u32 {
+        let value = names.lookup(format!("a name {name}").as_bytes()).unwrap();
+        assert_eq!(*value.unwrap(), name.to_le_bytes());
+    }
+    assert!(names.lookup(b"another name").unwrap().is_none());
+    rig.pool.sync().unwrap();
+    names.audit().unwrap();
+    drop((object, names));
+    check(&rig.pool);
+}
+
+#[test]
+fn what_is_in_memory_is_done_at_once() {
+    let rig = cold();
+    let object = rig.object();
+    let names = rig.data.directory(rig.directory).unwrap();
+    for block in 0..BLOCKS {
+        read(&object, block).unwrap();
+    }
+    assert_eq!(names.iter().count(), 3000);
+    let reads = rig.counter("reads");
+    without_waiting(|| {
+        let tx = rig.pool.begin().unwrap();
+        assert_eq!(read(&object, 9).unwrap(), 10);
+        object.write(&tx, 9 * RECORD, &77u64.to_le_bytes()).unwrap();
+        assert_eq!(read(&object, 9).unwrap(), 77);
+        object.punch(&tx, 11 * RECORD + 1, 5 * RECORD).unwrap();
+        object.truncate(&tx, 700 * RECORD + 1).unwrap();
+        names.insert(&tx, b"another name", b"1").unwrap();
+        names.remove(&tx, b"a name 5").unwrap();
+        assert_eq!(names.len(), 3000);
+        assert_eq!(names.iter().count(), 3000);
+        rig.data.destroy(&tx, rig.number).unwrap();
+    });
+    assert_eq!(rig.counter("reads"), reads);
+}
+
+#[test]
+fn waiting_can_be_allowed_inside() {
+    let rig = cold();
+    let object = rig.object();
+    without_waiting(|| {
+        assert_eq!(waiting_allowed(|| read(&object, 5)).unwrap(), 6);
+        waiting_allowed(|| rig.pool.sync()).unwrap();
+    });
+}
+
+#[test]
+fn a_fetch_brings_what_a_read_needs() {
+    let rig = cold();
+    let object = rig.object();
+    let fetch = |block, blocks| fetched(&object, block * RECORD, blocks * RECORD).recv().unwrap();
+    without_waiting(|| {
+        // The indirect block comes first, then what it leads to.
+        for _ in 0..3 {
+            fetch(600, 4);
+        }
+        for block in 600..604 {
+            assert_eq!(read(&object, block).unwrap(), block + 1);
+        }
+        // Nothing is to be read: it is done before the call returns.
+        for (offset, len) in [(600 * RECORD, RECORD), (u64::MAX, 1), (0, 0)] {
+            assert!(fetched(&object, offset, len).try_recv().is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_fetch_does_not_wait_and_ends_when_all_of_it_has() {
+    let rig = cold();
+    let object = rig.object();
+    read(&object, 3).unwrap();
+    let slow = Rule::new(Fault::Delay(Duration::from_millis(50))).on(Op::Read);
+    rig.faults.add(slow);
+    let reads = rig.counter("reads");
+    let fetches: Vec<_> = (0..4).map(|_| fetched(&object, 0, 8 * RECORD)).collect();
+    assert!(fetches.iter().all(|fetch| fetch.try_recv().is_err()), "50 ms have not passed");
+    fetches.iter().for_each(|fetch| fetch.recv().unwrap());
+    without_waiting(|| {
+        (0..8).for_each(|block| assert_eq!(read(&object, block).unwrap(), block + 1))
+    });
+    // Each block once, however many asked, and none that was there.
+    assert_eq!(rig.counter("reads") - reads, 7);
+}
+
+#[test]
+fn a_fetch_of_what_cannot_be_read_ends_too() {
+    let rig = cold();
+    let object = rig.object();
+    read(&object, 3).unwrap();
+    rig.faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    fetched(&object, 0, 8 * RECORD).recv().unwrap();
+    would_block(without_waiting(|| read(&object, 5)));
+    assert_eq!(read(&object, 5).unwrap_err().kind(), ErrorKind::Device);
+    rig.faults.clear();
+    assert_eq!(read(&object, 5).unwrap(), 6);
+}
+
+#[test]
+fn reads_that_come_back_are_noted_once() {
+    let rig = cold();
+    rig.pool.set_tunable("prefetch_max_bytes", "262144").unwrap();
+    let object = rig.object();
+    let mut out = vec![0; RECORD as usize];
+    let mut tries = 0;
+    for block in 0..BLOCKS - 1 {
+        // As a server does: try, have it fetched, try again, and wait in the end.
+        let at = block * RECORD;
+        let mut read = without_waiting(|| object.read(at, &mut out));
+        for _ in 0..3 {
+            if read.is_ok() {
+                break;
+            }
+            tries += 1;
+            fetched(&object, at, RECORD).recv().unwrap();
+            read = without_waiting(|| object.read(at, &mut out));
+        }
+        assert_eq!(read.unwrap(), out.len());
+        assert_eq!(out[..8], (block + 1).to_le_bytes());
+    }
+    let (misses, issued) = (rig.counter("misses"), rig.counter("issued"));
+    assert!(tries < 100, "{tries} tries");
+    assert!(misses < 20, "{misses} misses");
+    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
+}
+
+#[test]
+fn many_threads_that_do_not_wait_and_workers_that_do() {
+    let rig = cold();
+    rig.faults.add(Rule::new(Fault::Delay(Duration::from_millis(1))).on(Op::Read));
+    let (object, handed) = (rig.object(), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (object, rig, handed) = (&object, &rig, &handed);
+            scope.spawn(move || {
+                let mut rng = forebay_base::rng::SmallRng::from_seed(thread);
+                for step in 0..300 {
+                    let block = rng.below(BLOCKS);
+                    let value = without_waiting(|| read(object, block)).or_else(|error| {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                        handed.fetch_add(1, Ordering::Relaxed);
+                        read(object, block)
+                    });
+                    assert_eq!(value.unwrap(), block + 1);
+                    if step % 100 == 99 {
+                        rig.cache.cache().flush();
+                    }
+                }
+            });
+        }
+    });
+    assert!(handed.load(Ordering::Relaxed) > 0);
+    rig.faults.clear();
+}
