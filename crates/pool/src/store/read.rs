@@ -224,12 +224,14 @@ impl Store {
         Ok(Some(content))
     }
 
-    /// The first good copy; the bad ones before it are healed.
+    /// The first good copy; the bad ones before it are healed. If none is good, all are tried once more: what a device
+    /// returned wrong may be right where it lies, and somebody may have to suspend the pool, or give room up, for want of
+    /// this block.
     pub(super) fn load_from_devices(&self, bp: &BlockPtrPhys) -> Result<Buffer> {
         let mut errors = Vec::new();
         // All copies of a gang lead to the same pieces, which look after their copies themselves.
         let copies = if bp.is_gang() { 1 } else { bp.copy_count() };
-        for n in 0..copies {
+        for n in (0..copies).chain(0..copies) {
             match self.load_copy(bp, n, Cause::Miss) {
                 Ok(good) => {
                     if self.heals && !bp.is_gang() {
@@ -242,6 +244,7 @@ impl Store {
                 Err(error) => errors.push(error),
             }
         }
+        errors.truncate(copies);
         self.count(StoreCounters::BLOCKS_LOST, 1);
         Err(lost(bp, errors))
     }

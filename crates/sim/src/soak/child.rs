@@ -90,7 +90,8 @@ fn work(place: &Place, cache: &Arc<BlockCache>, seed: u64) -> Result<()> {
         let (pool, after, _) = work.end()?;
         model = after;
         if rng.below(2) == 0 {
-            rig::check(&pool).unwrap_or_else(|problems| panic!("{problems}"));
+            rig::check(&pool)
+                .unwrap_or_else(|problems| panic!("{problems}\n{:?}", pool.stats().counters));
         }
         pool.export()?;
     }

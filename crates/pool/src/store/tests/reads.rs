@@ -106,6 +106,23 @@ fn rot_on_the_way_never_reaches_a_reader() {
 }
 
 #[test]
+fn rot_that_is_on_the_way_only_is_read_past() {
+    let mut rig = rig(2);
+    let (bp, content) = rig.write(16 << 10, &props(2, Compression::Lz4));
+    rig.store.finish_writes().unwrap();
+    rig.forget(&bp);
+    for device in &rig.faults {
+        device.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read).times(1));
+    }
+    let found = rig.store.read(&bp, Attributes::DATA).unwrap();
+    assert_eq!(found[..], content[..]);
+    drop(found);
+    assert_eq!(rig.counted(StoreCounters::VERIFY_FAILURES), 2, "both copies, once each");
+    assert_eq!(rig.counted(StoreCounters::BLOCKS_LOST), 0);
+    rig.audit();
+}
+
+#[test]
 fn one_read_however_many_ask() {
     let mut rig = rig_with(block_cache(64 << 20), 1, 512, OwnerCaching::All, 20_000_000);
     let (bp, content) = rig.write(64 << 10, &props(1, Compression::Lz4));
