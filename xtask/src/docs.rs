@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use forebay_cache::counters::CacheCounters;
 use forebay_cache::tunables::CacheTunables;
+use forebay_fs::FsCounters;
 use forebay_fuse::MountCounters;
 use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;

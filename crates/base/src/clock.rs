@@ -3,15 +3,18 @@
 //! A library takes a [`Clock`] from its user. [`SystemClock`] is the one place that asks the
 //! system for the time; [`ManualClock`] stands until somebody advances it.
 //!
+//! What is written down for people, such as the times of files, comes from a [`WallClock`]:
+//! [`SystemWallClock`] or, for tests, [`ManualWallClock`].
+//!
 //! # Invariants
 //!
-//! A clock never goes back, for one thread or between threads.
+//! A [`Clock`] never goes back, for one thread or between threads. A [`WallClock`] can: somebody may set it.
 //!
 //! # What it does not do
 //!
-//! No calendar time, no timers, no sleeping.
+//! No dates, no timers, no sleeping.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -82,9 +85,78 @@ impl Clock for ManualClock {
     }
 }
 
+/// A moment, counted from the beginning of 1970 in UTC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnixTime {
+    /// Whole seconds since then, rounded down: negative before it.
+    pub seconds: i64,
+    /// Nanoseconds since the second, below 1,000,000,000.
+    pub nanos: u32,
+}
+
+/// A clock that tells the time of day.
+pub trait WallClock: Send + Sync {
+    /// The time.
+    fn unix_time(&self) -> UnixTime;
+}
+
+/// The system's wall clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemWallClock;
+
+impl WallClock for SystemWallClock {
+    fn unix_time(&self) -> UnixTime {
+        #[allow(clippy::disallowed_methods, reason = "all other code asks a `WallClock`")]
+        let now = SystemTime::now();
+        match now.duration_since(UNIX_EPOCH) {
+            Ok(since) => {
+                let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+                UnixTime { seconds, nanos: since.subsec_nanos() }
+            }
+            // Set to before 1970, which no file needs to tell apart.
+            Err(_) => UnixTime::default(),
+        }
+    }
+}
+
+/// A wall clock that moves on by a fixed step whenever it is asked. Threads may share it.
+#[derive(Debug)]
+pub struct ManualWallClock {
+    now_ns: AtomicU64,
+    step_ns: u64,
+}
+
+impl ManualWallClock {
+    /// A clock that begins at 1970, and moves on by `step_ns` nanoseconds with each look at it.
+    pub fn new(step_ns: u64) -> Self {
+        Self { now_ns: AtomicU64::new(0), step_ns }
+    }
+
+    /// Moves the time on by `ns` nanoseconds.
+    pub fn advance(&self, ns: u64) {
+        self.now_ns.fetch_add(ns, Ordering::AcqRel);
+    }
+}
+
+impl WallClock for ManualWallClock {
+    fn unix_time(&self) -> UnixTime {
+        const SECOND: u64 = 1_000_000_000;
+        let now = self.now_ns.fetch_add(self.step_ns, Ordering::AcqRel);
+        UnixTime { seconds: (now / SECOND) as i64, nanos: (now % SECOND) as u32 }
+    }
+}
+
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Clock, ManualClock, SystemClock};
+    use super::{Clock, ManualClock, ManualWallClock, SystemClock, UnixTime, WallClock};
+
+    #[test]
+    fn the_manual_wall_clock_moves_by_its_step_and_as_told() {
+        let clock = ManualWallClock::new(7);
+        assert_eq!(clock.unix_time(), UnixTime { seconds: 0, nanos: 0 });
+        clock.advance(2_000_000_000);
+        assert_eq!(clock.unix_time(), UnixTime { seconds: 2, nanos: 7 });
+    }
 
     #[test]
     fn the_system_clock_does_not_go_back() {

@@ -1,0 +1,254 @@
+//! Attributes of inodes in memory, and how they are read and written.
+//!
+//! Whatever is on disk is checked here, before anybody else sees it.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::error::{Error, Result};
+use crate::format::{DirentPhys, EXTRAS_MAX, INLINE_MAX, InodePhys, TimePhys, VERSION};
+use crate::types::{FileKind, Time};
+
+/// Set-user-id.
+pub(crate) const SUID: u16 = 0o4000;
+/// Set-group-id.
+pub(crate) const SGID: u16 = 0o2000;
+/// May be executed by its group.
+const GROUP_EXEC: u16 = 0o010;
+/// Bits of a mode.
+pub(crate) const MODE_BITS: u16 = 0o7777;
+
+/// Where the extras of an inode are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Extras {
+    /// Here.
+    Inline(Box<[u8]>),
+    /// In an object of their own.
+    Spilled { object: u64, bytes: u32 },
+}
+
+impl Default for Extras {
+    fn default() -> Self {
+        Self::Inline(Box::default())
+    }
+}
+
+/// Attributes of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u16,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) nlink: u32,
+    pub(crate) rdev: u32,
+    pub(crate) parent: u64,
+    pub(crate) orphans: u64,
+    pub(crate) atime: Time,
+    pub(crate) mtime: Time,
+    pub(crate) ctime: Time,
+    pub(crate) btime: Time,
+    pub(crate) extras: Extras,
+}
+
+impl Meta {
+    /// Those of a new inode, with one name, or, a directory, empty.
+    pub(crate) fn new(kind: FileKind, mode: u16, (uid, gid): (u32, u32), now: Time) -> Self {
+        Self {
+            kind,
+            mode: mode & MODE_BITS,
+            uid,
+            gid,
+            nlink: if kind == FileKind::Directory { 2 } else { 1 },
+            rdev: 0,
+            parent: 0,
+            orphans: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            extras: Extras::default(),
+        }
+    }
+
+    /// As an object's attributes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let (spill, extras_bytes) = match &self.extras {
+            Extras::Inline(bytes) => (0, bytes.len() as u32),
+            Extras::Spilled { object, bytes } => (*object, *bytes),
+        };
+        let phys = InodePhys {
+            version: VERSION,
+            kind: self.kind as u8,
+            mode: self.mode.into(),
+            uid: self.uid.into(),
+            gid: self.gid.into(),
+            nlink: self.nlink.into(),
+            rdev: self.rdev.into(),
+            extras_bytes: extras_bytes.into(),
+            spill: spill.into(),
+            parent: self.parent.into(),
+            orphans: self.orphans.into(),
+            atime: time_phys(self.atime),
+            mtime: time_phys(self.mtime),
+            ctime: time_phys(self.ctime),
+            btime: time_phys(self.btime),
+        };
+        let mut bytes = phys.as_bytes().to_vec();
+        if let Extras::Inline(extras) = &self.extras {
+            bytes.extend_from_slice(extras);
+        }
+        bytes
+    }
+
+    /// From an object's attributes.
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::ErrorKind::Corrupt), if they make no sense.
+    pub(crate) fn decode(attributes: &[u8]) -> Result<Self> {
+        let (phys, rest) = InodePhys::read_from_prefix(attributes)
+            .map_err(|_| Error::corrupt("its attributes are not those of an inode"))?;
+        if phys.version != VERSION {
+            let text = format!("version {} of inodes is not known here", phys.version);
+            return Err(Error::corrupt(text));
+        }
+        let kind = FileKind::from_raw(phys.kind)
+            .ok_or_else(|| Error::corrupt(format!("{} is no kind of inode", phys.kind)))?;
+        let extras_bytes = phys.extras_bytes.get() as usize;
+        let extras = match phys.spill.get() {
+            0 if extras_bytes == rest.len() && extras_bytes <= INLINE_MAX => {
+                Extras::Inline(rest.into())
+            }
+            object
+                if object != 0 && rest.is_empty() && (1..=EXTRAS_MAX).contains(&extras_bytes) =>
+            {
+                Extras::Spilled { object, bytes: extras_bytes as u32 }
+            }
+            _ => return Err(Error::corrupt("its extras have another length than it says")),
+        };
+        if phys.mode.get() & !MODE_BITS != 0 {
+            return Err(Error::corrupt(format!("{:o} is no mode", phys.mode.get())));
+        }
+        Ok(Self {
+            kind,
+            mode: phys.mode.get(),
+            uid: phys.uid.get(),
+            gid: phys.gid.get(),
+            nlink: phys.nlink.get(),
+            rdev: phys.rdev.get(),
+            parent: phys.parent.get(),
+            orphans: phys.orphans.get(),
+            atime: time(&phys.atime)?,
+            mtime: time(&phys.mtime)?,
+            ctime: time(&phys.ctime)?,
+            btime: time(&phys.btime)?,
+            extras,
+        })
+    }
+
+    /// Takes away what lets others act as its owner, as a change by somebody else must.
+    pub(crate) fn clear_suid(&mut self) {
+        self.mode &= !SUID;
+        if self.mode & GROUP_EXEC != 0 {
+            self.mode &= !SGID;
+        }
+    }
+
+    /// Content was changed.
+    pub(crate) fn changed(&mut self, now: Time) {
+        self.mtime = now;
+        self.ctime = now;
+    }
+}
+
+/// An inode's set-group-id bit, if somebody of another group made it: kept for who may not run it only.
+pub(crate) fn mode_of_new(mode: u16, foreign_group: bool) -> u16 {
+    match foreign_group && mode & (SGID | GROUP_EXEC) == SGID | GROUP_EXEC {
+        true => mode & !SGID,
+        false => mode,
+    }
+}
+
+fn time_phys(time: Time) -> TimePhys {
+    TimePhys { seconds: time.seconds.into(), nanos: time.nanos.into() }
+}
+
+fn time(phys: &TimePhys) -> Result<Time> {
+    let nanos = phys.nanos.get();
+    match nanos < 1_000_000_000 {
+        true => Ok(Time { seconds: phys.seconds.get(), nanos }),
+        false => Err(Error::corrupt(format!("a second has no {nanos} nanoseconds"))),
+    }
+}
+
+/// A name's value: which inode, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dirent {
+    pub(crate) number: u64,
+    pub(crate) kind: FileKind,
+}
+
+impl Dirent {
+    pub(crate) fn encode(self) -> [u8; size_of::<DirentPhys>()] {
+        let phys = DirentPhys { number: self.number.into(), kind: self.kind as u8 };
+        zerocopy::transmute!(phys)
+    }
+
+    /// # Errors
+    /// [`Corrupt`](crate::ErrorKind::Corrupt).
+    pub(crate) fn decode(value: &[u8]) -> Result<Self> {
+        let phys = DirentPhys::read_from_bytes(value).ok();
+        let dirent = phys.and_then(|phys| {
+            let kind = FileKind::from_raw(phys.kind)?;
+            Some(Self { number: phys.number.get(), kind })
+        });
+        dirent.ok_or_else(|| Error::corrupt("the value of a name in a directory makes no sense"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use proptest::prelude::*;
+
+    fn meta() -> Meta {
+        let now = Time { seconds: -5, nanos: 999_999_999 };
+        let mut meta = Meta::new(FileKind::Symlink, 0o777, (7, 8), now);
+        meta.extras = Extras::Inline(vec![1, 2, 3].into());
+        meta
+    }
+
+    #[test]
+    fn attributes_come_back_as_they_were() {
+        let mut meta = meta();
+        assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+        meta.extras = Extras::Spilled { object: 9, bytes: 1000 };
+        assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+        let dirent = Dirent { number: 1 << 40, kind: FileKind::Fifo };
+        assert_eq!(Dirent::decode(&dirent.encode()).unwrap(), dirent);
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_an_error_or_makes_sense(
+            at in 0usize..99,
+            byte in any::<u8>(),
+            len in 0usize..120,
+        ) {
+            let mut bytes = meta().encode();
+            bytes[at] = byte;
+            bytes.resize(len, 7);
+            match Meta::decode(&bytes) {
+                Ok(meta) => prop_assert_eq!(meta.encode(), bytes),
+                Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Corrupt),
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_or_an_inode(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(meta) = Meta::decode(&bytes) {
+                prop_assert_eq!(meta.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Looking at everything: whether names, link counts and objects fit together.
+
+use std::fmt;
+
+use forebay_pool::Cookie;
+use hashbrown::HashMap;
+
+use crate::attrs::{Dirent, Extras, Meta};
+use crate::error::{Error, ErrorKind, Result};
+use crate::extras;
+use crate::fs::FileSystem;
+use crate::reclaim::orphan_number;
+use crate::types::FileKind;
+
+/// Entries read at once.
+const LOT: usize = 256;
+/// Problems that are put into words.
+const PROBLEMS_MAX: usize = 100;
+/// Numbers that are looked at, behind the largest known, to find objects that nothing leads to.
+const SEARCH_BEHIND: u64 = 100_000;
+
+/// What an audit found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct AuditReport {
+    /// Directories, with the root.
+    pub directories: u64,
+    /// Inodes that are no directories.
+    pub others: u64,
+    /// Names, without "." and "..".
+    pub names: u64,
+    /// Inodes in the orphan directory.
+    pub orphans: u64,
+    /// What is wrong, in words: the first hundred.
+    pub problems: Vec<String>,
+    /// How much is wrong.
+    pub problem_count: u64,
+}
+
+impl AuditReport {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problem_count == 0
+    }
+}
+
+impl fmt::Display for AuditReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} directories, {} other inodes, {} names, {} orphans: ",
+            self.directories, self.others, self.names, self.orphans
+        )?;
+        if self.is_clean() {
+            return f.write_str("nothing is wrong");
+        }
+        write!(f, "{} problems", self.problem_count)?;
+        self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
+    }
+}
+
+/// An inode that was met.
+struct Met {
+    kind: FileKind,
+    /// As it says.
+    nlink: u32,
+    /// As names were met; for a directory, directories in it.
+    found: u32,
+}
+
+struct Audit<'a> {
+    fs: &'a FileSystem,
+    report: AuditReport,
+    met: HashMap<u64, Met>,
+    /// Objects that are no inodes.
+    spills: HashMap<u64, ()>,
+    /// Directories whose names were not looked at yet.
+    waiting: Vec<u64>,
+}
+
+impl FileSystem {
+    /// Walks everything from the root, and compares link counts, kinds, parents, orphans, and the number of objects. Nothing may
+    /// change it meanwhile; what the background has to do is waited for. Takes memory for every inode, some 40 bytes.
+    ///
+    /// # Errors
+    /// What makes it end early. What is merely wrong is in the report.
+    pub fn audit(&self) -> Result<AuditReport> {
+        self.quiesce();
+        if self.check_writable().is_ok() {
+            // Objects are counted by group.
+            self.pool().sync()?;
+        }
+        let mut audit = Audit {
+            fs: self,
+            report: AuditReport::default(),
+            met: HashMap::new(),
+            spills: HashMap::new(),
+            waiting: Vec::new(),
+        };
+        audit.walk();
+        audit.orphans();
+        audit.objects();
+        Ok(audit.report)
+    }
+}
+
+impl Audit<'_> {
+    fn wrong(&mut self, problem: impl fmt::Display) {
+        self.report.problem_count += 1;
+        if self.report.problems.len() < PROBLEMS_MAX {
+            self.report.problems.push(problem.to_string());
+        }
+    }
+
+    fn walk(&mut self) {
+        let root = self.fs.root();
+        self.meet(root, FileKind::Directory, root, "the root");
+        while let Some(number) = self.waiting.pop() {
+            if let Err(error) = self.directory(number) {
+                self.wrong(format_args!("directory {number}: {error}"));
+            }
+        }
+        let mut problems = Vec::new();
+        for (number, met) in &self.met {
+            let wanted = if met.kind == FileKind::Directory { met.found + 2 } else { met.found };
+            if met.nlink != wanted {
+                problems.push(format!("inode {number} has {wanted} links, and says {}", met.nlink));
+            }
+        }
+        problems.into_iter().for_each(|problem| self.wrong(problem));
+    }
+
+    /// Looks at the names in a directory.
+    fn directory(&mut self, number: u64) -> Result<()> {
+        let directory = self.fs.dataset().directory(number)?;
+        let mut from = Cookie::START;
+        loop {
+            let entries = directory.entries(from, LOT)?;
+            let Some(last) = entries.last() else { return Ok(()) };
+            from = last.next;
+            for entry in &entries {
+                self.report.names += 1;
+                let name = String::from_utf8_lossy(&entry.name);
+                let what = format!("name {name:?} in directory {number}");
+                match Dirent::decode(&entry.value) {
+                    Ok(dirent) => {
+                        if dirent.kind == FileKind::Directory
+                            && let Some(met) = self.met.get_mut(&number)
+                        {
+                            met.found += 1;
+                        }
+                        self.meet(dirent.number, dirent.kind, number, &what);
+                    }
+                    Err(error) => self.wrong(format_args!("{what}: {error}")),
+                }
+            }
+        }
+    }
+
+    /// Looks at the inode that a name leads to.
+    fn meet(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
+        if let Some(met) = self.met.get_mut(&number) {
+            met.found += 1;
+            let (same, again) = (met.kind == kind, kind == FileKind::Directory);
+            if !same || again {
+                self.wrong(format_args!("{what} leads to inode {number}, as another one does"));
+            }
+            return;
+        }
+        let meta = match self.inode(number) {
+            Ok(meta) => meta,
+            Err(error) => return self.wrong(format_args!("{what}: {error}")),
+        };
+        if meta.kind != kind {
+            self.wrong(format_args!("{what}: it says {kind:?}, the inode {:?}", meta.kind));
+        }
+        let is_directory = meta.kind == FileKind::Directory;
+        if is_directory && meta.parent != parent {
+            let says = meta.parent;
+            self.wrong(format_args!("{what}: inode {number} says that it is in {says}"));
+        }
+        let found = u32::from(!is_directory);
+        self.met.insert(number, Met { kind: meta.kind, nlink: meta.nlink, found });
+        if is_directory {
+            self.report.directories += 1;
+            self.waiting.push(number);
+        } else {
+            self.report.others += 1;
+        }
+    }
+
+    /// Reads an inode, and what it has beside its content.
+    fn inode(&mut self, number: u64) -> Result<Meta> {
+        let doing = |error: Error| error.doing(format_args!("inode {number}"));
+        let info = self.fs.dataset().object_info(number).map_err(|error| doing(error.into()))?;
+        let meta = Meta::decode(&info.attributes).map_err(doing)?;
+        if let Extras::Spilled { object, .. } = &meta.extras
+            && self.spills.insert(*object, ()).is_some()
+        {
+            self.wrong(format_args!("inode {number} shares its extras with another one"));
+        }
+        extras::read(self.fs.dataset(), &meta.extras).map_err(doing)?;
+        Ok(meta)
+    }
+
+    fn orphans(&mut self) {
+        let mut from = Cookie::START;
+        loop {
+            let entries = match self.fs.orphans().entries(from, LOT) {
+                Ok(entries) => entries,
+                Err(error) => return self.wrong(format_args!("the orphan directory: {error}")),
+            };
+            let Some(last) = entries.last() else { return };
+            from = last.next;
+            for entry in &entries {
+                self.orphan(&entry.name);
+            }
+        }
+    }
+
+    fn orphan(&mut self, name: &[u8]) {
+        self.report.orphans += 1;
+        let Some(number) = orphan_number(name) else {
+            let name = String::from_utf8_lossy(name);
+            return self.wrong(format_args!("{name:?} in the orphan directory is no number"));
+        };
+        match self.inode(number) {
+            Ok(meta) if meta.nlink > 0 || self.met.contains_key(&number) => {
+                self.wrong(format_args!("inode {number} has names, and is an orphan"));
+            }
+            Ok(meta) => {
+                let met = Met { kind: meta.kind, nlink: 0, found: 0 };
+                self.met.insert(number, met);
+            }
+            Err(error) => self.wrong(format_args!("orphan {number}: {error}")),
+        }
+    }
+
+    /// Compares with how many objects there are.
+    fn objects(&mut self) {
+        let known = self.met.len() as u64 + self.spills.len() as u64 + 1;
+        let there = self.fs.dataset().object_count();
+        if known >= there {
+            if known > there {
+                self.wrong(format_args!("{known} objects are in use, and {there} there"));
+            }
+            return;
+        }
+        let mut missing = there - known;
+        let numbers = self.met.keys().chain(self.spills.keys());
+        let end = numbers.max().copied().unwrap_or(0).saturating_add(SEARCH_BEHIND);
+        let orphans = self.fs.orphans().number();
+        for number in 1..end {
+            if missing == 0 {
+                return;
+            }
+            let known = self.met.contains_key(&number) || self.spills.contains_key(&number);
+            if known || number == orphans {
+                continue;
+            }
+            match self.fs.dataset().object_info(number).map_err(Error::from) {
+                Ok(_) => {
+                    missing -= 1;
+                    self.wrong(format_args!("nothing leads to object {number}"));
+                }
+                Err(error) if error.kind() == ErrorKind::Stale => {}
+                Err(error) => self.wrong(format_args!("object {number}: {error}")),
+            }
+        }
+        if missing > 0 {
+            self.wrong(format_args!("nothing leads to {missing} objects more"));
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! A file system: what all operations share.
+
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_pool::format::ObjectKind;
+use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction};
+
+use crate::attrs::Meta;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::FLAVOUR;
+use crate::inode::Inode;
+use crate::interim;
+use crate::options::FsOptions;
+use crate::reclaim::Reclaim;
+use crate::stats::{FsCounters, FsStats, Op};
+use crate::table::Table;
+use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
+use crate::workers::Workers;
+
+/// Unit of `Attr::blocks`.
+const BLOCK_BYTES: u64 = 512;
+/// What directories and others without content say of their best size of requests.
+const PREFERRED_BYTES: u32 = 4096;
+
+/// Files on a dataset. Any number of threads may share it.
+///
+/// Each operation may wait for devices and for transaction groups; in
+/// [`without_waiting`](forebay_pool::without_waiting) it fails with [`WouldBlock`](ErrorKind::WouldBlock) instead, having
+/// changed nothing. Numbers of inodes stay good while there is a lookup or a handle for them.
+pub struct FileSystem {
+    pool: Arc<Pool>,
+    dataset: Dataset,
+    /// Number of the root's object.
+    root: u64,
+    orphans: Directory,
+    table: Table,
+    pub(crate) workers: Workers,
+    reclaim: Arc<Reclaim>,
+    /// One at a time moves directories between directories: whoever does looks at all above them.
+    pub(crate) moving: Mutex<()>,
+    pub(crate) options: FsOptions,
+    counters: FsCounters,
+    closed: AtomicBool,
+}
+
+/// An inode that somebody uses: it stays in memory meanwhile.
+pub(crate) struct InodeRef<'a> {
+    fs: &'a FileSystem,
+    inode: Arc<Inode>,
+}
+
+impl std::ops::Deref for InodeRef<'_> {
+    type Target = Inode;
+
+    fn deref(&self) -> &Inode {
+        &self.inode
+    }
+}
+
+impl Drop for InodeRef<'_> {
+    fn drop(&mut self) {
+        self.fs.put(&self.inode);
+    }
+}
+
+impl FileSystem {
+    /// Makes an empty file system in a new dataset, or in one that was made and has nothing in it. Durable on return.
+    ///
+    /// # Errors
+    /// [`Exists`](ErrorKind::Exists), and what the pool says.
+    pub fn create_in(
+        pool: &Pool,
+        dataset: &str,
+        settings: &DatasetSettings,
+        root: Owner,
+    ) -> Result<()> {
+        let options = FsOptions::default();
+        let made = match pool.create_dataset(dataset, settings) {
+            Ok(made) => made,
+            Err(error) if error.kind() == PoolKind::Exists => {
+                let there = pool.dataset(dataset)?;
+                if interim::flavour(&there) != 0 || there.object_count() > 0 {
+                    return Err(error.into());
+                }
+                there
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let now = options.clock.unix_time();
+        let mut meta = Meta::new(FileKind::Directory, root.mode, (root.uid, root.gid), now);
+        {
+            let tx = pool.begin()?;
+            meta.orphans = made.create_directory(&tx, &[])?;
+            let number = made.create_directory(&tx, &meta.encode())?;
+            meta.parent = number;
+            made.set_attributes(&tx, number, &meta.encode())?;
+            interim::set_root(&made, &tx, number, FLAVOUR)?;
+        }
+        Ok(pool.sync()?)
+    }
+
+    /// Opens the file system of a dataset. What was deleted and still in use when it was last open is destroyed in the background
+    /// from now on.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound) if there is no such dataset, [`Invalid`](ErrorKind::Invalid) if it holds no files,
+    /// [`Corrupt`](ErrorKind::Corrupt), and what the pool says.
+    pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Arc<Self>> {
+        let name = dataset;
+        let doing = |error: Error| error.doing(format_args!("the files of dataset {name}"));
+        let dataset = pool.dataset(name).map_err(|error| match error.kind() {
+            PoolKind::NotFound => Error::new(ErrorKind::NotFound, error.to_string()),
+            _ => error.into(),
+        })?;
+        if interim::flavour(&dataset) != FLAVOUR || interim::root_object(&dataset) == 0 {
+            let text = format!("dataset {name} holds no files: make a new dataset for them");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let root = interim::root_object(&dataset);
+        let info = dataset.object_info(root).map_err(|error| doing(error.into()))?;
+        let meta = Meta::decode(&info.attributes).map_err(doing)?;
+        if meta.kind != FileKind::Directory || info.kind != ObjectKind::Zap {
+            return Err(doing(Error::corrupt("the root is no directory")));
+        }
+        let orphans = dataset.directory(meta.orphans).map_err(|error| doing(error.into()))?;
+        let fs = Arc::new(Self {
+            pool,
+            dataset,
+            root,
+            orphans,
+            table: Table::new(),
+            workers: Workers::new(options.workers),
+            reclaim: Reclaim::new(),
+            moving: Mutex::named("fs-moving", ()),
+            options: options.clone(),
+            counters: FsCounters::new(),
+            closed: AtomicBool::new(false),
+        });
+        // For ever: nobody looks it up.
+        fs.inode(root)?.keep();
+        fs.reclaim.start(Arc::downgrade(&fs))?;
+        Ok(fs)
+    }
+
+    /// Ends work in the background, writes what is not written, and makes all durable. Every later call fails. What is unlinked and
+    /// open is destroyed when the file system is opened again.
+    ///
+    /// # Errors
+    /// Why something is not durable. It is closed all the same.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.reclaim.stop();
+        self.workers.close();
+        let mut failed = None;
+        let writable = self.check_writable().is_ok();
+        self.table.for_each(|inode| {
+            if writable && inode.known().times_pending {
+                failed = failed.take().or(self.flush_times(inode).err());
+            }
+            true
+        });
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if writable {
+            self.pool.sync()?;
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The pool that it is on.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The name of its dataset.
+    pub fn name(&self) -> &str {
+        self.dataset.name()
+    }
+
+    /// The file system in numbers.
+    pub fn stats(&self) -> FsStats {
+        let mut inode_bytes = 0;
+        self.table.for_each(|inode| {
+            inode_bytes += inode.memory_bytes();
+            true
+        });
+        let (workers_busy, jobs_queued) = self.workers.load();
+        let counters = self.counters.snapshot().into_iter();
+        FsStats {
+            inodes: self.table.len(),
+            inode_bytes,
+            orphans: self.orphans.len(),
+            chores: self.reclaim.len(),
+            workers_busy,
+            jobs_queued,
+            counters: counters
+                .map(|value| (value.name, value.label.unwrap_or_default(), value.value))
+                .collect(),
+        }
+    }
+
+    /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
+    pub fn spawn(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>) + Send>) {
+        self.hand_over(job, false);
+    }
+
+    /// The same; `must_not_wait`: the thread runs it only if no other can.
+    pub(crate) fn hand_over(
+        self: &Arc<Self>,
+        job: Box<dyn FnOnce(&Arc<Self>) + Send>,
+        must_not_wait: bool,
+    ) {
+        let fs = Arc::clone(self);
+        let back = self.workers.push(Box::new(move || job(&fs)), must_not_wait);
+        let row = match back.is_some() {
+            true => FsCounters::JOBS_INLINE,
+            false => FsCounters::JOBS,
+        };
+        self.counters.add(row, 0, 1);
+        if let Some(job) = back {
+            job();
+        }
+    }
+}
+
+impl FileSystem {
+    pub(crate) fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    pub(crate) fn orphans(&self) -> &Directory {
+        &self.orphans
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(crate) fn reclaim(&self) -> &Reclaim {
+        &self.reclaim
+    }
+
+    pub(crate) fn counters(&self) -> &FsCounters {
+        &self.counters
+    }
+
+    pub(crate) fn root(&self) -> u64 {
+        self.root
+    }
+
+    /// Counts an operation, and refuses it if the file system is closed.
+    pub(crate) fn enter(&self, op: Op) -> Result<()> {
+        self.counters.add(FsCounters::OPERATIONS, op as usize, 1);
+        match self.closed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::Closed, "the file system was closed")),
+        }
+    }
+
+    /// # Errors
+    /// [`ReadOnly`](ErrorKind::ReadOnly), [`Closed`](ErrorKind::Closed).
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the file system was closed"));
+        }
+        match self.options.read_only {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::ReadOnly, "it was opened for reading only")),
+        }
+    }
+
+    /// Begins a transaction. The thread has no turn, and no other transaction.
+    pub(crate) fn begin(&self) -> Result<Transaction<'_>> {
+        self.check_writable()?;
+        Ok(self.pool.begin()?)
+    }
+
+    /// The same, for what gives room back.
+    pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
+        self.check_writable()?;
+        Ok(self.pool.begin_freeing()?)
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.options.clock.unix_time()
+    }
+
+    pub(crate) fn ino(&self, number: u64) -> Ino {
+        match number == self.root {
+            true => Ino::ROOT,
+            false => Ino(number + 2),
+        }
+    }
+
+    /// The object of an inode.
+    pub(crate) fn number(&self, ino: Ino) -> Result<u64> {
+        match ino {
+            Ino::ROOT => Ok(self.root),
+            Ino(ino) => ino.checked_sub(2).filter(|number| *number > 0).ok_or_else(stale),
+        }
+    }
+
+    /// An inode that is in memory.
+    pub(crate) fn held(&self, number: u64) -> Option<InodeRef<'_>> {
+        Some(InodeRef { fs: self, inode: self.table.get(number)? })
+    }
+
+    /// The inode of a number, read from the dataset if need be.
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale) if there is none, and what reading it brings.
+    pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
+        if let Some(inode) = self.held(number) {
+            return Ok(inode);
+        }
+        let loaded = self.load(number)?;
+        Ok(InodeRef { fs: self, inode: self.table.insert(loaded) })
+    }
+
+    /// The inode that a caller names.
+    pub(crate) fn inode_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
+        self.inode(self.number(ino)?)
+    }
+
+    /// The directory that a caller names.
+    pub(crate) fn directory_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
+        let inode = self.inode_of(ino)?;
+        inode.check_directory()?;
+        Ok(inode)
+    }
+
+    /// A new inode, in memory.
+    pub(crate) fn add(&self, inode: Inode) -> InodeRef<'_> {
+        InodeRef { fs: self, inode: self.table.insert(inode) }
+    }
+
+    fn load(&self, number: u64) -> Result<Inode> {
+        let doing = |error: Error| error.doing(format_args!("inode {number}"));
+        if number == self.orphans.number() {
+            return Err(stale());
+        }
+        let info = match self.dataset.object_info(number) {
+            Ok(info) => info,
+            Err(error) if error.kind() == PoolKind::NotFound => return Err(stale()),
+            Err(error) => return Err(doing(error.into())),
+        };
+        let meta = Meta::decode(&info.attributes).map_err(doing)?;
+        let wanted = match meta.kind {
+            FileKind::Directory => ObjectKind::Zap,
+            _ => ObjectKind::Data,
+        };
+        if info.kind != wanted {
+            return Err(doing(Error::corrupt("its object is of another kind")));
+        }
+        if meta.nlink == 0 {
+            return Err(stale());
+        }
+        self.counters.add(FsCounters::INODES_LOADED, 0, 1);
+        let size = match meta.kind {
+            FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
+            _ => 0,
+        };
+        let inode = Inode::new(number, info.created_txg, meta, size, 0);
+        if inode.kind == FileKind::File {
+            inode.file(&self.dataset).map_err(doing)?;
+        }
+        Ok(inode)
+    }
+
+    /// Ends the use of an inode.
+    pub(crate) fn put(&self, inode: &Inode) {
+        if Table::put(inode) {
+            self.let_go(inode.number);
+        }
+    }
+
+    pub(crate) fn attr(&self, inode: &Inode) -> Attr {
+        let (size, blocks, block_bytes) = match inode.kind {
+            FileKind::File => self.file_size(inode),
+            FileKind::Directory => (u64::from(PREFERRED_BYTES), 1, PREFERRED_BYTES),
+            FileKind::Symlink => (inode.size(), 0, PREFERRED_BYTES),
+            _ => (0, 0, PREFERRED_BYTES),
+        };
+        let known = inode.known();
+        let meta = &known.meta;
+        Attr {
+            ino: self.ino(inode.number),
+            kind: meta.kind,
+            mode: meta.mode,
+            nlink: meta.nlink,
+            uid: meta.uid,
+            gid: meta.gid,
+            rdev: meta.rdev,
+            size,
+            blocks,
+            block_bytes,
+            atime: meta.atime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+            btime: meta.btime,
+            generation: inode.generation,
+        }
+    }
+
+    fn file_size(&self, inode: &Inode) -> (u64, u64, u32) {
+        match inode.open_file() {
+            Some(object) => {
+                let size = object.size();
+                (size, size.div_ceil(BLOCK_BYTES), object.record_bytes())
+            }
+            None => {
+                let size = inode.size();
+                (size, size.div_ceil(BLOCK_BYTES), PREFERRED_BYTES)
+            }
+        }
+    }
+
+    /// Writes attributes, so that they are durable with the names that the transaction changes.
+    pub(crate) fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
+        Ok(self.dataset.set_attributes(tx, number, &meta.encode())?)
+    }
+
+    /// Changes what is known of an inode, here and in its object. The caller has its turn.
+    pub(crate) fn change(
+        &self,
+        tx: &Transaction<'_>,
+        inode: &Inode,
+        change: impl FnOnce(&mut Meta),
+    ) -> Result<()> {
+        let mut meta = inode.meta();
+        change(&mut meta);
+        self.store(tx, inode.number, &meta)?;
+        inode.set_atime_fresh(0);
+        let mut known = inode.known();
+        known.meta = meta;
+        known.times_pending = false;
+        known.stored_txg = tx.txg();
+        Ok(())
+    }
+
+    /// Changes the times of an inode: in its object only once a group; the last ones follow later. The caller has its turn.
+    pub(crate) fn touch(
+        &self,
+        tx: &Transaction<'_>,
+        inode: &Inode,
+        change: impl FnOnce(&mut Meta),
+    ) -> Result<()> {
+        {
+            let mut known = inode.known();
+            if known.stored_txg == tx.txg() {
+                change(&mut known.meta);
+                known.times_pending = true;
+                drop(known);
+                inode.set_atime_fresh(0);
+                return Ok(());
+            }
+        }
+        self.change(tx, inode, change)
+    }
+
+    /// Writes times that are not in the object yet.
+    pub(crate) fn flush_times(&self, inode: &Inode) -> Result<()> {
+        if !inode.known().times_pending {
+            return Ok(());
+        }
+        let tx = self.begin_freeing()?;
+        let _turn = inode.turn();
+        if !inode.known().times_pending {
+            return Ok(());
+        }
+        self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
+        self.change(&tx, inode, |_| {})
+    }
+}
+
+impl InodeRef<'_> {
+    /// Adds a reference that somebody ends with [`put`](FileSystem::put).
+    pub(crate) fn keep(&self) {
+        self.inode.refs.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// As the answer to a lookup: counts it.
+    pub(crate) fn into_entry(self, parent: u64, name: &[u8]) -> Entry {
+        let attr = self.fs.attr(&self);
+        self.count_lookup(parent, name);
+        Entry { attr }
+    }
+
+    /// Counts a lookup under that name.
+    pub(crate) fn count_lookup(&self, parent: u64, name: &[u8]) {
+        self.keep();
+        self.fs.table.count_lookup(&self.inode);
+        let mut known = self.known();
+        let same = known.place.as_ref().is_some_and(|place| place.0 == parent && *place.1 == *name);
+        if !same {
+            known.place = Some((parent, name.into()));
+        }
+    }
+}
+
+#[cold]
+pub(crate) fn stale() -> Error {
+    Error::new(ErrorKind::Stale, "there is no such inode any more")
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // Whoever wants to know what fails closes it before.
+        let _ = self.close();
+    }
+}
+
+impl std::fmt::Debug for FileSystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "files of dataset {} of {:?}", self.dataset.name(), self.pool)
+    }
+}

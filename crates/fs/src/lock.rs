@@ -1,0 +1,34 @@
+//! Turns of several inodes at once.
+//!
+//! Whoever changes more than one inode takes their turns in the order of their numbers, whatever they are to each other:
+//! so nobody waits in a circle. The thread has its transaction already; what holds turns begins none.
+
+use forebay_base::sync::MutexGuard;
+
+use crate::inode::Inode;
+
+/// Inodes that one operation changes, at most: two directories and what two names lead to.
+const MOST: usize = 4;
+
+/// Turns of up to [`MOST`] inodes.
+pub(crate) struct Turns<'a> {
+    _guards: [Option<MutexGuard<'a, ()>>; MOST],
+}
+
+impl<'a> Turns<'a> {
+    /// Waits for the turns of all of them; the same one may come twice.
+    pub(crate) fn of<const N: usize>(inodes: [&'a Inode; N]) -> Self {
+        const { assert!(N <= MOST) };
+        let mut sorted = inodes;
+        sorted.sort_unstable_by_key(|inode| inode.number);
+        let mut guards = [const { None }; MOST];
+        let mut last = None;
+        for (guard, inode) in guards.iter_mut().zip(sorted) {
+            if last != Some(inode.number) {
+                *guard = Some(inode.turn());
+            }
+            last = Some(inode.number);
+        }
+        Self { _guards: guards }
+    }
+}

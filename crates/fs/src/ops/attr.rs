@@ -1,0 +1,158 @@
+//! Attributes, and figures of the whole.
+
+use crate::attrs::{MODE_BITS, Meta};
+use crate::error::{Error, ErrorKind, Result};
+use crate::extras;
+use crate::format::{EXTRA_TARGET, NAME_MAX};
+use crate::fs::FileSystem;
+use crate::inode::Inode;
+use crate::interim;
+use crate::options::AtimeMode;
+use crate::stats::Op;
+use crate::types::{Attr, Caller, FileKind, FsUsage, Ino, SetAttr, SetTime, Time};
+
+use super::apply;
+
+/// Unit of the figures of [`FsUsage`].
+const USAGE_BYTES: u64 = 4096;
+/// What an inode takes at least, with its copy.
+const INODE_BYTES: u64 = 1024;
+/// A relative time of access is at most this old after a read.
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+impl FileSystem {
+    /// What is known of an inode.
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale).
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.enter(Op::Getattr)?;
+        let inode = self.inode_of(ino)?;
+        Ok(self.attr(&inode))
+    }
+
+    /// Changes attributes, the length among them, and returns them. A large file is shortened in steps: after a crash it may have its
+    /// old length, and zeros for some of what was to go.
+    ///
+    /// If somebody other than user 0 changes the owner, the group or the length, set-user-id goes, and set-group-id if its group may
+    /// execute it.
+    ///
+    /// # Errors
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory), [`NoSpace`](ErrorKind::NoSpace), …
+    pub fn setattr(&self, ino: Ino, set: &SetAttr, caller: Caller) -> Result<Attr> {
+        self.enter(Op::Setattr)?;
+        let inode = self.inode_of(ino)?;
+        if let Some(size) = set.size {
+            self.prepare_resize(&inode, size)?;
+        }
+        let shrinks = set.size.is_some_and(|size| size < inode.size());
+        {
+            let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
+            let _turn = inode.turn();
+            apply(|| -> Result<()> {
+                let now = self.now();
+                if let Some(size) = set.size {
+                    inode.file(self.dataset())?.truncate(&tx, size)?;
+                }
+                self.change(&tx, &inode, |meta| set_meta(meta, set, caller, now))
+            })?;
+        }
+        Ok(self.attr(&inode))
+    }
+
+    /// The path in a symlink.
+    ///
+    /// # Errors
+    /// [`Invalid`](ErrorKind::Invalid) if it is none.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.enter(Op::Readlink)?;
+        let inode = self.inode_of(ino)?;
+        if inode.kind != FileKind::Symlink {
+            return Err(Error::new(ErrorKind::Invalid, "it is no symlink"));
+        }
+        let target = self.target(&inode.meta())?;
+        self.note_access(&inode);
+        Ok(target)
+    }
+
+    /// The path in the attributes of a symlink.
+    pub(crate) fn target(&self, meta: &Meta) -> Result<Vec<u8>> {
+        let items = extras::read(self.dataset(), &meta.extras)?;
+        let target = items.into_iter().find(|item| item.kind == EXTRA_TARGET);
+        let target = target.ok_or_else(|| Error::corrupt("a symlink has no path"))?;
+        Ok(target.value)
+    }
+
+    /// How full it is. Room that was freed counts once it can be used again, two transaction groups later.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed).
+    pub fn statfs(&self) -> Result<FsUsage> {
+        self.enter(Op::Statfs)?;
+        let stats = self.pool().stats();
+        let inodes = self.dataset().object_count();
+        // Deferred room comes back by itself: counted as free, it is there by the time somebody has written so much.
+        let free = stats.free_bytes + stats.deferred_bytes;
+        let files_free = free / INODE_BYTES;
+        Ok(FsUsage {
+            block_bytes: USAGE_BYTES as u32,
+            blocks: stats.total_bytes / USAGE_BYTES,
+            free: free / USAGE_BYTES,
+            available: free.saturating_sub(stats.dirty_bytes) / USAGE_BYTES,
+            files: inodes + files_free,
+            files_free,
+            name_max: NAME_MAX as u32,
+        })
+    }
+
+    /// Something was read: sets the time of access, if it is to be set. Never waits for anything: if that would have to wait, the time
+    /// stays as it is.
+    pub(crate) fn note_access(&self, inode: &Inode) {
+        if self.options.atime == AtimeMode::Off || self.check_writable().is_err() {
+            return;
+        }
+        let now = self.now();
+        if !inode.atime_needs_look(now) {
+            return;
+        }
+        let fresh_until = |meta: &Meta| {
+            let fresh = meta.atime > meta.mtime && meta.atime > meta.ctime;
+            if fresh { meta.atime.seconds.saturating_add(DAY_SECONDS) } else { 0 }
+        };
+        let until = fresh_until(&inode.known().meta);
+        if until > now.seconds {
+            inode.set_atime_fresh(until);
+            return;
+        }
+        let noted = interim::without_waiting(|| -> Result<()> {
+            let tx = self.begin()?;
+            let Some(_turn) = inode.try_turn() else { return Ok(()) };
+            self.touch(&tx, inode, |meta| meta.atime = now)
+        });
+        if noted.is_ok() {
+            inode.set_atime_fresh(fresh_until(&inode.known().meta));
+        }
+    }
+}
+
+fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, now: Time) {
+    let time = |time: SetTime| match time {
+        SetTime::Now => now,
+        SetTime::At(time) => time,
+    };
+    let is_owner_change = set.uid.is_some() || set.gid.is_some();
+    if let Some(mode) = set.mode {
+        meta.mode = mode & MODE_BITS;
+    } else if caller.uid != 0
+        && meta.kind != FileKind::Directory
+        && (is_owner_change || set.size.is_some())
+    {
+        meta.clear_suid();
+    }
+    meta.uid = set.uid.unwrap_or(meta.uid);
+    meta.gid = set.gid.unwrap_or(meta.gid);
+    meta.atime = set.atime.map_or(meta.atime, time);
+    let mtime = set.mtime.map(time).or(set.size.map(|_| now));
+    meta.mtime = mtime.unwrap_or(meta.mtime);
+    meta.ctime = set.ctime.unwrap_or(now);
+}

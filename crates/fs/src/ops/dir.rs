@@ -1,0 +1,156 @@
+//! Listing directories.
+//!
+//! A *cookie* is a place in a listing: 0 before ".", 1 before "..", then the directory's own, moved by 2. It stays good whatever
+//! happens to the directory: a listing that goes on at one returns each entry that is there all the time exactly once.
+
+use forebay_pool::Cookie;
+
+use crate::attrs::Dirent;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{FileSystem, InodeRef};
+use crate::stats::Op;
+use crate::types::{Attr, FileKind, Handle, Ino};
+
+/// Entries that are taken at once.
+const LOT: usize = 128;
+/// Where the directory's own cookies begin.
+const FIRST: u64 = 2;
+
+/// An entry of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// Which inode.
+    pub ino: Ino,
+    /// What that is.
+    pub kind: FileKind,
+    /// The cookie behind it.
+    pub next: u64,
+}
+
+/// Takes entries and says whether it took one; then the next comes.
+type Each<'a> = &'a mut dyn FnMut(DirEntry<'_>) -> Result<bool>;
+
+impl FileSystem {
+    /// Opens a directory. It stays until the handle is released.
+    ///
+    /// # Errors
+    /// [`NotADirectory`](ErrorKind::NotADirectory), [`Stale`](ErrorKind::Stale).
+    pub fn opendir(&self, ino: Ino) -> Result<Handle> {
+        self.enter(Op::Opendir)?;
+        let inode = self.directory_of(ino)?;
+        Ok(self.add_open(&inode))
+    }
+
+    /// As [`release`](Self::release).
+    pub fn releasedir(&self, handle: Handle) {
+        self.release(handle);
+    }
+
+    /// Gives the entries from `cookie` on to `each`, with "." and "..", until it does not take one.
+    ///
+    /// # Errors
+    /// [`NotADirectory`](ErrorKind::NotADirectory), and why a part cannot be read.
+    pub fn readdir(
+        &self,
+        ino: Ino,
+        handle: Handle,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.enter(Op::Readdir)?;
+        let _ = handle;
+        let inode = self.directory_of(ino)?;
+        self.list(&inode, cookie, &mut |entry| Ok(each(entry)))?;
+        self.note_access(&inode);
+        Ok(())
+    }
+
+    /// The same, with what is known of each inode; one is added to the count of lookups of each that was taken. "." and ".." come
+    /// without, and are not counted.
+    ///
+    /// # Errors
+    /// As [`readdir`](Self::readdir). If an inode cannot be read, or that would wait, the entries before it are what is there to be had,
+    /// and there is an error only if it is the first.
+    pub fn readdirplus(
+        &self,
+        ino: Ino,
+        handle: Handle,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        self.enter(Op::Readdir)?;
+        let _ = handle;
+        let inode = self.directory_of(ino)?;
+        let mut taken = false;
+        let listed = self.list(&inode, cookie, &mut |entry| {
+            if entry.next <= FIRST && matches!(entry.name, b"." | b"..") {
+                taken |= each(entry, None);
+                return Ok(taken);
+            }
+            let number = self.number(entry.ino)?;
+            let child = match self.inode(number) {
+                Ok(child) => child,
+                // It went while we looked.
+                Err(error) if error.kind() == ErrorKind::Stale => return Ok(true),
+                // The name is there, and can at least be seen and looked into by whoever can repair it.
+                Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(each(entry, None)),
+                Err(error) => return Err(error),
+            };
+            let attr = self.attr(&child);
+            let takes = each(entry, Some(&attr));
+            if takes {
+                taken = true;
+                child.count_lookup(inode.number, entry.name);
+            }
+            Ok(takes)
+        });
+        match listed {
+            Err(error) if !taken => return Err(error),
+            _ => {}
+        }
+        self.note_access(&inode);
+        Ok(())
+    }
+
+    fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: Each<'_>) -> Result<()> {
+        let parent = inode.known().meta.parent;
+        let dots = [(&b"."[..], inode.number), (&b".."[..], parent)];
+        for (at, (name, number)) in dots.into_iter().enumerate().skip(cookie.min(FIRST) as usize) {
+            let entry = DirEntry {
+                name,
+                ino: self.ino(number),
+                kind: FileKind::Directory,
+                next: at as u64 + 1,
+            };
+            if !each(entry)? {
+                return Ok(());
+            }
+        }
+        let directory = inode.directory(self.dataset())?;
+        let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST));
+        while !from.is_end() {
+            let entries = directory.entries(from, LOT)?;
+            for entry in &entries {
+                let dirent = Dirent::decode(&entry.value).map_err(|error: Error| {
+                    error.doing(format_args!("directory {}", inode.number))
+                })?;
+                let entry = DirEntry {
+                    name: &entry.name,
+                    ino: self.ino(dirent.number),
+                    kind: dirent.kind,
+                    next: entry.next.raw() + FIRST,
+                };
+                if !each(entry)? {
+                    return Ok(());
+                }
+            }
+            from = match entries.last() {
+                Some(last) if entries.len() == LOT => last.next,
+                _ => Cookie::END,
+            };
+        }
+        Ok(())
+    }
+}

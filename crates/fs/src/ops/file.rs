@@ -1,0 +1,294 @@
+//! Content of files: opening, reading, writing, making durable.
+
+use std::cell::RefCell;
+
+use forebay_base::sync::{Arc, thread_local};
+use forebay_pool::Object;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{FileSystem, stale};
+use crate::inode::Inode;
+use crate::interim;
+use crate::stats::{FsCounters, Op};
+use crate::types::{Caller, FileKind, Handle, Ino, SetAttr, Write};
+
+use super::apply;
+
+/// Written in one transaction, at most.
+const PIECE_BYTES: usize = 1 << 20;
+/// Read at once, at most.
+const READ_MAX: usize = 4 << 20;
+/// Longest file in bytes: offsets are signed to most callers.
+const SIZE_MAX: u64 = i64::MAX as u64;
+/// A thread's buffer stays if it has at most this many bytes.
+const SCRATCH_BYTES: usize = 1 << 20;
+
+thread_local! {
+    /// Where a thread reads to.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Who takes the answer of a read.
+type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+
+impl FileSystem {
+    /// Opens an inode; with `truncate`, its content goes. It stays, even without names, until the handle is released.
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale), and those of [`setattr`](Self::setattr).
+    pub fn open(&self, ino: Ino, truncate: bool) -> Result<Handle> {
+        self.enter(Op::Open)?;
+        let inode = self.inode_of(ino)?;
+        if truncate && inode.kind == FileKind::File {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            // The handle is root's: whoever opens for writing has been checked, and set-user-id is theirs to clear.
+            self.setattr(ino, &set, Caller { uid: 0, gid: 0 })?;
+        }
+        Ok(self.add_open(&inode))
+    }
+
+    /// Ends what [`open`](Self::open), [`create`](Self::create) or [`opendir`](Self::opendir) began.
+    pub fn release(&self, handle: Handle) {
+        let _ = self.enter(Op::Release);
+        let Some(inode) = self.number(Ino(handle.0)).ok().and_then(|number| self.held(number))
+        else {
+            return;
+        };
+        let pending = {
+            let mut known = inode.known();
+            if known.opens == 0 {
+                return;
+            }
+            known.opens -= 1;
+            known.opens == 0 && known.times_pending && known.meta.nlink > 0
+        };
+        if pending {
+            self.reclaim().push(crate::reclaim::Chore::Times(inode.number));
+        }
+        // What opening added; `inode` is one more, so this is not the last one.
+        self.put(&inode);
+    }
+
+    /// One more has it open.
+    pub(crate) fn add_open(&self, inode: &crate::fs::InodeRef<'_>) -> Handle {
+        inode.known().opens += 1;
+        inode.keep();
+        Handle(self.ino(inode.number).0)
+    }
+
+    /// Reads up to `len` bytes from `offset` on, and gives them to `with`: fewer only at the end, and at most 4 MiB.
+    ///
+    /// # Errors
+    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Io`](ErrorKind::Io), [`Corrupt`](ErrorKind::Corrupt).
+    pub fn read(
+        &self,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        len: usize,
+        with: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        self.enter(Op::Read)?;
+        let _ = handle;
+        let inode = self.inode_of(ino)?;
+        let object = inode.file(self.dataset())?;
+        read_object(&object, offset, len, with)?;
+        self.note_access(&inode);
+        Ok(())
+    }
+
+    /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later on another one. It
+    /// must not wait itself.
+    pub fn read_then(
+        self: &Arc<Self>,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        len: usize,
+        done: Done,
+    ) {
+        let mut done = Some(done);
+        let tried = interim::without_waiting(|| {
+            self.read(ino, handle, offset, len, &mut |bytes| {
+                if let Some(done) = done.take() {
+                    done(Ok(bytes));
+                }
+            })
+        });
+        let (Err(error), Some(done)) = (tried, done) else { return };
+        if error.kind() != ErrorKind::WouldBlock {
+            return done(Err(error));
+        }
+        self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
+        self.hand_over(
+            Box::new(move |fs| {
+                let mut done = Some(done);
+                let read = fs.read(ino, handle, offset, len, &mut |bytes| {
+                    if let Some(done) = done.take() {
+                        done(Ok(bytes));
+                    }
+                });
+                if let (Err(error), Some(done)) = (read, done) {
+                    done(Err(error));
+                }
+            }),
+            true,
+        );
+    }
+
+    /// Writes, and returns how much: less than all only if some of it failed, or would have had to wait.
+    ///
+    /// # Errors
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`NoSpace`](ErrorKind::NoSpace), …
+    pub fn write(
+        &self,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        how: Write,
+    ) -> Result<usize> {
+        self.enter(Op::Write)?;
+        let _ = handle;
+        let inode = self.inode_of(ino)?;
+        let object = inode.file(self.dataset())?;
+        let mut done = 0;
+        while done < data.len() {
+            let piece = &data[done..data.len().min(done + PIECE_BYTES)];
+            match self.write_piece(&inode, &object, offset.saturating_add(done as u64), piece, how)
+            {
+                Ok(()) => done += piece.len(),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_piece(
+        &self,
+        inode: &Inode,
+        object: &Object,
+        offset: u64,
+        piece: &[u8],
+        how: Write,
+    ) -> Result<()> {
+        let at = if how.append { object.size() } else { offset };
+        check_end(at, piece.len() as u64)?;
+        warm(object, at, piece.len() as u64)?;
+        let tx = self.begin()?;
+        let _turn = inode.turn();
+        apply(|| {
+            let at = if how.append { object.size() } else { offset };
+            check_end(at, piece.len() as u64)?;
+            object.write(&tx, at, piece)?;
+            let now = self.now();
+            let clears = how.clear_suid && {
+                let mode = inode.known().meta.mode;
+                mode & (crate::attrs::SUID | crate::attrs::SGID) != 0
+            };
+            match clears {
+                true => self.change(&tx, inode, |meta| {
+                    meta.clear_suid();
+                    meta.changed(now);
+                }),
+                false => self.touch(&tx, inode, |meta| meta.changed(now)),
+            }
+        })
+    }
+
+    /// Returns once the inode's content and attributes are durable, and all names of the file system with them. `data_only` may
+    /// leave its times behind.
+    ///
+    /// # Errors
+    /// Why they are not.
+    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        self.enter(Op::Fsync)?;
+        let inode = self.inode_of(ino)?;
+        self.check_writable()?;
+        if !data_only {
+            self.flush_times(&inode)?;
+        }
+        Ok(self.dataset().fsync(inode.number)?)
+    }
+
+    /// The same for a directory.
+    ///
+    /// # Errors
+    /// As there, and [`NotADirectory`](ErrorKind::NotADirectory).
+    pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
+        self.directory_of(ino)?;
+        self.fsync(ino, false)
+    }
+
+    /// Before a file is given another length: refuses what cannot be, reads what will be needed, frees what is too much for one
+    /// transaction.
+    pub(crate) fn prepare_resize(&self, inode: &Inode, size: u64) -> Result<()> {
+        let object = inode.file(self.dataset())?;
+        check_end(size, 0)?;
+        let old = object.size();
+        if size < old {
+            warm(&object, size, 0)?;
+            self.free_in_steps(&object, size, old, &mut || true)?;
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// [`FileTooLarge`](ErrorKind::FileTooLarge).
+pub(super) fn check_end(offset: u64, len: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= SIZE_MAX => Ok(()),
+        _ => {
+            let text = format!("files have at most {SIZE_MAX} bytes");
+            Err(Error::new(ErrorKind::FileTooLarge, text))
+        }
+    }
+}
+
+/// Reads what writing a range needs and does not replace: the records at its edges.
+pub(super) fn warm(object: &Object, offset: u64, len: u64) -> Result<()> {
+    let record = u64::from(object.record_bytes());
+    let size = object.size();
+    let end = offset.saturating_add(len);
+    let mut byte = [0];
+    if !offset.is_multiple_of(record) && offset - offset % record < size {
+        object.read(offset - offset % record, &mut byte)?;
+    }
+    let last = end - end % record;
+    // All that is there of the last record may be replaced, or it may be the first one.
+    if !end.is_multiple_of(record) && end < size && (last > offset || offset.is_multiple_of(record))
+    {
+        object.read(last, &mut byte)?;
+    }
+    Ok(())
+}
+
+/// Reads into the thread's buffer.
+fn read_object(
+    object: &Object,
+    offset: u64,
+    len: usize,
+    with: &mut dyn FnMut(&[u8]),
+) -> Result<()> {
+    let there = object.size().saturating_sub(offset);
+    let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
+    // Taken out: `with` may read something else.
+    let mut buffer = SCRATCH.take();
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    let read = object.read(offset, &mut buffer[..len]);
+    if let Ok(read) = read {
+        with(&buffer[..read]);
+    }
+    if buffer.len() <= SCRATCH_BYTES {
+        SCRATCH.set(buffer);
+    }
+    match read {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == forebay_pool::ErrorKind::Closed => Err(stale()),
+        Err(error) => Err(error.into()),
+    }
+}

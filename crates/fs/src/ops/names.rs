@@ -1,0 +1,275 @@
+//! Looking up names, and making them.
+
+use forebay_pool::Transaction;
+
+use crate::attrs::{Dirent, Meta, SGID, mode_of_new};
+use crate::error::{Error, ErrorKind, Result};
+use crate::extras::{self, Item};
+use crate::format::{LINKS_MAX, TARGET_MAX};
+use crate::fs::{FileSystem, InodeRef};
+use crate::inode::Inode;
+use crate::lock::Turns;
+use crate::stats::{FsCounters, Op};
+use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
+
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+
+impl FileSystem {
+    /// The inode that a name in a directory leads to; one is added to its count of lookups.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory).
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.enter(Op::Lookup)?;
+        check_name(name)?;
+        let parent = self.directory_of(parent)?;
+        let child = self.resolve(&parent, name)?.ok_or_else(not_found)?;
+        Ok(child.into_entry(parent.number, name))
+    }
+
+    /// Takes `count` off an inode's count of lookups.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        // Also when it is closed: what the kernel knew of it goes.
+        let _ = self.enter(Op::Forget);
+        let Ok(number) = self.number(ino) else { return };
+        if self.table().forget(number, count).is_some() {
+            self.let_go(number);
+        }
+    }
+
+    /// Makes an inode of any kind under a new name.
+    ///
+    /// # Errors
+    /// [`Exists`](ErrorKind::Exists), [`NotFound`](ErrorKind::NotFound) in a directory that was removed,
+    /// [`TooManyLinks`](ErrorKind::TooManyLinks), [`NoSpace`](ErrorKind::NoSpace), …
+    pub fn make(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        node: &NewNode<'_>,
+        caller: Caller,
+    ) -> Result<Entry> {
+        self.enter(Op::Make)?;
+        let parent = self.directory_of(parent)?;
+        let made = self.make_in(&parent, name, node, caller)?;
+        Ok(made.into_entry(parent.number, name))
+    }
+
+    /// Makes a file under a new name, and opens it.
+    ///
+    /// # Errors
+    /// As [`make`](Self::make).
+    pub fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u16,
+        caller: Caller,
+    ) -> Result<(Entry, Handle)> {
+        self.enter(Op::Create)?;
+        let parent = self.directory_of(parent)?;
+        let node = NewNode { kind: FileKind::File, mode, rdev: 0, target: None };
+        let made = self.make_in(&parent, name, &node, caller)?;
+        let handle = self.add_open(&made);
+        Ok((made.into_entry(parent.number, name), handle))
+    }
+
+    /// Gives an inode that is no directory one name more.
+    ///
+    /// # Errors
+    /// [`Exists`](ErrorKind::Exists), [`NotPermitted`](ErrorKind::NotPermitted) for a directory,
+    /// [`NotFound`](ErrorKind::NotFound) if either was removed, [`TooManyLinks`](ErrorKind::TooManyLinks), …
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.enter(Op::Link)?;
+        check_name(name)?;
+        let parent = self.directory_of(parent)?;
+        let inode = self.inode_of(ino)?;
+        if inode.kind == FileKind::Directory {
+            return Err(Error::new(ErrorKind::NotPermitted, "a directory has one name"));
+        }
+        let names = parent.directory(self.dataset())?;
+        if names.lookup(name)?.is_some() {
+            return Err(exists());
+        }
+        {
+            let tx = self.begin()?;
+            let _turns = Turns::of([&*parent, &*inode]);
+            apply(|| -> Result<()> {
+                check_alive(&parent)?;
+                check_alive(&inode)?;
+                check_links(&inode)?;
+                let dirent = Dirent { number: inode.number, kind: inode.kind };
+                names.insert(&tx, name, &dirent.encode())?;
+                let now = self.now();
+                let counted = self.change(&tx, &inode, |meta| {
+                    meta.nlink += 1;
+                    meta.ctime = now;
+                });
+                counted.or_else(|error| {
+                    names.remove(&tx, name).map(|_| ()).map_err(Error::from).and(Err(error))
+                })?;
+                self.touch(&tx, &parent, |meta| meta.changed(now))
+            })?;
+        }
+        Ok(inode.into_entry(parent.number, name))
+    }
+
+    /// The inode that a name leads to, if there is one.
+    pub(crate) fn resolve(&self, parent: &Inode, name: &[u8]) -> Result<Option<InodeRef<'_>>> {
+        for _ in 0..RETRIES_MAX {
+            let removals = parent.removals();
+            let Some(dirent) = self.find(parent, name)? else { return Ok(None) };
+            let child = self.inode(dirent.number);
+            // If no name went meanwhile, this one was there when the inode was held: from then on it is not destroyed.
+            if parent.removals() != removals {
+                self.counters().add(FsCounters::RETRIES, 0, 1);
+                continue;
+            }
+            let doing = |error: Error| {
+                let name = String::from_utf8_lossy(name);
+                error.doing(format_args!("name {name:?} in directory {}", parent.number))
+            };
+            let child = child.map_err(|error| match error.kind() {
+                ErrorKind::Stale => doing(Error::corrupt("it leads to an inode that is not there")),
+                _ => doing(error),
+            })?;
+            if child.kind != dirent.kind {
+                return Err(doing(Error::corrupt("the inode is of another kind")));
+            }
+            return Ok(Some(child));
+        }
+        Err(too_fast())
+    }
+
+    /// What a name in a directory says.
+    pub(crate) fn find(&self, parent: &Inode, name: &[u8]) -> Result<Option<Dirent>> {
+        let value = parent.directory(self.dataset())?.lookup(name)?;
+        value.map(|value| Dirent::decode(&value)).transpose()
+    }
+
+    fn make_in(
+        &self,
+        parent: &Inode,
+        name: &[u8],
+        node: &NewNode<'_>,
+        caller: Caller,
+    ) -> Result<InodeRef<'_>> {
+        check_name(name)?;
+        let target = check_node(node)?;
+        if parent.directory(self.dataset())?.lookup(name)?.is_some() {
+            return Err(exists());
+        }
+        let tx = self.begin()?;
+        let _turn = parent.turn();
+        apply(|| {
+            check_alive(parent)?;
+            if node.kind == FileKind::Directory {
+                check_links(parent)?;
+            }
+            let mut meta = self.meta_of_new(parent, node, caller);
+            if let Some(target) = target {
+                let items = extras::encode(&[Item::target(target)])?;
+                meta.extras = extras::place(self.dataset(), &tx, items)?;
+            }
+            let number = match self.put_new(&tx, parent, name, &meta) {
+                Ok(number) => number,
+                Err(error) => {
+                    extras::discard(self.dataset(), &tx, &meta.extras)?;
+                    return Err(error);
+                }
+            };
+            let size = target.map_or(0, |target| target.len() as u64);
+            Ok(self.add(Inode::new(number, tx.txg(), meta, size, tx.txg())))
+        })
+    }
+
+    /// Creates an object, and names it.
+    fn put_new(
+        &self,
+        tx: &Transaction<'_>,
+        parent: &Inode,
+        name: &[u8],
+        meta: &Meta,
+    ) -> Result<u64> {
+        let dataset = self.dataset();
+        let is_directory = meta.kind == FileKind::Directory;
+        let names = parent.directory(dataset)?;
+        let attributes = meta.encode();
+        let number = match is_directory {
+            true => dataset.create_directory(tx, &attributes)?,
+            false => dataset.create_object(tx, &attributes)?,
+        };
+        let dirent = Dirent { number, kind: meta.kind };
+        if let Err(error) = names.insert(tx, name, &dirent.encode()) {
+            dataset.destroy(tx, number)?;
+            return Err(error.into());
+        }
+        let now = meta.ctime;
+        let told = match is_directory {
+            true => self.change(tx, parent, |meta| {
+                meta.nlink += 1;
+                meta.changed(now);
+            }),
+            false => self.touch(tx, parent, |meta| meta.changed(now)),
+        };
+        if let Err(error) = told {
+            names.remove(tx, name)?;
+            dataset.destroy(tx, number)?;
+            return Err(error);
+        }
+        Ok(number)
+    }
+
+    fn meta_of_new(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {
+        let above = parent.meta();
+        let inherits = above.mode & SGID != 0;
+        let gid = if inherits { above.gid } else { caller.gid };
+        let is_directory = node.kind == FileKind::Directory;
+        let mode = match (is_directory, inherits) {
+            (true, true) => node.mode | SGID,
+            (true, false) => node.mode,
+            (false, _) => mode_of_new(node.mode, caller.uid != 0 && gid != caller.gid),
+        };
+        let mode = if node.kind == FileKind::Symlink { 0o777 } else { mode };
+        let mut meta = Meta::new(node.kind, mode, (caller.uid, gid), self.now());
+        if matches!(node.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+            meta.rdev = node.rdev;
+        }
+        if is_directory {
+            meta.parent = parent.number;
+        }
+        meta
+    }
+}
+
+/// The path of a new symlink.
+fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
+    match (node.kind, node.target) {
+        (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
+            let text = format!("a path of {} bytes: {TARGET_MAX} is the most", target.len());
+            Err(Error::new(ErrorKind::NameTooLong, text))
+        }
+        (FileKind::Symlink, Some(target)) if !target.is_empty() => Ok(Some(target)),
+        (FileKind::Symlink, _) => Err(Error::new(ErrorKind::NotFound, "a symlink needs a path")),
+        (_, None) => Ok(None),
+        (_, Some(_)) => Err(Error::new(ErrorKind::Invalid, "only a symlink has a path")),
+    }
+}
+
+/// # Errors
+/// [`NotFound`](ErrorKind::NotFound) if no name leads to it.
+pub(super) fn check_alive(inode: &Inode) -> Result<()> {
+    match inode.known().meta.nlink {
+        0 => Err(Error::new(ErrorKind::NotFound, "it was removed")),
+        _ => Ok(()),
+    }
+}
+
+/// # Errors
+/// [`TooManyLinks`](ErrorKind::TooManyLinks) if it can have no more.
+pub(super) fn check_links(inode: &Inode) -> Result<()> {
+    match inode.known().meta.nlink {
+        LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "it has as many links as it can")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,147 @@
+//! Removing names.
+//!
+//! An inode that loses its last name goes to the orphan directory, and is destroyed by the background when nobody uses it
+//! any more, which is usually at once.
+
+use forebay_pool::Transaction;
+
+use crate::attrs::Meta;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::FileSystem;
+use crate::inode::Inode;
+use crate::lock::Turns;
+use crate::reclaim::orphan_name;
+use crate::stats::{FsCounters, Op};
+use crate::types::{FileKind, Ino, Time};
+
+use super::names::check_alive;
+use super::{RETRIES_MAX, apply, check_name, not_found, too_fast};
+
+impl FileSystem {
+    /// Removes a name that leads to anything but a directory.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`IsADirectory`](ErrorKind::IsADirectory).
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.enter(Op::Unlink)?;
+        check_name(name)?;
+        let parent = self.directory_of(parent)?;
+        self.remove(&parent, name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory), [`NotEmpty`](ErrorKind::NotEmpty).
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.enter(Op::Rmdir)?;
+        if name == b".." {
+            return Err(not_empty());
+        }
+        check_name(name)?;
+        let parent = self.directory_of(parent)?;
+        self.remove(&parent, name, true)
+    }
+
+    fn remove(&self, parent: &Inode, name: &[u8], directory: bool) -> Result<()> {
+        for _ in 0..RETRIES_MAX {
+            let child = self.resolve(parent, name)?.ok_or_else(not_found)?;
+            self.check_removable(&child, directory)?;
+            let tx = self.begin_freeing()?;
+            let _turns = Turns::of([parent, &child]);
+            let removed = apply(|| {
+                check_alive(parent)?;
+                if self.find(parent, name)?.map(|dirent| dirent.number) != Some(child.number) {
+                    return Ok(false);
+                }
+                self.check_removable(&child, directory)?;
+                self.remove_now(&tx, parent, name, &child).map(|()| true)
+            })?;
+            if removed {
+                return Ok(());
+            }
+            self.counters().add(FsCounters::RETRIES, 0, 1);
+        }
+        Err(too_fast())
+    }
+
+    /// Whether it is what is to be removed; a directory also whether it is empty.
+    pub(super) fn check_removable(&self, child: &Inode, directory: bool) -> Result<()> {
+        match (child.kind == FileKind::Directory, directory) {
+            (false, true) => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
+            (true, false) => Err(Error::new(ErrorKind::IsADirectory, "it is a directory")),
+            (false, false) => Ok(()),
+            (true, true) => match child.directory(self.dataset())?.is_empty() {
+                true => Ok(()),
+                false => Err(not_empty()),
+            },
+        }
+    }
+
+    fn remove_now(
+        &self,
+        tx: &Transaction<'_>,
+        parent: &Inode,
+        name: &[u8],
+        child: &Inode,
+    ) -> Result<()> {
+        let names = parent.directory(self.dataset())?;
+        let now = self.now();
+        let meta = child.meta();
+        let value = names.remove(tx, name)?;
+        let told = self.lose_name(tx, child, now).and_then(|()| {
+            let told = match child.kind {
+                FileKind::Directory => self.change(tx, parent, |meta| {
+                    meta.nlink = meta.nlink.saturating_sub(1);
+                    meta.changed(now);
+                }),
+                _ => self.touch(tx, parent, |meta| meta.changed(now)),
+            };
+            told.or_else(|error| self.regain_name(tx, child, meta).and(Err(error)))
+        });
+        if let Err(error) = told {
+            names.insert(tx, name, &value)?;
+            return Err(error);
+        }
+        parent.note_removal();
+        Ok(())
+    }
+
+    /// An inode has one name less; with none it becomes an orphan.
+    pub(super) fn lose_name(&self, tx: &Transaction<'_>, child: &Inode, now: Time) -> Result<()> {
+        let nlink = match child.kind {
+            FileKind::Directory => 0,
+            _ => child.known().meta.nlink.saturating_sub(1),
+        };
+        let orphan = orphan_name(child.number);
+        if nlink == 0 {
+            self.orphans().insert(tx, orphan.as_bytes(), &[1])?;
+        }
+        let told = self.change(tx, child, |meta| {
+            meta.nlink = nlink;
+            meta.ctime = now;
+        });
+        if told.is_err() && nlink == 0 {
+            self.orphans().remove(tx, orphan.as_bytes())?;
+        }
+        told
+    }
+
+    /// Takes [`lose_name`](Self::lose_name) back.
+    pub(super) fn regain_name(
+        &self,
+        tx: &Transaction<'_>,
+        child: &Inode,
+        before: Meta,
+    ) -> Result<()> {
+        if child.known().meta.nlink == 0 {
+            self.orphans().remove(tx, orphan_name(child.number).as_bytes())?;
+        }
+        self.change(tx, child, |meta| *meta = before)
+    }
+}
+
+#[cold]
+pub(super) fn not_empty() -> Error {
+    Error::new(ErrorKind::NotEmpty, "the directory has names in it")
+}

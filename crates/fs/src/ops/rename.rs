@@ -1,0 +1,306 @@
+//! Renaming.
+//!
+//! Directories that move to another directory do so one at a time, under `fs-moving`, so that what is above a
+//! directory does not change while somebody looks whether it would come to lie in itself. That lock comes after the transaction and before
+//! turns.
+
+use forebay_pool::Transaction;
+
+use crate::attrs::{Dirent, Meta};
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{FileSystem, InodeRef};
+use crate::inode::Inode;
+use crate::lock::Turns;
+use crate::stats::{FsCounters, Op};
+use crate::types::{FileKind, Ino, RenameMode, Time};
+
+use super::names::{check_alive, check_links};
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+
+/// Directories above one another, at most; more is a circle.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// A rename, with all that takes part.
+struct Rename<'a> {
+    from: &'a Inode,
+    name: &'a [u8],
+    to: &'a Inode,
+    new_name: &'a [u8],
+    mode: RenameMode,
+    source: &'a Inode,
+    target: Option<&'a Inode>,
+}
+
+impl FileSystem {
+    /// Renames. If both names lead to the same inode, nothing happens.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`Exists`](ErrorKind::Exists), [`NotADirectory`](ErrorKind::NotADirectory),
+    /// [`IsADirectory`](ErrorKind::IsADirectory), [`NotEmpty`](ErrorKind::NotEmpty),
+    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself, …
+    pub fn rename(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.enter(Op::Rename)?;
+        check_name(name)?;
+        check_name(new_name)?;
+        let from = self.directory_of(parent)?;
+        let to = self.directory_of(new_parent)?;
+        for _ in 0..RETRIES_MAX {
+            let source = self.resolve(&from, name)?.ok_or_else(not_found)?;
+            let target = self.resolve(&to, new_name)?;
+            let target = target.as_deref();
+            let rename =
+                Rename { from: &from, name, to: &to, new_name, mode, source: &source, target };
+            if self.check_rename(&rename)? {
+                return Ok(());
+            }
+            let moves = rename.moves_directory();
+            if moves {
+                // Brings what is above into memory; nothing is certain yet.
+                self.check_loops(&rename)?;
+            }
+            let tx = self.begin_renaming(&rename)?;
+            let _moving = moves.then(|| self.moving.lock());
+            let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)]);
+            let renamed = apply(|| {
+                check_alive(&from)?;
+                check_alive(&to)?;
+                let still = |parent, name, inode: Option<&Inode>| -> Result<bool> {
+                    let found = self.find(parent, name)?.map(|dirent| dirent.number);
+                    Ok(found == inode.map(|inode| inode.number))
+                };
+                if !still(&from, name, Some(&source))? || !still(&to, new_name, target)? {
+                    return Ok(false);
+                }
+                if self.check_rename(&rename)? {
+                    return Ok(true);
+                }
+                if moves {
+                    self.check_loops(&rename)?;
+                }
+                self.rename_now(&tx, &rename).map(|()| true)
+            })?;
+            if renamed {
+                return Ok(());
+            }
+            self.counters().add(FsCounters::RETRIES, 0, 1);
+        }
+        Err(too_fast())
+    }
+
+    /// A rename in a full pool is possible if it makes something go.
+    fn begin_renaming(&self, rename: &Rename<'_>) -> Result<Transaction<'_>> {
+        match rename.target.is_some() {
+            true => self.begin_freeing(),
+            false => self.begin(),
+        }
+    }
+
+    /// Whether it may be; true if there is nothing to do.
+    fn check_rename(&self, rename: &Rename<'_>) -> Result<bool> {
+        let is_directory = |inode: &Inode| inode.kind == FileKind::Directory;
+        match (rename.mode, rename.target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(exists()),
+            (RenameMode::Exchange, None) => return Err(not_found()),
+            (_, Some(target)) if target.number == rename.source.number => return Ok(true),
+            (RenameMode::Replace, Some(target)) => {
+                self.check_removable(target, is_directory(rename.source))?;
+            }
+            _ => {}
+        }
+        // What comes into a directory that has as many in it as it can.
+        if rename.links_to() > 0 {
+            check_links(rename.to)?;
+        }
+        if rename.links_from() > 0 {
+            check_links(rename.from)?;
+        }
+        Ok(false)
+    }
+
+    /// # Errors
+    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself.
+    fn check_loops(&self, rename: &Rename<'_>) -> Result<()> {
+        self.check_not_above(rename.source, rename.to)?;
+        match (rename.mode, rename.target) {
+            (RenameMode::Exchange, Some(target)) => self.check_not_above(target, rename.from),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether `inode` is `below`, or above it.
+    fn check_not_above(&self, inode: &Inode, below: &Inode) -> Result<()> {
+        if inode.kind != FileKind::Directory {
+            return Ok(());
+        }
+        let mut held: Option<InodeRef<'_>> = None;
+        for _ in 0..DEPTH_MAX {
+            let at = held.as_deref().unwrap_or(below);
+            if at.number == inode.number {
+                let text = "a directory cannot be moved into itself";
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+            if at.number == self.root() {
+                return Ok(());
+            }
+            let above = at.known().meta.parent;
+            held = Some(self.inode(above)?);
+        }
+        Err(Error::corrupt("directories lie in a circle"))
+    }
+
+    fn rename_now(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
+        let now = self.now();
+        self.swap_names(tx, rename)?;
+        let mut told = Told { fs: self, tx, before: Vec::new() };
+        let replaced = rename.target.filter(|_| rename.mode != RenameMode::Exchange);
+        let before = replaced.map(Inode::meta);
+        if let Some(replaced) = replaced
+            && let Err(error) = self.lose_name(tx, replaced, now)
+        {
+            self.swap_names_back(tx, rename)?;
+            return Err(error);
+        }
+        if let Err(error) = told.all(rename, now) {
+            told.take_back()?;
+            if let (Some(replaced), Some(before)) = (replaced, before) {
+                self.regain_name(tx, replaced, before)?;
+            }
+            self.swap_names_back(tx, rename)?;
+            return Err(error);
+        }
+        rename.from.note_removal();
+        rename.to.note_removal();
+        let mut known = rename.source.known();
+        known.place = Some((rename.to.number, rename.new_name.into()));
+        Ok(())
+    }
+
+    fn swap_names(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
+        let from = rename.from.directory(self.dataset())?;
+        let to = rename.to.directory(self.dataset())?;
+        match rename.target {
+            Some(_) => drop(to.replace(tx, rename.new_name, &value_of(rename.source))?),
+            None => to.insert(tx, rename.new_name, &value_of(rename.source))?,
+        }
+        let taken = match (rename.mode, rename.target) {
+            (RenameMode::Exchange, Some(target)) => {
+                from.replace(tx, rename.name, &value_of(target)).map(|_| ())
+            }
+            _ => from.remove(tx, rename.name).map(|_| ()),
+        };
+        if let Err(error) = taken {
+            match rename.target {
+                Some(target) => drop(to.replace(tx, rename.new_name, &value_of(target))?),
+                None => drop(to.remove(tx, rename.new_name)?),
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn swap_names_back(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
+        let from = rename.from.directory(self.dataset())?;
+        let to = rename.to.directory(self.dataset())?;
+        from.update(tx, rename.name, &value_of(rename.source))?;
+        match rename.target {
+            Some(target) => drop(to.replace(tx, rename.new_name, &value_of(target))?),
+            None => drop(to.remove(tx, rename.new_name)?),
+        }
+        Ok(())
+    }
+}
+
+fn value_of(inode: &Inode) -> [u8; size_of::<crate::format::DirentPhys>()] {
+    Dirent { number: inode.number, kind: inode.kind }.encode()
+}
+
+impl Rename<'_> {
+    fn across(&self) -> bool {
+        self.from.number != self.to.number
+    }
+
+    fn exchanged(&self) -> Option<&Inode> {
+        self.target.filter(|_| self.mode == RenameMode::Exchange)
+    }
+
+    /// Whether a directory gets another parent.
+    fn moves_directory(&self) -> bool {
+        let is = |inode: &Inode| inode.kind == FileKind::Directory;
+        self.across() && (is(self.source) || self.exchanged().is_some_and(is))
+    }
+
+    /// How many directories more `to` has.
+    fn links_to(&self) -> i32 {
+        let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
+        let comes = if self.across() { is(self.source) } else { 0 };
+        let goes = match self.target {
+            Some(target) if self.across() || self.exchanged().is_none() => is(target),
+            _ => 0,
+        };
+        comes - goes
+    }
+
+    /// How many directories more `from` has, if it is another one.
+    fn links_from(&self) -> i32 {
+        let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
+        match self.across() {
+            true => self.exchanged().map_or(0, is) - is(self.source),
+            false => 0,
+        }
+    }
+}
+
+/// Attributes that a rename has changed, as they were.
+struct Told<'a> {
+    fs: &'a FileSystem,
+    tx: &'a Transaction<'a>,
+    before: Vec<(&'a Inode, Meta)>,
+}
+
+impl<'a> Told<'a> {
+    fn all(&mut self, rename: &Rename<'a>, now: Time) -> Result<()> {
+        let (from, to) = (rename.from, rename.to);
+        self.one(to, |meta| {
+            meta.nlink = meta.nlink.saturating_add_signed(rename.links_to());
+            meta.changed(now);
+        })?;
+        if rename.across() {
+            self.one(from, |meta| {
+                meta.nlink = meta.nlink.saturating_add_signed(rename.links_from());
+                meta.changed(now);
+            })?;
+        }
+        let moved = |meta: &mut Meta, to: &Inode| {
+            meta.ctime = now;
+            if meta.kind == FileKind::Directory {
+                meta.parent = to.number;
+            }
+        };
+        self.one(rename.source, |meta| moved(meta, to))?;
+        match (rename.mode, rename.target) {
+            (RenameMode::Exchange, Some(target)) => self.one(target, |meta| moved(meta, from)),
+            _ => Ok(()),
+        }
+    }
+
+    fn one(&mut self, inode: &'a Inode, change: impl FnOnce(&mut Meta)) -> Result<()> {
+        let before = inode.meta();
+        self.fs.change(self.tx, inode, change)?;
+        self.before.push((inode, before));
+        Ok(())
+    }
+
+    fn take_back(&mut self) -> Result<()> {
+        while let Some((inode, before)) = self.before.pop() {
+            self.fs.change(self.tx, inode, |meta| *meta = before)?;
+        }
+        Ok(())
+    }
+}

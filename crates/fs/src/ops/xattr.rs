@@ -1,0 +1,151 @@
+//! Extended attributes.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::extras::{self, Item};
+use crate::format::{NAME_MAX, NAMES_MAX, VALUE_MAX};
+use crate::fs::FileSystem;
+use crate::inode::Inode;
+use crate::stats::Op;
+use crate::types::{Ino, XattrMode};
+
+use super::apply;
+
+/// Names begin with one of these.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+impl FileSystem {
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`NoAttribute`](ErrorKind::NoAttribute), [`NotSupported`](ErrorKind::NotSupported) for a namespace that is not there, as that of
+    /// ACLs is not.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.enter(Op::Getxattr)?;
+        let inode = self.inode_of(ino)?;
+        check_xattr_name(name)?;
+        let items = self.extras(&inode)?;
+        let item = items.into_iter().find(|item| item.is_xattr() && item.name == name);
+        item.map(|item| item.value).ok_or_else(no_attribute)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// [`Exists`](ErrorKind::Exists), [`NoAttribute`](ErrorKind::NoAttribute) by `mode`; [`TooBig`](ErrorKind::TooBig),
+    /// [`NoSpace`](ErrorKind::NoSpace) if the inode has too many; as [`getxattr`](Self::getxattr).
+    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.enter(Op::Setxattr)?;
+        let inode = self.inode_of(ino)?;
+        check_xattr_name(name)?;
+        if value.len() > VALUE_MAX {
+            let text = format!("a value of {} bytes: {VALUE_MAX} is the most", value.len());
+            return Err(Error::new(ErrorKind::TooBig, text));
+        }
+        self.edit(&inode, |items| {
+            let known = items.iter_mut().find(|item| item.is_xattr() && item.name == name);
+            match (known, mode) {
+                (Some(_), XattrMode::Create) => {
+                    return Err(Error::new(ErrorKind::Exists, "the attribute is there"));
+                }
+                (None, XattrMode::Replace) => return Err(no_attribute()),
+                (Some(item), _) => item.value = value.to_vec(),
+                (None, _) => items.push(Item::xattr(name, value)),
+            }
+            match items.iter().filter(|item| item.is_xattr()).map(|item| item.name.len() + 1).sum()
+            {
+                0..=NAMES_MAX => Ok(()),
+                _ => Err(Error::new(ErrorKind::NoSpace, "too many names of extended attributes")),
+            }
+        })
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// As [`getxattr`](Self::getxattr).
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.enter(Op::Removexattr)?;
+        let inode = self.inode_of(ino)?;
+        check_xattr_name(name)?;
+        self.edit(&inode, |items| {
+            let before = items.len();
+            items.retain(|item| !(item.is_xattr() && item.name == name));
+            if items.len() == before { Err(no_attribute()) } else { Ok(()) }
+        })
+    }
+
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// What reading them brings.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.enter(Op::Listxattr)?;
+        let inode = self.inode_of(ino)?;
+        let items = self.extras(&inode)?;
+        Ok(items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect())
+    }
+
+    /// All extras of an inode.
+    fn extras(&self, inode: &Inode) -> Result<Vec<Item>> {
+        for _ in 0..super::RETRIES_MAX {
+            let before = inode.meta().extras;
+            let items = extras::read(self.dataset(), &before);
+            // An object that others have replaced meanwhile may be gone, or another one's.
+            if items.is_ok() && matches!(before, extras::Extras::Inline(_))
+                || inode.known().meta.extras == before
+            {
+                return items.map_err(|error| error.doing(format_args!("inode {}", inode.number)));
+            }
+        }
+        Err(super::too_fast())
+    }
+
+    fn edit(
+        &self,
+        inode: &Inode,
+        mut edit: impl FnMut(&mut Vec<Item>) -> Result<()>,
+    ) -> Result<()> {
+        // What must fail does so before anything begins.
+        edit(&mut self.extras(inode)?)?;
+        let tx = self.begin()?;
+        let _turn = inode.turn();
+        apply(|| {
+            let mut items = self.extras(inode)?;
+            edit(&mut items)?;
+            let before = inode.meta().extras;
+            let placed = extras::place(self.dataset(), &tx, extras::encode(&items)?)?;
+            let now = self.now();
+            let changed = self.change(&tx, inode, |meta| {
+                meta.extras = placed.clone();
+                meta.ctime = now;
+            });
+            match changed {
+                Ok(()) => extras::discard(self.dataset(), &tx, &before),
+                Err(error) => extras::discard(self.dataset(), &tx, &placed).and(Err(error)),
+            }
+        })
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        let text = format!("an attribute's name of {} bytes: take 1 to {NAME_MAX}", name.len());
+        return Err(Error::new(ErrorKind::Range, text));
+    }
+    let known = NAMESPACES.iter().any(|space| name.starts_with(space) && name.len() > space.len());
+    match known {
+        true => Ok(()),
+        false => {
+            let text = format!(
+                "{:?}: extended attributes are named user.*, trusted.* or security.*",
+                String::from_utf8_lossy(name)
+            );
+            Err(Error::new(ErrorKind::NotSupported, text))
+        }
+    }
+}
+
+#[cold]
+fn no_attribute() -> Error {
+    Error::new(ErrorKind::NoAttribute, "there is no such extended attribute")
+}

@@ -1,0 +1,198 @@
+//! One operation after the other.
+
+use forebay_fs::{
+    Caller, ErrorKind, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode,
+};
+
+use crate::common::{ME, MIB, ROOT, Rig, file, list, mkdir, read, symlink, unmount, write};
+
+fn kind<T: std::fmt::Debug>(result: Result<T, forebay_fs::Error>) -> ErrorKind {
+    result.expect_err("it is refused").kind()
+}
+
+#[test]
+fn files_are_there_after_a_remount() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let dir = mkdir(&fs, ROOT, b"dir");
+    let (ino, handle) = file(&fs, dir, b"name");
+    let content: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
+    write(&fs, ino, 5000, &content);
+    fs.link(ino, ROOT, b"other").unwrap();
+    let long = [b'x'; 3000];
+    symlink(&fs, dir, b"short", b"some/where");
+    symlink(&fs, dir, b"long", &long);
+    fs.setxattr(ino, b"user.one", b"1", XattrMode::Create).unwrap();
+    fs.setxattr(ino, b"user.large", &[7; 60_000], XattrMode::Either).unwrap();
+    fs.release(handle);
+    let attr = fs.getattr(ino).unwrap();
+    assert_eq!((attr.nlink, attr.size, attr.kind), (2, 105_000, FileKind::File));
+    unmount(fs);
+
+    let fs = rig.mount();
+    let dir = fs.lookup(ROOT, b"dir").unwrap().attr;
+    assert_eq!((dir.nlink, dir.kind), (2, FileKind::Directory));
+    let found = fs.lookup(dir.ino, b"name").unwrap().attr;
+    assert_eq!(fs.lookup(ROOT, b"other").unwrap().attr, found);
+    assert_eq!(found, attr);
+    assert_eq!(read(&fs, ino, 5000, 200_000), content);
+    assert_eq!(read(&fs, ino, 0, 5000), [0; 5000]);
+    let long_ino = fs.lookup(dir.ino, b"long").unwrap().attr;
+    assert_eq!(long_ino.size, 3000);
+    assert_eq!(fs.readlink(long_ino.ino).unwrap(), long);
+    let short = fs.lookup(dir.ino, b"short").unwrap().attr.ino;
+    assert_eq!(fs.readlink(short).unwrap(), b"some/where");
+    assert_eq!(fs.getxattr(ino, b"user.one").unwrap(), b"1");
+    assert_eq!(fs.getxattr(ino, b"user.large").unwrap(), [7; 60_000]);
+    assert_eq!(fs.listxattr(ino).unwrap(), [&b"user.one"[..], b"user.large"]);
+    fs.removexattr(ino, b"user.large").unwrap();
+    assert_eq!(kind(fs.getxattr(ino, b"user.large")), ErrorKind::NoAttribute);
+    assert_eq!(
+        list(&fs, dir.ino).iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(),
+        [&b"long"[..], b"name", b"short"]
+    );
+    unmount(fs);
+}
+
+#[test]
+fn an_unlinked_file_lives_while_it_is_used() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (ino, handle) = file(&fs, ROOT, b"name");
+    write(&fs, ino, 0, b"still here");
+    fs.unlink(ROOT, b"name").unwrap();
+    assert_eq!(kind(fs.lookup(ROOT, b"name")), ErrorKind::NotFound);
+    assert_eq!(kind(fs.link(ino, ROOT, b"again")), ErrorKind::NotFound);
+    assert_eq!(read(&fs, ino, 0, 100), b"still here");
+    assert_eq!(fs.getattr(ino).unwrap().nlink, 0);
+    assert_eq!(fs.stats().orphans, 1);
+    fs.forget(ino, 1);
+    assert_eq!(read(&fs, ino, 0, 100), b"still here");
+    fs.release(handle);
+    fs.quiesce();
+    assert_eq!(fs.stats().orphans, 0);
+    assert_eq!(kind(fs.getattr(ino)), ErrorKind::Stale);
+    unmount(fs);
+}
+
+#[test]
+fn what_is_unlinked_and_open_at_the_end_goes_at_the_next_mount() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (ino, _) = file(&fs, ROOT, b"name");
+    write(&fs, ino, 0, &[1; 100_000]);
+    fs.unlink(ROOT, b"name").unwrap();
+    unmount(fs);
+    let fs = rig.mount();
+    fs.quiesce();
+    assert_eq!(fs.stats().orphans, 0);
+    unmount(fs);
+}
+
+#[test]
+fn directories_count_what_is_in_them() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let one = mkdir(&fs, ROOT, b"one");
+    let two = mkdir(&fs, ROOT, b"two");
+    let three = mkdir(&fs, one, b"three");
+    let nlink = |ino| fs.getattr(ino).unwrap().nlink;
+    assert_eq!((nlink(ROOT), nlink(one), nlink(two), nlink(three)), (4, 3, 2, 2));
+    assert_eq!(kind(fs.rmdir(ROOT, b"one")), ErrorKind::NotEmpty);
+    assert_eq!(kind(fs.unlink(ROOT, b"one")), ErrorKind::IsADirectory);
+    let rename = |from, name: &[u8], to, new: &[u8], mode| fs.rename(from, name, to, new, mode);
+    assert_eq!(kind(rename(ROOT, b"one", three, b"in", RenameMode::Replace)), ErrorKind::Invalid);
+    assert_eq!(kind(rename(ROOT, b"one", one, b"in", RenameMode::Replace)), ErrorKind::Invalid);
+    assert_eq!(kind(rename(ROOT, b"one", ROOT, b"two", RenameMode::NoReplace)), ErrorKind::Exists);
+    rename(one, b"three", two, b"four", RenameMode::Replace).unwrap();
+    assert_eq!((nlink(ROOT), nlink(one), nlink(two), nlink(three)), (4, 2, 3, 2));
+    assert_eq!(kind(rename(ROOT, b"one", ROOT, b"two", RenameMode::Replace)), ErrorKind::NotEmpty);
+    rename(ROOT, b"one", two, b"four", RenameMode::Exchange).unwrap();
+    assert_eq!((nlink(ROOT), nlink(one), nlink(two), nlink(three)), (4, 2, 3, 2));
+    let mut seen = Vec::new();
+    fs.readdir(three, forebay_fs::Handle(three.0), 0, &mut |entry| {
+        seen.push((entry.name.to_vec(), entry.ino));
+        true
+    })
+    .unwrap();
+    assert_eq!(seen, [(b".".to_vec(), three), (b"..".to_vec(), ROOT)]);
+    let (_, _) = file(&fs, ROOT, b"file");
+    assert_eq!(
+        kind(rename(ROOT, b"file", ROOT, b"one", RenameMode::Replace)),
+        ErrorKind::IsADirectory
+    );
+    assert_eq!(
+        kind(rename(ROOT, b"one", ROOT, b"file", RenameMode::Replace)),
+        ErrorKind::NotADirectory
+    );
+    rename(ROOT, b"file", two, b"four", RenameMode::Exchange).unwrap();
+    assert_eq!((nlink(ROOT), nlink(two)), (5, 2));
+    fs.rmdir(ROOT, b"file").unwrap();
+    assert_eq!(
+        kind(fs.make(
+            one,
+            b"x",
+            &NewNode { kind: FileKind::Fifo, mode: 0, rdev: 0, target: None },
+            ME
+        )),
+        ErrorKind::NotFound
+    );
+    fs.unlink(two, b"four").unwrap();
+    fs.rmdir(ROOT, b"two").unwrap();
+    fs.rmdir(ROOT, b"one").unwrap();
+    assert_eq!(nlink(ROOT), 2);
+    unmount(fs);
+}
+
+#[test]
+fn owners_and_modes_follow_the_rules() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let dir = mkdir(&fs, ROOT, b"dir");
+    let set = SetAttr { mode: Some(0o2775), gid: Some(77), ..SetAttr::default() };
+    fs.setattr(dir, &set, ME).unwrap();
+    let them = Caller { uid: 5, gid: 6 };
+    let (entry, handle) = fs.create(dir, b"file", 0o6755, them).unwrap();
+    assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode), (5, 77, 0o4755));
+    let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
+    let below = fs.make(dir, b"below", &node, them).unwrap().attr;
+    assert_eq!((below.gid, below.mode), (77, 0o2755));
+    let ino = entry.attr.ino;
+    let before = fs.getattr(ino).unwrap();
+    let after = fs.setattr(ino, &SetAttr { size: Some(10), ..SetAttr::default() }, them).unwrap();
+    assert_eq!((after.mode, after.size), (0o755, 10));
+    assert!(after.mtime > before.mtime && after.ctime > before.ctime);
+    fs.setattr(ino, &SetAttr { mode: Some(0o6711), ..SetAttr::default() }, ME).unwrap();
+    let how = forebay_fs::Write { clear_suid: true, ..Default::default() };
+    fs.write(ino, handle, 0, b"x", how).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().mode, 0o711);
+    unmount(fs);
+}
+
+#[test]
+fn ranges_can_be_punched_copied_and_extended() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (ino, handle) = file(&fs, ROOT, b"one");
+    let (other, _) = file(&fs, ROOT, b"two");
+    write(&fs, ino, 0, &[1; 50_000]);
+    fs.fallocate(ino, handle, 10_000, 20_000, FallocateMode::Punch).unwrap();
+    let mut wanted = vec![1; 50_000];
+    wanted[10_000..30_000].fill(0);
+    assert_eq!(read(&fs, ino, 0, 100_000), wanted);
+    assert_eq!(fs.copy_range(ino, 5000, other, 7, 100_000).unwrap(), 45_000);
+    assert_eq!(read(&fs, other, 7, 100_000), &wanted[5000..]);
+    assert_eq!(kind(fs.copy_range(ino, 0, ino, 10, 11)), ErrorKind::Invalid);
+    let mode = FallocateMode::Allocate { keep_size: true };
+    fs.fallocate(ino, handle, 0, 60_000, mode).unwrap();
+    assert_eq!(fs.getattr(ino).unwrap().size, 50_000);
+    let mode = FallocateMode::Zero { keep_size: false };
+    fs.fallocate(ino, handle, 40_000, 20_000, mode).unwrap();
+    wanted.truncate(40_000);
+    wanted.resize(60_000, 0);
+    assert_eq!(read(&fs, ino, 0, 100_000), wanted);
+    let mode = FallocateMode::Allocate { keep_size: false };
+    assert_eq!(kind(fs.fallocate(ino, handle, 0, 1 << 40, mode)), ErrorKind::NoSpace);
+    assert_eq!(kind(fs.fallocate(ino, handle, i64::MAX as u64, 1, mode)), ErrorKind::FileTooLarge);
+    unmount(fs);
+}

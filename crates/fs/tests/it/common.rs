@@ -1,0 +1,128 @@
+//! File systems on memory devices.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_fs::{Caller, FileKind, FileSystem, FsOptions, Handle, Ino, NewNode, Owner};
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, HostId, ImportOptions, Pool,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const ROOT: Ino = Ino::ROOT;
+pub(crate) const ME: Caller = Caller { uid: 0, gid: 0 };
+const NAME: &str = "files";
+
+/// A device with a file system, and the cache for it.
+pub(crate) struct Rig {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) cache: Arc<BlockCache>,
+}
+
+impl Rig {
+    /// An empty file system with records of 8 KiB.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self::on(memory(bytes))
+    }
+
+    pub(crate) fn on(device: Arc<dyn Device>) -> Self {
+        let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
+        let rig = Self { device, cache: cache.expect("a cache") };
+        let options = CreateOptions {
+            host: host(),
+            seed: Some(7),
+            ..CreateOptions::new("tank", Arc::clone(&rig.cache))
+        };
+        let pool = Pool::create(vec![Arc::clone(&rig.device).into()], &options).expect("a pool");
+        let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
+        let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
+        FileSystem::create_in(&pool, NAME, &settings, owner).expect("a file system");
+        pool.export().expect("an export");
+        rig
+    }
+
+    pub(crate) fn pool(&self) -> Pool {
+        let options = ImportOptions {
+            host: host(),
+            seed: Some(7),
+            ..ImportOptions::new(Arc::clone(&self.cache))
+        };
+        Pool::import(vec![Arc::clone(&self.device).into()], &options).expect("the pool")
+    }
+
+    pub(crate) fn mount(&self) -> Arc<FileSystem> {
+        self.mount_with(&FsOptions::default())
+    }
+
+    pub(crate) fn mount_with(&self, options: &FsOptions) -> Arc<FileSystem> {
+        FileSystem::open_in(Arc::new(self.pool()), NAME, options).expect("the file system")
+    }
+}
+
+/// A memory device.
+pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
+    static DEVICES: AtomicU64 = AtomicU64::new(0);
+    let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
+    let name = format!("memory {}", DEVICES.fetch_add(1, Ordering::Relaxed));
+    Arc::new(MemoryDevice::new(&name, bytes, &options).expect("a memory device"))
+}
+
+fn host() -> HostId {
+    HostId { id: 1, name: "test".to_owned() }
+}
+
+/// Closes, checks, and exports.
+pub(crate) fn unmount(fs: Arc<FileSystem>) {
+    audit(&fs);
+    fs.close().expect("closes");
+    let report = fs.pool().check(&mut |_| std::ops::ControlFlow::Continue(())).expect("a check");
+    assert!(report.is_clean(), "{report}");
+    let pool = Arc::clone(fs.pool());
+    drop(fs);
+    Arc::into_inner(pool).expect("nobody else has the pool").export().expect("an export");
+}
+
+pub(crate) fn audit(fs: &FileSystem) {
+    let report = fs.audit().expect("an audit");
+    assert!(report.is_clean(), "{report}");
+}
+
+pub(crate) fn file(fs: &FileSystem, parent: Ino, name: &[u8]) -> (Ino, Handle) {
+    let (entry, handle) = fs.create(parent, name, 0o644, ME).expect("a file");
+    (entry.attr.ino, handle)
+}
+
+pub(crate) fn mkdir(fs: &FileSystem, parent: Ino, name: &[u8]) -> Ino {
+    let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
+    fs.make(parent, name, &node, ME).expect("a directory").attr.ino
+}
+
+pub(crate) fn symlink(fs: &FileSystem, parent: Ino, name: &[u8], target: &[u8]) -> Ino {
+    let node = NewNode { kind: FileKind::Symlink, mode: 0, rdev: 0, target: Some(target) };
+    fs.make(parent, name, &node, ME).expect("a symlink").attr.ino
+}
+
+pub(crate) fn read(fs: &FileSystem, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    fs.read(ino, Handle(ino.0), offset, len, &mut |bytes| out = bytes.to_vec()).expect("it reads");
+    out
+}
+
+pub(crate) fn write(fs: &FileSystem, ino: Ino, offset: u64, data: &[u8]) {
+    let written =
+        fs.write(ino, Handle(ino.0), offset, data, Default::default()).expect("it writes");
+    assert_eq!(written, data.len());
+}
+
+/// Names and inodes in a directory, without "." and "..".
+pub(crate) fn list(fs: &FileSystem, ino: Ino) -> Vec<(Vec<u8>, Ino)> {
+    let mut names = Vec::new();
+    fs.readdir(ino, Handle(ino.0), 2, &mut |entry| {
+        names.push((entry.name.to_vec(), entry.ino));
+        true
+    })
+    .expect("it lists");
+    names.sort_unstable();
+    names
+}

@@ -1,0 +1,6 @@
+//! Tests of files, on pools on memory devices.
+
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads in tests")]
+
+mod basic;
+mod common;
