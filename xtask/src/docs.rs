@@ -60,6 +60,7 @@ pub(crate) fn generate() -> Vec<Generated> {
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
         ("forebay-pool: block store", forebay_base::counters::markdown(StoreCounters::ROWS)),
         ("forebay-pool: space", forebay_base::counters::markdown(SpaceCounters::ROWS)),
+        ("forebay-fs", forebay_base::counters::markdown(FsCounters::ROWS)),
         ("forebay-fuse", forebay_base::counters::markdown(MountCounters::ROWS)),
     ];
     vec![
