@@ -70,6 +70,7 @@ mod devices;
 mod error;
 pub mod format;
 mod handles;
+pub mod inspect;
 mod log;
 mod object;
 mod objset;

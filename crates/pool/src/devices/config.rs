@@ -241,7 +241,7 @@ fn put_text(to: &mut [u8], text: &str) {
 }
 
 /// The text up to the first zero; what is no text is replaced.
-fn text_of(bytes: &[u8]) -> String {
+pub(crate) fn text_of(bytes: &[u8]) -> String {
     let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..len]).into_owned()
 }

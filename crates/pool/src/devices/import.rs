@@ -221,7 +221,7 @@ pub(crate) fn import(
 }
 
 /// The configuration of the newest label, if all are of one pool.
-fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
+pub(crate) fn newest_config(labelled: &[(Opened, Label)]) -> Result<Config> {
     let Some((first, label)) = labelled.first() else {
         return Err(Error::new(ErrorKind::Invalid, "no devices are given to import a pool from"));
     };

@@ -80,6 +80,18 @@ impl Member {
         Ok(Self { number, guid, device, roots, size_bytes, lock })
     }
 
+    /// A device to be looked at, however many bytes are left of the `size_bytes` that it had: what is not there cannot be read.
+    pub(crate) fn for_inspection(
+        (number, guid): (u16, u64),
+        size_bytes: u64,
+        device: Arc<dyn Device>,
+    ) -> Self {
+        let roots = Roots::new(Arc::clone(&device), 0);
+        let size_bytes = AtomicU64::new(size_bytes);
+        let lock = Mutex::named("pool-device-lock", None);
+        Self { number, guid, device, roots, size_bytes, lock }
+    }
+
     /// The device's number in the pool.
     pub(crate) fn number(&self) -> u16 {
         self.number

@@ -95,7 +95,8 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     Ok(Opened { device: Arc::new(device), lock })
 }
 
-fn refused(error: OpenError) -> Error {
+/// Why opening was refused.
+pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
         OpenError::Missing { .. } => ErrorKind::NotFound,
         OpenError::Busy { .. } => ErrorKind::InUse,

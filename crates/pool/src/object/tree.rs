@@ -125,7 +125,8 @@ pub(crate) fn lookup(store: &Store, tree: &Tree, block: u64) -> Result<BlockPtrP
     descend(store, tree, block, 0)
 }
 
-fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
+/// The pointer of the block at level `down_to` that leads to `block`, or is it; a hole if there is none. Reads all indirect blocks on the way.
+pub(crate) fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
     if block >= capacity(tree.levels) {
         return Ok(BlockPtrPhys::HOLE);
     }

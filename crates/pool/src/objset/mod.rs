@@ -76,9 +76,7 @@ impl Objset {
         settings: WriteSettings,
         seed: u64,
     ) -> Result<Arc<Self>> {
-        let tree = Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
-            .and_then(check_dnode_tree)
-            .map_err(|error| error.doing("a set of objects"))?;
+        let tree = dnode_tree(phys)?;
         Ok(Arc::new(Self {
             store,
             ahead: Arc::clone(ahead),
@@ -390,6 +388,16 @@ fn is_same_object(one: &DnodePhys, other: &DnodePhys) -> bool {
     one.kind == other.kind
         && one.created_txg == other.created_txg
         && one.record_shift == other.record_shift
+}
+
+/// The tree of a set's dnode blocks.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if what is stored cannot be one.
+pub(crate) fn dnode_tree(phys: &ObjsetPhys) -> Result<Tree> {
+    Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
+        .and_then(check_dnode_tree)
+        .map_err(|error| error.doing("a set of objects"))
 }
 
 /// A tree of dnode blocks, unless it leads to objects that have no number.

@@ -122,7 +122,7 @@ impl Parts {
 }
 
 /// A new owner of keys in the cache; the store that gets it closes it.
-pub(super) fn open_owner(
+pub(crate) fn open_owner(
     cache: &BlockCache,
     caching: OwnerCaching,
 ) -> Result<forebay_cache::OwnerId> {

@@ -135,7 +135,11 @@ fn newest_root(
     Err(first_error.unwrap_or_else(none))
 }
 
-fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys> {
+/// The root block that an uberblock points to.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if it is none, and as any read.
+pub(crate) fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys> {
     let ptr = &uberblock.root;
     let corrupt = |what: &str| {
         let text = format!("the root block of group {} {what}", uberblock.txg);

@@ -28,6 +28,7 @@ mod cursor;
 mod entry;
 mod fat;
 mod leaf;
+pub(crate) mod look;
 #[cfg(all(test, not(forebay_model)))]
 mod memory;
 mod merge;

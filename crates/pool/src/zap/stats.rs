@@ -3,16 +3,24 @@
 use std::fmt;
 
 use super::entry::{Value, hash_at, hash_of, prefix_mask};
-use super::leaf::{Flaw, Leaf};
+use super::leaf::{Flaw, Leaf, Record};
 use super::store::LeafStore;
 use super::{Form, Step, Zap};
-use crate::format::{ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP};
+use crate::format::{
+    ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapSlotPhys,
+};
 use crate::{Error, ErrorKind, Result};
 
 /// Rows of the histogram of fill.
 const TENTHS: usize = 10;
 /// Rows of the histogram of entries: no entry, then powers of two; a leaf has at most `ZAP_LEAF_BYTES` / 12.
 const SIZES: usize = 12;
+/// Entries are counted in steps of this many bytes.
+const ENTRY_STEP: usize = 24;
+/// Rows of the histogram of entries' bytes: the longest name and value, two lengths and a slot.
+const ENTRY_STEPS: usize = (ZAP_NAME_MAX + ZAP_VALUE_MAX + 2 + 8).div_ceil(ENTRY_STEP);
+/// Rows of the histogram of distances: none, then powers of two.
+const DISTANCES: usize = SIZES;
 
 /// What a directory looks like inside.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +51,11 @@ pub struct ZapStats {
     pub by_depth: [u64; ZAP_DEPTH_MAX as usize + 1],
     /// Leaves by entries: 0, 1, 2–3, 4–7 and so on.
     pub by_entries: [u64; SIZES],
+    /// Entries of leaves by the bytes that they take with their slot: up to 24, up to 48 and so on.
+    pub entries_by_bytes: [u64; ENTRY_STEPS],
+    /// Entries of leaves by how many slots lie between the one where a lookup begins and theirs: 0, 1, 2–3, 4–7 and so on.
+    /// Leaves have no hash chains; this is how far a lookup looks instead.
+    pub entries_by_distance: [u64; DISTANCES],
 }
 
 impl ZapStats {
@@ -56,7 +69,18 @@ impl ZapStats {
         (self.stored_bytes + self.micro_bytes) as f64 / self.entries.max(1) as f64
     }
 
-    fn add(&mut self, leaf: &LeafStats) {
+    /// Leaves by how many pointers of a table of 2^depth would lead to them, the fewest first. There is no such
+    /// table on devices: a leaf lies where the first of them would.
+    pub fn by_pointers(&self) -> Vec<(u64, u64)> {
+        let deepest = self.by_depth.iter().rposition(|leaves| *leaves > 0).unwrap_or(0);
+        let rows = self.by_depth[..=deepest].iter().enumerate().rev();
+        rows.filter(|(_, leaves)| **leaves > 0)
+            .map(|(depth, leaves)| (1 << (deepest - depth), *leaves))
+            .collect()
+    }
+
+    /// Counts a leaf.
+    pub(super) fn add(&mut self, leaf: &LeafStats) {
         let tenth = |of: u64| ((leaf.used_bytes * TENTHS as u64 / of) as usize).min(TENTHS - 1);
         self.entries += leaf.entries;
         self.leaves += 1;
@@ -69,6 +93,12 @@ impl ZapStats {
         self.by_depth[usize::from(leaf.depth)] += 1;
         let size = leaf.entries.checked_ilog2().map_or(0, |log2| log2 as usize + 1);
         self.by_entries[size.min(SIZES - 1)] += 1;
+        for (sum, more) in self.entries_by_bytes.iter_mut().zip(leaf.by_bytes) {
+            *sum += more;
+        }
+        for (sum, more) in self.entries_by_distance.iter_mut().zip(leaf.by_distance) {
+            *sum += more;
+        }
     }
 }
 
@@ -92,10 +122,23 @@ impl fmt::Display for ZapStats {
         rows(f, "leaves by how full they are stored", &self.by_stored_fill, tenths)?;
         rows(f, "leaves by how full they are", &self.by_fill, tenths)?;
         rows(f, "leaves by depth", &self.by_depth, |depth| depth.to_string())?;
-        rows(f, "leaves by entries", &self.by_entries, |size| match size {
-            0 | 1 => size.to_string(),
-            _ => format!("{}-{}", 1 << (size - 1), (1 << size) - 1),
-        })
+        let pointers = self.by_pointers();
+        let counts: Vec<u64> = pointers.iter().map(|(_, leaves)| *leaves).collect();
+        let title = format!("leaves by pointers of a table of {}", 1u64 << self.depth.min(63));
+        rows(f, &title, &counts, |row| pointers[row].0.to_string())?;
+        rows(f, "leaves by entries", &self.by_entries, powers)?;
+        rows(f, "entries by bytes, slot included", &self.entries_by_bytes, |step| {
+            format!("{}-{}", step * ENTRY_STEP + 1, (step + 1) * ENTRY_STEP)
+        })?;
+        let title = "entries by slots between where a lookup begins and them";
+        rows(f, title, &self.entries_by_distance, powers)
+    }
+}
+
+fn powers(row: usize) -> String {
+    match row {
+        0 | 1 => row.to_string(),
+        _ => format!("{}-{}", 1 << (row - 1), (1 << row) - 1),
     }
 }
 
@@ -117,22 +160,31 @@ fn rows(
 }
 
 /// One leaf.
-struct LeafStats {
+pub(crate) struct LeafStats {
     depth: u8,
     entries: u64,
     used_bytes: u64,
     stored_bytes: u64,
     collisions: u64,
+    by_bytes: [u64; ENTRY_STEPS],
+    by_distance: [u64; DISTANCES],
 }
 
 impl LeafStats {
-    fn of(leaf: &Leaf<'_>, seed: Option<u64>) -> Result<Self, Flaw> {
+    /// With the seed of names' hashes everything is checked.
+    pub(super) fn of(leaf: &Leaf<'_>, seed: Option<u64>) -> Result<Self, Flaw> {
         let mut collisions = 0;
         let mut before = None;
-        for entry in leaf.entries_from(0) {
+        let mut by_bytes = [0; ENTRY_STEPS];
+        let mut by_distance = [0; DISTANCES];
+        for (at, entry) in leaf.entries_from(0).enumerate() {
             let (position, record) = entry?;
             let hash = hash_at(position);
             collisions += u64::from(before.replace(hash) == Some(hash));
+            by_bytes[step_of(&record)] += 1;
+            let distance = leaf.guess(hash).abs_diff(at);
+            let row = distance.checked_ilog2().map_or(0, |log2| log2 as usize + 1);
+            by_distance[row.min(DISTANCES - 1)] += 1;
             if let Some(seed) = seed {
                 check_record(seed, hash, record.name, record.value)?;
             }
@@ -147,8 +199,16 @@ impl LeafStats {
             used_bytes: used_bytes as u64,
             stored_bytes: used_bytes.next_multiple_of(ZAP_LEAF_STEP) as u64,
             collisions,
+            by_bytes,
+            by_distance,
         })
     }
+}
+
+/// Row of an entry in the histogram of bytes. A length that cannot be belongs to the last.
+fn step_of(record: &Record<'_>) -> usize {
+    let bytes = record.bytes() + size_of::<ZapSlotPhys>();
+    (bytes.div_ceil(ENTRY_STEP) - 1).min(ENTRY_STEPS - 1)
 }
 
 fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), Flaw> {
@@ -224,11 +284,23 @@ mod tests {
         for entries in [3u64, 300] {
             let used_bytes = entries * 26 + 24;
             let stored_bytes = used_bytes.next_multiple_of(512);
-            stats.add(&LeafStats { depth: 1, entries, used_bytes, stored_bytes, collisions: 0 });
+            stats.add(&LeafStats {
+                depth: 1,
+                entries,
+                used_bytes,
+                stored_bytes,
+                collisions: 0,
+                by_bytes: [0; super::ENTRY_STEPS],
+                by_distance: [0; super::DISTANCES],
+            });
         }
         let dump = stats.to_string();
         assert!(dump.contains("fat: 303 entries in 2 leaves"), "{dump}");
         assert!(dump.contains("256-511:        1 ****"), "{dump}");
         assert!(dump.contains("10-20 %:        1 ****"), "{dump}");
+        assert!(
+            dump.contains("leaves by pointers of a table of 2:\n               1:        2 *"),
+            "{dump}"
+        );
     }
 }

@@ -13,6 +13,7 @@ mod damage;
 mod failures;
 mod fsync;
 mod import;
+mod inspect;
 mod interrupt;
 mod life;
 mod objects;

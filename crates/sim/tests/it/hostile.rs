@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
+use forebay_pool::inspect::{BlocksOf, Inspector, SetName};
 use forebay_pool::{BlockCache, Cookie, Dataset, DatasetSettings, ErrorKind, Pool, Result};
 use forebay_sim::forge::Forge;
 use forebay_sim::medium::Medium;
@@ -49,6 +50,32 @@ fn device_of(forge: &Forge) -> Arc<dyn Device> {
         }
     }
     device
+}
+
+/// Looks at a little of everything, without importing it.
+fn inspect(device: &Arc<dyn Device>) -> Result<()> {
+    let inspector = Inspector::new(vec![Arc::clone(device)])?;
+    let mut shown: String = inspector.labels().iter().map(ToString::to_string).collect();
+    shown += &inspector.uberblocks()?.to_string();
+    let group = inspector.group(None)?;
+    shown += &group.to_string();
+    let own = std::iter::once(SetName::Own);
+    let datasets = group.found.datasets.iter().map(|dataset| SetName::Dataset(&dataset.name));
+    for set in own.chain(datasets) {
+        for number in 0..NUMBERS / 8 {
+            let shows = [
+                inspector.object(set, number, None).map(|look| look.to_string()),
+                inspector.directory(set, number, None).map(|look| look.to_string()),
+                inspector
+                    .block(set, BlocksOf::Object(number), (number, 0), None)
+                    .map(|look| look.to_string()),
+            ];
+            // What cannot be shown says why.
+            shown.extend(shows.map(|show| show.unwrap_or_else(|error| error.to_string())));
+        }
+    }
+    assert!(!shown.is_empty());
+    Ok(())
 }
 
 /// Does what one does with a pool.
@@ -189,6 +216,8 @@ fn cases(
         how(&mut forge, &mut rng);
         let device = device_of(&forge);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // What can be shown says nothing of what can be used.
+            drop(inspect(&device));
             use_pool(&device, &cache, &mut rng)
         }));
         match outcome {

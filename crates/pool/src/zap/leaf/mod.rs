@@ -212,6 +212,13 @@ impl<'a> Leaf<'a> {
         }
     }
 
+    /// Number of the slot where a lookup of this hash begins, if there are any: hashes past the prefix are even, so this
+    /// is near.
+    #[inline]
+    pub(super) fn guess(&self, hash: u32) -> usize {
+        ((u64::from(hash << self.head.depth) * self.slots.len() as u64) >> 32) as usize
+    }
+
     /// Number of the first slot at or behind a position.
     #[inline]
     fn lower_bound(&self, position: u64) -> usize {
@@ -221,10 +228,8 @@ impl<'a> Leaf<'a> {
         if slots.is_empty() {
             return 0;
         }
-        // Hashes past the prefix are even, so this is near.
-        let hash = (position >> 16) as u32;
-        let guess = (u64::from(hash << self.head.depth) * slots.len() as u64) >> 32;
-        let (mut low, mut high) = (guess as usize, guess as usize);
+        let guess = self.guess((position >> 16) as u32);
+        let (mut low, mut high) = (guess, guess);
         let mut step = STEP;
         if slots[low].position() < position {
             high = slots.len();

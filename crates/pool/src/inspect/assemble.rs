@@ -1,0 +1,179 @@
+//! From opened devices to the pool's: by their labels as an import does, but with whatever is left.
+//!
+//! A device that is missing is replaced by one that holds nothing, so that what lies elsewhere can be read. A device without a
+//! sound label takes the place of the one that is missing, if no other could be meant. Without any label at all, the devices are numbered
+//! as they were given, and uberblocks say the rest.
+
+use forebay_base::sync::Arc;
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use zerocopy::FromBytes;
+
+use super::Inspector;
+use super::labels::{label_places, read_at};
+use crate::devices::config::Label;
+use crate::devices::import::newest_config;
+use crate::devices::label::{self, Uberblock};
+use crate::devices::open::Opened;
+use crate::devices::{Devices, Member, usable_bytes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::label::{LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys};
+
+/// The devices of a pool, as far as they are there.
+pub(super) struct Assembled {
+    pub(super) devices: Arc<Devices>,
+    /// The newest first.
+    pub(super) uberblocks: Vec<Uberblock>,
+    pub(super) notices: Vec<String>,
+    /// Whether the size of sectors is a guess.
+    pub(super) sectors_guessed: bool,
+}
+
+/// What is to be a device of the pool.
+struct Wanted {
+    guid: u64,
+    size_bytes: u64,
+    device: Option<Arc<dyn Device>>,
+}
+
+impl Inspector {
+    /// The pool that the devices hold. `sector_bytes` counts if no label says it.
+    pub(super) fn assemble(&self, sector_bytes: Option<u64>) -> Result<Assembled> {
+        let mut notices = Vec::new();
+        let (mut labelled, mut others) = (Vec::new(), Vec::new());
+        for device in &self.devices {
+            let name = &device.info().name;
+            let why = match label::read(&**device, &self.cache) {
+                Ok(Some(label)) => {
+                    labelled.push((Opened::from(Arc::clone(device)), label));
+                    continue;
+                }
+                Ok(None) => "it has no sound label".to_owned(),
+                Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+                Err(error) => error.to_string(),
+            };
+            notices.push(format!("{name}: {why}"));
+            others.push(Arc::clone(device));
+        }
+        match labelled.is_empty() {
+            true => self.by_uberblocks(sector_bytes, notices),
+            false => self.by_labels(&labelled, others, notices),
+        }
+    }
+
+    fn by_labels(
+        &self,
+        labelled: &[(Opened, Label)],
+        mut others: Vec<Arc<dyn Device>>,
+        mut notices: Vec<String>,
+    ) -> Result<Assembled> {
+        let config = newest_config(labelled)?;
+        let mut wanted: Vec<Wanted> = config
+            .devices
+            .iter()
+            .map(|known| Wanted { guid: known.guid, size_bytes: known.size_bytes, device: None })
+            .collect();
+        for (opened, label) in labelled {
+            let guid = label.config.devices[usize::from(label.number)].guid;
+            match wanted.iter_mut().find(|one| one.guid == guid && one.device.is_none()) {
+                Some(one) => one.device = Some(Arc::clone(&opened.device)),
+                None => {
+                    let name = &opened.device.info().name;
+                    notices.push(format!(
+                        "{name}: is left out: it is no device of the pool, or one twice"
+                    ));
+                }
+            }
+        }
+        let missing: Vec<usize> =
+            (0..wanted.len()).filter(|number| wanted[*number].device.is_none()).collect();
+        if let ([number], 1) = (&*missing, others.len()) {
+            notices.push(format!("{}: is taken for device {number}", others[0].info().name));
+            wanted[*number].device = others.pop();
+        }
+        let sized: Vec<(&dyn Device, u64)> = wanted
+            .iter()
+            .filter_map(|one| {
+                let device = &**one.device.as_ref()?;
+                Some((device, one.size_bytes.min(usable_bytes(device))))
+            })
+            .collect();
+        let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
+        let sector_bytes = u64::from(config.sector_bytes);
+        let devices = Arc::new(put_together(wanted, sector_bytes, &mut notices)?);
+        Ok(Assembled { devices, uberblocks, notices, sectors_guessed: false })
+    }
+
+    /// Without labels: the newest uberblock says which pool it is.
+    fn by_uberblocks(
+        &self,
+        sector_bytes: Option<u64>,
+        mut notices: Vec<String>,
+    ) -> Result<Assembled> {
+        let sized: Vec<(&dyn Device, u64)> =
+            self.devices.iter().map(|device| (&**device, usable_bytes(&**device))).collect();
+        let mut newest: Option<(u64, u64)> = None;
+        for device in &self.devices {
+            for place in label_places(&**device, &self.cache) {
+                let bytes = RING_SLOTS as usize * SLOT_BYTES;
+                let Ok(ring) = read_at(&**device, place + RING_OFFSET, bytes, &self.cache) else {
+                    continue;
+                };
+                let slots = ring.chunks_exact(SLOT_BYTES).filter_map(|slot| {
+                    let phys = UberblockPhys::ref_from_bytes(slot).ok()?;
+                    phys.is_sound().then(|| (phys.txg.get(), phys.pool_guid.get()))
+                });
+                newest = newest.max(slots.max());
+            }
+        }
+        let Some((_, pool_guid)) = newest else {
+            let text = format!("neither label nor uberblock is left: {}", notices.join("; "));
+            return Err(Error::new(ErrorKind::NotAPool, text));
+        };
+        let sized: Vec<_> = sized.into_iter().filter(|(_, bytes)| *bytes >= LABEL_BYTES).collect();
+        let uberblocks = label::best_uberblocks(&sized, pool_guid, &self.cache)?;
+        notices.push("no label is left: the devices are numbered as they were given".to_owned());
+        let largest = self.devices.iter().map(|one| u64::from(one.info().sector_bytes)).max();
+        let sector = sector_bytes.unwrap_or(0).max(largest.unwrap_or(512));
+        let wanted = self.devices.iter().map(|device| Wanted {
+            guid: 0,
+            // A shorter one has no place for blocks.
+            size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
+            device: Some(Arc::clone(device)),
+        });
+        let devices = Arc::new(put_together(wanted.collect(), sector, &mut notices)?);
+        Ok(Assembled { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
+    }
+}
+
+fn put_together(
+    wanted: Vec<Wanted>,
+    sector_bytes: u64,
+    notices: &mut Vec<String>,
+) -> Result<Devices> {
+    let members = wanted.into_iter().enumerate().map(|(number, one)| {
+        let device = match one.device {
+            Some(device) => device,
+            None => {
+                notices.push(format!("device {number} ({:016x}) is missing", one.guid));
+                absent(number)?
+            }
+        };
+        let info = device.info();
+        if info.size_bytes < one.size_bytes {
+            let (name, has, had) = (&info.name, info.size_bytes, one.size_bytes);
+            notices.push(format!("{name}: has {has} bytes, and had {had}: it was cut short"));
+        }
+        Ok(Member::for_inspection((number as u16, one.guid), one.size_bytes, device))
+    });
+    Devices::new(members.collect::<Result<_>>()?, sector_bytes)
+}
+
+/// A device that has nothing where blocks could lie.
+fn absent(number: usize) -> Result<Arc<dyn Device>> {
+    let options = MemoryOptions { lanes: 1, sector_bytes: 512, ..MemoryOptions::default() };
+    let name = format!("device {number}, which is missing");
+    match MemoryDevice::new(&name, 512, &options) {
+        Ok(device) => Ok(Arc::new(device)),
+        Err(error) => Err(Error::new(ErrorKind::NoMemory, format!("{name}: {error}"))),
+    }
+}

@@ -1,0 +1,193 @@
+//! An object: its dnode, and its tree by levels.
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use super::pointer::{Hexdump, PointerLook};
+use super::{Damage, Inspector, Seen, SetName};
+use crate::error::Result;
+use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
+use crate::object::DataFields;
+
+/// Pointers of the bottom of a tree that are shown.
+const SHOWN: usize = 16;
+
+/// The blocks of one level of a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LevelLook {
+    /// 0 for the blocks that hold what users stored.
+    pub level: u8,
+    /// Blocks that are no holes.
+    pub blocks: u64,
+    /// Bytes in them once unpacked.
+    pub logical_bytes: u64,
+    /// Bytes of one copy of them on devices, before rounding up to sectors.
+    pub physical_bytes: u64,
+    /// Bytes of all copies, whole sectors. A block in pieces takes a little more.
+    pub allocated_bytes: u64,
+    /// Blocks that are packed.
+    pub packed: u64,
+    /// Blocks in pieces.
+    pub gangs: u64,
+    /// The oldest and the newest group that wrote one of them.
+    pub births: (u64, u64),
+}
+
+/// An object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectLook {
+    /// Its number.
+    pub number: u64,
+    /// "bytes", "directory", "dataset", or a number that nobody knows.
+    pub kind: String,
+    /// Its length in bytes.
+    pub size_bytes: u64,
+    /// Size of a record in bytes; 0 if it makes no sense.
+    pub record_bytes: u64,
+    /// Blocks before its end.
+    pub blocks: u64,
+    /// Bytes on devices, all copies and indirect blocks, as its dnode has it.
+    pub allocated_bytes: u64,
+    /// The group that created it.
+    pub created_txg: u64,
+    /// Its user's attributes.
+    pub attributes: Vec<u8>,
+    /// Content in its dnode.
+    pub inline: Vec<u8>,
+    /// Height of its tree.
+    pub tree_levels: u8,
+    /// Its root.
+    pub root: PointerLook,
+    /// What its tree has, the topmost level first.
+    pub levels: Vec<LevelLook>,
+    /// The first blocks that are no holes, with their numbers.
+    pub first: Vec<(u64, PointerLook)>,
+    /// What cannot be read of the tree. Blocks at its bottom are not read.
+    pub damage: Damage,
+}
+
+impl Inspector {
+    /// An object, as of a group, or of the newest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); as [`group`](Self::group).
+    pub fn object(
+        &self,
+        set: SetName<'_>,
+        number: u64,
+        txg: Option<u64>,
+    ) -> Result<Seen<ObjectLook>> {
+        self.see(txg, |view| {
+            let dnode = view.set(set)?.dnode(number)?;
+            let mut look = ObjectLook::of(number, &dnode);
+            match DataFields::of(&dnode) {
+                Err(error) => look.damage.note(error),
+                Ok(data) => {
+                    let (mut damage, sector) = (Damage::default(), view.store.sector_bytes());
+                    view.walk(&data.tree, &mut damage, &mut |ptr, block| {
+                        look.count(ptr, block, sector);
+                        ControlFlow::Continue(())
+                    });
+                    look.damage = damage;
+                }
+            }
+            look.levels.retain(|level| level.blocks > 0);
+            look.levels.reverse();
+            let damaged = !look.damage.is_empty();
+            Ok((look, damaged))
+        })
+    }
+}
+
+impl ObjectLook {
+    fn of(number: u64, dnode: &DnodePhys) -> Self {
+        Self {
+            number,
+            kind: match dnode.object_kind() {
+                Some(ObjectKind::Free) => "free".to_owned(),
+                Some(ObjectKind::Data) => "bytes".to_owned(),
+                Some(ObjectKind::Zap) => "directory".to_owned(),
+                Some(ObjectKind::Dataset) => "dataset".to_owned(),
+                None => format!("unknown ({})", dnode.kind),
+            },
+            size_bytes: dnode.size_bytes.get(),
+            record_bytes: 1u64.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
+            blocks: dnode.blocks.get(),
+            allocated_bytes: dnode.allocated_bytes.get(),
+            created_txg: dnode.created_txg.get(),
+            attributes: dnode.attributes().to_vec(),
+            inline: dnode.inline().to_vec(),
+            tree_levels: dnode.levels,
+            root: PointerLook::of(&dnode.root),
+            levels: Vec::new(),
+            first: Vec::new(),
+            damage: Damage::default(),
+        }
+    }
+
+    fn count(&mut self, ptr: &BlockPtrPhys, block: u64, sector: u64) {
+        let level = usize::from(ptr.level);
+        while self.levels.len() <= level {
+            let level = self.levels.len() as u8;
+            self.levels.push(LevelLook { level, births: (u64::MAX, 0), ..LevelLook::default() });
+        }
+        let sums = &mut self.levels[level];
+        sums.blocks += 1;
+        sums.logical_bytes += u64::from(ptr.logical_bytes.get());
+        sums.physical_bytes += u64::from(ptr.physical_bytes.get());
+        sums.allocated_bytes += ptr.allocated_bytes(sector) * ptr.copy_count() as u64;
+        sums.packed += u64::from(ptr.compression != 0);
+        sums.gangs += u64::from(ptr.is_gang());
+        let birth = ptr.birth_txg.get();
+        sums.births = (sums.births.0.min(birth), sums.births.1.max(birth));
+        if level == 0 && self.first.len() < SHOWN {
+            self.first.push((block, PointerLook::of(ptr)));
+        }
+    }
+}
+
+impl fmt::Display for LevelLook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (oldest, newest) = self.births;
+        write!(
+            f,
+            "level {}: {} blocks, {} bytes ({} packed), {} on devices in all copies, {} compressed, {} in pieces, born in {oldest} to {newest}",
+            self.level,
+            self.blocks,
+            self.logical_bytes,
+            self.physical_bytes,
+            self.allocated_bytes,
+            self.packed,
+            self.gangs
+        )
+    }
+}
+
+impl fmt::Display for ObjectLook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "object {}: {}, created in group {}",
+            self.number, self.kind, self.created_txg
+        )?;
+        writeln!(f, "    size:     {} bytes in records of {}", self.size_bytes, self.record_bytes)?;
+        writeln!(
+            f,
+            "    blocks:   {} before the end, {} bytes on devices",
+            self.blocks, self.allocated_bytes
+        )?;
+        writeln!(f, "    root:     {} levels, {}", self.tree_levels, self.root)?;
+        writeln!(f, "    inline:   {} bytes", self.inline.len())?;
+        writeln!(f, "    attributes: {} bytes", self.attributes.len())?;
+        for line in (Hexdump { offset: 0, bytes: &self.attributes }).to_string().lines() {
+            writeln!(f, "        {line}")?;
+        }
+        for level in &self.levels {
+            writeln!(f, "    {level}")?;
+        }
+        for (block, ptr) in &self.first {
+            writeln!(f, "    block {block}: {ptr}")?;
+        }
+        write!(f, "{}", self.damage)
+    }
+}

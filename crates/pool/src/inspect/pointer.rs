@@ -1,0 +1,147 @@
+//! Block pointers, and bytes, to be read by people.
+
+use std::fmt;
+
+use crate::format::{BlockKind, BlockPtrPhys, Compression};
+use crate::store::codec;
+
+/// A block pointer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PointerLook {
+    /// Number of the device and offset on it in bytes, of each copy. None: a hole.
+    pub copies: Vec<(u16, u64)>,
+    /// What the block holds; a number that nobody knows is told as such.
+    pub kind: String,
+    /// Height above the blocks that hold what users stored.
+    pub level: u8,
+    /// Bytes once unpacked.
+    pub logical_bytes: u32,
+    /// Bytes on a device, before rounding up to sectors.
+    pub physical_bytes: u32,
+    /// How it is packed.
+    pub compression: String,
+    /// Whether it lies in pieces.
+    pub gang: bool,
+    /// The group that wrote it.
+    pub birth_txg: u64,
+    /// Objects or blocks that it leads to.
+    pub fill: u64,
+    /// In hexadecimal digits.
+    pub checksum: String,
+    /// Why it cannot be right, if it cannot.
+    pub objection: Option<&'static str>,
+}
+
+impl PointerLook {
+    pub(super) fn of(ptr: &BlockPtrPhys) -> Self {
+        let unknown = |raw: u8| format!("unknown ({raw})");
+        let compression = Compression::from_raw(ptr.compression);
+        Self {
+            copies: ptr.dvas().map(|dva| (dva.device, dva.offset)).collect(),
+            kind: ptr.block_kind().map_or_else(|| unknown(ptr.kind), |kind| name_of(kind).into()),
+            level: ptr.level,
+            logical_bytes: ptr.logical_bytes.get(),
+            physical_bytes: ptr.physical_bytes.get(),
+            compression: compression.map_or_else(
+                || unknown(ptr.compression),
+                |compression| packing(compression).into(),
+            ),
+            gang: ptr.is_gang(),
+            birth_txg: ptr.birth_txg.get(),
+            fill: ptr.fill.get(),
+            checksum: ptr.checksum.iter().map(|byte| format!("{byte:02x}")).collect(),
+            objection: if ptr.is_hole() { None } else { codec::objection(ptr) },
+        }
+    }
+
+    /// Whether it points nowhere.
+    pub fn is_hole(&self) -> bool {
+        self.copies.is_empty()
+    }
+}
+
+fn name_of(kind: BlockKind) -> &'static str {
+    match kind {
+        BlockKind::Data => "data",
+        BlockKind::Indirect => "indirect",
+        BlockKind::Dnode => "dnodes",
+        BlockKind::ZapLeaf => "directory leaf",
+        BlockKind::Space => "space map",
+        BlockKind::Root => "root",
+        BlockKind::Gang => "gang",
+    }
+}
+
+pub(super) fn packing(compression: Compression) -> &'static str {
+    match compression {
+        Compression::Off => "off",
+        Compression::Lz4 => "lz4",
+        Compression::Zstd => "zstd",
+    }
+}
+
+impl fmt::Display for PointerLook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_hole() {
+            return f.write_str("hole");
+        }
+        write!(f, "{} level {}", self.kind, self.level)?;
+        for (at, (device, offset)) in self.copies.iter().enumerate() {
+            write!(f, "{}{device}:{offset:#x}", if at == 0 { " at " } else { " and " })?;
+        }
+        let gang = if self.gang { " in pieces" } else { "" };
+        write!(
+            f,
+            "{gang}, {} bytes ({} packed, {}), birth {}, fill {}, sum {}",
+            self.logical_bytes,
+            self.physical_bytes,
+            self.compression,
+            self.birth_txg,
+            self.fill,
+            self.checksum
+        )?;
+        match self.objection {
+            Some(objection) => write!(f, " (cannot be: {objection})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Prints bytes as a dump of 16 a line, with the offset of the first; equal lines in a row are one star.
+#[derive(Clone, Copy, Debug)]
+pub struct Hexdump<'a> {
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+impl fmt::Display for Hexdump<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const LINE: usize = 16;
+        let (mut before, mut starred) = (None, false);
+        let lines = self.bytes.len().div_ceil(LINE);
+        for (number, line) in self.bytes.chunks(LINE).enumerate() {
+            if before.replace(line) == Some(line) && number + 1 < lines {
+                if !std::mem::replace(&mut starred, true) {
+                    writeln!(f, "*")?;
+                }
+                continue;
+            }
+            starred = false;
+            write!(f, "{:08x} ", self.offset + (number * LINE) as u64)?;
+            for at in 0..LINE {
+                match line.get(at) {
+                    Some(byte) => write!(f, " {byte:02x}")?,
+                    None => write!(f, "   ")?,
+                }
+            }
+            let text = line.iter().map(|byte| match byte {
+                0x20..=0x7e => char::from(*byte),
+                _ => '.',
+            });
+            writeln!(f, "  |{}|", text.collect::<String>())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! A pool as of one group, and the objects in it.
+
+use std::ops::ControlFlow;
+
+use forebay_base::sync::Arc;
+use forebay_cache::{Attributes, OwnerCaching};
+use zerocopy::FromBytes;
+
+use super::assemble::Assembled;
+use super::pointer::PointerLook;
+use super::{Damage, Inspector, Seen, SetName};
+use crate::devices::label::Uberblock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{
+    BlockPtrPhys, DNODES_PER_BLOCK, DatasetPhys, DnodePhys, ObjectKind, ObjsetPhys, RootPhys,
+};
+use crate::object::DataFields;
+use crate::object::tree::{self, Tree};
+use crate::objset::{dnode_at, dnode_tree};
+use crate::pool::{open_owner, read_root};
+use crate::store::Store;
+use crate::zap::look::{Inline, leaf_entries};
+
+/// How often a look is repeated because the pool has changed meanwhile.
+const ATTEMPTS: u32 = 6;
+/// Root blocks that are tried, the newest first.
+const ROOTS_TRIED: usize = 4;
+/// A pool has at most this many datasets.
+const DATASETS_MAX: usize = 4096;
+/// Blocks of one object that are looked at, at most: forged pointers can lead in circles without end.
+const BLOCKS_MAX: u64 = 1 << 27;
+/// Bytes in flight to devices: there is nothing to write.
+const FLIGHT_BYTES: u64 = 1 << 20;
+
+/// A pool as of one group.
+pub(super) struct View {
+    pub(super) store: Store,
+    pub(super) root: RootPhys,
+    pub(super) uberblock: Uberblock,
+    notices: Vec<String>,
+    /// The newest group that was there.
+    newest: u64,
+}
+
+/// A set of objects.
+pub(super) struct Set {
+    store: Store,
+    pub(super) tree: Tree,
+    what: String,
+}
+
+impl Inspector {
+    /// Looks at the pool as of a group, or of the newest. `look` says whether it met damage: if there is a newer
+    /// group by then, that is looked at instead.
+    pub(super) fn see<T>(
+        &self,
+        txg: Option<u64>,
+        look: impl Fn(&View) -> Result<(T, bool)>,
+    ) -> Result<Seen<T>> {
+        let mut again = 0;
+        loop {
+            let view = self.view(txg)?;
+            let result = look(&view);
+            let damaged = match &result {
+                Ok((_, damaged)) => *damaged,
+                Err(error) => error.kind() == ErrorKind::Corrupt,
+            };
+            let changed = damaged && self.newest_txg()? > view.newest;
+            if changed && again < ATTEMPTS && txg.is_none() {
+                again += 1;
+                continue;
+            }
+            let View { mut notices, uberblock, newest, .. } = view;
+            if again > 0 {
+                notices.push(format!(
+                    "the pool is in use: what was met as damaged at first was used again, and was looked at {again} times more"
+                ));
+            }
+            if changed {
+                notices.push(
+                    "the pool changes while it is looked at: what is damaged here may be that"
+                        .to_owned(),
+                );
+            }
+            if uberblock.txg != newest {
+                notices.push(format!(
+                    "the newest group is {newest}; what was freed since {} may be used again",
+                    uberblock.txg
+                ));
+            }
+            return match result {
+                Ok((found, _)) => Ok(Seen { txg: uberblock.txg, notices, found }),
+                Err(error) if notices.is_empty() => Err(error),
+                Err(error) => {
+                    let text = format!("{error} ({})", notices.join("; "));
+                    Err(Error::new(error.kind(), text).because(error))
+                }
+            };
+        }
+    }
+
+    fn newest_txg(&self) -> Result<u64> {
+        let assembled = self.assemble(None)?;
+        Ok(assembled.uberblocks.first().map_or(0, |newest| newest.txg))
+    }
+
+    /// The pool as of that group, or of the newest whose root block can be read.
+    fn view(&self, txg: Option<u64>) -> Result<View> {
+        let mut assembled = self.assemble(None)?;
+        for _ in 0..ATTEMPTS {
+            let newest = newest_of(&assembled)?;
+            match self.view_of(&assembled, txg) {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    assembled = self.assemble(None)?;
+                    if newest_of(&assembled)? == newest {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+        }
+        self.view_of(&assembled, txg)
+    }
+
+    fn view_of(&self, assembled: &Assembled, txg: Option<u64>) -> Result<View> {
+        let newest = newest_of(assembled)?;
+        let store = self.store(assembled)?;
+        let uberblocks = &assembled.uberblocks;
+        let tried: Vec<&Uberblock> = match txg {
+            Some(txg) => uberblocks.iter().filter(|one| one.txg == txg).collect(),
+            None => uberblocks.iter().take(ROOTS_TRIED).collect(),
+        };
+        let mut notices = assembled.notices.clone();
+        let mut first = None;
+        for uberblock in tried {
+            match read_root(&store, uberblock) {
+                Ok(root) => {
+                    let store = self.with_sectors_of(&root, assembled, store)?;
+                    return Ok(View { store, root, uberblock: *uberblock, notices, newest });
+                }
+                Err(error) => {
+                    notices.push(error.to_string());
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        Err(first.unwrap_or_else(|| {
+            let known: Vec<String> = uberblocks.iter().map(|one| one.txg.to_string()).collect();
+            let text = format!(
+                "there is no uberblock of group {}; there are those of {}",
+                txg.unwrap_or(0),
+                known.join(", ")
+            );
+            Error::new(ErrorKind::NotFound, text)
+        }))
+    }
+
+    fn store(&self, assembled: &Assembled) -> Result<Store> {
+        let owner = open_owner(&self.cache, OwnerCaching::All)?;
+        let (devices, cache) = (Arc::clone(&assembled.devices), Arc::clone(&self.cache));
+        Ok(Store::new(devices, cache, owner, true, FLIGHT_BYTES))
+    }
+
+    /// The store with the sectors that the root block says, if they were a guess.
+    fn with_sectors_of(&self, root: &RootPhys, was: &Assembled, store: Store) -> Result<Store> {
+        let shift = root.space.sector_shift;
+        if !was.sectors_guessed || !(9..=12).contains(&shift) || store.sector_bytes() == 1 << shift
+        {
+            return Ok(store);
+        }
+        self.store(&self.assemble(Some(1 << shift))?)
+    }
+
+    /// Which uberblocks there are, and why their root blocks cannot be read, if so.
+    pub(super) fn readable_roots(&self) -> Result<Vec<(u64, PointerLook, Option<String>)>> {
+        let assembled = match self.assemble(None) {
+            Ok(assembled) => assembled,
+            Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
+            Err(_) => return Ok(Vec::new()),
+        };
+        let store = self.store(&assembled)?;
+        let roots = assembled.uberblocks.iter().map(|uberblock| {
+            let problem = read_root(&store, uberblock).err().map(|error| error.to_string());
+            (uberblock.txg, PointerLook::of(&uberblock.root), problem)
+        });
+        Ok(roots.collect())
+    }
+}
+
+fn newest_of(assembled: &Assembled) -> Result<u64> {
+    let none = || Error::new(ErrorKind::NotAPool, "no uberblock is left on these devices");
+    assembled.uberblocks.first().map(|newest| newest.txg).ok_or_else(none)
+}
+
+impl View {
+    /// A set of objects, by its name.
+    pub(super) fn set(&self, name: SetName<'_>) -> Result<Set> {
+        match name {
+            SetName::Own => self.own(),
+            SetName::Dataset(name) => {
+                let (_, phys) = self.dataset(name)?;
+                self.set_of(&phys.objset, format!("dataset {name}"))
+            }
+        }
+    }
+
+    /// The pool's own objects.
+    pub(super) fn own(&self) -> Result<Set> {
+        self.set_of(&self.root.mos, SetName::Own.to_string())
+    }
+
+    fn set_of(&self, phys: &ObjsetPhys, what: String) -> Result<Set> {
+        let tree = dnode_tree(phys).map_err(|error| error.doing(&what))?;
+        Ok(Set { store: self.store.clone(), tree, what })
+    }
+
+    /// Names of datasets, and the numbers of their objects.
+    pub(super) fn dataset_names(&self, damage: &mut Damage) -> Result<Vec<(String, u64)>> {
+        let number = self.root.datasets.get();
+        let doing = |error: Error| error.doing("the directory of datasets");
+        let dnode = self.own()?.dnode(number).map_err(doing)?;
+        let inline = Inline::read(dnode.inline()).map_err(doing)?;
+        let mut entries = inline.entries;
+        if inline.is_fat {
+            let tree = DataFields::of(&dnode).map_err(doing)?.tree;
+            for (ptr, block) in self.lowest(&tree, damage) {
+                let leaf = self.store.read(&ptr, Attributes::METADATA.once());
+                match leaf.and_then(|leaf| leaf_entries(&leaf)) {
+                    Ok(found) => entries.extend(found),
+                    Err(error) => damage.note(error.doing(format_args!("leaf {block}"))),
+                }
+                if entries.len() > DATASETS_MAX {
+                    let text = format!("more than {DATASETS_MAX} datasets");
+                    return Err(doing(Error::new(ErrorKind::Corrupt, text)));
+                }
+            }
+        }
+        let mut names = Vec::with_capacity(entries.len());
+        for (name, value) in entries {
+            let name = String::from_utf8_lossy(&name).into_owned();
+            match <[u8; 8]>::try_from(&*value) {
+                Ok(number) => names.push((name, u64::from_le_bytes(number))),
+                Err(_) => damage.note(format_args!("dataset {name}: has an odd number")),
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// A dataset, and the number of its object.
+    pub(super) fn dataset(&self, name: &str) -> Result<(u64, DatasetPhys)> {
+        let mut damage = Damage::default();
+        let names = self.dataset_names(&mut damage)?;
+        let Some((_, number)) = names.iter().find(|(known, _)| known == name) else {
+            let known: Vec<&str> = names.iter().map(|(name, _)| &**name).collect();
+            // With damage it may have been there.
+            let (kind, damage) = match damage.listed.first() {
+                None => (ErrorKind::NotFound, String::new()),
+                Some(first) => (ErrorKind::Corrupt, format!("; but {first}")),
+            };
+            let text =
+                format!("there is no dataset {name}; there are: {}{damage}", known.join(", "));
+            return Err(Error::new(kind, text));
+        };
+        Ok((*number, self.dataset_at(name, *number)?))
+    }
+
+    pub(super) fn dataset_at(&self, name: &str, number: u64) -> Result<DatasetPhys> {
+        let doing = |error: Error| error.doing(format_args!("dataset {name}"));
+        let dnode = self.own()?.dnode(number).map_err(doing)?;
+        let phys = DatasetPhys::read_from_bytes(dnode.attributes()).ok();
+        let phys = phys.filter(|_| dnode.object_kind() == Some(ObjectKind::Dataset));
+        phys.ok_or_else(|| {
+            let text = format!("object {number} is none");
+            doing(Error::new(ErrorKind::Corrupt, text))
+        })
+    }
+
+    /// Visits all pointers of a tree that are no holes, parents first.
+    pub(super) fn walk(
+        &self,
+        tree: &Tree,
+        damage: &mut Damage,
+        visit: &mut dyn FnMut(&BlockPtrPhys, u64) -> ControlFlow<()>,
+    ) {
+        let mut left = BLOCKS_MAX;
+        let mut bounded = |ptr: &BlockPtrPhys, block: u64| {
+            left -= 1;
+            match left == 0 || visit(ptr, block).is_break() {
+                true => Err(left == 0),
+                false => Ok(()),
+            }
+        };
+        let mut damaged = |ptr: &BlockPtrPhys, block: u64, error: Error| {
+            damage.note(format_args!("level {}, block {block}: {error}", ptr.level));
+        };
+        let walked = tree::walk(&self.store, &tree.root, 0, &mut bounded, &mut damaged);
+        if walked == Err(true) {
+            damage.note(format_args!("more than {BLOCKS_MAX} blocks: the rest was not looked at"));
+        }
+    }
+
+    /// The pointers of all blocks at the bottom of a small tree.
+    fn lowest(&self, tree: &Tree, damage: &mut Damage) -> Vec<(BlockPtrPhys, u64)> {
+        let mut found = Vec::new();
+        self.walk(tree, damage, &mut |ptr, block| {
+            if ptr.level == 0 {
+                found.push((*ptr, block));
+            }
+            match found.len() > DATASETS_MAX {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        found
+    }
+}
+
+impl Set {
+    /// The dnode of an object that is in use.
+    pub(super) fn dnode(&self, number: u64) -> Result<DnodePhys> {
+        let doing = |error: Error| error.doing(&self.what);
+        let block = number / DNODES_PER_BLOCK as u64;
+        let ptr = tree::lookup(&self.store, &self.tree, block).map_err(doing)?;
+        let mut dnode = None;
+        if !ptr.is_hole() {
+            let content = self.store.read(&ptr, Attributes::METADATA.once()).map_err(doing)?;
+            dnode = dnode_at(&content, (number % DNODES_PER_BLOCK as u64) as usize);
+        }
+        match dnode.filter(|dnode| dnode.kind != 0) {
+            Some(dnode) => Ok(dnode),
+            None => {
+                let text = format!("there is no object {number}");
+                Err(doing(Error::new(ErrorKind::NotFound, text)))
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! A directory as it lies on a device, for who inspects it: no object, no lock, no cache of what was found.
+
+use super::entry::Value;
+use super::leaf::{Flaw, Leaf};
+use super::stats::{LeafStats, ZapStats};
+use super::{Form, read_form};
+use crate::{Error, ErrorKind, Result};
+
+/// The inline content of a directory.
+pub(crate) struct Inline {
+    /// Seed of the names' hash.
+    pub(crate) seed: u64,
+    /// What is known without looking at leaves; of a fat directory, depth, and in `entries` and `by_depth` what its header says.
+    pub(crate) stats: ZapStats,
+    /// Entries, if they are there.
+    pub(crate) entries: Vec<(Box<[u8]>, Value)>,
+    /// Whether the entries are in leaves.
+    pub(crate) is_fat: bool,
+}
+
+impl Inline {
+    /// From a dnode; none is an empty directory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if it is not a directory's.
+    pub(crate) fn read(content: &[u8]) -> Result<Self> {
+        let stats = ZapStats::default();
+        if content.is_empty() {
+            return Ok(Self { seed: 0, stats, entries: Vec::new(), is_fat: false });
+        }
+        let (seed, form) =
+            read_form(content.to_vec()).map_err(|flaw| corrupt("its header", flaw))?;
+        match form {
+            Form::Micro(micro) => {
+                let entries = micro.sorted().into_iter().map(|entry| {
+                    let value = entry.record.value().map_err(|flaw| corrupt("an entry", flaw))?;
+                    Ok((entry.record.name.into(), value))
+                });
+                let entries = entries.collect::<Result<Vec<_>>>()?;
+                let (len, micro_bytes) = (micro.len() as u64, micro.content().len() as u64);
+                let stats = ZapStats { entries: len, micro_bytes, ..stats };
+                Ok(Self { seed, stats, entries, is_fat: false })
+            }
+            Form::Fat(fat) => {
+                let header = &fat.header;
+                let by_depth = header.leaves_at.map(|leaves| u64::from(leaves.get()));
+                let (entries, depth) = (header.entries.get(), header.depth);
+                let stats = ZapStats { entries, depth, by_depth, ..stats };
+                Ok(Self { seed, stats, entries: Vec::new(), is_fat: true })
+            }
+        }
+    }
+}
+
+/// Counts a leaf, and checks everything in it. `seed` is its directory's.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] says what is wrong; it is not counted then.
+pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Result<()> {
+    let counted = Leaf::read(bytes).and_then(|leaf| LeafStats::of(&leaf, Some(seed)));
+    stats.add(&counted.map_err(|flaw| corrupt("a leaf", flaw))?);
+    Ok(())
+}
+
+/// The entries of a leaf.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] says what is wrong.
+pub(crate) fn leaf_entries(bytes: &[u8]) -> Result<Vec<(Box<[u8]>, Value)>> {
+    let leaf = Leaf::read(bytes).map_err(|flaw| corrupt("a leaf", flaw))?;
+    let entries = leaf.entries_from(0).map(|entry| {
+        let (_, record) = entry?;
+        Ok((record.name.into(), record.value()?))
+    });
+    entries.collect::<Result<_, Flaw>>().map_err(|flaw| corrupt("a leaf", flaw))
+}
+
+#[cold]
+fn corrupt(what: &str, Flaw(flaw): Flaw) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{what}: {flaw}"))
+}

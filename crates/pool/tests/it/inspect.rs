@@ -1,0 +1,313 @@
+//! Inspecting pools that are whole, in use, cut short and damaged.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_base::rng::SmallRng;
+use forebay_io::{Device, OpenOptions};
+use forebay_pool::format::label::LABEL_BYTES;
+use forebay_pool::inspect::{BlocksOf, Inspector, LabelState, SetName};
+use forebay_pool::{DatasetSettings, ErrorKind, Pool, ZapStats, open_path};
+use tempfile::TempDir;
+
+use crate::common::{MIB, cache, create, create_options, dataset, import, memory};
+
+const DATA: SetName<'_> = SetName::Dataset("data");
+const RECORD: usize = 8192;
+const NAMES: u64 = 5000;
+const FLIPS: u64 = 60;
+
+/// What there is to be found.
+struct Made {
+    object: u64,
+    directory: u64,
+    stats: ZapStats,
+}
+
+/// An object of 300 records, and a directory with leaves.
+fn fill(pool: &Pool) -> Made {
+    let data = dataset(pool);
+    let tx = pool.begin().expect("room");
+    let object = data.create_object(&tx, b"its attributes").expect("an object");
+    let content: Vec<u8> = (0..300 * RECORD).map(|at| (at / RECORD % 255) as u8 + 1).collect();
+    data.object(object).expect("it").write(&tx, 0, &content).expect("room");
+    let directory = data.create_directory(&tx, &[]).expect("a directory");
+    let names = data.directory(directory).expect("it");
+    for number in 0..NAMES {
+        let name = format!("{number}");
+        names.insert(&tx, name.as_bytes(), &number.to_le_bytes()).expect("room");
+    }
+    drop(tx);
+    pool.sync().expect("a group");
+    let stats = names.stats().expect("its leaves");
+    Made { object, directory, stats }
+}
+
+/// A pool of one file or several.
+fn files(count: usize) -> (TempDir, Vec<PathBuf>, Made) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let paths: Vec<_> = (0..count).map(|n| folder.path().join(format!("{n}.img"))).collect();
+    let file = OpenOptions { create_bytes: Some(24 * MIB), ..OpenOptions::default() };
+    let devices = paths.iter().map(|path| open_path(path, &file).expect("a file")).collect();
+    let pool = Pool::create(devices, &create_options(&cache(32 * MIB))).expect("a pool");
+    let made = fill(&pool);
+    pool.export().expect("exported");
+    (folder, paths, made)
+}
+
+/// Everything that an inspector shows, printed.
+fn look_at_all(inspector: &Inspector, made: &Made) -> Vec<String> {
+    let text =
+        |shown: forebay_pool::Result<String>| shown.unwrap_or_else(|error| error.to_string());
+    let labels = inspector.labels().iter().map(ToString::to_string).collect::<String>();
+    vec![
+        labels,
+        text(inspector.uberblocks().map(|look| look.to_string())),
+        text(inspector.group(None).map(|look| look.to_string())),
+        text(inspector.object(DATA, made.object, None).map(|look| look.to_string())),
+        text(inspector.object(SetName::Own, 0, None).map(|look| look.to_string())),
+        text(inspector.directory(DATA, made.directory, None).map(|look| look.to_string())),
+        text(inspector.block(DATA, BlocksOf::Dnodes, (0, 0), None).map(|look| look.to_string())),
+        text(
+            inspector
+                .block(DATA, BlocksOf::Object(made.object), (7, 0), None)
+                .map(|look| look.to_string()),
+        ),
+        text(inspector.bytes(0, 0, 4096).map(|look| look.to_string())),
+    ]
+}
+
+#[test]
+fn a_whole_pool_is_shown() {
+    let (_folder, paths, made) = files(2);
+    let inspector = Inspector::open(&paths).expect("they open");
+    let labels = inspector.labels();
+    assert_eq!(labels.len(), 2);
+    for (number, device) in labels.iter().enumerate() {
+        assert_eq!(device.labels.len(), 2, "{device}");
+        for (_, state) in &device.labels {
+            let LabelState::Sound(label) = state else { panic!("{device}") };
+            assert_eq!((&*label.pool_name, usize::from(label.device_number)), ("tank", number));
+            assert_eq!((&*label.state, label.devices.len()), ("exported", 2));
+            assert_eq!(label.objection, None);
+        }
+    }
+    let uberblocks = inspector.uberblocks().expect("memory");
+    assert_eq!((uberblocks.rings, uberblocks.damaged.len()), (4, 0), "{uberblocks}");
+    let newest = &uberblocks.found[0];
+    assert_eq!((newest.rings, newest.device_count, &newest.root_problem), (4, 2, &None));
+
+    let group = inspector.group(None).expect("the newest");
+    assert_eq!((group.txg, group.notices.len()), (newest.txg, 0), "{group}");
+    let group = group.found;
+    assert!(group.damage.is_empty(), "{group}");
+    assert_eq!(group.datasets.len(), 1);
+    assert_eq!((&*group.datasets[0].name, group.datasets[0].set.objects), ("data", 2));
+    assert!(group.space.allocated_bytes > group.datasets[0].set.allocated_bytes);
+    let missing = inspector.group(Some(newest.txg + 1)).expect_err("there is none");
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+
+    let object = inspector.object(DATA, made.object, None).expect("it").found;
+    assert_eq!((&*object.kind, object.size_bytes), ("bytes", (300 * RECORD) as u64));
+    assert_eq!(object.attributes, b"its attributes");
+    assert_eq!((object.levels.len(), object.levels[1].blocks), (2, 300), "{object}");
+    let on_devices: u64 = object.levels.iter().map(|level| level.allocated_bytes).sum();
+    assert_eq!(on_devices, object.allocated_bytes, "{object}");
+
+    let directory = inspector.directory(DATA, made.directory, None).expect("it").found;
+    assert!(directory.damage.is_empty(), "{directory}");
+    // That table is in memory only.
+    let stats = ZapStats { table_bytes: made.stats.table_bytes, ..directory.stats.clone() };
+    assert_eq!(stats, made.stats);
+    assert_eq!(stats.entries_by_bytes.iter().sum::<u64>(), NAMES);
+    assert_eq!(stats.entries_by_distance.iter().sum::<u64>(), NAMES);
+    assert_eq!(stats.by_pointers().iter().map(|(_, leaves)| leaves).sum::<u64>(), stats.leaves);
+    let error = inspector.directory(DATA, made.object, None).expect_err("it is none");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let error = inspector.object(SetName::Dataset("no"), 1, None).expect_err("it is none");
+    assert!(error.to_string().contains("there are: data"), "{error}");
+}
+
+#[test]
+fn blocks_are_shown_by_object_and_by_place() {
+    let (_folder, paths, made) = files(1);
+    let inspector = Inspector::open(&paths).expect("they open");
+    let of = BlocksOf::Object(made.object);
+    let block = inspector.block(DATA, of, (7, 0), None).expect("it").found;
+    assert!(block.content.as_ref().expect("it is good").iter().all(|byte| *byte == 8), "{block}");
+    assert_eq!(block.copies.len(), 1);
+    assert_eq!(block.copies[0].problem, None);
+    let (device, offset) = block.pointer.copies[0];
+    let bytes = inspector.bytes(device, offset, RECORD as u64).expect("they").bytes;
+    assert_eq!(Some(&bytes), block.content.as_ref());
+    let above = inspector.block(DATA, of, (7, 1), None).expect("it").found;
+    assert_eq!((&*above.pointer.kind, above.pointer.level), ("indirect", 1));
+    for beyond in [(7, 2), (1 << 20, 0)] {
+        let error = inspector.block(DATA, of, beyond, None).expect_err("there is none");
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+    // Unaligned, and of a label.
+    let label = inspector.bytes(0, 3, 10).expect("they");
+    assert_eq!(label.bytes, [b"ebay\x01", &[1, 0, 0, 0, 0][..]].concat());
+    let seems = inspector.bytes(0, 0, 4096).expect("they").seems;
+    assert_eq!(seems.as_deref(), Some("a label, whose checksum is right"));
+    for (offset, len) in [(0, 0), (24 * MIB - 1, 2), (u64::MAX, 1), (0, u64::MAX)] {
+        let error = inspector.bytes(0, offset, len).expect_err("there are none");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    assert_eq!(inspector.bytes(1, 0, 1).expect_err("none").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_pool_in_use_is_shown_as_of_some_group() {
+    let device: Arc<dyn Device> = memory(64 * MIB);
+    let pool = create(&device, &cache(32 * MIB));
+    let made = fill(&pool);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let data = pool.dataset("data").expect("it");
+            let object = data.object(made.object).expect("it");
+            let directory = data.directory(made.directory).expect("it");
+            let mut round = 0u64;
+            while !done.load(Ordering::Relaxed) {
+                let tx = pool.begin().expect("room");
+                for record in 0..300 {
+                    object.write(&tx, record * RECORD as u64, &round.to_le_bytes()).expect("room");
+                }
+                for number in 0..NAMES / 4 {
+                    let name = format!("{number}");
+                    let value = round.to_le_bytes();
+                    directory.update(&tx, name.as_bytes(), &value).expect("room");
+                }
+                drop(tx);
+                pool.sync().expect("a group");
+                round += 1;
+            }
+        });
+        let inspector = Inspector::new(vec![Arc::clone(&device)]).expect("memory");
+        let mut groups = Vec::new();
+        for _ in 0..20 {
+            let object = inspector.object(DATA, made.object, None).expect("it");
+            let changes =
+                |seen: &[String]| seen.iter().any(|notice| notice.contains("changes while"));
+            assert!(object.found.damage.is_empty() || changes(&object.notices), "{object}");
+            let directory = inspector.directory(DATA, made.directory, None).expect("it");
+            let whole = directory.found.damage.is_empty() && directory.found.stats.entries == NAMES;
+            assert!(whole || changes(&directory.notices), "{directory}");
+            groups.push(directory.txg);
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(groups.windows(2).all(|two| two[0] <= two[1]), "{groups:?}");
+        assert!(groups[0] < groups[groups.len() - 1], "the pool was in use: {groups:?}");
+    });
+    drop(pool);
+    drop(import(&device, &cache(32 * MIB)));
+}
+
+#[test]
+fn what_is_missing_or_cut_short_is_left_out() {
+    let (folder, paths, made) = files(2);
+    // One device of two: what lies on it is shown.
+    let inspector = Inspector::open(&paths[..1]).expect("it opens");
+    let group = inspector.group(None).expect("the newest");
+    assert!(group.notices.iter().any(|notice| notice.contains("is missing")), "{group}");
+    assert_eq!(group.found.datasets.len(), 1, "metadata has two copies: {group}");
+    let object = inspector.object(DATA, made.object, None).expect("its dnode has two copies");
+    let lost = (0..300).filter(|block| {
+        let look = inspector.block(DATA, BlocksOf::Object(made.object), (*block, 0), None);
+        look.expect("its pointer is there").found.content.is_none()
+    });
+    let lost = lost.count();
+    assert!((1..300).contains(&lost), "some lie on the other device: {lost} {object}");
+
+    // Half of one.
+    let short = folder.path().join("short.img");
+    fs::copy(&paths[0], &short).expect("a copy");
+    fs::OpenOptions::new().write(true).open(&short).expect("it").set_len(12 * MIB).expect("cut");
+    let inspector = Inspector::open(&[&short, &paths[1]]).expect("they open");
+    let shown = look_at_all(&inspector, &made);
+    assert!(shown[0].contains("NOT SOUND"), "{}", shown[0]);
+    assert!(shown[2].contains("was cut short"), "{}", shown[2]);
+
+    // Nearly nothing of it, and nothing.
+    for (bytes, told) in [(LABEL_BYTES, "no good copy"), (4096, "neither label nor uberblock")] {
+        let file = fs::OpenOptions::new().write(true).open(&short).expect("it");
+        file.set_len(bytes).expect("cut");
+        let inspector = Inspector::open(&[&short]).expect("it opens");
+        let shown = look_at_all(&inspector, &made);
+        assert!(shown[2].contains(told), "{}", shown[2]);
+    }
+    let nothing: [&Path; 0] = [];
+    assert_eq!(Inspector::open(&nothing).expect_err("none").kind(), ErrorKind::Invalid);
+    let absent = [folder.path().join("absent")];
+    assert_eq!(Inspector::open(&absent).expect_err("none").kind(), ErrorKind::NotFound);
+    let twice = [&paths[0], &paths[0]];
+    assert_eq!(Inspector::open(&twice).expect_err("twice").kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn without_labels_uberblocks_lead_to_the_pool() {
+    let (_folder, paths, made) = files(2);
+    let wipe = |path: &Path| {
+        let file = fs::OpenOptions::new().write(true).open(path).expect("it");
+        file.write_all_at(&[0; 4096], 0).expect("written");
+        file.write_all_at(&[0; 4096], 24 * MIB - LABEL_BYTES).expect("written");
+    };
+    wipe(&paths[1]);
+    let inspector = Inspector::open(&paths).expect("they open");
+    let object = inspector.object(DATA, made.object, None).expect("it");
+    assert!(object.notices.iter().any(|notice| notice.contains("taken for device 1")), "{object}");
+    wipe(&paths[0]);
+    let inspector = Inspector::open(&paths).expect("they open");
+    let group = inspector.group(None).expect("the newest");
+    assert!(group.notices.iter().any(|notice| notice.contains("no label is left")), "{group}");
+    let directory = inspector.directory(DATA, made.directory, None).expect("it").found;
+    assert!(directory.damage.is_empty(), "{directory}");
+    assert_eq!(directory.stats.entries, NAMES);
+}
+
+#[test]
+fn flipped_bits_are_survived_and_told() {
+    let (folder, paths, made) = files(1);
+    let whole = look_at_all(&Inspector::open(&paths).expect("it opens"), &made);
+    let bytes = fs::read(&paths[0]).expect("it");
+    let used: Vec<usize> = bytes
+        .chunks(512)
+        .enumerate()
+        .filter(|(_, sector)| sector.iter().any(|byte| *byte != 0))
+        .map(|(at, _)| at * 512)
+        .collect();
+    let mut rng = SmallRng::from_seed(5);
+    let damaged = folder.path().join("damaged.img");
+    let mut differ = 0;
+    for _ in 0..FLIPS {
+        let mut bytes = bytes.clone();
+        for _ in 0..=rng.below(200) {
+            let at = used[rng.below(used.len() as u64) as usize] + rng.below(512) as usize;
+            bytes[at] ^= 1 << rng.below(8);
+        }
+        fs::write(&damaged, &bytes).expect("written");
+        let shown = look_at_all(&Inspector::open(&[&damaged]).expect("it opens"), &made);
+        differ += usize::from(shown[1..] != whole[1..]);
+    }
+    assert!(differ > FLIPS as usize / 2, "{differ} of {FLIPS} show it");
+}
+
+#[test]
+fn a_directory_of_datasets_with_leaves_is_read() {
+    let device: Arc<dyn Device> = memory(64 * MIB);
+    let pool = create(&device, &cache(32 * MIB));
+    for number in 0..30 {
+        let name = format!("a dataset with a rather long name, number {number}");
+        pool.create_dataset(&name, &DatasetSettings::default()).expect("a dataset");
+    }
+    let inspector = Inspector::new(vec![device]).expect("memory");
+    let group = inspector.group(None).expect("the newest").found;
+    assert_eq!((group.datasets.len(), group.damage.count), (30, 0), "{group}");
+    let directory = inspector.directory(SetName::Own, group.directory, None).expect("it").found;
+    assert!(directory.stats.leaves > 0, "{directory}");
+}
