@@ -111,6 +111,7 @@ impl From<forebay_pool::Error> for Error {
             PoolKind::Suspended => ErrorKind::Suspended,
             PoolKind::ReadOnly => ErrorKind::ReadOnly,
             PoolKind::Closed => ErrorKind::Closed,
+            PoolKind::WouldBlock => ErrorKind::WouldBlock,
             _ => ErrorKind::Io,
         };
         Self { kind, text: Cow::Borrowed(""), cause: Some(error) }

@@ -8,8 +8,7 @@ use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, P
 use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
-use crate::inode::Inode;
-use crate::interim;
+use crate::inode::{Away, Inode};
 use crate::options::FsOptions;
 use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
@@ -79,7 +78,7 @@ impl FileSystem {
             Ok(made) => made,
             Err(error) if error.kind() == PoolKind::Exists => {
                 let there = pool.dataset(dataset)?;
-                if interim::flavour(&there) != 0 || there.object_count() > 0 {
+                if there.flavour() != 0 || there.object_count() > 0 {
                     return Err(error.into());
                 }
                 there
@@ -94,7 +93,7 @@ impl FileSystem {
             let number = made.create_directory(&tx, &meta.encode())?;
             meta.parent = number;
             made.set_attributes(&tx, number, &meta.encode())?;
-            interim::set_root(&made, &tx, number, FLAVOUR)?;
+            made.set_root(&tx, number, FLAVOUR)?;
         }
         Ok(pool.sync()?)
     }
@@ -112,11 +111,11 @@ impl FileSystem {
             PoolKind::NotFound => Error::new(ErrorKind::NotFound, error.to_string()),
             _ => error.into(),
         })?;
-        if interim::flavour(&dataset) != FLAVOUR || interim::root_object(&dataset) == 0 {
+        if dataset.flavour() != FLAVOUR || dataset.root_object() == 0 {
             let text = format!("dataset {name} holds no files: make a new dataset for them");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let root = interim::root_object(&dataset);
+        let root = dataset.root_object();
         let info = dataset.object_info(root).map_err(|error| doing(error.into()))?;
         let meta = Meta::decode(&info.attributes).map_err(doing)?;
         if meta.kind != FileKind::Directory || info.kind != ObjectKind::Zap {
@@ -182,16 +181,11 @@ impl FileSystem {
 
     /// The file system in numbers.
     pub fn stats(&self) -> FsStats {
-        let mut inode_bytes = 0;
-        self.table.for_each(|inode| {
-            inode_bytes += inode.memory_bytes();
-            true
-        });
         let (workers_busy, jobs_queued) = self.workers.load();
         let counters = self.counters.snapshot().into_iter();
         FsStats {
             inodes: self.table.len(),
-            inode_bytes,
+            inode_bytes: self.table.bytes(),
             orphans: self.orphans.len(),
             chores: self.reclaim.len(),
             workers_busy,
@@ -200,6 +194,23 @@ impl FileSystem {
                 .map(|value| (value.name, value.label.unwrap_or_default(), value.value))
                 .collect(),
         }
+    }
+
+    /// Where inodes were looked up that could go from memory if whoever looked them up forgot them: up to `most` directories and
+    /// names. Nothing as long as inodes take no more memory than [`FsOptions::memory_bytes`]. Each call looks at other inodes.
+    pub fn reclaimable(&self, most: usize) -> Vec<(Ino, Vec<u8>)> {
+        if self.table.bytes() <= self.options.memory_bytes {
+            return Vec::new();
+        }
+        let mut places = Vec::new();
+        self.table.for_each_from_next(|inode| {
+            let known = inode.known();
+            if let (0, Some((parent, name))) = (known.opens, &known.place) {
+                places.push((self.ino(*parent), name.to_vec()));
+            }
+            places.len() < most
+        });
+        places
     }
 
     /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
@@ -361,13 +372,10 @@ impl FileSystem {
         self.counters.add(FsCounters::INODES_LOADED, 0, 1);
         let size = match meta.kind {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
-            _ => 0,
+            _ => info.size_bytes,
         };
-        let inode = Inode::new(number, info.created_txg, meta, size, 0);
-        if inode.kind == FileKind::File {
-            inode.file(&self.dataset).map_err(doing)?;
-        }
-        Ok(inode)
+        let away = Away { size, allocated: info.allocated_bytes, record: info.record_bytes };
+        Ok(Inode::new(number, info.created_txg, meta, away, 0))
     }
 
     /// Ends the use of an inode.
@@ -378,10 +386,10 @@ impl FileSystem {
     }
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
-        let (size, blocks, block_bytes) = match inode.kind {
-            FileKind::File => self.file_size(inode),
-            FileKind::Directory => (u64::from(PREFERRED_BYTES), 1, PREFERRED_BYTES),
-            FileKind::Symlink => (inode.size(), 0, PREFERRED_BYTES),
+        let (size, allocated, block_bytes) = match inode.kind {
+            FileKind::File => inode.extent(),
+            FileKind::Symlink => (inode.extent().0, 0, PREFERRED_BYTES),
+            FileKind::Directory => (u64::from(PREFERRED_BYTES), inode.extent().1, PREFERRED_BYTES),
             _ => (0, 0, PREFERRED_BYTES),
         };
         let known = inode.known();
@@ -395,7 +403,7 @@ impl FileSystem {
             gid: meta.gid,
             rdev: meta.rdev,
             size,
-            blocks,
+            blocks: allocated.div_ceil(BLOCK_BYTES),
             block_bytes,
             atime: meta.atime,
             mtime: meta.mtime,
@@ -405,22 +413,9 @@ impl FileSystem {
         }
     }
 
-    fn file_size(&self, inode: &Inode) -> (u64, u64, u32) {
-        match inode.open_file() {
-            Some(object) => {
-                let size = object.size();
-                (size, size.div_ceil(BLOCK_BYTES), object.record_bytes())
-            }
-            None => {
-                let size = inode.size();
-                (size, size.div_ceil(BLOCK_BYTES), PREFERRED_BYTES)
-            }
-        }
-    }
-
     /// Writes attributes, so that they are durable with the names that the transaction changes.
-    pub(crate) fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
-        Ok(self.dataset.set_attributes(tx, number, &meta.encode())?)
+    fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
+        Ok(self.dataset.set_attributes_with_names(tx, number, &meta.encode())?)
     }
 
     /// Changes what is known of an inode, here and in its object. The caller has its turn.

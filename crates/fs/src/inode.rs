@@ -49,18 +49,28 @@ pub(crate) struct Known {
     pub(crate) place: Option<(u64, Box<[u8]>)>,
 }
 
+/// What is known of content that is not open: so it was when the inode was read, and so it is as long as nobody opens it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Away {
+    /// Length in bytes; of a symlink that of its path.
+    pub(crate) size: u64,
+    /// Bytes on devices.
+    pub(crate) allocated: u64,
+    /// Bytes of a record.
+    pub(crate) record: u32,
+}
+
 /// Its content, if it was needed so far.
 enum Body {
-    /// It was not. A file's length is this.
-    Away {
-        size: u64,
-    },
+    /// It was not.
+    Away(Away),
     File(Arc<Object>),
-    Directory(Arc<Directory>),
+    /// With the bytes that it took on devices when the inode was read.
+    Directory(Arc<Directory>, u64),
 }
 
 impl Inode {
-    pub(crate) fn new(number: u64, generation: u64, meta: Meta, size: u64, txg: u64) -> Self {
+    pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Away, txg: u64) -> Self {
         let kind = meta.kind;
         let known = Known { meta, times_pending: false, stored_txg: txg, opens: 0, place: None };
         Self {
@@ -70,7 +80,7 @@ impl Inode {
             refs: AtomicU64::new(0),
             turn: Mutex::named("fs-inode", ()),
             known: Mutex::named("fs-known", known),
-            body: Mutex::named("fs-body", Body::Away { size }),
+            body: Mutex::named("fs-body", Body::Away(away)),
             removals: AtomicU64::new(0),
             atime_fresh_until: AtomicI64::new(0),
         }
@@ -126,16 +136,17 @@ impl Inode {
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), and what opening it brings.
     pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
-        if let Body::Directory(directory) = &*self.body.lock() {
+        if let Body::Directory(directory, _) = &*self.body.lock() {
             return Ok(Arc::clone(directory));
         }
         self.check_directory()?;
         let directory = Arc::new(dataset.directory(self.number)?);
         let mut body = self.body.lock();
-        if let Body::Directory(directory) = &*body {
+        if let Body::Directory(directory, _) = &*body {
             return Ok(Arc::clone(directory));
         }
-        *body = Body::Directory(Arc::clone(&directory));
+        let allocated = if let Body::Away(away) = &*body { away.allocated } else { 0 };
+        *body = Body::Directory(Arc::clone(&directory), allocated);
         Ok(directory)
     }
 
@@ -148,20 +159,12 @@ impl Inode {
         }
     }
 
-    /// Length of a file in bytes.
-    pub(crate) fn size(&self) -> u64 {
+    /// Its length in bytes, what it takes on devices, and the size of its records.
+    pub(crate) fn extent(&self) -> (u64, u64, u32) {
         match &*self.body.lock() {
-            Body::Away { size } => *size,
-            Body::File(object) => object.size(),
-            Body::Directory(_) => 0,
-        }
-    }
-
-    /// Its content, if it is open.
-    pub(crate) fn open_file(&self) -> Option<Arc<Object>> {
-        match &*self.body.lock() {
-            Body::File(object) => Some(Arc::clone(object)),
-            _ => None,
+            Body::Away(away) => (away.size, away.allocated, away.record),
+            Body::File(object) => (object.size(), object.allocated_bytes(), object.record_bytes()),
+            Body::Directory(_, allocated) => (0, *allocated, 0),
         }
     }
 
@@ -198,7 +201,7 @@ impl Inode {
             bytes += known.place.as_ref().map_or(0, |(_, name)| name.len() as u64);
         }
         match &*self.body.lock() {
-            Body::Away { .. } => bytes,
+            Body::Away(_) => bytes,
             _ => bytes + BODY_BYTES,
         }
     }

@@ -56,7 +56,6 @@ mod extras;
 pub mod format;
 mod fs;
 mod inode;
-mod interim;
 mod lock;
 mod ops;
 mod options;

@@ -26,9 +26,6 @@ const LOT: usize = 32;
 /// Records that are freed in one transaction, at most.
 const STEP_RECORDS: u64 = 8192;
 
-/// Steps of one file, at most.
-const STEPS_MAX: u64 = 1 << 16;
-
 /// Something to be done later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Chore {
@@ -293,18 +290,20 @@ impl FileSystem {
         let step_bytes = STEP_RECORDS * u64::from(object.record_bytes());
         let end = to.min(object.size());
         let mut at = from;
-        if end.saturating_sub(at) / step_bytes > STEPS_MAX {
-            // Mostly holes: it cannot have been written whole.
+        if object.allocated_bytes() <= step_bytes {
             return Ok(true);
         }
-        while at < end && end - at > step_bytes {
+        while let Some(data) = object.next_data(at)?
+            && data < end
+            && end - data > step_bytes
+        {
             if !go_on() {
                 return Ok(false);
             }
             // Steps go from record to record.
-            let next = (at / step_bytes + 1) * step_bytes;
+            let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;
-            object.punch(&tx, at, next - at)?;
+            object.punch(&tx, data.max(from), next - data.max(from))?;
             drop(tx);
             self.counters().add(FsCounters::STEPS_FREED, 0, 1);
             at = next;

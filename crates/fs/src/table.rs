@@ -21,6 +21,8 @@ use crate::inode::Inode;
 
 /// A power of two.
 const SHARDS: usize = 64;
+/// Inodes that are measured to know what all take.
+const MEASURED: u64 = 1000;
 
 /// What becomes of an inode that nobody needs any more.
 pub(crate) enum Leaving {
@@ -74,12 +76,18 @@ type Shard = CachePadded<Mutex<HashMap<u64, Slot, NumberHash>>>;
 pub(crate) struct Table {
     shards: Box<[Shard]>,
     count: AtomicU64,
+    /// The shard that the next round begins with.
+    next: AtomicU64,
 }
 
 impl Table {
     pub(crate) fn new() -> Self {
         let shard = |_| CachePadded::new(Mutex::named("fs-table", HashMap::default()));
-        Self { shards: (0..SHARDS).map(shard).collect(), count: AtomicU64::new(0) }
+        Self {
+            shards: (0..SHARDS).map(shard).collect(),
+            count: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+        }
     }
 
     fn shard(&self, number: u64) -> &Shard {
@@ -161,14 +169,43 @@ impl Table {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` for every inode, shard by shard, until it returns false. No shard is locked meanwhile.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(&Arc<Inode>) -> bool) {
-        for shard in &self.shards {
+    /// Bytes of memory that inodes take, roughly: of many, some are measured.
+    pub(crate) fn bytes(&self) -> u64 {
+        let (mut measured, mut bytes) = (0, 0);
+        self.for_each(|inode| {
+            measured += 1;
+            bytes += inode.memory_bytes();
+            measured < MEASURED
+        });
+        match measured {
+            0 => 0,
+            _ => (u128::from(bytes) * u128::from(self.len()) / u128::from(measured)) as u64,
+        }
+    }
+
+    /// Calls `each` for every inode, until it returns false. No shard is locked meanwhile.
+    pub(crate) fn for_each(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
+        self.walk(0, each);
+    }
+
+    /// The same, and begins where the last call of this has not been yet.
+    pub(crate) fn for_each_from_next(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
+        let from = self.next.load(Ordering::Relaxed) as usize;
+        let to = self.walk(from, each);
+        self.next.store(to as u64, Ordering::Relaxed);
+    }
+
+    /// Goes round the shards from one of them on; returns the one behind the last that was looked at.
+    fn walk(&self, from: usize, mut each: impl FnMut(&Arc<Inode>) -> bool) -> usize {
+        for at in from..from + SHARDS {
+            let shard = self.shards[at % SHARDS].lock();
             let inodes: Vec<Arc<Inode>> =
-                shard.lock().values().map(|slot| Arc::clone(&slot.inode)).collect();
+                shard.values().map(|slot| Arc::clone(&slot.inode)).collect();
+            drop(shard);
             if !inodes.iter().all(&mut each) {
-                return;
+                return (at + 1) % SHARDS;
             }
         }
+        from
     }
 }

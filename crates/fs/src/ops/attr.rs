@@ -1,12 +1,13 @@
 //! Attributes, and figures of the whole.
 
+use forebay_pool::without_waiting;
+
 use crate::attrs::{MODE_BITS, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras;
 use crate::format::{EXTRA_TARGET, NAME_MAX};
 use crate::fs::FileSystem;
 use crate::inode::Inode;
-use crate::interim;
 use crate::options::AtimeMode;
 use crate::stats::Op;
 use crate::types::{Attr, Caller, FileKind, FsUsage, Ino, SetAttr, SetTime, Time};
@@ -45,7 +46,7 @@ impl FileSystem {
         if let Some(size) = set.size {
             self.prepare_resize(&inode, size)?;
         }
-        let shrinks = set.size.is_some_and(|size| size < inode.size());
+        let shrinks = set.size.is_some_and(|size| size < inode.extent().0);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
             let _turn = inode.turn();
@@ -124,7 +125,7 @@ impl FileSystem {
             inode.set_atime_fresh(until);
             return;
         }
-        let noted = interim::without_waiting(|| -> Result<()> {
+        let noted = without_waiting(|| -> Result<()> {
             let tx = self.begin()?;
             let Some(_turn) = inode.try_turn() else { return Ok(()) };
             self.touch(&tx, inode, |meta| meta.atime = now)

@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 
 use forebay_base::sync::{Arc, thread_local};
-use forebay_pool::Object;
+use forebay_pool::{Object, without_waiting};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, stale};
 use crate::inode::Inode;
-use crate::interim;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, SetAttr, Write};
 
@@ -28,8 +27,21 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Rounds in which a read asks for what it lacks before it is left to a thread that may wait.
+const FETCHES_MAX: u32 = 4;
+
 /// Who takes the answer of a read.
 type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+
+/// A read whose answer may come later.
+struct ReadThen {
+    ino: Ino,
+    handle: Handle,
+    offset: u64,
+    len: usize,
+    rounds: u32,
+    done: Done,
+}
 
 impl FileSystem {
     /// Opens an inode; with `truncate`, its content goes. It stays, even without names, until the handle is released.
@@ -97,8 +109,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later on another one. It
-    /// must not wait itself.
+    /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later from a callback of the
+    /// I/O engine, or from a worker thread. It must not wait itself. The inode has to be open, or looked up, until then.
     pub fn read_then(
         self: &Arc<Self>,
         ino: Ino,
@@ -107,33 +119,54 @@ impl FileSystem {
         len: usize,
         done: Done,
     ) {
-        let mut done = Some(done);
-        let tried = interim::without_waiting(|| {
-            self.read(ino, handle, offset, len, &mut |bytes| {
-                if let Some(done) = done.take() {
-                    done(Ok(bytes));
-                }
-            })
-        });
-        let (Err(error), Some(done)) = (tried, done) else { return };
-        if error.kind() != ErrorKind::WouldBlock {
-            return done(Err(error));
+        self.try_read(ReadThen { ino, handle, offset, len, rounds: 0, done });
+    }
+
+    fn try_read(self: &Arc<Self>, mut read: ReadThen) {
+        let tried = without_waiting(|| self.answer(read));
+        read = match tried {
+            Some(read) => read,
+            None => return,
+        };
+        read.rounds += 1;
+        let object = match read.rounds <= FETCHES_MAX {
+            true => without_waiting(|| self.inode_of(read.ino)?.file(self.dataset())).ok(),
+            false => None,
+        };
+        let fs = Arc::clone(self);
+        if let Some(object) = object {
+            self.counters().add(FsCounters::READS_FETCHED, 0, 1);
+            let (offset, len) = (read.offset, read.len.min(READ_MAX) as u64);
+            return object.fetch(offset, len, Box::new(move || fs.try_read(read)));
         }
         self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
-        self.hand_over(
-            Box::new(move |fs| {
-                let mut done = Some(done);
-                let read = fs.read(ino, handle, offset, len, &mut |bytes| {
-                    if let Some(done) = done.take() {
-                        done(Ok(bytes));
-                    }
-                });
-                if let (Err(error), Some(done)) = (read, done) {
-                    done(Err(error));
+        let finish = move |fs: &Arc<Self>| {
+            // Nothing there says that it would wait, on a thread that may.
+            if let Some(read) = fs.answer(read) {
+                (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
+            }
+        };
+        self.hand_over(Box::new(finish), true);
+    }
+
+    /// Reads and answers; gives the read back if that would have to wait.
+    fn answer(&self, read: ReadThen) -> Option<ReadThen> {
+        let ReadThen { ino, handle, offset, len, .. } = read;
+        let mut left = Some(read);
+        let tried = self.read(ino, handle, offset, len, &mut |bytes| {
+            if let Some(read) = left.take() {
+                (read.done)(Ok(bytes));
+            }
+        });
+        match tried {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                if let Some(read) = left.take() {
+                    (read.done)(Err(error));
                 }
-            }),
-            true,
-        );
+                None
+            }
+            _ => left,
+        }
     }
 
     /// Writes, and returns how much: less than all only if some of it failed, or would have had to wait.

@@ -23,7 +23,7 @@ pub(crate) const RETRIES_MAX: usize = 1000;
 
 /// Runs what must not stop half-way.
 pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
-    crate::interim::waiting_allowed(f)
+    forebay_pool::waiting_allowed(f)
 }
 
 /// # Errors

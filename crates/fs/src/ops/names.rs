@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{LINKS_MAX, TARGET_MAX};
 use crate::fs::{FileSystem, InodeRef};
-use crate::inode::Inode;
+use crate::inode::{Away, Inode};
 use crate::lock::Turns;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
@@ -159,6 +159,7 @@ impl FileSystem {
         if parent.directory(self.dataset())?.lookup(name)?.is_some() {
             return Err(exists());
         }
+        let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
         let _turn = parent.turn();
         apply(|| {
@@ -179,7 +180,8 @@ impl FileSystem {
                 }
             };
             let size = target.map_or(0, |target| target.len() as u64);
-            Ok(self.add(Inode::new(number, tx.txg(), meta, size, tx.txg())))
+            let away = Away { size, allocated: 0, record };
+            Ok(self.add(Inode::new(number, tx.txg(), meta, away, tx.txg())))
         })
     }
 

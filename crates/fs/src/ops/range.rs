@@ -100,12 +100,9 @@ impl FileSystem {
         let _ = handle;
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset())?;
-        let found = match offset < object.size() {
-            false => None,
-            true => match what {
-                Seek::Data => Some(offset),
-                Seek::Hole => Some(object.size()),
-            },
+        let found = match what {
+            Seek::Data => object.next_data(offset)?,
+            Seek::Hole => object.next_hole(offset)?,
         };
         found.ok_or_else(|| {
             Error::new(ErrorKind::NoSuchOffset, format!("nothing of the kind follows {offset}"))
