@@ -60,6 +60,11 @@ impl Tx {
         self.txg
     }
 
+    /// Bytes counted so far.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.get()
+    }
+
     /// Counts bytes that the group's sync will have to write: all copies, and what leads to them.
     ///
     /// # Errors

@@ -90,8 +90,9 @@ pub struct LogBlockPhys {
     pub payload_bytes: U32,
     /// Number of its records.
     pub records: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// Blocks of its batch that follow it: one less from block to block, 0 in the last one. A batch is replayed whole or
+    /// not at all.
+    pub following: U32,
 }
 
 const _: () = assert!(size_of::<LogBlockPhys>() == 96);

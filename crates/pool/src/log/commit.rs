@@ -306,7 +306,7 @@ impl IntentLog {
     ) -> Result<()> {
         let Reserved { mut head, generation } = reserved;
         let mut writes = Vec::with_capacity(blocks.len() + 1);
-        for (items, size) in blocks.iter().zip(sizes) {
+        for (at, (items, size)) in blocks.iter().zip(sizes).enumerate() {
             let mut buffer = self.medium.alloc(*size)?;
             let payload_bytes = fill(items, &mut buffer[BLOCK_HEAD_BYTES..], fetch)?;
             let txgs = || items.iter().map(Item::txg);
@@ -323,7 +323,7 @@ impl IntentLog {
                 block_bytes: (*size as u32).into(),
                 payload_bytes: (payload_bytes as u32).into(),
                 records: (items.len() as u32).into(),
-                reserved: 0.into(),
+                following: ((blocks.len() - 1 - at) as u32).into(),
             };
             buffer[..BLOCK_HEAD_BYTES].copy_from_slice(phys.as_bytes());
             let sum = checksum(&buffer[..BLOCK_HEAD_BYTES + payload_bytes]);

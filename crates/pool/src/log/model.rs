@@ -114,14 +114,16 @@ impl ModelLog {
         let log = IntentLog::open(root, root.txg.get(), medium, tunables).expect("a sound root");
         let mut replay = log.replay(root);
         let (mut numbers, mut objects) = (Vec::new(), Vec::new());
-        while let Some(entry) = replay.next().expect("sound records") {
-            match entry.record {
-                Record::ZapRemove { name } => {
-                    let number = name.try_into().expect("eight bytes");
-                    numbers.push(u64::from_le_bytes(number));
+        while replay.next_batch().expect("sound blocks") {
+            while let Some(entry) = replay.next().expect("sound records") {
+                match entry.record {
+                    Record::ZapRemove { name } => {
+                        let number = name.try_into().expect("eight bytes");
+                        numbers.push(u64::from_le_bytes(number));
+                    }
+                    Record::Write { .. } => objects.push(entry.object),
+                    other => panic!("nobody made {other:?}"),
                 }
-                Record::Write { .. } => objects.push(entry.object),
-                other => panic!("nobody made {other:?}"),
             }
         }
         (numbers, objects)

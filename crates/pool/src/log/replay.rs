@@ -1,9 +1,12 @@
 //! Reading the log back.
 //!
 //! Everything read is hostile. A block counts only if it is the one expected next: its place, its sequence
-//! number, its generation, its checksum. The first one that is not is the end; so a torn batch, and whatever
-//! older rounds left in the ring, is never replayed. A failed read is an error, not an end: what lies there
+//! number, its generation, its checksum. The first one that is not is the end; so whatever
+//! older rounds left in the ring is never replayed. A failed read is an error, not an end: what lies there
 //! may have been promised.
+//!
+//! Blocks are written in batches, which hold whole transactions. All blocks of a batch are looked at before the first record is
+//! handed out: of a torn one nothing is replayed. So a batch of several blocks is read twice; nothing is kept but a window.
 
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::FromBytes;
@@ -25,7 +28,7 @@ pub(super) fn checksum(head_and_records: &[u8]) -> [u8; 16] {
     xxh3_128(checked).to_le_bytes()
 }
 
-/// Records to be replayed, in order. Ask until there are none, else the log stays closed.
+/// Records to be replayed, in order, batch by batch. Ask until there are none, else the log stays closed.
 pub(crate) struct Replay<'a> {
     log: &'a IntentLog,
     root: LogRootPhys,
@@ -38,6 +41,8 @@ pub(crate) struct Replay<'a> {
     window_offset: u64,
     /// What is left of the present block's records, within the window.
     records: std::ops::Range<usize>,
+    /// Blocks of the present batch behind the present one.
+    following: u32,
     /// Records seen that are not older than the root.
     seen: u64,
     ended: bool,
@@ -55,24 +60,46 @@ impl<'a> Replay<'a> {
             window: Vec::new(),
             window_offset: next.offset,
             records: 0..0,
+            following: 0,
             seen: 0,
             ended: false,
         }
     }
 
-    /// The next record; `None` after the last one.
+    /// Goes to the next batch, past what is left of this one. False after the last one that is whole.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub(crate) fn next_batch(&mut self) -> Result<bool> {
+        while self.next()?.is_some() {}
+        if self.ended {
+            return Ok(false);
+        }
+        if let Some((at, head)) = self.locate()?
+            && self.is_whole(&head)?
+        {
+            // What was looked at since may have taken the window's place.
+            let found = if head.following.get() == 0 { Some((at, head)) } else { self.locate()? };
+            self.enter(found.ok_or_else(|| self.went_bad())?);
+            return Ok(true);
+        }
+        self.ended = true;
+        self.log.ring.lock().replayed(self.next);
+        Ok(false)
+    }
+
+    /// The next record of the batch; `None` after its last one, and before the first batch.
     ///
     /// # Errors
     /// `Corrupt` for a record that makes no sense in a block that is whole; the device's. What is there cannot be replayed
     /// further then; [`IntentLog::discard`] gives it up.
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>> {
         loop {
-            if self.records.is_empty() && !self.next_block()? {
-                if !self.ended {
-                    self.ended = true;
-                    self.log.ring.lock().replayed(self.next);
-                }
-                return Ok(None);
+            if self.records.is_empty() {
+                let Some(following) = self.following.checked_sub(1) else { return Ok(None) };
+                let found = self.locate()?.filter(|(_, head)| head.following.get() == following);
+                self.enter(found.ok_or_else(|| self.went_bad())?);
+                continue;
             }
             let range = self.records.clone();
             let mut rest = &self.window[range.clone()];
@@ -95,28 +122,60 @@ impl<'a> Replay<'a> {
         error.doing(format_args!("replay of block {}", self.next.sequence.saturating_sub(1)))
     }
 
-    /// Goes to the next block, if there is one.
-    fn next_block(&mut self) -> Result<bool> {
-        if self.ended {
-            return Ok(false);
+    fn went_bad(&self) -> Error {
+        let block = self.next.sequence;
+        let text = format!("log: block {block} was whole a moment ago, and is not any more");
+        Error::new(ErrorKind::Corrupt, text)
+    }
+
+    /// Whether all blocks of the batch that begins with the next one are there.
+    fn is_whole(&mut self, first: &LogBlockPhys) -> Result<bool> {
+        let (next, left) = (self.next, self.left);
+        let mut whole = true;
+        self.pass(first);
+        for following in (0..first.following.get()).rev() {
+            match self.locate()? {
+                Some((_, head)) if head.following.get() == following => self.pass(&head),
+                _ => {
+                    whole = false;
+                    break;
+                }
+            }
         }
-        let mut at = (self.next.offset - self.window_offset) as usize;
+        (self.next, self.left) = (next, left);
+        Ok(whole)
+    }
+
+    /// Begins with the records of the block at this place in the window, which is the next one.
+    fn enter(&mut self, (at, head): (usize, LogBlockPhys)) {
+        let start = at + BLOCK_HEAD_BYTES;
+        self.records = start..start + head.payload_bytes.get() as usize;
+        self.following = head.following.get();
+        self.pass(&head);
+    }
+
+    fn pass(&mut self, head: &LogBlockPhys) {
+        let block_bytes = u64::from(head.block_bytes.get());
+        self.left -= block_bytes;
+        self.next.offset += block_bytes;
+        self.next.sequence += 1;
+    }
+
+    /// The next block, if there is one: where it is in the window, and its head.
+    fn locate(&mut self) -> Result<Option<(usize, LogBlockPhys)>> {
         let whole = |window: &[u8], at: usize| {
             let (head, _) = LogBlockPhys::read_from_prefix(window.get(at..)?).ok()?;
             Some(at + head.block_bytes.get() as usize <= window.len())
         };
-        if whole(&self.window, at) != Some(true) {
-            self.fill()?;
-            at = 0;
-        }
-        let Some(head) = self.expected(at) else { return Ok(false) };
-        let block_bytes = u64::from(head.block_bytes.get());
-        let start = at + BLOCK_HEAD_BYTES;
-        self.records = start..start + head.payload_bytes.get() as usize;
-        self.left -= block_bytes;
-        self.next.offset += block_bytes;
-        self.next.sequence += 1;
-        Ok(true)
+        let at = self.next.offset.checked_sub(self.window_offset).map(|at| at as usize);
+        let at = match at.filter(|at| whole(&self.window, *at) == Some(true)) {
+            Some(at) => at,
+            None => {
+                self.fill()?;
+                0
+            }
+        };
+        Ok(self.expected(at).map(|head| (at, head)))
     }
 
     /// Reads from the next block's place on.

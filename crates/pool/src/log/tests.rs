@@ -12,7 +12,9 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 
 use super::*;
-use crate::format::{Dva, ObjectKind};
+use zerocopy::FromBytes;
+
+use crate::format::{Dva, LOG_RECORD_MAX_BYTES, LogBlockPhys, ObjectKind};
 
 const DATASET: u64 = 77;
 const DEVICE_BYTES: u64 = 4 << 20;
@@ -131,9 +133,12 @@ fn seen(entry: &Entry<'_>) -> Seen {
 fn replay_all(log: &IntentLog, root: &LogRootPhys) -> Vec<Seen> {
     let mut replay = log.replay(root);
     let mut all = Vec::new();
-    while let Some(entry) = replay.next().unwrap() {
-        assert_eq!(entry.dataset, DATASET);
-        all.push(seen(&entry));
+    assert!(replay.next().unwrap().is_none(), "no batch is begun");
+    while replay.next_batch().unwrap() {
+        while let Some(entry) = replay.next().unwrap() {
+            assert_eq!(entry.dataset, DATASET);
+            all.push(seen(&entry));
+        }
     }
     all
 }
@@ -285,6 +290,63 @@ fn what_is_destroyed_is_left_out() {
     let texts: Vec<_> = texts.into_iter().map(|seen| seen.text).collect();
     // But for what is written as it was noted.
     assert_eq!(texts, ["SetAttributes { attributes: [3] }", "Truncate { size: 1 }", "Destroy"]);
+}
+
+#[test]
+fn a_torn_batch_is_not_replayed_at_all() {
+    let medium = memory();
+    let extents = [Extent { place: DvaPhys::new(Dva { device: 0, offset: 4096 }), bytes: 3 << 20 }];
+    let log = create(&medium, &extents);
+    let versions = Versions::default();
+    versions.0.borrow_mut().extend((3..6).map(|object| (object, 9)));
+    let root = sync(&log, 1);
+    // Three batches: of one block, of several, and of one again.
+    for (object, len) in [(3, 10), (4, 900_000), (5, 10)] {
+        log.append(2, DATASET, 1, Change::ZapRemove { name: b"from" });
+        log.append(2, DATASET, object, Change::Write { offset: 0, len });
+        log.append(2, DATASET, 2, Change::ZapInsert { name: b"to", value: b"v" });
+        assert_eq!(log.commit(Some((DATASET, object)), &versions), Committed::Durable);
+    }
+    let blocks = log.counters().total(LogCounters::BLOCKS);
+    assert!(blocks >= 6, "{blocks} blocks");
+    let records = |end: u64| {
+        let all = replay_all(&open(&medium, &root), &root);
+        assert!(all.iter().all(|seen| seen.object != end), "{all:?}");
+        all.len()
+    };
+    let whole = records(0);
+    assert_eq!(whole, 3 + (2 + 900_000usize.div_ceil(LOG_RECORD_MAX_BYTES)) + 3);
+    let mut offset = 4096;
+    for block in 0..blocks {
+        let buffer = medium.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+        let (head, _) = LogBlockPhys::read_from_prefix(&buffer).unwrap();
+        let following = (blocks - 2).checked_sub(block).filter(|_| block > 0).unwrap_or(0);
+        assert_eq!(u64::from(head.following.get()), following);
+        // One bit of its records, or one of its head.
+        for at in [size_of::<LogBlockPhys>() + 60, 93] {
+            let flip = || {
+                let mut buffer =
+                    medium.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+                buffer[at] ^= 1;
+                medium.device.run(Request::write(offset, buffer)).result.unwrap();
+            };
+            flip();
+            let left = match block {
+                0 => records(3),
+                _ if block + 1 < blocks => records(4),
+                _ => records(5),
+            };
+            let expected = match block {
+                0 => 0,
+                _ if block + 1 < blocks => 3,
+                _ => whole - 3,
+            };
+            assert_eq!(left, expected, "block {block} of {blocks} is damaged");
+            flip();
+        }
+        offset += u64::from(head.block_bytes.get());
+    }
+    assert_eq!(records(0), whole);
 }
 
 #[test]

@@ -38,17 +38,33 @@ impl Inner {
         let mut replay = self.log.replay(root);
         let mut applied = 0;
         let mut named = Named { inner: self, names: None };
-        while let Some(entry) = replay.next()? {
-            // A transaction each: a group can be committed in between, and the log knows how far it was.
-            let tx = Transaction::new(self.txgs.begin()?, None);
-            let dataset = named.dataset(entry.dataset)?;
-            apply(&dataset, &tx, &entry).map_err(|error| {
-                error.doing(format_args!("dataset {}, object {}", dataset.name, entry.object))
-            })?;
-            self.log.applied(tx.txg());
-            applied += 1;
+        while replay.next_batch()? {
+            // One group for all of a batch, which holds whole transactions: should this end half-way, and somebody import the
+            // pool without its log then, no transaction is there in part. But for a batch that dirties more than a group should
+            // have; the log knows how far it was.
+            let mut present = None;
+            while let Some(entry) = replay.next()? {
+                if present.as_ref().is_some_and(|tx| self.is_large(tx)) {
+                    present = None;
+                }
+                let tx = match &present {
+                    Some(tx) => tx,
+                    None => &*present.insert(Transaction::new(self.txgs.begin()?, None)),
+                };
+                let dataset = named.dataset(entry.dataset)?;
+                apply(&dataset, tx, &entry).map_err(|error| {
+                    error.doing(format_args!("dataset {}, object {}", dataset.name, entry.object))
+                })?;
+                self.log.applied(tx.txg());
+                applied += 1;
+            }
         }
         Ok(applied)
+    }
+
+    /// Whether a transaction has dirtied as much as a group should have.
+    fn is_large(&self, tx: &Transaction<'_>) -> bool {
+        tx.tx().dirty_bytes() >= self.txgs.sync_at_bytes()
     }
 }
 

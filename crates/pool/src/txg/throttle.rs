@@ -176,7 +176,7 @@ impl Txgs {
 
     /// A group with this many changed bytes is committed.
     #[inline]
-    pub(super) fn sync_at_bytes(&self) -> u64 {
+    pub(crate) fn sync_at_bytes(&self) -> u64 {
         share(self.tunables.dirty_max_bytes(), self.tunables.dirty_sync_percent()).max(1)
     }
 

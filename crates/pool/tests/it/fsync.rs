@@ -72,3 +72,43 @@ fn objects_that_are_cut_while_they_are_fsynced_keep_what_was_promised() {
     assert!(out[..5_000].iter().all(|byte| *byte == 7));
     check(&pool);
 }
+
+#[test]
+fn attributes_that_go_with_names_are_durable_with_any_fsync_and_none_older_come_behind_them() {
+    let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let names = data.create_directory(&tx, &[]).unwrap();
+    let numbers: Vec<_> = (0..4).map(|_| data.create_object(&tx, b"0").unwrap()).collect();
+    drop(tx);
+    pool.sync().unwrap();
+    let directory = data.directory(names).unwrap();
+    let transaction = |f: &dyn Fn(&forebay_pool::Transaction<'_>)| f(&pool.begin().unwrap());
+    let [one, two, three, four] = numbers[..] else { unreachable!() };
+    // Touched only: not promised to anybody by another's fsync.
+    transaction(&|tx| data.set_attributes(tx, one, b"1").unwrap());
+    transaction(&|tx| {
+        data.set_attributes(tx, two, b"1").unwrap();
+        directory.insert(tx, b"link", &two.to_le_bytes()).unwrap();
+        data.set_attributes_with_names(tx, two, b"2").unwrap();
+    });
+    transaction(&|tx| data.set_attributes(tx, three, b"1").unwrap());
+    transaction(&|tx| data.set_attributes_with_names(tx, three, b"2").unwrap());
+    data.fsync(names).unwrap();
+    // A batch of its own: what was touched before is not to come behind what was logged.
+    data.fsync(two).unwrap();
+    data.fsync(three).unwrap();
+    transaction(&|tx| data.set_attributes_with_names(tx, four, b"1").unwrap());
+    transaction(&|tx| data.set_attributes(tx, four, b"2").unwrap());
+    data.fsync(four).unwrap();
+    drop((directory, data));
+    pool.abandon();
+    let pool = import(&device, &cache);
+    let data = pool.dataset("data").unwrap();
+    let attributes = |number| data.object_info(number).unwrap().attributes;
+    assert!(data.directory(names).unwrap().lookup(b"link").unwrap().is_some());
+    let found = numbers.iter().map(|number| attributes(*number)).collect::<Vec<_>>();
+    assert_eq!(found, [b"0", b"2", b"2", b"2"]);
+    check(&pool);
+}

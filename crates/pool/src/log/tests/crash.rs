@@ -310,9 +310,11 @@ impl Lives {
         let mut found = Vec::new();
         let log = open_again(&next, &root);
         let mut replay = log.replay(&root);
-        while let Some(entry) = replay.next().unwrap() {
-            let Record::ZapInsert { name, .. } = entry.record else { panic!("{entry:?}") };
-            found.push(String::from_utf8(name.to_vec()).unwrap());
+        while replay.next_batch().unwrap() {
+            while let Some(entry) = replay.next().unwrap() {
+                let Record::ZapInsert { name, .. } = entry.record else { panic!("{entry:?}") };
+                found.push(String::from_utf8(name.to_vec()).unwrap());
+            }
         }
         assert_eq!(next.truth[holds..][..found.len()], found, "from the root of group {txg}");
         let length = holds + found.len();
@@ -328,12 +330,14 @@ impl Lives {
         let mut count = 0;
         {
             let mut replay = self.log.replay(root);
-            loop {
+            'all: loop {
                 if count == stops_after {
                     break;
                 }
-                if replay.next().unwrap().is_none() {
-                    break;
+                while replay.next().unwrap().is_none() {
+                    if !replay.next_batch().unwrap() {
+                        break 'all;
+                    }
                 }
                 count += 1;
                 self.log.applied(self.open);

@@ -29,7 +29,9 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
         let dyn_medium = medium.clone() as Arc<dyn LogMedium>;
         let Ok(log) = IntentLog::open(&bad, 0, dyn_medium, tunables) else { continue };
         let mut replay = log.replay(&bad);
-        while let Ok(Some(_)) = replay.next() {}
+        while let Ok(true) = replay.next_batch() {
+            while let Ok(Some(_)) = replay.next() {}
+        }
     }
     // Flipped bits in the ring: the log is as it was up to some place.
     let mut buffer = arena.alloc(512).unwrap();
