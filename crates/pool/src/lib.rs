@@ -93,7 +93,7 @@ pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use log::{LogCounters, LogTunables};
 pub use pool::{
     CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
-    PoolDevice, PoolStats, ScrubProgress, ScrubReport, destroy, read_label,
+    PoolDevice, PoolStats, PoolUsage, ScrubProgress, ScrubReport, destroy, read_label,
 };
 pub use prefetch::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

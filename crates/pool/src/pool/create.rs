@@ -21,7 +21,7 @@ use crate::format::{
 use crate::log::{Extent, IntentLog};
 use crate::object::{Leaves, ReadAhead};
 use crate::objset::Objset;
-use crate::space::Space;
+use crate::space::{Space, SpaceStats};
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
 use crate::tx::Tx;
@@ -225,6 +225,8 @@ impl Found {
             room: Shards::new(&txgs),
             txgs,
             log: self.log,
+            space_counters: Arc::clone(self.space.counters()),
+            figures: Mutex::named("pool-figures", SpaceStats::default()),
             space: Mutex::named("space", self.space),
             mos: self.mos,
             directory,

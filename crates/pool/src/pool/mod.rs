@@ -34,7 +34,7 @@ use crate::format::BlockPtrPhys;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
-use crate::space::{DeviceSpan, Space};
+use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
@@ -51,7 +51,7 @@ pub(crate) use import::read_root;
 use room::Shards;
 pub(crate) use room::{Intent, Reservation};
 pub use scrub::{ScrubProgress, ScrubReport};
-pub use stats::{Durations, PoolStats};
+pub use stats::{Durations, PoolStats, PoolUsage};
 
 /// A pool: devices, and the datasets on them. Dropping it exports it.
 pub struct Pool {
@@ -68,8 +68,11 @@ pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) txgs: Arc<Txgs>,
     pub(crate) log: IntentLog,
-    /// The sync's, but for figures.
+    /// The sync's.
     space: Mutex<Space>,
+    /// Its figures, as of the newest group, for who does not wait for the sync.
+    figures: Mutex<SpaceStats>,
+    space_counters: Arc<SpaceCounters>,
     /// The pool's own objects.
     mos: Arc<Objset>,
     /// Names of datasets.

@@ -85,6 +85,11 @@ impl Shards {
         room.free.store(free, Ordering::SeqCst);
     }
 
+    /// What changes that make the pool fuller can still take.
+    pub(super) fn available(&self) -> u64 {
+        self.0[0].room.left(Intent::Use, true).unwrap_or(0)
+    }
+
     /// What a transaction begins with; nothing if there is no room for it.
     pub(super) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)

@@ -3,7 +3,6 @@
 use forebay_base::histogram::AtomicHistogram;
 
 use crate::error::Result;
-use crate::space::SpaceStats;
 
 use super::{Inner, Pool};
 
@@ -28,6 +27,23 @@ impl Durations {
     }
 }
 
+/// Room of a pool, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolUsage {
+    /// On all devices, as much as blocks can lie in.
+    pub total_bytes: u64,
+    /// In use, all copies.
+    pub allocated_bytes: u64,
+    /// Freed, and to be used again two groups later.
+    pub deferred_bytes: u64,
+    /// Not in use.
+    pub free_bytes: u64,
+    /// What of that changes can still take: without what is kept for deleting, and without what is promised to changes that are
+    /// not written yet, as if nothing of them could be compressed.
+    pub available_bytes: u64,
+}
+
 /// A pool in numbers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -44,6 +60,8 @@ pub struct PoolStats {
     pub deferred_bytes: u64,
     /// Bytes that can be used.
     pub free_bytes: u64,
+    /// As [`PoolUsage::available_bytes`].
+    pub available_bytes: u64,
     /// Whether nothing can be written any more, and why.
     pub suspended: Option<String>,
     /// How long changes were slowed down, each that was.
@@ -55,9 +73,15 @@ pub struct PoolStats {
 }
 
 impl Pool {
-    /// The pool in numbers, as of the newest group. Waits while a group is being written.
+    /// The pool in numbers, as of the newest group. Waits for nothing.
     pub fn stats(&self) -> PoolStats {
         self.inner.stats()
+    }
+
+    /// Room of the pool, as of the newest group, but for what is available, which is so now. Waits for nothing, and costs
+    /// little.
+    pub fn usage(&self) -> PoolUsage {
+        self.inner.usage()
     }
 
     /// Sets a tunable of the pool.
@@ -70,8 +94,20 @@ impl Pool {
 }
 
 impl Inner {
+    fn usage(&self) -> PoolUsage {
+        let available_bytes = self.room.available();
+        let space = self.figures.lock();
+        PoolUsage {
+            total_bytes: space.total_bytes,
+            allocated_bytes: space.allocated_bytes,
+            deferred_bytes: space.deferred_bytes,
+            free_bytes: space.free_bytes,
+            available_bytes,
+        }
+    }
+
     fn stats(&self) -> PoolStats {
-        let space: SpaceStats = self.space.lock().stats();
+        let space = self.usage();
         PoolStats {
             synced_txg: self.txgs.synced_txg(),
             dirty_bytes: self.txgs.dirty_bytes(),
@@ -79,6 +115,7 @@ impl Inner {
             allocated_bytes: space.allocated_bytes,
             deferred_bytes: space.deferred_bytes,
             free_bytes: space.free_bytes,
+            available_bytes: space.available_bytes,
             suspended: self.txgs.check_running().err().map(|error| format!("{error:?}")),
             throttled: Durations::of(self.txgs.throttle_ns()),
             quiesced: Durations::of(self.txgs.quiesce_ns()),
@@ -93,7 +130,7 @@ impl Inner {
             self.txgs.counters().snapshot(),
             self.log.counters().snapshot(),
             self.mos.ahead.counters().snapshot(),
-            self.space.lock().counters().snapshot(),
+            self.space_counters.snapshot(),
         ];
         for value in snapshots.into_iter().flatten() {
             all.push((value.name, value.label.unwrap_or_default(), value.value));

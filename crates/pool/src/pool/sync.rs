@@ -125,7 +125,9 @@ impl Inner {
     /// Learns how much is free.
     pub(super) fn note_free(&self, space: &Space) {
         let reserve = self.reserve_bytes();
+        let figures = space.stats();
         // The other half of the reserve is for what the sync itself needs.
-        self.room.set(space.stats().free_bytes, reserve + MARGIN_BYTES, reserve / 2);
+        self.room.set(figures.free_bytes, reserve + MARGIN_BYTES, reserve / 2);
+        *self.figures.lock() = figures;
     }
 }

@@ -292,3 +292,30 @@ fn many_threads_that_do_not_wait_and_workers_that_do() {
     assert!(handed.load(Ordering::Relaxed) > 0);
     rig.faults.clear();
 }
+
+#[test]
+fn figures_do_not_wait_for_a_group_that_is_written() {
+    let rig = cold();
+    let before = rig.pool.usage();
+    assert!(before.available_bytes < before.free_bytes);
+    assert_eq!(
+        before.total_bytes,
+        before.allocated_bytes + before.deferred_bytes + before.free_bytes
+    );
+    let tx = rig.pool.begin().unwrap();
+    rig.object().write(&tx, 0, &vec![7; 4 * MIB as usize]).unwrap();
+    drop(tx);
+    // What is dirty is not available any more.
+    assert!(rig.pool.usage().available_bytes <= before.available_bytes - 4 * MIB);
+    rig.faults.add(Rule::new(Fault::Delay(Duration::from_millis(500))).on(Op::Write));
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| rig.pool.sync().unwrap());
+        let synced = rig.pool.stats().synced_txg;
+        std::thread::sleep(Duration::from_millis(50));
+        let stats = rig.pool.stats();
+        assert!(!sync.is_finished(), "writes take longer");
+        assert_eq!((stats.synced_txg, stats.allocated_bytes), (synced, before.allocated_bytes));
+    });
+    rig.faults.clear();
+    assert!(rig.pool.usage().allocated_bytes >= before.allocated_bytes + 3 * MIB);
+}
