@@ -4,3 +4,6 @@
 
 mod basic;
 mod common;
+mod random;
+mod threads;
+mod twin;
