@@ -197,7 +197,7 @@ impl FileSystem {
     }
 
     /// Where inodes were looked up that could go from memory if whoever looked them up forgot them: up to `most` directories and
-    /// names. Nothing as long as inodes take no more memory than [`FsOptions::memory_bytes`]. Each call looks at other inodes.
+    /// names; no names of directories. Nothing as long as inodes take no more memory than [`FsOptions::memory_bytes`]. Each call looks at other inodes.
     pub fn reclaimable(&self, most: usize) -> Vec<(Ino, Vec<u8>)> {
         if self.table.bytes() <= self.options.memory_bytes {
             return Vec::new();
@@ -205,7 +205,9 @@ impl FileSystem {
         let mut places = Vec::new();
         self.table.for_each_from_next(|inode| {
             let known = inode.known();
-            if let (0, Some((parent, name))) = (known.opens, &known.place) {
+            // A directory may be somebody's working directory, and would be lost to them.
+            let may_go = known.opens == 0 && inode.kind != FileKind::Directory;
+            if let (true, Some((parent, name))) = (may_go, &known.place) {
                 places.push((self.ino(*parent), name.to_vec()));
             }
             places.len() < most

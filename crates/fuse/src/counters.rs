@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_base::counters::CounterValue;
+use forebay_base::sync::Mutex;
 
 forebay_base::counters! {
     /// What a mount counts, since it was mounted.
@@ -21,6 +22,8 @@ forebay_base::counters! {
     read_bytes;
     /// Bytes that came to be written.
     write_bytes;
+    /// Requests that failed through no fault of who asked: a device, damage, a suspended pool, no memory.
+    failures;
     /// Names that the kernel was asked to forget, because inodes took too much memory.
     invalidated;
 }
@@ -64,6 +67,41 @@ pub struct MountStats {
     pub threads: usize,
     /// Its counters, in the order of [`MountCounters::ROWS`].
     pub counters: Vec<CounterValue>,
+    /// Requests that failed through no fault of who asked (a device, damage, a suspended pool, no memory).
+    pub failures: u64,
+    /// The last of them, in words.
+    pub last_failure: Option<String>,
+}
+
+/// What a mount and its server count together.
+pub(crate) struct Tally {
+    pub(crate) counters: MountCounters,
+    failure: Mutex<Option<String>>,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        Self { counters: MountCounters::new(), failure: Mutex::named("mount-failure", None) }
+    }
+
+    /// Keeps what a request failed with.
+    #[cold]
+    pub(crate) fn failed(&self, error: &dyn std::error::Error) {
+        self.counters.add(MountCounters::FAILURES, 0, 1);
+        let text = error.to_string();
+        *self.failure.lock() = Some(text);
+    }
+
+    /// The mount at `path` in numbers.
+    pub(crate) fn stats(&self, path: PathBuf, threads: usize) -> MountStats {
+        MountStats {
+            path,
+            threads,
+            counters: self.counters.snapshot(),
+            failures: self.counters.total(MountCounters::FAILURES),
+            last_failure: self.failure.lock().clone(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod adapter;
 mod counters;
 mod error;
 mod mount;
@@ -37,6 +38,7 @@ mod null;
 mod options;
 mod transport;
 
+pub use adapter::mount;
 pub use counters::{MountCounters, MountStats};
 pub use error::{MountError, User};
 pub use mount::{Mount, Mounted, available, is_mounted, unmount_dead};

@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 
+use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Arc, Mutex};
 
 use crate::error::MountError;
 use crate::mount::{self, Mount};
@@ -34,7 +34,7 @@ use crate::transport::{
 ///
 /// As [`available`](crate::available), and if `at` is no folder that can be mounted on.
 pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
-    mount::serve(Arc::new(Null::new(options.kernel_cache)), at, options)
+    mount::serve(|_tally| Null::new(options.kernel_cache), at, options)
 }
 
 const SHARDS: usize = 64;

@@ -29,7 +29,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 pub use self::attach::available;
 pub use self::detach::{Mounted, is_mounted, unmount_dead};
 
-use crate::counters::{MountCounters, MountStats};
+use crate::counters::{MountStats, Tally};
 use crate::error::MountError;
 use crate::options::MountOptions;
 use crate::transport::{self, Server};
@@ -39,21 +39,22 @@ const END_WAIT: Duration = Duration::from_secs(10);
 /// The kernel's number, since 5.6; the crate of system calls does not have it for every target.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Serves `server` at `at`.
+/// Serves at `at` what `server` makes.
 pub(crate) fn serve<S: Server>(
-    server: Arc<S>,
+    server: impl FnOnce(Arc<Tally>) -> S,
     at: &Path,
     options: &MountOptions,
 ) -> Result<Mount, MountError> {
     let options = options.clamped();
     let (path, mode) = attach::place(at)?;
     let device = attach::attach(&path, mode, &options)?;
-    let counters = Arc::new(MountCounters::new());
+    let tally = Arc::new(Tally::new());
+    let server = Arc::new(server(tally.clone()));
     let failed = |what: &'static str, source: io::Error| {
         let _ = detach::detach(&path, true);
         MountError::System { what, path: path.clone(), source }
     };
-    let session = transport::fuser::start(device, server, counters.clone(), &options)
+    let session = transport::fuser::start(device, server, tally.clone(), &options)
         .map_err(|source| failed("begin a FUSE session at", source))?;
     let row = table::at(&path).ok().flatten();
     let shared = Arc::new(Shared {
@@ -78,7 +79,7 @@ pub(crate) fn serve<S: Server>(
     }
     Ok(Mount {
         shared,
-        counters,
+        tally,
         threads: options.threads,
         thread: Mutex::named("mount-thread", Some(thread)),
     })
@@ -131,7 +132,7 @@ impl Shared {
 /// A mount that is being served. Dropping it detaches it lazily and waits a moment for its end.
 pub struct Mount {
     shared: Arc<Shared>,
-    counters: Arc<MountCounters>,
+    tally: Arc<Tally>,
     threads: usize,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
@@ -213,11 +214,7 @@ impl Mount {
 
     /// Its counters as they are now.
     pub fn stats(&self) -> MountStats {
-        MountStats {
-            path: self.shared.path.clone(),
-            threads: self.threads,
-            counters: self.counters.snapshot(),
-        }
+        self.tally.stats(self.shared.path.clone(), self.threads)
     }
 }
 

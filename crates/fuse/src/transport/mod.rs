@@ -13,8 +13,6 @@
 //!
 //! No semantics: numbers of inodes, names and errors pass through. Errors are the system's own numbers (`errno`) here, and nowhere below.
 
-#![allow(dead_code, reason = "the adapter over files uses what the ceiling does not")]
-
 pub(crate) mod fuser;
 
 use std::time::Duration;
@@ -163,8 +161,6 @@ pub(crate) struct Content<'a> {
     pub(crate) data: &'a [u8],
     /// The writer may not keep set-user-id and set-group-id bits.
     pub(crate) drops_privileges: bool,
-    /// It comes out of the kernel's cache: nobody in particular writes it, perhaps through another handle than the one it was written by.
-    pub(crate) from_cache: bool,
 }
 
 /// A range to copy between files.

@@ -6,6 +6,7 @@
     reason = "tests drive a mount as any program does"
 )]
 
+mod files;
 mod null;
 
 use std::path::Path;

@@ -5,9 +5,9 @@
 //!
 //! # Departures that the crate forces
 //!
-//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`time_of`] undoes that.
-//! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to, so an entry without attributes cannot be
-//!    sent: [`FolderAnswer::add`] refuses it, as if there were no room.
+//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`convert::time_of`] undoes that.
+//! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to. So for an entry without attributes the
+//!    kernel takes a reference that the server has not counted, and gives it back in a `forget` too many.
 //! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits (`FUSE_HANDLE_KILLPRIV_V2`); the server goes by the
 //!    caller instead. Writes do show it.
 //! 4. It answers `interrupt` with `ENOSYS`: a request that waits cannot be interrupted.
@@ -15,6 +15,9 @@
 //! # Locking
 //!
 //! None of its own.
+
+mod answers;
+mod convert;
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,16 +28,14 @@ use std::time::{Duration, SystemTime};
 
 use forebay_base::sync::Arc;
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, Request, SessionACL, TimeOrNow, WriteFlags,
+    Errno, FileHandle, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    Request, SessionACL, TimeOrNow, WriteFlags,
 };
 
-use super::{
-    Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer, FolderEntry,
-    Forgetter, Found, Kind, NewNode, Opened, Position, Server, SetAttributes, SetTime, SizedAnswer,
-    Time, Usage, VALID, Written,
-};
-use crate::counters::{MountCounters, Op};
+use self::answers::{FileOpened, FolderOpened, Names, NamesPlus};
+use self::convert::{kind_of_mode, permissions, set_time, time_of};
+use super::{Caller, Content, CopyRange, Forgetter, Kind, NewNode, Server, SetAttributes};
+use crate::counters::{MountCounters, Op, Tally};
 use crate::options::MountOptions;
 
 /// A session that has shaken hands with the kernel and takes no requests yet.
@@ -47,14 +48,14 @@ pub(crate) struct Session<S: Server> {
 pub(crate) fn start<S: Server>(
     device: OwnedFd,
     server: Arc<S>,
-    counters: Arc<MountCounters>,
+    tally: Arc<Tally>,
     options: &MountOptions,
 ) -> io::Result<Session<S>> {
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
     // Who may come in is the kernel's to say, by `allow_other`; the crate's own check would say it again.
-    let glue = Glue { server: server.clone(), counters, options: options.clone() };
+    let glue = Glue { server: server.clone(), tally, options: options.clone() };
     let inner = fuser::Session::from_fd(glue, device, SessionACL::All, config)?;
     Ok(Session { inner, server })
 }
@@ -85,13 +86,13 @@ impl Forgetter for KernelNames {
 
 struct Glue<S> {
     server: Arc<S>,
-    counters: Arc<MountCounters>,
+    tally: Arc<Tally>,
     options: MountOptions,
 }
 
 impl<S> Glue<S> {
     fn count(&self, op: Op) {
-        self.counters.add(MountCounters::REQUESTS, op as usize, 1);
+        self.tally.counters.add(MountCounters::REQUESTS, op as usize, 1);
     }
 }
 
@@ -115,251 +116,6 @@ fn wanted(options: &MountOptions) -> InitFlags {
         flags |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
     }
     flags
-}
-
-fn time_of(time: SystemTime) -> Time {
-    match time.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(after) => Time {
-            seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-            nanos: after.subsec_nanos(),
-        },
-        // The crate makes (-s, n) into s + n before 1970, so seconds and nanoseconds come apart again as they came.
-        Err(before) => {
-            let before = before.duration();
-            Time {
-                seconds: 0i64.saturating_sub_unsigned(before.as_secs()),
-                nanos: before.subsec_nanos(),
-            }
-        }
-    }
-}
-
-fn system_time(time: Time) -> SystemTime {
-    let nanos = Duration::from_nanos(u64::from(time.nanos));
-    let whole = Duration::from_secs(time.seconds.unsigned_abs());
-    let epoch = SystemTime::UNIX_EPOCH;
-    let seconds =
-        if time.seconds < 0 { epoch.checked_sub(whole) } else { epoch.checked_add(whole) };
-    seconds.and_then(|seconds| seconds.checked_add(nanos)).unwrap_or(epoch)
-}
-
-fn set_time(time: TimeOrNow) -> SetTime {
-    match time {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(time_of(time)),
-    }
-}
-
-fn kind_of(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Folder => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::Fifo => FileType::NamedPipe,
-        Kind::Socket => FileType::Socket,
-        Kind::CharDevice => FileType::CharDevice,
-        Kind::BlockDevice => FileType::BlockDevice,
-    }
-}
-
-/// The kind that a mode says, as `mknod` has it.
-fn kind_of_mode(mode: u32) -> Option<Kind> {
-    Some(match mode & libc::S_IFMT {
-        0 | libc::S_IFREG => Kind::File,
-        libc::S_IFIFO => Kind::Fifo,
-        libc::S_IFSOCK => Kind::Socket,
-        libc::S_IFCHR => Kind::CharDevice,
-        libc::S_IFBLK => Kind::BlockDevice,
-        _ => return None,
-    })
-}
-
-fn permissions(mode: u32) -> u16 {
-    (mode & 0o7777) as u16
-}
-
-fn attributes_of(a: &Attributes) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(a.ino),
-        size: a.size,
-        blocks: a.blocks,
-        atime: system_time(a.atime),
-        mtime: system_time(a.mtime),
-        ctime: system_time(a.ctime),
-        crtime: SystemTime::UNIX_EPOCH,
-        kind: kind_of(a.kind),
-        perm: a.mode,
-        nlink: a.nlink,
-        uid: a.uid,
-        gid: a.gid,
-        rdev: a.rdev,
-        blksize: a.block_bytes,
-        flags: 0,
-    }
-}
-
-fn open_flags(opened: Opened) -> FopenFlags {
-    if opened.cached {
-        FopenFlags::FOPEN_KEEP_CACHE
-    } else {
-        FopenFlags::FOPEN_DIRECT_IO
-            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-            | FopenFlags::FOPEN_NOFLUSH
-    }
-}
-
-/// An answer of the crate that has `error` and one way to say yes.
-macro_rules! answers {
-    ($($reply:ident, $value:ty, |$this:ident, $it:ident| $ok:expr;)*) => { $(
-        impl Answer<$value> for fuser::$reply {
-            fn ok(self, $it: $value) {
-                let $this = self;
-                $ok;
-            }
-            fn error(self, errno: i32) {
-                self.error(Errno::from_i32(errno));
-            }
-        }
-    )* };
-}
-
-answers! {
-    ReplyEmpty, (), |this, _nothing| this.ok();
-    ReplyAttr, Attributes, |this, it| this.attr(&VALID, &attributes_of(&it));
-    ReplyEntry, Found, |this, it| match it {
-        Found::There(it) => this.entry(&VALID, &attributes_of(&it), Generation(it.generation)),
-        Found::Absent => this.entry(&VALID, &attributes_of(&NOTHING), Generation(0)),
-    };
-    ReplyCreate, Created, |this, it| this.created(
-        &VALID,
-        &attributes_of(&it.attributes),
-        Generation(it.attributes.generation),
-        FileHandle(it.opened.handle),
-        open_flags(it.opened),
-    );
-    ReplyWrite, Written, |this, it| this.written(it.0);
-    ReplyLseek, Position, |this, it| this.offset(i64::try_from(it.0).unwrap_or(i64::MAX));
-    ReplyStatfs, Usage, |this, it| this.statfs(
-        it.blocks, it.free, it.available, it.files, it.files_free, it.block_bytes, it.name_max, it.block_bytes,
-    );
-}
-
-/// An inode number of zero says that a name leads nowhere.
-const NOTHING: Attributes = Attributes {
-    ino: 0,
-    kind: Kind::File,
-    mode: 0,
-    nlink: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-    size: 0,
-    blocks: 0,
-    block_bytes: 0,
-    atime: Time { seconds: 0, nanos: 0 },
-    mtime: Time { seconds: 0, nanos: 0 },
-    ctime: Time { seconds: 0, nanos: 0 },
-    generation: 0,
-};
-
-/// A file that was opened, and a folder: they differ in flags.
-struct FileOpened(fuser::ReplyOpen);
-struct FolderOpened(fuser::ReplyOpen);
-
-impl Answer<Opened> for FileOpened {
-    fn ok(self, it: Opened) {
-        self.0.opened(FileHandle(it.handle), open_flags(it));
-    }
-    fn error(self, errno: i32) {
-        self.0.error(Errno::from_i32(errno));
-    }
-}
-
-impl Answer<Opened> for FolderOpened {
-    fn ok(self, it: Opened) {
-        let cached = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
-        self.0.opened(FileHandle(it.handle), if it.cached { cached } else { FopenFlags::empty() });
-    }
-    fn error(self, errno: i32) {
-        self.0.error(Errno::from_i32(errno));
-    }
-}
-
-impl DataAnswer for fuser::ReplyData {
-    fn data(self, data: &[u8]) {
-        self.data(data);
-    }
-    fn error(self, errno: i32) {
-        self.error(Errno::from_i32(errno));
-    }
-}
-
-impl SizedAnswer for fuser::ReplyXattr {
-    fn size(self, bytes: u32) {
-        self.size(bytes);
-    }
-    fn data(self, data: &[u8]) {
-        self.data(data);
-    }
-    fn error(self, errno: i32) {
-        self.error(Errno::from_i32(errno));
-    }
-}
-
-struct Names {
-    reply: fuser::ReplyDirectory,
-    empty: bool,
-}
-
-impl FolderAnswer for Names {
-    fn add(&mut self, entry: &FolderEntry<'_>, _attributes: Option<&Attributes>) -> bool {
-        let name = OsStr::from_bytes(entry.name);
-        let full = self.reply.add(INodeNo(entry.ino), entry.next, kind_of(entry.kind), name);
-        self.empty &= full;
-        !full
-    }
-    fn is_empty(&self) -> bool {
-        self.empty
-    }
-    fn done(self) {
-        self.reply.ok();
-    }
-    fn error(self, errno: i32) {
-        self.reply.error(Errno::from_i32(errno));
-    }
-}
-
-struct NamesPlus {
-    reply: fuser::ReplyDirectoryPlus,
-    empty: bool,
-}
-
-impl FolderAnswer for NamesPlus {
-    fn add(&mut self, entry: &FolderEntry<'_>, attributes: Option<&Attributes>) -> bool {
-        // The kernel takes no reference for these two, whatever is sent; so no attributes are needed.
-        let dots = Attributes { ino: entry.ino, kind: entry.kind, ..NOTHING };
-        let is_dots = matches!(entry.name, b"." | b"..");
-        let Some(attributes) = attributes.or(is_dots.then_some(&dots)) else { return false };
-        let full = self.reply.add(
-            INodeNo(entry.ino),
-            entry.next,
-            OsStr::from_bytes(entry.name),
-            &VALID,
-            &attributes_of(attributes),
-            Generation(attributes.generation),
-        );
-        self.empty &= full;
-        !full
-    }
-    fn is_empty(&self) -> bool {
-        self.empty
-    }
-    fn done(self) {
-        self.reply.ok();
-    }
-    fn error(self, errno: i32) {
-        self.reply.error(Errno::from_i32(errno));
-    }
 }
 
 fn caller(request: &Request) -> Caller {
@@ -577,7 +333,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyData,
     ) {
-        let shard = self.counters.shard();
+        let shard = self.tally.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
         self.server.read(ino.0, handle.0, offset, size, reply);
@@ -595,14 +351,13 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let shard = self.counters.shard();
+        let shard = self.tally.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Write as usize, 1);
         shard.add(MountCounters::WRITE_BYTES, 0, data.len() as u64);
         let content = Content {
             offset,
             data,
             drops_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-            from_cache: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
         };
         self.server.write(ino.0, handle.0, content, reply);
     }
@@ -639,7 +394,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyDirectory,
     ) {
         self.count(Op::Readdir);
-        self.server.readdir(ino.0, handle.0, from, Names { reply, empty: true });
+        self.server.readdir(ino.0, handle.0, from, Names::new(reply));
     }
 
     fn readdirplus(
@@ -651,7 +406,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyDirectoryPlus,
     ) {
         self.count(Op::Readdir);
-        self.server.readdirplus(ino.0, handle.0, from, NamesPlus { reply, empty: true });
+        self.server.readdirplus(ino.0, handle.0, from, NamesPlus::new(reply));
     }
 
     fn releasedir(
@@ -806,45 +561,5 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What the crate makes of a time that the kernel sends.
-    fn as_the_crate_reads(seconds: i64, nanos: u32) -> SystemTime {
-        let whole = Duration::new(seconds.unsigned_abs(), nanos);
-        if seconds >= 0 { SystemTime::UNIX_EPOCH + whole } else { SystemTime::UNIX_EPOCH - whole }
-    }
-
-    #[test]
-    fn times_pass_through_in_both_directions() {
-        for (seconds, nanos) in
-            [(0, 0), (1, 5), (-1, 0), (-1, 1), (-2, 999_999_999), (1 << 40, 7), (-(1 << 40), 7)]
-        {
-            let time = Time { seconds, nanos };
-            assert_eq!(time_of(as_the_crate_reads(seconds, nanos)), time);
-            let out = system_time(time);
-            let back = match out.duration_since(SystemTime::UNIX_EPOCH) {
-                Ok(after) => {
-                    i128::from(after.as_secs()) * 1_000_000_000 + i128::from(after.subsec_nanos())
-                }
-                Err(before) => -(before.duration().as_nanos() as i128),
-            };
-            assert_eq!(back, i128::from(seconds) * 1_000_000_000 + i128::from(nanos));
-        }
-        // The ends of the scale are kept or cut, and nothing panics.
-        for seconds in [i64::MIN, i64::MAX] {
-            let _ = system_time(Time { seconds, nanos: 999_999_999 });
-        }
-    }
-
-    #[test]
-    fn kinds_of_modes() {
-        assert_eq!(kind_of_mode(0o644), Some(Kind::File));
-        assert_eq!(kind_of_mode(libc::S_IFIFO | 0o600), Some(Kind::Fifo));
-        assert_eq!(kind_of_mode(libc::S_IFDIR | 0o700), None);
     }
 }

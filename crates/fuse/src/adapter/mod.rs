@@ -1,0 +1,112 @@
+//! A file system behind the seam: each request becomes one operation of `forebay-fs`, each error a number of the system.
+//!
+//! # How a request goes
+//!
+//! 1. On the thread that took it, under `without_waiting`. What is in memory is answered here.
+//! 2. What would have to wait has changed nothing. Reads go on with their I/O ([`FileSystem::read_then`]); everything else is
+//!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait.
+//! 3. `fsync` always waits, so it goes to such a thread at once.
+//!
+//! # Locking
+//!
+//! `mount-failure` (the last failure, as text) and `mount-forget` (sleep of the thread that has the kernel forget); nothing is done under them.
+//!
+//! # What it does not do
+//!
+//! It checks no permissions: the kernel does, from the attributes it is given. It decides nothing about files.
+
+mod convert;
+mod forget;
+mod serve;
+
+use std::path::Path;
+
+use forebay_base::sync::Arc;
+use forebay_fs::{Error, ErrorKind, FileSystem};
+
+use self::forget::Forgetting;
+use crate::counters::{MountCounters, Op, Tally};
+use crate::error::MountError;
+use crate::mount::{self, Mount};
+use crate::options::MountOptions;
+use crate::transport::Answer;
+
+/// Mounts `fs` at `at`, an existing folder.
+///
+/// The file system must outlive the mount in the sense that it is closed after the mount has ended: close it once
+/// [`Mount::wait`] has returned.
+///
+/// # Errors
+///
+/// As [`available`](crate::available); and if `at` is no folder, is mounted on already, or the system refuses.
+pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
+    let kernel_cache = options.kernel_cache;
+    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting: Forgetting::default() };
+    mount::serve(server, at, options)
+}
+
+/// Serves a file system.
+struct Adapter {
+    fs: Arc<FileSystem>,
+    kernel_cache: bool,
+    tally: Arc<Tally>,
+    forgetting: Forgetting,
+}
+
+impl Adapter {
+    /// Has a thread that may wait do `job`.
+    fn later(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static) {
+        self.tally.counters.add(MountCounters::WAITED, op as usize, 1);
+        let tally = self.tally.clone();
+        self.fs.spawn(Box::new(move |fs| job(fs, &tally)));
+    }
+}
+
+/// Whether an operation would have had to wait.
+fn waits<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Answers with what an operation returned.
+fn finish<T>(tally: &Tally, answer: impl Answer<T>, result: Result<T, Error>) {
+    match result {
+        Ok(value) => answer.ok(value),
+        Err(error) => answer.error(number(tally, &error)),
+    }
+}
+
+/// The system's number for an error. Those that a user cannot have caused are kept as text as well.
+fn number(tally: &Tally, error: &Error) -> i32 {
+    let kind = error.kind();
+    if matches!(
+        kind,
+        ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Suspended | ErrorKind::NoMemory
+    ) {
+        tally.failed(error);
+    }
+    match kind {
+        ErrorKind::NotFound => libc::ENOENT,
+        ErrorKind::Exists => libc::EEXIST,
+        ErrorKind::NotADirectory => libc::ENOTDIR,
+        ErrorKind::IsADirectory => libc::EISDIR,
+        ErrorKind::NotEmpty => libc::ENOTEMPTY,
+        ErrorKind::NameTooLong => libc::ENAMETOOLONG,
+        ErrorKind::TooManyLinks => libc::EMLINK,
+        ErrorKind::NoSpace => libc::ENOSPC,
+        ErrorKind::NoMemory => libc::ENOMEM,
+        ErrorKind::NoAttribute => libc::ENODATA,
+        ErrorKind::Range => libc::ERANGE,
+        ErrorKind::ReadOnly => libc::EROFS,
+        ErrorKind::Stale => libc::ESTALE,
+        ErrorKind::Invalid => libc::EINVAL,
+        ErrorKind::FileTooLarge => libc::EFBIG,
+        ErrorKind::NotSupported => libc::EOPNOTSUPP,
+        ErrorKind::NotPermitted => libc::EPERM,
+        ErrorKind::NoSuchOffset => libc::ENXIO,
+        ErrorKind::TooBig => libc::E2BIG,
+        ErrorKind::Closed => libc::ENODEV,
+        // On a thread that may wait nothing refuses to; should it come to that, the caller can try again.
+        ErrorKind::WouldBlock => libc::EAGAIN,
+        _ => libc::EIO,
+    }
+}

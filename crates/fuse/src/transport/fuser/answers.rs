@@ -1,0 +1,190 @@
+//! Answers, as the crate sends them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo};
+
+use super::convert::{attributes_of, kind_of};
+use crate::transport::{
+    Answer, Attributes, Created, DataAnswer, FolderAnswer, FolderEntry, Found, Kind, Opened,
+    Position, SizedAnswer, Time, Usage, VALID, Written,
+};
+
+fn open_flags(opened: Opened) -> FopenFlags {
+    if opened.cached {
+        FopenFlags::FOPEN_KEEP_CACHE
+    } else {
+        FopenFlags::FOPEN_DIRECT_IO
+            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+            | FopenFlags::FOPEN_NOFLUSH
+    }
+}
+
+/// An answer of the crate that has `error` and one way to say yes.
+macro_rules! answers {
+    ($($reply:ident, $value:ty, |$this:ident, $it:ident| $ok:expr;)*) => { $(
+        impl Answer<$value> for fuser::$reply {
+            fn ok(self, $it: $value) {
+                let $this = self;
+                $ok;
+            }
+            fn error(self, errno: i32) {
+                self.error(Errno::from_i32(errno));
+            }
+        }
+    )* };
+}
+
+answers! {
+    ReplyEmpty, (), |this, _nothing| this.ok();
+    ReplyAttr, Attributes, |this, it| this.attr(&VALID, &attributes_of(&it));
+    ReplyEntry, Found, |this, it| match it {
+        Found::There(it) => this.entry(&VALID, &attributes_of(&it), Generation(it.generation)),
+        Found::Absent => this.entry(&VALID, &attributes_of(&NOTHING), Generation(0)),
+    };
+    ReplyCreate, Created, |this, it| this.created(
+        &VALID,
+        &attributes_of(&it.attributes),
+        Generation(it.attributes.generation),
+        FileHandle(it.opened.handle),
+        open_flags(it.opened),
+    );
+    ReplyWrite, Written, |this, it| this.written(it.0);
+    ReplyLseek, Position, |this, it| this.offset(i64::try_from(it.0).unwrap_or(i64::MAX));
+    ReplyStatfs, Usage, |this, it| this.statfs(
+        it.blocks, it.free, it.available, it.files, it.files_free, it.block_bytes, it.name_max, it.block_bytes,
+    );
+}
+
+/// An inode number of zero says that a name leads nowhere.
+const NOTHING: Attributes = Attributes {
+    ino: 0,
+    kind: Kind::File,
+    mode: 0,
+    nlink: 0,
+    uid: 0,
+    gid: 0,
+    rdev: 0,
+    size: 0,
+    blocks: 0,
+    block_bytes: 0,
+    atime: Time { seconds: 0, nanos: 0 },
+    mtime: Time { seconds: 0, nanos: 0 },
+    ctime: Time { seconds: 0, nanos: 0 },
+    generation: 0,
+};
+
+/// A file that was opened, and a folder: they differ in flags.
+pub(super) struct FileOpened(pub(super) fuser::ReplyOpen);
+pub(super) struct FolderOpened(pub(super) fuser::ReplyOpen);
+
+impl Answer<Opened> for FileOpened {
+    fn ok(self, it: Opened) {
+        self.0.opened(FileHandle(it.handle), open_flags(it));
+    }
+    fn error(self, errno: i32) {
+        self.0.error(Errno::from_i32(errno));
+    }
+}
+
+impl Answer<Opened> for FolderOpened {
+    fn ok(self, it: Opened) {
+        let cached = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
+        self.0.opened(FileHandle(it.handle), if it.cached { cached } else { FopenFlags::empty() });
+    }
+    fn error(self, errno: i32) {
+        self.0.error(Errno::from_i32(errno));
+    }
+}
+
+impl DataAnswer for fuser::ReplyData {
+    fn data(self, data: &[u8]) {
+        self.data(data);
+    }
+    fn error(self, errno: i32) {
+        self.error(Errno::from_i32(errno));
+    }
+}
+
+impl SizedAnswer for fuser::ReplyXattr {
+    fn size(self, bytes: u32) {
+        self.size(bytes);
+    }
+    fn data(self, data: &[u8]) {
+        self.data(data);
+    }
+    fn error(self, errno: i32) {
+        self.error(Errno::from_i32(errno));
+    }
+}
+
+pub(super) struct Names {
+    reply: fuser::ReplyDirectory,
+    empty: bool,
+}
+
+impl Names {
+    pub(super) fn new(reply: fuser::ReplyDirectory) -> Self {
+        Self { reply, empty: true }
+    }
+}
+
+impl FolderAnswer for Names {
+    fn add(&mut self, entry: &FolderEntry<'_>, _attributes: Option<&Attributes>) -> bool {
+        let name = OsStr::from_bytes(entry.name);
+        let full = self.reply.add(INodeNo(entry.ino), entry.next, kind_of(entry.kind), name);
+        self.empty &= full;
+        !full
+    }
+    fn is_empty(&self) -> bool {
+        self.empty
+    }
+    fn done(self) {
+        self.reply.ok();
+    }
+    fn error(self, errno: i32) {
+        self.reply.error(Errno::from_i32(errno));
+    }
+}
+
+pub(super) struct NamesPlus {
+    reply: fuser::ReplyDirectoryPlus,
+    empty: bool,
+}
+
+impl NamesPlus {
+    pub(super) fn new(reply: fuser::ReplyDirectoryPlus) -> Self {
+        Self { reply, empty: true }
+    }
+}
+
+impl FolderAnswer for NamesPlus {
+    fn add(&mut self, entry: &FolderEntry<'_>, attributes: Option<&Attributes>) -> bool {
+        // For "." and ".." the kernel takes no reference, whatever is sent. Anything else without attributes is damaged: it
+        // is shown, and expires at once, so that whoever looks at it asks for it by name and gets the error.
+        let nothing = Attributes { ino: entry.ino, kind: entry.kind, ..NOTHING };
+        let valid = if attributes.is_some() { VALID } else { Duration::ZERO };
+        let attributes = attributes.unwrap_or(&nothing);
+        let full = self.reply.add(
+            INodeNo(entry.ino),
+            entry.next,
+            OsStr::from_bytes(entry.name),
+            &valid,
+            &attributes_of(attributes),
+            Generation(attributes.generation),
+        );
+        self.empty &= full;
+        !full
+    }
+    fn is_empty(&self) -> bool {
+        self.empty
+    }
+    fn done(self) {
+        self.reply.ok();
+    }
+    fn error(self, errno: i32) {
+        self.reply.error(Errno::from_i32(errno));
+    }
+}

@@ -1,0 +1,338 @@
+//! Files of a pool, through the kernel.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_fs::{FileSystem, FsOptions, Owner};
+use forebay_fuse::{Mount, is_mounted};
+use forebay_io::OpenOptions as DeviceOptions;
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions, Pool, open_path,
+};
+use tempfile::TempDir;
+
+use crate::{names, options, permitted};
+
+/// A pool in a folder, and a place to mount it at.
+struct Rig {
+    folder: TempDir,
+    cache_bytes: u64,
+}
+
+/// A pool that is mounted.
+struct Mounted {
+    fs: Arc<FileSystem>,
+    mount: Mount,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let rig = Self { folder: tempfile::tempdir().expect("a folder"), cache_bytes: 32 << 20 };
+        fs::create_dir(rig.at()).expect("a mount point");
+        let file = DeviceOptions { create_bytes: Some(2 << 30), ..DeviceOptions::default() };
+        let device = open_path(&rig.device(), &file).expect("a device");
+        let pool =
+            Pool::create(vec![device], &CreateOptions::new("test", rig.cache())).expect("a pool");
+        let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
+        FileSystem::create_in(&pool, "main", &DatasetSettings::default(), owner).expect("files");
+        pool.export().expect("it is exported");
+        rig
+    }
+
+    fn at(&self) -> std::path::PathBuf {
+        self.folder.path().join("mnt")
+    }
+
+    fn device(&self) -> std::path::PathBuf {
+        self.folder.path().join("pool.img")
+    }
+
+    fn cache(&self) -> Arc<BlockCache> {
+        let options = BlockCacheOptions { bytes: self.cache_bytes, ..BlockCacheOptions::default() };
+        BlockCache::new(options).expect("a cache")
+    }
+
+    fn mount(&self, kernel_cache: bool) -> Mounted {
+        self.mount_with(kernel_cache, &FsOptions::default())
+    }
+
+    fn mount_with(&self, kernel_cache: bool, files: &FsOptions) -> Mounted {
+        let device = open_path(&self.device(), &DeviceOptions::default()).expect("the device");
+        let pool = Pool::import(vec![device], &ImportOptions::new(self.cache())).expect("the pool");
+        let fs = FileSystem::open_in(Arc::new(pool), "main", files).expect("files");
+        let mount =
+            forebay_fuse::mount(fs.clone(), &self.at(), &options(kernel_cache)).expect("a mount");
+        Mounted { fs, mount }
+    }
+}
+
+impl Mounted {
+    /// Unmounts, audits the files, closes and exports.
+    fn end(self) {
+        self.mount.unmount().expect("nobody uses it");
+        let stats = self.mount.stats();
+        assert_eq!(stats.last_failure, None);
+        let audit = self.fs.audit().expect("an audit");
+        assert!(audit.is_clean(), "{audit:?}");
+        self.close();
+    }
+
+    fn close(self) {
+        let pool = self.fs.pool().clone();
+        drop(self.mount);
+        self.fs.close().expect("it is closed");
+        drop(self.fs);
+        Arc::into_inner(pool).expect("nobody else has it").export().expect("it is exported");
+    }
+}
+
+/// Content that says where it belongs.
+fn pattern(from: u64, length: usize) -> Vec<u8> {
+    (from..from + length as u64).map(|at| (at / 7 % 251) as u8).collect()
+}
+
+fn make_tree(at: &Path) {
+    fs::create_dir(at.join("folder")).expect("a folder");
+    for n in 0..300 {
+        fs::write(at.join("folder").join(format!("file{n}")), format!("content of {n}"))
+            .expect("a file");
+    }
+    fs::write(at.join("large"), pattern(0, 3_000_000)).expect("a large file");
+    fs::hard_link(at.join("large"), at.join("twin")).expect("a link");
+    symlink("folder/file7", at.join("way")).expect("a symbolic link");
+    fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o640)).expect("its mode");
+    fs::rename(at.join("folder/file0"), at.join("moved")).expect("a rename");
+    fs::rename(at.join("folder/file1"), at.join("folder/file2")).expect("a rename over another");
+    fs::remove_file(at.join("folder/file3")).expect("a removal");
+    let file = OpenOptions::new().append(true).open(at.join("moved")).expect("open");
+    (&file).write_all(b" and more").expect("an append");
+    file.sync_all().expect("a sync");
+}
+
+fn see_tree(at: &Path) {
+    let there = names(&at.join("folder"));
+    assert_eq!(there.len(), 297);
+    assert!(!there.contains(&"file3".to_owned()));
+    assert_eq!(fs::read(at.join("folder/file2")).expect("a file"), b"content of 1");
+    assert_eq!(fs::read(at.join("way")).expect("through the link"), b"content of 7");
+    assert_eq!(fs::read(at.join("moved")).expect("a file"), b"content of 0 and more");
+    assert_eq!(fs::read(at.join("twin")).expect("a large file"), pattern(0, 3_000_000));
+    let metadata = fs::metadata(at.join("large")).expect("its attributes");
+    assert_eq!((metadata.nlink(), metadata.mode() & 0o7777, metadata.len()), (2, 0o640, 3_000_000));
+    assert_eq!(
+        fs::metadata(at.join("folder/file3")).expect_err("it is gone").raw_os_error(),
+        Some(libc::ENOENT)
+    );
+}
+
+#[test]
+fn a_tree_is_the_same_after_a_remount_in_either_mode() {
+    if !permitted() {
+        return;
+    }
+    for kernel_cache in [false, true] {
+        let rig = Rig::new();
+        let mounted = rig.mount(kernel_cache);
+        make_tree(&rig.at());
+        see_tree(&rig.at());
+        mounted.end();
+        assert_eq!(names(&rig.at()), Vec::<String>::new());
+        let mounted = rig.mount(!kernel_cache);
+        see_tree(&rig.at());
+        mounted.end();
+    }
+}
+
+#[test]
+fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
+    if !permitted() {
+        return;
+    }
+    let rig = Rig::new();
+    let mounted = rig.mount(false);
+    let path = rig.at().join("file");
+    let mut file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a file");
+    file.write_all(&pattern(0, 1 << 20)).expect("a write");
+    // SAFETY: the descriptor is open, and the call takes numbers only.
+    let punched = unsafe {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        libc::fallocate(file.as_raw_fd(), mode, 256 << 10, 512 << 10)
+    };
+    assert_eq!(punched, 0);
+    let mut expected = pattern(0, 1 << 20);
+    expected[256 << 10..768 << 10].fill(0);
+    let mut found = Vec::new();
+    file.seek(SeekFrom::Start(0)).expect("a seek");
+    file.read_to_end(&mut found).expect("a read");
+    assert!(found == expected);
+    // SAFETY: as above.
+    let hole = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE) };
+    assert_eq!(hole, 256 << 10);
+    // SAFETY: as above.
+    let data = unsafe { libc::lseek(file.as_raw_fd(), hole, libc::SEEK_DATA) };
+    assert_eq!(data, 768 << 10);
+    file.set_len(5).expect("shorter");
+    file.write_at(b"end", (1 << 32) - 3).expect("far out");
+    let metadata = file.metadata().expect("its attributes");
+    assert_eq!(metadata.len(), 1 << 32);
+    assert!(metadata.blocks() < 10_000, "{} blocks", metadata.blocks());
+    let mut word = [1; 8];
+    file.read_exact_at(&mut word, 2).expect("a read");
+    assert_eq!(word, [&pattern(0, 5)[2..], &[0; 5]].concat()[..]);
+    drop(file);
+    mounted.end();
+}
+
+#[test]
+fn an_unlinked_file_is_there_until_it_is_closed() {
+    if !permitted() {
+        return;
+    }
+    let rig = Rig::new();
+    let mounted = rig.mount(false);
+    let path = rig.at().join("file");
+    fs::write(&path, pattern(0, 100_000)).expect("a file");
+    let file = File::open(&path).expect("open");
+    fs::remove_file(&path).expect("a removal");
+    assert!(!path.exists());
+    let mut found = vec![0; 100_000];
+    file.read_exact_at(&mut found, 0).expect("it is still there");
+    assert_eq!(found, pattern(0, 100_000));
+    assert_eq!(file.metadata().expect("its attributes").nlink(), 0);
+    drop(file);
+    mounted.end();
+}
+
+/// Reads far more than the cache holds, so that they wait for the device; server threads are few, and none of them waits.
+#[test]
+fn reads_that_miss_wait_beside_each_other() {
+    if !permitted() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.cache_bytes = 16 << 20;
+    let mounted = rig.mount(false);
+    fs::write(rig.at().join("file"), pattern(0, 64 << 20)).expect("a file");
+    mounted.end();
+    let mounted = rig.mount(false);
+    let path = rig.at().join("file");
+    std::thread::scope(|scope| {
+        for reader in 0..8u64 {
+            let path = &path;
+            scope.spawn(move || {
+                let file = File::open(path).expect("open");
+                let mut block = vec![0; 8192];
+                for n in 0..300 {
+                    let at = (n * 7919 + reader * 104_729) % 8192 * 8192;
+                    file.read_exact_at(&mut block, at).expect("a read");
+                    assert_eq!(block, pattern(at, 8192));
+                }
+            });
+        }
+    });
+    let stats = mounted.mount.stats();
+    let waited =
+        stats.counters.iter().find(|cell| cell.name == "waited" && cell.label == Some("read"));
+    assert!(waited.is_some_and(|cell| cell.value > 0));
+    mounted.end();
+}
+
+#[test]
+fn several_threads_in_one_folder_leave_it_whole() {
+    if !permitted() {
+        return;
+    }
+    for kernel_cache in [false, true] {
+        let rig = Rig::new();
+        let mounted = rig.mount(kernel_cache);
+        let at = rig.at();
+        std::thread::scope(|scope| {
+            for thread in 0..6u32 {
+                let at = &at;
+                scope.spawn(move || {
+                    for n in 0..150 {
+                        let mine = at.join(format!("t{thread}-{n}"));
+                        fs::write(&mine, vec![thread as u8; n * 37]).expect("a file");
+                        // Names that all of them fight over: any of these may fail.
+                        let _ = fs::rename(&mine, at.join(format!("shared{}", n % 7)));
+                        let _ = fs::hard_link(
+                            at.join(format!("shared{}", n % 5)),
+                            at.join(format!("link{}", n % 3)),
+                        );
+                        let _ = fs::remove_file(at.join(format!("link{}", (n + 1) % 3)));
+                        let _ = fs::create_dir(at.join(format!("dir{}", n % 4)));
+                        let _ = fs::remove_dir(at.join(format!("dir{}", (n + 2) % 4)));
+                        let _ = fs::read_dir(at).map(Iterator::count);
+                    }
+                });
+            }
+        });
+        for n in 0..7 {
+            let content = fs::read(at.join(format!("shared{n}"))).expect("one of them won");
+            assert!(content.iter().all(|byte| *byte == content[0]), "a mixture of two files");
+        }
+        mounted.end();
+    }
+}
+
+/// The kernel keeps inodes as long as it has memory; what is kept here for them has a bound all the same.
+#[test]
+fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
+    if !permitted() {
+        return;
+    }
+    let rig = Rig::new();
+    let files = FsOptions { memory_bytes: 256 << 10, ..FsOptions::default() };
+    let mounted = rig.mount_with(false, &files);
+    let held = rig.at().join("held");
+    fs::write(&held, "held").expect("a file");
+    let open = File::open(&held).expect("open");
+    for n in 0..4000 {
+        fs::write(rig.at().join(format!("file{n}")), "").expect("a file");
+    }
+    let mut rounds = 0;
+    while mounted.fs.stats().inode_bytes > files.memory_bytes {
+        rounds += 1;
+        assert!(rounds < 3000, "it does not forget: {:?}", mounted.fs.stats());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let forgotten = mounted.mount.stats();
+    assert!(forgotten.counters.iter().any(|cell| cell.name == "invalidated" && cell.value > 0));
+    // Everything can be found again, and what is open was left alone.
+    assert_eq!(names(&rig.at()).len(), 4001);
+    assert_eq!(fs::metadata(rig.at().join("file77")).expect("it is there").len(), 0);
+    assert_eq!(open.metadata().expect("its attributes").len(), 4);
+    assert_eq!(
+        fs::read_link(format!("/proc/self/fd/{}", open.as_raw_fd())).expect("its path"),
+        held
+    );
+    drop(open);
+    mounted.end();
+}
+
+#[test]
+fn a_connection_that_is_cut_leaves_no_mount() {
+    if !permitted() {
+        return;
+    }
+    let rig = Rig::new();
+    let mounted = rig.mount(false);
+    fs::write(rig.at().join("file"), "content").expect("a file");
+    let device = fs::metadata(rig.at()).expect("its attributes").dev();
+    let cut = format!("/sys/fs/fuse/connections/{}/abort", device & 0xff | device >> 12 & 0xfff00);
+    if fs::write(&cut, "1").is_err() {
+        eprintln!("SKIPPED: {cut} cannot be written");
+        return mounted.end();
+    }
+    mounted.mount.wait();
+    assert_eq!(is_mounted(&rig.at()).expect("the table"), None);
+    mounted.close();
+    let mounted = rig.mount(false);
+    assert_eq!(fs::read(rig.at().join("file")).expect("it is there"), b"content");
+    mounted.end();
+}
