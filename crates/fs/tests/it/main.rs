@@ -4,6 +4,8 @@
 
 mod basic;
 mod common;
+mod large;
 mod random;
 mod threads;
 mod twin;
+mod waiting;
