@@ -4,6 +4,7 @@
 
 mod basic;
 mod common;
+mod crash;
 mod large;
 mod random;
 mod threads;
