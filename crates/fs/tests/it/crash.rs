@@ -80,7 +80,7 @@ impl Work<'_> {
         let file = entry.attr.ino;
         self.fs.write(file, handle, 0, &content, Default::default()).unwrap();
         self.fs.setxattr(file, b"user.x", &xattr, XattrMode::Create).unwrap();
-        self.fs.fsync(file, at % 2 == 0).unwrap();
+        self.fs.fsync(file, at.is_multiple_of(2)).unwrap();
         let position = self.device.position();
         self.fs.release(handle);
         self.fs.forget(file, 1);
