@@ -91,8 +91,6 @@ impl FileSystem {
         if names.lookup(name)?.is_some() {
             return Err(exists());
         }
-        self.warm(&parent)?;
-        self.warm(&inode)?;
         {
             let tx = self.begin()?;
             let _turns = Turns::of([&*parent, &*inode]);
@@ -161,7 +159,6 @@ impl FileSystem {
         if parent.directory(self.dataset())?.lookup(name)?.is_some() {
             return Err(exists());
         }
-        self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
         let _turn = parent.turn();

@@ -4,9 +4,6 @@
 
 mod basic;
 mod common;
-mod crash;
-mod large;
 mod random;
 mod threads;
 mod twin;
-mod waiting;

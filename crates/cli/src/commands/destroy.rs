@@ -1,0 +1,73 @@
+//! `forebay destroy`: the end of a pool.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use crate::args::DestroyArgs;
+use crate::control::client::{self, Target};
+use crate::error::{Failure, Result};
+use crate::memory::MemoryPlan;
+use crate::{output, pools};
+
+pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
+    let paths = match client::find(&args.pool)? {
+        Target::Paths(paths) => paths,
+        Target::Held { process, pool } => {
+            return Err(Failure::new(format!(
+                "pool {0} is in use by process {1}; `forebay export {0}` first",
+                pool.name, process.view.pid
+            )));
+        }
+    };
+    let labels = pools::labels(&paths)?;
+    let mut name = None;
+    for (path, label) in paths.iter().zip(&labels) {
+        let Some(label) = label else {
+            let text = format!("{}: holds no pool; there is nothing to destroy", path.display());
+            return Err(Failure::new(text));
+        };
+        name = Some(label.pool_name.clone());
+    }
+    let name = name.ok_or_else(|| Failure::usage("no devices are given"))?;
+    if !args.yes {
+        ask(&name, &paths)?;
+    }
+    let opened = pools::open_devices(&paths, false)?;
+    forebay_pool::destroy(&opened, args.force, &*pools::cache(MemoryPlan::small())?).map_err(
+        |error| {
+            let mut failure = Failure::from(error);
+            failure.message = failure.message.replace("or force it", "or use --force");
+            failure
+        },
+    )?;
+    drop(opened);
+    if args.remove_files {
+        for path in paths.iter().filter(|path| path.is_file()) {
+            std::fs::remove_file(path)
+                .map_err(|error| Failure::about(path, "remove it", &error))?;
+        }
+    }
+    output::line(&format!("destroyed pool {name}"));
+    Ok(())
+}
+
+/// Asks for the pool's name, so that nobody says yes by habit.
+fn ask(name: &str, paths: &[std::path::PathBuf]) -> Result<()> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::new(format!("destroying pool {name} needs a yes: use --yes")));
+    }
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    let mut err = std::io::stderr();
+    let _ = write!(
+        err,
+        "All of pool {name} on {} will be lost. Type its name to destroy it: ",
+        paths.join(", ")
+    );
+    let _ = err.flush();
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| Failure::new(format!("cannot read the answer: {error}; use --yes")))?;
+    match answer.trim() == name {
+        true => Ok(()),
+        false => Err(Failure::new(format!("pool {name} was not destroyed"))),
+    }
+}

@@ -1,0 +1,66 @@
+//! `forebay expand`: more room for a pool.
+
+use std::path::PathBuf;
+
+use crate::args::ExpandArgs;
+use crate::control::Request;
+use crate::control::client::{self, Target};
+use crate::control::views::Expanded;
+use crate::error::{Failure, Result};
+use crate::memory::MemoryPlan;
+use crate::pools::{self, ImportWanted};
+use crate::{host, output, units};
+
+pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
+    let target = client::find(&args.pool)?;
+    let mut made = Vec::new();
+    let grown = add_paths(args, &mut made).and_then(|add| match &target {
+        Target::Held { process, pool } => {
+            process.ask::<Expanded>(&Request::Expand { pool: pool.guid, add, force: args.force })
+        }
+        Target::Paths(paths) => {
+            let cache = pools::cache(MemoryPlan::small())?;
+            let pool = pools::import(&ImportWanted::plain(paths.clone(), false), &cache)?;
+            let grown = host::expand_pool(&pool, &add, args.force, &mut |_| {})?;
+            pool.export()?;
+            Ok(grown)
+        }
+    });
+    if grown.is_err() {
+        for path in &made {
+            // The error is told.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    let grown = grown?;
+    let (before, after) = (units::bytes(grown.before_bytes), units::bytes(grown.after_bytes));
+    output::line(&match grown.after_bytes > grown.before_bytes {
+        true => format!("{}: {before} before, {after} now", args.pool),
+        false => {
+            format!("{}: {after}, as before: no device has grown, and none was added", args.pool)
+        }
+    });
+    Ok(())
+}
+
+/// The devices to add, absolute; files that are not there are made if a size is given.
+fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    for path in &args.add {
+        if path.exists() {
+            continue;
+        }
+        let Some(size) = args.size else {
+            let text = format!(
+                "{}: no such file or device; --size makes a file of that size",
+                path.display()
+            );
+            return Err(Failure::new(text));
+        };
+        let failed = |error: std::io::Error| Failure::about(path, "make it", &error);
+        let file =
+            std::fs::OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
+        made.push(path.clone());
+        file.set_len(size).map_err(failed)?;
+    }
+    pools::absolute(&args.add)
+}

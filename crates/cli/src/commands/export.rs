@@ -1,0 +1,32 @@
+//! `forebay export`: all mounts of a pool, then the pool.
+
+use crate::args::ExportArgs;
+use crate::control::Request;
+use crate::control::client::{self, Target};
+use crate::error::Result;
+use crate::memory::MemoryPlan;
+use crate::output;
+use crate::pools::{self, ImportWanted};
+
+pub(crate) fn run(args: &ExportArgs) -> Result<()> {
+    match client::find(&args.pool)? {
+        Target::Held { process, pool } => {
+            process.ask::<()>(&Request::Export { pool: pool.guid, lazy: args.lazy })?;
+            output::line(&format!("exported pool {}", pool.name));
+        }
+        Target::Paths(paths) => {
+            let labels = pools::labels(&paths)?;
+            if labels.iter().all(|label| label.as_ref().is_some_and(|label| !label.active)) {
+                output::line(&format!("{}: the pool is exported already", args.pool));
+                return Ok(());
+            }
+            // What a crash left: its intent log is replayed, and then it is whole.
+            let cache = pools::cache(MemoryPlan::small())?;
+            let pool = pools::import(&ImportWanted::plain(paths, false), &cache)?;
+            let name = pool.name().to_owned();
+            pool.export()?;
+            output::line(&format!("exported pool {name}, which nobody had in use any more"));
+        }
+    }
+    Ok(())
+}

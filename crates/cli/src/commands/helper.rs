@@ -1,0 +1,187 @@
+//! The way of mount(8): the program under the name `mount.forebay`, and options in its form.
+//!
+//! `mount -t forebay SOURCE TARGET -o …` runs `mount.forebay SOURCE TARGET [-sfnv] [-o …]`. Under that name, whether by a
+//! link or by the script in `packaging/`, this program is `forebay mount SOURCE TARGET --daemon -o …`.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use crate::args::MountArgs;
+use crate::error::{Failure, Result};
+use crate::units::{self, parse_bytes};
+
+/// The name by which mount(8) calls it.
+const NAME: &str = "mount.forebay";
+/// What fstab may have that is not for us, or that we do anyway.
+const IGNORED: [&str; 21] = [
+    "rw",
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "nofail",
+    "_netdev",
+    "async",
+    "exec",
+    "noexec",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "relatime",
+    "strictatime",
+    "lazytime",
+    "atime",
+];
+
+/// The arguments of `forebay mount`, if the program was called as a helper of mount(8).
+pub(crate) fn arguments(given: &[OsString]) -> Option<Result<Vec<OsString>>> {
+    let name = Path::new(given.first()?).file_name()?;
+    (name == OsStr::new(NAME)).then(|| translate(&given[1..]))
+}
+
+fn translate(given: &[OsString]) -> Result<Vec<OsString>> {
+    let mut out: Vec<OsString> = ["forebay", "mount", "--daemon"].map(OsString::from).to_vec();
+    let mut places = 0;
+    let mut given = given.iter();
+    while let Some(argument) = given.next() {
+        match argument.to_str() {
+            Some("-o") => {
+                let options =
+                    given.next().ok_or_else(|| Failure::usage("-o needs options after it"))?;
+                out.push("-o".into());
+                out.push(options.clone());
+            }
+            Some("-t") => {
+                given.next();
+            }
+            // Fake, sloppy, not into mtab, wordy: mount(8) passes them on.
+            Some(flags)
+                if flags.len() > 1
+                    && flags.starts_with('-')
+                    && flags[1..].chars().all(|c| "sfnvw".contains(c)) =>
+            {
+                if flags.contains('f') {
+                    return Ok(["forebay", "--version"].map(OsString::from).to_vec());
+                }
+            }
+            Some("-r") => out.push("--read-only".into()),
+            _ => {
+                places += 1;
+                out.push(argument.clone());
+            }
+        }
+    }
+    match places {
+        2 => Ok(out),
+        _ => Err(Failure::usage(format!(
+            "{NAME} needs a pool and a mount point: {NAME} SOURCE TARGET [-o OPTIONS]"
+        ))),
+    }
+}
+
+/// Puts what `-o` says among the other options.
+///
+/// # Errors
+/// If it says what cannot be.
+pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
+    let lists = std::mem::take(&mut args.options);
+    for option in lists.iter().flat_map(|list| list.split(',')).filter(|option| !option.is_empty())
+    {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        match (name, value) {
+            ("ro", None) => args.import.read_only = true,
+            ("noatime", None) => args.no_atime = true,
+            ("kernel_cache", None) => args.kernel_cache = true,
+            ("allow_other", None) => args.allow_other = true,
+            ("separate", None) => args.separate = true,
+            ("force", None) => args.import.force = true,
+            ("rewind", None) => args.import.rewind = true,
+            ("discard_log", None) => args.import.discard_log = true,
+            ("dataset", Some(value)) => value.clone_into(&mut args.dataset),
+            ("memory", Some(value)) => args.memory = Some(units::usage(parse_bytes(value))?),
+            ("threads", Some(value)) => {
+                let threads = value.parse().ok().filter(|threads| (1..=256).contains(threads));
+                let wrong =
+                    || Failure::usage(format!("-o threads={value}: give a number from 1 to 256"));
+                args.threads = Some(threads.ok_or_else(wrong)?);
+            }
+            ("tunable", Some(value)) => {
+                let (name, value) = value.split_once(':').ok_or_else(|| {
+                    Failure::usage(format!("-o tunable={value}: give it as tunable=NAME:VALUE"))
+                })?;
+                args.import.tunables.push((name.to_owned(), value.to_owned()));
+            }
+            (name, _)
+                if IGNORED.contains(&name)
+                    || name.starts_with("x-")
+                    || name.starts_with("comment") => {}
+            _ => {
+                return Err(Failure::usage(format!(
+                    "-o {option}: no such option; there are ro, noatime, dataset=NAME, memory=BYTES, kernel_cache, \
+                     allow_other, threads=N, separate, force, rewind, discard_log, tunable=NAME:VALUE"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn parsed(given: &[&str]) -> Result<MountArgs> {
+        let given: Vec<OsString> = given.iter().map(OsString::from).collect();
+        let translated = arguments(&given).unwrap()?;
+        let Ok(Cli { command: Command::Mount(mut args) }) = Cli::try_parse_from(translated) else {
+            return Err(Failure::usage("no mount"));
+        };
+        take_options(&mut args)?;
+        Ok(args)
+    }
+
+    #[test]
+    fn what_mount_passes_on_is_understood() {
+        let line = [
+            "/sbin/mount.forebay",
+            "/dev/sdb",
+            "/srv",
+            "-n",
+            "-o",
+            "rw,noatime,memory=1G,x-systemd.automount",
+        ];
+        let args = parsed(&line).unwrap();
+        assert_eq!(args.pool.as_deref(), Some("/dev/sdb"));
+        assert_eq!(args.at.as_deref(), Some(Path::new("/srv")));
+        assert!(args.daemon && args.no_atime && !args.import.read_only);
+        assert_eq!(args.memory, Some(1 << 30));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            &["mount.forebay", "/dev/sdb"][..],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o"],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o", "fast"],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o", "threads=0"],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o", "ro=1"],
+        ] {
+            assert_eq!(
+                parsed(line).err().map(|failure| failure.code),
+                Some(crate::error::USAGE),
+                "{line:?}"
+            );
+        }
+        assert!(arguments(&["forebay".into(), "mount".into()]).is_none());
+    }
+}

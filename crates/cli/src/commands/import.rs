@@ -1,0 +1,104 @@
+//! `forebay import`: what devices hold, and a pool for the background process without a mount.
+
+use forebay_pool::{HostId, LabelInfo};
+
+use crate::args::{ImportArgs, ImportOptionArgs};
+use crate::control::Request;
+use crate::control::client;
+use crate::control::views::PoolView;
+use crate::error::{Failure, Result};
+use crate::host::spawn;
+use crate::pools::{self, ImportWanted};
+use crate::{output, units};
+
+pub(crate) fn run(args: &ImportArgs) -> Result<()> {
+    if args.show {
+        return show(args);
+    }
+    let paths = pools::absolute(&args.devices)?;
+    if let Some((pid, pool)) = paths.iter().find_map(|path| client::holder_of(path)) {
+        return Err(Failure::new(format!(
+            "pool {} is in use already, by process {pid}; `forebay status {}` shows it",
+            pool.name, pool.name
+        )));
+    }
+    let import = wanted(&args.options, paths);
+    let running = client::processes().into_iter().find(|process| process.view.daemon);
+    let process = match running {
+        Some(process) => process,
+        None => spawn::start(args.memory, None)?,
+    };
+    let pool: PoolView = process.ask(&Request::Import { import })?;
+    output::line(&format!(
+        "imported pool {}, {} of {} free; process {} has it; `forebay export {}` lets go of it",
+        pool.name,
+        units::bytes(pool.free_bytes),
+        units::bytes(pool.total_bytes),
+        process.view.pid,
+        pool.name
+    ));
+    Ok(())
+}
+
+/// How to import these devices, by the command line.
+pub(crate) fn wanted(args: &ImportOptionArgs, paths: Vec<std::path::PathBuf>) -> ImportWanted {
+    ImportWanted {
+        paths,
+        read_only: args.read_only,
+        force: args.force,
+        rewind: args.rewind,
+        discard_log: args.discard_log,
+        tunables: args.tunables.clone(),
+    }
+}
+
+fn show(args: &ImportArgs) -> Result<()> {
+    let mut missing = 0;
+    for path in &args.devices {
+        let label = match client::holder_of(&pools::canonical(path)?) {
+            Some((pid, pool)) => {
+                output::line(&format!(
+                    "{}: pool {}, in use by process {pid}",
+                    path.display(),
+                    pool.name
+                ));
+                continue;
+            }
+            None => pools::labels(std::slice::from_ref(path))?.pop().flatten(),
+        };
+        match label {
+            None => {
+                missing += 1;
+                output::line(&format!("{}: holds no pool", path.display()));
+            }
+            Some(label) => output::line(&describe(&path.display().to_string(), &label)),
+        }
+    }
+    match missing {
+        0 => Ok(()),
+        _ => Err(Failure::new("not every device holds a pool; `forebay create` makes one")),
+    }
+}
+
+fn describe(path: &str, label: &LabelInfo) -> String {
+    let this = HostId::of_this_host();
+    let state = match (label.active, label.host.id == this.id) {
+        (false, _) => "exported".to_owned(),
+        (true, true) => {
+            "not exported: this host had it and crashed, or has it; its intent log is replayed"
+                .to_owned()
+        }
+        (true, false) => {
+            format!("host {} has it or crashed while it had: needs --force", label.host)
+        }
+    };
+    format!(
+        "{path}: device {} of {} of pool {} ({:016x}), {} used, transaction group {} or newer; {state}",
+        label.device + 1,
+        label.device_count,
+        label.pool_name,
+        label.pool_guid,
+        units::bytes(label.size_bytes),
+        label.txg
+    )
+}

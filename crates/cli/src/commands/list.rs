@@ -1,0 +1,60 @@
+//! `forebay list`: pools in use, and their mounts.
+
+use crate::args::ListArgs;
+use crate::control::client;
+use crate::control::views::{PoolView, ProcessView};
+use crate::error::Result;
+use crate::{output, units};
+
+pub(crate) fn run(args: &ListArgs) -> Result<()> {
+    let views: Vec<ProcessView> =
+        client::processes().into_iter().map(|process| process.view).collect();
+    if args.json {
+        return output::json(&views);
+    }
+    let mut rows = Vec::new();
+    for process in &views {
+        for pool in &process.pools {
+            rows.extend(rows_of(process, pool));
+        }
+    }
+    match rows.is_empty() {
+        true => output::line("no pools are in use; `forebay mount` mounts one"),
+        false => output::print(&units::table(
+            &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">FREE", ">PROCESS", "DEVICES"],
+            &rows,
+        )),
+    }
+    Ok(())
+}
+
+fn rows_of(process: &ProcessView, pool: &PoolView) -> Vec<Vec<String>> {
+    let devices: Vec<String> = pool.devices.iter().map(|path| path.display().to_string()).collect();
+    let row = |dataset: &str, at: String, options: String| {
+        vec![
+            pool.name.clone(),
+            dataset.to_owned(),
+            at,
+            options,
+            units::bytes(pool.total_bytes),
+            units::bytes(pool.free_bytes),
+            process.pid.to_string(),
+            devices.join(" "),
+        ]
+    };
+    let suspended = pool.suspended.as_ref().map(|_| "SUSPENDED");
+    if pool.mounts.is_empty() {
+        return vec![row("-", "-".to_owned(), suspended.unwrap_or("-").to_owned())];
+    }
+    let of_mount = |mount: &crate::control::views::MountView| {
+        let flags = [
+            Some(if mount.read_only { "ro" } else { "rw" }),
+            mount.kernel_cache.then_some("kernel_cache"),
+            process.daemon.then_some("daemon"),
+            suspended,
+        ];
+        let options = flags.into_iter().flatten().collect::<Vec<_>>().join(",");
+        row(&mount.dataset, mount.at.display().to_string(), options)
+    };
+    pool.mounts.iter().map(of_mount).collect()
+}

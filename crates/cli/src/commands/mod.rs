@@ -1,0 +1,60 @@
+//! What each command does.
+
+mod cache;
+mod check;
+mod completions;
+mod create;
+mod dataset;
+mod demo;
+mod destroy;
+mod expand;
+mod export;
+pub(crate) mod helper;
+mod import;
+mod list;
+mod mount;
+mod null_mount;
+mod stats;
+mod status;
+mod tunable;
+mod umount;
+
+use crate::args::{CacheCommand, Command, DatasetCommand, TunableCommand};
+use crate::error::Result;
+use crate::host;
+
+/// Runs a command.
+///
+/// # Errors
+/// What to tell the user.
+pub(crate) fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Create(args) => create::run(&args),
+        Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Expand(args) => expand::run(&args),
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Destroy(args) => destroy::run(&args),
+        Command::Scrub(args) => check::scrub(&args),
+        Command::Check(args) => check::check(&args),
+        Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
+        Command::Dataset(DatasetCommand::Create { pool, name, settings }) => {
+            dataset::create(&pool, &name, &settings)
+        }
+        Command::Dataset(DatasetCommand::List { pool }) => dataset::list(&pool),
+        Command::Tunable(TunableCommand::Get { pool, name, json }) => {
+            tunable::get(&pool, name.as_deref(), json)
+        }
+        Command::Tunable(TunableCommand::Set { pool, name, value }) => {
+            tunable::set(&pool, &name, &value)
+        }
+        Command::Stats(args) => stats::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Serve(args) => host::spawn::serve(args.memory, args.threads),
+        Command::NullMount(args) => null_mount::run(&args),
+    }
+}

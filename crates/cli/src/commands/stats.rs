@@ -1,0 +1,158 @@
+//! `forebay stats`: figures of the processes that have pools, once or again and again.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use super::cache::of;
+use crate::args::StatsArgs;
+use crate::control::Request;
+use crate::control::client::Process;
+use crate::control::views::StatsView;
+use crate::error::Result;
+use crate::{output, units};
+
+/// How often it is looked whether to stop.
+const STOP_PERIOD: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(args: &StatsArgs) -> Result<()> {
+    let processes = of(args.pool.as_deref())?;
+    let mut before = taken(&processes)?;
+    let Some(seconds) = args.watch else {
+        return show(args, &before, None);
+    };
+    let stop = output::interruptible()?;
+    show(args, &before, None)?;
+    loop {
+        let until = Instant::now() + Duration::from_secs(u64::from(seconds));
+        while Instant::now() < until {
+            if output::is_raised(&stop) {
+                return Ok(());
+            }
+            std::thread::sleep(STOP_PERIOD);
+        }
+        let after = taken(&processes)?;
+        if std::io::stdout().is_terminal() && !args.json {
+            output::print("\x1b[H\x1b[2J");
+        }
+        show(args, &after, Some(&before))?;
+        before = after;
+    }
+}
+
+fn taken(processes: &[Process]) -> Result<Vec<StatsView>> {
+    processes.iter().map(|process| process.ask(&Request::Stats)).collect()
+}
+
+fn show(args: &StatsArgs, now: &[StatsView], before: Option<&[StatsView]>) -> Result<()> {
+    if args.json {
+        return output::json(&now);
+    }
+    for (at, view) in now.iter().enumerate() {
+        let before = before.and_then(|before| before.get(at));
+        output::print(&text(view, before));
+    }
+    Ok(())
+}
+
+fn text(view: &StatsView, before: Option<&StatsView>) -> String {
+    let mut out = format!(
+        "process {}: {} of {} of memory in use\n",
+        view.pid,
+        units::bytes(view.resident_bytes),
+        units::bytes(view.memory_bytes)
+    );
+    out.push_str(&cache_text(view, before));
+    out.push('\n');
+    let pools: Vec<Vec<String>> = view.pools.iter().map(pool_row).collect();
+    let headings =
+        ["POOL", ">GROUP", ">SIZE", ">USED", ">FREE", ">DIRTY", ">SLOWED", ">P99", "STATE"];
+    out.push_str(&units::table(&headings, &pools));
+    out.push('\n');
+    out.push_str(&mounts_text(view, before));
+    out
+}
+
+fn cache_text(view: &StatsView, before: Option<&StatsView>) -> String {
+    let cache = &view.cache;
+    let (hits, misses) = match before {
+        Some(before) => (
+            cache.hits.saturating_sub(before.cache.hits),
+            cache.misses.saturating_sub(before.cache.misses),
+        ),
+        None => (cache.hits, cache.misses),
+    };
+    let mut out = format!(
+        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; hits {} ({} of {}); {} ghosts\n",
+        units::bytes(cache.bound_bytes),
+        units::bytes(cache.data_bytes),
+        units::bytes(cache.metadata_bytes),
+        units::bytes(cache.metadata_target_bytes),
+        units::bytes(cache.dirty_bytes),
+        units::percent(hits, hits + misses),
+        units::count(hits as f64),
+        units::count((hits + misses) as f64),
+        units::count(cache.ghosts as f64)
+    );
+    let states: Vec<Vec<String>> = cache
+        .states
+        .iter()
+        .filter(|state| state.blocks > 0)
+        .map(|s| {
+            vec![
+                s.state.clone(),
+                s.class.clone(),
+                units::bytes(s.bytes),
+                units::count(s.blocks as f64),
+            ]
+        })
+        .collect();
+    out.push_str(&units::table(&["STATE", "CLASS", ">BYTES", ">BLOCKS"], &states));
+    out
+}
+
+fn pool_row(pool: &crate::control::views::PoolFigures) -> Vec<String> {
+    vec![
+        pool.name.clone(),
+        pool.txg.to_string(),
+        units::bytes(pool.total_bytes),
+        units::bytes(pool.allocated_bytes),
+        units::bytes(pool.free_bytes),
+        units::bytes(pool.dirty_bytes),
+        units::count(pool.throttled as f64),
+        units::nanoseconds(pool.throttled_p99_ns),
+        pool.suspended.as_ref().map_or("fine", |_| "SUSPENDED").to_owned(),
+    ]
+}
+
+/// Mounts: what they have done, or with a look before what they do a second.
+fn mounts_text(view: &StatsView, before: Option<&StatsView>) -> String {
+    let rows: Vec<Vec<String>> = view
+        .mounts
+        .iter()
+        .map(|mount| {
+            let earlier = before.and_then(|before| {
+                let earlier = before.mounts.iter().find(|earlier| earlier.at == mount.at)?;
+                let seconds = view.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
+                (seconds > 0.0).then_some((earlier, seconds))
+            });
+            let shown = |of: &dyn Fn(&crate::control::views::MountFigures) -> u64| match earlier {
+                Some((earlier, seconds)) => of(mount).saturating_sub(of(earlier)) as f64 / seconds,
+                None => of(mount) as f64,
+            };
+            vec![
+                mount.at.display().to_string(),
+                format!("{}/{}", mount.pool, mount.dataset),
+                units::count(shown(&|mount| mount.operations)),
+                units::bytes(shown(&|mount| mount.read_bytes) as u64),
+                units::bytes(shown(&|mount| mount.write_bytes) as u64),
+                units::count(mount.inodes as f64),
+                units::bytes(mount.inode_bytes),
+            ]
+        })
+        .collect();
+    let headings = match before {
+        Some(_) => ["MOUNT", "OF", ">OP/S", ">READ/S", ">WRITE/S", ">INODES", ">THEIR MEMORY"],
+        None => ["MOUNT", "OF", ">OPS", ">READ", ">WRITTEN", ">INODES", ">THEIR MEMORY"],
+    };
+    units::table(&headings, &rows)
+}

@@ -1,0 +1,89 @@
+//! `forebay umount`: the end of a mount, of all mounts of a pool, or of what a killed process left.
+
+use std::path::{Path, PathBuf};
+
+use crate::args::UmountArgs;
+use crate::control::Request;
+use crate::control::client::{self, Process, Target};
+use crate::error::{Failure, Result};
+use crate::output;
+
+pub(crate) fn run(args: &UmountArgs) -> Result<()> {
+    let at = Path::new(&args.what);
+    if let Some((process, at)) = served(at) {
+        process
+            .ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })
+            .map_err(|e| busy(e, args))?;
+        output::line(&format!("unmounted {}", at.display()));
+        return Ok(());
+    }
+    let looked = forebay_fuse::is_mounted(at);
+    match looked {
+        Ok(Some(mounted)) if mounted.dead => {
+            forebay_fuse::unmount_dead(at)?;
+            output::line(&format!(
+                "cleared {}, which a process that is gone had left; the pool's intent log is replayed with its next mount",
+                mounted.path.display()
+            ));
+            Ok(())
+        }
+        Ok(Some(mounted)) if mounted.ours => Err(Failure::new(format!(
+            "{0}: is served by a process that does not answer here (another user's, or with another FOREBAY_RUN_DIR); \
+             `umount {0}` or `fusermount3 -u {0}` ends it",
+            mounted.path.display()
+        ))),
+        Ok(Some(mounted)) => Err(Failure::new(format!(
+            "{0}: is a mount of {1}, not of a pool; `umount {0}` ends it",
+            mounted.path.display(),
+            mounted.source
+        ))),
+        Ok(None) if at.is_dir() => Err(Failure::new(format!(
+            "{}: nothing is mounted there; `forebay list` shows mounts",
+            at.display()
+        ))),
+        Ok(None) | Err(_) => umount_pool(args),
+    }
+}
+
+fn umount_pool(args: &UmountArgs) -> Result<()> {
+    match client::find(&args.what)? {
+        Target::Held { process, pool } => {
+            for mount in &pool.mounts {
+                process
+                    .ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })
+                    .map_err(|error| busy(error, args))?;
+                output::line(&format!("unmounted {}", mount.at.display()));
+            }
+            if pool.mounts.is_empty() {
+                let text = format!(
+                    "pool {0} is not mounted; `forebay export {0}` lets go of it",
+                    pool.name
+                );
+                return Err(Failure::new(text));
+            }
+            Ok(())
+        }
+        Target::Paths(_) => Err(Failure::new(format!(
+            "{}: the pool is not mounted; `forebay list` shows mounts",
+            args.what
+        ))),
+    }
+}
+
+fn busy(mut failure: Failure, args: &UmountArgs) -> Failure {
+    if failure.message.contains("busy") && !args.lazy {
+        failure.message = failure.message.replace("or detach it lazily", "or use --lazy");
+    }
+    failure
+}
+
+/// The process that serves what is mounted at a place, and the place as that process calls it.
+fn served(at: &Path) -> Option<(Process, PathBuf)> {
+    let canonical = at.canonicalize().ok()?;
+    let mounted = |process: &Process| {
+        let mut mounts = process.view.pools.iter().flat_map(|pool| &pool.mounts);
+        mounts.any(|mount| mount.at == canonical)
+    };
+    let process = client::processes().into_iter().find(mounted)?;
+    Some((process, canonical))
+}

@@ -1,0 +1,250 @@
+//! The command's side of the control socket.
+
+use std::io::{BufReader, ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_base::sync::thread::spawn_named;
+use serde::de::DeserializeOwned;
+
+use super::views::{PoolView, ProcessView, ProgressView};
+use super::{ANSWER_BYTES_MAX, Answer, Envelope, Request, VERSION, read_line, run_dir};
+use crate::error::{Failure, Result};
+use crate::pools;
+
+/// How long a process may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a command that waits looks whether it is to stop.
+const STOP_PERIOD: Duration = Duration::from_millis(50);
+
+/// A process that has pools, as a command sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    socket: PathBuf,
+    pub(crate) view: ProcessView,
+}
+
+/// All processes of this user that have pools. Sockets that nobody listens on are removed.
+pub(crate) fn processes() -> Vec<Process> {
+    let hello = |(pid, socket): (u32, PathBuf)| -> Option<Process> {
+        match ask_at::<ProcessView>(&socket, &Request::Hello, Some(HELLO_TIMEOUT), &mut |_| {}) {
+            Ok(Asked::Answered(view)) => Some(Process { socket, view }),
+            Ok(Asked::NobodyThere) => {
+                // Another process may have the number by now, and be about to listen: only what is surely dead goes.
+                if !Path::new(&format!("/proc/{pid}")).exists() {
+                    let _ = std::fs::remove_file(&socket);
+                }
+                None
+            }
+            Err(error) => {
+                eprintln!("forebay: {}: {error}", socket.display());
+                None
+            }
+        }
+    };
+    run_dir::sockets().into_iter().filter_map(hello).collect()
+}
+
+/// The process that has a device, and the pool.
+pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolView)> {
+    let me = std::process::id();
+    processes().into_iter().filter(|process| process.view.pid != me).find_map(|process| {
+        let has = |pool: &&PoolView| pool.devices.iter().any(|path| path == device);
+        let pool = process.view.pools.iter().find(has)?;
+        Some((process.view.pid, pool.clone()))
+    })
+}
+
+/// A pool that a command is to work on.
+pub(crate) enum Target {
+    /// A process has it.
+    Held { process: Process, pool: PoolView },
+    /// Nobody of ours has it: its devices.
+    Paths(Vec<PathBuf>),
+}
+
+/// Finds a pool by what a user calls it.
+///
+/// # Errors
+/// If there is none of that name, or several.
+pub(crate) fn find(spec: &str) -> Result<Target> {
+    let processes = processes();
+    let held = || {
+        processes
+            .iter()
+            .flat_map(|process| process.view.pools.iter().map(move |pool| (process, pool)))
+    };
+    if let Some(paths) = pools::paths_of(spec) {
+        let canonical = pools::absolute(&paths)?;
+        let has = |pool: &PoolView| canonical.iter().any(|path| pool.devices.contains(path));
+        return Ok(match held().find(|(_, pool)| has(pool)) {
+            Some((process, pool)) => Target::Held { process: process.clone(), pool: pool.clone() },
+            None => Target::Paths(canonical),
+        });
+    }
+    let named: Vec<_> = held().filter(|(_, pool)| pool.name == spec).collect();
+    match named[..] {
+        [(process, pool)] => Ok(Target::Held { process: process.clone(), pool: pool.clone() }),
+        [] => Err(Failure::new(format!(
+            "{spec}: no running forebay has a pool of that name, and there is no such file; `forebay list` shows pools \
+             in use, others are named by the path of their device"
+        ))),
+        _ => Err(Failure::new(format!(
+            "{spec}: several running pools have that name; name it by the path of its device"
+        ))),
+    }
+}
+
+enum Asked<T> {
+    Answered(T),
+    NobodyThere,
+}
+
+impl Process {
+    /// Asks for something, and waits for the end of it.
+    ///
+    /// # Errors
+    /// What the process says, or that it is gone.
+    pub(crate) fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        self.ask_with(request, &mut |_| {})
+    }
+
+    /// The same, with progress.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn ask_with<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(&ProgressView),
+    ) -> Result<T> {
+        match ask_at(&self.socket, request, None, progress)? {
+            Asked::Answered(answer) => Ok(answer),
+            Asked::NobodyThere => Err(gone(self.view.pid)),
+        }
+    }
+}
+
+impl Process {
+    /// As [`ask_with`](Self::ask_with), until `stop` is raised: then the connection is closed, which interrupts the work, and
+    /// there is no answer.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn ask_until<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(&ProgressView),
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Option<T>> {
+        let stream = match connect(&self.socket, None)? {
+            Some(stream) => stream,
+            None => return Err(gone(self.view.pid)),
+        };
+        let over = Arc::new(AtomicBool::new(false));
+        if let Ok(to_close) = stream.try_clone() {
+            let (stop, over) = (Arc::clone(stop), Arc::clone(&over));
+            let watch = move || {
+                while !over.load(Ordering::Relaxed) {
+                    if stop.load(Ordering::Relaxed) {
+                        // Then reading ends.
+                        let _ = to_close.shutdown(Shutdown::Both);
+                        return;
+                    }
+                    std::thread::sleep(STOP_PERIOD);
+                }
+            };
+            // Without a thread it cannot be interrupted but by force.
+            let _ = spawn_named("forebay-stop", watch);
+        }
+        let asked = converse(stream, &self.socket, request, progress);
+        over.store(true, Ordering::Relaxed);
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match asked? {
+            Asked::Answered(answer) => Ok(Some(answer)),
+            Asked::NobodyThere => Err(gone(self.view.pid)),
+        }
+    }
+}
+
+fn gone(pid: u32) -> Failure {
+    Failure::new(format!("process {pid} has ended meanwhile; try again"))
+}
+
+fn ask_at<T: DeserializeOwned>(
+    socket: &Path,
+    request: &Request,
+    timeout: Option<Duration>,
+    progress: &mut dyn FnMut(&ProgressView),
+) -> Result<Asked<T>> {
+    match connect(socket, timeout)? {
+        Some(stream) => converse(stream, socket, request, progress),
+        None => Ok(Asked::NobodyThere),
+    }
+}
+
+fn failed(socket: &Path, error: &std::io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            Failure::new("does not answer; is it stopped?")
+        }
+        _ => Failure::about(socket, "talk to it", error),
+    }
+}
+
+/// A connection; nothing if nobody listens.
+fn connect(socket: &Path, timeout: Option<Duration>) -> Result<Option<UnixStream>> {
+    let stream = match UnixStream::connect(socket) {
+        Ok(stream) => stream,
+        Err(error)
+            if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(failed(socket, &error)),
+    };
+    stream.set_read_timeout(timeout).map_err(|error| failed(socket, &error))?;
+    stream.set_write_timeout(timeout).map_err(|error| failed(socket, &error))?;
+    Ok(Some(stream))
+}
+
+fn converse<T: DeserializeOwned>(
+    mut stream: UnixStream,
+    socket: &Path,
+    request: &Request,
+    progress: &mut dyn FnMut(&ProgressView),
+) -> Result<Asked<T>> {
+    let envelope = Envelope { version: VERSION, request: request.clone() };
+    let mut line =
+        serde_json::to_string(&envelope).map_err(|error| Failure::new(error.to_string()))?;
+    line.push('\n');
+    if let Err(error) = stream.write_all(line.as_bytes()) {
+        return match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(Asked::NobodyThere),
+            _ => Err(failed(socket, &error)),
+        };
+    }
+    let mut answers = BufReader::new(stream);
+    let odd = |error: serde_json::Error| {
+        Failure::new(format!("{}: an odd answer: {error}", socket.display()))
+    };
+    loop {
+        let Some(line) = read_line(&mut answers, ANSWER_BYTES_MAX)? else {
+            return Ok(Asked::NobodyThere);
+        };
+        match serde_json::from_str(&line).map_err(odd)? {
+            Answer::Progress(view) => progress(&view),
+            Answer::Failed(message) => return Err(Failure::new(message)),
+            Answer::Done(value) => {
+                return Ok(Asked::Answered(serde_json::from_value(value).map_err(odd)?));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What is told of processes, pools and mounts: what travels over the control socket, and what `--json` prints.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A process that has pools.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ProcessView {
+    pub(crate) pid: u32,
+    /// Whether it takes pools that others bring.
+    pub(crate) daemon: bool,
+    /// What the whole process may use.
+    pub(crate) memory_bytes: u64,
+    pub(crate) pools: Vec<PoolView>,
+}
+
+/// A pool that a process has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PoolView {
+    pub(crate) name: String,
+    pub(crate) guid: u64,
+    pub(crate) read_only: bool,
+    pub(crate) devices: Vec<PathBuf>,
+    pub(crate) mounts: Vec<MountView>,
+    pub(crate) total_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) suspended: Option<String>,
+}
+
+/// A mount.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MountView {
+    pub(crate) pool: String,
+    pub(crate) dataset: String,
+    pub(crate) at: PathBuf,
+    pub(crate) read_only: bool,
+    pub(crate) kernel_cache: bool,
+    /// The process that has it.
+    pub(crate) pid: u32,
+}
+
+/// All that is known of a pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PoolStatus {
+    pub(crate) name: String,
+    pub(crate) guid: u64,
+    /// `mounted`, `imported`, `exported`, or `not exported` for one that a crash left.
+    pub(crate) state: String,
+    pub(crate) read_only: bool,
+    pub(crate) suspended: Option<String>,
+    pub(crate) txg: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) deferred_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) devices: Vec<DeviceView>,
+    pub(crate) datasets: Vec<DatasetView>,
+    pub(crate) mounts: Vec<MountView>,
+    /// Since it was imported.
+    pub(crate) errors: ErrorsView,
+    pub(crate) log: LogView,
+}
+
+/// A device of a pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceView {
+    pub(crate) number: u16,
+    pub(crate) path: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) engine: String,
+    pub(crate) direct: bool,
+}
+
+/// A dataset of a pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DatasetView {
+    pub(crate) name: String,
+    pub(crate) objects: u64,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) record_bytes: u32,
+    pub(crate) compression: String,
+    pub(crate) copies: u8,
+    pub(crate) sync: String,
+    /// Why nothing else is known of it.
+    pub(crate) error: Option<String>,
+}
+
+/// Errors that a pool has seen.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ErrorsView {
+    pub(crate) reads: u64,
+    pub(crate) checksums: u64,
+    pub(crate) writes: u64,
+    pub(crate) healed: u64,
+    pub(crate) lost: u64,
+}
+
+/// What the intent log has done.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct LogView {
+    pub(crate) commits: u64,
+    pub(crate) bytes: u64,
+    pub(crate) to_group: u64,
+    pub(crate) replayed: u64,
+}
+
+/// What an expansion came to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Expanded {
+    pub(crate) before_bytes: u64,
+    pub(crate) after_bytes: u64,
+    pub(crate) added: Vec<PathBuf>,
+}
+
+/// How far long work is.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ProgressView {
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) problems: u64,
+}
+
+/// What a check or a scrub found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CheckView {
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    /// Whether all was looked at.
+    pub(crate) complete: bool,
+    pub(crate) healed: u64,
+    pub(crate) problem_count: u64,
+    /// The first of them.
+    pub(crate) problems: Vec<String>,
+    /// What else there is to say.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What a flush of the cache threw out.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Flushed {
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A tunable.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TunableView {
+    /// `cache` or `pool`.
+    pub(crate) of: String,
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) default: String,
+    pub(crate) range: String,
+    pub(crate) unit: String,
+    pub(crate) settable: String,
+    pub(crate) help: String,
+}
+
+/// Figures of a process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StatsView {
+    pub(crate) pid: u32,
+    /// When it was taken, since the process began.
+    pub(crate) at_ns: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) cache: CacheStats,
+    pub(crate) pools: Vec<PoolFigures>,
+    pub(crate) mounts: Vec<MountFigures>,
+}
+
+/// Figures of the cache.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CacheStats {
+    pub(crate) bound_bytes: u64,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) metadata_bytes: u64,
+    pub(crate) data_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) ghosts: u64,
+    pub(crate) metadata_target_bytes: u64,
+    pub(crate) states: Vec<StateFigures>,
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// Figures of one state and class.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StateFigures {
+    pub(crate) state: String,
+    pub(crate) class: String,
+    pub(crate) bytes: u64,
+    pub(crate) blocks: u64,
+}
+
+/// Figures of a pool.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct PoolFigures {
+    pub(crate) name: String,
+    pub(crate) txg: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) suspended: Option<String>,
+    pub(crate) throttled: u64,
+    pub(crate) throttled_p99_ns: u64,
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// Figures of a mount.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MountFigures {
+    pub(crate) pool: String,
+    pub(crate) dataset: String,
+    pub(crate) at: PathBuf,
+    pub(crate) operations: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) write_bytes: u64,
+    pub(crate) inodes: u64,
+    pub(crate) inode_bytes: u64,
+    pub(crate) counters: BTreeMap<String, u64>,
+}

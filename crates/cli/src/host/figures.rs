@@ -1,0 +1,243 @@
+//! From what the libraries count to what is told of it.
+
+use std::collections::BTreeMap;
+
+use forebay_cache::Class;
+use forebay_pool::format::{Compression, SyncMode};
+use forebay_pool::{BlockCache, Pool, PoolStats};
+
+use super::{Held, HeldMount, Host, mount_view};
+use crate::control::views::{
+    CacheStats, DatasetView, DeviceView, ErrorsView, LogView, MountFigures, PoolFigures,
+    PoolStatus, StateFigures, StatsView, TunableView,
+};
+
+/// Figures of the whole process.
+pub(crate) fn stats(host: &Host) -> StatsView {
+    let pools = host.pools();
+    StatsView {
+        pid: std::process::id(),
+        at_ns: u64::try_from(host.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        memory_bytes: host.plan.total_bytes,
+        resident_bytes: forebay_base::memory::rss_bytes().unwrap_or(0),
+        cache: cache_stats(&host.cache),
+        pools: pools.iter().map(|held| pool_figures(&held.pool)).collect(),
+        mounts: pools
+            .iter()
+            .flat_map(|held| held.mounts())
+            .map(|mount| mount_figures(&mount))
+            .collect(),
+    }
+}
+
+/// Figures of the cache.
+pub(crate) fn cache_stats(cache: &BlockCache) -> CacheStats {
+    let stats = cache.cache().stats();
+    let name = |class| if class == Class::Metadata { "metadata" } else { "data" };
+    let of = |class| {
+        let states =
+            stats.states.iter().filter(|s| s.class == class && !s.state.ends_with("ghost"));
+        states.map(|s| s.bytes).sum()
+    };
+    CacheStats {
+        bound_bytes: cache.bound_bytes(),
+        capacity_bytes: stats.capacity,
+        hits: stats.hits(),
+        misses: stats.misses(),
+        metadata_bytes: of(Class::Metadata),
+        data_bytes: of(Class::Data),
+        dirty_bytes: cache.dirty_bytes(),
+        ghosts: stats.ghosts(),
+        metadata_target_bytes: stats.metadata_target,
+        states: stats
+            .states
+            .iter()
+            .map(|s| StateFigures {
+                state: s.state.to_owned(),
+                class: name(s.class).to_owned(),
+                bytes: s.bytes,
+                blocks: s.blocks,
+            })
+            .collect(),
+        counters: named(
+            stats.counters.iter().map(|c| (c.name, c.label.unwrap_or_default(), c.value)),
+        ),
+    }
+}
+
+/// Counters by `name` or `name.label`.
+fn named<'a>(counters: impl Iterator<Item = (&'a str, &'a str, u64)>) -> BTreeMap<String, u64> {
+    let key = |name: &str, label: &str| {
+        if label.is_empty() { name.to_owned() } else { format!("{name}.{label}") }
+    };
+    counters.map(|(name, label, value)| (key(name, label), value)).collect()
+}
+
+fn sum(counters: &[(&'static str, &'static str, u64)], wanted: &str) -> u64 {
+    counters.iter().filter(|(name, ..)| *name == wanted).map(|(.., value)| value).sum()
+}
+
+fn pool_figures(pool: &Pool) -> PoolFigures {
+    let stats = pool.stats();
+    PoolFigures {
+        name: pool.name().to_owned(),
+        txg: stats.synced_txg,
+        total_bytes: stats.total_bytes,
+        allocated_bytes: stats.allocated_bytes,
+        free_bytes: stats.free_bytes,
+        dirty_bytes: stats.dirty_bytes,
+        suspended: stats.suspended.clone(),
+        throttled: stats.throttled.count,
+        throttled_p99_ns: stats.throttled.p99_ns,
+        counters: pool_counters(&stats),
+    }
+}
+
+/// The parts of a pool have tables of their own, and some names are in two of them: `prefetches_joined` and the
+/// like are unique, the others are added up.
+fn pool_counters(stats: &PoolStats) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for (name, label, value) in &stats.counters {
+        let key = if label.is_empty() { (*name).to_owned() } else { format!("{name}.{label}") };
+        *all.entry(key).or_insert(0) += value;
+    }
+    all
+}
+
+fn mount_figures(mount: &HeldMount) -> MountFigures {
+    let (files, served) = (mount.files_stats(), mount.mount_stats());
+    let total =
+        |wanted: &str| served.counters.iter().filter(|c| c.name == wanted).map(|c| c.value).sum();
+    let counters = served.counters.iter().map(|c| (c.name, c.label.unwrap_or_default(), c.value));
+    let mut counters = named(counters);
+    for (name, label, value) in &files.counters {
+        let key = if label.is_empty() {
+            format!("files.{name}")
+        } else {
+            format!("files.{name}.{label}")
+        };
+        counters.insert(key, *value);
+    }
+    MountFigures {
+        pool: mount.pool.clone(),
+        dataset: mount.dataset.clone(),
+        at: mount.at().to_owned(),
+        // Forgotten inodes are counted with the requests, and are no work.
+        operations: served
+            .counters
+            .iter()
+            .filter(|c| c.name == "requests" && c.label != Some("forget"))
+            .map(|c| c.value)
+            .sum(),
+        read_bytes: total("read_bytes"),
+        write_bytes: total("write_bytes"),
+        inodes: files.inodes,
+        inode_bytes: files.inode_bytes,
+        counters,
+    }
+}
+
+/// All that is known of a pool; `held` if a process has it.
+pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatus {
+    let stats = pool.stats();
+    let counters = &stats.counters;
+    let device = |device: forebay_pool::PoolDevice| DeviceView {
+        number: device.number,
+        path: device.path,
+        size_bytes: device.size_bytes,
+        engine: device.engine,
+        direct: device.direct,
+    };
+    PoolStatus {
+        name: pool.name().to_owned(),
+        guid: pool.guid(),
+        state: state.to_owned(),
+        read_only: pool.is_read_only(),
+        suspended: stats.suspended.clone(),
+        txg: stats.synced_txg,
+        total_bytes: stats.total_bytes,
+        allocated_bytes: stats.allocated_bytes,
+        deferred_bytes: stats.deferred_bytes,
+        free_bytes: stats.free_bytes,
+        dirty_bytes: stats.dirty_bytes,
+        devices: pool.devices().into_iter().map(device).collect(),
+        datasets: datasets(pool),
+        mounts: held
+            .map(|held| held.mounts().iter().map(|mount| mount_view(mount)).collect())
+            .unwrap_or_default(),
+        errors: ErrorsView {
+            reads: sum(counters, "read_errors"),
+            checksums: sum(counters, "verify_failures"),
+            writes: sum(counters, "write_errors"),
+            healed: sum(counters, "healed"),
+            lost: sum(counters, "blocks_lost"),
+        },
+        log: LogView {
+            commits: sum(counters, "commits"),
+            bytes: sum(counters, "bytes"),
+            to_group: sum(counters, "to_group"),
+            replayed: sum(counters, "replayed"),
+        },
+    }
+}
+
+fn datasets(pool: &Pool) -> Vec<DatasetView> {
+    let unknown = |name: &str, error: String| DatasetView {
+        name: name.to_owned(),
+        objects: 0,
+        allocated_bytes: 0,
+        record_bytes: 0,
+        compression: "?".to_owned(),
+        copies: 0,
+        sync: "?".to_owned(),
+        error: Some(error),
+    };
+    let names = match pool.datasets() {
+        Ok(names) => names,
+        Err(error) => return vec![unknown("(all)", error.to_string())],
+    };
+    let view = |name: String| -> DatasetView {
+        let known = pool.dataset(&name).and_then(|dataset| Ok((dataset.settings()?, dataset)));
+        match known {
+            Err(error) => unknown(&name, error.to_string()),
+            Ok((settings, dataset)) => DatasetView {
+                objects: dataset.object_count(),
+                allocated_bytes: dataset.allocated_bytes(),
+                record_bytes: settings.record_bytes,
+                compression: match settings.data_compression {
+                    Compression::Off => "off",
+                    Compression::Lz4 => "lz4",
+                    Compression::Zstd => "zstd",
+                }
+                .to_owned(),
+                copies: settings.data_copies,
+                sync: match settings.sync {
+                    SyncMode::Log => "log",
+                    SyncMode::Group => "group",
+                }
+                .to_owned(),
+                error: None,
+                name,
+            },
+        }
+    };
+    names.into_iter().map(view).collect()
+}
+
+/// Tunables of the cache and of a pool.
+pub(crate) fn tunables(cache: &BlockCache, pool: &Pool) -> Vec<TunableView> {
+    let of = |of: &'static str| {
+        move |(row, value): (&'static forebay_base::tunables::TunableRow, String)| TunableView {
+            of: of.to_owned(),
+            name: row.name.to_owned(),
+            value,
+            default: row.default_text(),
+            range: row.range_text(),
+            unit: row.unit.to_owned(),
+            settable: row.when.to_string(),
+            help: row.help.to_owned(),
+        }
+    };
+    let cache = cache.cache().tunables().entries().into_iter().map(of("cache"));
+    cache.chain(pool.tunables().into_iter().map(of("pool"))).collect()
+}

@@ -1,0 +1,235 @@
+//! A pool that the process has, and a mount of one of its datasets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_base::sync::Mutex;
+use forebay_fs::{AtimeMode, FileSystem, FsOptions, FsStats};
+use forebay_fuse::{Mount, MountOptions, MountStats};
+use forebay_pool::Pool;
+
+use super::MountWanted;
+use crate::control::views::PoolView;
+use crate::error::{Failure, Result};
+use crate::memory::{MAX_WRITE_BYTES, MemoryPlan};
+
+/// The tunable that says how much of a pool may be dirty.
+pub(crate) const DIRTY_TUNABLE: &str = "dirty_max_bytes";
+/// Threads of a mount for what must wait.
+const WORKERS: usize = 16;
+
+/// A pool that the process has.
+pub(crate) struct Held {
+    pub(crate) pool: Arc<Pool>,
+    /// Paths of its devices, absolute and without links.
+    devices: Mutex<Vec<PathBuf>>,
+    mounts: Mutex<Vec<Arc<HeldMount>>>,
+    /// Whether it stays without mounts.
+    stay: AtomicBool,
+    /// Whether the user has said how much may be dirty.
+    dirty_set: AtomicBool,
+}
+
+impl Held {
+    pub(super) fn new(pool: Pool, devices: Vec<PathBuf>, dirty_set: bool) -> Self {
+        Self {
+            pool: Arc::new(pool),
+            devices: Mutex::named("held-devices", devices),
+            mounts: Mutex::named("held-mounts", Vec::new()),
+            stay: AtomicBool::new(false),
+            dirty_set: AtomicBool::new(dirty_set),
+        }
+    }
+
+    pub(super) fn has_device(&self, paths: &[PathBuf]) -> bool {
+        self.devices.lock().iter().any(|device| paths.contains(device))
+    }
+
+    pub(crate) fn devices(&self) -> Vec<PathBuf> {
+        self.devices.lock().clone()
+    }
+
+    /// Another device belongs to it now.
+    pub(crate) fn add_device(&self, path: PathBuf) {
+        self.devices.lock().push(path);
+    }
+
+    pub(crate) fn mounts(&self) -> Vec<Arc<HeldMount>> {
+        self.mounts.lock().clone()
+    }
+
+    pub(super) fn add_mount(&self, mount: &Arc<HeldMount>) {
+        self.mounts.lock().push(Arc::clone(mount));
+    }
+
+    pub(super) fn remove_mount(&self, mount: &Arc<HeldMount>) {
+        self.mounts.lock().retain(|other| !Arc::ptr_eq(other, mount));
+    }
+
+    pub(super) fn stay(&self) {
+        self.stay.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn go_with_last_mount(&self) {
+        self.stay.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn stays(&self) -> bool {
+        self.stay.load(Ordering::Relaxed)
+    }
+
+    /// Bounds what may be dirty, unless the user has.
+    pub(super) fn bound_dirty(&self, bytes: u64) {
+        if !self.dirty_set.load(Ordering::Relaxed) {
+            // A share that is out of the tunable's range is not needed: the default is within the cache.
+            let _ = self.pool.set_tunable(DIRTY_TUNABLE, &bytes.to_string());
+        }
+    }
+
+    /// Sets a tunable, at the user's wish.
+    ///
+    /// # Errors
+    /// If it cannot be set so.
+    pub(crate) fn set_tunable(&self, name: &str, value: &str) -> Result<()> {
+        self.pool.set_tunable(name, value)?;
+        if name == DIRTY_TUNABLE {
+            self.dirty_set.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn view(&self) -> PoolView {
+        super::pool_view(self)
+    }
+}
+
+/// A dataset that is mounted.
+pub(crate) struct HeldMount {
+    pub(crate) pool: String,
+    pub(crate) dataset: String,
+    pub(crate) read_only: bool,
+    pub(crate) kernel_cache: bool,
+    files: Arc<FileSystem>,
+    mount: Mount,
+    /// How its end went, once all is closed.
+    outcome: Mutex<Option<Result<(), String>>>,
+}
+
+impl HeldMount {
+    /// Opens the dataset's files and mounts them.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn begin(held: &Held, wanted: &MountWanted, plan: &MemoryPlan) -> Result<Self> {
+        forebay_fuse::available()?;
+        let pool = held.pool.name().to_owned();
+        let read_only = wanted.read_only || held.pool.is_read_only();
+        let files = open_files(&held.pool, wanted, plan)?;
+        let mut options = MountOptions::default();
+        options.threads = wanted.threads.unwrap_or(plan.threads);
+        options.kernel_cache = wanted.kernel_cache;
+        options.read_only = read_only;
+        options.allow_other = wanted.allow_other;
+        options.no_atime = wanted.no_atime;
+        options.fs_name = format!("{pool}/{}", wanted.dataset);
+        options.max_write_bytes = MAX_WRITE_BYTES;
+        match forebay_fuse::mount(Arc::clone(&files), &wanted.at, &options) {
+            Ok(mount) => Ok(Self {
+                pool,
+                dataset: wanted.dataset.clone(),
+                read_only,
+                kernel_cache: wanted.kernel_cache,
+                files,
+                mount,
+                outcome: Mutex::named("mount-outcome", None),
+            }),
+            Err(error) => {
+                // The first error is the one to tell.
+                let _ = files.close();
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(crate) fn at(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// Waits for its end; what broke it, if it was not unmounted.
+    pub(super) fn wait(&self) -> Option<String> {
+        self.mount.wait()
+    }
+
+    pub(super) fn unmount(&self, lazy: bool) -> Result<()> {
+        match lazy {
+            true => self.mount.unmount_lazily()?,
+            false => self.mount.unmount()?,
+        }
+        Ok(())
+    }
+
+    /// Closes its files.
+    pub(super) fn close(&self) -> Result<()> {
+        Ok(self.files.close()?)
+    }
+
+    pub(super) fn set_outcome(&self, outcome: Result<(), String>) {
+        *self.outcome.lock() = Some(outcome);
+    }
+
+    pub(super) fn outcome(&self) -> Option<Result<(), String>> {
+        self.outcome.lock().clone()
+    }
+
+    /// Its files in numbers.
+    pub(crate) fn files_stats(&self) -> FsStats {
+        self.files.stats()
+    }
+
+    /// The mount in numbers.
+    pub(crate) fn mount_stats(&self) -> MountStats {
+        self.mount.stats()
+    }
+}
+
+fn open_files(
+    pool: &Arc<Pool>,
+    wanted: &MountWanted,
+    plan: &MemoryPlan,
+) -> Result<Arc<FileSystem>> {
+    let options = FsOptions {
+        memory_bytes: plan.inode_bytes,
+        read_only: wanted.read_only || pool.is_read_only(),
+        atime: if wanted.no_atime { AtimeMode::Off } else { AtimeMode::Relative },
+        workers: WORKERS,
+        ..FsOptions::default()
+    };
+    let names = pool.datasets()?;
+    if !names.contains(&wanted.dataset) {
+        let (name, has) = (pool.name(), names.join(", "));
+        let way_out = match names.is_empty() {
+            true => "it has none; `forebay dataset create` makes one".to_owned(),
+            false => format!(
+                "it has {has}; name one with --dataset, or make it: `forebay dataset create`"
+            ),
+        };
+        return Err(Failure::new(format!(
+            "pool {name} has no dataset {}: {way_out}",
+            wanted.dataset
+        )));
+    }
+    Ok(FileSystem::open_in(Arc::clone(pool), &wanted.dataset, &options)?)
+}
+
+impl From<forebay_fs::Error> for Failure {
+    fn from(error: forebay_fs::Error) -> Self {
+        Self::new(crate::error::one_line(&error.to_string()))
+    }
+}
+
+impl From<forebay_fuse::MountError> for Failure {
+    fn from(error: forebay_fuse::MountError) -> Self {
+        Self::new(crate::error::one_line(&error.to_string()))
+    }
+}

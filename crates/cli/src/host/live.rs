@@ -1,0 +1,161 @@
+//! What a process with pools shows: messages, and a line of figures that is always up to date.
+//!
+//! On a terminal the line stands below the messages and is written anew each second; elsewhere it is a message now and then.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use forebay_base::sync::Mutex;
+
+use crate::control::views::StatsView;
+use crate::units;
+
+/// The line is written anew so often on a terminal.
+pub(crate) const TERMINAL_PERIOD: Duration = Duration::from_secs(1);
+/// And elsewhere.
+pub(crate) const PLAIN_PERIOD: Duration = Duration::from_secs(60);
+
+/// Where messages go.
+pub(crate) struct Screen {
+    terminal: bool,
+    /// Whether this is a log, in which lines have times.
+    log: bool,
+    /// Whether to say nothing at all.
+    quiet: bool,
+    /// Whether the line of figures stands there now.
+    line: Mutex<bool>,
+}
+
+impl Screen {
+    /// For a process in the foreground: standard output.
+    pub(crate) fn foreground() -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        Self { terminal, log: false, quiet: false, line: Mutex::named("screen", false) }
+    }
+
+    /// For one in the background: standard error, which is its log.
+    pub(crate) fn background() -> Self {
+        Self { terminal: false, log: true, quiet: false, line: Mutex::named("screen", false) }
+    }
+
+    /// For one that nobody is to hear.
+    pub(crate) fn silent() -> Self {
+        Self { quiet: true, ..Self::background() }
+    }
+
+    /// How often the line of figures is to be shown.
+    pub(crate) fn period(&self) -> Duration {
+        if self.terminal { TERMINAL_PERIOD } else { PLAIN_PERIOD }
+    }
+
+    /// Says something. Nobody who listens is no reason to stop.
+    pub(crate) fn say(&self, message: &str) {
+        if self.quiet {
+            return;
+        }
+        let mut line = self.line.lock();
+        if self.log {
+            let _ = writeln!(std::io::stderr(), "{} {message}", now());
+            return;
+        }
+        let clear = if std::mem::take(&mut *line) { "\r\x1b[K" } else { "" };
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "{clear}{message}");
+        let _ = out.flush();
+    }
+
+    /// Shows the line of figures.
+    pub(crate) fn show(&self, figures: &str) {
+        if !self.terminal {
+            if !self.log {
+                self.say(figures);
+            }
+            return;
+        }
+        let mut line = self.line.lock();
+        let fits: String = figures.chars().take(width().saturating_sub(1)).collect();
+        let mut out = std::io::stdout();
+        let _ = write!(out, "\r\x1b[K{fits}");
+        let _ = out.flush();
+        *line = true;
+    }
+}
+
+/// Columns of the terminal.
+fn width() -> usize {
+    // SAFETY: all zeros are a `winsize`, which is four numbers.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `winsize` to where the pointer says, or nothing.
+    let told = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if told == 0 && size.ws_col > 20 { usize::from(size.ws_col) } else { 80 }
+}
+
+/// The time of day, for logs, in seconds since 1970.
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// The line: what happened between two looks, and what is there.
+pub(crate) fn line(before: &StatsView, after: &StatsView) -> String {
+    let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
+    let rate = |of: &dyn Fn(&StatsView) -> u64| {
+        let grown = of(after).saturating_sub(of(before)) as f64;
+        if seconds > 0.0 { grown / seconds } else { 0.0 }
+    };
+    let operations = rate(&|view| view.mounts.iter().map(|mount| mount.operations).sum());
+    let reads = rate(&|view| view.mounts.iter().map(|mount| mount.read_bytes).sum());
+    let writes = rate(&|view| view.mounts.iter().map(|mount| mount.write_bytes).sum());
+    let hits = after.cache.hits.saturating_sub(before.cache.hits);
+    let misses = after.cache.misses.saturating_sub(before.cache.misses);
+    let free: u64 = after.pools.iter().map(|pool| pool.free_bytes).sum();
+    let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
+    let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
+    let mut line = format!(
+        "{} op/s | read {}/s write {}/s | hits {} | cache: data {} metadata {} dirty {} | free {}",
+        units::count(operations),
+        units::bytes(reads as u64),
+        units::bytes(writes as u64),
+        units::percent(hits, hits + misses),
+        units::bytes(after.cache.data_bytes),
+        units::bytes(after.cache.metadata_bytes),
+        units::bytes(after.cache.dirty_bytes),
+        units::bytes(free),
+    );
+    if !suspended.is_empty() {
+        line = format!("SUSPENDED: {} (see `forebay status`) | {line}", suspended.join(", "));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::views::{MountFigures, PoolFigures};
+
+    #[test]
+    fn the_line_has_rates_of_what_happened_between_two_looks() {
+        let mut before = StatsView::default();
+        before.mounts.push(MountFigures { operations: 100, ..MountFigures::default() });
+        let mut after = StatsView { at_ns: 2_000_000_000, ..StatsView::default() };
+        after.mounts.push(MountFigures {
+            operations: 300,
+            read_bytes: 4 << 20,
+            ..MountFigures::default()
+        });
+        after.cache.hits = 3;
+        after.cache.misses = 1;
+        let text = line(&before, &after);
+        assert!(
+            text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | hits 75.0% |"),
+            "{text}"
+        );
+        let suspended = Some("a write failed".to_owned());
+        after.pools.push(PoolFigures {
+            name: "tank".to_owned(),
+            suspended,
+            ..PoolFigures::default()
+        });
+        assert!(line(&before, &after).starts_with("SUSPENDED: tank "));
+    }
+}

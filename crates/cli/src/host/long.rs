@@ -1,0 +1,122 @@
+//! Long work on a pool: checks and scrubs, with progress, which can be interrupted.
+
+use std::ops::ControlFlow;
+
+use std::sync::Arc;
+
+use forebay_fs::{ErrorKind, FileSystem, FsOptions};
+use forebay_pool::{CheckProgress, Pool};
+
+use crate::control::views::{CheckView, ProgressView};
+use crate::error::Result;
+
+/// Called now and then; interrupts the work by its answer.
+pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(&ProgressView) -> ControlFlow<()>;
+
+/// Problems that are told; more are counted.
+const TOLD: usize = 100;
+
+fn progress_view(progress: &CheckProgress) -> ProgressView {
+    ProgressView {
+        blocks: progress.blocks,
+        bytes: progress.bytes,
+        total_bytes: progress.total_bytes,
+        problems: progress.problems,
+    }
+}
+
+/// Reads every copy of every block, verifies it, and compares what blocks take with what is known of space.
+///
+/// # Errors
+/// Why it could not be carried out.
+pub(crate) fn check(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
+    let report = pool.check(&mut |progress| on_progress(&progress_view(progress)))?;
+    let mut problems: Vec<String> =
+        report.damaged.iter().map(|problem| format!("damaged: {problem}")).collect();
+    let spaces = [
+        ("leaked", &report.leaked),
+        ("claimed twice", &report.double),
+        ("not mapped", &report.unmapped),
+    ];
+    let mut problem_count = report.damaged_count;
+    for (what, ranges) in spaces {
+        problem_count += ranges.len() as u64;
+        problems
+            .extend(ranges.iter().map(|(dva, bytes)| format!("{what}: {bytes} bytes at {dva}")));
+    }
+    problems.truncate(TOLD);
+    Ok(CheckView {
+        blocks: report.blocks,
+        bytes: report.bytes,
+        complete: report.complete,
+        healed: 0,
+        problem_count,
+        problems,
+        notes: Vec::new(),
+    })
+}
+
+/// As [`check`], of a pool that nobody has in use; then walks the files of each dataset, and compares names, link counts
+/// and objects.
+///
+/// # Errors
+/// Why it could not be carried out.
+pub(crate) fn check_with_files(pool: &Arc<Pool>, on_progress: OnProgress<'_>) -> Result<CheckView> {
+    let mut view = check(pool, on_progress)?;
+    if !view.complete {
+        return Ok(view);
+    }
+    for name in pool.datasets()? {
+        let options = FsOptions { read_only: pool.is_read_only(), ..FsOptions::default() };
+        let audited = FileSystem::open_in(Arc::clone(pool), &name, &options).and_then(|files| {
+            let report = files.audit();
+            files.close().and(report)
+        });
+        match audited {
+            Ok(report) => {
+                view.problem_count += report.problem_count;
+                view.problems.extend(
+                    report.problems.iter().map(|problem| format!("dataset {name}: {problem}")),
+                );
+                view.notes.push(format!(
+                    "dataset {name}: {} folders, {} other files, {} names, {} files without names in use or being freed",
+                    report.directories, report.others, report.names, report.orphans
+                ));
+            }
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                view.notes
+                    .push(format!("dataset {name}: holds no files; its objects were checked"));
+            }
+            Err(error) => {
+                view.problem_count += 1;
+                view.problems.push(format!("dataset {name}: its files cannot be walked: {error}"));
+            }
+        }
+    }
+    view.problems.truncate(TOLD);
+    Ok(view)
+}
+
+/// Reads every copy of every block, and writes those anew that are bad and have a good twin.
+///
+/// # Errors
+/// Why it could not be carried out.
+pub(crate) fn scrub(pool: &Pool, on_progress: OnProgress<'_>) -> Result<CheckView> {
+    let mut bytes = 0;
+    let report = pool.scrub(&mut |progress| {
+        bytes = progress.bytes;
+        on_progress(&progress_view(progress))
+    })?;
+    let mut problems: Vec<String> =
+        report.lost.iter().map(|problem| format!("lost: {problem}")).collect();
+    problems.truncate(TOLD);
+    Ok(CheckView {
+        blocks: report.blocks,
+        bytes,
+        complete: report.complete,
+        healed: report.healed,
+        problem_count: report.lost_count,
+        problems,
+        notes: Vec::new(),
+    })
+}

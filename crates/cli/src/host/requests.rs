@@ -1,0 +1,140 @@
+//! What a process with pools answers to what is asked over its control socket.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_pool::Pool;
+use serde::Serialize;
+
+use super::long::OnProgress;
+use super::{Host, figures, long, mount_view, pool_view};
+use crate::control::Request;
+use crate::control::views::{Expanded, Flushed};
+use crate::error::{Failure, Result};
+use crate::pools;
+
+impl Host {
+    /// Serves a request.
+    ///
+    /// # Errors
+    /// Why it could not be done.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        request: Request,
+        on_progress: OnProgress<'_>,
+    ) -> Result<serde_json::Value> {
+        match request {
+            Request::Hello => answer(&self.view()),
+            Request::Import { import } => {
+                self.take_pools()?;
+                let held = self.import(&import)?;
+                self.screen.say(&format!("imported pool {}", held.pool.name()));
+                answer(&pool_view(&held))
+            }
+            Request::Mount { import, mount } => {
+                self.take_pools()?;
+                let mount = self.mount(&import, &mount)?;
+                let view = mount_view(&mount);
+                self.screen.say(&format!(
+                    "mounted {}/{} at {}",
+                    view.pool,
+                    view.dataset,
+                    view.at.display()
+                ));
+                answer(&view)
+            }
+            Request::Unmount { at, lazy } => answer(&self.unmount(&self.mount_at(&at)?, lazy)?),
+            Request::Export { pool, lazy } => {
+                let held = self.pool(pool)?;
+                self.export(&held, lazy)?;
+                self.screen.say(&format!("exported pool {}", held.pool.name()));
+                answer(&())
+            }
+            Request::Status { pool } => {
+                let held = self.pool(pool)?;
+                let state = if held.mounts().is_empty() { "imported" } else { "mounted" };
+                answer(&figures::status(&held.pool, Some(&held), state))
+            }
+            Request::Expand { pool, add, force } => {
+                let held = self.pool(pool)?;
+                let expanded =
+                    expand_pool(&held.pool, &add, force, &mut |path| held.add_device(path))?;
+                answer(&expanded)
+            }
+            Request::Check { pool } => {
+                let mut view = long::check(&self.pool(pool)?.pool, on_progress)?;
+                let text = "names and link counts are compared only while the pool is not in use";
+                view.notes.push(text.to_owned());
+                answer(&view)
+            }
+            Request::Scrub { pool } => answer(&long::scrub(&self.pool(pool)?.pool, on_progress)?),
+            Request::FlushCache => answer(&self.flush_cache()),
+            Request::Tunables { pool } => {
+                answer(&figures::tunables(&self.cache, &self.pool(pool)?.pool))
+            }
+            Request::SetTunable { pool, name, value } => {
+                self.set_tunable(pool, &name, &value)?;
+                answer(&())
+            }
+            Request::Stats => answer(&figures::stats(self)),
+        }
+    }
+
+    fn take_pools(&self) -> Result<()> {
+        if !self.daemon {
+            let text = "this process is a mount in the foreground, and takes no other pools; use --separate";
+            return Err(Failure::new(text));
+        }
+        self.note_used();
+        Ok(())
+    }
+
+    fn set_tunable(&self, pool: u64, name: &str, value: &str) -> Result<()> {
+        let cache = self.cache.cache();
+        if !cache.tunables().entries().iter().any(|(row, _)| row.name == name) {
+            return self.pool(pool)?.set_tunable(name, value);
+        }
+        cache.set_tunable(name, value).map_err(|error| Failure::new(error.to_string()))
+    }
+
+    fn flush_cache(&self) -> Flushed {
+        let before = self.cache.cache().stats().resident_bytes();
+        let blocks = self.cache.cache().flush();
+        let after = self.cache.cache().stats().resident_bytes();
+        Flushed { blocks, bytes: before.saturating_sub(after) }
+    }
+}
+
+fn answer(value: &impl Serialize) -> Result<serde_json::Value> {
+    serde_json::to_value(value)
+        .map_err(|error| Failure::new(format!("cannot write the answer: {error}")))
+}
+
+/// Uses what the pool's devices have grown by, and adds devices, each of which is told when it is a member.
+///
+/// # Errors
+/// Why not; devices that were added before stay.
+pub(crate) fn expand_pool(
+    pool: &Pool,
+    add: &[PathBuf],
+    force: bool,
+    added: &mut dyn FnMut(PathBuf),
+) -> Result<Expanded> {
+    let before_bytes = pool.stats().total_bytes;
+    for path in add {
+        let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
+        let Some(opened) = opened else { continue };
+        pool.add_device(opened, force).map_err(|error| {
+            let mut failure = Failure::from(error);
+            failure.message = failure
+                .message
+                .replace("destroy that, or force it", "`forebay destroy` it first, or use --force");
+            failure
+        })?;
+        added(path.clone());
+    }
+    for device in pool.devices() {
+        pool.expand(device.number)?;
+    }
+    Ok(Expanded { before_bytes, after_bytes: pool.stats().total_bytes, added: add.to_vec() })
+}

@@ -1,0 +1,193 @@
+//! The life of a process with pools: it shows figures, hears signals, and ends when its last pool has gone.
+//!
+//! The first SIGINT, SIGTERM or SIGHUP asks for the end: all is unmounted and exported, and what is busy is tried again until
+//! it is not. A second one unmounts lazily, and after [`LAST_PATIENCE`] closes the files in spite of their users. SIGTERM and
+//! SIGHUP, behind which nobody may sit who could send a second one, count as two after [`BUSY_PATIENCE`].
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use forebay_base::sync::thread::spawn_named;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::live::line;
+use super::{Event, Host, figures};
+use crate::error::{Failure, Result};
+
+/// How long what is busy is waited for when nobody can be asked.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+/// What is busy is tried again after this time.
+const BUSY_PERIOD: Duration = Duration::from_millis(300);
+/// How long a lazily unmounted file system is served before its files are closed.
+const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// The main thread looks around at least this often while the process ends.
+const ENDING_PERIOD: Duration = Duration::from_millis(100);
+
+/// Has signals told to the main thread, from now on.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn hear_signals(events: Sender<Event>) -> Result<()> {
+    let refused = |error: std::io::Error| Failure::new(format!("cannot handle signals: {error}"));
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
+    let tell = move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    spawn_named("forebay-signals", tell).map_err(refused)?;
+    Ok(())
+}
+
+/// Runs until there is nothing left to do.
+///
+/// # Errors
+/// If something could not be closed cleanly.
+pub(crate) fn run(
+    host: &Arc<Host>,
+    events: &Receiver<Event>,
+    idle: Option<Duration>,
+) -> Result<()> {
+    let mut ending: Option<Ending> = None;
+    let mut before = figures::stats(host);
+    let mut show_at = Instant::now() + host.screen.period();
+    let started = Instant::now();
+    loop {
+        let idle_over =
+            idle.is_some_and(|idle| started.elapsed() > idle && host.pools().is_empty());
+        if host.is_done() || (idle_over && ending.is_none() && host.is_quiet()) {
+            break;
+        }
+        if ending.as_ref().is_some_and(Ending::is_over) {
+            host.screen
+                .say("files are still open; they are closed now, and their users get errors");
+            host.force_end();
+            break;
+        }
+        let wait = match &ending {
+            Some(_) => ENDING_PERIOD,
+            None => show_at.saturating_duration_since(Instant::now()).min(Duration::from_secs(1)),
+        };
+        match events.recv_timeout(wait) {
+            Ok(Event::Signal(signal)) => hear(host, &mut ending, signal)?,
+            Ok(Event::Changed) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if let Some(ending) = &mut ending {
+            ending.look();
+        } else if Instant::now() >= show_at && !host.daemon {
+            let after = figures::stats(host);
+            host.screen.show(&line(&before, &after));
+            before = after;
+            show_at = Instant::now() + host.screen.period();
+        } else if Instant::now() >= show_at {
+            show_at = Instant::now() + host.screen.period();
+        }
+    }
+    match host.failures().first() {
+        None => Ok(()),
+        Some(first) => Err(Failure::new(first.clone())),
+    }
+}
+
+fn hear(host: &Arc<Host>, ending: &mut Option<Ending>, signal: i32) -> Result<()> {
+    match ending {
+        Some(ending) => ending.hurry(host),
+        None => *ending = Some(Ending::begin(host, signal)?),
+    }
+    Ok(())
+}
+
+impl Host {
+    /// Whether nobody wants anything just now.
+    fn is_quiet(&self) -> bool {
+        self.state.lock().requests == 0
+    }
+}
+
+/// The process is ending.
+struct Ending {
+    since: Instant,
+    /// Whether to go on lazily by itself if it takes long.
+    alone: bool,
+    lazily: Arc<AtomicBool>,
+    lazily_since: Option<Instant>,
+}
+
+impl Ending {
+    fn begin(host: &Arc<Host>, signal: i32) -> Result<Self> {
+        host.screen.say("unmounting and exporting");
+        let lazily = Arc::new(AtomicBool::new(false));
+        let alone = signal != SIGINT || host.daemon;
+        let (of_thread, wanted) = (Arc::clone(host), Arc::clone(&lazily));
+        spawn_named("forebay-ending", move || unmount_all(&of_thread, &wanted, alone))
+            .map_err(|error| Failure::new(format!("cannot start a thread: {error}")))?;
+        Ok(Self { since: Instant::now(), alone, lazily, lazily_since: None })
+    }
+
+    /// It was asked for again.
+    fn hurry(&mut self, host: &Host) {
+        if self.lazily_since.is_none() {
+            if !host.mounts().is_empty() {
+                host.screen.say("still busy: unmounting lazily");
+            }
+            self.lazily_since = Some(Instant::now());
+            self.lazily.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn look(&mut self) {
+        if self.alone && self.lazily_since.is_none() && self.since.elapsed() > BUSY_PATIENCE {
+            self.lazily_since = Some(Instant::now());
+            self.lazily.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.lazily_since.is_some_and(|since| since.elapsed() > LAST_PATIENCE)
+    }
+}
+
+/// Unmounts until nothing is mounted. Says once what is in the way.
+fn unmount_all(host: &Host, lazily: &AtomicBool, alone: bool) {
+    host.begin_ending();
+    let mut told = false;
+    while !host.mounts().is_empty() {
+        let lazy = lazily.load(Ordering::Relaxed);
+        for mount in host.mounts() {
+            if let Err(error) = mount.unmount(lazy)
+                && !told
+            {
+                told = true;
+                host.screen.say(&error.message);
+                host.screen.say(match alone {
+                    true => "it is unmounted lazily in a moment",
+                    false => "trying again; Ctrl-C once more unmounts it lazily",
+                });
+            }
+        }
+        std::thread::sleep(BUSY_PERIOD);
+    }
+}
+
+/// Tells the service manager that started this, if one did and wants to know, that all is there.
+pub(crate) fn notify_ready() {
+    let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let bytes = place.as_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&place),
+    };
+    // It will notice by itself if it never hears.
+    if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
+        let _ = socket.send_to_addr(b"READY=1", &address);
+    }
+}

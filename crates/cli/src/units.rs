@@ -1,0 +1,160 @@
+//! Bytes, rates and times as people write and read them.
+
+use crate::error::{Failure, Result};
+
+const STEPS: [(char, u64); 4] = [('T', 1 << 40), ('G', 1 << 30), ('M', 1 << 20), ('K', 1 << 10)];
+
+/// Reads a number of bytes: digits with an optional `K`, `M`, `G`, `T` (or `KiB`, `KB` and so on, all powers of 1024).
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wrong =
+        || format!("`{text}` is no number of bytes: give one such as 4096, 64K, 512MiB or 10G");
+    let lower = text.trim().to_ascii_uppercase();
+    let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = &lower[digits.len()..];
+    let scale = match unit {
+        "" | "B" => 1,
+        _ => {
+            let letter = unit.chars().next().ok_or_else(wrong)?;
+            let rest = &unit[letter.len_utf8()..];
+            let step = STEPS.iter().find(|(name, _)| *name == letter).ok_or_else(wrong)?;
+            match rest {
+                "" | "B" | "IB" => step.1,
+                _ => return Err(wrong()),
+            }
+        }
+    };
+    let number: u64 = digits.trim().parse().map_err(|_| wrong())?;
+    number.checked_mul(scale).ok_or_else(|| format!("`{text}` is more bytes than there can be"))
+}
+
+/// Bytes in three digits or so.
+pub(crate) fn bytes(count: u64) -> String {
+    // What would be written as 1024 of one unit is one of the next.
+    match STEPS.iter().find(|(_, scale)| count as f64 >= *scale as f64 * 0.9995) {
+        None => format!("{count} B"),
+        Some((letter, scale)) => {
+            let value = count as f64 / *scale as f64;
+            let digits = if value < 10.0 {
+                2
+            } else if value < 100.0 {
+                1
+            } else {
+                0
+            };
+            format!("{value:.digits$} {letter}iB")
+        }
+    }
+}
+
+/// A count in three digits or so, by thousands.
+pub(crate) fn count(number: f64) -> String {
+    let steps = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
+    match steps.iter().find(|(_, scale)| number >= *scale) {
+        None if number < 10.0 && number.fract() > 0.05 => format!("{number:.1}"),
+        None => format!("{number:.0}"),
+        Some((letter, scale)) => format!("{:.1}{letter}", number / scale),
+    }
+}
+
+/// Nanoseconds in three digits or so.
+pub(crate) fn nanoseconds(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+/// A share as percent; a dash if there is nothing to have a share of.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        _ => format!("{:.1}%", 100.0 * part as f64 / whole as f64),
+    }
+}
+
+/// As `NAME=VALUE`.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("`{text}` is not NAME=VALUE")),
+    }
+}
+
+/// A table: left-aligned columns, or right-aligned where the heading begins with `>`.
+pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let right: Vec<bool> = headings.iter().map(|heading| heading.starts_with('>')).collect();
+    let headings: Vec<String> =
+        headings.iter().map(|h| h.trim_start_matches('>').to_owned()).collect();
+    let wide = |at: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(at)).chain(headings.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..headings.len()).map(wide).collect();
+    let mut out = String::new();
+    for row in std::iter::once(&headings).chain(rows) {
+        let mut line = String::new();
+        for (at, cell) in row.iter().enumerate() {
+            let width = widths.get(at).copied().unwrap_or(0);
+            match right.get(at) {
+                Some(true) => line.push_str(&format!("{cell:>width$}  ")),
+                _ => line.push_str(&format!("{cell:<width$}  ")),
+            }
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// Turns text with an error of its own into a failure of usage.
+pub(crate) fn usage<T>(result: Result<T, String>) -> Result<T> {
+    result.map_err(Failure::usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read_in_all_their_forms() {
+        for (text, value) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4k", 4096),
+            ("1MiB", 1 << 20),
+            ("3 GB", 3 << 30),
+            ("2T", 2 << 40),
+            ("9B", 9),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(value), "{text}");
+        }
+        for text in
+            ["", "K", "1X", "1KiBB", "-1", "1.5G", "99999999999999999999", "99999999T", "ß", "1é"]
+        {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes((1 << 30) - 1), "1.00 GiB");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(250 << 20), "250 MiB");
+        assert_eq!(count(12.0), "12");
+        assert_eq!(count(0.5), "0.5");
+        assert_eq!(count(12_345.0), "12.3k");
+        assert_eq!(nanoseconds(1_500_000), "1.5 ms");
+        assert_eq!(percent(1, 4), "25.0%");
+        assert_eq!(percent(0, 0), "-");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["bcd".to_owned(), "22".to_owned()]];
+        assert_eq!(table(&["n", ">size"], &rows), "n    size\na       1\nbcd    22\n");
+    }
+}

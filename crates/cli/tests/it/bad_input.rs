@@ -1,0 +1,231 @@
+//! Whatever is wrong: one line that names the thing and the way out, and the right exit code.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::place::{Place, failed, fuse, root};
+
+/// A user who owns nothing.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn wrong_command_lines() {
+    let place = Place::new();
+    for (arguments, said) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["create"], "DEVICE"),
+        (&["create", "a", "--size", "lots"], "no number of bytes"),
+        (&["create", "a", "--compression", "best"], "lz4"),
+        (&["mount", "--threads", "0"], "threads"),
+        (&["mount", "--separate"], "--daemon"),
+        (&["status"], "POOL"),
+        (&["status", "a", "b"], "'b'"),
+        (&["cache"], "flush"),
+        (&["tunable", "set", "a"], "NAME"),
+        (&["stats", "--watch", "0"], "watch"),
+        (&["import", "a", "--tunable", "x"], "NAME=VALUE"),
+    ] {
+        // What is shown without a command is help, and more than a line.
+        if arguments == ["cache"] {
+            assert_eq!(place.run(arguments).status.code(), Some(2));
+            continue;
+        }
+        let line = place.misused(arguments);
+        assert!(line.contains(said), "{arguments:?}: {line}");
+    }
+    assert_eq!(place.run(&[]).status.code(), Some(2));
+    if fuse() {
+        place.pool("tank.img");
+        place.folder("at");
+        let line = place.misused(&["mount", "tank.img", "at", "--memory", "1M"]);
+        assert!(line.contains("at least 160 MiB"), "{line}");
+        let line = place.misused(&["mount", "tank.img", "at", "-o", "fast"]);
+        assert!(line.contains("-o fast"), "{line}");
+    }
+}
+
+#[test]
+fn things_that_are_not_there() {
+    let place = Place::new();
+    for command in ["status", "check", "scrub", "export", "expand", "destroy"] {
+        let line = place.fails(&[command, "./none.img"]);
+        assert!(
+            line.contains("none.img: no such file or device") && line.contains("forebay create"),
+            "{line}"
+        );
+        let line = place.fails(&[command, "nobody"]);
+        assert!(line.contains("no running forebay has a pool of that name"), "{line}");
+    }
+    place.fails(&["import", "none.img"]);
+    let line = place.fails(&["create", "no/such/tank.img"]);
+    assert!(line.contains("no such folder"), "{line}");
+    let line = place.fails(&["umount", "nowhere"]);
+    assert!(line.contains("nowhere"), "{line}");
+    place.folder("folder");
+    let line = place.fails(&["umount", "folder"]);
+    assert!(line.contains("nothing is mounted there"), "{line}");
+    place.pool("tank.img");
+    let line = place.fails(&["umount", "tank.img"]);
+    assert!(line.contains("not mounted"), "{line}");
+    let line = place.fails(&["tunable", "get", "tank.img"]);
+    assert!(line.contains("not in use"), "{line}");
+    place.fails(&["expand", "tank.img", "--add", "none.img"]);
+    place.ok(&["import", "tank.img"]);
+    let line = place.fails(&["tunable", "get", "tank", "speed"]);
+    assert!(line.contains("no tunable is called speed"), "{line}");
+    place.ok(&["export", "tank"]);
+}
+
+#[test]
+fn devices_that_cannot_be() {
+    let place = Place::new();
+    place.folder("folder");
+    let line = place.fails(&["create", "folder"]);
+    assert!(line.contains("directory"), "{line}");
+    std::fs::write(place.path("small"), vec![0; 1 << 20]).unwrap();
+    let line = place.fails(&["create", "small"]);
+    assert!(line.contains("at least"), "{line}");
+    let line = place.fails(&["create", "tiny.img", "--size", "1M"]);
+    assert!(line.contains("tiny.img"), "{line}");
+    assert!(!place.path("tiny.img").exists(), "what was made for nothing is gone");
+    std::fs::write(place.path("noise"), vec![0xa5; 32 << 20]).unwrap();
+    for command in ["status", "check", "import", "destroy"] {
+        let line = place.fails(&[command, "./noise"]);
+        assert!(line.contains("holds no pool"), "{command}: {line}");
+    }
+    place.fails(&["import", "--show", "noise"]);
+    place.pool("tank.img");
+    let line = place.fails(&["create", "tank.img"]);
+    assert!(line.contains("holds pool \"tank\"") && line.contains("--force"), "{line}");
+    place.pool("other.img");
+    let line = place.fails(&["expand", "tank.img", "--add", "other.img"]);
+    assert!(line.contains("holds pool \"other\"") && line.contains("--force"), "{line}");
+    let line = place.fails(&["status", "tank.img:other.img"]);
+    assert!(line.contains("another one"), "{line}");
+    let line = place.fails(&["create", "a.img", "a.img", "--size", "64M"]);
+    assert!(line.contains("a.img"), "{line}");
+    let line = place.fails(&["create", "b.img", "--size", "64M", "--copies", "3"]);
+    assert!(line.contains("1 or 2"), "{line}");
+    let line = place.fails(&["create", "b.img", "--size", "64M", "--record-size", "5000"]);
+    assert!(line.contains("power of two"), "{line}");
+    let line = place.fails(&["create", "b.img", "--size", "64M", "--name", &"n".repeat(500)]);
+    assert!(line.contains("name"), "{line}");
+    place.fails(&["create", "b.img", "--size", "64M", "--dataset", ""]);
+    assert!(!place.path("b.img").exists());
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn a_pool_that_another_process_has_is_left_alone() {
+    let place = Place::new();
+    place.pool("tank.img");
+    place.ok(&["import", "tank.img"]);
+    let line = place.fails(&["create", "tank.img", "--force"]);
+    assert!(line.contains("process") && line.contains("`forebay export tank` first"), "{line}");
+    // One that cannot be asked.
+    let elsewhere = place.path("elsewhere");
+    for command in
+        [&["status", "tank.img"][..], &["check", "tank.img"], &["destroy", "tank.img", "--yes"]]
+    {
+        let output = place.command(command).env("FOREBAY_RUN_DIR", &elsewhere).output().unwrap();
+        let line = failed(&output, 1, command);
+        assert!(line.contains("another process has it open"), "{line}");
+    }
+    place.ok(&["export", "tank"]);
+}
+
+/// The program where everybody may run it.
+fn public_program(place: &Place) -> PathBuf {
+    let program = place.path("forebay");
+    std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+#[test]
+fn what_a_user_may_not_touch() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    std::fs::set_permissions(place.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = public_program(&place);
+    place.pool("tank.img");
+    std::fs::set_permissions(place.path("tank.img"), std::fs::Permissions::from_mode(0o600))
+        .unwrap();
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = place.command_of(&program, arguments);
+        command.uid(NOBODY).gid(NOBODY).env_remove("FOREBAY_RUN_DIR").env_remove("XDG_RUNTIME_DIR");
+        failed(&command.output().unwrap(), 1, arguments)
+    };
+    for arguments in [&["status", "tank.img"][..], &["check", "tank.img"], &["create", "mine.img"]]
+    {
+        let line = as_nobody(arguments);
+        assert!(line.contains("permission denied") && line.contains("root"), "{line}");
+    }
+}
+
+/// Runs the program where the file system is as these commands of a shell make it, in a mount namespace of its own.
+fn in_namespace(place: &Place, commands: &str, arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command
+        .arg(format!("set -e; {commands}; exec \"$@\""))
+        .arg("sh")
+        .arg(env!("CARGO_BIN_EXE_forebay"));
+    command.args(arguments).current_dir(place.path("")).env("FOREBAY_RUN_DIR", place.run_dir());
+    command.output().expect("unshare is there")
+}
+
+#[test]
+fn a_medium_that_is_read_only() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    place.folder("medium");
+    place.pool("medium/tank.img");
+    let read_only = "mount --bind medium medium && mount -o remount,bind,ro medium";
+    for arguments in [
+        &["check", "medium/tank.img"][..],
+        &["create", "medium/new.img"],
+        &["destroy", "medium/tank.img", "--yes"],
+        &["expand", "medium/tank.img"],
+    ] {
+        let line = failed(&in_namespace(&place, read_only, arguments), 1, arguments);
+        assert!(line.contains("read-only"), "{line}");
+    }
+    for arguments in
+        [&["check", "medium/tank.img", "--read-only"][..], &["status", "medium/tank.img"]]
+    {
+        let output = in_namespace(&place, read_only, arguments);
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+#[test]
+fn a_machine_without_fuse() {
+    if !root() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    place.folder("at");
+    let bare = "mount -t tmpfs none /dev";
+    for arguments in [
+        &["mount", "tank.img", "at"][..],
+        &["mount"],
+        &["mount", "tank.img", "at", "--daemon"],
+        &["demo"],
+    ] {
+        let line = failed(&in_namespace(&place, bare, arguments), 1, arguments);
+        assert!(
+            line.contains("/dev/fuse does not exist") && line.contains("modprobe fuse"),
+            "{line}"
+        );
+    }
+    assert!(!place.path("forebay.pool").exists(), "nothing is made for a mount that cannot be");
+    assert!(in_namespace(&place, bare, &["check", "tank.img"]).status.success());
+}

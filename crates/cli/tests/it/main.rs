@@ -1,0 +1,14 @@
+//! The program as users meet it: run as a process, judged by what it prints, its exit code, and what is there afterwards.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and threads, wait and watch the time themselves"
+)]
+
+mod bad_input;
+mod control;
+mod demo;
+mod life;
+mod mounts;
+mod place;
+mod shown;

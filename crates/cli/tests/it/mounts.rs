@@ -1,0 +1,298 @@
+//! Mounts: in the foreground and in the background, and every way in which they end.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use crate::place::{Place, Running, failed, fuse, is_mounted, root, signal, texts, wait_until};
+
+fn mounted(place: &Place, arguments: &[&str], at: &Path) -> Running {
+    let mut running = place.start(arguments);
+    wait_until("it is mounted", || {
+        assert!(!running.has_ended(), "it has ended");
+        is_mounted(at)
+    });
+    running
+}
+
+#[test]
+fn without_arguments_a_pool_is_made_and_mounted_until_a_signal() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    let at = place.path("forebay-mnt");
+    for (round, number) in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().enumerate() {
+        let running = mounted(&place, &["mount"], &at);
+        assert_eq!(fs::metadata(place.path("forebay.pool")).unwrap().len(), 10 << 30);
+        if round > 0 {
+            assert_eq!(fs::read(at.join("file")).unwrap(), vec![round as u8 - 1; 100_000]);
+        }
+        fs::write(at.join("file"), vec![round as u8; 100_000]).unwrap();
+        running.signal(number);
+        let output = running.wait();
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{out}{err}");
+        assert!(out.contains("mounted forebay/main at"), "{out}");
+        assert!(out.contains("unmounted "), "{out}");
+        assert!(!is_mounted(&at));
+        let shown = place.ok(&["import", "--show", "forebay.pool"]);
+        assert!(shown.contains("; exported"), "{shown}");
+    }
+    let checked = place.ok(&["check", "forebay.pool"]);
+    assert!(checked.contains("1 folders, 1 other files"), "{checked}");
+}
+
+#[test]
+fn it_ends_when_somebody_else_unmounts_it() {
+    if !fuse() || !root() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    assert!(Command::new("umount").arg(&at).status().unwrap().success());
+    assert!(running.wait().status.success());
+    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    place.ok(&["umount", "at"]);
+    assert!(running.wait().status.success());
+    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    place.ok(&["export", "tank"]);
+    assert!(running.wait().status.success());
+}
+
+#[test]
+fn one_process_in_the_background_has_several_pools() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    let places = [place.folder("a"), place.folder("b"), place.folder("c")];
+    place.pool("one.img");
+    place.pool("two.img");
+    let said = place.ok(&["mount", "one.img", "a", "--daemon", "--memory", "256M"]);
+    assert!(said.contains("mounted one/main at"), "{said}");
+    fs::write(places[0].join("file"), b"one").unwrap();
+    place.ok(&["mount", "two.img", "b", "--daemon", "--kernel-cache"]);
+    fs::write(places[1].join("file"), b"two").unwrap();
+    let twice = place.fails(&["mount", "one.img", "c", "--daemon"]);
+    assert!(twice.contains("is mounted at") && twice.contains("forebay umount"), "{twice}");
+    let foreground = place.fails(&["mount", "one.img", "c"]);
+    assert!(
+        foreground.contains("in use by process") && foreground.contains("--daemon"),
+        "{foreground}"
+    );
+    let missing = place.fails(&["mount", "one", "c", "--daemon", "--dataset", "nothing"]);
+    assert!(missing.contains("has no dataset nothing") && missing.contains("main"), "{missing}");
+
+    let processes = place.processes();
+    assert_eq!(processes.len(), 1);
+    assert_eq!(processes[0]["memory_bytes"], 256 << 20);
+    let listed = place.ok(&["list"]);
+    assert!(listed.contains("kernel_cache") && listed.contains("rw,daemon"), "{listed}");
+    let stats: serde_json::Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    assert!(stats[0]["mounts"][0]["operations"].as_u64().unwrap() > 0, "{stats}");
+    place.ok(&["cache", "flush", "one"]);
+    assert_eq!(fs::read(places[0].join("file")).unwrap(), b"one");
+    place.ok(&["check", "one"]);
+
+    place.ok(&["umount", "one"]);
+    assert!(!is_mounted(&places[0]) && is_mounted(&places[1]));
+    // One that is in use: its file, then its folder.
+    let file = fs::File::open(places[1].join("file")).unwrap();
+    let busy = place.fails(&["umount", "b"]);
+    assert!(busy.contains("busy") && busy.contains("--lazy"), "{busy}");
+    place.ok(&["umount", "b", "--lazy"]);
+    assert!(!is_mounted(&places[1]));
+    drop(file);
+    wait_until("the process ends", || place.processes().is_empty());
+
+    for (pool, at, content) in [("two.img", "c", "two"), ("one.img", "b", "one")] {
+        place.ok(&["mount", pool, at, "--daemon", "--separate", "--memory", "192M", "--read-only"]);
+        assert_eq!(fs::read(place.path(at).join("file")).unwrap(), content.as_bytes());
+        let refused = fs::write(place.path(at).join("other"), b"").unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    }
+    assert_eq!(place.processes().len(), 2);
+    place.ok(&["umount", "b"]);
+    place.ok(&["export", "two"]);
+}
+
+#[test]
+fn a_busy_mount_is_unmounted_lazily_at_the_second_signal() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    fs::write(at.join("file"), b"content").unwrap();
+    let file = fs::File::open(at.join("file")).unwrap();
+    running.signal(libc::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(is_mounted(&at), "it is in use");
+    running.signal(libc::SIGINT);
+    let output = running.wait();
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("busy") && out.contains("Ctrl-C once more"), "{out}");
+    assert!(out.contains("unmounting lazily"), "{out}");
+    assert!(!is_mounted(&at));
+    drop(file);
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_cleared() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let by_umount: &dyn Fn() = &|| {
+        let said = place.ok(&["umount", "at"]);
+        assert!(said.contains("cleared"), "{said}");
+    };
+    // A mount clears it as well.
+    let by_mount: &dyn Fn() = &|| {};
+    for (round, clear) in [by_umount, by_mount, by_mount].into_iter().enumerate() {
+        place.ok(&["mount", "tank.img", "at", "--daemon"]);
+        let names = fs::read_dir(&at).unwrap().count();
+        assert_eq!(names, round);
+        let file = fs::File::create(at.join(format!("file {round}"))).unwrap();
+        file.sync_all().unwrap();
+        fs::File::open(&at).unwrap().sync_all().unwrap();
+        let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
+        signal(pid, libc::SIGKILL);
+        drop(file);
+        wait_until("the mount is dead", || {
+            fs::metadata(&at)
+                .err()
+                .is_some_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+        });
+        clear();
+    }
+    place.ok(&["umount", "at"]);
+    let checked = place.ok(&["check", "tank.img"]);
+    assert!(checked.contains("1 folders, 3 other files"), "{checked}");
+}
+
+#[test]
+fn places_that_cannot_be_mounted_on() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    place.folder("full");
+    fs::write(place.path("full/file"), b"").unwrap();
+    fs::write(place.path("file"), b"").unwrap();
+    for daemon in [&[][..], &["--daemon"]] {
+        for (at, said) in [
+            ("absent", "mkdir absent"),
+            ("file", "is no folder"),
+            ("full", "is not empty"),
+            ("/proc", "is mounted there"),
+        ] {
+            let line = place.fails(&[&["mount", "tank.img", at], daemon].concat());
+            assert!(line.contains(said), "{at}: {line}");
+        }
+    }
+    let at = place.folder("at");
+    let running = mounted(&place, &["mount", "tank.img", "at"], &at);
+    place.pool("other.img");
+    let line = place.fails(&["mount", "other.img", "at"]);
+    assert!(
+        line.contains("tank/main is mounted there") && line.contains("forebay umount"),
+        "{line}"
+    );
+    let line = place.fails(&["mount", "tank.img", "full"]);
+    assert!(line.contains("not empty"), "{line}");
+    place.folder("free");
+    let line = place.fails(&["mount", "tank.img", "free"]);
+    assert!(line.contains("pool tank is in use by process"), "{line}");
+    let line = place.fails(&["umount", "/proc"]);
+    assert!(line.contains("not of a pool"), "{line}");
+    running.signal(libc::SIGTERM);
+    assert!(running.wait().status.success());
+    assert!(place.processes().is_empty());
+}
+
+#[test]
+fn a_full_pool_says_so_and_can_be_emptied() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    place.ok(&["mount", "tank.img", "at", "--daemon"]);
+    let piece = vec![7; 1 << 20];
+    let mut written = 0;
+    let error = loop {
+        assert!(written < 200, "it has 64 MiB");
+        match fs::write(at.join(format!("piece {written}")), &piece) {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+    assert!(written > 10, "{written}");
+    for name in 0..written {
+        let path = at.join(format!("piece {name}"));
+        assert_eq!(fs::read(&path).unwrap(), piece, "{name}");
+        fs::remove_file(&path).unwrap();
+    }
+    fs::write(at.join("again"), &piece).unwrap();
+    place.ok(&["umount", "at"]);
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn mount_calls_it_by_another_name() {
+    if !fuse() || !root() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let helper = place.path("mount.forebay");
+    symlink(env!("CARGO_BIN_EXE_forebay"), &helper).unwrap();
+    let pool = place.path("tank.img");
+    let arguments =
+        [pool.to_str().unwrap(), at.to_str().unwrap(), "-n", "-o", "rw,noatime,nofail,memory=192M"];
+    let output = place.command_of(&helper, &arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(is_mounted(&at));
+    place.ok(&["umount", "at"]);
+    let output = place.command_of(&helper, &[pool.to_str().unwrap()]).output().unwrap();
+    let line = failed(&output, 2, &["mount.forebay"]);
+    assert!(line.contains("SOURCE TARGET"), "{line}");
+}
+
+#[test]
+fn a_service_manager_hears_that_it_is_mounted() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let socket = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
+    let mut command = place.command(&["mount", "tank.img", "at"]);
+    let mut child = command
+        .env("NOTIFY_SOCKET", place.path("notify"))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 64];
+    let count = socket.recv(&mut said).unwrap();
+    assert_eq!(&said[..count], b"READY=1");
+    assert!(is_mounted(&at));
+    signal(child.id() as i32, libc::SIGTERM);
+    assert!(child.wait().unwrap().success());
+}

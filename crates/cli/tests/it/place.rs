@@ -1,0 +1,216 @@
+//! A folder of a test's own, with a run directory in it, and the program run there.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is waited for comes within this time, however slow the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    /// The program with these arguments, in this place.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_forebay")), arguments)
+    }
+
+    pub(crate) fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(self.folder.path());
+        command
+            .env("FOREBAY_RUN_DIR", self.run_dir())
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program runs")
+    }
+
+    /// Runs it, and it must succeed; what it printed.
+    #[track_caller]
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{arguments:?}: {out}{err}");
+        out
+    }
+
+    /// Runs it, and it must fail as users are promised; what it said.
+    #[track_caller]
+    pub(crate) fn fails(&self, arguments: &[&str]) -> String {
+        failed(&self.run(arguments), 1, arguments)
+    }
+
+    /// Runs it, and it must find the command line wrong; what it said.
+    #[track_caller]
+    pub(crate) fn misused(&self, arguments: &[&str]) -> String {
+        failed(&self.run(arguments), 2, arguments)
+    }
+
+    /// Starts it in the foreground.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Running { child: Some(command.spawn().expect("the program starts")) }
+    }
+
+    /// Processes with pools, as `list --json` has them.
+    pub(crate) fn processes(&self) -> Vec<serde_json::Value> {
+        let listed: serde_json::Value =
+            serde_json::from_str(&self.ok(&["list", "--json"])).expect("JSON");
+        listed.as_array().expect("a list").clone()
+    }
+
+    /// Makes a pool of 64 MiB in a file.
+    pub(crate) fn pool(&self, file: &str) {
+        self.ok(&["create", file, "--size", "64M"]);
+    }
+
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir(&path).expect("a folder");
+        path
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What a failed test leaves running.
+        let Ok(entries) = std::fs::read_dir(self.run_dir()) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let pid = path
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .and_then(|stem| stem.parse::<i32>().ok());
+            if let Some(pid) = pid.filter(|pid| is_ours(*pid)) {
+                signal(pid, libc::SIGTERM);
+                let until = Instant::now() + PATIENCE;
+                while is_ours(pid) && Instant::now() < until {
+                    pause();
+                }
+            }
+        }
+    }
+}
+
+fn is_ours(pid: i32) -> bool {
+    let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    command.trim().contains("forebay")
+}
+
+pub(crate) fn signal(pid: i32, signal: i32) {
+    // SAFETY: it takes numbers only.
+    unsafe { libc::kill(pid, signal) };
+}
+
+pub(crate) fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "{what}: in vain");
+        pause();
+    }
+}
+
+pub(crate) fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// A failure is one line on standard error that begins with the program's name, with the right exit code.
+#[track_caller]
+pub(crate) fn failed(output: &Output, code: i32, what: &[&str]) -> String {
+    let (out, err) = texts(output);
+    assert_eq!(output.status.code(), Some(code), "{what:?}: {out}{err}");
+    let mut lines = err.lines();
+    let line = lines.next().unwrap_or_default().to_owned();
+    assert!(line.starts_with("forebay: "), "{what:?}: {err}");
+    assert_eq!(lines.next(), None, "{what:?} says more than a line: {err}");
+    line
+}
+
+/// A process in the foreground.
+pub(crate) struct Running {
+    child: Option<Child>,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.as_ref().map_or(0, |child| child.id() as i32)
+    }
+
+    pub(crate) fn signal(&self, number: i32) {
+        signal(self.pid(), number);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self) -> Output {
+        self.child.take().expect("it runs").wait_with_output().expect("it ends")
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child
+            .as_mut()
+            .is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_some()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            signal(child.id() as i32, libc::SIGTERM);
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether something is mounted at a place.
+pub(crate) fn is_mounted(at: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("the table of mounts");
+    let at = at.to_str().expect("a plain path");
+    table.lines().any(|line| line.split(' ').nth(4) == Some(at))
+}
+
+/// Whether FUSE works here; says that the test is skipped if not.
+pub(crate) fn fuse() -> bool {
+    match forebay_fuse::available() {
+        Ok(()) => true,
+        Err(error) => {
+            println!("skipped: {error}");
+            false
+        }
+    }
+}
+
+/// Whether this is root; says that the test is skipped if not.
+pub(crate) fn root() -> bool {
+    // SAFETY: it has no preconditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}

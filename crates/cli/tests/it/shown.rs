@@ -1,0 +1,105 @@
+//! Help, completions, and what is printed for people and machines.
+
+use std::process::Stdio;
+
+use crate::place::{Place, texts};
+
+const COMMANDS: [&[&str]; 21] = [
+    &["create"],
+    &["import"],
+    &["export"],
+    &["expand"],
+    &["mount"],
+    &["umount"],
+    &["list"],
+    &["status"],
+    &["destroy"],
+    &["scrub"],
+    &["check"],
+    &["cache", "flush"],
+    &["dataset", "create"],
+    &["dataset", "list"],
+    &["tunable", "get"],
+    &["tunable", "set"],
+    &["stats"],
+    &["demo"],
+    &["completions"],
+    &[],
+    &["unmount"],
+];
+
+#[test]
+fn every_commands_help_has_examples() {
+    let place = Place::new();
+    for command in COMMANDS {
+        let help = place.ok(&[command, &["--help"]].concat());
+        assert!(help.contains("Examples:\n  "), "{command:?}: {help}");
+        assert!(help.contains("Usage: forebay"), "{command:?}: {help}");
+    }
+    assert!(place.ok(&["--version"]).starts_with("forebay "));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.ok(&["completions", shell]);
+        for word in ["umount", "kernel-cache", "discard-log"] {
+            assert!(script.contains(word), "{shell} does not know {word}");
+        }
+    }
+    place.misused(&["completions", "tcsh-or-what"]);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let place = Place::new();
+    let mut child = place
+        .command(&["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(texts(&output).1, "");
+    assert!(output.status.success());
+}
+
+#[test]
+fn figures_are_for_people_and_machines() {
+    let place = Place::new();
+    assert!(place.ok(&["list"]).contains("no pools are in use"));
+    assert!(place.fails(&["stats"]).contains("no pools are in use"));
+    place.pool("tank.img");
+    place.ok(&["import", "tank.img"]);
+    let text = place.ok(&["stats", "tank"]);
+    assert!(text.contains("cache: ") && text.contains("tank "), "{text}");
+    let stats: serde_json::Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    let view = &stats[0];
+    assert!(view["resident_bytes"].as_u64() <= view["memory_bytes"].as_u64(), "{view}");
+    assert!(view["cache"]["counters"]["hits_mru.metadata"].is_u64(), "{view}");
+    assert!(view["pools"][0]["counters"]["reads.miss"].is_u64(), "{view}");
+    let status: serde_json::Value =
+        serde_json::from_str(&place.ok(&["status", "tank", "--json"])).unwrap();
+    assert_eq!(status["datasets"][0]["name"], "main");
+    let check: serde_json::Value =
+        serde_json::from_str(&place.ok(&["check", "tank", "--json"])).unwrap();
+    assert_eq!((&check["complete"], &check["problem_count"]), (&true.into(), &0.into()));
+    place.ok(&["export", "tank"]);
+}
+
+#[test]
+fn figures_are_shown_again_and_again_until_they_are_not_wanted() {
+    let place = Place::new();
+    place.pool("tank.img");
+    place.ok(&["import", "tank.img"]);
+    let watching = place.start(&["stats", "--watch"]);
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    watching.signal(libc::SIGINT);
+    let output = watching.wait();
+    assert!(output.status.success(), "{output:?}");
+    let (out, _) = texts(&output);
+    assert!(out.matches("cache: ").count() >= 2, "{out}");
+    assert!(out.contains("OP/S"), "{out}");
+}
