@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Scrub(WorkArgs),
     /// Read every copy of every block of a pool, and compare what they take with what is known of space
     Check(CheckArgs),
+    /// Look at what lies on devices, whole or damaged, in use or not
+    Inspect(crate::inspect::InspectArgs),
     /// Work on a process's cache
     #[command(subcommand)]
     Cache(CacheCommand),

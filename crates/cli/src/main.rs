@@ -21,6 +21,7 @@ mod commands;
 mod control;
 mod error;
 mod host;
+mod inspect;
 mod memory;
 mod output;
 mod pools;

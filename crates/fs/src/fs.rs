@@ -1,6 +1,6 @@
 //! A file system: what all operations share.
 
-use forebay_base::sync::atomic::{AtomicBool, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_pool::format::ObjectKind;
 use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction};
@@ -39,6 +39,8 @@ pub struct FileSystem {
     pub(crate) moving: Mutex<()>,
     pub(crate) options: FsOptions,
     counters: FsCounters,
+    /// The transaction group that somebody last began a transaction in.
+    last_txg: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -133,6 +135,7 @@ impl FileSystem {
             moving: Mutex::named("fs-moving", ()),
             options: options.clone(),
             counters: FsCounters::new(),
+            last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         // For ever: nobody looks it up.
@@ -288,13 +291,31 @@ impl FileSystem {
     /// Begins a transaction. The thread has no turn, and no other transaction.
     pub(crate) fn begin(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        Ok(self.pool.begin()?)
+        Ok(self.begun(self.pool.begin()?))
     }
 
     /// The same, for what gives room back.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        Ok(self.pool.begin_freeing()?)
+        Ok(self.begun(self.pool.begin_freeing()?))
+    }
+
+    fn begun<'a>(&self, tx: Transaction<'a>) -> Transaction<'a> {
+        // Once a group: no line that threads fight for.
+        if self.last_txg.load(Ordering::Relaxed) != tx.txg() {
+            self.last_txg.store(tx.txg(), Ordering::Relaxed);
+        }
+        tx
+    }
+
+    /// Brings what a change of an inode's attributes needs into memory, so that the change itself has nothing to wait for. What the
+    /// open group has changed already is there.
+    pub(crate) fn warm(&self, inode: &Inode) -> Result<()> {
+        let last = self.last_txg.load(Ordering::Relaxed);
+        if last > 0 && inode.known().stored_txg >= last {
+            return Ok(());
+        }
+        Ok(self.dataset.object_info(inode.number).map(drop)?)
     }
 
     pub(crate) fn now(&self) -> Time {

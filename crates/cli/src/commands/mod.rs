@@ -21,7 +21,7 @@ mod umount;
 
 use crate::args::{CacheCommand, Command, DatasetCommand, TunableCommand};
 use crate::error::Result;
-use crate::host;
+use crate::{host, inspect};
 
 /// Runs a command.
 ///
@@ -40,6 +40,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Destroy(args) => destroy::run(&args),
         Command::Scrub(args) => check::scrub(&args),
         Command::Check(args) => check::check(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
         Command::Dataset(DatasetCommand::Create { pool, name, settings }) => {
             dataset::create(&pool, &name, &settings)

@@ -4,7 +4,8 @@ use std::process::Stdio;
 
 use crate::place::{Place, texts};
 
-const COMMANDS: [&[&str]; 21] = [
+const COMMANDS: [&[&str]; 22] = [
+    &["inspect"],
     &["create"],
     &["import"],
     &["export"],

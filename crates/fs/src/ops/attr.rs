@@ -46,6 +46,7 @@ impl FileSystem {
         if let Some(size) = set.size {
             self.prepare_resize(&inode, size)?;
         }
+        self.warm(&inode)?;
         let shrinks = set.size.is_some_and(|size| size < inode.extent().0);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };

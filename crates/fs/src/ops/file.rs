@@ -209,6 +209,7 @@ impl FileSystem {
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
         warm(object, at, piece.len() as u64)?;
+        self.warm(inode)?;
         let tx = self.begin()?;
         let _turn = inode.turn();
         apply(|| {

@@ -91,6 +91,8 @@ impl FileSystem {
         if names.lookup(name)?.is_some() {
             return Err(exists());
         }
+        self.warm(&parent)?;
+        self.warm(&inode)?;
         {
             let tx = self.begin()?;
             let _turns = Turns::of([&*parent, &*inode]);
@@ -159,6 +161,7 @@ impl FileSystem {
         if parent.directory(self.dataset())?.lookup(name)?.is_some() {
             return Err(exists());
         }
+        self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
         let _turn = parent.turn();

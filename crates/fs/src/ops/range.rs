@@ -67,6 +67,7 @@ impl FileSystem {
     }
 
     fn extend(&self, inode: &Inode, object: &Object, end: u64, keep_size: bool) -> Result<()> {
+        self.warm(inode)?;
         let tx = self.begin()?;
         let _turn = inode.turn();
         apply(|| {
@@ -82,6 +83,7 @@ impl FileSystem {
         warm(object, offset, end - offset)?;
         // All but what one transaction can take.
         self.free_in_steps(object, offset, end, &mut || true)?;
+        self.warm(inode)?;
         let tx = self.begin_freeing()?;
         let _turn = inode.turn();
         apply(|| {

@@ -47,6 +47,8 @@ impl FileSystem {
         for _ in 0..RETRIES_MAX {
             let child = self.resolve(parent, name)?.ok_or_else(not_found)?;
             self.check_removable(&child, directory)?;
+            self.warm(parent)?;
+            self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
             let _turns = Turns::of([parent, &child]);
             let removed = apply(|| {
@@ -76,6 +78,12 @@ impl FileSystem {
                 false => Err(not_empty()),
             },
         }
+    }
+
+    /// Brings what [`lose_name`](Self::lose_name) needs into memory.
+    pub(super) fn warm_removal(&self, child: &Inode) -> Result<()> {
+        self.orphans().lookup(orphan_name(child.number).as_bytes())?;
+        self.warm(child)
     }
 
     fn remove_now(

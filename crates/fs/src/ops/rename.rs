@@ -65,6 +65,10 @@ impl FileSystem {
                 // Brings what is above into memory; nothing is certain yet.
                 self.check_loops(&rename)?;
             }
+            [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
+            if let Some(target) = target {
+                self.warm_removal(target)?;
+            }
             let tx = self.begin_renaming(&rename)?;
             let _moving = moves.then(|| self.moving.lock());
             let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)]);

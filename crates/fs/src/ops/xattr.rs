@@ -107,6 +107,7 @@ impl FileSystem {
     ) -> Result<()> {
         // What must fail does so before anything begins.
         edit(&mut self.extras(inode)?)?;
+        self.warm(inode)?;
         let tx = self.begin()?;
         let _turn = inode.turn();
         apply(|| {

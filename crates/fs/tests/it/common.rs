@@ -27,8 +27,7 @@ impl Rig {
     }
 
     pub(crate) fn on(device: Arc<dyn Device>) -> Self {
-        let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
-        let rig = Self { device, cache: cache.expect("a cache") };
+        let rig = Self::of(device);
         let options = CreateOptions {
             host: host(),
             seed: Some(7),
@@ -40,6 +39,12 @@ impl Rig {
         FileSystem::create_in(&pool, NAME, &settings, owner).expect("a file system");
         pool.export().expect("an export");
         rig
+    }
+
+    /// What is on a device already.
+    pub(crate) fn of(device: Arc<dyn Device>) -> Self {
+        let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
+        Self { device, cache: cache.expect("a cache") }
     }
 
     pub(crate) fn pool(&self) -> Pool {

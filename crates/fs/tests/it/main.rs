@@ -4,6 +4,9 @@
 
 mod basic;
 mod common;
+mod crash;
+mod large;
 mod random;
 mod threads;
 mod twin;
+mod waiting;

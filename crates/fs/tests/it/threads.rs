@@ -75,12 +75,7 @@ fn step(
         9 => mine.inos.push(fs.link(some(rng, mine), dir, &one)?.attr.ino),
         10 => {
             let ino = some(rng, mine);
-            if fs.getattr(ino)?.kind == FileKind::File {
-                let data = vec![1; rng.below(20_000) as usize];
-                fs.write(ino, Handle(ino.0), rng.below(50_000), &data, Default::default())?;
-                let set = SetAttr { size: Some(rng.below(60_000)), ..SetAttr::default() };
-                fs.setattr(ino, &set, ME)?;
-            }
+            change_content(fs, rng, ino)?;
         }
         11 => {
             let value = vec![2; rng.below(1000) as usize];
@@ -105,6 +100,16 @@ fn step(
             plus.truncate(4);
             mine.inos.extend(plus);
         }
+    }
+    Ok(())
+}
+
+fn change_content(fs: &FileSystem, rng: &mut SmallRng, ino: Ino) -> Result<(), forebay_fs::Error> {
+    if fs.getattr(ino)?.kind == FileKind::File {
+        let data = vec![1; rng.below(20_000) as usize];
+        fs.write(ino, Handle(ino.0), rng.below(50_000), &data, Default::default())?;
+        let set = SetAttr { size: Some(rng.below(60_000)), ..SetAttr::default() };
+        fs.setattr(ino, &set, ME)?;
     }
     Ok(())
 }

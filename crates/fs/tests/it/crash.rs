@@ -1,0 +1,249 @@
+//! Crashes in the middle of work by two threads: whatever survives imports, checks clean, its names and links fit together, and what was
+//! fsynced is there.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::rng::SmallRng;
+use forebay_fs::{
+    ErrorKind, FallocateMode, FileKind, FileSystem, Handle, Ino, NewNode, RenameMode, SetAttr,
+    XattrMode,
+};
+use forebay_io::Device;
+use forebay_io::record::{CrashPoint, Image, RecordDevice, RecordOptions, Survives};
+
+use crate::common::{ME, MIB, ROOT, Rig, mkdir, read};
+
+const STEPS: usize = 250;
+const IMAGES: u64 = 40;
+
+/// A file that was fsynced, and does not change any more.
+struct Promise {
+    /// Events on the device when the fsync had returned.
+    position: usize,
+    dir: Vec<u8>,
+    name: Vec<u8>,
+    content: Vec<u8>,
+    xattr: Vec<u8>,
+}
+
+struct Work<'a> {
+    fs: &'a FileSystem,
+    device: &'a RecordDevice,
+    thread: usize,
+    rng: SmallRng,
+    dirs: &'a [(Vec<u8>, Ino)],
+    promises: &'a Mutex<Vec<Promise>>,
+}
+
+impl Work<'_> {
+    fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        format!("n{}", self.below(10)).into_bytes()
+    }
+
+    fn run(&mut self) {
+        for at in 0..STEPS {
+            if at % 12 == 5 {
+                self.promise(at);
+            }
+            if let Err(error) = self.step() {
+                let surprises = [
+                    ErrorKind::Corrupt,
+                    ErrorKind::Io,
+                    ErrorKind::NoSpace,
+                    ErrorKind::NoMemory,
+                    ErrorKind::WouldBlock,
+                    ErrorKind::Suspended,
+                ];
+                assert!(!surprises.contains(&error.kind()), "{error:?}");
+            }
+        }
+    }
+
+    /// Makes a file, under another name first, and has it durable.
+    fn promise(&mut self, at: usize) {
+        let (dir, ino) = self.dirs[self.rng.below(self.dirs.len() as u64) as usize].clone();
+        let name = format!("safe {} {at}", self.thread).into_bytes();
+        let content = vec![at as u8 + 1; 1 + self.below(40_000) as usize];
+        let xattr = vec![at as u8; self.below(400) as usize];
+        let (entry, handle) = self.fs.create(ino, b"temporary", 0o600, ME).map_or_else(
+            |_| self.fs.create(ino, &name, 0o600, ME).unwrap(),
+            |made| {
+                self.fs.rename(ino, b"temporary", ino, &name, RenameMode::NoReplace).unwrap();
+                made
+            },
+        );
+        let file = entry.attr.ino;
+        self.fs.write(file, handle, 0, &content, Default::default()).unwrap();
+        self.fs.setxattr(file, b"user.x", &xattr, XattrMode::Create).unwrap();
+        self.fs.fsync(file, at.is_multiple_of(2)).unwrap();
+        let position = self.device.position();
+        self.fs.release(handle);
+        self.fs.forget(file, 1);
+        self.promises.lock().unwrap().push(Promise { position, dir, name, content, xattr });
+    }
+
+    fn step(&mut self) -> Result<(), forebay_fs::Error> {
+        let (one, two) = (self.name(), self.name());
+        let dir = self.dirs[self.rng.below(self.dirs.len() as u64) as usize].1;
+        let to = self.dirs[self.rng.below(self.dirs.len() as u64) as usize].1;
+        let fs = self.fs;
+        match self.below(14) {
+            0 | 1 => {
+                let (entry, handle) = fs.create(dir, &one, 0o644, ME)?;
+                let data = vec![7; self.below(30_000) as usize];
+                fs.write(entry.attr.ino, handle, self.below(20_000), &data, Default::default())?;
+                fs.release(handle);
+                fs.forget(entry.attr.ino, 1);
+            }
+            2 | 3 => {
+                let target = vec![b'x'; 1 + self.below(1500) as usize];
+                let (kind, target) = match self.below(2) {
+                    0 => (FileKind::Directory, None),
+                    _ => (FileKind::Symlink, Some(&target[..])),
+                };
+                let node = NewNode { kind, mode: 0o755, rdev: 0, target };
+                let made = fs.make(dir, &one, &node, ME)?;
+                fs.forget(made.attr.ino, 1);
+            }
+            4 | 5 => fs.unlink(dir, &one)?,
+            6 => fs.rmdir(dir, &one)?,
+            7..10 => {
+                let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+                let mode = modes[self.below(3) as usize];
+                fs.rename(dir, &one, to, &two, mode)?;
+            }
+            10 => {
+                let ino = fs.lookup(dir, &one)?.attr.ino;
+                let linked = fs.link(ino, to, &two);
+                fs.forget(ino, 1 + u64::from(linked.is_ok()));
+            }
+            11 => {
+                let ino = fs.lookup(dir, &one)?.attr.ino;
+                let done = self.change(ino);
+                fs.forget(ino, 1);
+                done?;
+            }
+            12 => fs.fsync(dir, false)?,
+            _ if self.below(6) == 0 => fs.pool().sync()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, ino: Ino) -> Result<(), forebay_fs::Error> {
+        let fs = self.fs;
+        let value = vec![3; self.below(600) as usize];
+        fs.setxattr(ino, b"user.y", &value, XattrMode::Either)?;
+        let set = SetAttr { size: Some(self.below(40_000)), ..SetAttr::default() };
+        fs.setattr(ino, &set, ME)?;
+        fs.fallocate(ino, Handle(ino.0), self.below(9000), 9000, FallocateMode::Punch)?;
+        match self.below(3) {
+            0 => fs.fsync(ino, false),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One of the images that a crash at that point may leave.
+fn image(point: &CrashPoint<'_>, rng: &mut SmallRng) -> Image {
+    let one = rng.below(point.unflushed().count().max(1) as u64);
+    let mut at = 0;
+    let mut is_one = move || {
+        at += 1;
+        at - 1 == one
+    };
+    match rng.below(6) {
+        0 => point.at_least(),
+        1 => point.at_most(),
+        2 => point.sampled(rng),
+        3 => point.image(|_| if rng.below(2) == 0 { Survives::None } else { Survives::All }),
+        4 => point.image(|_| if is_one() { Survives::None } else { Survives::All }),
+        _ => point.image(|write| match is_one() {
+            true => Survives::Prefix(rng.below(write.len)),
+            false => Survives::All,
+        }),
+    }
+}
+
+fn verify(image: &Image, promises: &[&Promise]) {
+    let config = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
+    let arena = Arena::new(config).unwrap();
+    let device = crate::common::memory(image.size_bytes());
+    image.write_to(&*device, &arena).unwrap();
+    let rig = Rig::of(device);
+    let fs = rig.mount();
+    for promise in promises {
+        let dir = match &promise.dir[..] {
+            b"" => ROOT,
+            name => fs.lookup(ROOT, name).unwrap().attr.ino,
+        };
+        let ino = fs.lookup(dir, &promise.name).unwrap().attr.ino;
+        assert!(read(&fs, ino, 0, 100_000) == promise.content, "{:?}", promise.name);
+        assert_eq!(fs.getxattr(ino, b"user.x").unwrap(), promise.xattr);
+    }
+    let report = fs.audit().unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.orphans, 0);
+    // Work goes on.
+    mkdir(&fs, ROOT, b"after the crash");
+    crate::common::unmount(fs);
+}
+
+/// Returns how many promises were looked for.
+fn run(seed: u64) -> usize {
+    let memory = crate::common::memory(96 * MIB);
+    let options = RecordOptions { max_bytes: 1 << 30, base: None };
+    let device = Arc::new(RecordDevice::new(memory, options));
+    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = rig.mount();
+    let mut dirs = vec![(Vec::new(), ROOT)];
+    for name in [&b"one"[..], b"two"] {
+        dirs.push((name.to_vec(), mkdir(&fs, ROOT, name)));
+    }
+    fs.pool().sync().unwrap();
+    let first = device.position();
+    let promises = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..2)
+            .map(|thread| {
+                let (fs, device, dirs, promises) = (&*fs, &*device, &dirs[..], &promises);
+                let rng = SmallRng::from_seed(seed * 2 + thread as u64);
+                let mut work = Work { fs, device, thread, rng, dirs, promises };
+                scope.spawn(move || work.run())
+            })
+            .collect();
+        let failed = workers.into_iter().filter_map(|worker| worker.join().err()).next();
+        assert!(failed.is_none(), "a worker failed");
+    });
+    let last = device.position();
+    let recording = device.recording();
+    assert!(recording.is_complete());
+    let promises = promises.into_inner().unwrap();
+    let mut looked_for = 0;
+    for number in 0..IMAGES {
+        let mut rng = SmallRng::from_seed(seed ^ (number + 1).wrapping_mul(0x9e37_79b9));
+        let position = first + rng.below((last - first) as u64) as usize;
+        let kept: Vec<&Promise> = promises.iter().filter(|it| it.position <= position).collect();
+        looked_for += kept.len();
+        let image = image(&recording.at(position), &mut rng);
+        let verified =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| verify(&image, &kept)));
+        assert!(verified.is_ok(), "seed {seed}, image {number}, position {position}");
+    }
+    fs.close().unwrap();
+    looked_for
+}
+
+#[test]
+fn whatever_a_crash_leaves_is_whole() {
+    // The long form was asked for.
+    let full = std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1");
+    let seeds = if full { 0..100 } else { 0..3 };
+    let looked_for: usize = seeds.map(run).sum();
+    assert!(looked_for > 100, "{looked_for}");
+}

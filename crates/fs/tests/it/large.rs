@@ -1,0 +1,45 @@
+//! Large files go in steps, and their room comes back.
+
+use forebay_fs::{Handle, SetAttr};
+
+use crate::common::{ME, MIB, ROOT, Rig, file, unmount, write};
+
+#[test]
+fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
+    let rig = Rig::new(512 * MIB);
+    let fs = rig.mount();
+    let room = |fs: &forebay_fs::FileSystem| {
+        // What was freed can be used again some groups later.
+        (0..4).for_each(|_| fs.pool().sync().unwrap());
+        fs.pool().stats().allocated_bytes
+    };
+    let before = room(&fs);
+    let (ino, handle) = file(&fs, ROOT, b"large");
+    let mib = vec![3; MIB as usize];
+    // Two lots that are far apart, and more than two steps long.
+    for at in 0..160 {
+        write(&fs, ino, at * MIB, &mib);
+        if at % 4 == 0 {
+            write(&fs, ino, (1 << 50) + at * MIB, &mib);
+        }
+    }
+    let full = room(&fs);
+    assert!(full > before + 190 * MIB, "{full} {before}");
+    // Shortened: what is far out goes.
+    fs.setattr(ino, &SetAttr { size: Some(150 * MIB), ..SetAttr::default() }, ME).unwrap();
+    assert!(room(&fs) < full - 45 * MIB);
+    fs.unlink(ROOT, b"large").unwrap();
+    assert!(room(&fs) > before + 140 * MIB);
+    fs.release(handle);
+    fs.forget(ino, 1);
+    fs.quiesce();
+    let after = room(&fs);
+    assert!(after < before + MIB, "{after} {before}");
+    let steps = fs.stats().counters.iter().find(|row| row.0 == "steps_freed").unwrap().2;
+    assert!(steps >= 2, "{steps}");
+    assert_eq!(
+        fs.seek(ino, Handle(ino.0), 0, forebay_fs::Seek::Data).unwrap_err().kind(),
+        forebay_fs::ErrorKind::Stale
+    );
+    unmount(fs);
+}

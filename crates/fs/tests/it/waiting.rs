@@ -1,0 +1,124 @@
+//! Threads that must not wait, over a device that takes long.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use forebay_fs::{
+    ErrorKind, FallocateMode, FileKind, FileSystem, Handle, NewNode, RenameMode, SetAttr, XattrMode,
+};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op};
+use forebay_pool::without_waiting;
+
+use crate::common::{ME, MIB, ROOT, Rig, audit, file, memory, mkdir, read, unmount, write};
+
+const NAMES: u32 = 3000;
+
+/// A file system of which nothing is in memory but its root.
+fn cold() -> (Arc<FaultDevice>, Rig, Arc<FileSystem>) {
+    let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 1));
+    let rig = Rig::on(Arc::clone(&faults) as Arc<dyn Device>);
+    let fs = rig.mount();
+    for n in 0..NAMES {
+        let (ino, handle) = file(&fs, ROOT, format!("file {n}").as_bytes());
+        write(&fs, ino, 0, &(n + 1).to_le_bytes().repeat(5000));
+        fs.release(handle);
+        fs.forget(ino, 1);
+    }
+    mkdir(&fs, ROOT, b"dir");
+    unmount(fs);
+    let fs = rig.mount();
+    fs.quiesce();
+    fs.pool().set_tunable("prefetch_max_bytes", "0").unwrap();
+    rig.cache.cache().flush();
+    (faults, rig, fs)
+}
+
+fn stall(faults: &FaultDevice) {
+    faults.add(Rule::new(Fault::Delay(Duration::from_millis(300))).on(Op::Read));
+}
+
+#[track_caller]
+fn would_block<T>(result: Result<T, forebay_fs::Error>) {
+    let Err(error) = result else { panic!("it is not in memory") };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+}
+
+#[test]
+fn what_would_wait_says_so_and_has_changed_nothing() {
+    let (faults, rig, fs) = cold();
+    let ino = fs.lookup(ROOT, b"file 7").unwrap().attr.ino;
+    fs.pool().sync().unwrap();
+    rig.cache.cache().flush();
+    stall(&faults);
+    let handle = Handle(ino.0);
+    let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
+    let size = SetAttr { size: Some(3), ..SetAttr::default() };
+    let mode = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+    without_waiting(|| {
+        would_block(fs.lookup(ROOT, b"file 8"));
+        would_block(fs.make(ROOT, b"new dir", &node, ME));
+        would_block(fs.create(ROOT, b"new", 0o644, ME));
+        would_block(fs.link(ino, ROOT, b"link"));
+        would_block(fs.unlink(ROOT, b"file 7"));
+        would_block(fs.rmdir(ROOT, b"dir"));
+        would_block(fs.rename(ROOT, b"file 7", ROOT, b"other", RenameMode::Replace));
+        would_block(fs.setattr(ino, &size, ME));
+        would_block(fs.setattr(ino, &mode, ME));
+        would_block(fs.setxattr(ino, b"user.x", b"1", XattrMode::Either));
+        would_block(fs.write(ino, handle, 10, b"abc", Default::default()));
+        would_block(fs.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
+        would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch));
+        would_block(fs.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
+        // What is known of it is in memory.
+        assert_eq!(fs.getattr(ino).unwrap().nlink, 1);
+    });
+    faults.clear();
+    audit(&fs);
+    assert_eq!(read(&fs, ino, 0, 30_000), 8u32.to_le_bytes().repeat(5000));
+    let attr = fs.getattr(ino).unwrap();
+    assert_eq!((attr.mode, attr.size, attr.nlink), (0o644, 20_000, 1));
+    for name in [&b"new"[..], b"new dir", b"link", b"other"] {
+        assert_eq!(fs.lookup(ROOT, name).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    unmount(fs);
+}
+
+#[test]
+fn reads_that_miss_are_answered_later_and_hold_no_thread() {
+    let (faults, _rig, fs) = cold();
+    let inos: Vec<_> = (0..20)
+        .map(|n| fs.lookup(ROOT, format!("file {n}").as_bytes()).unwrap().attr.ino)
+        .collect();
+    stall(&faults);
+    let (send, receive) = channel();
+    for (n, ino) in inos.iter().enumerate() {
+        let send = send.clone();
+        let done = move |bytes: Result<&[u8], forebay_fs::Error>| {
+            send.send((n as u32, bytes.map(<[u8]>::to_vec))).unwrap();
+        };
+        fs.read_then(*ino, Handle(ino.0), 4, 16, Box::new(done));
+    }
+    // All were asked for before the first was answered: each takes longer than asking for all.
+    let early = receive.try_recv().ok();
+    assert!(early.is_none(), "{early:?}");
+    faults.clear();
+    for _ in &inos {
+        let (n, bytes) = receive.recv().unwrap();
+        assert_eq!(bytes.unwrap(), (n + 1).to_le_bytes().repeat(4));
+    }
+    let counter = |name| fs.stats().counters.iter().find(|row| row.0 == name).unwrap().2;
+    assert!(counter("reads_fetched") >= 20);
+    assert_eq!(counter("reads_handed_over"), 0);
+    // What is cached is answered at once.
+    let done = {
+        let send = send.clone();
+        move |bytes: Result<&[u8], forebay_fs::Error>| {
+            send.send((0, bytes.map(<[u8]>::to_vec))).unwrap();
+        }
+    };
+    fs.read_then(inos[0], Handle(inos[0].0), 4, 16, Box::new(done));
+    assert_eq!(receive.try_recv().unwrap().1.unwrap(), 1u32.to_le_bytes().repeat(4));
+    unmount(fs);
+}
