@@ -6,6 +6,7 @@ use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
 
 use crate::prefetch::{self, Limits, Plan, PrefetchCounters, PrefetchTunables, Prefetcher};
+use crate::waiting;
 
 use super::node::{Node, State};
 
@@ -79,7 +80,13 @@ impl Node {
             let mut found = self.whereabouts(block);
             if found.is_none() && may_pin {
                 may_pin = false;
-                found = self.pin(block).is_ok().then(|| self.whereabouts(block)).flatten();
+                let pinned = self.pin(block);
+                if waiting::is_would_block(&pinned) {
+                    // It is on its way by now.
+                    self.lock().postponed = Some(plan);
+                    return;
+                }
+                found = pinned.is_ok().then(|| self.whereabouts(block)).flatten();
             }
             match found {
                 Some(Some(ptr)) => {

@@ -14,7 +14,7 @@ use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
-use crate::prefetch::{self, Prefetcher};
+use crate::prefetch::{self, Plan, Prefetcher};
 use crate::waiting;
 use crate::zap::Zap;
 
@@ -54,6 +54,8 @@ pub(crate) struct State {
     /// Where the newest read found its first block.
     pub(super) last_found: prefetch::Found,
     pub(super) unserved: Unserved,
+    /// What was to be read ahead by a thread that must not wait, and needs an indirect block first: the next read goes on.
+    pub(super) postponed: Option<Plan>,
 }
 
 /// The data fields of a dnode, as a sync has made them.
@@ -170,6 +172,7 @@ impl Node {
             prefetcher: None,
             last_found: prefetch::Found::Hit,
             unserved: Unserved::default(),
+            postponed: None,
         };
         Ok(Arc::new(Self {
             objset: Arc::clone(objset),

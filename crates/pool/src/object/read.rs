@@ -44,9 +44,10 @@ impl Node {
         let blocks = (offset >> self.record_shift)..last + 1;
         let again = state.unserved.take(&blocks);
         let plan = if again { None } else { self.note_read(&mut state, &blocks) };
+        let postponed = state.postponed.take();
         let looked = first.as_mut().map_or(Looked::Done, |part| self.look(&state, part));
         drop(state);
-        if let Some(plan) = plan {
+        for plan in [postponed, plan].into_iter().flatten() {
             self.read_ahead(plan);
         }
         let finished = || {
