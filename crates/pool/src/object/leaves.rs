@@ -9,7 +9,7 @@ use crate::tx::Tx;
 use crate::zap::{LeafStore, Look};
 
 use super::node::{Fetched, Found, Node};
-use super::write::{Missing, Modified, Step, Wanted, dirty_mut};
+use super::write::{Missing, Modified, Step, Wanted, dirty_mut, dirty_of};
 
 /// What a directory has to wait for.
 pub(crate) enum Ticket {
@@ -102,6 +102,9 @@ impl LeafStore for Leaves {
     ) -> Result<Look<R, Ticket>> {
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
+        if let Some(leaf) = dirty_of(&mut state, tx, id, ZAP_LEAF_BYTES) {
+            return Ok(Look::Here(f(leaf)));
+        }
         let known = match state.find(id) {
             Found::Stored(ptr) => found(fetched, &ptr),
             _ => None,

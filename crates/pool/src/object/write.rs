@@ -425,6 +425,26 @@ pub(crate) enum Step {
     Pin,
 }
 
+/// The group's buffer of a block, if it has one of at least so many bytes.
+#[inline]
+pub(crate) fn dirty_of<'a>(
+    state: &'a mut State,
+    tx: &Tx,
+    block: u64,
+    bytes: usize,
+) -> Option<&'a mut [u8]> {
+    let pending = &mut state.pending[(tx.txg() & 1) as usize];
+    if pending.txg != tx.txg() {
+        return None;
+    }
+    match pending.blocks.get_mut(&block) {
+        Some(Slot::Dirty(buffer)) if buffer.len() >= bytes => {
+            Some(Arc::get_mut(buffer).expect("an open group's buffer has one owner"))
+        }
+        _ => None,
+    }
+}
+
 /// The group's buffer of a block, which [`Node::try_modify`] has seen to.
 pub(crate) fn dirty_mut<'a>(state: &'a mut State, tx: &Tx, block: u64) -> &'a mut [u8] {
     match state.pending_mut(tx.txg()).blocks.get_mut(&block) {

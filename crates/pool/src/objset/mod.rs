@@ -258,11 +258,15 @@ impl Objset {
 
     /// Overwrites some of an object's inline content; its length stays.
     pub(crate) fn patch_inline(&self, tx: &Tx, number: u64, at: usize, bytes: &[u8]) -> Result<()> {
-        let fits = self.change_dnode(tx, number, |dnode, _| {
+        let patch = |dnode: &mut DnodePhys| {
             let start = TAIL_BYTES - usize::from(dnode.inline_bytes.get()).min(TAIL_BYTES);
             let place = dnode.tail.get_mut(start + at..start + at + bytes.len());
             place.map(|place| place.copy_from_slice(bytes)).is_some()
-        })?;
+        };
+        let fits = match self.change_own_patch(tx, number, patch) {
+            Some(fits) => fits,
+            None => self.change_dnode(tx, number, |dnode, _| patch(dnode))?,
+        };
         if fits {
             return Ok(());
         }
