@@ -124,6 +124,8 @@ impl FileSystem {
             return Err(doing(Error::corrupt("the root is no directory")));
         }
         let orphans = dataset.directory(meta.orphans).map_err(|error| doing(error.into()))?;
+        let mut options = options.clone();
+        options.read_only |= pool.is_read_only();
         let fs = Arc::new(Self {
             pool,
             dataset,
@@ -133,7 +135,7 @@ impl FileSystem {
             workers: Workers::new(options.workers),
             reclaim: Reclaim::new(),
             moving: Mutex::named("fs-moving", ()),
-            options: options.clone(),
+            options,
             counters: FsCounters::new(),
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),

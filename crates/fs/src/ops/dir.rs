@@ -86,8 +86,9 @@ impl FileSystem {
         let mut taken = false;
         let listed = self.list(&inode, cookie, &mut |entry| {
             if entry.next <= FIRST && matches!(entry.name, b"." | b"..") {
-                taken |= each(entry, None);
-                return Ok(taken);
+                let takes = each(entry, None);
+                taken |= takes;
+                return Ok(takes);
             }
             let number = self.number(entry.ino)?;
             let child = match self.inode(number) {
@@ -95,7 +96,11 @@ impl FileSystem {
                 // It went while we looked.
                 Err(error) if error.kind() == ErrorKind::Stale => return Ok(true),
                 // The name is there, and can at least be seen and looked into by whoever can repair it.
-                Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(each(entry, None)),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let takes = each(entry, None);
+                    taken |= takes;
+                    return Ok(takes);
+                }
                 Err(error) => return Err(error),
             };
             let attr = self.attr(&child);

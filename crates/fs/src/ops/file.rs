@@ -66,16 +66,12 @@ impl FileSystem {
         else {
             return;
         };
-        let pending = {
+        {
             let mut known = inode.known();
             if known.opens == 0 {
                 return;
             }
             known.opens -= 1;
-            known.opens == 0 && known.times_pending && known.meta.nlink > 0
-        };
-        if pending {
-            self.reclaim().push(crate::reclaim::Chore::Times(inode.number));
         }
         // What opening added; `inode` is one more, so this is not the last one.
         self.put(&inode);

@@ -198,3 +198,29 @@ fn ranges_can_be_punched_copied_and_extended() {
     assert_eq!(kind(fs.fallocate(ino, handle, i64::MAX as u64, 1, mode)), ErrorKind::FileTooLarge);
     unmount(fs);
 }
+
+#[test]
+fn nothing_changes_on_a_pool_that_is_read_only() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (ino, handle) = file(&fs, ROOT, b"name");
+    write(&fs, ino, 0, b"content");
+    let (_, orphan) = file(&fs, ROOT, b"orphan");
+    fs.unlink(ROOT, b"orphan").unwrap();
+    unmount(fs);
+    let fs = rig.mount_read_only();
+    let attr = fs.lookup(ROOT, b"name").unwrap().attr;
+    assert_eq!(read(&fs, ino, 0, 100), b"content");
+    assert_eq!(kind(fs.unlink(ROOT, b"name")), ErrorKind::ReadOnly);
+    assert_eq!(kind(fs.create(ROOT, b"new", 0o644, ME)), ErrorKind::ReadOnly);
+    assert_eq!(kind(fs.fsync(ino, false)), ErrorKind::ReadOnly);
+    assert_eq!(fs.getattr(ino).unwrap(), attr);
+    fs.release(handle);
+    fs.release(orphan);
+    // What a crash left stays for who may write.
+    assert_eq!(fs.stats().orphans, 1);
+    let report = fs.audit().unwrap();
+    assert!(report.is_clean(), "{report}");
+    fs.close().unwrap();
+    assert_eq!(kind(fs.getattr(ino)), ErrorKind::Closed);
+}

@@ -48,9 +48,14 @@ impl Rig {
     }
 
     pub(crate) fn pool(&self) -> Pool {
+        self.pool_with(false)
+    }
+
+    fn pool_with(&self, read_only: bool) -> Pool {
         let options = ImportOptions {
             host: host(),
             seed: Some(7),
+            read_only,
             ..ImportOptions::new(Arc::clone(&self.cache))
         };
         Pool::import(vec![Arc::clone(&self.device).into()], &options).expect("the pool")
@@ -58,6 +63,12 @@ impl Rig {
 
     pub(crate) fn mount(&self) -> Arc<FileSystem> {
         self.mount_with(&FsOptions::default())
+    }
+
+    /// On a pool that is imported for reading only.
+    pub(crate) fn mount_read_only(&self) -> Arc<FileSystem> {
+        let pool = Arc::new(self.pool_with(true));
+        FileSystem::open_in(pool, NAME, &FsOptions::default()).expect("the file system")
     }
 
     pub(crate) fn mount_with(&self, options: &FsOptions) -> Arc<FileSystem> {
