@@ -379,17 +379,20 @@ impl Node {
         let bytes = new.footprint() as u64;
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
-        if !pending.blocks.contains_key(&block) {
-            let cost = self.objset.cost_of_block(self.kind, bytes);
-            pending.paths.write(levels, block, |count| {
-                tx.dirty(cost + self.objset.cost_of_indirect(count))
-            })?;
-        }
-        let old = pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
-        let before = match &old {
+        let before = match pending.blocks.get(&block) {
             Some(Slot::Dirty(old)) => old.footprint() as u64,
             _ => 0,
         };
+        let cost = |bytes| self.objset.cost_of_block(self.kind, bytes);
+        if pending.blocks.contains_key(&block) {
+            // A record that is written bit by bit grows within its group.
+            tx.dirty(cost(bytes).saturating_sub(if before > 0 { cost(before) } else { 0 }))?;
+        } else {
+            pending.paths.write(levels, block, |count| {
+                tx.dirty(cost(bytes) + self.objset.cost_of_indirect(count))
+            })?;
+        }
+        pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
         pending.dirty_bytes += bytes - before;
         if is_hole || before > 0 {
             pending.new_bytes += bytes - before;

@@ -139,3 +139,42 @@ fn pools_of_any_number_of_devices_have_a_log() {
         check(&pool);
     }
 }
+
+/// Appends to an object by pieces that are smaller than its records, each a transaction, until there is no room or it has
+/// `most` bytes. Returns the bytes.
+fn append_in_pieces(pool: &Pool, most: u64) -> u64 {
+    let settings = DatasetSettings { record_bytes: 128 << 10, ..DatasetSettings::default() };
+    let data = pool.create_dataset("pieces", &settings).unwrap();
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    drop(tx);
+    let piece = vec![5; 8 << 10];
+    while object.size() < most {
+        let written = pool.begin().and_then(|tx| object.write(&tx, object.size(), &piece));
+        match written {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => panic!("{error:?} at {}", object.size()),
+        }
+    }
+    object.size()
+}
+
+#[test]
+fn records_that_grow_bit_by_bit_are_counted_as_they_grow() {
+    let (device, cache) = (memory(256 * MIB), cache(24 * MIB));
+    let pool = create(&device, &cache);
+    // Many times what may be dirty: groups must be written in time.
+    assert_eq!(append_in_pieces(&pool, 160 * MIB), 160 * MIB);
+    check(&pool);
+}
+
+#[test]
+fn records_that_grow_bit_by_bit_find_no_room_before_the_sync_does() {
+    let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
+    let pool = create(&device, &cache);
+    let written = append_in_pieces(&pool, u64::MAX);
+    assert!(written > 32 * MIB, "{written}");
+    pool.sync().unwrap();
+    check(&pool);
+}
