@@ -257,6 +257,9 @@ impl Shown<'_> {
 
 fn write_raw(bytes: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let written = out.write_all(bytes).and_then(|()| out.flush());
-    written.map_err(|error| Failure::new(format!("standard output: {error}")))
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        // Whoever reads it has enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Failure::new(format!("standard output: {error}"))),
+    }
 }

@@ -8,6 +8,7 @@
 mod bad_input;
 mod control;
 mod demo;
+mod inspect;
 mod life;
 mod mounts;
 mod place;
