@@ -74,23 +74,17 @@ fn text(view: &StatsView, before: Option<&StatsView>) -> String {
 
 fn cache_text(view: &StatsView, before: Option<&StatsView>) -> String {
     let cache = &view.cache;
-    let (hits, misses) = match before {
-        Some(before) => (
-            cache.hits.saturating_sub(before.cache.hits),
-            cache.misses.saturating_sub(before.cache.misses),
-        ),
-        None => (cache.hits, cache.misses),
-    };
+    let memory = view.in_memory(before);
     let mut out = format!(
-        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; hits {} ({} of {}); {} ghosts\n",
+        "cache: {} bound, {} data, {} metadata (target {}), {} dirty; {} of {} blocks wanted were in memory ({}); {} ghosts\n",
         units::bytes(cache.bound_bytes),
         units::bytes(cache.data_bytes),
         units::bytes(cache.metadata_bytes),
         units::bytes(cache.metadata_target_bytes),
         units::bytes(cache.dirty_bytes),
-        units::percent(hits, hits + misses),
-        units::count(hits as f64),
-        units::count((hits + misses) as f64),
+        units::count(memory.found as f64),
+        units::count(memory.wanted as f64),
+        units::percent(memory.found, memory.wanted),
         units::count(cache.ghosts as f64)
     );
     let states: Vec<Vec<String>> = cache

@@ -173,6 +173,39 @@ pub(crate) struct StatsView {
     pub(crate) mounts: Vec<MountFigures>,
 }
 
+/// Requests for blocks, and how many of the blocks were there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FromMemory {
+    pub(crate) found: u64,
+    pub(crate) wanted: u64,
+}
+
+impl FromMemory {
+    /// Of `hits` in the cache, blocks `ahead` were read from a device for these very requests before they came, and
+    /// blocks `demanded` when they came. So neither counts as found, and a file that is read once is not found at
+    /// all, however well it was read ahead.
+    pub(crate) fn of(hits: u64, ahead: u64, demanded: u64) -> Self {
+        let found = hits.saturating_sub(ahead);
+        Self { found, wanted: found + ahead + demanded }
+    }
+}
+
+impl StatsView {
+    /// What happened since `before`, or from the beginning.
+    pub(crate) fn in_memory(&self, before: Option<&StatsView>) -> FromMemory {
+        let reads = |view: &StatsView, cause: &str| -> u64 {
+            let key = format!("reads.{cause}");
+            view.pools.iter().filter_map(|pool| pool.counters.get(&key)).sum()
+        };
+        let grown = |of: &dyn Fn(&StatsView) -> u64| of(self).saturating_sub(before.map_or(0, of));
+        FromMemory::of(
+            grown(&|view| view.cache.hits),
+            grown(&|view| reads(view, "prefetch")),
+            grown(&|view| reads(view, "miss")),
+        )
+    }
+}
+
 /// Figures of the cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct CacheStats {

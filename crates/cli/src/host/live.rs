@@ -106,17 +106,16 @@ pub(crate) fn line(before: &StatsView, after: &StatsView) -> String {
     let operations = rate(&|view| view.mounts.iter().map(|mount| mount.operations).sum());
     let reads = rate(&|view| view.mounts.iter().map(|mount| mount.read_bytes).sum());
     let writes = rate(&|view| view.mounts.iter().map(|mount| mount.write_bytes).sum());
-    let hits = after.cache.hits.saturating_sub(before.cache.hits);
-    let misses = after.cache.misses.saturating_sub(before.cache.misses);
+    let memory = after.in_memory(Some(before));
     let free: u64 = after.pools.iter().map(|pool| pool.free_bytes).sum();
     let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
     let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
     let mut line = format!(
-        "{} op/s | read {}/s write {}/s | hits {} | cache: data {} metadata {} dirty {} | free {}",
+        "{} op/s | read {}/s write {}/s | from memory {} | cache: data {} metadata {} dirty {} | free {}",
         units::count(operations),
         units::bytes(reads as u64),
         units::bytes(writes as u64),
-        units::percent(hits, hits + misses),
+        units::percent(memory.found, memory.wanted),
         units::bytes(after.cache.data_bytes),
         units::bytes(after.cache.metadata_bytes),
         units::bytes(after.cache.dirty_bytes),
@@ -143,11 +142,12 @@ mod tests {
             read_bytes: 4 << 20,
             ..MountFigures::default()
         });
-        after.cache.hits = 3;
-        after.cache.misses = 1;
+        after.cache.hits = 7;
+        let counters = [("reads.prefetch".to_owned(), 4), ("reads.miss".to_owned(), 1)].into();
+        after.pools.push(PoolFigures { counters, ..PoolFigures::default() });
         let text = line(&before, &after);
         assert!(
-            text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | hits 75.0% |"),
+            text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | from memory 37.5% |"),
             "{text}"
         );
         let suspended = Some("a write failed".to_owned());

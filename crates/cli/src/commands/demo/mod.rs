@@ -53,7 +53,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let mut demo = Demo { folder, plan, tree, rows: Vec::new() };
     let ended = demo.show();
     output::print(&units::table(
-        &["STEP", ">FILES", ">BYTES", ">TIME", ">RATE", ">HITS"],
+        &["STEP", ">FILES", ">BYTES", ">TIME", ">RATE", ">FROM MEMORY"],
         &demo.rows,
     ));
     let Demo { folder, .. } = demo;
@@ -119,7 +119,7 @@ impl Demo {
     ) -> Result<()> {
         let progress = Progress::begin(what)?;
         let total: u64 = files.iter().map(|file| self.tree.files[*file].bytes).sum();
-        let (before, started) = (figures::cache_stats(&session.host.cache), Instant::now());
+        let (before, started) = (figures::stats(&session.host), Instant::now());
         let mut bytes = 0;
         for file in files {
             if progress.is_stopped() {
@@ -128,9 +128,9 @@ impl Demo {
             bytes += each(&self.tree, *file)?;
             progress.show_bytes(bytes, total);
         }
-        let (after, time) = (figures::cache_stats(&session.host.cache), started.elapsed());
-        let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
-        self.note(what, files.len(), bytes, time, &units::percent(hits, hits + misses));
+        let (after, time) = (figures::stats(&session.host), started.elapsed());
+        let memory = after.in_memory(Some(&before));
+        self.note(what, files.len(), bytes, time, &units::percent(memory.found, memory.wanted));
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Demo {
         Ok(())
     }
 
-    fn note(&mut self, what: &str, files: usize, bytes: u64, time: Duration, hits: &str) {
+    fn note(&mut self, what: &str, files: usize, bytes: u64, time: Duration, found: &str) {
         let seconds = time.as_secs_f64();
         let rate = if seconds > 0.0 { (bytes as f64 / seconds) as u64 } else { 0 };
         self.rows.push(vec![
@@ -162,7 +162,7 @@ impl Demo {
             units::bytes(bytes),
             format!("{seconds:.2} s"),
             format!("{}/s", units::bytes(rate)),
-            hits.to_owned(),
+            found.to_owned(),
         ]);
     }
 }
