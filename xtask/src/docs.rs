@@ -106,7 +106,7 @@ mod tests {
             + PrefetchCounters::ROWS.len()
             + StoreCounters::ROWS.len()
             + SpaceCounters::ROWS.len();
-        let mounts = MountCounters::ROWS.len();
+        let mounts = FsCounters::ROWS.len() + MountCounters::ROWS.len();
         assert_eq!(lines(1), CacheCounters::ROWS.len() + io + pool + mounts);
     }
 }

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 use nix::errno::Errno;
 use nix::mount::MntFlags;
 
@@ -12,6 +14,8 @@ use crate::error::{MountError, User};
 
 /// So many processes are named at most when a mount is busy.
 const USERS_NAMED: usize = 5;
+/// A server that lives answers within this.
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
 
 /// What is mounted at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +57,24 @@ pub fn unmount_dead(at: &Path) -> Result<(), MountError> {
 }
 
 /// Whether the server of the mount at `full` is gone.
+///
+/// Attributes may be answered by the kernel, long after; what `statfs` asks goes to the server each time. One that lives and does not answer
+/// must not stop who asks, so that a thread does it, which is left behind then.
 pub(super) fn is_dead(full: &Path) -> bool {
-    matches!(full.symlink_metadata(), Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)))
+    let asked = Arc::new((Mutex::named("mount-asked", None), Condvar::new()));
+    let (path, answer) = (full.to_path_buf(), asked.clone());
+    let ask = move || {
+        let dead =
+            matches!(nix::sys::statfs::statfs(&path), Err(Errno::ENOTCONN | Errno::ECONNABORTED));
+        *answer.0.lock() = Some(dead);
+        answer.1.notify_all();
+    };
+    if thread::spawn_named("mount-asked", ask).is_err() {
+        return false;
+    }
+    let mut dead = asked.0.lock();
+    while dead.is_none() && !asked.1.wait_timeout(&mut dead, ANSWER_WAIT) {}
+    dead.unwrap_or(false)
 }
 
 /// The full path of a place whose last part may be a dead mount.

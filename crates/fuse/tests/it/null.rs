@@ -3,6 +3,9 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use forebay_fuse::{MountError, is_mounted, mount_null, unmount_dead};
 
@@ -93,4 +96,58 @@ fn a_dropped_mount_is_gone() {
     drop(mount_null(folder.path(), &options(false)).expect("a mount"));
     assert_eq!(is_mounted(folder.path()).expect("the table"), None);
     assert_eq!(names(folder.path()), Vec::<String>::new());
+}
+
+/// Names the place at which [`a_process_that_is_killed`] mounts.
+const PLACE: &str = "FOREBAY_TEST_MOUNT_AT";
+
+/// Not a test by itself: the process that the next test kills.
+#[test]
+fn a_process_that_is_killed() {
+    if let Some(at) = std::env::var_os(PLACE) {
+        let mount = mount_null(at.as_ref(), &options(true)).expect("a mount");
+        mount.wait();
+    }
+}
+
+/// Unmounts when a test fails half-way.
+struct Cleared<'a>(&'a Path);
+
+impl Drop for Cleared<'_> {
+    fn drop(&mut self) {
+        let _ = unmount_dead(self.0);
+    }
+}
+
+#[test]
+fn what_a_killed_server_left_is_recognised_and_cleared() {
+    if !permitted() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let this = std::env::current_exe().expect("this program");
+    let mut server = Command::new(this)
+        .args(["--exact", "null::a_process_that_is_killed"])
+        .env(PLACE, path)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("another process");
+    let _cleared = Cleared(path);
+    while is_mounted(path).expect("the table").is_none() {
+        assert_eq!(server.try_wait().expect("its state"), None, "it mounts and stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    File::create(path.join("file")).expect("a file");
+    // The kernel knows these attributes from now on, with or without a server.
+    fs::metadata(path).expect("the root");
+    assert!(!is_mounted(path).expect("the table").expect("it is there").dead);
+    server.kill().expect("it is killed");
+    server.wait().expect("it is gone");
+    let seen = is_mounted(path).expect("the table").expect("it is there");
+    assert!(seen.ours && seen.dead);
+    assert!(matches!(mount_null(path, &options(false)), Err(MountError::Dead { .. })));
+    unmount_dead(path).expect("it is cleared");
+    assert_eq!(is_mounted(path).expect("the table"), None);
+    assert_eq!(names(path), Vec::<String>::new());
 }
