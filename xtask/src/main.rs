@@ -1,4 +1,4 @@
-//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`, `soak`.
+//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`, `conformance`, `soak`.
 //!
 //! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that and
 //! nothing else. Steps run as child processes, so a step's command can be repeated by hand.
@@ -9,6 +9,7 @@
     reason = "a tool: it reads the clock and runs processes, and no model checker runs it"
 )]
 
+mod conformance;
 mod docs;
 mod runner;
 mod source;
@@ -26,6 +27,8 @@ usage: cargo xtask <command>
   tidy            the rules of the house: floors, sizes, SAFETY comments, links, ...
   model [--full]  the model checks alone
   docs            writes the generated files of docs/
+  conformance [NAME..] [--full]
+                  other people's tools on a real mount: pjdfstest, fsx, fio, fs_mark, tar, git, cargo, kill
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]
                   pools under work, faults and kills, ten minutes by default
   help            prints this
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         ["model", "--full"] => test::model(&root, true),
         ["tidy"] => tidy::run(&root),
         ["soak", arguments @ ..] => test::soak(&root, arguments),
+        ["conformance", arguments @ ..] => conformance::run(&root, arguments),
         ["docs"] => docs::write(&root).map(|()| true),
         other => {
             eprintln!("xtask: do not know `{}`\n", other.join(" "));

@@ -79,6 +79,10 @@ fn steps(tree: &Tree, full: bool) -> Vec<Step> {
         let smoke = Step::new("benches, run small", "run --release -p forebay-bench -- smoke");
         steps.push(long(smoke, full));
     }
+    if has_package(tree, "forebay-cli") && has_package(tree, "forebay-fuse") {
+        let command = if full { "xtask conformance --full" } else { "xtask conformance" };
+        steps.push(Step::new("conformance on a real mount", command));
+    }
     steps
 }
 
@@ -193,6 +197,17 @@ mod tests {
         let step = "FOREBAY_TEST_REFUSE_IO_URING=1 cargo test -p forebay-io --lib --tests";
         assert!(found.iter().any(|line| line == step), "{found:?}");
         assert!(!lines(&Tree::fixture(&[BASE]), false).iter().any(|line| line.contains("URING")));
+    }
+
+    #[test]
+    fn a_mount_is_tried_with_tools_of_others() {
+        let cli = ("crates/cli/Cargo.toml", "[package]\nname = \"forebay-cli\"");
+        let fuse = ("crates/fuse/Cargo.toml", "[package]\nname = \"forebay-fuse\"");
+        let found = lines(&Tree::fixture(&[cli, fuse]), true);
+        assert_eq!(found.last().map(String::as_str), Some("cargo xtask conformance --full"));
+        assert!(
+            !lines(&Tree::fixture(&[fuse]), false).iter().any(|line| line.contains("conformance"))
+        );
     }
 
     #[test]
