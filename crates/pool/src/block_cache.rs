@@ -44,6 +44,10 @@ const SPARE_SHARE: u64 = 16;
 const MEMORY_WAITS: u32 = 20;
 const MEMORY_WAIT: Duration = Duration::from_millis(5);
 
+/// The correlated-reference window, unless the options say otherwise: a record is read in several pieces by whoever reads a file
+/// from its beginning to its end, and a block that was read ahead is looked for soon; neither is reuse.
+const WINDOW_PERMILLE: &str = "100";
+
 /// Names the content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey {
@@ -135,7 +139,8 @@ impl BlockCache {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
                 counted.total(free_bytes.saturating_sub(spare_bytes))
             })
-            .weigher(|_, block: &Buffer| block.footprint() as u64);
+            .weigher(|_, block: &Buffer| block.footprint() as u64)
+            .tunable("correlated_window_permille", WINDOW_PERMILLE);
         for (name, value) in &options.tunables {
             builder = builder.tunable(name, value);
         }

@@ -22,7 +22,8 @@ const BY_TIME: &str = "create-by-time";
 const CYCLE: &str = "create-cycle";
 const SUBJECTS: [&str; 2] = ["forebay", "lru"];
 /// The same pool on a cache that is one LRU list.
-const LRU: [(&str, &str); 2] = [("plain_lru", "true"), ("ghost_percent", "0")];
+const LRU: [(&str, &str); 3] =
+    [("plain_lru", "true"), ("ghost_percent", "0"), ("correlated_window_permille", "0")];
 const THREADS: [usize; 1] = [2];
 /// Cache while names are preloaded.
 const PRELOAD_CACHE_BYTES: u64 = 2 << 30;
