@@ -36,6 +36,18 @@ pub fn return_free_memory() {
     }
 }
 
+/// Has the C allocator give large allocations (1 MiB and more) back to the system whenever they are freed, where it can (glibc).
+/// By default it raises that size with each one that is freed, up to 32 MiB, keeps the next ones in the heaps of its threads, and
+/// clears all of it where zeros are asked for: buffers that are large and hardly used become memory that is. To be
+/// called when a program begins.
+pub fn return_large_allocations() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: `mallopt` may be called at any time; it takes numbers only.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+    }
+}
+
 /// The bytes of memory that this process has in RAM, shared pages included, or nothing if
 /// `/proc` cannot be read. The kernel gathers it from per-processor counts: it may be off by
 /// some dozens of pages a processor.

@@ -35,6 +35,7 @@ use clap::error::ErrorKind;
 use error::USAGE;
 
 fn main() -> ExitCode {
+    forebay_base::memory::return_large_allocations();
     let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
     let arguments = match commands::helper::arguments(&arguments) {
         Some(Ok(translated)) => translated,

@@ -105,7 +105,7 @@ impl Cell {
 /// Part in a group: it does not commit before all its holds are dropped.
 ///
 /// Short-lived: between [`Txgs::begin`] and the drop nothing may wait for a commit, and so nothing may
-/// begin again on the same pool; debug builds panic at the attempt. It stays on its thread.
+/// begin again on the same pool, unless without waiting; debug builds panic at the attempt. It stays on its thread.
 pub struct Hold<'a> {
     txgs: &'a Txgs,
     cell: usize,
@@ -150,21 +150,27 @@ mod nested {
     use super::Txgs;
 
     forebay_base::sync::thread_local! {
-        // Address of the groups that this thread has a hold of; 0 for none.
-        static HELD: Cell<usize> = const { Cell::new(0) };
+        // Address of the groups that this thread has holds of, and how many.
+        static HELD: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
     }
 
     pub(super) fn check(txgs: &Txgs) {
-        let held = HELD.with(Cell::get);
-        assert!(held != std::ptr::from_ref(txgs).addr(), "a change begins inside a change");
+        let (held, count) = HELD.with(Cell::get);
+        let nested = count > 0 && held == std::ptr::from_ref(txgs).addr();
+        assert!(!nested, "a change begins inside a change");
     }
 
     pub(super) fn enter(txgs: &Txgs) {
-        HELD.with(|held| held.set(std::ptr::from_ref(txgs).addr()));
+        let address = std::ptr::from_ref(txgs).addr();
+        HELD.with(|held| match held.get() {
+            (same, count) if same == address => held.set((same, count + 1)),
+            // Of several pools the last one is known.
+            _ => held.set((address, 1)),
+        });
     }
 
     pub(super) fn leave() {
-        HELD.with(|held| held.set(0));
+        HELD.with(|held| held.set((held.get().0, held.get().1.saturating_sub(1))));
     }
 }
 

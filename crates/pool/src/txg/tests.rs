@@ -144,6 +144,18 @@ fn a_change_inside_a_change_is_caught() {
 }
 
 #[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "inside a change")]
+fn a_change_inside_a_change_is_caught_after_one_that_did_not_wait() {
+    let txgs = txgs(small());
+    let hold = txgs.begin().unwrap();
+    let inner = crate::without_waiting(|| txgs.begin()).expect("it would not have to wait");
+    assert_eq!(inner.txg(), hold.txg());
+    drop(inner);
+    let _ = txgs.begin();
+}
+
+#[test]
 fn changes_wait_for_a_commit_at_the_maximum() {
     let txgs = txgs(small());
     txgs.begin().unwrap().dirty(2 << 20);
