@@ -1,5 +1,6 @@
 //! Attributes, and figures of the whole.
 
+use forebay_base::sync::Arc;
 use forebay_pool::without_waiting;
 
 use crate::attrs::{MODE_BITS, Meta};
@@ -107,16 +108,33 @@ impl FileSystem {
         })
     }
 
+    /// Whether reading may change the time of access.
+    pub(crate) fn access_is_due(&self, inode: &Inode) -> bool {
+        let kept = self.options.atime != AtimeMode::Off && self.check_writable().is_ok();
+        kept && inode.atime_needs_look(self.now())
+    }
+
+    /// As [`note_access`](Self::note_access), by a worker thread, for a thread that may have a transaction: one that waits for a device
+    /// does what comes of other requests meanwhile. If there is too much to do, the time stays as it is.
+    pub(crate) fn note_access_later(self: &Arc<Self>, ino: Ino) {
+        let fs = Arc::clone(self);
+        let note = move || {
+            if let Ok(inode) = fs.inode_of(ino) {
+                fs.note_access(&inode);
+            }
+        };
+        // What comes back is not done.
+        let _ = self.workers.push(Box::new(note), false);
+    }
+
     /// Something was read: sets the time of access, if it is to be set. Never waits for anything: if that would have to wait, the time
     /// stays as it is.
+    /// The thread has no transaction.
     pub(crate) fn note_access(&self, inode: &Inode) {
-        if self.options.atime == AtimeMode::Off || self.check_writable().is_err() {
+        if !self.access_is_due(inode) {
             return;
         }
         let now = self.now();
-        if !inode.atime_needs_look(now) {
-            return;
-        }
         let fresh_until = |meta: &Meta| {
             let fresh = meta.atime > meta.mtime && meta.atime > meta.ctime;
             if fresh { meta.atime.seconds.saturating_add(DAY_SECONDS) } else { 0 }

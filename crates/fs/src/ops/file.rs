@@ -6,7 +6,7 @@ use forebay_base::sync::{Arc, thread_local};
 use forebay_pool::{Object, without_waiting};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{FileSystem, stale};
+use crate::fs::{FileSystem, InodeRef, stale};
 use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, SetAttr, Write};
@@ -36,7 +36,6 @@ type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 /// A read whose answer may come later.
 struct ReadThen {
     ino: Ino,
-    handle: Handle,
     offset: u64,
     len: usize,
     rounds: u32,
@@ -96,13 +95,24 @@ impl FileSystem {
         len: usize,
         with: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        self.enter(Op::Read)?;
         let _ = handle;
+        let inode = self.read_content(ino, offset, len, with)?;
+        self.note_access(&inode);
+        Ok(())
+    }
+
+    fn read_content(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        with: &mut dyn FnMut(&[u8]),
+    ) -> Result<InodeRef<'_>> {
+        self.enter(Op::Read)?;
         let inode = self.inode_of(ino)?;
         let object = inode.file(self.dataset())?;
         read_object(&object, offset, len, with)?;
-        self.note_access(&inode);
-        Ok(())
+        Ok(inode)
     }
 
     /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later from a callback of the
@@ -115,11 +125,14 @@ impl FileSystem {
         len: usize,
         done: Done,
     ) {
-        self.try_read(ReadThen { ino, handle, offset, len, rounds: 0, done });
+        let _ = handle;
+        self.try_read(ReadThen { ino, offset, len, rounds: 0, done });
     }
 
     fn try_read(self: &Arc<Self>, mut read: ReadThen) {
-        let tried = without_waiting(|| self.answer(read));
+        // Later it is on a thread that does something else, and may have a transaction.
+        let own_thread = read.rounds == 0;
+        let tried = without_waiting(|| self.answer(read, own_thread));
         read = match tried {
             Some(read) => read,
             None => return,
@@ -138,23 +151,33 @@ impl FileSystem {
         self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
         let finish = move |fs: &Arc<Self>| {
             // Nothing there says that it would wait, on a thread that may.
-            if let Some(read) = fs.answer(read) {
+            if let Some(read) = fs.answer(read, true) {
                 (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
             }
         };
         self.hand_over(Box::new(finish), true);
     }
 
-    /// Reads and answers; gives the read back if that would have to wait.
-    fn answer(&self, read: ReadThen) -> Option<ReadThen> {
-        let ReadThen { ino, handle, offset, len, .. } = read;
+    /// Reads and answers; gives the read back if that would have to wait. `own_thread`: the thread has no transaction.
+    fn answer(self: &Arc<Self>, read: ReadThen, own_thread: bool) -> Option<ReadThen> {
+        let ReadThen { ino, offset, len, .. } = read;
         let mut left = Some(read);
-        let tried = self.read(ino, handle, offset, len, &mut |bytes| {
+        let tried = self.read_content(ino, offset, len, &mut |bytes| {
             if let Some(read) = left.take() {
                 (read.done)(Ok(bytes));
             }
         });
         match tried {
+            Ok(inode) if own_thread => {
+                self.note_access(&inode);
+                left
+            }
+            Ok(inode) => {
+                if self.access_is_due(&inode) {
+                    self.note_access_later(ino);
+                }
+                left
+            }
             Err(error) if error.kind() != ErrorKind::WouldBlock => {
                 if let Some(read) = left.take() {
                     (read.done)(Err(error));
