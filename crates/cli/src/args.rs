@@ -205,8 +205,9 @@ pub(crate) struct ExpandArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Memory: --memory bounds the whole process. 24 MiB are for the program, 2 MiB for each thread's buffers, a\n\
-    sixteenth for inodes; of the rest, four fifths less 51 MiB are the cache's, dirty data included.\n\n\
+    after_help = "Memory: --memory bounds the whole process. 40 MiB are for the program, 2 MiB for each thread's buffers,\n\
+    a sixteenth for inodes, another for what is kept of objects and transaction groups; of the rest, four fifths less\n\
+    51 MiB are the cache's, dirty data included.\n\n\
     Examples:\n  \
     forebay mount                                    ./forebay.pool at ./forebay-mnt, made if they are not there\n  \
     forebay mount tank.img /srv/tank                 in the foreground; Ctrl-C unmounts\n  \

@@ -1,7 +1,8 @@
 //! How the memory that a process may use is split.
 //!
 //! `--memory` bounds the whole process. What is fixed comes off first: the program and its threads, [`FIXED_BYTES`], and
-//! the transport's buffers, one a thread. A share is for inodes that the kernel has not forgotten. The rest is for
+//! the transport's buffers, one a thread. A share is for inodes that the kernel has not forgotten, and another for what is kept
+//! of groups, objects and the intent log outside of the arena. The rest is for
 //! blocks: the arena that they lie in may exceed the cache's bound by a quarter and [`ARENA_MARGIN_BYTES`], for I/O in
 //! flight and copies that are being written, so the cache's bound, which covers dirty data as well, is set so that the arena's
 //! limit is within the rest.
@@ -10,7 +11,7 @@ use crate::error::{Failure, Result};
 use crate::units;
 
 /// The program, its stacks, the allocator's slack.
-const FIXED_BYTES: u64 = 24 << 20;
+const FIXED_BYTES: u64 = 40 << 20;
 /// What the arena of blocks may have beside the cache's bound and a quarter of it.
 const ARENA_MARGIN_BYTES: u64 = 64 << 20;
 /// The transport's buffers for each thread: a request of the largest size, twice.
@@ -19,8 +20,10 @@ const THREAD_BYTES: u64 = 2 * (MAX_WRITE_BYTES as u64 + (64 << 10));
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// One part in so many is for inodes.
 const INODE_SHARE: u64 = 16;
+/// And one in so many for what is kept of groups, objects and the log.
+const BOOKS_SHARE: u64 = 16;
 /// A process with less could not cache anything worth it.
-pub(crate) const LEAST_BYTES: u64 = 160 << 20;
+pub(crate) const LEAST_BYTES: u64 = 192 << 20;
 /// Without a word from the user, one part in so many of what the process may have.
 const DEFAULT_SHARE: u64 = 4;
 /// Threads that serve requests, unless somebody says otherwise.
@@ -61,7 +64,12 @@ impl MemoryPlan {
             return Err(too_little(LEAST_BYTES));
         }
         let inode_bytes = total_bytes / INODE_SHARE;
-        let taken = FIXED_BYTES + THREAD_BYTES * threads as u64 + inode_bytes + ARENA_MARGIN_BYTES;
+        let books_bytes = total_bytes / BOOKS_SHARE;
+        let taken = FIXED_BYTES
+            + THREAD_BYTES * threads as u64
+            + inode_bytes
+            + books_bytes
+            + ARENA_MARGIN_BYTES;
         let least_cache = 16 << 20;
         let cache_bytes = total_bytes.saturating_sub(taken) / 5 * 4;
         if cache_bytes < least_cache {
@@ -85,7 +93,8 @@ mod tests {
         for total in [LEAST_BYTES, 256 << 20, 1 << 30, 100 << 30] {
             let plan = MemoryPlan::new(Some(total), Some(4)).unwrap();
             let arena = plan.cache_bytes + plan.cache_bytes / 4 + ARENA_MARGIN_BYTES;
-            assert!(arena + plan.inode_bytes + FIXED_BYTES + 4 * THREAD_BYTES <= total, "{plan:?}");
+            let others = total / BOOKS_SHARE + plan.inode_bytes + FIXED_BYTES + 4 * THREAD_BYTES;
+            assert!(arena + others <= total, "{plan:?}");
             assert!(plan.cache_bytes >= 16 << 20, "{plan:?}");
         }
     }
@@ -94,7 +103,7 @@ mod tests {
     fn too_little_is_said_with_what_would_do() {
         let said = MemoryPlan::new(Some(1 << 20), Some(4)).unwrap_err();
         assert_eq!(said.code, crate::error::USAGE);
-        assert!(said.message.contains("160 MiB"), "{said}");
+        assert!(said.message.contains("192 MiB"), "{said}");
         let said = MemoryPlan::new(Some(LEAST_BYTES), Some(64)).unwrap_err();
         assert!(said.message.contains("64 threads"), "{said}");
     }

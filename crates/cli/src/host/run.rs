@@ -29,11 +29,24 @@ const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// The main thread looks around at least this often while the process ends.
 const ENDING_PERIOD: Duration = Duration::from_millis(100);
 
-/// Has signals told to the main thread, from now on.
+/// Whether a thread has panicked. It would not be seen otherwise: the others go on.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Has panics noticed, from now on; they are printed as ever.
+fn notice_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICKED.store(true, Ordering::Relaxed);
+        print(panic);
+    }));
+}
+
+/// Has signals told to the main thread, and panics noticed, from now on.
 ///
 /// # Errors
 /// If the system refuses.
 pub(crate) fn hear_signals(events: Sender<Event>) -> Result<()> {
+    notice_panics();
     let refused = |error: std::io::Error| Failure::new(format!("cannot handle signals: {error}"));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(refused)?;
     let tell = move || {
@@ -93,6 +106,10 @@ pub(crate) fn run(
         }
     }
     match host.failures().first() {
+        None if PANICKED.load(Ordering::Relaxed) => Err(Failure::new(
+            "a thread of this process panicked, which is a bug: please report what it said; `forebay check` tells whether \
+             the pool has suffered",
+        )),
         None => Ok(()),
         Some(first) => Err(Failure::new(first.clone())),
     }

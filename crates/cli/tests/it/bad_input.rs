@@ -40,7 +40,7 @@ fn wrong_command_lines() {
         place.pool("tank.img");
         place.folder("at");
         let line = place.misused(&["mount", "tank.img", "at", "--memory", "1M"]);
-        assert!(line.contains("at least 160 MiB"), "{line}");
+        assert!(line.contains("at least 192 MiB"), "{line}");
         let line = place.misused(&["mount", "tank.img", "at", "-o", "fast"]);
         assert!(line.contains("-o fast"), "{line}");
     }

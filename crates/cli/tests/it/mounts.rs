@@ -223,6 +223,45 @@ fn places_that_cannot_be_mounted_on() {
 }
 
 #[test]
+fn many_small_files_are_read_back_while_others_are_made() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.ok(&["create", "tank.img", "--size", "512M"]);
+    let at = place.folder("at");
+    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M"]);
+    let path = &|folder: usize, file: usize| at.join(format!("{folder}/{file}"));
+    for folder in 0..4 {
+        fs::create_dir(at.join(folder.to_string())).unwrap();
+        for file in 0..1500 {
+            fs::write(path(folder, file), format!("{folder} {file}")).unwrap();
+        }
+    }
+    // From the devices, while times of what was made are written in the background.
+    let done = &std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while done.load(std::sync::atomic::Ordering::Relaxed) < 4 {
+                place.ok(&["cache", "flush"]);
+            }
+        });
+        for folder in 0..4 {
+            scope.spawn(move || {
+                for file in 0..1500 {
+                    let content = fs::read(path(folder, file)).unwrap();
+                    assert_eq!(content, format!("{folder} {file}").as_bytes());
+                    fs::write(path(folder, file + 10_000), b"").unwrap();
+                }
+                done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+    });
+    place.ok(&["umount", "at"]);
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
 fn a_full_pool_says_so_and_can_be_emptied() {
     if !fuse() {
         return;

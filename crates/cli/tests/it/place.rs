@@ -91,8 +91,26 @@ impl Place {
     }
 }
 
+/// A log that stays says that something went wrong in the background.
+fn assert_no_panics(run_dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(run_dir) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let log = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(!log.contains("panicked"), "{}: {log}", path.display());
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
+        self.stop_all();
+        if !std::thread::panicking() {
+            assert_no_panics(&self.run_dir());
+        }
+    }
+}
+
+impl Place {
+    fn stop_all(&self) {
         // What a failed test leaves running.
         let Ok(entries) = std::fs::read_dir(self.run_dir()) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
