@@ -20,7 +20,7 @@
 //!
 //! # Locking
 //!
-//! `mount-state` (how a mount ended) and, for the ceiling, `null-shard` and `null-names`; see `docs/locking.md`. None is held while a request waits.
+//! Those of a mount's life and, for the ceiling, of its names: `docs/locking.md` lists them. None is held while a request waits.
 //!
 //! # What it does not do
 //!
