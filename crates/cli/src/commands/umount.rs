@@ -11,9 +11,7 @@ use crate::output;
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.what);
     if let Some((process, at)) = served(at) {
-        process
-            .ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })
-            .map_err(|e| busy(e, args))?;
+        process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
         output::line(&format!("unmounted {}", at.display()));
         return Ok(());
     }
@@ -49,9 +47,7 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
     match client::find(&args.what)? {
         Target::Held { process, pool } => {
             for mount in &pool.mounts {
-                process
-                    .ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })
-                    .map_err(|error| busy(error, args))?;
+                process.ask::<()>(&Request::Unmount { at: mount.at.clone(), lazy: args.lazy })?;
                 output::line(&format!("unmounted {}", mount.at.display()));
             }
             if pool.mounts.is_empty() {
@@ -68,13 +64,6 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
             args.what
         ))),
     }
-}
-
-fn busy(mut failure: Failure, args: &UmountArgs) -> Failure {
-    if failure.message.contains("busy") && !args.lazy {
-        failure.message = failure.message.replace("or detach it lazily", "or use --lazy");
-    }
-    failure
 }
 
 /// The process that serves what is mounted at a place, and the place as that process calls it.

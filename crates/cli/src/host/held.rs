@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_base::sync::Mutex;
 use forebay_fs::{AtimeMode, FileSystem, FsOptions, FsStats};
-use forebay_fuse::{Mount, MountOptions, MountStats};
+use forebay_fuse::{Mount, MountError, MountOptions, MountStats};
 use forebay_pool::Pool;
 
 use super::MountWanted;
@@ -161,12 +161,8 @@ impl HeldMount {
         self.mount.wait()
     }
 
-    pub(super) fn unmount(&self, lazy: bool) -> Result<()> {
-        match lazy {
-            true => self.mount.unmount_lazily()?,
-            false => self.mount.unmount()?,
-        }
-        Ok(())
+    pub(super) fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        if lazy { self.mount.unmount_lazily() } else { self.mount.unmount() }
     }
 
     /// Closes its files.
@@ -228,8 +224,8 @@ impl From<forebay_fs::Error> for Failure {
     }
 }
 
-impl From<forebay_fuse::MountError> for Failure {
-    fn from(error: forebay_fuse::MountError) -> Self {
+impl From<MountError> for Failure {
+    fn from(error: MountError) -> Self {
         Self::new(crate::error::one_line(&error.to_string()))
     }
 }

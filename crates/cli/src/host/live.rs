@@ -15,6 +15,9 @@ pub(crate) const TERMINAL_PERIOD: Duration = Duration::from_secs(1);
 /// And elsewhere.
 pub(crate) const PLAIN_PERIOD: Duration = Duration::from_secs(60);
 
+/// So many columns are enough for the line in full.
+const WIDE_COLUMNS: usize = 130;
+
 /// Where messages go.
 pub(crate) struct Screen {
     terminal: bool,
@@ -64,6 +67,11 @@ impl Screen {
         let _ = out.flush();
     }
 
+    /// Whether a line may be long.
+    pub(crate) fn is_wide(&self) -> bool {
+        !self.terminal || width() >= WIDE_COLUMNS
+    }
+
     /// Shows the line of figures.
     pub(crate) fn show(&self, figures: &str) {
         if !self.terminal {
@@ -96,8 +104,8 @@ fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// The line: what happened between two looks, and what is there.
-pub(crate) fn line(before: &StatsView, after: &StatsView) -> String {
+/// The line: what happened between two looks, and what is there; in few columns if there is no room for `wide`.
+pub(crate) fn line(before: &StatsView, after: &StatsView, wide: bool) -> String {
     let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
     let rate = |of: &dyn Fn(&StatsView) -> u64| {
         let grown = of(after).saturating_sub(of(before)) as f64;
@@ -110,17 +118,30 @@ pub(crate) fn line(before: &StatsView, after: &StatsView) -> String {
     let free: u64 = after.pools.iter().map(|pool| pool.free_bytes).sum();
     let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
     let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
-    let mut line = format!(
-        "{} op/s | read {}/s write {}/s | from memory {} | cache: data {} metadata {} dirty {} | free {}",
-        units::count(operations),
-        units::bytes(reads as u64),
-        units::bytes(writes as u64),
-        units::percent(memory.found, memory.wanted),
-        units::bytes(after.cache.data_bytes),
-        units::bytes(after.cache.metadata_bytes),
-        units::bytes(after.cache.dirty_bytes),
-        units::bytes(free),
-    );
+    let cache = &after.cache;
+    let figures = [
+        reads as u64,
+        writes as u64,
+        cache.data_bytes,
+        cache.metadata_bytes,
+        cache.dirty_bytes,
+        free,
+    ];
+    let [reads, writes, data, metadata, dirty, free] = figures.map(|bytes| match wide {
+        true => units::bytes(bytes),
+        false => units::bytes(bytes).replace([' ', 'i', 'B'], ""),
+    });
+    let found = units::percent(memory.found, memory.wanted);
+    let operations = units::count(operations);
+    let mut line = match wide {
+        true => format!(
+            "{operations} op/s | read {reads}/s write {writes}/s | from memory {found} | cache: data {data} metadata \
+             {metadata} dirty {dirty} | free {free}"
+        ),
+        false => format!(
+            "{operations} op/s r {reads} w {writes} | hits {found} | data {data} meta {metadata} dirty {dirty} | free {free}"
+        ),
+    };
     if !suspended.is_empty() {
         line = format!("SUSPENDED: {} (see `forebay status`) | {line}", suspended.join(", "));
     }
@@ -145,7 +166,7 @@ mod tests {
         after.cache.hits = 7;
         let counters = [("reads.prefetch".to_owned(), 4), ("reads.miss".to_owned(), 1)].into();
         after.pools.push(PoolFigures { counters, ..PoolFigures::default() });
-        let text = line(&before, &after);
+        let text = line(&before, &after, true);
         assert!(
             text.starts_with("100 op/s | read 2.00 MiB/s write 0 B/s | from memory 37.5% |"),
             "{text}"
@@ -156,6 +177,11 @@ mod tests {
             suspended,
             ..PoolFigures::default()
         });
-        assert!(line(&before, &after).starts_with("SUSPENDED: tank "));
+        assert!(line(&before, &after, true).starts_with("SUSPENDED: tank "));
+        after.pools.clear();
+        assert_eq!(
+            line(&before, &after, false),
+            "100 op/s r 2.00M w 0 | hits 100.0% | data 0 meta 0 dirty 0 | free 0"
+        );
     }
 }

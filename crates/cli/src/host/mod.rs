@@ -28,6 +28,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use forebay_base::sync::{Condvar, Mutex, MutexGuard};
+use forebay_fuse::MountError;
 use forebay_pool::{BlockCache, BlockCacheOptions};
 use serde::{Deserialize, Serialize};
 
@@ -268,7 +269,16 @@ impl Host {
     /// # Errors
     /// If it is busy, or closing failed.
     pub(crate) fn unmount(&self, mount: &Arc<HeldMount>, lazy: bool) -> Result<()> {
-        mount.unmount(lazy)?;
+        for round in 1.. {
+            match mount.unmount(lazy) {
+                Ok(()) => break,
+                // Whoever has closed the last file may not be quite gone yet.
+                Err(MountError::Busy { .. }) if round < BUSY_ROUNDS => {
+                    std::thread::sleep(BUSY_PAUSE)
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         if lazy {
             // Its users may keep it for as long as they like.
             self.wait_for(mount, LAZY_PATIENCE);
@@ -428,6 +438,10 @@ impl Host {
 
 /// How long a lazy unmount waits for the end before it leaves the mount to its users.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A busy mount is tried so often, with such pauses, before it is said that it is.
+const BUSY_ROUNDS: u32 = 5;
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request that is being served.
 pub(crate) struct RequestUnderWay(Arc<Host>);

@@ -43,10 +43,12 @@ impl Host {
                 ));
                 answer(&view)
             }
-            Request::Unmount { at, lazy } => answer(&self.unmount(&self.mount_at(&at)?, lazy)?),
+            Request::Unmount { at, lazy } => {
+                answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(lazily)?)
+            }
             Request::Export { pool, lazy } => {
                 let held = self.pool(pool)?;
-                self.export(&held, lazy)?;
+                self.export(&held, lazy).map_err(lazily)?;
                 self.screen.say(&format!("exported pool {}", held.pool.name()));
                 answer(&())
             }
@@ -103,6 +105,12 @@ impl Host {
         let after = self.cache.cache().stats().resident_bytes();
         Flushed { blocks, bytes: before.saturating_sub(after) }
     }
+}
+
+/// A busy mount can be detached lazily: says how.
+fn lazily(mut failure: Failure) -> Failure {
+    failure.message = failure.message.replace("or detach it lazily", "or use --lazy");
+    failure
 }
 
 fn answer(value: &impl Serialize) -> Result<serde_json::Value> {

@@ -98,7 +98,7 @@ pub(crate) fn run(
             ending.look();
         } else if Instant::now() >= show_at && !host.daemon {
             let after = figures::stats(host);
-            host.screen.show(&line(&before, &after));
+            host.screen.show(&line(&before, &after, host.screen.is_wide()));
             before = after;
             show_at = Instant::now() + host.screen.period();
         } else if Instant::now() >= show_at {
@@ -184,7 +184,7 @@ fn unmount_all(host: &Host, lazily: &AtomicBool, alone: bool) {
                 && !told
             {
                 told = true;
-                host.screen.say(&error.message);
+                host.screen.say(&Failure::from(error).message);
                 host.screen.say(match alone {
                     true => "it is unmounted lazily in a moment",
                     false => "trying again; Ctrl-C once more unmounts it lazily",
