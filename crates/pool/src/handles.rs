@@ -337,12 +337,21 @@ impl Object {
     /// [`ErrorKind::Closed`] if it was destroyed, [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], and what reading a record that is
     /// not written whole may bring.
     pub fn write(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> Result<()> {
-        let _turn = self.turn()?;
+        self.write_some(tx, offset, data).1
+    }
+
+    /// As [`write`](Self::write), and says how many bytes of `data` were written, from its beginning: all if it succeeds,
+    /// perhaps none if it fails. For whoever keeps something of its own that has to agree with the content.
+    pub fn write_some(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> (u64, Result<()>) {
+        let _turn = match self.turn() {
+            Ok(turn) => turn,
+            Err(error) => return (0, Err(error)),
+        };
         let (len, written) = self.node.write_some(tx.tx(), offset, data);
         if len > 0 {
             self.dataset.log(tx, self.node.number, || Change::Write { offset, len });
         }
-        written
+        (len, written)
     }
 
     /// Makes the object `size` bytes long: what was behind is gone, what is new reads as zeros.

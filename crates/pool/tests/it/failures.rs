@@ -78,9 +78,11 @@ fn a_write_that_fails_has_written_a_beginning() {
     object.write(&tx, 8192, &[7; 10]).expect("room");
     object.truncate(&tx, 0).expect("shorter");
     fill(&tx, &big, 0);
-    assert!(object.write(&tx, 0, &vec![9; 2 << 20]).is_err());
+    let (len, written) = object.write_some(&tx, 0, &vec![9; 2 << 20]);
+    assert_eq!(written.expect_err("no room").kind(), ErrorKind::NoSpace);
     drop(tx);
     let size = object.size();
+    assert_eq!(size, len, "it says how much");
     object.fsync().expect("durable");
     drop((object, big, small, data));
     pool.abandon();
