@@ -9,10 +9,11 @@ use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
 use crate::inode::{Away, Inode};
+use crate::ops::{RETRIES_MAX, too_fast};
 use crate::options::FsOptions;
 use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
-use crate::table::Table;
+use crate::table::{Found, Table};
 use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
 use crate::workers::Workers;
 
@@ -349,11 +350,27 @@ impl FileSystem {
     /// # Errors
     /// [`Stale`](ErrorKind::Stale) if there is none, and what reading it brings.
     pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
-        if let Some(inode) = self.held(number) {
-            return Ok(inode);
+        for _ in 0..RETRIES_MAX {
+            let loading = match self.table.get_or_load(number) {
+                Found::There(inode) => return Ok(InodeRef { fs: self, inode }),
+                Found::Absent(loading) => loading,
+            };
+            let loaded = self.load(number);
+            #[cfg(test)]
+            crate::tests::after_load();
+            match loaded {
+                Ok(loaded) => {
+                    if let Some(inode) = loading.finish(loaded) {
+                        return Ok(InodeRef { fs: self, inode });
+                    }
+                }
+                Err(error) if !loading.is_old() => return Err(error),
+                Err(_) => {}
+            }
+            // Others had it meanwhile.
+            self.counters.add(FsCounters::RETRIES, 0, 1);
         }
-        let loaded = self.load(number)?;
-        Ok(InodeRef { fs: self, inode: self.table.insert(loaded) })
+        Err(too_fast())
     }
 
     /// The inode that a caller names.
@@ -368,9 +385,9 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// A new inode, in memory.
+    /// A new inode, in memory, before any name leads to it.
     pub(crate) fn add(&self, inode: Inode) -> InodeRef<'_> {
-        InodeRef { fs: self, inode: self.table.insert(inode) }
+        InodeRef { fs: self, inode: self.table.add(inode) }
     }
 
     fn load(&self, number: u64) -> Result<Inode> {

@@ -62,6 +62,8 @@ mod options;
 mod reclaim;
 mod stats;
 mod table;
+#[cfg(test)]
+mod tests;
 mod types;
 mod workers;
 

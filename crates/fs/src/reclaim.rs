@@ -5,18 +5,24 @@
 //! Nothing of that need be remembered: what is in the orphan directory when a file system is opened is an orphan of a
 //! crash, and is destroyed then.
 //!
-//! One thread does all of it, so nobody else takes names out of the orphan directory.
+//! What cannot be destroyed now, as in a pool that is full or whose device fails, is tried again later, one by one: so one that
+//! cannot go keeps no other, and the room of deleted files comes back once it can.
+//!
+//! One thread does all of it, so nobody but who takes a failed change back takes names out of the orphan directory. Names there
+//! that are none of an orphan's go as well.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use forebay_base::sync::thread::{JoinHandle, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
-use forebay_pool::{Cookie, ErrorKind as PoolKind, Object};
+use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras;
 use crate::fs::FileSystem;
+use crate::inode::Inode;
 use crate::stats::FsCounters;
 use crate::table::Leaving;
 use crate::types::FileKind;
@@ -25,6 +31,9 @@ use crate::types::FileKind;
 const LOT: usize = 32;
 /// Records that are freed in one transaction, at most.
 const STEP_RECORDS: u64 = 8192;
+
+/// How long what could not be destroyed waits for the next attempt.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Something to be done later.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +53,8 @@ pub(crate) struct Reclaim {
 
 struct State {
     chores: VecDeque<Chore>,
+    /// Inodes that could not be destroyed.
+    failed: VecDeque<u64>,
     /// Chores are being done, or what was left behind is being looked for.
     busy: bool,
     stopped: bool,
@@ -52,7 +63,13 @@ struct State {
 
 impl Reclaim {
     pub(crate) fn new() -> Arc<Self> {
-        let state = State { chores: VecDeque::new(), busy: true, stopped: false, thread: None };
+        let state = State {
+            chores: VecDeque::new(),
+            failed: VecDeque::new(),
+            busy: true,
+            stopped: false,
+            thread: None,
+        };
         Arc::new(Self {
             state: Mutex::named("fs-reclaim", state),
             wake: Condvar::new(),
@@ -83,14 +100,27 @@ impl Reclaim {
         }
     }
 
-    /// Chores that wait.
-    pub(crate) fn len(&self) -> u64 {
-        self.state.lock().chores.len() as u64
+    /// This inode is to be destroyed, and could not be.
+    fn push_failed(&self, number: u64) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            state.failed.push_back(number);
+        }
     }
 
-    /// Waits until nothing is left to do.
+    /// Chores that wait.
+    pub(crate) fn len(&self) -> u64 {
+        let state = self.state.lock();
+        (state.chores.len() + state.failed.len()) as u64
+    }
+
+    /// Tries again what failed, and waits until nothing is left to do, but for what fails once more.
     pub(crate) fn quiesce(&self) {
         let mut state = self.state.lock();
+        if !state.stopped {
+            state.retry(usize::MAX);
+            self.wake.notify_one();
+        }
         while !state.stopped && (state.busy || !state.chores.is_empty()) {
             self.idle.wait(&mut state);
         }
@@ -102,6 +132,7 @@ impl Reclaim {
             let mut state = self.state.lock();
             state.stopped = true;
             state.chores.clear();
+            state.failed.clear();
             state.thread.take()
         };
         self.wake.notify_all();
@@ -128,7 +159,12 @@ impl Reclaim {
                     self.idle.notify_all();
                 }
                 while state.chores.is_empty() && !state.stopped {
-                    self.wake.wait(&mut state);
+                    if state.failed.is_empty() {
+                        self.wake.wait(&mut state);
+                    } else if self.wake.wait_timeout(&mut state, RETRY_AFTER) {
+                        // As many as one transaction takes; if that goes well, all of them.
+                        state.retry(LOT);
+                    }
                 }
                 state.busy = true;
                 let count = state.chores.len().min(LOT);
@@ -139,6 +175,14 @@ impl Reclaim {
                 _ => return,
             }
         }
+    }
+}
+
+impl State {
+    /// Makes chores of up to `most` of what failed.
+    fn retry(&mut self, most: usize) {
+        let count = self.failed.len().min(most);
+        self.chores.extend(self.failed.drain(..count).map(Chore::Destroy));
     }
 }
 
@@ -158,8 +202,6 @@ pub(crate) fn orphan_number(name: &[u8]) -> Option<u64> {
 struct Doomed {
     number: u64,
     extras: Extras,
-    /// Only its name is left.
-    gone: bool,
 }
 
 impl FileSystem {
@@ -225,36 +267,54 @@ impl FileSystem {
             match self.prepare(reclaim, *number) {
                 Ok(Some(doomed)) => ready.push(doomed),
                 Ok(None) => {}
-                Err(_) => self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1),
+                Err(error) => self.not_destroyed(reclaim, *number, &error),
             }
         }
         if ready.is_empty() || reclaim.is_stopped() {
             return;
         }
-        let destroyed = self.destroy_all(&ready);
-        let row = match destroyed {
-            Ok(()) => FsCounters::ORPHANS_DESTROYED,
-            Err(_) => FsCounters::ORPHANS_FAILED,
-        };
-        self.counters().add(row, 0, ready.len() as u64);
+        let left = self.destroy_all(&ready);
+        let mut destroyed = ready.len() - left.len();
+        // One of them may have kept the others, or used up what room a transaction has.
+        for doomed in left {
+            let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, doomed));
+            match one {
+                Ok(()) => destroyed += 1,
+                Err(error) => self.not_destroyed(reclaim, doomed.number, &error),
+            }
+        }
+        self.counters().add(FsCounters::ORPHANS_DESTROYED, 0, destroyed as u64);
+        if destroyed > 0 {
+            reclaim.state.lock().retry(usize::MAX);
+        }
+    }
+
+    /// Takes note that an inode could not be destroyed. What makes no sense will not make more later; the rest is tried again.
+    fn not_destroyed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
+        self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
+        if !matches!(
+            error.kind(),
+            ErrorKind::Corrupt | ErrorKind::Suspended | ErrorKind::Closed | ErrorKind::ReadOnly
+        ) {
+            reclaim.push_failed(number);
+        }
     }
 
     /// Looks whether an inode is to be destroyed, and frees what is too much for one transaction.
     fn prepare(&self, reclaim: &Reclaim, number: u64) -> Result<Option<Doomed>> {
-        let name = orphan_name(number);
-        if self.orphans().lookup(name.as_bytes())?.is_none() || self.table().has(number) {
+        if self.table().has(number) {
             return Ok(None);
         }
         let info = match self.dataset().object_info(number) {
             Ok(info) => info,
             Err(error) if error.kind() == PoolKind::NotFound => {
-                return Ok(Some(Doomed { number, extras: Extras::default(), gone: true }));
+                return self.remove_false_name(number).map(|()| None);
             }
             Err(error) => return Err(error.into()),
         };
         let meta = Meta::decode(&info.attributes)?;
         if meta.nlink != 0 {
-            return Err(Error::corrupt(format!("inode {number} has names, and is an orphan")));
+            return self.remove_false_name(number).map(|()| None);
         }
         if meta.kind == FileKind::File {
             let object = self.dataset().object(number)?;
@@ -263,19 +323,61 @@ impl FileSystem {
                 return Ok(None);
             }
         }
-        Ok(Some(Doomed { number, extras: meta.extras, gone: false }))
+        Ok(Some(Doomed { number, extras: meta.extras }))
     }
 
-    fn destroy_all(&self, doomed: &[Doomed]) -> Result<()> {
+    /// Takes the name of an inode that is no orphan out of the orphan directory.
+    fn remove_false_name(&self, number: u64) -> Result<()> {
+        let name = orphan_name(number);
+        if self.orphans().lookup(name.as_bytes())?.is_none() {
+            return Ok(());
+        }
+        // Somebody may make an inode of that number, or an orphan of it, right now: then the name is none of ours.
+        let inode = match self.inode(number) {
+            Ok(inode) => Some(inode),
+            Err(error) if error.kind() == ErrorKind::Stale => None,
+            Err(error) => return Err(error),
+        };
         let tx = self.begin_freeing()?;
-        for Doomed { number, extras, gone } in doomed {
-            if !gone {
-                self.dataset().destroy(&tx, *number)?;
-                extras::discard(self.dataset(), &tx, extras)?;
-            }
-            self.orphans().remove(&tx, orphan_name(*number).as_bytes())?;
+        let _turn = inode.as_deref().map(Inode::turn);
+        let is_orphan = match &inode {
+            Some(inode) => inode.known().meta.nlink == 0,
+            None => match self.dataset().object_info(number) {
+                Ok(_) => true,
+                Err(error) if error.kind() == PoolKind::NotFound => false,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        if !is_orphan {
+            self.orphans().remove(&tx, name.as_bytes())?;
+            self.counters().add(FsCounters::ORPHAN_NAMES_REMOVED, 0, 1);
         }
         Ok(())
+    }
+
+    /// Destroys orphans in one transaction, up to one that fails; returns that and those behind it.
+    fn destroy_all<'d>(&self, doomed: &'d [Doomed]) -> &'d [Doomed] {
+        let Ok(tx) = self.begin_freeing() else { return doomed };
+        let done = doomed.iter().take_while(|doomed| self.destroy_one(&tx, doomed).is_ok()).count();
+        &doomed[done..]
+    }
+
+    /// Destroys an orphan. Its name goes first: a name whose object is gone would be in the way of who gets the number next. An object
+    /// without its name is found by nobody but who tries again.
+    fn destroy_one(&self, tx: &Transaction<'_>, doomed: &Doomed) -> Result<()> {
+        let name = orphan_name(doomed.number);
+        gone_is_fine(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
+        // The object goes last: as long as it is there, it can be tried again.
+        let discarded = match extras::discard(self.dataset(), tx, &doomed.extras) {
+            Err(error) if error.kind() != ErrorKind::Stale => Err(error),
+            _ => Ok(()),
+        };
+        let destroyed =
+            discarded.and_then(|()| gone_is_fine(self.dataset().destroy(tx, doomed.number)));
+        if destroyed.is_err() {
+            self.orphans().update(tx, name.as_bytes(), &[1])?;
+        }
+        destroyed
     }
 
     /// Frees the records of a file from `from` to `to`, but for what is little enough for the caller's next transaction. Each step is a
@@ -309,5 +411,13 @@ impl FileSystem {
             at = next;
         }
         Ok(true)
+    }
+}
+
+/// Lets pass that something to be removed is not there.
+fn gone_is_fine(removed: forebay_pool::Result<()>) -> Result<()> {
+    match removed {
+        Err(error) if error.kind() != PoolKind::NotFound => Err(error.into()),
+        _ => Ok(()),
     }
 }

@@ -25,8 +25,10 @@ forebay_base::counters! {
     jobs_inline;
     /// Inodes without names that were destroyed.
     orphans_destroyed;
-    /// Inodes without names that could not be destroyed; they stay in the orphan directory.
+    /// Attempts to destroy inodes without names that failed; these stay in the orphan directory, and are tried again.
     orphans_failed;
+    /// Names in the orphan directory that were none of an orphan's, and were removed.
+    orphan_names_removed;
     /// Steps in which large files were freed.
     steps_freed;
     /// Times of inodes that were written after the fact.

@@ -6,6 +6,8 @@
 //! - It stays as long as its `refs` is not zero. That counts lookups, opens, and each [`InodeRef`]; it leaves zero only
 //!   with its shard locked, and whoever brings it to zero looks, with the shard locked, whether it still is.
 //! - An inode without names is destroyed only after it has left.
+//! - What was read of an inode's object comes in only if nobody had the inode in memory while it was read: who had it may have
+//!   changed it. Whoever reads says so before ([`Loading`]), and is told.
 //!
 //! # Locking
 //!
@@ -39,6 +41,86 @@ struct Slot {
     lookups: u64,
 }
 
+/// Somebody reads inodes of this number.
+#[derive(Default)]
+struct Readers {
+    count: usize,
+    /// How often an inode of the number has left, or made room for another one, since the first of them began.
+    leavings: u64,
+}
+
+#[derive(Default)]
+struct Numbers {
+    slots: HashMap<u64, Slot, NumberHash>,
+    loading: HashMap<u64, Readers, NumberHash>,
+}
+
+impl Numbers {
+    /// What was read of this number may be old.
+    fn note_leaving(&mut self, number: u64) {
+        if let Some(readers) = self.loading.get_mut(&number) {
+            readers.leavings += 1;
+        }
+    }
+}
+
+/// What there is of an inode in memory.
+pub(crate) enum Found<'a> {
+    /// It is there, with one reference more.
+    There(Arc<Inode>),
+    /// It is not: read it, and hand it in.
+    Absent(Loading<'a>),
+}
+
+/// The right to put an inode in that is being read.
+pub(crate) struct Loading<'a> {
+    table: &'a Table,
+    number: u64,
+    leavings: u64,
+}
+
+impl Loading<'_> {
+    /// Puts in what was read, and returns the inode that is there now, with one reference more. `None` if others had
+    /// the inode meanwhile, and it left again: what was read is old.
+    pub(crate) fn finish(self, inode: Inode) -> Option<Arc<Inode>> {
+        debug_assert_eq!(inode.number, self.number, "another inode was asked for");
+        let mut shard = self.table.shard(self.number).lock();
+        let fresh =
+            shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+        let slot = match shard.slots.entry(self.number) {
+            Entry::Occupied(slot) => slot.into_mut(),
+            Entry::Vacant(_) if !fresh => return None,
+            Entry::Vacant(place) => {
+                self.table.count.fetch_add(1, Ordering::Relaxed);
+                place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
+            }
+        };
+        slot.inode.refs.fetch_add(1, Ordering::SeqCst);
+        let there = Arc::clone(&slot.inode);
+        drop(shard);
+        Some(there)
+    }
+
+    /// Whether others have, or had, the inode since: what was read, or why it could not be, says nothing.
+    pub(crate) fn is_old(&self) -> bool {
+        let shard = self.table.shard(self.number).lock();
+        let same = shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+        !same || shard.slots.contains_key(&self.number)
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        let mut shard = self.table.shard(self.number).lock();
+        if let Some(readers) = shard.loading.get_mut(&self.number) {
+            readers.count -= 1;
+            if readers.count == 0 {
+                shard.loading.remove(&self.number);
+            }
+        }
+    }
+}
+
 /// Spreads numbers: neighbours are in different shards, and a number is as good as a hash.
 #[derive(Clone, Copy, Default)]
 struct NumberHash;
@@ -70,7 +152,7 @@ impl std::hash::Hasher for NumberHasher {
     }
 }
 
-type Shard = CachePadded<Mutex<HashMap<u64, Slot, NumberHash>>>;
+type Shard = CachePadded<Mutex<Numbers>>;
 
 /// Inodes by number.
 pub(crate) struct Table {
@@ -82,7 +164,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("fs-table", HashMap::default()));
+        let shard = |_| CachePadded::new(Mutex::named("fs-table", Numbers::default()));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             count: AtomicU64::new(0),
@@ -97,21 +179,44 @@ impl Table {
     /// The inode of that number, with one reference more.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
         let shard = self.shard(number).lock();
-        let slot = shard.get(&number)?;
+        let slot = shard.slots.get(&number)?;
         slot.inode.refs.fetch_add(1, Ordering::SeqCst);
         Some(Arc::clone(&slot.inode))
     }
 
-    /// Whether it is in memory.
-    pub(crate) fn has(&self, number: u64) -> bool {
-        self.shard(number).lock().contains_key(&number)
+    /// The inode of that number, or the right to put it in.
+    pub(crate) fn get_or_load(&self, number: u64) -> Found<'_> {
+        let mut shard = self.shard(number).lock();
+        if let Some(slot) = shard.slots.get(&number) {
+            slot.inode.refs.fetch_add(1, Ordering::SeqCst);
+            return Found::There(Arc::clone(&slot.inode));
+        }
+        let readers = shard.loading.entry(number).or_default();
+        readers.count += 1;
+        Found::Absent(Loading { table: self, number, leavings: readers.leavings })
     }
 
-    /// Puts an inode in, unless there is one. Returns the one that is there, with one reference more.
-    pub(crate) fn insert(&self, inode: Inode) -> Arc<Inode> {
-        let mut shard = self.shard(inode.number).lock();
-        let slot = match shard.entry(inode.number) {
-            Entry::Occupied(slot) => slot.into_mut(),
+    /// Whether it is in memory.
+    pub(crate) fn has(&self, number: u64) -> bool {
+        self.shard(number).lock().slots.contains_key(&number)
+    }
+
+    /// Puts a new inode in, whose object was just created, and returns it with one reference more. One of an older object with its
+    /// number makes room; whoever has that finds its object gone.
+    pub(crate) fn add(&self, inode: Inode) -> Arc<Inode> {
+        let number = inode.number;
+        let mut shard = self.shard(number).lock();
+        shard.note_leaving(number);
+        let slot = match shard.slots.entry(number) {
+            // Somebody guessed its number and has read it.
+            Entry::Occupied(slot) if slot.get().inode.generation == inode.generation => {
+                slot.into_mut()
+            }
+            Entry::Occupied(slot) => {
+                let slot = slot.into_mut();
+                *slot = Slot { inode: Arc::new(inode), lookups: 0 };
+                slot
+            }
             Entry::Vacant(place) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
@@ -121,9 +226,20 @@ impl Table {
         Arc::clone(&slot.inode)
     }
 
+    /// Takes out an inode that came to nothing: its object is destroyed already.
+    pub(crate) fn take_out(&self, inode: &Inode) {
+        let mut shard = self.shard(inode.number).lock();
+        shard.note_leaving(inode.number);
+        let same = |slot: &Slot| std::ptr::eq(&raw const *slot.inode, inode);
+        if shard.slots.get(&inode.number).is_some_and(same) {
+            shard.slots.remove(&inode.number);
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Makes a reference that the caller has one of the count of lookups.
     pub(crate) fn count_lookup(&self, inode: &Inode) {
-        if let Some(slot) = self.shard(inode.number).lock().get_mut(&inode.number) {
+        if let Some(slot) = self.shard(inode.number).lock().slots.get_mut(&inode.number) {
             slot.lookups += 1;
         }
     }
@@ -131,7 +247,7 @@ impl Table {
     /// Takes up to `count` off the count of lookups; returns the inode if that were the last reasons to keep it.
     pub(crate) fn forget(&self, number: u64, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(number).lock();
-        let slot = shard.get_mut(&number)?;
+        let slot = shard.slots.get_mut(&number)?;
         let count = count.min(slot.lookups);
         slot.lookups -= count;
         let before = slot.inode.refs.fetch_sub(count, Ordering::SeqCst);
@@ -147,7 +263,7 @@ impl Table {
     /// Lets an inode go that nobody needs, unless `keep` says that something has to be done first.
     pub(crate) fn leave(&self, number: u64, keep: impl FnOnce(&Inode) -> bool) -> Leaving {
         let mut shard = self.shard(number).lock();
-        match shard.get(&number) {
+        match shard.slots.get(&number) {
             Some(slot) if slot.inode.refs.load(Ordering::SeqCst) == 0 => {
                 if keep(&slot.inode) {
                     return Leaving::Stays;
@@ -155,8 +271,9 @@ impl Table {
             }
             _ => return Leaving::Needed,
         }
-        match shard.remove(&number) {
+        match shard.slots.remove(&number) {
             Some(slot) => {
+                shard.note_leaving(number);
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 Leaving::Left(slot.inode)
             }
@@ -200,7 +317,7 @@ impl Table {
         for at in from..from + SHARDS {
             let shard = self.shards[at % SHARDS].lock();
             let inodes: Vec<Arc<Inode>> =
-                shard.values().map(|slot| Arc::clone(&slot.inode)).collect();
+                shard.slots.values().map(|slot| Arc::clone(&slot.inode)).collect();
             drop(shard);
             if !inodes.iter().all(&mut each) {
                 return (at + 1) % SHARDS;

@@ -175,16 +175,13 @@ impl FileSystem {
                 let items = extras::encode(&[Item::target(target)])?;
                 meta.extras = extras::place(self.dataset(), &tx, items)?;
             }
-            let number = match self.put_new(&tx, parent, name, &meta) {
-                Ok(number) => number,
-                Err(error) => {
-                    extras::discard(self.dataset(), &tx, &meta.extras)?;
-                    return Err(error);
-                }
-            };
             let size = target.map_or(0, |target| target.len() as u64);
             let away = Away { size, allocated: 0, record };
-            Ok(self.add(Inode::new(number, tx.txg(), meta, away, tx.txg())))
+            let made = self.put_new(&tx, parent, name, &meta, away);
+            if made.is_err() {
+                extras::discard(self.dataset(), &tx, &meta.extras)?;
+            }
+            made
         })
     }
 
@@ -195,7 +192,8 @@ impl FileSystem {
         parent: &Inode,
         name: &[u8],
         meta: &Meta,
-    ) -> Result<u64> {
+        away: Away,
+    ) -> Result<InodeRef<'_>> {
         let dataset = self.dataset();
         let is_directory = meta.kind == FileKind::Directory;
         let names = parent.directory(dataset)?;
@@ -204,9 +202,18 @@ impl FileSystem {
             true => dataset.create_directory(tx, &attributes)?,
             false => dataset.create_object(tx, &attributes)?,
         };
+        // From before a name leads to it: whoever follows the name finds this one.
+        let made = self.add(Inode::new(number, tx.txg(), meta.clone(), away, tx.txg()));
+        let unmake = || -> Result<()> {
+            // Whoever has it by its name finds it gone, and looks again.
+            made.known().meta.nlink = 0;
+            let destroyed = dataset.destroy(tx, number);
+            self.table().take_out(&made);
+            Ok(destroyed?)
+        };
         let dirent = Dirent { number, kind: meta.kind };
         if let Err(error) = names.insert(tx, name, &dirent.encode()) {
-            dataset.destroy(tx, number)?;
+            unmake()?;
             return Err(error.into());
         }
         let now = meta.ctime;
@@ -219,10 +226,11 @@ impl FileSystem {
         };
         if let Err(error) = told {
             names.remove(tx, name)?;
-            dataset.destroy(tx, number)?;
+            parent.note_removal();
+            unmake()?;
             return Err(error);
         }
-        Ok(number)
+        Ok(made)
     }
 
     fn meta_of_new(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {

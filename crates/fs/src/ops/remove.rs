@@ -123,7 +123,8 @@ impl FileSystem {
         };
         let orphan = orphan_name(child.number);
         if nlink == 0 {
-            self.orphans().insert(tx, orphan.as_bytes(), &[1])?;
+            // It may be there, if somebody's attempt to destroy an older inode failed half-way.
+            self.orphans().update(tx, orphan.as_bytes(), &[1])?;
         }
         let told = self.change(tx, child, |meta| {
             meta.nlink = nlink;

@@ -1,0 +1,220 @@
+//! What can only be seen, or brought about, from inside: races at their worst moment, and orphan directories that no operation leaves
+//! behind.
+
+use std::cell::RefCell;
+
+use forebay_base::sync::{Arc, thread_local};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Op as IoOp};
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Directory, Pool, Transaction,
+};
+
+use crate::extras::Extras;
+use crate::fs::FileSystem;
+use crate::options::FsOptions;
+use crate::reclaim::orphan_name;
+use crate::types::{Caller, Handle, Ino, Owner, SetAttr, XattrMode};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+const MIB: u64 = 1 << 20;
+
+/// Something that happens at a moment of somebody else's.
+type Event = Box<dyn FnOnce()>;
+
+thread_local! {
+    static AFTER_LOAD: RefCell<Option<Event>> = const { RefCell::new(None) };
+}
+
+/// Called when this thread has read an inode, before that is in memory for others.
+pub(crate) fn after_load() {
+    if let Some(event) = AFTER_LOAD.take() {
+        event();
+    }
+}
+
+fn next_load_then(event: impl FnOnce() + 'static) {
+    AFTER_LOAD.set(Some(Box::new(event)));
+}
+
+struct Rig {
+    faults: Arc<FaultDevice>,
+    cache: Arc<BlockCache>,
+    fs: Arc<FileSystem>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let memory = MemoryDevice::new("memory", 64 * MIB, &MemoryOptions::default()).unwrap();
+        let faults = Arc::new(FaultDevice::new(Arc::new(memory), 1));
+        let cache = BlockCacheOptions { bytes: 32 * MIB, ..Default::default() };
+        let cache = BlockCache::new(cache).unwrap();
+        let options = CreateOptions { seed: Some(7), ..CreateOptions::new("tank", cache.clone()) };
+        let device = Arc::clone(&faults) as Arc<dyn Device>;
+        let pool = Pool::create(vec![device.into()], &options).unwrap();
+        let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
+        FileSystem::create_in(&pool, "files", &DatasetSettings::default(), owner).unwrap();
+        let fs = FileSystem::open_in(Arc::new(pool), "files", &FsOptions::default()).unwrap();
+        fs.quiesce();
+        Self { faults, cache, fs }
+    }
+
+    /// Closes the file system and opens it again, on the same pool.
+    fn reopen(&mut self) {
+        self.fs.close().unwrap();
+        let pool = Arc::clone(self.fs.pool());
+        self.fs = FileSystem::open_in(pool, "files", &FsOptions::default()).unwrap();
+        self.fs.quiesce();
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.fs.stats().counters.iter().find(|row| row.0 == name).unwrap().2
+    }
+
+    fn audit(&self) {
+        let report = self.fs.audit().unwrap();
+        assert!(report.is_clean(), "{report}");
+    }
+}
+
+/// A file that nobody has any more.
+fn file(fs: &FileSystem, name: &[u8]) -> Ino {
+    let (entry, handle) = fs.create(Ino::ROOT, name, 0o644, ME).unwrap();
+    let ino = entry.attr.ino;
+    assert_eq!(fs.write(ino, handle, 0, b"content", Default::default()).unwrap(), 7);
+    fs.release(handle);
+    fs.forget(ino, 1);
+    fs.quiesce();
+    ino
+}
+
+fn change(fs: &FileSystem, change: impl FnOnce(&Transaction<'_>, &Directory)) {
+    let tx = fs.begin().unwrap();
+    change(&tx, fs.orphans());
+}
+
+#[test]
+fn an_inode_that_changed_and_left_while_it_was_read_is_read_again() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    let retries = rig.counter("retries");
+    let fs = Arc::clone(&rig.fs);
+    next_load_then(move || {
+        let found = fs.lookup(Ino::ROOT, b"f").unwrap().attr.ino;
+        fs.link(found, Ino::ROOT, b"g").unwrap();
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        fs.setattr(found, &set, ME).unwrap();
+        fs.forget(found, 2);
+        fs.quiesce();
+    });
+    let found = rig.fs.lookup(Ino::ROOT, b"f").unwrap().attr;
+    assert_eq!((found.nlink, found.mode), (2, 0o600));
+    assert_eq!(rig.counter("retries"), retries + 1);
+    rig.fs.unlink(Ino::ROOT, b"f").unwrap();
+    rig.fs.forget(ino, 1);
+    rig.fs.quiesce();
+    let left = rig.fs.lookup(Ino::ROOT, b"g").unwrap().attr;
+    assert_eq!(left.nlink, 1);
+    let read = |bytes: &[u8]| assert_eq!(bytes, b"content");
+    rig.fs.read(left.ino, Handle(left.ino.0), 0, 100, &mut { read }).unwrap();
+    rig.audit();
+}
+
+#[test]
+fn an_inode_that_others_have_meanwhile_is_theirs() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    let fs = Arc::clone(&rig.fs);
+    next_load_then(move || {
+        let found = fs.lookup(Ino::ROOT, b"f").unwrap().attr.ino;
+        fs.link(found, Ino::ROOT, b"g").unwrap();
+    });
+    assert_eq!(rig.fs.lookup(Ino::ROOT, b"f").unwrap().attr.nlink, 2);
+    rig.fs.forget(ino, 3);
+    rig.audit();
+}
+
+#[test]
+fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    let fs = Arc::clone(&rig.fs);
+    next_load_then(move || {
+        fs.unlink(Ino::ROOT, b"f").unwrap();
+        fs.quiesce();
+        // Takes the number, if numbers come back at once.
+        file(&fs, b"other");
+    });
+    let found = rig.fs.lookup(Ino::ROOT, b"f").unwrap_err();
+    assert_eq!(found.kind(), crate::ErrorKind::NotFound);
+    let after = rig.fs.getattr(ino).map(|attr| attr.nlink);
+    assert!(after.is_err() || rig.fs.lookup(Ino::ROOT, b"other").unwrap().attr.ino == ino);
+    rig.fs.quiesce();
+    assert_eq!(rig.fs.stats().orphans, 0);
+    rig.audit();
+}
+
+#[test]
+fn names_of_what_is_no_orphan_go_and_are_in_nobodys_way() {
+    let mut rig = Rig::new();
+    let alive = file(&rig.fs, b"alive");
+    let number = rig.fs.number(alive).unwrap();
+    change(&rig.fs, |tx, orphans| {
+        orphans.insert(tx, orphan_name(number).as_bytes(), &[1]).unwrap();
+        orphans.insert(tx, orphan_name(number + 1000).as_bytes(), &[1]).unwrap();
+    });
+    rig.reopen();
+    assert_eq!(rig.fs.stats().orphans, 0);
+    assert_eq!(rig.counter("orphan_names_removed"), 2);
+    assert_eq!(rig.fs.lookup(Ino::ROOT, b"alive").unwrap().attr.nlink, 1);
+    rig.fs.forget(alive, 1);
+    rig.audit();
+    change(&rig.fs, |tx, orphans| {
+        orphans.insert(tx, orphan_name(number).as_bytes(), &[1]).unwrap();
+    });
+    rig.fs.unlink(Ino::ROOT, b"alive").unwrap();
+    rig.fs.quiesce();
+    assert_eq!(rig.fs.stats().orphans, 0);
+    rig.audit();
+}
+
+#[test]
+fn an_orphan_whose_extras_are_gone_goes_too() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    rig.fs.setxattr(ino, b"user.x", &[7; 5000], XattrMode::Either).unwrap();
+    let extras = rig.fs.inode_of(ino).unwrap().meta().extras;
+    let Extras::Spilled { object, .. } = extras else { panic!("they fit") };
+    change(&rig.fs, |tx, _| rig.fs.dataset().destroy(tx, object).unwrap());
+    rig.fs.unlink(Ino::ROOT, b"f").unwrap();
+    rig.fs.quiesce();
+    assert_eq!((rig.fs.stats().orphans, rig.counter("orphans_failed")), (0, 0));
+    rig.audit();
+}
+
+#[test]
+fn what_cannot_be_destroyed_keeps_no_other_and_goes_when_it_can() {
+    let rig = Rig::new();
+    let names: Vec<Vec<u8>> = (0..100).map(|n| format!("f{n}").into_bytes()).collect();
+    let inos: Vec<Ino> = names.iter().map(|name| file(&rig.fs, name)).collect();
+    let handles: Vec<_> = inos.iter().map(|ino| rig.fs.open(*ino, false).unwrap()).collect();
+    names.iter().for_each(|name| rig.fs.unlink(Ino::ROOT, name).unwrap());
+    rig.fs.quiesce();
+    assert_eq!(rig.fs.stats().orphans, 100);
+    // Not in memory, and not to be read.
+    rig.fs.pool().sync().unwrap();
+    rig.fs.pool().sync().unwrap();
+    rig.cache.cache().flush();
+    rig.faults.add(Rule::new(Fault::Error(5)).on(IoOp::Read));
+    handles.into_iter().for_each(|handle| rig.fs.release(handle));
+    rig.fs.quiesce();
+    let failed = rig.fs.stats().orphans;
+    assert!(failed > 0, "nothing had to be read");
+    assert!(rig.counter("orphans_failed") >= failed);
+    assert_eq!(rig.fs.stats().chores, failed);
+    rig.faults.clear();
+    rig.fs.quiesce();
+    assert_eq!((rig.fs.stats().orphans, rig.fs.stats().chores), (0, 0));
+    assert_eq!(rig.counter("orphans_destroyed"), 100);
+    rig.audit();
+}
