@@ -186,9 +186,14 @@ impl IntentLog {
         for object in &objects {
             self.check(Some(*object))?;
         }
-        let (records, touched) = self.take(&objects, fetch)?;
-        let mut lost = Taken { log: self, txg_high: newest(&records), kept: false };
-        let items = self.items(&records, &touched, &mut lost)?;
+        let (records, touched, synced) = self.take(&objects, fetch)?;
+        let txg_high = newest(&records).max(newest_touch(&touched));
+        let mut lost = Taken { log: self, txg_high, kept: false };
+        // Only now is it certain: since the look above, others may have changed more of an object than is kept.
+        if touched.iter().any(|taken| taken.changes.lost_txg > synced) {
+            return Err(Cause::Lost);
+        }
+        let items = items(&records, &touched)?;
         // After the taking: what was dropped before or meanwhile is of this group or older.
         let needs_txg = self.synced.load(Ordering::SeqCst);
         if self.has_lost() {
@@ -204,12 +209,12 @@ impl IntentLog {
         Ok(())
     }
 
-    /// Takes all that is noted, at a moment when all transactions are whole.
+    /// Takes all that is noted, at a moment when all transactions are whole, and says which group was durable then.
     fn take(
         &self,
         objects: &[(u64, u64)],
         fetch: &dyn Fetch,
-    ) -> Result<(Vec<Records>, Vec<TakenObject>), Cause> {
+    ) -> Result<(Vec<Records>, Vec<TakenObject>, u64), Cause> {
         let mut taken = None;
         let rested = fetch.at_rest(&mut || {
             let records = self.pending.take_below(self.pending.cut());
@@ -219,7 +224,8 @@ impl IntentLog {
                 changes: self.objects.take(dataset, object),
                 cuts: self.objects.cuts(dataset, object),
             };
-            taken = Some((records, objects.iter().map(of).collect()));
+            let touched = objects.iter().map(of).collect();
+            taken = Some((records, touched, self.synced.load(Ordering::SeqCst)));
         });
         rested.ok().and(taken).ok_or(Cause::Failed)
     }
@@ -235,35 +241,6 @@ impl IntentLog {
                 .all(|taken| self.objects.cuts(taken.dataset, taken.object) == taken.cuts);
         });
         rested.is_ok() && whole
-    }
-
-    /// All that goes into a batch, in order.
-    fn items<'r>(
-        &self,
-        records: &'r [Records],
-        objects: &[TakenObject],
-        lost: &mut Taken<'_>,
-    ) -> Result<Vec<Item<'r>>, Cause> {
-        let mut items: Vec<(u64, Item<'r>)> = Vec::new();
-        for (serial, bytes) in records.iter().flat_map(Records::iter) {
-            items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
-        }
-        for &TakenObject { dataset, object, ref changes, .. } in objects {
-            for &Touched { txg, serial, touch } in &changes.touched {
-                lost.txg_high = lost.txg_high.max(txg);
-                let record = Record::Destroy;
-                item(Entry { txg, dataset, object, serial, record }, touch, &mut items)?;
-            }
-            for &Attributes { txg, serial, ref bytes } in &changes.attributes {
-                lost.txg_high = lost.txg_high.max(txg);
-                let record = Record::SetAttributes { attributes: bytes };
-                let entry = Entry { txg, dataset, object, serial, record };
-                items.push((serial, made(entry)?));
-            }
-        }
-        // Stable: parts of one write stay in order.
-        items.sort_by_key(|(serial, _)| *serial);
-        Ok(items.into_iter().map(|(_, item)| item).collect())
     }
 
     fn write_items(
@@ -408,6 +385,28 @@ fn is_gone(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
 }
 
+/// All that goes into a batch, in order.
+fn items<'r>(records: &'r [Records], objects: &[TakenObject]) -> Result<Vec<Item<'r>>, Cause> {
+    let mut items: Vec<(u64, Item<'r>)> = Vec::new();
+    for (serial, bytes) in records.iter().flat_map(Records::iter) {
+        items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
+    }
+    for &TakenObject { dataset, object, ref changes, .. } in objects {
+        for &Touched { txg, serial, touch } in &changes.touched {
+            let record = Record::Destroy;
+            item(Entry { txg, dataset, object, serial, record }, touch, &mut items)?;
+        }
+        for &Attributes { txg, serial, ref bytes } in &changes.attributes {
+            let record = Record::SetAttributes { attributes: bytes };
+            let entry = Entry { txg, dataset, object, serial, record };
+            items.push((serial, made(entry)?));
+        }
+    }
+    // Stable: parts of one write stay in order.
+    items.sort_by_key(|(serial, _)| *serial);
+    Ok(items.into_iter().map(|(_, item)| item).collect())
+}
+
 /// Adds what a touch of an object comes to. `entry`'s record is replaced.
 fn item(
     entry: Entry<'static>,
@@ -451,6 +450,15 @@ fn record_txg(bytes: &[u8]) -> u64 {
 fn newest(records: &[Records]) -> u64 {
     let all = records.iter().flat_map(Records::iter);
     all.map(|(_, bytes)| record_txg(bytes)).max().unwrap_or(0)
+}
+
+/// The newest group of what was taken of these objects.
+fn newest_touch(objects: &[TakenObject]) -> u64 {
+    let of = |taken: &TakenObject| {
+        let touched = taken.changes.touched.iter().map(|touched| touched.txg);
+        touched.chain(taken.changes.attributes.iter().map(|one| one.txg)).max()
+    };
+    objects.iter().filter_map(of).max().unwrap_or(0)
 }
 
 /// Puts records into blocks.

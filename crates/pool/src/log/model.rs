@@ -92,6 +92,11 @@ impl ModelLog {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 });
     }
 
+    /// Notes a write of more of an object than is kept.
+    pub fn write_too_much(&self, txg: u64, object: u64) {
+        self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 << 40 });
+    }
+
     /// Commits; true if the log made it durable.
     pub fn commit(&self, object: u64) -> bool {
         self.log.commit(Some((0, object)), &Numbers) == Committed::Durable

@@ -31,6 +31,8 @@ pub(super) enum Touch {
 pub(super) struct Changes {
     pub(super) touched: Vec<Touched>,
     pub(super) attributes: Vec<Attributes>,
+    /// The newest group of which changes were not kept, so that these are not all; 0 if there is none.
+    pub(super) lost_txg: u64,
 }
 
 /// Attributes as a touch left them.
@@ -177,14 +179,14 @@ impl Objects {
         }
     }
 
-    /// Takes an object's changes, those of both groups one after another.
+    /// Takes an object's changes, those of both groups one after another; what was lost stays lost.
     pub(super) fn take(&self, dataset: u64, object: u64) -> Changes {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         match self.shard(hash).lock().find_mut(hash, same) {
             None => Changes::default(),
             Some(log) => {
-                let mut taken = Changes::default();
+                let mut taken = Changes { lost_txg: log.lost_txg, ..Changes::default() };
                 for slot in &mut log.slots {
                     let slot = std::mem::take(slot);
                     taken.touched.extend(slot.changes);

@@ -2,6 +2,7 @@ mod crash;
 mod hostile;
 mod objects;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
@@ -270,6 +271,49 @@ fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
     let root = sync(&log, 2);
     assert_eq!(log.commit(None, &versions), Committed::Durable);
     assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+}
+
+/// A transaction that is under way when a commit begins, and ends with these changes before all is at rest.
+struct Meanwhile<'a> {
+    log: &'a IntentLog,
+    changes: Cell<&'a [(u64, Change<'a>)]>,
+}
+
+impl Fetch for Meanwhile<'_> {
+    fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
+        for (txg, change) in self.changes.take() {
+            self.log.append(*txg, DATASET, 7, *change);
+        }
+        f();
+        Ok(())
+    }
+
+    fn content(&self, _: u64, _: u64, _: u64, out: &mut [u8]) -> Result<()> {
+        out.fill(7);
+        Ok(())
+    }
+}
+
+#[test]
+fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_goes_to_the_group() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    sync(&log, 1);
+    let write = |offset, len| Change::Write { offset, len };
+    let large = [(2, write(1 << 20, 64 << 20))];
+    let many: Vec<_> = (0..5000).map(|n| (3, write(n * 10, 1))).collect();
+    for (txg, changes) in [(2, &large[..]), (3, &many[..])] {
+        let meanwhile = Meanwhile { log: &log, changes: Cell::new(changes) };
+        log.append(txg, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
+        log.append(txg, DATASET, 7, write(0, 100));
+        assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::Group);
+        // The name was taken with it, and is not written: others have to wait for the group too.
+        assert_eq!(log.commit(None, &meanwhile), Committed::Group);
+        let root = sync(&log, txg);
+        log.append(txg + 1, DATASET, 7, write(0, 100));
+        assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::Durable);
+        assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+    }
 }
 
 #[test]

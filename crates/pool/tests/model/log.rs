@@ -50,6 +50,32 @@ fn what_is_logged_is_a_beginning() {
     });
 }
 
+/// Somebody changes more of an object than is kept while others commit it: no promise without the content.
+#[test]
+fn what_is_not_kept_is_not_promised() {
+    check(600, || {
+        let log = Arc::new(ModelLog::new());
+        let root = log.root_for(1);
+        let writer = |too_much: bool| {
+            let log = log.clone();
+            go(move || {
+                log.write(2, 1);
+                if too_much {
+                    log.write_too_much(2, 1);
+                }
+                let promised = log.commit(1);
+                assert!(!(too_much && promised), "more than is kept was promised");
+                promised
+            })
+        };
+        let promised = join([writer(false), writer(true)]);
+        let (_, objects) = log.replay(&root);
+        for promised in promised {
+            assert!(!promised || objects.contains(&1), "content was promised");
+        }
+    });
+}
+
 /// A group becomes durable while others commit: from each root, what it does not hold and was promised is there, and
 /// nothing that followed from what is missing.
 #[test]

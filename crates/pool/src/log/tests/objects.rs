@@ -93,6 +93,10 @@ fn what_is_too_much_is_lost_until_its_group_is_durable() {
     note(10, 99_000, 4000);
     assert_eq!(objects.look(1, 1), Look::Lost(10));
     assert_eq!(objects.look(1, 2), Look::Bytes(0));
+    let taken = objects.take(1, 1);
+    assert_eq!((taken.touched.len(), taken.lost_txg), (1, 10), "who takes the rest learns of it");
+    assert_eq!(objects.look(1, 1), Look::Lost(10), "and whoever comes next");
+    note(11, 0, 10);
     objects.drop_group(10);
     assert_eq!(objects.look(1, 1), Look::Bytes(10));
     // Many small ones are too much as well.
