@@ -7,7 +7,7 @@
 //!
 //! # How it is made
 //!
-//! `transport` is the seam: requests and answers in types of this crate ([`transport::Server`] on one side, one module that
+//! `transport` is the seam: requests and answers in types of this crate (`Server` on one side, one module that
 //! names the FUSE library on the other), so that another way to the kernel can take the library's place. `adapter` serves a file
 //! system through it, `null` the ceiling. `mount` attaches and detaches, and knows nothing of requests.
 //!
