@@ -17,6 +17,9 @@ const GROUP_EXEC: u16 = 0o010;
 /// Bits of a mode.
 pub(crate) const MODE_BITS: u16 = 0o7777;
 
+/// Largest number of an inode; those of a pool's objects are far below. Numbers to callers are a little larger.
+const NUMBER_MAX: u64 = i64::MAX as u64;
+
 /// Where the extras of an inode are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Extras {
@@ -128,6 +131,9 @@ impl Meta {
         if phys.mode.get() & !MODE_BITS != 0 {
             return Err(Error::corrupt(format!("{:o} is no mode", phys.mode.get())));
         }
+        if phys.parent.get() > NUMBER_MAX {
+            return Err(Error::corrupt("it lies in a directory that cannot be"));
+        }
         Ok(Self {
             kind,
             mode: phys.mode.get(),
@@ -199,7 +205,8 @@ impl Dirent {
         let phys = DirentPhys::read_from_bytes(value).ok();
         let dirent = phys.and_then(|phys| {
             let kind = FileKind::from_raw(phys.kind)?;
-            Some(Self { number: phys.number.get(), kind })
+            let number = phys.number.get();
+            (1..=NUMBER_MAX).contains(&number).then_some(Self { number, kind })
         });
         dirent.ok_or_else(|| Error::corrupt("the value of a name in a directory makes no sense"))
     }
@@ -226,6 +233,16 @@ mod tests {
         assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
         let dirent = Dirent { number: 1 << 40, kind: FileKind::Fifo };
         assert_eq!(Dirent::decode(&dirent.encode()).unwrap(), dirent);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused() {
+        for number in [0, NUMBER_MAX + 1, u64::MAX - 2, u64::MAX] {
+            let dirent = Dirent { number, kind: FileKind::File };
+            assert_eq!(Dirent::decode(&dirent.encode()).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        let meta = Meta { parent: u64::MAX - 1, ..meta() };
+        assert_eq!(Meta::decode(&meta.encode()).unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! A file system: what all operations share.
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::thread::spawn_named;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_pool::format::ObjectKind;
 use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, Pool, Transaction};
@@ -15,7 +16,7 @@ use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
 use crate::table::{Found, Table};
 use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
-use crate::workers::Workers;
+use crate::workers::{Turn, Workers};
 
 /// Unit of `Attr::blocks`.
 const BLOCK_BYTES: u64 = 512;
@@ -153,22 +154,22 @@ impl FileSystem {
     /// # Errors
     /// Why something is not durable. It is closed all the same.
     pub fn close(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
+        let writable = self.check_writable().is_ok();
+        // From here on jobs and callbacks find it closed, and begin nothing.
+        if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.reclaim.stop();
         self.workers.close();
         let mut failed = None;
-        let writable = self.check_writable().is_ok();
         self.table.for_each(|inode| {
             if writable && inode.known().times_pending {
-                failed = failed.take().or(self.flush_times(inode).err());
+                let begun = self.pool.begin_freeing().map_err(Error::from);
+                let written = begun.and_then(|tx| self.write_times(&tx, inode));
+                failed = failed.take().or(written.err());
             }
             true
         });
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
         if writable {
             self.pool.sync()?;
         }
@@ -223,24 +224,40 @@ impl FileSystem {
 
     /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
     pub fn spawn(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>) + Send>) {
-        self.hand_over(job, false);
-    }
-
-    /// The same; `must_not_wait`: the thread runs it only if no other can.
-    pub(crate) fn hand_over(
-        self: &Arc<Self>,
-        job: Box<dyn FnOnce(&Arc<Self>) + Send>,
-        must_not_wait: bool,
-    ) {
         let fs = Arc::clone(self);
-        let back = self.workers.push(Box::new(move || job(&fs)), must_not_wait);
+        let back = self.workers.push(Box::new(move |_| job(&fs)), false);
         let row = match back.is_some() {
             true => FsCounters::JOBS_INLINE,
             false => FsCounters::JOBS,
         };
         self.counters.add(row, 0, 1);
         if let Some(job) = back {
-            job();
+            job(Turn::MayWait);
+        }
+    }
+
+    /// The same for a thread that must not wait. If there is no thread for it, `job` learns that, here.
+    pub(crate) fn hand_over(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>, Turn) + Send>) {
+        let fs = Arc::clone(self);
+        self.counters.add(FsCounters::JOBS, 0, 1);
+        if let Some(job) = self.workers.push(Box::new(move |turn| job(&fs, turn)), true) {
+            job(Turn::NoThread);
+        }
+    }
+
+    /// Why there is no thread.
+    pub(crate) fn no_thread(&self) -> Error {
+        match self.check_open() {
+            Err(error) => error,
+            Ok(()) => Error::new(ErrorKind::NoMemory, "the system gives no thread"),
+        }
+    }
+
+    /// Ends the use of a file system in a callback that must not wait. If it is the last one, that closes it, which waits.
+    pub(crate) fn drop_elsewhere(self: Arc<Self>) {
+        if let Some(last) = Arc::into_inner(self) {
+            // Without a thread it is closed here.
+            let _ = spawn_named("fs-close", move || drop(last));
         }
     }
 }
@@ -273,6 +290,10 @@ impl FileSystem {
     /// Counts an operation, and refuses it if the file system is closed.
     pub(crate) fn enter(&self, op: Op) -> Result<()> {
         self.counters.add(FsCounters::OPERATIONS, op as usize, 1);
+        self.check_open()
+    }
+
+    fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
             true => Err(Error::new(ErrorKind::Closed, "the file system was closed")),
@@ -282,9 +303,7 @@ impl FileSystem {
     /// # Errors
     /// [`ReadOnly`](ErrorKind::ReadOnly), [`Closed`](ErrorKind::Closed).
     pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the file system was closed"));
-        }
+        self.check_open()?;
         match self.options.read_only {
             false => Ok(()),
             true => Err(Error::new(ErrorKind::ReadOnly, "it was opened for reading only")),
@@ -328,7 +347,8 @@ impl FileSystem {
     pub(crate) fn ino(&self, number: u64) -> Ino {
         match number == self.root {
             true => Ino::ROOT,
-            false => Ino(number + 2),
+            // Numbers that come from a device were checked; whatever else it is, it is not another one's.
+            false => Ino(number.saturating_add(2)),
         }
     }
 
@@ -504,12 +524,16 @@ impl FileSystem {
             return Ok(());
         }
         let tx = self.begin_freeing()?;
-        let _turn = inode.turn();
+        self.write_times(&tx, inode)
+    }
+
+    fn write_times(&self, tx: &Transaction<'_>, inode: &Inode) -> Result<()> {
+        let _turn = inode.turn()?;
         if !inode.known().times_pending {
             return Ok(());
         }
         self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
-        self.change(&tx, inode, |_| {})
+        self.change(tx, inode, |_| {})
     }
 }
 

@@ -7,7 +7,7 @@
 
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
-use forebay_pool::{Dataset, Directory, Object};
+use forebay_pool::{Dataset, Directory, Object, lock_if_allowed};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -88,8 +88,11 @@ impl Inode {
 
     /// The right to change it, until dropped. The thread has a transaction, and takes turns by number:
     /// see [`Turns`](crate::lock::Turns).
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
+    ///
+    /// # Errors
+    /// [`WouldBlock`](ErrorKind::WouldBlock) if the thread must not wait, and somebody has it: that may take a device's time.
+    pub(crate) fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        Ok(lock_if_allowed(&self.turn, "the turn of an inode")?)
     }
 
     /// The same, if nobody has it.

@@ -63,6 +63,10 @@ mod reclaim;
 mod stats;
 mod table;
 #[cfg(test)]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "tests have threads and channels of the standard library"
+)]
 mod tests;
 mod types;
 mod workers;

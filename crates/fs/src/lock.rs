@@ -5,6 +5,7 @@
 
 use forebay_base::sync::MutexGuard;
 
+use crate::error::Result;
 use crate::inode::Inode;
 
 /// Inodes that one operation changes, at most: two directories and what two names lead to.
@@ -17,7 +18,10 @@ pub(crate) struct Turns<'a> {
 
 impl<'a> Turns<'a> {
     /// Waits for the turns of all of them; the same one may come twice.
-    pub(crate) fn of<const N: usize>(inodes: [&'a Inode; N]) -> Self {
+    ///
+    /// # Errors
+    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if the thread must not wait, and somebody has one of them.
+    pub(crate) fn of<const N: usize>(inodes: [&'a Inode; N]) -> Result<Self> {
         const { assert!(N <= MOST) };
         let mut sorted = inodes;
         sorted.sort_unstable_by_key(|inode| inode.number);
@@ -25,10 +29,10 @@ impl<'a> Turns<'a> {
         let mut last = None;
         for (guard, inode) in guards.iter_mut().zip(sorted) {
             if last != Some(inode.number) {
-                *guard = Some(inode.turn());
+                *guard = Some(inode.turn()?);
             }
             last = Some(inode.number);
         }
-        Self { _guards: guards }
+        Ok(Self { _guards: guards })
     }
 }

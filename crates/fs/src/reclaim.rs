@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use forebay_base::sync::thread::{JoinHandle, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
-use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction};
+use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction, check_waiting};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -339,7 +339,7 @@ impl FileSystem {
             Err(error) => return Err(error),
         };
         let tx = self.begin_freeing()?;
-        let _turn = inode.as_deref().map(Inode::turn);
+        let _turn = inode.as_deref().map(Inode::turn).transpose()?;
         let is_orphan = match &inode {
             Some(inode) => inode.known().meta.nlink == 0,
             None => match self.dataset().object_info(number) {
@@ -402,6 +402,8 @@ impl FileSystem {
             if !go_on() {
                 return Ok(false);
             }
+            // A step cannot be taken back.
+            check_waiting("a file that is freed in steps")?;
             // Steps go from record to record.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;

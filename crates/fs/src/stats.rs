@@ -31,6 +31,8 @@ forebay_base::counters! {
     orphan_names_removed;
     /// Steps in which large files were freed.
     steps_freed;
+    /// Entries of directories that make no sense, and were left out of listings.
+    entries_left_out;
     /// Times of inodes that were written after the fact.
     times_flushed;
 }

@@ -2,19 +2,26 @@
 //! behind.
 
 use std::cell::RefCell;
+use std::sync::mpsc::channel;
+use std::thread::scope;
 
 use forebay_base::sync::{Arc, thread_local};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op as IoOp};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Directory, Pool, Transaction,
+    without_waiting,
 };
 
+use crate::attrs::Dirent;
 use crate::extras::Extras;
 use crate::fs::FileSystem;
 use crate::options::FsOptions;
 use crate::reclaim::orphan_name;
-use crate::types::{Caller, Handle, Ino, Owner, SetAttr, XattrMode};
+use crate::types::{
+    Caller, FallocateMode, FileKind, Handle, Ino, NewNode, Owner, SetAttr, XattrMode,
+};
+use crate::workers::Turn;
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const MIB: u64 = 1 << 20;
@@ -216,5 +223,113 @@ fn what_cannot_be_destroyed_keeps_no_other_and_goes_when_it_can() {
     rig.fs.quiesce();
     assert_eq!((rig.fs.stats().orphans, rig.fs.stats().chores), (0, 0));
     assert_eq!(rig.counter("orphans_destroyed"), 100);
+    rig.audit();
+}
+
+#[test]
+fn a_thread_that_must_not_wait_waits_for_nobodys_turn() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    rig.fs.lookup(Ino::ROOT, b"f").unwrap();
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let inode = rig.fs.inode_of(ino).unwrap();
+    let turn = inode.turn().unwrap();
+    let fs = &rig.fs;
+    let refused = |f: &(dyn Fn() -> Result<(), crate::Error> + Sync)| {
+        let tried = scope(|scope| scope.spawn(|| without_waiting(f)).join().unwrap());
+        assert_eq!(tried.unwrap_err().kind(), crate::ErrorKind::WouldBlock);
+    };
+    refused(&|| fs.setattr(ino, &set, ME).map(drop));
+    refused(&|| fs.write(ino, Handle(ino.0), 0, b"x", Default::default()).map(drop));
+    refused(&|| fs.unlink(Ino::ROOT, b"f"));
+    refused(&|| fs.rename(Ino::ROOT, b"f", Ino::ROOT, b"g", crate::RenameMode::Replace));
+    drop(turn);
+    let zero = FallocateMode::Zero { keep_size: true };
+    refused(&|| fs.fallocate(ino, Handle(ino.0), 0, 3, zero, ME));
+    drop(inode);
+    let attr = fs.getattr(ino).unwrap();
+    assert_eq!((attr.mode, attr.size), (0o644, 7));
+    fs.read(ino, Handle(ino.0), 0, 7, &mut |bytes| assert_eq!(bytes, b"content")).unwrap();
+    fs.forget(ino, 1);
+    rig.audit();
+}
+
+#[test]
+fn what_a_callback_hands_over_after_the_end_is_not_done_there() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    rig.fs.lookup(Ino::ROOT, b"f").unwrap();
+    rig.fs.close().unwrap();
+    let (send, receive) = channel();
+    let told = send.clone();
+    rig.fs.hand_over(Box::new(move |fs, turn| {
+        told.send((turn == Turn::NoThread, fs.no_thread().kind())).unwrap();
+    }));
+    assert_eq!(receive.recv().unwrap(), (true, crate::ErrorKind::Closed));
+    let done = move |read: Result<&[u8], crate::Error>| {
+        send.send((true, read.unwrap_err().kind())).unwrap();
+    };
+    rig.fs.read_then(ino, Handle(ino.0), 0, 7, Box::new(done));
+    assert_eq!(receive.recv().unwrap(), (true, crate::ErrorKind::Closed));
+}
+
+#[test]
+fn entries_that_make_no_sense_are_left_out_of_listings() {
+    let rig = Rig::new();
+    let names = [&b"a"[..], b"b", b"c"];
+    for name in names {
+        file(&rig.fs, name);
+    }
+    let forged = |number: u64| Dirent { number, kind: FileKind::File }.encode();
+    let root = rig.fs.inode_of(Ino::ROOT).unwrap();
+    let root = root.directory(rig.fs.dataset()).unwrap();
+    change(&rig.fs, |tx, _| {
+        for (at, number) in [0, u64::MAX, u64::MAX - 1].into_iter().enumerate() {
+            root.insert(tx, format!("x{at}").as_bytes(), &forged(number)).unwrap();
+        }
+    });
+    for plus in [false, true] {
+        let mut found = Vec::new();
+        let root = (Ino::ROOT, Handle(1));
+        match plus {
+            false => rig.fs.readdir(root.0, root.1, 2, &mut |entry| {
+                found.push(entry.name.to_vec());
+                true
+            }),
+            true => rig.fs.readdirplus(root.0, root.1, 2, &mut |entry, attr| {
+                assert_eq!(attr.unwrap().ino, entry.ino);
+                found.push(entry.name.to_vec());
+                true
+            }),
+        }
+        .unwrap();
+        found.sort();
+        assert_eq!(found, names);
+    }
+    assert_eq!(rig.counter("entries_left_out"), 6);
+}
+
+#[test]
+fn a_listing_follows_names_that_went_elsewhere_meanwhile() {
+    let rig = Rig::new();
+    let ino = file(&rig.fs, b"f");
+    let fs = Arc::clone(&rig.fs);
+    next_load_then(move || {
+        fs.unlink(Ino::ROOT, b"f").unwrap();
+        let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
+        fs.make(Ino::ROOT, b"f", &node, ME).unwrap();
+        fs.quiesce();
+    });
+    let mut found = Vec::new();
+    rig.fs
+        .readdirplus(Ino::ROOT, Handle(1), 2, &mut |entry, attr| {
+            let attr = attr.unwrap();
+            assert_eq!((entry.kind, entry.ino), (attr.kind, attr.ino));
+            found.push((entry.name.to_vec(), attr.kind, attr.ino != ino));
+            true
+        })
+        .unwrap();
+    assert_eq!(found[0].1, FileKind::Directory);
+    assert_eq!((found.len(), &found[0].0[..]), (1, &b"f"[..]));
     rig.audit();
 }

@@ -13,8 +13,17 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 /// Jobs in the queue that callers put there, at most.
 const QUEUE_MAX: usize = 1024;
 
+/// On what thread a job is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// One that may wait.
+    MayWait,
+    /// The one that handed it over, because there is no other: nothing is to be done but to say so.
+    NoThread,
+}
+
 /// Something to do.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce(Turn) + Send>;
 
 /// What the threads share.
 struct Shared {
@@ -112,7 +121,7 @@ impl Shared {
                 }
             };
             // Whoever asked has no answer; the thread goes on for others.
-            let _ = catch_unwind(AssertUnwindSafe(job));
+            let _ = catch_unwind(AssertUnwindSafe(|| job(Turn::MayWait)));
         }
     }
 }

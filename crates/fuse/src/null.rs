@@ -456,6 +456,7 @@ impl Server for Null {
 
     fn fallocate(
         &self,
+        _caller: Caller,
         ino: u64,
         _handle: u64,
         range: (u64, u64),
@@ -483,7 +484,7 @@ impl Server for Null {
         answer.error(libc::ENOSYS);
     }
 
-    fn copy(&self, _range: CopyRange, answer: impl Answer<Written>) {
+    fn copy(&self, _caller: Caller, _range: CopyRange, answer: impl Answer<Written>) {
         answer.error(libc::ENOSYS);
     }
 }

@@ -101,7 +101,9 @@ pub use store::counters::StoreCounters;
 pub use tunables::{PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
-pub use waiting::{waiting_allowed, without_waiting};
+pub use waiting::{
+    check as check_waiting, lock as lock_if_allowed, waiting_allowed, without_waiting,
+};
 pub use zap::{Cookie, Entry, Value, ZapStats};
 
 /// What the model checks in `tests/model` look at. No stable interface.

@@ -86,7 +86,7 @@ pub(crate) fn is_forbidden() -> bool {
 /// # Errors
 /// [`ErrorKind::WouldBlock`] if this thread must not.
 #[inline]
-pub(crate) fn check(what: &'static str) -> Result<()> {
+pub fn check(what: &'static str) -> Result<()> {
     if is_forbidden() { Err(would_wait(what)) } else { Ok(()) }
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn is_would_block<T>(result: &Result<T>) -> bool {
 /// # Errors
 /// [`ErrorKind::WouldBlock`] if this thread must not wait, and somebody holds it.
 #[inline]
-pub(crate) fn lock<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard<'a, T>> {
+pub fn lock<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard<'a, T>> {
     match mutex.try_lock() {
         Some(guard) => Ok(guard),
         None => lock_slow(mutex, what),

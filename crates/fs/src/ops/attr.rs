@@ -51,14 +51,17 @@ impl FileSystem {
         let shrinks = set.size.is_some_and(|size| size < inode.extent().0);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
-            let _turn = inode.turn();
-            apply(|| -> Result<()> {
-                let now = self.now();
-                if let Some(size) = set.size {
+            let _turn = inode.turn()?;
+            let now = self.now();
+            let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, caller, now));
+            // The first change may say that it would wait; what follows may wait.
+            match set.size {
+                Some(size) => {
                     inode.file(self.dataset())?.truncate(&tx, size)?;
+                    apply(change)?;
                 }
-                self.change(&tx, &inode, |meta| set_meta(meta, set, caller, now))
-            })?;
+                None => change()?,
+            }
         }
         Ok(self.attr(&inode))
     }
@@ -118,7 +121,7 @@ impl FileSystem {
     /// does what comes of other requests meanwhile. If there is too much to do, the time stays as it is.
     pub(crate) fn note_access_later(self: &Arc<Self>, ino: Ino) {
         let fs = Arc::clone(self);
-        let note = move || {
+        let note = move |_| {
             if let Ok(inode) = fs.inode_of(ino) {
                 fs.note_access(&inode);
             }

@@ -8,7 +8,8 @@ use forebay_pool::Cookie;
 use crate::attrs::Dirent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef};
-use crate::stats::Op;
+use crate::inode::Inode;
+use crate::stats::{FsCounters, Op};
 use crate::types::{Attr, FileKind, Handle, Ino};
 
 /// Entries that are taken at once.
@@ -29,8 +30,9 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
-/// Takes entries and says whether it took one; then the next comes.
-type Each<'a> = &'a mut dyn FnMut(DirEntry<'_>) -> Result<bool>;
+/// Takes entries and says whether it took one; then the next comes. With the number of the inode, and the
+/// [`removals`](crate::inode::Inode::removals) of the directory from before the entry was read; without for "." and "..".
+type Each<'a> = &'a mut dyn FnMut(DirEntry<'_>, Option<(u64, u64)>) -> Result<bool>;
 
 impl FileSystem {
     /// Opens a directory. It stays until the handle is released.
@@ -48,7 +50,8 @@ impl FileSystem {
         self.release(handle);
     }
 
-    /// Gives the entries from `cookie` on to `each`, with "." and "..", until it does not take one.
+    /// Gives the entries from `cookie` on to `each`, with "." and "..", until it does not take one. Entries that make no sense are left
+    /// out, and counted; an [`audit`](Self::audit) names them.
     ///
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), and why a part cannot be read.
@@ -62,7 +65,7 @@ impl FileSystem {
         self.enter(Op::Readdir)?;
         let _ = handle;
         let inode = self.directory_of(ino)?;
-        self.list(&inode, cookie, &mut |entry| Ok(each(entry)))?;
+        self.list(&inode, cookie, &mut |entry, _| Ok(each(entry)))?;
         self.note_access(&inode);
         Ok(())
     }
@@ -84,17 +87,16 @@ impl FileSystem {
         let _ = handle;
         let inode = self.directory_of(ino)?;
         let mut taken = false;
-        let listed = self.list(&inode, cookie, &mut |entry| {
-            if entry.next <= FIRST && matches!(entry.name, b"." | b"..") {
+        let listed = self.list(&inode, cookie, &mut |mut entry, number| {
+            let Some((number, removals)) = number else {
                 let takes = each(entry, None);
                 taken |= takes;
                 return Ok(takes);
-            }
-            let number = self.number(entry.ino)?;
-            let child = match self.inode(number) {
-                Ok(child) => child,
+            };
+            let child = match self.listed(&inode, &entry, number, removals) {
+                Ok(Some(child)) => child,
                 // It went while we looked.
-                Err(error) if error.kind() == ErrorKind::Stale => return Ok(true),
+                Ok(None) => return Ok(true),
                 // The name is there, and can at least be seen and looked into by whoever can repair it.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     let takes = each(entry, None);
@@ -104,6 +106,7 @@ impl FileSystem {
                 Err(error) => return Err(error),
             };
             let attr = self.attr(&child);
+            (entry.ino, entry.kind) = (attr.ino, attr.kind);
             let takes = each(entry, Some(&attr));
             if takes {
                 taken = true;
@@ -119,6 +122,32 @@ impl FileSystem {
         Ok(())
     }
 
+    /// The inode of an entry that was read when the directory had that count of removals.
+    fn listed(
+        &self,
+        parent: &Inode,
+        entry: &DirEntry<'_>,
+        number: u64,
+        removals: u64,
+    ) -> Result<Option<InodeRef<'_>>> {
+        let child = self.inode(number);
+        // Names went: the number may be another inode's by now, or the name lead elsewhere.
+        if parent.removals() != removals {
+            drop(child);
+            return self.resolve(parent, entry.name);
+        }
+        match child {
+            Ok(child) if child.kind != entry.kind => {
+                Err(Error::corrupt("the inode is of another kind"))
+            }
+            Ok(child) => Ok(Some(child)),
+            Err(error) if error.kind() == ErrorKind::Stale => {
+                Err(Error::corrupt("a name leads to an inode that is not there"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: Each<'_>) -> Result<()> {
         let parent = inode.known().meta.parent;
         let dots = [(&b"."[..], inode.number), (&b".."[..], parent)];
@@ -129,25 +158,27 @@ impl FileSystem {
                 kind: FileKind::Directory,
                 next: at as u64 + 1,
             };
-            if !each(entry)? {
+            if !each(entry, None)? {
                 return Ok(());
             }
         }
         let directory = inode.directory(self.dataset())?;
         let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST));
         while !from.is_end() {
+            let removals = inode.removals();
             let entries = directory.entries(from, LOT)?;
             for entry in &entries {
-                let dirent = Dirent::decode(&entry.value).map_err(|error: Error| {
-                    error.doing(format_args!("directory {}", inode.number))
-                })?;
+                let Ok(dirent) = Dirent::decode(&entry.value) else {
+                    self.counters().add(FsCounters::ENTRIES_LEFT_OUT, 0, 1);
+                    continue;
+                };
                 let entry = DirEntry {
                     name: &entry.name,
                     ino: self.ino(dirent.number),
                     kind: dirent.kind,
                     next: entry.next.raw() + FIRST,
                 };
-                if !each(entry)? {
+                if !each(entry, Some((dirent.number, removals)))? {
                     return Ok(());
                 }
             }

@@ -3,13 +3,15 @@
 use std::cell::RefCell;
 
 use forebay_base::sync::{Arc, thread_local};
-use forebay_pool::{Object, without_waiting};
+use forebay_pool::{Object, Transaction, without_waiting};
 
+use crate::attrs::{SGID, SUID};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef, stale};
 use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, SetAttr, Write};
+use crate::workers::Turn;
 
 use super::apply;
 
@@ -142,20 +144,27 @@ impl FileSystem {
             true => without_waiting(|| self.inode_of(read.ino)?.file(self.dataset())).ok(),
             false => None,
         };
-        let fs = Arc::clone(self);
         if let Some(object) = object {
             self.counters().add(FsCounters::READS_FETCHED, 0, 1);
             let (offset, len) = (read.offset, read.len.min(READ_MAX) as u64);
-            return object.fetch(offset, len, Box::new(move || fs.try_read(read)));
+            let fs = Arc::clone(self);
+            let again = move || {
+                fs.try_read(read);
+                fs.drop_elsewhere();
+            };
+            return object.fetch(offset, len, Box::new(again));
         }
         self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
-        let finish = move |fs: &Arc<Self>| {
+        let finish = move |fs: &Arc<Self>, turn| {
+            if turn == Turn::NoThread {
+                return (read.done)(Err(fs.no_thread()));
+            }
             // Nothing there says that it would wait, on a thread that may.
             if let Some(read) = fs.answer(read, true) {
                 (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
             }
         };
-        self.hand_over(Box::new(finish), true);
+        self.hand_over(Box::new(finish));
     }
 
     /// Reads and answers; gives the read back if that would have to wait. `own_thread`: the thread has no transaction.
@@ -209,7 +218,12 @@ impl FileSystem {
             let piece = &data[done..data.len().min(done + PIECE_BYTES)];
             match self.write_piece(&inode, &object, offset.saturating_add(done as u64), piece, how)
             {
-                Ok(()) => done += piece.len(),
+                Ok(written) => {
+                    done += written;
+                    if written < piece.len() {
+                        break;
+                    }
+                }
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -217,6 +231,7 @@ impl FileSystem {
         Ok(done)
     }
 
+    /// Writes with one transaction; returns how much.
     fn write_piece(
         &self,
         inode: &Inode,
@@ -224,30 +239,39 @@ impl FileSystem {
         offset: u64,
         piece: &[u8],
         how: Write,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
         warm(object, at, piece.len() as u64)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn();
-        apply(|| {
-            let at = if how.append { object.size() } else { offset };
-            check_end(at, piece.len() as u64)?;
-            object.write(&tx, at, piece)?;
-            let now = self.now();
-            let clears = how.clear_suid && {
-                let mode = inode.known().meta.mode;
-                mode & (crate::attrs::SUID | crate::attrs::SGID) != 0
-            };
-            match clears {
-                true => self.change(&tx, inode, |meta| {
-                    meta.clear_suid();
-                    meta.changed(now);
-                }),
-                false => self.touch(&tx, inode, |meta| meta.changed(now)),
-            }
-        })
+        let _turn = inode.turn()?;
+        let at = if how.append { object.size() } else { offset };
+        check_end(at, piece.len() as u64)?;
+        // The first change may say that it would wait; what follows may wait.
+        let (written, failed) = object.write_some(&tx, at, piece);
+        if written == 0 {
+            return failed.map(|()| 0).map_err(Error::from);
+        }
+        apply(|| self.content_changed(&tx, inode, how.clear_suid))?;
+        Ok(written as usize)
+    }
+
+    /// Content was changed: sets times, and takes set-user-id away if whoever did it may not keep that. The caller has the turn.
+    pub(super) fn content_changed(
+        &self,
+        tx: &Transaction<'_>,
+        inode: &Inode,
+        clear_suid: bool,
+    ) -> Result<()> {
+        let now = self.now();
+        match clear_suid && inode.known().meta.mode & (SUID | SGID) != 0 {
+            true => self.change(tx, inode, |meta| {
+                meta.clear_suid();
+                meta.changed(now);
+            }),
+            false => self.touch(tx, inode, |meta| meta.changed(now)),
+        }
     }
 
     /// Returns once the inode's content and attributes are durable, and all names of the file system with them. `data_only` may

@@ -95,22 +95,25 @@ impl FileSystem {
         self.warm(&inode)?;
         {
             let tx = self.begin()?;
-            let _turns = Turns::of([&*parent, &*inode]);
+            let _turns = Turns::of([&*parent, &*inode])?;
             apply(|| -> Result<()> {
                 check_alive(&parent)?;
                 check_alive(&inode)?;
                 check_links(&inode)?;
+                let now = self.now();
+                // First: once the link is made, nothing may fail any more.
+                self.touch(&tx, &parent, |meta| meta.changed(now))?;
                 let dirent = Dirent { number: inode.number, kind: inode.kind };
                 names.insert(&tx, name, &dirent.encode())?;
-                let now = self.now();
                 let counted = self.change(&tx, &inode, |meta| {
                     meta.nlink += 1;
                     meta.ctime = now;
                 });
                 counted.or_else(|error| {
-                    names.remove(&tx, name).map(|_| ()).map_err(Error::from).and(Err(error))
-                })?;
-                self.touch(&tx, &parent, |meta| meta.changed(now))
+                    let removed = names.remove(&tx, name);
+                    parent.note_removal();
+                    removed.map_err(Error::from).and(Err(error))
+                })
             })?;
         }
         Ok(inode.into_entry(parent.number, name))
@@ -164,7 +167,7 @@ impl FileSystem {
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
-        let _turn = parent.turn();
+        let _turn = parent.turn()?;
         apply(|| {
             check_alive(parent)?;
             if node.kind == FileKind::Directory {

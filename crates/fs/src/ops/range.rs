@@ -1,12 +1,12 @@
 //! Ranges of files: room, holes, copies.
 
-use forebay_pool::Object;
+use forebay_pool::{Object, check_waiting};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::inode::Inode;
 use crate::stats::Op;
-use crate::types::{FallocateMode, Handle, Ino, Seek, Write};
+use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
 use super::apply;
 use super::file::{check_end, warm};
@@ -14,8 +14,18 @@ use super::file::{check_end, warm};
 /// Copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
+/// A range of a file, and who does something with it.
+struct Range<'a> {
+    inode: &'a Inode,
+    object: &'a Object,
+    offset: u64,
+    end: u64,
+    caller: Caller,
+}
+
 impl FileSystem {
-    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps.
+    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps. If the caller is not user 0,
+    /// set-user-id goes, and set-group-id if its group may execute it.
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) for an empty range, [`NoSpace`](ErrorKind::NoSpace),
@@ -27,6 +37,7 @@ impl FileSystem {
         offset: u64,
         len: u64,
         mode: FallocateMode,
+        caller: Caller,
     ) -> Result<()> {
         self.enter(Op::Fallocate)?;
         let _ = handle;
@@ -37,16 +48,18 @@ impl FileSystem {
         }
         check_end(offset, len)?;
         self.check_writable()?;
-        let end = offset + len;
+        let range = Range { inode: &inode, object: &object, offset, end: offset + len, caller };
         match mode {
             FallocateMode::Allocate { keep_size } => {
                 self.check_room(&object, offset, len)?;
-                self.extend(&inode, &object, end, keep_size)
+                self.extend(&range, keep_size)
             }
-            FallocateMode::Punch => self.punch(&inode, &object, offset, end),
+            FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
-                self.punch(&inode, &object, offset, end)?;
-                self.extend(&inode, &object, end, keep_size)
+                // Two transactions, and no way back from the first.
+                check_waiting("a range that is made zeros")?;
+                self.punch(&range)?;
+                self.extend(&range, keep_size)
             }
         }
     }
@@ -66,31 +79,29 @@ impl FileSystem {
         }
     }
 
-    fn extend(&self, inode: &Inode, object: &Object, end: u64, keep_size: bool) -> Result<()> {
+    fn extend(&self, range: &Range<'_>, keep_size: bool) -> Result<()> {
+        let Range { inode, object, end, caller, .. } = *range;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn();
-        apply(|| {
-            if !keep_size && end > object.size() {
-                object.truncate(&tx, end)?;
-            }
-            let now = self.now();
-            self.change(&tx, inode, |meta| meta.changed(now))
-        })
+        let _turn = inode.turn()?;
+        // The first change may say that it would wait; what follows may wait.
+        if keep_size || end <= object.size() {
+            return self.content_changed(&tx, inode, caller.uid != 0);
+        }
+        object.truncate(&tx, end)?;
+        apply(|| self.content_changed(&tx, inode, caller.uid != 0))
     }
 
-    fn punch(&self, inode: &Inode, object: &Object, offset: u64, end: u64) -> Result<()> {
+    fn punch(&self, range: &Range<'_>) -> Result<()> {
+        let Range { inode, object, offset, end, caller } = *range;
         warm(object, offset, end - offset)?;
         // All but what one transaction can take.
         self.free_in_steps(object, offset, end, &mut || true)?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
-        let _turn = inode.turn();
-        apply(|| {
-            object.punch(&tx, offset, end - offset)?;
-            let now = self.now();
-            self.change(&tx, inode, |meta| meta.changed(now))
-        })
+        let _turn = inode.turn()?;
+        object.punch(&tx, offset, end - offset)?;
+        apply(|| self.content_changed(&tx, inode, caller.uid != 0))
     }
 
     /// The first offset from `offset` on that has data, or that has none.
@@ -112,7 +123,7 @@ impl FileSystem {
     }
 
     /// Copies from one file to another, or within one to where it does not overlap; returns how much, which is less only at the end
-    /// of the first, or if something failed on the way.
+    /// of the first, or if something failed on the way. Set-user-id goes as with [`fallocate`](Self::fallocate).
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) if the ranges overlap, and those of reading and writing.
@@ -123,6 +134,7 @@ impl FileSystem {
         ino_out: Ino,
         offset_out: u64,
         len: u64,
+        caller: Caller,
     ) -> Result<u64> {
         self.enter(Op::CopyRange)?;
         let source = self.inode_of(ino_in)?.file(self.dataset())?;
@@ -132,6 +144,7 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::Invalid, "the ranges overlap"));
         }
         self.check_writable()?;
+        let how = Write { clear_suid: caller.uid != 0, ..Write::default() };
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;
         while done < len {
@@ -139,7 +152,7 @@ impl FileSystem {
             let copied = source.read(offset_in + done, &mut buffer[..part]);
             let copied = copied.map_err(Error::from).and_then(|read| {
                 let (bytes, to) = (&buffer[..read], offset_out.saturating_add(done));
-                self.write(ino_out, Handle(ino_out.0), to, bytes, Write::default())
+                self.write(ino_out, Handle(ino_out.0), to, bytes, how)
             });
             match copied {
                 Ok(0) => break,

@@ -50,19 +50,14 @@ impl FileSystem {
             self.warm(parent)?;
             self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
-            let _turns = Turns::of([parent, &child]);
-            let removed = apply(|| {
-                check_alive(parent)?;
-                if self.find(parent, name)?.map(|dirent| dirent.number) != Some(child.number) {
-                    return Ok(false);
-                }
-                self.check_removable(&child, directory)?;
-                self.remove_now(&tx, parent, name, &child).map(|()| true)
-            })?;
-            if removed {
-                return Ok(());
+            let _turns = Turns::of([parent, &child])?;
+            check_alive(parent)?;
+            if self.find(parent, name)?.map(|dirent| dirent.number) != Some(child.number) {
+                self.counters().add(FsCounters::RETRIES, 0, 1);
+                continue;
             }
-            self.counters().add(FsCounters::RETRIES, 0, 1);
+            self.check_removable(&child, directory)?;
+            return apply(|| self.remove_now(&tx, parent, name, &child));
         }
         Err(too_fast())
     }

@@ -4,7 +4,7 @@
 //! directory does not change while somebody looks whether it would come to lie in itself. That lock comes after the transaction and before
 //! turns.
 
-use forebay_pool::Transaction;
+use forebay_pool::{Transaction, lock_if_allowed};
 
 use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -70,32 +70,34 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let _moving = moves.then(|| self.moving.lock());
-            let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)]);
-            let renamed = apply(|| {
-                check_alive(&from)?;
-                check_alive(&to)?;
-                let still = |parent, name, inode: Option<&Inode>| -> Result<bool> {
-                    let found = self.find(parent, name)?.map(|dirent| dirent.number);
-                    Ok(found == inode.map(|inode| inode.number))
-                };
-                if !still(&from, name, Some(&source))? || !still(&to, new_name, target)? {
-                    return Ok(false);
-                }
-                if self.check_rename(&rename)? {
-                    return Ok(true);
-                }
-                if moves {
-                    self.check_loops(&rename)?;
-                }
-                self.rename_now(&tx, &rename).map(|()| true)
-            })?;
-            if renamed {
+            let moving = || lock_if_allowed(&self.moving, "another directory that moves");
+            let _moving = moves.then(moving).transpose()?;
+            let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)])?;
+            if !self.is_still_so(&rename)? {
+                self.counters().add(FsCounters::RETRIES, 0, 1);
+                continue;
+            }
+            if self.check_rename(&rename)? {
                 return Ok(());
             }
-            self.counters().add(FsCounters::RETRIES, 0, 1);
+            if moves {
+                self.check_loops(&rename)?;
+            }
+            return apply(|| self.rename_now(&tx, &rename));
         }
         Err(too_fast())
+    }
+
+    /// Whether the names lead where they led when they were resolved.
+    fn is_still_so(&self, rename: &Rename<'_>) -> Result<bool> {
+        check_alive(rename.from)?;
+        check_alive(rename.to)?;
+        let still = |parent, name, inode: Option<&Inode>| -> Result<bool> {
+            let found = self.find(parent, name)?.map(|dirent| dirent.number);
+            Ok(found == inode.map(|inode| inode.number))
+        };
+        Ok(still(rename.from, rename.name, Some(rename.source))?
+            && still(rename.to, rename.new_name, rename.target)?)
     }
 
     /// A rename in a full pool is possible if it makes something go.

@@ -109,10 +109,10 @@ impl FileSystem {
         edit(&mut self.extras(inode)?)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn();
+        let _turn = inode.turn()?;
+        let mut items = self.extras(inode)?;
+        edit(&mut items)?;
         apply(|| {
-            let mut items = self.extras(inode)?;
-            edit(&mut items)?;
             let before = inode.meta().extras;
             let placed = extras::place(self.dataset(), &tx, extras::encode(&items)?)?;
             let now = self.now();

@@ -178,24 +178,27 @@ fn ranges_can_be_punched_copied_and_extended() {
     let (ino, handle) = file(&fs, ROOT, b"one");
     let (other, _) = file(&fs, ROOT, b"two");
     write(&fs, ino, 0, &[1; 50_000]);
-    fs.fallocate(ino, handle, 10_000, 20_000, FallocateMode::Punch).unwrap();
+    fs.fallocate(ino, handle, 10_000, 20_000, FallocateMode::Punch, ME).unwrap();
     let mut wanted = vec![1; 50_000];
     wanted[10_000..30_000].fill(0);
     assert_eq!(read(&fs, ino, 0, 100_000), wanted);
-    assert_eq!(fs.copy_range(ino, 5000, other, 7, 100_000).unwrap(), 45_000);
+    assert_eq!(fs.copy_range(ino, 5000, other, 7, 100_000, ME).unwrap(), 45_000);
     assert_eq!(read(&fs, other, 7, 100_000), &wanted[5000..]);
-    assert_eq!(kind(fs.copy_range(ino, 0, ino, 10, 11)), ErrorKind::Invalid);
+    assert_eq!(kind(fs.copy_range(ino, 0, ino, 10, 11, ME)), ErrorKind::Invalid);
     let mode = FallocateMode::Allocate { keep_size: true };
-    fs.fallocate(ino, handle, 0, 60_000, mode).unwrap();
+    fs.fallocate(ino, handle, 0, 60_000, mode, ME).unwrap();
     assert_eq!(fs.getattr(ino).unwrap().size, 50_000);
     let mode = FallocateMode::Zero { keep_size: false };
-    fs.fallocate(ino, handle, 40_000, 20_000, mode).unwrap();
+    fs.fallocate(ino, handle, 40_000, 20_000, mode, ME).unwrap();
     wanted.truncate(40_000);
     wanted.resize(60_000, 0);
     assert_eq!(read(&fs, ino, 0, 100_000), wanted);
     let mode = FallocateMode::Allocate { keep_size: false };
-    assert_eq!(kind(fs.fallocate(ino, handle, 0, 1 << 40, mode)), ErrorKind::NoSpace);
-    assert_eq!(kind(fs.fallocate(ino, handle, i64::MAX as u64, 1, mode)), ErrorKind::FileTooLarge);
+    assert_eq!(kind(fs.fallocate(ino, handle, 0, 1 << 40, mode, ME)), ErrorKind::NoSpace);
+    assert_eq!(
+        kind(fs.fallocate(ino, handle, i64::MAX as u64, 1, mode, ME)),
+        ErrorKind::FileTooLarge
+    );
     unmount(fs);
 }
 
@@ -223,4 +226,43 @@ fn nothing_changes_on_a_pool_that_is_read_only() {
     assert!(report.is_clean(), "{report}");
     fs.close().unwrap();
     assert_eq!(kind(fs.getattr(ino)), ErrorKind::Closed);
+}
+
+#[test]
+fn set_user_id_goes_when_somebody_else_changes_content() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (ino, handle) = file(&fs, ROOT, b"program");
+    let (other, other_handle) = file(&fs, ROOT, b"source");
+    write(&fs, ino, 0, &[1; 30_000]);
+    write(&fs, other, 0, &[2; 1000]);
+    let modes = [
+        FallocateMode::Punch,
+        FallocateMode::Zero { keep_size: true },
+        FallocateMode::Zero { keep_size: false },
+        FallocateMode::Allocate { keep_size: false },
+        FallocateMode::Allocate { keep_size: true },
+    ];
+    let mut end = 40_000;
+    for (mode, left) in [(0o6755, 0o755), (0o6744, 0o2744)] {
+        for uid in [0, 7] {
+            let caller = Caller { uid, gid: 7 };
+            let left = if uid == 0 { mode } else { left };
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            for how in modes {
+                fs.setattr(ino, &set, ME).unwrap();
+                end += 1000;
+                fs.fallocate(ino, handle, 5000, end - 5000, how, caller).unwrap();
+                assert_eq!(fs.getattr(ino).unwrap().mode, left, "{how:?} by {uid}");
+            }
+            fs.setattr(ino, &set, ME).unwrap();
+            assert_eq!(fs.copy_range(other, 0, ino, 0, 1000, caller).unwrap(), 1000);
+            assert_eq!(fs.getattr(ino).unwrap().mode, left, "a copy by {uid}");
+        }
+    }
+    for (ino, handle) in [(ino, handle), (other, other_handle)] {
+        fs.release(handle);
+        fs.forget(ino, 1);
+    }
+    unmount(fs);
 }

@@ -141,7 +141,7 @@ impl Work<'_> {
         fs.setxattr(ino, b"user.y", &value, XattrMode::Either)?;
         let set = SetAttr { size: Some(self.below(40_000)), ..SetAttr::default() };
         fs.setattr(ino, &set, ME)?;
-        fs.fallocate(ino, Handle(ino.0), self.below(9000), 9000, FallocateMode::Punch)?;
+        fs.fallocate(ino, Handle(ino.0), self.below(9000), 9000, FallocateMode::Punch, ME)?;
         match self.below(3) {
             0 => fs.fsync(ino, false),
             _ => Ok(()),

@@ -147,7 +147,7 @@ impl Work {
             _ if c % 2 == 0 => {
                 let mode = FallocateMode::Punch;
                 let (offset64, len64) = (offset as u64, len as u64 + 1);
-                self.fs.fallocate(ino, handle, offset64, len64, mode).unwrap();
+                self.fs.fallocate(ino, handle, offset64, len64, mode, ME).unwrap();
                 self.twin.punch(node, offset, len + 1);
             }
             _ => {
@@ -156,8 +156,14 @@ impl Work {
                 let part = source.get(offset..source.len().min(offset + len)).unwrap_or_default();
                 let target = (a % 50_000) as usize;
                 let overlaps = node == to && offset.abs_diff(target) < part.len().min(len);
-                let done =
-                    self.fs.copy_range(ino, offset as u64, self.ino(to), target as u64, len as u64);
+                let done = self.fs.copy_range(
+                    ino,
+                    offset as u64,
+                    self.ino(to),
+                    target as u64,
+                    len as u64,
+                    ME,
+                );
                 let wanted = if overlaps { Err(ErrorKind::Invalid) } else { Ok(()) };
                 if let Some(copied) = same(step, done, wanted) {
                     assert_eq!(copied, part.len() as u64);

@@ -69,7 +69,7 @@ fn what_would_wait_says_so_and_has_changed_nothing() {
         would_block(fs.setxattr(ino, b"user.x", b"1", XattrMode::Either));
         would_block(fs.write(ino, handle, 10, b"abc", Default::default()));
         would_block(fs.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
-        would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch));
+        would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch, ME));
         would_block(fs.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
         // What is known of it is in memory.
         assert_eq!(fs.getattr(ino).unwrap().nlink, 1);

@@ -363,6 +363,7 @@ impl Server for Adapter {
 
     fn fallocate(
         &self,
+        caller: Caller,
         ino: u64,
         handle: u64,
         range: (u64, u64),
@@ -376,7 +377,8 @@ impl Server for Adapter {
             Handle(handle),
             offset,
             len,
-            mode
+            mode,
+            convert::caller(caller)
         ));
     }
 
@@ -391,12 +393,19 @@ impl Server for Adapter {
             .map(Position));
     }
 
-    fn copy(&self, range: CopyRange, answer: impl Answer<Written>) {
+    fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>) {
         // Nobody can interrupt it: so much at a time, and the system asks on. It reads and writes, so it is not for this thread.
         let CopyRange { from, from_offset, to, to_offset, len } = range;
         let len = len.min(COPY_BYTES);
         self.later(Op::Copy, move |fs, tally| {
-            let copied = fs.copy_range(Ino(from), from_offset, Ino(to), to_offset, len);
+            let copied = fs.copy_range(
+                Ino(from),
+                from_offset,
+                Ino(to),
+                to_offset,
+                len,
+                convert::caller(caller),
+            );
             finish(tally, answer, copied.map(|bytes| Written(bytes as u32)));
         });
     }

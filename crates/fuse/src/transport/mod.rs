@@ -265,6 +265,7 @@ pub(crate) trait Server: Send + Sync + 'static {
     /// `mode` as `fallocate` has it.
     fn fallocate(
         &self,
+        caller: Caller,
         ino: u64,
         handle: u64,
         range: (u64, u64),
@@ -273,7 +274,7 @@ pub(crate) trait Server: Send + Sync + 'static {
     );
     /// `whence` as `lseek` has it: data or hole only.
     fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, answer: impl Answer<Position>);
-    fn copy(&self, range: CopyRange, answer: impl Answer<Written>);
+    fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>);
     /// Called once, before any request, if the transport can have the kernel forget names.
     fn started(&self, _forgetter: Box<dyn Forgetter>) {}
     /// Called once, when no request comes any more. Answers may still be on their way to nowhere.

@@ -493,7 +493,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -502,7 +502,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyEmpty,
     ) {
         self.count(Op::Fallocate);
-        self.server.fallocate(ino.0, handle.0, (offset, length), mode, reply);
+        self.server.fallocate(caller(request), ino.0, handle.0, (offset, length), mode, reply);
     }
 
     fn lseek(
@@ -523,7 +523,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         from: INodeNo,
         _from_handle: FileHandle,
         from_offset: u64,
@@ -535,7 +535,8 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyWrite,
     ) {
         self.count(Op::Copy);
-        self.server.copy(CopyRange { from: from.0, from_offset, to: to.0, to_offset, len }, reply);
+        let range = CopyRange { from: from.0, from_offset, to: to.0, to_offset, len };
+        self.server.copy(caller(request), range, reply);
     }
 
     fn bmap(
