@@ -246,8 +246,8 @@ pub(crate) fn write_uberblock(
     flush(&members)
 }
 
-/// All sound uberblocks of a pool, from all labels: the newest first, each once. What cannot be
-/// read is passed over: other labels have the same.
+/// All sound uberblocks of a pool, from all labels of devices of these sizes: the newest first, each once. What cannot be
+/// read is passed over, as is a device without room for a label: other labels have the same.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] if a newer version wrote one; [`ErrorKind::NoMemory`].
@@ -257,7 +257,7 @@ pub(crate) fn best_uberblocks(
     memory: &BlockCache,
 ) -> Result<Vec<Uberblock>> {
     let mut found: Vec<Uberblock> = Vec::new();
-    for (device, size_bytes) in devices {
+    for (device, size_bytes) in devices.iter().filter(|(_, size)| *size >= LABEL_BYTES) {
         for label in [0, back_of(*size_bytes)] {
             let len = RING_SLOTS as usize * SLOT_BYTES;
             match read_at(*device, label + RING_OFFSET, len, memory) {

@@ -129,7 +129,6 @@ impl Inspector {
             let text = format!("neither label nor uberblock is left: {}", notices.join("; "));
             return Err(Error::new(ErrorKind::NotAPool, text));
         };
-        let sized: Vec<_> = sized.into_iter().filter(|(_, bytes)| *bytes >= LABEL_BYTES).collect();
         let uberblocks = label::best_uberblocks(&sized, pool_guid, &self.cache)?;
         notices.push("no label is left: the devices are numbered as they were given".to_owned());
         let largest = self.devices.iter().map(|one| u64::from(one.info().sector_bytes)).max();

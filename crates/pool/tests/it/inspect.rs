@@ -318,3 +318,17 @@ fn a_directory_of_datasets_with_leaves_is_read() {
     let directory = inspector.directory(SetName::Own, group.directory, None).expect("it").found;
     assert!(directory.stats.leaves > 0, "{directory}");
 }
+
+#[test]
+fn a_device_that_is_cut_to_less_than_a_label_is_no_panic() {
+    for bytes in [0, 4096, (256 << 10) - 512, 256 << 10] {
+        let (_folder, paths, _) = files(2);
+        fs::OpenOptions::new().write(true).open(&paths[1]).unwrap().set_len(bytes).unwrap();
+        let Ok(inspector) = Inspector::open(&paths) else {
+            assert_eq!(bytes, 0, "it can be opened");
+            continue;
+        };
+        let seen = inspector.group(None).expect("the other device has uberblocks");
+        assert!(seen.txg > 0);
+    }
+}
