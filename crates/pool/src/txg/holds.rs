@@ -135,7 +135,7 @@ impl<'a> Hold<'a> {
 impl Drop for Hold<'_> {
     #[inline]
     fn drop(&mut self) {
-        nested::leave();
+        nested::leave(self.txgs);
         if self.txgs.cells[self.cell].leave(self.txg) {
             self.txgs.cell_drained();
         }
@@ -145,32 +145,36 @@ impl Drop for Hold<'_> {
 /// Catches a thread that begins while it has a hold: it could wait for a commit that waits for it.
 #[cfg(debug_assertions)]
 mod nested {
-    use std::cell::Cell;
+    use std::cell::RefCell;
 
     use super::Txgs;
 
     forebay_base::sync::thread_local! {
-        // Address of the groups that this thread has holds of, and how many.
-        static HELD: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+        // Addresses of the groups that this thread has holds of, one for each hold.
+        static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    }
+
+    fn address(txgs: &Txgs) -> usize {
+        std::ptr::from_ref(txgs).addr()
     }
 
     pub(super) fn check(txgs: &Txgs) {
-        let (held, count) = HELD.with(Cell::get);
-        let nested = count > 0 && held == std::ptr::from_ref(txgs).addr();
+        let nested = HELD.with(|held| held.borrow().contains(&address(txgs)));
         assert!(!nested, "a change begins inside a change");
     }
 
     pub(super) fn enter(txgs: &Txgs) {
-        let address = std::ptr::from_ref(txgs).addr();
-        HELD.with(|held| match held.get() {
-            (same, count) if same == address => held.set((same, count + 1)),
-            // Of several pools the last one is known.
-            _ => held.set((address, 1)),
-        });
+        HELD.with(|held| held.borrow_mut().push(address(txgs)));
     }
 
-    pub(super) fn leave() {
-        HELD.with(|held| held.set((held.get().0, held.get().1.saturating_sub(1))));
+    /// One hold goes; others of the same groups, around it, stay known.
+    pub(super) fn leave(txgs: &Txgs) {
+        HELD.with(|held| {
+            let mut held = held.borrow_mut();
+            if let Some(at) = held.iter().rposition(|one| *one == address(txgs)) {
+                held.remove(at);
+            }
+        });
     }
 }
 
@@ -181,7 +185,7 @@ mod nested {
 
     pub(super) fn check(_: &Txgs) {}
     pub(super) fn enter(_: &Txgs) {}
-    pub(super) fn leave() {}
+    pub(super) fn leave(_: &Txgs) {}
 }
 
 /// Debug builds panic if the calling thread has a hold on `txgs`.

@@ -202,6 +202,28 @@ fn delays_are_served_in_turn_and_end_with_a_commit() {
 }
 
 #[test]
+#[cfg(debug_assertions)]
+fn the_end_of_a_change_inside_a_change_does_not_hide_the_outer_one() {
+    let (txgs, other) = (txgs(small()), txgs(small()));
+    let would_nest = |txgs: &Txgs| {
+        let begun = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(txgs.begin())));
+        begun.is_err()
+    };
+    let outer = txgs.begin().unwrap();
+    // As in the callback of a read that ends inside of it.
+    let inner = crate::without_waiting(|| txgs.begin()).unwrap();
+    assert_eq!(inner.txg(), outer.txg());
+    drop(inner);
+    assert!(would_nest(&txgs), "the outer one is forgotten");
+    // Another pool's change may be inside, and know nothing of it.
+    drop(other.begin().unwrap());
+    assert!(would_nest(&txgs), "the outer one is forgotten");
+    drop(outer);
+    assert!(!would_nest(&txgs));
+    commit(&txgs);
+}
+
+#[test]
 fn many_threads_and_commits() {
     let txgs = txgs(small());
     let workers: Vec<_> = (0..4)
