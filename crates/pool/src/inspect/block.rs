@@ -71,7 +71,7 @@ impl Inspector {
                 BlocksOf::Dnodes => found.tree,
                 BlocksOf::Object(number) => {
                     let doing = |error: Error| error.doing(format_args!("{set}, object {number}"));
-                    DataFields::of(&found.dnode(number)?).map_err(doing)?.tree
+                    DataFields::tree_of(&found.dnode(number)?).map_err(doing)?
                 }
             };
             check_place(&tree, block, level)?;

@@ -222,7 +222,7 @@ impl View {
         let inline = Inline::read(dnode.inline()).map_err(doing)?;
         let mut entries = inline.entries;
         if inline.is_fat {
-            let tree = DataFields::of(&dnode).map_err(doing)?.tree;
+            let tree = DataFields::tree_of(&dnode).map_err(doing)?;
             for (ptr, block) in self.lowest(&tree, damage) {
                 let leaf = self.store.read(&ptr, Attributes::METADATA.once());
                 match leaf.and_then(|leaf| leaf_entries(&leaf)) {

@@ -22,7 +22,10 @@ use super::ahead::Unserved;
 use super::leaves::Leaves;
 use super::pending::{Pending, Slot};
 use super::pins::Pins;
-use super::tree::{self, Tree};
+use super::tree::{self, BLOCKS_MAX, Tree};
+
+/// The largest records, as a power of two.
+const RECORD_SHIFT_MAX: u8 = 24;
 
 /// An open object. It stays in memory while somebody holds it or a group has changes of it.
 pub(crate) struct Node {
@@ -66,10 +69,42 @@ pub(crate) struct DataFields {
     pub(crate) allocated: u64,
 }
 
+/// Bytes that an object with such records can have at most. Records that are larger than any are as the largest.
+pub(crate) fn size_max(record_shift: u8) -> u64 {
+    let record = 1 << record_shift.min(RECORD_SHIFT_MAX);
+    BLOCKS_MAX.saturating_mul(record).min(i64::MAX as u64)
+}
+
 impl DataFields {
+    /// Those of a dnode as it was found on a device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if they cannot be.
     pub(crate) fn of(dnode: &DnodePhys) -> Result<Self> {
-        let tree = Tree::from_parts(dnode.root, dnode.levels, dnode.blocks.get())?;
-        Ok(Self { tree, size: dnode.size_bytes.get(), allocated: dnode.allocated_bytes.get() })
+        let (tree, size) = (Self::tree_of(dnode)?, dnode.size_bytes.get());
+        let limit = size_max(dnode.record_shift);
+        if size > limit {
+            let text = format!("its length is {size} bytes, and could be {limit} at most");
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+        Ok(Self { tree, size, allocated: dnode.allocated_bytes.get() })
+    }
+
+    /// The tree alone, whatever else there is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if it cannot be one.
+    pub(crate) fn tree_of(dnode: &DnodePhys) -> Result<Tree> {
+        Tree::from_parts(dnode.root, dnode.levels, dnode.blocks.get())
+    }
+
+    /// Takes them over from one dnode to another as they are, whether they can be or not.
+    pub(crate) fn carry_over(from: &DnodePhys, to: &mut DnodePhys) {
+        to.root = from.root;
+        to.levels = from.levels;
+        to.blocks = from.blocks;
+        to.size_bytes = from.size_bytes;
+        to.allocated_bytes = from.allocated_bytes;
     }
 
     /// Writes them into a dnode.
@@ -150,7 +185,8 @@ impl Node {
         data: DataFields,
     ) -> Result<Arc<Self>> {
         let kind = dnode.object_kind().filter(|kind| *kind != ObjectKind::Free);
-        let Some(kind) = kind.filter(|_| (9..=24).contains(&dnode.record_shift)) else {
+        let Some(kind) = kind.filter(|_| (9..=RECORD_SHIFT_MAX).contains(&dnode.record_shift))
+        else {
             let text = format!(
                 "object {number} has kind {} and records of 2^{} bytes",
                 dnode.kind, dnode.record_shift

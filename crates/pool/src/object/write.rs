@@ -12,10 +12,10 @@ use crate::tx::Tx;
 use crate::waiting::{self, waiting_allowed};
 
 use super::RETRIES_MAX;
-use super::node::{Fetched, Found, Node, State};
+use super::node::{Fetched, Found, Node, State, size_max};
 use super::paths;
 use super::pending::Slot;
-use super::tree::{self, BLOCKS_MAX, Tree};
+use super::tree::{self, Tree};
 
 /// Buffers of records that are not full yet have at least this many bytes.
 const BUFFER_MIN: usize = 4096;
@@ -277,7 +277,7 @@ impl Node {
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<u64> {
-        let limit = BLOCKS_MAX.saturating_mul(self.record_bytes() as u64).min(i64::MAX as u64);
+        let limit = size_max(self.record_shift);
         offset.checked_add(len).filter(|end| *end <= limit).ok_or_else(|| {
             let text = format!(
                 "object {}: {len} bytes at {offset} lie past the largest possible object ({limit} bytes)",

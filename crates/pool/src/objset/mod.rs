@@ -337,8 +337,9 @@ impl Objset {
         match self.dnodes.newest(number) {
             Newest::Patched(_, true) => Ok((0, 0)),
             _ => {
-                let dnode = self.stored_dnode(number)?;
-                Ok((dnode.size_bytes.get(), dnode.allocated_bytes.get()))
+                let data = DataFields::of(&self.stored_dnode(number)?)
+                    .map_err(|error| error.doing(format_args!("object {number}")))?;
+                Ok((data.size, data.allocated))
             }
         }
     }

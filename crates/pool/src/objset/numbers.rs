@@ -13,12 +13,12 @@ use forebay_base::sync::{Mutex, thread_slot};
 use forebay_cache::Attributes;
 use hashbrown::HashSet;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
 use crate::waiting;
 
-use super::Objset;
+use super::{DNODE_BLOCKS_MAX, Objset};
 
 /// Chunks of numbers that threads take; a power of two.
 const CHUNKS: usize = 16;
@@ -82,6 +82,12 @@ impl Objset {
             *chunk = match self.reuse()? {
                 Some(chunk) => chunk,
                 None => {
+                    let block = self.numbers.fresh.load(Ordering::Relaxed);
+                    if block >= DNODE_BLOCKS_MAX {
+                        let text =
+                            "no number is left for another object: delete some, and import again";
+                        return Err(Error::new(ErrorKind::NoSpace, text));
+                    }
                     let block = self.numbers.fresh.fetch_add(1, Ordering::Relaxed);
                     // Number 0 is nobody's.
                     Chunk { block, free: if block == 0 { !1 } else { !0 } }

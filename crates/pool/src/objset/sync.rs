@@ -176,13 +176,14 @@ impl Objset {
             let old = dnode_at(block, index).unwrap_or(DnodePhys::FREE);
             let mut new = dnode_at(patched, index).unwrap_or(DnodePhys::FREE);
             if patches.reset & 1 << index != 0 {
-                match DataFields::of(&old) {
-                    Ok(data) => tree::free_tree(ctx, &data.tree.root)?,
+                match DataFields::tree_of(&old) {
+                    Ok(old) => tree::free_tree(ctx, &old.root)?,
                     Err(_) => ctx.leak(),
                 }
                 DataFields::EMPTY.put(&mut new);
             } else {
-                DataFields::of(&old)?.put(&mut new);
+                // What cannot be is not for the sync to find: the pool would be suspended for one object.
+                DataFields::carry_over(&old, &mut new);
             }
             put_dnode(block, index, &new);
         }

@@ -99,3 +99,45 @@ fn a_tree_of_dnodes_higher_than_numbers_reach_is_corrupt() {
     let error = super::check_dnode_tree(tree.expect("a tree")).expect_err("too high");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
+
+#[test]
+fn the_last_number_is_given_out_once() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    data.inner.objset.numbers.skip_to(DNODE_BLOCKS_MAX - 1);
+    let error = (0..100_000)
+        .find_map(|_| data.inner.objset.next_number().err())
+        .expect("numbers have an end");
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    drop(tx);
+}
+
+#[test]
+fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    let number = data.create_object(&tx, &[]).expect("an object");
+    let object = data.object(number).expect("it");
+    object.write(&tx, 0, b"content").expect("room");
+    {
+        let node = data.inner.objset.open(number).expect("it");
+        let mut state = node.lock();
+        state.size = u64::MAX;
+        state.pending_mut(tx.txg()).size = Some(u64::MAX);
+    }
+    drop((tx, object));
+    pool.sync().expect("a group");
+    pool.sync().expect("nobody has it any more");
+    let opened = data.object(number).err().expect("it is odd");
+    assert_eq!(opened.kind(), ErrorKind::Corrupt, "{opened}");
+    let told = data.object_info(number).expect_err("it is odd");
+    assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
+    // Its neighbours, and what is known of it besides, can still be changed.
+    let tx = pool.begin().expect("room");
+    data.inner
+        .objset
+        .change_dnode(tx.tx(), number, |dnode, _| dnode.created_txg = 7.into())
+        .expect("it");
+    drop(tx);
+    pool.sync().expect("the pool is not suspended");
+}
