@@ -122,15 +122,15 @@ pub(crate) struct CreateArgs {
     /// The pool's name; else that of the first device without its ending
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Size of files that are made
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "10GiB")]
-    pub(crate) size: u64,
+    /// Size of files that are made; 10 GiB if nothing is said
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) size: Option<u64>,
     /// Name of the dataset for files
     #[arg(long, default_value = "main")]
     pub(crate) dataset: String,
     #[command(flatten)]
     pub(crate) settings: DatasetArgs,
-    /// Overwrite devices that hold a pool
+    /// Overwrite devices that are not empty: what they hold is lost
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -198,7 +198,7 @@ pub(crate) struct ExpandArgs {
     /// Size of an added file that is not there yet
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
-    /// Add devices that hold a pool: that pool is lost
+    /// Add devices that are not empty: what they hold is lost
     #[arg(long)]
     pub(crate) force: bool,
 }

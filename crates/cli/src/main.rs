@@ -6,7 +6,7 @@
 //!
 //! # Where things are
 //!
-//! `args` has the command line, `commands` a module for each command, `control` the socket between them and the
+//! `args` has the command line, `commands` a module for each command, `claims` says who may have a pool, `foreign` what else a device holds, `control` the socket between them and the
 //! processes that have pools, `host` such a process, `pools` the way from what a user calls a pool to the pool.
 //!
 //! # What it does not do
@@ -17,9 +17,11 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod args;
+mod claims;
 mod commands;
 mod control;
 mod error;
+mod foreign;
 mod host;
 mod inspect;
 mod memory;

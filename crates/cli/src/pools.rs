@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use forebay_io::OpenOptions;
 use forebay_pool::{
-    BlockCache, BlockCacheOptions, ErrorKind, ImportOptions, LabelInfo, Opened, Pool, open_path,
-    read_label,
+    BlockCache, BlockCacheOptions, ErrorKind, ImportOptions, LabelInfo, MIN_DEVICE_BYTES, Opened,
+    Pool, open_path, read_label,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
+use crate::{claims, foreign, units};
 
 /// How to import a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,13 +84,29 @@ pub(crate) fn cache(bytes: u64) -> Result<Arc<BlockCache>> {
     Ok(BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() })?)
 }
 
-/// Opens devices that are there, locked.
+/// Opens devices that are there, locked, and so are the pools that they belong to.
 ///
 /// # Errors
 /// Why one cannot be opened, in the words of the command line.
 pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
+    claims::claim(open_unclaimed(paths, read_only)?, paths, read_only)
+}
+
+fn open_unclaimed(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     paths.iter().map(|path| open_device(path, &options)).collect()
+}
+
+/// Refuses a device that holds something else than a pool, unless it is to be overwritten. Whoever takes the device refuses
+/// one that holds a pool.
+///
+/// # Errors
+/// What it holds.
+pub(crate) fn refuse_foreign(device: &Opened, path: &Path, force: bool) -> Result<()> {
+    if force || read_label(device, &*cache(16 << 20)?)?.is_some() {
+        return Ok(());
+    }
+    foreign::refuse(path)
 }
 
 fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
@@ -106,6 +123,17 @@ fn open_device(path: &Path, options: &OpenOptions) -> Result<Opened> {
             _ => Failure::about(path, "open it for reading and writing", &error),
         };
         return Err(plain);
+    }
+    // The rest of a sector does not count for a device, but for who looks at the file.
+    if let Some(found) =
+        path.metadata().ok().filter(|found| found.is_file() && found.len() < MIN_DEVICE_BYTES)
+    {
+        return Err(Failure::new(format!(
+            "{}: has {} bytes, at least {} are needed; give a larger one, or make it larger: `truncate --size`",
+            path.display(),
+            found.len(),
+            units::whole(MIN_DEVICE_BYTES)
+        )));
     }
     open_path(path, options).map_err(|error| match error.kind() {
         ErrorKind::InUse => in_use(path).unwrap_or_else(|| error.into()),
@@ -172,7 +200,7 @@ pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<P
 /// Why one cannot be read.
 pub(crate) fn labels(paths: &[PathBuf]) -> Result<Vec<Option<LabelInfo>>> {
     let memory = cache(16 << 20)?;
-    let opened = open_devices(paths, true)?;
+    let opened = open_unclaimed(paths, true)?;
     opened.iter().map(|one| Ok(read_label(one, &memory)?)).collect()
 }
 

@@ -46,6 +46,11 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
+/// A bound in whole MiB, which people are told as it is.
+pub(crate) fn whole(count: u64) -> String {
+    format!("{} MiB", count.div_ceil(1 << 20))
+}
+
 /// A count in three digits or so, by thousands.
 pub(crate) fn count(number: f64) -> String {
     let steps = [("G", 1e9), ("M", 1e6), ("k", 1e3)];

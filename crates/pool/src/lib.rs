@@ -89,6 +89,7 @@ pub use block_cache::{BlockCache, BlockCacheOptions, BlockKey};
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use devices::open::{HostId, Opened, open_path};
 pub use error::{Error, ErrorKind, Result};
+pub use format::label::MIN_DEVICE_BYTES;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use log::{LogCounters, LogTunables};
 pub use pool::{

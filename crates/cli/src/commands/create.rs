@@ -5,25 +5,28 @@ use std::path::{Path, PathBuf};
 use forebay_fs::{FileSystem, Owner};
 use forebay_io::OpenOptions;
 use forebay_pool::format::{Compression, SyncMode};
-use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, Pool, open_path};
+use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, MIN_DEVICE_BYTES, Pool, open_path};
 
 use crate::args::{CompressionName, CreateArgs, DatasetArgs, SyncName};
 use crate::control::run_dir;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{output, pools, units};
+use crate::{foreign, output, pools, units};
 
 /// Sizes of files are multiples of this, so that every sector size fits.
 const SIZE_UNIT: u64 = 1 << 20;
+/// Size of files that are made, unless another is asked for.
+pub(crate) const DEFAULT_BYTES: u64 = 10 << 30;
 /// Mode of a new file system's root.
 const ROOT_MODE: u16 = 0o755;
 
 pub(crate) fn run(args: &CreateArgs) -> Result<()> {
     let name = args.name.clone().unwrap_or_else(|| pools::name_from(&args.devices[0]));
+    check_sizes(args)?;
     let new = New {
         name: &name,
         devices: &args.devices,
-        size_bytes: args.size,
+        size_bytes: args.size.unwrap_or(DEFAULT_BYTES),
         dataset: &args.dataset,
         settings: settings(&args.settings, DatasetSettings::default())?,
         force: args.force,
@@ -49,6 +52,44 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         }
     ));
     Ok(())
+}
+
+/// Whether the size that was asked for can be, of files to be made, and of those that are there.
+fn check_sizes(args: &CreateArgs) -> Result<()> {
+    let Some(size) = args.size else { return Ok(()) };
+    for path in &args.devices {
+        match std::fs::metadata(path) {
+            Ok(found)
+                if found.is_file()
+                    && ![size, size / SIZE_UNIT * SIZE_UNIT].contains(&found.len()) =>
+            {
+                return Err(Failure::new(format!(
+                    "{0}: is there already, with {1} bytes, and --size says {size}; leave --size out to use it as it \
+                     is, or remove it, or set its size: `truncate --size {size} {0}`",
+                    path.display(),
+                    found.len()
+                )));
+            }
+            Ok(_) => {}
+            Err(_) => check_size(path, size)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file of that size would do.
+///
+/// # Errors
+/// If it is too small.
+pub(crate) fn check_size(path: &Path, size: u64) -> Result<()> {
+    match size < MIN_DEVICE_BYTES {
+        false => Ok(()),
+        true => Err(Failure::new(format!(
+            "{}: --size {size} is too small; give at least {}",
+            path.display(),
+            units::whole(MIN_DEVICE_BYTES)
+        ))),
+    }
 }
 
 /// The settings that were asked for, on top of those that there are.
@@ -112,6 +153,17 @@ pub(crate) fn create(new: &New<'_>) -> Result<Pool> {
 
 fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
     let cache = pools::cache(MemoryPlan::small())?;
+    if new.name.contains(':') {
+        return Err(Failure::new(format!(
+            "pool name {:?}: has a `:`, which stands between devices; give another one with --name",
+            new.name
+        )));
+    }
+    foreign::refuse_repeated(new.devices, &[])?;
+    // Together, since several may belong to one pool.
+    let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
+    let found: Vec<PathBuf> = new.devices.iter().filter(is_there).cloned().collect();
+    let mut there = pools::open_devices(&found, false)?.into_iter();
     let mut opened = Vec::new();
     for path in new.devices {
         let options = OpenOptions {
@@ -128,7 +180,10 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
             made.push(path.clone());
             opened.push(open_path(path, &options)?);
         } else {
-            opened.extend(pools::open_devices(std::slice::from_ref(path), false)?);
+            if let Some(device) = there.next() {
+                pools::refuse_foreign(&device, path, new.force)?;
+                opened.push(device);
+            }
         }
     }
     let options = CreateOptions { force: new.force, ..CreateOptions::new(new.name, cache) };

@@ -6,7 +6,7 @@ use crate::args::DestroyArgs;
 use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
-use crate::{output, pools};
+use crate::{foreign, output, pools};
 
 pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
     let paths = match client::find(&args.pool)? {
@@ -39,6 +39,10 @@ pub(crate) fn run(args: &DestroyArgs) -> Result<()> {
             failure
         },
     )?;
+    // So that they count as empty.
+    for path in &paths {
+        foreign::clear(path)?;
+    }
     drop(opened);
     if args.remove_files {
         for path in paths.iter().filter(|path| path.is_file()) {

@@ -1,7 +1,9 @@
 //! `forebay expand`: more room for a pool.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use super::create::check_size;
 use crate::args::ExpandArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
@@ -9,10 +11,15 @@ use crate::control::views::Expanded;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
-use crate::{host, output, units};
+use crate::{foreign, host, output, units};
 
 pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
     let target = client::find(&args.pool)?;
+    let has = match &target {
+        Target::Held { pool, .. } => &pool.devices,
+        Target::Paths(paths) => paths,
+    };
+    foreign::refuse_repeated(&args.add, has)?;
     let mut made = Vec::new();
     let grown = add_paths(args, &mut made).and_then(|add| match &target {
         Target::Held { process, pool } => {
@@ -56,9 +63,14 @@ fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>>
             );
             return Err(Failure::new(text));
         };
+        check_size(path, size)?;
         let failed = |error: std::io::Error| Failure::about(path, "make it", &error);
-        let file =
-            std::fs::OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
         made.push(path.clone());
         file.set_len(size).map_err(failed)?;
     }

@@ -23,11 +23,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
         )));
     }
     let import = wanted(&args.options, paths);
-    let running = client::processes().into_iter().find(|process| process.view.daemon);
-    let process = match running {
-        Some(process) => process,
-        None => spawn::start(args.memory, None)?,
-    };
+    let (process, _) = spawn::find_or_start(args.memory, None)?;
     let pool: PoolView = process.ask(&Request::Import { import })?;
     output::line(&format!(
         "imported pool {}, {} of {} free; process {} has it; `forebay export {}` lets go of it",

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 
 use forebay_pool::DatasetSettings;
 
-use super::create::{New, create};
+use super::create::{DEFAULT_BYTES, New, create};
 use super::import::wanted;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
@@ -20,9 +20,8 @@ use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
 use crate::{output, units};
 
-/// The pool, if none is named, and its size if it is made.
+/// The pool, if none is named.
 const DEFAULT_POOL: &str = "forebay.pool";
-const DEFAULT_BYTES: u64 = 10 << 30;
 
 pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     super::helper::take_options(&mut args)?;
@@ -32,10 +31,23 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
         Some(spec) => client::find(spec)?,
         None => default_pool(&args)?,
     };
-    let at = match &args.at {
-        Some(at) => prepare(at, false)?,
-        None => prepare(&default_place(&target), true)?,
+    let made = match args.at {
+        Some(_) => None,
+        None => Some(default_place(&target)).filter(|at| !at.exists()),
     };
+    let mounted = match &args.at {
+        Some(at) => prepare(at, false),
+        None => prepare(&default_place(&target), true),
+    }
+    .and_then(|at| mount_at(&args, target, at));
+    if let (Err(_), Some(made)) = (&mounted, made) {
+        // The error is told. What is not empty, or has something mounted, stays.
+        let _ = std::fs::remove_dir(made);
+    }
+    mounted
+}
+
+fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
     let mount = MountWanted {
         dataset: args.dataset.clone(),
         at,
@@ -65,9 +77,9 @@ pub(crate) fn run(mut args: MountArgs) -> Result<()> {
         Target::Paths(paths) => {
             let import = wanted(&args.import, paths);
             if args.daemon {
-                in_background(&args, import, mount)
+                in_background(args, import, mount)
             } else {
-                in_foreground(&args, &import, &mount)
+                in_foreground(args, &import, &mount)
             }
         }
     }
@@ -154,13 +166,11 @@ fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
 
 fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> Result<()> {
     let request = Request::Mount { import, mount };
-    let running = match args.separate {
-        true => None,
-        false => client::processes().into_iter().find(|process| process.view.daemon),
-    };
-    if let Some(process) = running {
+    let threads = args.threads.map(usize::from);
+    if !args.separate {
+        let (process, started) = spawn::find_or_start(args.memory, threads)?;
         let has = process.view.memory_bytes;
-        if args.memory.is_some_and(|wanted| wanted != has) {
+        if !started && args.memory.is_some_and(|wanted| wanted != has) {
             eprintln!(
                 "forebay: process {} has {} of memory, and keeps that; --separate starts another one",
                 process.view.pid,
@@ -173,7 +183,7 @@ fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> 
             other => return other.map(|view| tell(&view, &process)),
         }
     }
-    let process = spawn::start(args.memory, args.threads.map(usize::from))?;
+    let process = spawn::start(args.memory, threads)?;
     let view = process.ask(&request)?;
     tell(&view, &process);
     Ok(())

@@ -60,6 +60,14 @@ pub(crate) fn holder_of(device: &Path) -> Option<(u32, PoolView)> {
     })
 }
 
+/// The process that has the pool of that guid, this one included, and the pool.
+pub(crate) fn holder_of_pool(guid: u64) -> Option<(u32, PoolView)> {
+    processes().into_iter().find_map(|process| {
+        let pool = process.view.pools.iter().find(|pool| pool.guid == guid)?;
+        Some((process.view.pid, pool.clone()))
+    })
+}
+
 /// A pool that a command is to work on.
 pub(crate) enum Target {
     /// A process has it.

@@ -132,6 +132,7 @@ pub(crate) fn expand_pool(
     for path in add {
         let opened = pools::open_devices(std::slice::from_ref(path), false)?.pop();
         let Some(opened) = opened else { continue };
+        pools::refuse_foreign(&opened, path, force)?;
         pool.add_device(opened, force).map_err(|error| {
             let mut failure = Failure::from(error);
             failure.message = failure

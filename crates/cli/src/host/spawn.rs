@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::live::Screen;
 use super::{Host, run};
+use crate::claims;
 use crate::control::client::{self, Process};
 use crate::control::{run_dir, server};
 use crate::error::{Failure, Result, one_line};
@@ -26,6 +27,23 @@ pub(crate) const COMMAND: &str = "serve-in-background";
 const READY: &str = "ready";
 /// It ends if it has no pool after this time.
 const IDLE: Duration = Duration::from_secs(20);
+
+/// The one of this user, started if there is none, and whether it was. Who asks at the same time gets the same.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) fn find_or_start(
+    memory: Option<u64>,
+    threads: Option<usize>,
+) -> Result<(Process, bool)> {
+    let file = run_dir::made()?.join("start.lock");
+    // Until it listens; it ends with this function.
+    let _alone = claims::lock(&file, false, true)?;
+    match client::processes().into_iter().find(|process| process.view.daemon) {
+        Some(process) => Ok((process, false)),
+        None => Ok((start(memory, threads)?, true)),
+    }
+}
 
 /// Starts one, and returns when it listens.
 ///

@@ -11,5 +11,6 @@ mod demo;
 mod inspect;
 mod life;
 mod mounts;
+mod overwrite;
 mod place;
 mod shown;

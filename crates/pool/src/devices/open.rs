@@ -21,7 +21,7 @@ use crate::format::label::MIN_DEVICE_BYTES;
 /// A lock on a file, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct FileLock {
-    _fd: OwnedFd,
+    _fds: Vec<OwnedFd>,
 }
 
 impl FileLock {
@@ -42,7 +42,7 @@ impl FileLock {
             false => FlockOperation::NonBlockingLockExclusive,
         };
         match flock(&fd, operation) {
-            Ok(()) => Ok(Self { _fd: fd }),
+            Ok(()) => Ok(Self { _fds: vec![fd] }),
             Err(Errno::WOULDBLOCK) => {
                 let text = format!(
                     "{}: another process has it open; end that one, or have it export the pool",
@@ -59,6 +59,15 @@ impl FileLock {
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) lock: Option<FileLock>,
+}
+
+impl Opened {
+    /// Lets go of `lock`, any lock of the caller's, when the device's own lock is let go: when the pool is closed.
+    #[must_use]
+    pub fn keep(mut self, lock: OwnedFd) -> Self {
+        self.lock.get_or_insert_with(|| FileLock { _fds: Vec::new() })._fds.push(lock);
+        self
+    }
 }
 
 impl fmt::Debug for Opened {

@@ -1,0 +1,160 @@
+//! What must not be written over: pools that are in use under another name, and what others keep on a device.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::place::{Place, fuse, is_mounted, root};
+
+/// A loop device over a file; it goes when this is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        if !made.status.success() {
+            println!("skipped: no loop device to be had");
+            return None;
+        }
+        Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// Every command that would write to a pool that is in use as `tank.img`, under another name.
+fn refuses_all(place: &Place, alias: &str, said: &str) {
+    place.folder("elsewhere");
+    for arguments in [
+        &["mount", alias, "elsewhere"][..],
+        &["mount", alias, "elsewhere", "--daemon"],
+        &["mount", alias, "elsewhere", "--daemon", "--separate"],
+        &["import", alias],
+        &["scrub", alias],
+        &["expand", alias],
+        &["dataset", "create", alias, "more"],
+        &["destroy", alias, "--yes", "--force"],
+        &["create", alias, "--force"],
+    ] {
+        if arguments[0] == "mount" && !fuse() {
+            continue;
+        }
+        let line = place.fails(arguments);
+        assert!(line.contains("is in use: process") && line.contains("tank.img"), "{line}");
+        assert!(line.contains(said) && line.contains("`forebay export tank`"), "{line}");
+        assert!(!is_mounted(&place.path("elsewhere")));
+    }
+}
+
+#[test]
+fn a_pool_in_use_is_not_taken_under_another_name() {
+    let place = Place::new();
+    place.pool("tank.img");
+    std::fs::copy(place.path("tank.img"), place.path("copy.img")).unwrap();
+    place.ok(&["import", "tank.img"]);
+    refuses_all(&place, "copy.img", "as ");
+    place.ok(&["export", "tank"]);
+    // Reading only, beside others that do.
+    place.ok(&["import", "tank.img", "--read-only"]);
+    place.ok(&["check", "copy.img", "--read-only"]);
+    place.ok(&["export", "tank"]);
+    place.ok(&["check", "copy.img"]);
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn a_pool_that_a_foreground_mount_has_is_not_taken_by_a_loop_device() {
+    if !fuse() || !root() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    let Some(alias) = Loop::new(&place.path("tank.img")) else { return };
+    let running = place.start(&["mount", "tank.img", "at"]);
+    crate::place::wait_until("it is mounted", || is_mounted(&at));
+    refuses_all(&place, &alias.0, "mounted at");
+    std::fs::write(at.join("file"), b"kept").unwrap();
+    running.signal(libc::SIGTERM);
+    assert!(running.wait().status.success());
+    place.ok(&["check", &alias.0]);
+}
+
+#[test]
+fn what_is_not_empty_is_not_overwritten_unasked() {
+    let place = Place::new();
+    place.pool("tank.img");
+    for (place_of, bytes, said) in [
+        (1080, &[0x53, 0xef][..], "ext4"),
+        (257, b"ustar", "tar archive"),
+        (510, &[0x55, 0xaa], "partition table"),
+        ((64 << 20) - 1, b"x", "at byte 67108863"),
+    ] {
+        let file = place.path("foreign.img");
+        let mut content = vec![0; 64 << 20];
+        content[place_of..place_of + bytes.len()].copy_from_slice(bytes);
+        std::fs::write(&file, &content).unwrap();
+        for arguments in
+            [&["create", "foreign.img"][..], &["expand", "tank.img", "--add", "foreign.img"]]
+        {
+            let line = place.fails(arguments);
+            assert!(line.contains("foreign.img: is not empty") && line.contains(said), "{line}");
+            assert!(line.contains("--force"), "{line}");
+            assert!(std::fs::read(&file).unwrap() == content, "{arguments:?} has changed it");
+        }
+    }
+    place.ok(&["create", "foreign.img", "--force"]);
+    // What was destroyed is empty.
+    place.ok(&["destroy", "foreign.img", "--yes"]);
+    place.ok(&["create", "foreign.img"]);
+    place.ok(&["destroy", "foreign.img", "--yes"]);
+    place.ok(&["import", "tank.img"]);
+    place.ok(&["expand", "tank", "--add", "foreign.img"]);
+    place.ok(&["export", "tank"]);
+    place.ok(&["check", "tank.img:foreign.img"]);
+}
+
+#[test]
+fn sizes_and_names_that_cannot_be() {
+    let place = Place::new();
+    place.pool("tank.img");
+    std::fs::write(place.path("three"), b"abc").unwrap();
+    let line = place.fails(&["create", "three"]);
+    assert!(line.contains("has 3 bytes") && line.contains("at least 16 MiB"), "{line}");
+    for size in ["0", "1M"] {
+        let line = place.fails(&["create", "new.img", "--size", size]);
+        assert!(line.contains("new.img") && line.contains("at least 16 MiB"), "{line}");
+        let line = place.fails(&["expand", "tank.img", "--add", "new.img", "--size", size]);
+        assert!(line.contains("at least 16 MiB"), "{line}");
+    }
+    std::fs::File::create(place.path("old.img")).unwrap().set_len(32 << 20).unwrap();
+    let line = place.fails(&["create", "old.img", "--size", "64M"]);
+    assert!(line.contains("is there already, with 33554432 bytes"), "{line}");
+    for arguments in [&["create", "a:b.img"][..], &["create", "new.img", "--name", "a:b"]] {
+        let line = place.fails(arguments);
+        assert!(line.contains("--name") && line.contains("`:`"), "{line}");
+    }
+    let line = place.fails(&["create", "old.img", "./old.img"]);
+    assert!(line.contains("same device"), "{line}");
+    let line = place.fails(&["create", "new.img", "new.img"]);
+    assert!(line.contains("is named twice"), "{line}");
+    let line = place.fails(&["expand", "tank.img", "--add", "tank.img"]);
+    assert!(line.contains("of this pool already"), "{line}");
+    assert!(!place.path("new.img").exists());
+    place.ok(&["create", "old.img", "--size", "32M"]);
+}
+
+#[test]
+fn files_that_are_added_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.pool("tank.img");
+    place.ok(&["expand", "tank.img", "--add", "more.img", "--size", "64M"]);
+    for file in ["tank.img", "more.img"] {
+        let mode = std::fs::metadata(place.path(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+}
