@@ -188,7 +188,9 @@ pub(crate) struct ExportArgs {
 #[command(after_help = "Examples:\n  \
     truncate --size 40G tank.img && forebay expand tank.img\n  \
     forebay expand tank --add /dev/sdd\n  \
-    forebay expand tank --add more.img --size 20G")]
+    forebay expand tank --add more.img --size 20G\n\n\
+    Devices are added to a pool in use as well. That a device has grown is seen only when a pool is taken into use:\n\
+    export it first, expand it, and mount it again.")]
 pub(crate) struct ExpandArgs {
     #[arg(help = POOL_HELP)]
     pub(crate) pool: String,

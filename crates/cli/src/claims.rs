@@ -3,13 +3,14 @@
 //!
 //! Whoever opens a pool's devices holds a lock on a file in the run directory that is named after the pool's guid: alone
 //! to write, with others to read. The lock is the kernel's: it ends with the devices that it was given to, or with the
-//! process. The empty file stays: removing it would let two have the lock.
+//! process. The empty file stays until a process with pools ends and clears them ([`sweep`]): only who has the lock
+//! removes it, and who gets the lock of a removed file tries anew.
 //!
 //! It holds among the processes of one run directory. Where there can be none, the locks of devices are all there is.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use forebay_pool::{Opened, read_label};
@@ -22,6 +23,8 @@ use crate::pools;
 
 /// Memory to read labels with.
 const LABEL_BYTES: u64 = 16 << 20;
+/// Files of locks end so.
+pub(crate) const LOCK_ENDING: &str = "lock";
 
 /// Takes a lock on each pool that these devices say they belong to, and lets the first device of each keep it.
 ///
@@ -43,7 +46,7 @@ pub(crate) fn claim(
             kept.push(device);
             continue;
         };
-        let file = directory.join(format!("pool-{:016x}.lock", label.pool_guid));
+        let file = directory.join(format!("pool-{:016x}.{LOCK_ENDING}", label.pool_guid));
         let Some(lock) = lock(&file, shared, false)? else {
             return Err(in_use(path.as_ref(), &label.pool_name, label.pool_guid));
         };
@@ -60,26 +63,43 @@ pub(crate) fn claim(
 /// If the system refuses.
 pub(crate) fn lock(path: &Path, shared: bool, wait: bool) -> Result<Option<OwnedFd>> {
     let failed = |error: std::io::Error| Failure::about(path, "lock it", &error);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed)?;
     let kind = if shared { libc::LOCK_SH } else { libc::LOCK_EX };
     let how = if wait { kind } else { kind | libc::LOCK_NB };
     loop {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .map_err(failed)?;
         // SAFETY: the descriptor is open, and it takes no pointers.
         if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 {
-            return Ok(Some(file.into()));
+            match file.metadata().map_err(failed)?.nlink() {
+                // It was removed meanwhile.
+                0 => continue,
+                _ => return Ok(Some(file.into())),
+            }
         }
         let error = std::io::Error::last_os_error();
         match error.kind() {
             std::io::ErrorKind::Interrupted => {}
             std::io::ErrorKind::WouldBlock => return Ok(None),
             _ => return Err(failed(error)),
+        }
+    }
+}
+
+/// Removes the files of locks that nobody has.
+pub(crate) fn sweep() {
+    let Ok(entries) = std::fs::read_dir(run_dir::path()) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|ending| ending == LOCK_ENDING)
+            && let Ok(Some(_held)) = lock(&path, false, false)
+        {
+            // What stays does no harm.
+            let _ = std::fs::remove_file(&path);
         }
     }
 }

@@ -27,7 +27,7 @@ impl fmt::Display for User {
 pub enum MountError {
     /// The kernel has no FUSE, or a container hides it.
     #[error(
-        "/dev/fuse does not exist: FUSE is not loaded (`modprobe fuse`, as root) or this container hides it (start it with `--device /dev/fuse --cap-add SYS_ADMIN`)"
+        "/dev/fuse does not exist, or is something else: FUSE is not loaded (`modprobe fuse`, as root) or this container hides it (start it with `--device /dev/fuse --cap-add SYS_ADMIN`)"
     )]
     NoDevice,
     /// `/dev/fuse` is there and refuses this user.

@@ -170,12 +170,7 @@ fn create_in(new: &New<'_>, made: &mut Vec<PathBuf>) -> Result<Pool> {
             create_bytes: Some(new.size_bytes / SIZE_UNIT * SIZE_UNIT),
             ..OpenOptions::default()
         };
-        let absent = match path.symlink_metadata() {
-            Ok(_) => false,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
-            Err(error) => return Err(Failure::about(path, "look at it", &error)),
-        };
-        if absent {
+        if !found.contains(path) {
             check_folder(path)?;
             made.push(path.clone());
             opened.push(open_path(path, &options)?);

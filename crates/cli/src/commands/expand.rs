@@ -40,6 +40,18 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
         }
     }
     let grown = grown?;
+    if let Some(device) = grown.grown.first() {
+        let text = format!(
+            "{0}: {1} has grown while the pool is in use, which is seen when it is taken into use again: `forebay export \
+             {0}`, then `forebay expand {1}`, and mount it again",
+            args.pool,
+            device.display()
+        );
+        if grown.after_bytes == grown.before_bytes {
+            return Err(Failure::new(text));
+        }
+        eprintln!("forebay: {text}");
+    }
     let (before, after) = (units::bytes(grown.before_bytes), units::bytes(grown.after_bytes));
     output::line(&match grown.after_bytes > grown.before_bytes {
         true => format!("{}: {before} before, {after} now", args.pool),

@@ -17,6 +17,7 @@ use forebay_base::sync::thread::spawn_named;
 
 use super::views::ProgressView;
 use super::{Answer, REQUEST_BYTES_MAX, parse_request, read_line, run_dir};
+use crate::claims;
 use crate::error::{Failure, Result};
 use crate::host::Host;
 
@@ -36,6 +37,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         // Who finds it dead removes it as well.
         let _ = std::fs::remove_file(&self.socket);
+        claims::sweep();
     }
 }
 

@@ -113,6 +113,9 @@ pub(crate) struct Expanded {
     pub(crate) before_bytes: u64,
     pub(crate) after_bytes: u64,
     pub(crate) added: Vec<PathBuf>,
+    /// Devices that have grown since the pool was taken into use: more of them is used when it is taken into use again.
+    #[serde(default)]
+    pub(crate) grown: Vec<PathBuf>,
 }
 
 /// How far long work is.

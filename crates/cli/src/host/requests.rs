@@ -1,9 +1,10 @@
 //! What a process with pools answers to what is asked over its control socket.
 
+use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_pool::Pool;
+use forebay_pool::{Pool, PoolDevice};
 use serde::Serialize;
 
 use super::long::OnProgress;
@@ -12,6 +13,9 @@ use crate::control::Request;
 use crate::control::views::{Expanded, Flushed};
 use crate::error::{Failure, Result};
 use crate::pools;
+
+/// A device that has grown by less may have nothing to give: labels lie at multiples of less.
+const GROWTH_BYTES: u64 = 1 << 20;
 
 impl Host {
     /// Serves a request.
@@ -145,5 +149,19 @@ pub(crate) fn expand_pool(
     for device in pool.devices() {
         pool.expand(device.number)?;
     }
-    Ok(Expanded { before_bytes, after_bytes: pool.stats().total_bytes, added: add.to_vec() })
+    let devices = pool.devices().into_iter();
+    let grown = devices.filter(has_grown).map(|device| device.path.into());
+    Ok(Expanded {
+        before_bytes,
+        after_bytes: pool.stats().total_bytes,
+        added: add.to_vec(),
+        grown: grown.collect(),
+    })
+}
+
+/// Whether a device is larger than what the pool can use of it. Its size is settled when it is opened.
+fn has_grown(device: &PoolDevice) -> bool {
+    let end = || std::fs::File::open(&device.path)?.seek(SeekFrom::End(0));
+    // What is less is no room yet.
+    end().is_ok_and(|bytes: u64| bytes >= device.size_bytes + GROWTH_BYTES)
 }

@@ -36,7 +36,7 @@ pub(crate) fn find_or_start(
     memory: Option<u64>,
     threads: Option<usize>,
 ) -> Result<(Process, bool)> {
-    let file = run_dir::made()?.join("start.lock");
+    let file = run_dir::made()?.join(format!("start.{}", claims::LOCK_ENDING));
     // Until it listens; it ends with this function.
     let _alone = claims::lock(&file, false, true)?;
     match client::processes().into_iter().find(|process| process.view.daemon) {

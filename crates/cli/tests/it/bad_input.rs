@@ -214,17 +214,20 @@ fn a_machine_without_fuse() {
     place.pool("tank.img");
     place.folder("at");
     let bare = "mount -t tmpfs none /dev";
+    let other = "mount -t tmpfs none /dev; touch /dev/fuse";
     for arguments in [
         &["mount", "tank.img", "at"][..],
         &["mount"],
         &["mount", "tank.img", "at", "--daemon"],
         &["demo"],
     ] {
-        let line = failed(&in_namespace(&place, bare, arguments), 1, arguments);
-        assert!(
-            line.contains("/dev/fuse does not exist") && line.contains("modprobe fuse"),
-            "{line}"
-        );
+        for dev in [bare, other] {
+            let line = failed(&in_namespace(&place, dev, arguments), 1, arguments);
+            assert!(
+                line.contains("/dev/fuse does not exist") && line.contains("modprobe fuse"),
+                "{line}"
+            );
+        }
     }
     assert!(!place.path("forebay.pool").exists(), "nothing is made for a mount that cannot be");
     assert!(in_namespace(&place, bare, &["check", "tank.img"]).status.success());

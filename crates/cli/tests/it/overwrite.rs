@@ -158,3 +158,55 @@ fn files_that_are_added_are_their_owners_alone() {
         assert_eq!(mode & 0o777, 0o600, "{file}");
     }
 }
+
+#[test]
+fn growth_under_a_pool_in_use_is_told() {
+    let place = Place::new();
+    place.pool("tank.img");
+    place.ok(&["import", "tank.img"]);
+    let file = std::fs::File::options().write(true).open(place.path("tank.img")).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let line = place.fails(&["expand", "tank"]);
+    assert!(line.contains("has grown while the pool is in use"), "{line}");
+    assert!(line.contains("`forebay export tank`"), "{line}");
+    place.ok(&["export", "tank"]);
+    let out = place.ok(&["expand", "tank.img"]);
+    assert!(out.contains("now"), "{out}");
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn mounts_that_begin_at_once_share_a_process() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    let names = ["a", "b", "c", "d"];
+    for name in names {
+        place.pool(&format!("{name}.img"));
+        place.folder(name);
+    }
+    let mounting = names
+        .map(|name| place.start(&["mount", &format!("{name}.img"), name, "--daemon"]))
+        .map(|running| running.wait());
+    for output in mounting {
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert_eq!(place.processes().len(), 1);
+    for name in names {
+        place.ok(&["umount", name]);
+    }
+}
+
+#[test]
+fn a_mount_that_fails_takes_its_folder_along() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    for more in [&["--dataset", "none"][..], &["--dataset", "none", "--daemon"]] {
+        place.fails(&[&["mount", "tank.img"][..], more].concat());
+        assert!(!place.path("tank-mnt").exists());
+    }
+}

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,6 +21,8 @@ use crate::error::MountError;
 use crate::options::MountOptions;
 
 const DEVICE: &str = "/dev/fuse";
+/// Its major and minor number, which are its own in every Linux.
+const DEVICE_NUMBER: (u32, u32) = (10, 229);
 /// Type of our mounts, and how the table of mounts shows it.
 const SUBTYPE: &str = "forebay";
 pub(super) const KIND: &str = "fuse.forebay";
@@ -48,10 +50,18 @@ pub fn available() -> Result<(), MountError> {
 fn open_device() -> Result<OwnedFd, MountError> {
     let device =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(DEVICE);
-    device.map(OwnedFd::from).map_err(|source| match source.raw_os_error() {
+    let device = device.map_err(|source| match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevice,
         _ => MountError::NoPermission { source },
-    })
+    })?;
+    let found = device.metadata().map_err(|source| MountError::NoPermission { source })?;
+    // Something else may have that name, such as a file that was made by mistake.
+    match found.file_type().is_char_device()
+        && found.rdev() == libc::makedev(DEVICE_NUMBER.0, DEVICE_NUMBER.1)
+    {
+        true => Ok(OwnedFd::from(device)),
+        false => Err(MountError::NoDevice),
+    }
 }
 
 /// Whether this process has the capability to mount.

@@ -98,7 +98,7 @@ pub(super) fn detach(full: &Path, lazily: bool) -> Result<(), MountError> {
         match nix::mount::umount2(full, flags | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => return Ok(()),
             Err(Errno::EBUSY) => {
-                return Err(MountError::Busy { path: full.to_path_buf(), users: users(full) });
+                return Err(MountError::Busy { path: full.to_path_buf(), users: others(full) });
             }
             Err(Errno::EINVAL) => return Err(MountError::NotMounted { path: full.to_path_buf() }),
             Err(Errno::EPERM) if attach::helper().is_some() => {}
@@ -133,13 +133,30 @@ fn by_helper(full: &Path, lazily: bool) -> Result<(), MountError> {
     let said = String::from_utf8_lossy(&output.stderr);
     let path = full.to_path_buf();
     if said.contains("busy") {
-        return Err(MountError::Busy { path, users: users(full) });
+        return Err(MountError::Busy { path, users: others(full) });
     }
     if said.contains("not found in") || said.contains("Invalid argument") {
         return Err(MountError::NotMounted { path });
     }
     let message = said.lines().next().unwrap_or("it ended without a word").to_owned();
     Err(MountError::Helper { path, message })
+}
+
+/// As [`users`], without this process, and without commands of this program that only stand there: they are about to go,
+/// and nobody has to end them.
+fn others(full: &Path) -> Vec<User> {
+    let program = std::fs::read_link("/proc/self/exe").ok();
+    let stands_there = |process: &Path| {
+        program.is_some()
+            && std::fs::read_link(process.join("exe")).ok() == program
+            && std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(full))
+    };
+    let is_ours = |user: &User| {
+        user.pid == std::process::id() || stands_there(Path::new(&format!("/proc/{}", user.pid)))
+    };
+    let mut users = users(full);
+    users.retain(|user| !is_ours(user));
+    users
 }
 
 /// Some of the processes that use something under `full`; only those that this user may look at.
@@ -195,6 +212,7 @@ mod tests {
         assert_eq!(users(&full), []);
         let _open = std::fs::File::create(full.join("file")).expect("a file");
         let users = users(&full);
+        assert_eq!(others(&full), [], "this process is not named");
         assert_eq!(users.len(), 1);
         assert_eq!(
             (users[0].pid, users[0].uses.as_str()),
