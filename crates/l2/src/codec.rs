@@ -1,0 +1,85 @@
+//! How keys and values become bytes, and what may be written: what the user of a level says of its blocks.
+
+use forebay_cache::{Class, Key};
+
+/// Bytes of an encoded key, at most.
+pub const MAX_KEY_BYTES: usize = 32;
+
+/// Why a block is not written to the level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// More is offered than may be written a second.
+    Rate,
+    /// The device does not keep up: too much waits to be written.
+    QueueFull,
+    /// Nothing says that it will be asked for again.
+    NoProvenReuse,
+    /// It is larger than a block of the level may be.
+    TooLarge,
+    /// Blocks of its class are not wanted there.
+    ClassExcluded,
+    /// Blocks of its owner are not wanted there.
+    OwnerExcluded,
+    /// What it belongs to is not durable yet; it may be offered again.
+    NotDurable,
+    /// The level does not know yet what it has.
+    Rebuilding,
+    /// The device has failed.
+    Failed,
+    /// The level was closed or removed.
+    Removed,
+}
+
+impl Refusal {
+    /// All reasons, in the order of counter labels.
+    pub const ALL: [Self; 10] = [
+        Self::Rate,
+        Self::QueueFull,
+        Self::NoProvenReuse,
+        Self::TooLarge,
+        Self::ClassExcluded,
+        Self::OwnerExcluded,
+        Self::NotDurable,
+        Self::Rebuilding,
+        Self::Failed,
+        Self::Removed,
+    ];
+}
+
+/// What a level has to know of the keys and values of a cache.
+///
+/// The same key must give the same bytes in every life of the level: nothing that differs from run to run belongs
+/// into them, such as the number of an owner that is given out anew each time.
+pub trait Codec<K: Key, V>: Send + Sync + 'static {
+    /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`].
+    fn key_bytes(&self) -> usize;
+
+    /// Writes the key into `out`, which has [`key_bytes`](Self::key_bytes) bytes. Different keys of one level
+    /// give different bytes.
+    fn encode_key(&self, key: &K, out: &mut [u8]);
+
+    /// When the key came to be, in the user's own count, such as the transaction group that wrote the
+    /// block. A level that holds younger keys than its user knows of, because that was set back, is emptied when it is opened.
+    fn stamp(&self, _key: &K) -> u64 {
+        0
+    }
+
+    /// Bytes that [`encode`](Self::encode) will write.
+    fn encoded_len(&self, value: &V) -> usize;
+
+    /// Writes the value into `out`, which has [`encoded_len`](Self::encoded_len) bytes.
+    fn encode(&self, value: &V, out: &mut [u8]);
+
+    /// The value that was encoded as `bytes`; they are what was written, by their checksum. `None` if
+    /// that cannot be, or if there is no memory for it: then the load is a miss.
+    fn decode(&self, key: &K, bytes: &[u8]) -> Option<V>;
+
+    /// Whether a block may be written now.
+    ///
+    /// # Errors
+    /// The reason that is counted.
+    fn admit(&self, _key: &K, _class: Class) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
