@@ -4,7 +4,7 @@ use std::num::NonZero;
 
 /// Bytes of the largest write that the kernel may send in one request.
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// More threads than this do not help: none of them ever waits.
+/// More threads than this do not help: most of them never wait.
 const MAX_THREADS: usize = 32;
 
 /// What can be chosen for a mount. [`Default`] is right for most: a thread a processor, no kernel cache, writable.

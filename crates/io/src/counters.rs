@@ -43,6 +43,8 @@ forebay_base::counters! {
     enters;
     /// Such calls that the system refused for the moment.
     enters_refused;
+    /// Flushes that a thread which waits executed itself.
+    attended;
     /// Times that a thread which waits drove the ring itself.
     drives;
     /// Times that the reaper's thread was woken.

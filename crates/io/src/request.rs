@@ -72,6 +72,8 @@ pub struct Request {
     handle: Option<Arc<Raised>>,
     // Who waits for it, to be told where it is. `done` has another reference, and goes later.
     waiter: Option<Arc<Waiter>>,
+    // Whether its submitter may be kept until its end.
+    attended: bool,
 }
 
 /// How a request ended.
@@ -119,7 +121,8 @@ impl Request {
     fn new(op: Op, priority: Priority, (offset, len): (u64, u64)) -> Self {
         let (payload, done, hold, layers) = (None, None, None, None);
         let (handle, waiter) = (None, None);
-        Self { op, priority, offset, len, payload, done, hold, layers, handle, waiter }
+        let attended = false;
+        Self { op, priority, offset, len, payload, done, hold, layers, handle, waiter, attended }
     }
 
     /// Fills `buffer` from the bytes at `offset`. Priority [`SyncRead`](Priority::SyncRead),
@@ -160,6 +163,15 @@ impl Request {
     #[must_use]
     pub fn with_priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// Says that the submitting thread has nothing to do before the request's end. The device may keep it in `submit`
+    /// for that long, and execute the request on it, which saves waking others: [`FileDevice`](crate::FileDevice) does so
+    /// with flushes.
+    #[must_use]
+    pub fn attended(mut self) -> Self {
+        self.attended = true;
         self
     }
 
@@ -275,6 +287,11 @@ impl Request {
     /// Its memory, to change. For the engines: kind and length must stay as they are.
     pub(crate) fn payload_mut(&mut self) -> Option<&mut Payload> {
         self.payload.as_mut()
+    }
+
+    /// Whether its submitter may be kept until its end.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.attended
     }
 
     /// Whether its handle or its root has cancelled it.

@@ -5,7 +5,8 @@
 //! 1. On the thread that took it, under `without_waiting`. What is in memory is answered here.
 //! 2. What would have to wait has changed nothing. Reads go on with their I/O ([`FileSystem::read_then`]); everything else is
 //!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait.
-//! 3. `fsync` always waits, so it goes to such a thread at once.
+//! 3. `fsync` always waits. It is executed where it was taken while at most half of the transport's threads do that, since handing it to
+//!    another thread costs a good part of what it takes; else it goes to such a thread at once.
 //!
 //! # Locking
 //!
@@ -17,6 +18,7 @@
 
 mod convert;
 mod forget;
+mod in_place;
 mod serve;
 
 use std::path::Path;
@@ -25,6 +27,7 @@ use forebay_base::sync::Arc;
 use forebay_fs::{Error, ErrorKind, FileSystem};
 
 use self::forget::Forgetting;
+use self::in_place::InPlace;
 use crate::counters::{MountCounters, Op, Tally};
 use crate::error::MountError;
 use crate::mount::{self, Mount};
@@ -41,7 +44,9 @@ use crate::transport::Answer;
 /// As [`available`](crate::available); and if `at` is no folder, is mounted on already, or the system refuses.
 pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     let kernel_cache = options.kernel_cache;
-    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting: Forgetting::default() };
+    let waits = InPlace::among(options.clamped().threads);
+    let server =
+        |tally| Adapter { fs, kernel_cache, tally, forgetting: Forgetting::default(), waits };
     mount::serve(server, at, options)
 }
 
@@ -51,9 +56,18 @@ struct Adapter {
     kernel_cache: bool,
     tally: Arc<Tally>,
     forgetting: Forgetting,
+    waits: InPlace,
 }
 
 impl Adapter {
+    /// Does `job`, which will wait: here, if enough other threads take requests meanwhile.
+    fn waiting(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static) {
+        match self.waits.enter() {
+            Some(_place) => job(&self.fs, &self.tally),
+            None => self.later(op, job),
+        }
+    }
+
     /// Has a thread that may wait do `job`.
     fn later(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static) {
         self.tally.counters.add(MountCounters::WAITED, op as usize, 1);

@@ -299,7 +299,7 @@ impl Server for Adapter {
     }
 
     fn fsync(&self, ino: u64, data_only: bool, answer: impl Answer<()>) {
-        self.later(Op::Fsync, move |fs, tally| {
+        self.waiting(Op::Fsync, move |fs, tally| {
             finish(tally, answer, fs.fsync(Ino(ino), data_only))
         });
     }
@@ -325,7 +325,7 @@ impl Server for Adapter {
     }
 
     fn fsyncdir(&self, ino: u64, answer: impl Answer<()>) {
-        self.later(Op::Fsync, move |fs, tally| finish(tally, answer, fs.fsyncdir(Ino(ino))));
+        self.waiting(Op::Fsync, move |fs, tally| finish(tally, answer, fs.fsyncdir(Ino(ino))));
     }
 
     fn statfs(&self, answer: impl Answer<Usage>) {

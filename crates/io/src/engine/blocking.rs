@@ -16,7 +16,7 @@ use crate::device::DeviceInfo;
 use crate::request::{Op, Request};
 
 /// A file to block on.
-pub(super) struct Blocking {
+pub(crate) struct Blocking {
     pub(super) medium: Medium,
 }
 

@@ -31,6 +31,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, thread, thread_slot};
 
+use super::blocking::Blocking;
 use super::entry::{Crowd, TAKEN_BACK};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
@@ -76,6 +77,11 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
     /// Has a thread of the backend's make a step of this lane soon, whatever there is to issue.
     fn summon(core: &Core<Self>, state: &mut LaneState<Self>);
 
+    /// What a thread can block on that has nothing else to do, if there is such a thing.
+    fn blocking(&self) -> Option<&Blocking> {
+        None
+    }
+
     /// What executes requests by now.
     fn engine(&self, started: &Engine) -> Engine {
         started.clone()
@@ -117,7 +123,7 @@ pub(crate) struct LaneState<B: Backend> {
     pub(super) closed: bool,
     pub(super) crowd: Crowd,
     /// See the module's head.
-    finishing: usize,
+    pub(super) finishing: usize,
 }
 
 /// How an issue ended.

@@ -5,6 +5,7 @@
 //! * [`queued`]: a device with its owner, and closing;
 //! * [`uring`] over [`ring`]: io_uring, a ring a lane; whoever waits drives it, a reaper otherwise;
 //! * [`threads`]: a pool of threads and blocking calls, where io_uring is refused;
+//! * [`attended`]: flushes that whoever waits for them executes;
 //! * [`probe`]: which of the two it is to be, and why;
 //! * [`blocking`]: those calls;
 //! * [`transfer`]: what short transfers and errors of the system mean, for both;
@@ -15,6 +16,7 @@
 //! Deliberately absent: opening and looking at files ([`crate::file`]), scheduling
 //! ([`crate::queue`]).
 
+mod attended;
 mod blocking;
 mod core;
 mod entry;

@@ -55,7 +55,9 @@ impl<B: Backend> Queued<B> {
 
 impl<B: Backend> Device for Queued<B> {
     fn submit(&self, request: Request) {
-        self.0.submit_all(std::iter::once(request));
+        if let Some(request) = self.0.execute_attended(request) {
+            self.0.submit_all(std::iter::once(request));
+        }
     }
 
     fn submit_all(&self, requests: &mut Vec<Request>) {

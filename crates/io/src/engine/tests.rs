@@ -100,6 +100,47 @@ fn reads_writes_flushes_and_discards() {
     });
 }
 
+fn attended(engine: &FileEngine) -> u64 {
+    let counters = engine.stats().counters;
+    counters.iter().find(|(name, _, _)| *name == "attended").unwrap().2
+}
+
+#[test]
+fn an_attended_flush_is_executed_by_the_thread_that_submits_it() {
+    on_both(|_, engine| {
+        let here = std::thread::current().id();
+        let (seen, end) = std::sync::mpsc::channel();
+        let tell = move |done: crate::Completion| {
+            seen.send((std::thread::current().id(), done.result.is_ok())).unwrap();
+        };
+        engine.submit(Request::flush().attended().on_done(tell));
+        assert_eq!(end.try_recv().unwrap(), (here, true));
+        assert_eq!(attended(engine), 1);
+        // Not if its submitter has something else to do.
+        let (flush, pending) = Request::flush().pending();
+        engine.submit(flush);
+        pending.wait(engine).result.unwrap();
+        assert_eq!(attended(engine), 1);
+        // A device that is closed refuses it like any other.
+        engine.close();
+        assert_eq!(run(engine, Request::flush()).result.unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn a_callback_executes_no_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Arc::new(engine(&filled(&dir), EngineChoice::Auto, 2, false));
+    let (seen, end) = std::sync::mpsc::channel();
+    let again = Arc::clone(&engine);
+    engine.submit(Request::flush().on_done(move |_| {
+        let tell = move |done: crate::Completion| seen.send(done.result.is_ok()).unwrap();
+        again.submit(Request::flush().attended().on_done(tell));
+    }));
+    assert!(end.recv().unwrap());
+    assert_eq!(attended(&engine), 0, "a callback must not block");
+}
+
 #[test]
 fn many_threads_get_what_they_asked_for() {
     let arena = arena();

@@ -171,6 +171,10 @@ impl Backend for Threads {
         core.backend.work[state.index()].notify_one();
     }
 
+    fn blocking(&self) -> Option<&Blocking> {
+        Some(&self.medium)
+    }
+
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);
         for lane in 0..core.lanes() {

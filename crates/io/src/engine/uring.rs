@@ -414,6 +414,10 @@ impl Backend for Uring {
         }
     }
 
+    fn blocking(&self) -> Option<&Blocking> {
+        Some(&self.medium)
+    }
+
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);
         for ring in &core.backend.rings {

@@ -59,7 +59,12 @@ fn run_all<'a>(requests: impl Iterator<Item = (&'a dyn Device, Request)>) -> Res
 
 /// Makes durable what has been written to these devices.
 pub(super) fn flush(members: &[&Member]) -> Result<()> {
-    run_all(members.iter().map(|member| (&**member.device(), Request::flush())))
+    // The last is executed by this thread, which has nothing else to do.
+    let last = members.len().saturating_sub(1);
+    run_all(members.iter().enumerate().map(|(at, member)| {
+        let flush = Request::flush();
+        (&**member.device(), if at == last { flush.attended() } else { flush })
+    }))
 }
 
 /// Writes the label of each device, without flushing: at its front, or at its back.
