@@ -1,6 +1,5 @@
 //! The public face of the cache.
 
-use std::future::Future;
 use std::ptr::NonNull;
 
 use forebay_base::sync::Mutex;
@@ -11,13 +10,11 @@ use forebay_base::tunables::TunableError;
 use crate::attributes::{Attributes, Cause, Class};
 use crate::builder::Builder;
 use crate::counters::CacheCounters;
-use crate::error::{LoadError, OwnerError, Refused};
-use crate::filler::Begin;
+use crate::error::{OwnerError, Refused};
 use crate::guard::{OwnedRef, Place, Ref};
 use crate::header::MARK;
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
-use crate::load::{RoomFuture, Step};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
 use crate::stats::Stats;
 use crate::tunables::CacheTunables;
@@ -161,143 +158,6 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         inner.remove_everywhere(inner.hash(key), key, Cause::Removed)
     }
 
-    /// Finds a block, joins its load, or begins one: the primitive under
-    /// [`get_or_load`](Self::get_or_load).
-    ///
-    /// `weight` is what the block will weigh, in bytes, as far as is known; room for it is reserved before
-    /// the load begins (waiting for it, within bounds), and set right when it is published. A block
-    /// that finds no room, or that its owner does not want cached, is loaded and handed out all the same:
-    /// to the caller and to all who wait, uncached.
-    ///
-    /// # Errors
-    /// [`LoadError::Closed`] and [`LoadError::NoMemory`].
-    pub fn begin(
-        &self,
-        key: K,
-        weight: u64,
-        attributes: Attributes,
-    ) -> Result<Begin<'_, K, V>, LoadError> {
-        let inner = self.inner();
-        let mut room = None;
-        loop {
-            match inner.begin(key, weight, attributes, room)? {
-                Step::Ready(begin) => return Ok(begin),
-                Step::NoRoom => room = Some(inner.reserve_slow(weight.max(1))),
-            }
-        }
-    }
-
-    /// As [`begin`](Self::begin), waiting for room without blocking the thread. Needs no runtime.
-    ///
-    /// # Errors
-    /// As [`begin`](Self::begin).
-    pub async fn begin_async(
-        &self,
-        key: K,
-        weight: u64,
-        attributes: Attributes,
-    ) -> Result<Begin<'_, K, V>, LoadError> {
-        let inner = self.inner();
-        let mut room = None;
-        loop {
-            match inner.begin(key, weight, attributes, room)? {
-                Step::Ready(begin) => return Ok(begin),
-                Step::NoRoom => {
-                    room = Some(match RoomFuture::new(inner, weight.max(1)) {
-                        Ok(waiting) => waiting.await,
-                        Err(outcome) => outcome,
-                    });
-                }
-            }
-        }
-    }
-
-    /// The block of that key, loaded if need be: by `load`, or by whoever is loading it already.
-    ///
-    /// ```
-    /// # use forebay_cache::{Attributes, Cache};
-    /// # let cache = Cache::<u64, String>::builder().capacity(1 << 20).build()?;
-    /// let block = cache.get_or_load(7, 4096, Attributes::DATA, || {
-    ///     Ok::<_, std::io::Error>("read from disk".to_owned())
-    /// })?;
-    /// assert_eq!(*block, "read from disk");
-    /// assert!(cache.contains(&7));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The loader's error, whoever ran it. If the loader panics, so does this call, and those who
-    /// wait get [`LoadError::Panicked`]. A load that somebody else gives up is begun anew.
-    ///
-    /// `load` must not ask for the same key: it would wait for itself.
-    pub fn get_or_load<E>(
-        &self,
-        key: K,
-        weight: u64,
-        attributes: Attributes,
-        load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<Ref<'_, K, V>, LoadError>
-    where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        loop {
-            match self.begin(key, weight, attributes)? {
-                Begin::Hit(block) => return Ok(block),
-                Begin::InFlight(flight) => match flight.wait() {
-                    Err(LoadError::Abandoned) => {}
-                    landed => return landed.map(|block| self.lend(block)),
-                },
-                Begin::Vacant(filler) => match load() {
-                    Ok(value) => return Ok(self.lend(filler.publish(value))),
-                    Err(error) => {
-                        let error = LoadError::failed(error);
-                        filler.fail(error.clone());
-                        return Err(error);
-                    }
-                },
-            }
-        }
-    }
-
-    /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Needs no runtime: it works
-    /// under any executor. Dropping the future gives the load up; others that wait for it begin anew.
-    ///
-    /// # Errors
-    /// As [`get_or_load`](Self::get_or_load).
-    pub async fn get_or_load_async<E, F>(
-        &self,
-        key: K,
-        weight: u64,
-        attributes: Attributes,
-        load: impl FnOnce() -> F,
-    ) -> Result<Ref<'_, K, V>, LoadError>
-    where
-        F: Future<Output = Result<V, E>>,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        loop {
-            match self.begin_async(key, weight, attributes).await? {
-                Begin::Hit(block) => return Ok(block),
-                Begin::InFlight(flight) => match flight.await {
-                    Err(LoadError::Abandoned) => {}
-                    landed => return landed.map(|block| self.lend(block)),
-                },
-                Begin::Vacant(filler) => match load().await {
-                    Ok(value) => return Ok(self.lend(filler.publish(value))),
-                    Err(error) => {
-                        let error = LoadError::failed(error);
-                        filler.fail(error.clone());
-                        return Err(error);
-                    }
-                },
-            }
-        }
-    }
-
-    fn lend(&self, block: OwnedRef<K, V>) -> Ref<'_, K, V> {
-        block.lend(self.inner())
-    }
-
     /// Empties the cache, its memory of evicted blocks included, and gives memory back to the system.
     /// Blocks that are pinned leave the cache now and are freed with their last pin. Returns how many
     /// blocks left.
@@ -312,6 +172,12 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// Removes every block for which `wanted` says yes. Returns how many.
     pub fn flush_where(&self, wanted: impl Fn(&K, Class) -> bool) -> u64 {
         self.inner().sweep(Cause::Flushed, wanted).0
+    }
+
+    /// Has blocks offered to the second level again that it has once said it has, those for which `wanted` says yes: for
+    /// when it has lost them. Nothing may be removed from or added to it meanwhile.
+    pub fn offer_again(&self, wanted: impl Fn(&K) -> bool) {
+        self.inner().forget_stored(wanted);
     }
 
     /// Gives memory that is not needed at the moment back to the system.

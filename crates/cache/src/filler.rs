@@ -234,8 +234,10 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         self.leave(error);
     }
 
-    /// Leaves nothing behind: who waits begins anew.
-    pub(crate) fn withdraw(self) {
+    /// Gives the load up without an error: it leaves nothing behind, and is not counted as failed. Who waits gets
+    /// [`LoadError::Abandoned`], and should begin anew, as [`get_or_load`](crate::Cache::get_or_load) does. For a second level that
+    /// turns out not to have the block.
+    pub fn withdraw(self) {
         std::mem::ManuallyDrop::new(self).leave(LoadError::Abandoned);
     }
 

@@ -60,8 +60,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if let Some(reason) = refused {
             return Err(self.turn_away(hash, &key, value, reason, class));
         }
-        if let Some(second) = &self.second {
-            return self.insert_over(&**second, hash, key, value, (weight as u32, attributes));
+        if let Some(second) = self.active_second() {
+            return self.insert_over(second, hash, key, value, (weight as u32, attributes));
         }
         let Ok(header) = self.slab.take() else {
             self.room.release(weight);

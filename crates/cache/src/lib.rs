@@ -41,11 +41,12 @@
 //!
 //! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy`
 //! says who goes, `evict` and `reclaim` make them go, `room` bounds how much there is,
-//! `load`, `filler` and `flight` bring blocks in, `owner` and `second` serve pools and second levels.
+//! `begin`, `load`, `filler` and `flight` bring blocks in, `owner` and `second` serve pools and second levels.
 //! `docs/locking.md` has the locks and the proofs.
 
 mod attributes;
 mod audit;
+mod begin;
 #[cfg(feature = "bench_internals")]
 pub mod bench_internals;
 mod builder;

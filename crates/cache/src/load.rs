@@ -43,13 +43,15 @@ pub(crate) enum Step<'a, K: Key, V: Send + Sync + 'static> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// One attempt at `begin`. `room` is the outcome of having waited for room, if the caller has.
+    /// One attempt at `begin`. `room` is the outcome of having waited for room, if the caller has; `asks` says whether
+    /// the second level may take the load over.
     pub(crate) fn begin(
         &self,
         key: K,
         weight: u64,
         attributes: Attributes,
         mut room: Option<bool>,
+        asks: bool,
     ) -> Result<Step<'_, K, V>, LoadError> {
         let hash = self.hash(&key);
         let weight = weight.max(1);
@@ -97,7 +99,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 let on_second = false;
                 let filler =
                     Filler { header: mine, inner, hash, attributes, frequent, refusal, on_second };
-                return Ok(Step::Ready(self.ask_second(filler)));
+                let begin = if asks { self.ask_second(filler) } else { Begin::Vacant(filler) };
+                return Ok(Step::Ready(begin));
             }
             // SAFETY: not announced, and occupied without a value.
             unsafe { mine.as_ref().retract(false) };
@@ -212,7 +215,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Lets the second level load the block, if it has it.
     fn ask_second(&self, mut filler: Filler<K, V>) -> Begin<'_, K, V> {
-        let Some(second) = &self.second else { return Begin::Vacant(filler) };
+        let Some(second) = self.active_second() else { return Begin::Vacant(filler) };
         let header = filler.header;
         let class = filler.attributes.class as usize;
         // SAFETY: the filler holds a pin.

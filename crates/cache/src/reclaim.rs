@@ -74,7 +74,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     fn evict_share(&self) {
         let share = self.overflow() / INSERTERS_SHARE;
         let over = self.staying().saturating_sub(self.room.target());
-        if over == 0 || self.second.is_some() {
+        if over == 0 || self.active_second().is_some() {
             return self.wake_reclaimer();
         }
         let passed = self.evict(over.min(share) + share.max(1));
@@ -213,7 +213,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn offer_to_second(&self) {
-        let Some(second) = &self.second else { return };
+        let Some(second) = self.active_second() else { return };
         let candidates = self.candidates();
         if candidates.is_empty() {
             return;

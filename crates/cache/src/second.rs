@@ -17,7 +17,7 @@ use crate::attributes::{Attributes, Cause, Class};
 use crate::error::{Refusal, Refused};
 use crate::filler::Filler;
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, LOADING, ON_SECOND, RETIRED, VALID, WRITING};
+use crate::header::{FILLED, LOADING, ON_SECOND, RETIRED, State, VALID, WRITING};
 use crate::inner::Inner;
 use crate::insert::Met;
 use crate::key::Key;
@@ -33,8 +33,10 @@ pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
     /// writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
     fn offer(&self, candidates: Vec<Candidate<K, V>>);
 
-    /// A load begins. If this level has the block, it keeps the filler, and publishes or fails it
-    /// when its I/O is done, from any thread; else it hands the filler back at once.
+    /// A load begins. If this level has the block, it keeps the filler, and publishes it when its I/O
+    /// is done, from any thread; else it hands the filler back at once. If it turns out that it cannot give the block
+    /// after all, it [withdraws](Filler::withdraw) the filler, and hands the next one of that key back: those who wait begin
+    /// anew, and a level that goes on taking fillers that it withdraws has them passed over it.
     ///
     /// # Errors
     /// The filler, when this level does not have the block.
@@ -43,6 +45,16 @@ pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
     /// The key's content has changed or is gone: what this level has of it must never be returned
     /// again, not even after a crash. May block until that is so.
     fn forget(&self, key: &K);
+
+    /// Whether there is a level behind this at the moment. While it says no, the cache works as if it had none:
+    /// nothing is offered, nothing asked for, nothing told, and inserters evict for themselves. It is asked often: no more than a
+    /// relaxed load.
+    ///
+    /// What changes meanwhile is not told: only a level whose keys name content that never changes, or one that has nothing
+    /// and never will have anything of before, may ever say no.
+    fn is_active(&self) -> bool {
+        true
+    }
 }
 
 /// A block that a second level may write.
@@ -100,14 +112,25 @@ impl<K: Key, V: Send + Sync + 'static> Writing<K, V> {
         self.block.key()
     }
 
+    /// Whether it was removed, overwritten or flushed since: there is no use in writing it. If not, it may be the next
+    /// moment: [`stored`](Self::stored) decides.
+    pub fn is_outdated(&self) -> bool {
+        !is_current(self.block.header().state())
+    }
+
     /// The block is on the second level now: it will not be offered again. False if it was removed
     /// or overwritten meanwhile, so that what was written is outdated and must never be returned. A
     /// second level calls this and makes the block findable in one step as [`SecondLevel::load`] and
     /// [`SecondLevel::forget`] see it, under a lock of its own for instance.
     pub fn stored(self) -> bool {
         let before = self.block.header().update(|s| Some(s.with(ON_SECOND)));
-        before.is_some_and(|s| s.has(FILLED) && !s.has(RETIRED))
+        before.is_some_and(is_current)
     }
+}
+
+/// Whether a block that is being written is still what its key stands for.
+fn is_current(state: State) -> bool {
+    state.has(FILLED) && !state.has(RETIRED)
 }
 
 impl<K: Key, V: Send + Sync + 'static> Deref for Writing<K, V> {
@@ -134,9 +157,15 @@ type TakenOver<K, V> = (Filler<K, V>, Met<K, V>);
 /// header that is loading, in one step, before the second level forgets: a write that ends later hears
 /// that it is outdated, and who asks for the key waits until it is forgotten.
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// The second level, if there is one at the moment.
+    #[inline]
+    pub(crate) fn active_second(&self) -> Option<&dyn SecondLevel<K, V>> {
+        self.second.as_deref().filter(|second| second.is_active())
+    }
+
     /// Removes a block, from the second level too. True if it was cached.
     pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
-        let Some(second) = &self.second else { return self.remove(hash, key, cause) };
+        let Some(second) = self.active_second() else { return self.remove(hash, key, cause) };
         match self.take_over(hash, key, 0, Attributes::DATA, cause) {
             Ok((filler, met)) => {
                 let was_cached = match met {

@@ -9,7 +9,7 @@ use forebay_base::sync::atomic::{Ordering, fence};
 
 use crate::attributes::{Cause, Class};
 use crate::filler::LoadingPin;
-use crate::header::{FILLED, Header, RETIRED, State};
+use crate::header::{FILLED, Header, ON_SECOND, RETIRED, State};
 use crate::inner::Inner;
 use crate::key::Key;
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
@@ -55,6 +55,23 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
         });
         (gone, in_use)
+    }
+
+    /// Takes the mark of being on the second level off every block that `wanted` says yes to.
+    pub(crate) fn forget_stored(&self, wanted: impl Fn(&K) -> bool) {
+        self.slab.for_each(|header| {
+            // SAFETY: headers are type-stable.
+            let h = unsafe { header.as_ref() };
+            if h.pin_in_use().is_none() {
+                return;
+            }
+            // Given up by its drop, even if `wanted`, which is the user's, panics.
+            let _pin = LoadingPin { header, inner: NonNull::from(self) };
+            // SAFETY: pinned, so that the key stays; it was written before the header was in use.
+            if wanted(unsafe { h.key() }) {
+                h.update(|s| s.has(ON_SECOND).then(|| s.without(ON_SECOND)));
+            }
+        });
     }
 
     /// Sweeps until nothing that `wanted` says yes to is in use any more.

@@ -25,6 +25,10 @@ struct Double {
     takes: AtomicBool,
     panics: AtomicBool,
     loads: AtomicU64,
+    /// There is nothing behind the hook.
+    absent: AtomicBool,
+    /// Loads that are taken over and then withdrawn, before others are answered.
+    withdraws: AtomicU64,
     /// Where loads are answered, if not at once.
     elsewhere: Mutex<Option<mpsc::Sender<Read>>>,
     /// Run at the end of the next `forget`.
@@ -66,6 +70,11 @@ impl SecondLevel<u64, u64> for Double {
             return Err(filler);
         };
         self.loads.fetch_add(1, Ordering::SeqCst);
+        let less = |n: u64| n.checked_sub(1);
+        if self.withdraws.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+            filler.withdraw();
+            return Ok(());
+        }
         match &*self.elsewhere.lock().unwrap() {
             Some(elsewhere) => elsewhere.send((filler, value)).unwrap(),
             None => drop(filler.publish(value)),
@@ -78,6 +87,10 @@ impl SecondLevel<u64, u64> for Double {
         self.forgotten.lock().unwrap().push(*key);
         let run = self.after_forget.lock().unwrap().take();
         run.into_iter().for_each(|run| run());
+    }
+
+    fn is_active(&self) -> bool {
+        !self.absent.load(Ordering::Relaxed)
     }
 }
 
@@ -301,6 +314,128 @@ fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
             audit(&cache);
         }
     }
+}
+
+#[test]
+fn without_a_level_behind_it_the_hook_is_not_used() {
+    for mode in [Reclaim::Inline, Reclaim::Thread] {
+        let double = Arc::new(Double::default());
+        double.absent.store(true, Ordering::Relaxed);
+        double.takes.store(true, Ordering::SeqCst);
+        let cache = Cache::<u64, u64>::builder()
+            .capacity(100)
+            .weigher(|_, _| 1)
+            .reclaim(mode)
+            .tunable("offer_ahead", "50")
+            .second_level(double.clone())
+            .build()
+            .unwrap();
+        double.stored.lock().unwrap().insert(5000, 5000);
+        for key in 0..500 {
+            cache.insert(key, key).unwrap();
+        }
+        cache.remove(&499);
+        assert!(cache.get_or_load(5000, 1, Attributes::DATA, fail).is_err(), "asked all the same");
+        let stats = cache.stats();
+        assert!(stats.counter("left") >= 300, "{stats}");
+        assert_eq!(stats.counter("second_offered"), 0);
+        assert_eq!(double.loads.load(Ordering::SeqCst), 0);
+        assert!(double.offered.lock().unwrap().is_empty());
+        assert!(double.forgotten.lock().unwrap().is_empty());
+        // From here on it is there.
+        double.absent.store(false, Ordering::Relaxed);
+        double.takes.store(false, Ordering::SeqCst);
+        assert_eq!(*cache.get_or_load(5000, 1, Attributes::DATA, fail).unwrap(), 5000);
+        for key in 0..500 {
+            cache.insert(key, key).unwrap();
+        }
+        wait_until("something is offered", || !double.offered.lock().unwrap().is_empty());
+        assert!(double.forgotten.lock().unwrap().len() >= 500);
+        cache.close();
+        audit(&cache);
+    }
+}
+
+#[test]
+fn who_waits_for_a_load_that_is_withdrawn_begins_anew() {
+    let (cache, double) = with_double(100, 10);
+    double.stored.lock().unwrap().extend((0..10).map(|key| (key, key)));
+    // Twice withdrawn, then answered.
+    double.withdraws.store(2, Ordering::SeqCst);
+    assert_eq!(*cache.get_or_load(0, 1, Attributes::DATA, fail).unwrap(), 0);
+    assert_eq!(double.loads.load(Ordering::SeqCst), 3);
+    double.withdraws.store(2, Ordering::SeqCst);
+    let load = || async { fail() };
+    assert_eq!(*block_on(cache.get_or_load_async(1, 1, Attributes::DATA, load)).unwrap(), 1);
+    // A level that goes on so is passed over, and the block loaded.
+    double.withdraws.store(u64::MAX, Ordering::SeqCst);
+    let own = cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, String>(2002)).unwrap();
+    assert_eq!(*own, 2002);
+    drop(own);
+    let load = || async { Ok::<_, String>(2003) };
+    let own = block_on(cache.get_or_load_async(3, 1, Attributes::DATA, load)).unwrap();
+    assert_eq!(*own, 2003);
+    drop(own);
+    // By hand: the wait ends with what says that it is to be begun anew.
+    let Begin::InFlight(flight) = cache.begin(4, 1, Attributes::DATA).unwrap() else {
+        panic!("the level took no load over")
+    };
+    assert!(matches!(flight.wait(), Err(LoadError::Abandoned)));
+    let asked = double.loads.load(Ordering::SeqCst);
+    let Begin::Vacant(filler) = cache.begin_past_second(4, 1, Attributes::DATA).unwrap() else {
+        panic!("somebody is loading it")
+    };
+    drop(filler.publish(4));
+    assert_eq!(double.loads.load(Ordering::SeqCst), asked, "the level was asked");
+    let stats = cache.stats();
+    assert_eq!(stats.counter("loads_failed"), 0, "{stats}");
+    audit(&cache);
+}
+
+#[test]
+fn a_write_says_whether_there_is_use_in_it() {
+    let (cache, double) = with_double(10, 20);
+    double.takes.store(true, Ordering::SeqCst);
+    for key in 0..11 {
+        drop(cache.insert(key, key));
+    }
+    cache.resize(20);
+    cache.insert(1, 1001).unwrap();
+    cache.remove(&2);
+    let outdated = |writing: &Writing<u64, u64>| matches!(*writing.key(), 1 | 2);
+    for writing in double.writing.lock().unwrap().iter() {
+        assert_eq!(writing.is_outdated(), outdated(writing), "key {}", writing.key());
+    }
+    for writing in std::mem::take(&mut *double.writing.lock().unwrap()) {
+        let outdated = outdated(&writing);
+        assert_eq!(writing.stored(), !outdated);
+    }
+    audit(&cache);
+}
+
+#[test]
+fn what_a_level_has_lost_is_offered_again_if_one_says_so() {
+    let (cache, double) = with_double(40, 100);
+    double.takes.store(true, Ordering::SeqCst);
+    for key in 0..41 {
+        drop(cache.insert(key, key));
+    }
+    assert_eq!(double.complete(), 40);
+    double.stored.lock().unwrap().clear();
+    double.offered.lock().unwrap().clear();
+    cache.offer_again(|key| *key < 20);
+    // They are looked at where they come by again: in mfu.
+    (0..40).for_each(|key| drop(cache.get(&key).unwrap()));
+    for key in 100..140 {
+        drop(cache.insert(key, key));
+        double.complete();
+    }
+    let mut again: Vec<_> = double.offered.lock().unwrap().iter().map(|o| o.0).collect();
+    again.retain(|key| *key < 40);
+    again.sort_unstable();
+    again.dedup();
+    assert!(!again.is_empty() && again.iter().all(|key| *key < 20), "{again:?}");
+    audit(&cache);
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Double {
         for block in writing {
             let (key, version) = (*block.key(), block.version);
             block.check(key);
-            if below(3) == 0 {
+            if block.is_outdated() || below(3) == 0 {
                 drop(block);
             } else {
                 self.stored.lock().insert(key, version);
@@ -49,6 +49,7 @@ impl Double {
             let key = *filler.key();
             match below(3) {
                 0 => drop(filler),
+                1 => filler.withdraw(),
                 _ => filler.publish(Block::new(ledger, key)).check(key),
             }
         }

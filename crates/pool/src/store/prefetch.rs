@@ -2,7 +2,8 @@
 //!
 //! It never blocks the caller: without room or memory at once, or if the block is in pieces, it is
 //! declined. The first copy is tried only, without healing: if it is bad, the load is given up, and
-//! whoever wants the block reads it in the ordinary way.
+//! whoever wants the block reads it in the ordinary way. So it is if the second level takes the load over and then does not have the
+//! block: who is told so asks again, a bounded number of times, and reads in the ordinary way at last.
 //!
 //! Locking: `store-prefetch`, sharded; a handle is taken out before it is used.
 

@@ -18,6 +18,8 @@ use crate::waiting;
 
 /// How often a read begins anew because somebody else gave up the load that it waited for.
 const ATTEMPTS: usize = 8;
+/// How many of these ask the second level, which may be the one that gives loads up.
+const SECOND_ASKED: usize = 4;
 
 /// Why a copy is read; the order of counter labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +101,15 @@ impl Store {
 
     fn read_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
         let key = self.key(bp);
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             // What it says is not trusted with room before it is checked, below.
             let weight = u64::from(bp.logical_bytes.get()).min(codec::MAX_LOGICAL_BYTES as u64);
-            match self.cache.cache().begin(key, weight, attributes) {
+            let cache = self.cache.cache();
+            let begun = match attempt < SECOND_ASKED {
+                true => cache.begin(key, weight, attributes),
+                false => cache.begin_past_second(key, weight, attributes),
+            };
+            match begun {
                 Ok(Begin::Hit(block)) => return Ok(block.into_owned()),
                 Ok(Begin::InFlight(flight)) => {
                     if self.shared.prefetches.hasten(&key) {
@@ -110,7 +117,8 @@ impl Store {
                     }
                     match flight.wait() {
                         Ok(block) => return Ok(block),
-                        // A prefetch that failed: it has not tried all that can be tried.
+                        // A prefetch that failed has not tried all that can be tried, and the second level may not have
+                        // the block after all.
                         Err(LoadError::Abandoned) => {}
                         Err(error) => return Err(load_failed(bp, error)),
                     }

@@ -115,7 +115,9 @@ impl Store {
 
     fn hold_in_cache(&self, bp: &BlockPtrPhys, content: Buffer, attributes: Attributes) -> Content {
         let key = self.key(bp);
-        match self.cache.cache().begin(key, content.footprint() as u64, attributes) {
+        // A second level cannot have what is only being written.
+        let weight = content.footprint() as u64;
+        match self.cache.cache().begin_past_second(key, weight, attributes) {
             Ok(Begin::Vacant(filler)) if filler.refusal().is_none() => {
                 return Content::Cached(filler.publish(content));
             }
