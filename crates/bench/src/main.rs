@@ -33,7 +33,7 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, index as index_bench, memory,
-    overflow, pool_read, r5, smoke, strided_read, zap,
+    overflow, pool_read, r5, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -71,6 +71,8 @@ enum Command {
     PoolRead(pool_read::Args),
     /// A metadata loop against a stream read once: hit ratio of the loop (R5).
     R5(r5::Args),
+    /// Hit ratios of our cache, the textbook's policies and the optimum, on traces.
+    Sim(sim::Args),
     /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
     StridedRead(strided_read::Args),
     /// Names into directories, lookups, and out again, beside redb and fjall (R5).
@@ -98,6 +100,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
+        Command::Sim(args) => with_panels(sim::run(common, args)?, sim::panels),
         Command::StridedRead(args) => {
             with_panels(strided_read::run(common, args)?, strided_read::panels)
         }
@@ -119,6 +122,9 @@ fn main() -> ExitCode {
     let outcome = run(&cli).and_then(|(records, panels)| {
         // A run may have rows of several benches, which have different columns.
         smoke::print(&records, cli.common.json);
+        if matches!(cli.command, Command::Sim(_)) && !cli.common.json {
+            report::print(&sim::means(&records), false);
+        }
         match &cli.common.plot {
             Some(path) if !panels.is_empty() => plot::write(path, &panels),
             _ => Ok(()),

@@ -8,10 +8,13 @@
 //! * [`compare`]: a pool beside its twin.
 //!
 //! A failure is a panic that names the seed which repeats it.
+//!
+//! And what the cache is measured with: [`cache`], a simulator that plays traces to it and to the textbook's policies.
 
 // A tool: it starts threads and waits as a user of the pool would, and no model checker runs it.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod cache;
 pub mod compare;
 pub mod crash;
 pub mod forge;

@@ -11,6 +11,7 @@ mod model;
 pub(crate) mod overflow;
 pub(crate) mod pool_read;
 pub(crate) mod r5;
+pub(crate) mod sim;
 pub(crate) mod smoke;
 mod strided_model;
 pub(crate) mod strided_read;

@@ -3,8 +3,10 @@
 
 use std::path::Path;
 
+use forebay_sim::cache::capacity::Capacity;
+
 use super::{
-    cached_read, create, device, evict, freeing, index, memory, overflow, pool_read, r5,
+    cached_read, create, device, evict, freeing, index, memory, overflow, pool_read, r5, sim,
     strided_read, zap,
 };
 use crate::keys::Distribution;
@@ -86,14 +88,30 @@ pub(crate) fn run(common: &Common) -> Result<Vec<Record>, Failure> {
     for (name, records, panels, figure) in of_pools(&two)? {
         add(name, records, panels, figure)?;
     }
-    let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
-    let records = r5::run(&one, &args)?;
-    add("r5", records.clone(), r5::panels(&records), "loop_hit_ratio")?;
+    for (name, records, panels, figure) in of_policies(&one)? {
+        add(name, records, panels, figure)?;
+    }
     Ok(all)
 }
 
 /// A bench's name, what it found, its plot, and the figure that every row must have.
 type Part = (&'static str, Vec<Record>, Vec<Panel>, &'static str);
+
+/// The benches of hit ratios, without time.
+fn of_policies(one: &Common) -> Result<Vec<Part>, Failure> {
+    let args = r5::Args { capacity: 500, factor: 10, warmup_passes: 2 };
+    let records = r5::run(one, &args)?;
+    let panels = r5::panels(&records);
+    let r5 = ("r5", records, panels, "loop_hit_ratio");
+    let args = sim::Args {
+        synthetic: vec!["loop-1.1".to_owned()],
+        capacity: vec![Capacity::Percent(50.0), Capacity::Count(100)],
+        ..sim::Args::default()
+    };
+    let records = sim::run(one, &args)?;
+    let panels = sim::panels(&records);
+    Ok(vec![r5, ("sim", records, panels, "hit_ratio")])
+}
 
 /// The benches of devices.
 fn of_devices(one: &Common, two: &Common) -> Result<Vec<Part>, Failure> {

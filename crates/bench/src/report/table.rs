@@ -62,7 +62,11 @@ fn param_cell(record: &Record, name: &str) -> String {
 }
 
 fn figure_cell(record: &Record, name: &str) -> String {
-    record.number(name).map_or_else(|| "-".to_owned(), human)
+    // Caches are compared by hundredths of a percent.
+    let say = |value: f64| {
+        if name.ends_with("hit_ratio") { format!("{value:.4}") } else { human(value) }
+    };
+    record.number(name).map_or_else(|| "-".to_owned(), say)
 }
 
 /// A number as people like to read it: at most four digits and a suffix.
@@ -107,6 +111,6 @@ mod tests {
         let lines = lines(&rows);
         assert_eq!(lines[0], "subject    threads  ops_per_s  hit_ratio  config");
         assert_eq!(lines[1], "long-name        1      1.00M          -");
-        assert_eq!(lines[2], "x               32          -      0.500");
+        assert_eq!(lines[2], "x               32          -     0.5000");
     }
 }

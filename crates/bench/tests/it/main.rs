@@ -22,6 +22,7 @@ fn every_bench_runs_small() {
         "strided-read",
         "device",
         "r5",
+        "sim",
     ];
     for name in names {
         let head = format!("{{\"bench\":\"{name}\",\"subject\":\"");
@@ -42,6 +43,40 @@ fn a_table_has_a_row_a_subject() {
 }
 
 #[test]
+fn a_trace_is_simulated_and_told() {
+    let folder = std::env::temp_dir().join(format!("forebay-bench-sim-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    // Twice through 40 keys: who has room for all hits half of the time, LRU with room for 32 never.
+    let keys: String = (0..80).map(|access| format!("{}\n", access % 40)).collect();
+    let path = folder.join("twice.keys");
+    std::fs::write(&path, keys).expect("a trace");
+    let path = path.to_str().expect("a path in UTF-8");
+    let run = |more: &[&str]| {
+        let args = [&["sim", "--trace", path, "--policy", "forebay,lru,opt"][..], more].concat();
+        let output = bench(&args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).expect("results are UTF-8")
+    };
+    let lines = run(&["--json", "--capacity", "0.1%,1%,100%"]);
+    assert_eq!(lines.lines().count(), 6, "what comes to 32 entries is simulated once: {lines}");
+    let row = |policy: &str, capacity: u64| {
+        let head = format!(
+            "{{\"bench\":\"sim\",\"subject\":\"{policy}\",\"threads\":1,\"trace\":\"twice\","
+        );
+        let rest = format!("\"capacity\":{capacity},\"policy\":\"{policy}\",\"hit_ratio\":");
+        let line = lines.lines().find(|line| line.starts_with(&head) && line.contains(&rest));
+        let (_, ratio) = line.and_then(|line| line.split_once(&rest)).expect("a row");
+        ratio.trim_end_matches('}').parse::<f64>().expect("a ratio")
+    };
+    assert_eq!((row("lru", 32), row("lru", 40), row("forebay", 40)), (0.0, 0.5, 0.5));
+    assert_eq!((row("opt", 32), row("opt", 40)), (0.4, 0.5));
+    let table = run(&["--capacity", "32,40"]);
+    assert!(table.contains("mean_hit_ratio") && table.contains("0.4500"), "{table}");
+    std::fs::remove_dir_all(&folder).expect("the folder goes");
+}
+
+#[test]
 fn wrong_input_is_explained() {
     for (args, word) in [
         (&["evict", "--subjects", "nothing"][..], "no subject `nothing`"),
@@ -50,6 +85,11 @@ fn wrong_input_is_explained() {
         (&["r5", "--capacity", "0"][..], "capacity"),
         (&["device", "--depths", "0"][..], "depths"),
         (&["device", "--file", "/nowhere/at/all"][..], "/nowhere/at/all"),
+        (&["sim"][..], "--synthetic"),
+        (&["sim", "--trace", "/nowhere/at/all"][..], "/nowhere/at/all"),
+        (&["sim", "--synthetic", "nothing"][..], "zipf-0.8"),
+        (&["sim", "--synthetic", "loop-2", "--policy", "nothing"][..], "forebay, "),
+        (&["sim", "--synthetic", "loop-2", "--capacity", "0%"][..], "capacity"),
         (&["strided-read", "--subjects", "fio"][..], "no subject `fio`"),
     ] {
         let output = bench(args);

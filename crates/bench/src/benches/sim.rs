@@ -1,0 +1,204 @@
+//! `sim`: hit ratios of our cache, of the textbook's policies and of the optimum, on traces.
+//!
+//! What is simulated, and how, is `forebay-sim`'s (see its module `cache`). Simulations of different policies and
+//! capacities run beside each other, one a processor; each is of one thread and of no time, so that its result is exact.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use forebay_sim::cache::capacity::Capacity;
+use forebay_sim::cache::read::{Format, read};
+use forebay_sim::cache::run::{Fault, Outcome, PLAYERS, Player};
+use forebay_sim::cache::synthetic::{CAPACITY, SYNTHETIC, Synthetic};
+use forebay_sim::cache::trace::Trace;
+
+use super::lines;
+use crate::options::{Common, Failure, cpus};
+use crate::report::plot::Panel;
+use crate::report::{Record, Value};
+
+pub(crate) const NAME: &str = "sim";
+/// Capacities for traces from files, if none are asked for.
+const CAPACITIES: [Capacity; 4] = [
+    Capacity::Percent(0.1),
+    Capacity::Percent(1.0),
+    Capacity::Percent(10.0),
+    Capacity::Percent(50.0),
+];
+
+/// What `sim` can be told.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// A trace file, plain or packed with gz, xz or zst; repeatable.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Vec<PathBuf>,
+    /// What the files hold, if their names do not say: keys (one decimal key a line), csv
+    /// (timestamp,key,size,op), u32 or u64 (little-endian).
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
+    /// Traces made from the seed, by name, or `all`.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) synthetic: Vec<String>,
+    /// Entries, or shares of a trace's keys (at least 32 entries). By default 0.1%,1%,10%,50%, and for synthetic traces
+    /// the capacity that they are made for.
+    #[arg(long, value_delimiter = ',', value_name = "N|P%,…")]
+    pub(crate) capacity: Vec<Capacity>,
+    /// Only these policies; `forebay` is ours.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) policy: Vec<String>,
+}
+
+/// One simulation to be done.
+struct Job {
+    trace: Arc<Trace>,
+    capacity: usize,
+    player: Player,
+}
+
+/// Simulates every policy on every trace at every capacity.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    let players = players(common, args)?;
+    let mut jobs = Vec::new();
+    let traces = traces(common, args)?;
+    for (trace, own_capacities) in &traces {
+        let asked = if args.capacity.is_empty() { own_capacities } else { &args.capacity[..] };
+        let mut capacities = Vec::new();
+        for capacity in asked.iter().map(|capacity| capacity.entries(trace)) {
+            if !capacities.contains(&capacity) {
+                capacities.push(capacity);
+            }
+        }
+        for capacity in capacities {
+            jobs.extend(players.iter().map(|p| Job { trace: trace.clone(), capacity, player: *p }));
+        }
+    }
+    let outcomes = run_all(&jobs, common.seed)?;
+    let record = |(job, outcome): (&Job, Outcome)| {
+        Record::new(NAME, job.player.name, 1)
+            .param("trace", job.trace.name())
+            .param("accesses", outcome.accesses)
+            .param("unique", job.trace.unique() as u64)
+            .param("capacity", job.capacity as u64)
+            .param("policy", job.player.name)
+            .figure("hit_ratio", outcome.hit_ratio())
+    };
+    Ok(jobs.iter().zip(outcomes).map(record).collect())
+}
+
+/// The policies that are asked for, in the order asked for.
+fn players(common: &Common, args: &Args) -> Result<Vec<Player>, Failure> {
+    let asked = if args.policy.is_empty() { &common.subjects } else { &args.policy };
+    if asked.is_empty() {
+        return Ok(PLAYERS.to_vec());
+    }
+    let find = |name: &String| {
+        Player::named(name).ok_or_else(|| {
+            let known: Vec<&str> = PLAYERS.iter().map(|p| p.name).collect();
+            Failure::from(format!("no policy `{name}`; there are {}", known.join(", ")))
+        })
+    };
+    asked.iter().map(find).collect()
+}
+
+/// The traces, each with the capacities that it is simulated with if none are asked for.
+fn traces(common: &Common, args: &Args) -> Result<Vec<(Arc<Trace>, &'static [Capacity])>, Failure> {
+    let mut traces: Vec<(Arc<Trace>, &'static [Capacity])> = Vec::new();
+    for path in &args.trace {
+        let mut trace = read(path, args.format)?;
+        if traces.iter().any(|(other, _)| other.name() == trace.name()) {
+            trace.set_name(path.display().to_string());
+        }
+        if trace.left_out() > 0 {
+            let lines = trace.left_out();
+            eprintln!("forebay-bench: {}: {lines} deletions are no accesses", path.display());
+        }
+        traces.push((Arc::new(trace), &CAPACITIES));
+    }
+    for name in &args.synthetic {
+        let known = || SYNTHETIC.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+        let made: Vec<&Synthetic> = match Synthetic::named(name) {
+            Some(synthetic) => vec![synthetic],
+            None if name == "all" => SYNTHETIC.iter().collect(),
+            None => {
+                let text = format!("no synthetic trace `{name}`; there are all, {}", known());
+                return Err(text.into());
+            }
+        };
+        let with_capacity = |synthetic: &Synthetic| {
+            (Arc::new(synthetic.trace(common.seed)), &[Capacity::Count(CAPACITY)][..])
+        };
+        traces.extend(made.into_iter().map(with_capacity));
+    }
+    if traces.is_empty() {
+        return Err("nothing to simulate: give --trace FILE or --synthetic NAME (or all)".into());
+    }
+    Ok(traces)
+}
+
+/// Does all jobs, as many at once as there are processors.
+fn run_all(jobs: &[Job], seed: u64) -> Result<Vec<Outcome>, Fault> {
+    let next = AtomicUsize::new(0);
+    let found: Vec<Mutex<Option<Result<Outcome, Fault>>>> =
+        jobs.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..cpus().min(jobs.len()) {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(job) = jobs.get(place) else { break };
+                    let outcome = job.player.run(&job.trace, job.capacity, seed);
+                    *found[place].lock().expect("nothing panics under it") = Some(outcome);
+                }
+            });
+        }
+    });
+    let taken = found.into_iter().map(|outcome| outcome.into_inner().ok().flatten());
+    taken.map(|outcome| outcome.expect("every job was done")).collect()
+}
+
+/// Of each policy, the mean hit ratio over all traces and capacities; a row each, for the table's end.
+pub(crate) fn means(records: &[Record]) -> Vec<Record> {
+    let mut sums: Vec<(&str, f64, u64)> = Vec::new();
+    for record in records {
+        let ratio = record.number("hit_ratio").unwrap_or(0.0);
+        match sums.iter_mut().find(|(subject, ..)| *subject == record.subject()) {
+            Some((_, sum, rows)) => (*sum, *rows) = (*sum + ratio, *rows + 1),
+            None => sums.push((record.subject(), ratio, 1)),
+        }
+    }
+    let row = |(subject, sum, rows): (&str, f64, u64)| {
+        Record::new(NAME, subject, 1)
+            .param("rows", rows)
+            .figure("mean_hit_ratio", sum / rows as f64)
+    };
+    sums.into_iter().map(row).collect()
+}
+
+/// Hit ratio over capacity, a panel a trace.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let mut traces: Vec<Option<&Value>> = Vec::new();
+    for record in records {
+        if !traces.contains(&record.get("trace")) {
+            traces.push(record.get("trace"));
+        }
+    }
+    let capacity = |record: &Record| match record.get("capacity") {
+        Some(Value::Integer(entries)) => *entries as f64,
+        _ => 0.0,
+    };
+    let panel = |trace: Option<&Value>| {
+        let own: Vec<&Record> = records.iter().filter(|r| r.get("trace") == trace).collect();
+        Panel {
+            title: trace.map_or(String::new(), |trace| match trace {
+                Value::Text(name) => name.clone(),
+                other => format!("{other:?}"),
+            }),
+            x_label: "capacity".to_owned(),
+            y_label: "hit_ratio".to_owned(),
+            log_y: false,
+            series: lines(&own, capacity, "hit_ratio"),
+        }
+    };
+    traces.into_iter().map(panel).collect()
+}

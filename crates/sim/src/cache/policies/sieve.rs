@@ -1,0 +1,60 @@
+//! SIEVE: Zhang, Yang, Yue, Vigfusson, Rashmi, "SIEVE is simpler than LRU" (NSDI 2024).
+//!
+//! A queue in which nothing moves. The hand goes from the back to the front, takes marks away, and evicts the first
+//! entry without one; the next search goes on from there. New entries come in at the front, behind the hand's back.
+
+use super::Policy;
+use super::lists::{Links, List};
+
+/// SIEVE.
+pub struct Sieve {
+    capacity: usize,
+    queue: List,
+    links: Links,
+    /// Where the next search begins; the back, if nowhere.
+    hand: Option<u32>,
+    here: Vec<bool>,
+    visited: Vec<bool>,
+}
+
+impl Sieve {
+    fn evict(&mut self) {
+        let Some(mut at) = self.hand.or(self.queue.back()) else { return };
+        while std::mem::take(&mut self.visited[at as usize]) {
+            at = self.links.toward_front(at).or(self.queue.back()).unwrap_or(at);
+        }
+        self.hand = self.links.toward_front(at);
+        self.links.remove(&mut self.queue, at);
+        self.here[at as usize] = false;
+    }
+}
+
+impl Policy for Sieve {
+    fn new(capacity: usize, keys: usize) -> Self {
+        Self {
+            capacity,
+            queue: List::new(),
+            links: Links::new(keys),
+            hand: None,
+            here: vec![false; keys],
+            visited: vec![false; keys],
+        }
+    }
+
+    fn access(&mut self, key: u32) -> bool {
+        if self.here[key as usize] {
+            self.visited[key as usize] = true;
+            return true;
+        }
+        if self.queue.len() == self.capacity {
+            self.evict();
+        }
+        self.links.push_front(&mut self.queue, key);
+        self.here[key as usize] = true;
+        false
+    }
+
+    fn resident(&self) -> usize {
+        self.queue.len()
+    }
+}

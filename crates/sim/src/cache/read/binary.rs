@@ -1,0 +1,48 @@
+//! Keys of 4 or 8 bytes, little-endian, nothing between them.
+
+use std::io::BufRead;
+
+use super::What;
+use crate::cache::trace::TraceBuilder;
+
+/// Reads keys of `N` bytes to the end.
+pub(super) fn read<const N: usize>(
+    input: &mut dyn BufRead,
+    builder: &mut TraceBuilder,
+) -> Result<(), What> {
+    let mut rest = Vec::with_capacity(N);
+    loop {
+        let mut chunk = input.fill_buf()?;
+        let bytes = chunk.len();
+        if bytes == 0 {
+            break;
+        }
+        // A key that began in the chunk before.
+        while !rest.is_empty() && rest.len() < N && !chunk.is_empty() {
+            rest.push(chunk[0]);
+            chunk = &chunk[1..];
+        }
+        if rest.len() == N {
+            builder.number(little_endian(&rest))?;
+            rest.clear();
+        }
+        let (keys, tail) = chunk.as_chunks::<N>();
+        for key in keys {
+            builder.number(little_endian(key))?;
+        }
+        rest.extend_from_slice(tail);
+        input.consume(bytes);
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let left = rest.len();
+    let other = if N == 8 { "u32" } else { "u64" };
+    Err(What::Whole(format!(
+        "the last key has {left} bytes of {N}: cut off, or in another format (--format {other}, keys, csv)"
+    )))
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |key, byte| key << 8 | u64::from(*byte))
+}
