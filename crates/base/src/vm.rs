@@ -6,7 +6,7 @@
 //! an array of `T`, where zero bytes are a valid `T`.
 //!
 //! Invariants: a region's pages are zero when first touched and after
-//! [`Region::release`]; nothing is unmapped before the region is dropped.
+//! [`Region::release`]; nothing is unmapped before the region is dropped or, by its only owner, resized.
 //!
 //! Under the model checker (whose atomics are not plain memory) and under Miri, chunks
 //! are built and wiped element by element instead.
@@ -79,6 +79,30 @@ impl Region {
         self.len
     }
 
+    /// Makes the region `len` bytes long (rounded up to pages). What is in both lengths stays, what is new is
+    /// zero. It may move: addresses into it are void. No bytes are copied, since the system moves the pages
+    /// by their tables.
+    ///
+    /// # Errors
+    /// When the address space or its accounting does not allow it; then nothing has changed.
+    ///
+    /// # Panics
+    /// If `len` is zero, or the region was reserved at more than a page's alignment.
+    pub fn resize(&mut self, len: usize) -> Result<(), Error> {
+        assert!(len > 0, "an empty region");
+        assert!(self.mapping_len == self.len, "an aligned region does not move");
+        let len = len.next_multiple_of(PAGE);
+        if len == self.len {
+            return Ok(());
+        }
+        // SAFETY: the mapping is this region's own, and whoever holds addresses into it gives them up, as when
+        // it is dropped.
+        let moved = unsafe { os::remap(self.mapping, self.mapping_len, len) };
+        self.mapping = moved.map_err(|source| Error { doing: "resize to", bytes: len, source })?;
+        (self.base, self.mapping_len, self.len) = (self.mapping, len, len);
+        Ok(())
+    }
+
     /// Gives the pages of `[offset, offset + len)` back to the system at once; they read as zero
     /// afterwards. Both numbers are multiples of [`PAGE`].
     ///
@@ -130,7 +154,9 @@ impl Drop for Region {
 mod os {
     use std::ptr::{NonNull, null_mut};
 
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    use rustix::mm::{
+        Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap,
+    };
 
     pub(super) fn map(len: usize) -> std::io::Result<NonNull<u8>> {
         // SAFETY: an anonymous private mapping at an address of the kernel's choice aliases nothing.
@@ -143,6 +169,16 @@ mod os {
             )
         }?;
         NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))
+    }
+
+    pub(super) unsafe fn remap(
+        start: NonNull<u8>,
+        len: usize,
+        wanted: usize,
+    ) -> std::io::Result<NonNull<u8>> {
+        // SAFETY: by contract the range is a mapping of ours that nobody uses meanwhile.
+        let moved = unsafe { mremap(start.as_ptr().cast(), len, wanted, MremapFlags::MAYMOVE) }?;
+        NonNull::new(moved.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))
     }
 
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
@@ -193,6 +229,19 @@ mod os {
         // SAFETY: `len` is not zero.
         NonNull::new(unsafe { alloc_zeroed(layout(len)) })
             .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub(super) unsafe fn remap(
+        start: NonNull<u8>,
+        len: usize,
+        wanted: usize,
+    ) -> std::io::Result<NonNull<u8>> {
+        let moved = map(wanted)?;
+        // SAFETY: both are as long, and the new one is nobody else's.
+        unsafe { moved.as_ptr().copy_from_nonoverlapping(start.as_ptr(), len.min(wanted)) };
+        // SAFETY: by contract nobody uses the old one.
+        unsafe { unmap(start, len) };
+        Ok(moved)
     }
 
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
@@ -381,6 +430,40 @@ mod tests {
             assert_eq!(base.read(), 1);
             assert_eq!(base.add(PAGE).read(), 0);
         }
+    }
+
+    #[test]
+    fn a_region_that_changes_its_length_keeps_what_is_in_both() {
+        let mut region = Region::reserve(2 * PAGE, PAGE).unwrap();
+        // SAFETY: within the region, which this test alone uses.
+        unsafe { region.base().as_ptr().add(2 * PAGE - 1).write(7) };
+        // Something behind it, so that it may have to move.
+        let other = Region::reserve(PAGE, PAGE).unwrap();
+        region.resize(64 * PAGE - 1).unwrap();
+        assert_eq!(region.len(), 64 * PAGE);
+        let base = region.base().as_ptr();
+        // SAFETY: as above, at its new place.
+        unsafe {
+            assert_eq!(base.add(2 * PAGE - 1).read(), 7);
+            assert_eq!(base.add(2 * PAGE).read(), 0);
+            base.add(64 * PAGE - 1).write(8);
+        }
+        region.resize(2 * PAGE).unwrap();
+        region.resize(64 * PAGE).unwrap();
+        let base = region.base().as_ptr();
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(base.add(2 * PAGE - 1).read(), 7);
+            assert_eq!(base.add(64 * PAGE - 1).read(), 0, "what was cut off is forgotten");
+        }
+        drop(other);
+    }
+
+    #[test]
+    #[should_panic(expected = "does not move")]
+    fn an_aligned_region_keeps_its_length() {
+        let mut region = Region::reserve(PAGE, 1 << 16).unwrap();
+        let _ = region.resize(2 * PAGE);
     }
 
     #[test]

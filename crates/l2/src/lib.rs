@@ -11,6 +11,7 @@
 
 mod codec;
 mod error;
+mod index;
 mod record;
 
 pub use codec::{Codec, MAX_KEY_BYTES, Refusal};

@@ -1,0 +1,203 @@
+//! The index of a second level: which identities it has, and where.
+//!
+//! Purpose: sixteen bytes a record, and little beside them. A [`Record`] is packed into a [`Slot`](slot::Slot) (see
+//! there for what bits); slots are in *partitions* by the upper bits of the identity; each partition is a sorted
+//! array with gaps behind a lock of its own (see [`table`]). Only misses of the cache come here, so a lock
+//! is no loss.
+//!
+//! Invariants: a record is in the partition that its identity says, at most one an identity.
+//! [`Index::memory_bytes`] is what the index takes, all included.
+//!
+//! Locking: `l2-index`, a leaf but for what [`Index::change`] calls, and never two of them. Counts are sums of what
+//! each holder of a lock adds and may be behind while others work.
+//!
+//! Deliberately absent: keys. Two keys with the same 64 bits of hash are one record; the reader of a block
+//! finds that out from the block.
+
+#![allow(dead_code, unused_imports, reason = "the level that uses it is on its way")]
+
+mod batch;
+mod slot;
+mod slots;
+mod table;
+
+#[cfg(all(test, forebay_model))]
+mod model;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use batch::BatchOutcome;
+pub(crate) use slots::NoMemory;
+
+use crate::record::{Identity, Inserted, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record};
+use slot::{LEAST_PARTITION_BITS, Slot};
+use table::{Put, Table};
+
+/// The most partitions, as a power of two.
+const MOST_PARTITION_BITS: u32 = 13;
+/// Records of a partition that more partitions would be better for.
+const PARTITION_RECORDS: u64 = 16_384;
+
+/// See the module's head.
+pub(crate) struct Index {
+    partitions: Box<[Partition]>,
+    partition_bits: u32,
+    len: AtomicU64,
+    /// Bytes of all tables.
+    table_bytes: AtomicU64,
+}
+
+/// A partition's lock and its table, alone on its line.
+#[repr(align(64))]
+struct Partition {
+    table: Mutex<Table>,
+}
+
+impl Index {
+    /// An empty index for a device of that many segments and units a segment, on which there is room for about
+    /// `capacity_hint` records.
+    ///
+    /// # Panics
+    /// If places on such a device do not fit into a slot.
+    pub(crate) fn new(segments: u32, capacity_hint: u64, units_per_segment: u32) -> Self {
+        assert!(segments <= MAX_SEGMENTS, "{segments} segments are too many");
+        assert!(
+            units_per_segment <= MAX_SEGMENT_UNITS,
+            "segments of {units_per_segment} units are too long"
+        );
+        let wanted = (capacity_hint / PARTITION_RECORDS).max(1).next_power_of_two().ilog2();
+        let partition_bits = wanted.clamp(LEAST_PARTITION_BITS, MOST_PARTITION_BITS);
+        let shared_bits = (partition_bits - LEAST_PARTITION_BITS) as u8;
+        let partition = |_| Partition { table: Mutex::named("l2-index", Table::new(shared_bits)) };
+        Self {
+            partitions: (0..1usize << partition_bits).map(partition).collect(),
+            partition_bits,
+            len: AtomicU64::new(0),
+            table_bytes: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn partition_of(&self, id: Identity) -> usize {
+        (id.0 >> (64 - self.partition_bits)) as usize
+    }
+
+    /// Runs `f` on the table of a partition, and keeps the counts.
+    fn with<T>(&self, partition: usize, f: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = self.partitions[partition].table.lock();
+        let (len, bytes) = (table.len(), table.bytes());
+        let outcome = f(&mut table);
+        if table.len() != len {
+            // Wraps where it falls, and so does the sum.
+            let more = table.len().wrapping_sub(len) as u64;
+            self.len.fetch_add(more, Ordering::Relaxed);
+        }
+        if table.bytes() != bytes {
+            let more = table.bytes().wrapping_sub(bytes) as u64;
+            self.table_bytes.fetch_add(more, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// The record of an identity.
+    #[inline]
+    pub(crate) fn find(&self, id: Identity) -> Option<Record> {
+        self.partitions[self.partition_of(id)].table.lock().find(id)
+    }
+
+    /// One more hit for the record, if it is still the one at `place`.
+    pub(crate) fn touch(&self, id: Identity, place: Place) {
+        let mut table = self.partitions[self.partition_of(id)].table.lock();
+        if let Some(slot) = table.at(id, place) {
+            slot.hit();
+        }
+    }
+
+    /// Puts a record in. If there is one of the same identity, it is replaced if `newer(its place, the new place)`.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    ///
+    /// # Panics
+    /// If a number of the place does not fit into a slot; see [`Index::new`].
+    pub(crate) fn insert(
+        &self,
+        id: Identity,
+        record: Record,
+        newer: impl Fn(Place, Place) -> bool,
+    ) -> Result<Inserted, NoMemory> {
+        let slot = Slot::new(id, &record);
+        let put = self.with(self.partition_of(id), |table| table.put(slot, newer))?;
+        Ok(match put {
+            Put::Fresh => Inserted::Fresh,
+            Put::Replaced(old) => Inserted::Replaced(old.record()),
+            Put::Older => Inserted::Older,
+        })
+    }
+
+    /// Changes the record if it is still the one at `place`: to what `f` makes of it, or to nothing. False if it was
+    /// not there, and `f` was not called. `f` runs under the partition's lock and must not use the index.
+    pub(crate) fn change(
+        &self,
+        id: Identity,
+        place: Place,
+        f: impl FnOnce(Record) -> Option<Record>,
+    ) -> bool {
+        self.with(self.partition_of(id), |table| {
+            let Some(slot) = table.at(id, place) else { return false };
+            match f(slot.record()) {
+                Some(record) => *slot = Slot::new(id, &record),
+                None => {
+                    table.take(id, |_| true);
+                    table.shrink();
+                }
+            }
+            true
+        })
+    }
+
+    /// Takes the record of an identity out, whatever it is.
+    pub(crate) fn take(&self, id: Identity) -> Option<Record> {
+        self.take_if(id, |_| true)
+    }
+
+    /// Takes the record out if it is still the one at `place`.
+    pub(crate) fn remove_if_at(&self, id: Identity, place: Place) -> Option<Record> {
+        self.take_if(id, |slot| slot.place() == place)
+    }
+
+    fn take_if(&self, id: Identity, wanted: impl Fn(Slot) -> bool) -> Option<Record> {
+        self.with(self.partition_of(id), |table| {
+            let taken = table.take(id, wanted)?;
+            table.shrink();
+            Some(taken.record())
+        })
+    }
+
+    /// Records, tombstones included.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory, all included.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let fixed = size_of::<Self>() + size_of_val::<[Partition]>(&self.partitions);
+        fixed as u64 + self.table_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Panics unless every structure is sound. Nothing else may use the index meanwhile.
+    pub(crate) fn audit(&self) {
+        let (mut len, mut bytes) = (0, 0);
+        for partition in &self.partitions {
+            let table = partition.table.lock();
+            table.audit();
+            len += table.len() as u64;
+            bytes += table.bytes() as u64;
+        }
+        assert_eq!(len, self.len(), "records and their count");
+        assert_eq!(bytes, self.table_bytes.load(Ordering::Relaxed), "bytes and their count");
+    }
+}

@@ -1,0 +1,128 @@
+//! How a [`Record`] fits into sixteen bytes.
+//!
+//! A [`Slot`] is two words. The first has, from the top, the lower 56 bits of the identity, hits, class and [`State`]; the eight bits of the identity that are missing are known from the partition, which is
+//! why there are never fewer partitions than [`LEAST_PARTITION_BITS`] tell apart. So the index keeps all 64
+//! bits of a hash, and two keys are taken for one as rarely as their hashes are equal. The second
+//! word is the [`Place`]. A slot without a state is empty: all zero.
+
+use forebay_cache::Class;
+
+use crate::record::{
+    Identity, MAX_BLOCK_UNITS, MAX_HITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record, State,
+};
+
+/// Bits of a hash that a slot does not have, since its partition says them.
+pub(super) const LEAST_PARTITION_BITS: u32 = 8;
+const SEGMENT_BITS: u32 = 24;
+const UNIT_BITS: u32 = 22;
+const UNITS_BITS: u32 = 18;
+/// In every slot that is not empty.
+const USED: u64 = 1;
+const STATE_SHIFT: u32 = 1;
+const CLASS_SHIFT: u32 = 3;
+const HITS_SHIFT: u32 = 4;
+const ATTRIBUTE_BITS: u64 = 0xff;
+
+/// A record as the table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Slot {
+    word: u64,
+    place: u64,
+}
+
+const _: () = assert!(size_of::<Slot>() == 16);
+const _: () = assert!(SEGMENT_BITS + UNIT_BITS + UNITS_BITS == 64);
+const _: () = assert!(MAX_SEGMENTS <= 1 << SEGMENT_BITS);
+const _: () = assert!(MAX_SEGMENT_UNITS < 1 << UNIT_BITS);
+const _: () = assert!(MAX_BLOCK_UNITS < 1 << UNITS_BITS);
+const _: () = assert!((MAX_HITS as u64) << HITS_SHIFT <= ATTRIBUTE_BITS);
+
+impl Slot {
+    pub(super) const EMPTY: Self = Self { word: 0, place: 0 };
+
+    /// # Panics
+    /// If a number of the place does not fit: whoever parses a log checks them first.
+    #[inline]
+    pub(super) fn new(id: Identity, record: &Record) -> Self {
+        let Place { segment, unit, units } = record.place;
+        assert!(segment < MAX_SEGMENTS, "segment {segment} is not on any device");
+        assert!(unit <= MAX_SEGMENT_UNITS, "unit {unit} is not in any segment");
+        assert!(units <= MAX_BLOCK_UNITS, "a block of {units} units is too long");
+        let hits = record.hits.min(MAX_HITS);
+        let state: u64 = match record.state {
+            State::Live => 0,
+            State::Pending => 1,
+            State::Bad => 2,
+            State::Tomb => 3,
+        };
+        let attributes = USED
+            | state << STATE_SHIFT
+            | (record.class as u64) << CLASS_SHIFT
+            | u64::from(hits) << HITS_SHIFT;
+        let place = u64::from(segment) << (UNIT_BITS + UNITS_BITS)
+            | u64::from(unit) << UNITS_BITS
+            | u64::from(units);
+        Self { word: id.0 << LEAST_PARTITION_BITS | attributes, place }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(self) -> bool {
+        self.word == 0
+    }
+
+    /// What slots of a partition are sorted by: the bits of the identity below the least partition bits.
+    #[inline]
+    pub(super) fn order(self) -> u64 {
+        self.word & !ATTRIBUTE_BITS
+    }
+
+    /// The identity, given the number of the partition and its bits.
+    pub(super) fn identity(self, partition: usize, partition_bits: u32) -> Identity {
+        let high = (partition as u64) << (64 - partition_bits);
+        Identity(self.word >> LEAST_PARTITION_BITS | high)
+    }
+
+    #[inline]
+    pub(super) fn place(self) -> Place {
+        let mask = |bits: u32| (1u64 << bits) - 1;
+        Place {
+            segment: (self.place >> (UNIT_BITS + UNITS_BITS)) as u32,
+            unit: (self.place >> UNITS_BITS & mask(UNIT_BITS)) as u32,
+            units: (self.place & mask(UNITS_BITS)) as u32,
+        }
+    }
+
+    #[inline]
+    pub(super) fn state(self) -> State {
+        match self.word >> STATE_SHIFT & 0b11 {
+            0 => State::Live,
+            1 => State::Pending,
+            2 => State::Bad,
+            _ => State::Tomb,
+        }
+    }
+
+    fn hits(self) -> u8 {
+        ((self.word & ATTRIBUTE_BITS) >> HITS_SHIFT) as u8
+    }
+
+    #[inline]
+    pub(super) fn record(self) -> Record {
+        let class = if self.word >> CLASS_SHIFT & 1 == 0 { Class::Metadata } else { Class::Data };
+        Record { place: self.place(), class, hits: self.hits(), state: self.state() }
+    }
+
+    /// One more hit, unless there are as many as are told apart.
+    pub(super) fn hit(&mut self) {
+        if self.hits() < MAX_HITS {
+            self.word += 1 << HITS_SHIFT;
+        }
+    }
+}
+
+/// What a table is asked for: the order of an identity.
+#[inline]
+pub(super) fn order_of(id: Identity) -> u64 {
+    id.0 << LEAST_PARTITION_BITS
+}

@@ -1,0 +1,309 @@
+//! One partition: a sorted array with gaps.
+//!
+//! A slot's *home* is where its order, taken as a fraction, falls among the homes. Slots are in strictly
+//! ascending order, none before its home, and between a home and its slot nothing is empty: what Robin Hood
+//! hashing comes to when ties are broken by the hash itself. So
+//!
+//! * a search begins at the home and ends at the first slot that is empty or not smaller;
+//! * homes may be any number, and another number of them only stretches the array: growing and shrinking go
+//!   through the slots once, in order, in place, so that a table can grow by an eighth at a time and
+//!   is never half empty after it has grown;
+//! * nothing wraps around: behind the homes there is a *tail* for those who were pushed off the end.
+//!
+//! The last slot is always empty, so that searches need no other bound.
+
+use super::slot::{Slot, order_of};
+use super::slots::{NoMemory, Slots};
+use crate::record::{Identity, Place, Record};
+
+/// The table grows past this share of homes in use, in 256ths.
+const MOST_LOAD: u64 = 235;
+/// It shrinks below this share ...
+const LEAST_LOAD: u64 = 192;
+/// ... to this one, which is also what it is sized for when its number of records is known.
+const GOOD_LOAD: u64 = 216;
+/// Homes of the smallest table.
+const LEAST_HOMES: u32 = 8;
+/// The least by which it grows.
+const LEAST_STEP: u32 = 4;
+/// More slots than can be counted.
+const TOO_MANY: NoMemory = NoMemory::Heap { bytes: usize::MAX };
+/// The longest tail that a table is given beforehand.
+const TAIL: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Table {
+    slots: Slots,
+    homes: u32,
+    len: u32,
+    /// Bits of the order that all slots of this partition share.
+    shared_bits: u8,
+}
+
+/// What came of an insert.
+#[derive(Debug)]
+pub(super) enum Put {
+    Fresh,
+    Replaced(Slot),
+    Older,
+}
+
+/// Where a slot of that order begins to look for a place.
+#[inline]
+fn home_of(order: u64, shared_bits: u8, homes: u32) -> usize {
+    ((u128::from(order << shared_bits) * u128::from(homes)) >> 64) as usize
+}
+
+/// Homes for that many records.
+fn homes_for(records: u64) -> Result<u32, NoMemory> {
+    let homes = records.saturating_mul(256).div_ceil(GOOD_LOAD);
+    u32::try_from(homes).map(|homes| homes.max(LEAST_HOMES)).map_err(|_| TOO_MANY)
+}
+
+fn tail_of(homes: u32) -> usize {
+    TAIL.min(4 + homes as usize / 16)
+}
+
+impl Table {
+    pub(super) fn new(shared_bits: u8) -> Self {
+        Self { slots: Slots::none(), homes: 0, len: 0, shared_bits }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.bytes()
+    }
+
+    /// Has the processor fetch the slots where a search would begin.
+    #[inline]
+    pub(super) fn approach(&self, order: u64) {
+        if let Some(slot) = self.slots.as_slice().get(home_of(order, self.shared_bits, self.homes))
+        {
+            forebay_base::sync::hint::prefetch(slot);
+        }
+    }
+
+    /// Where the slot of that order is, or where it would have to go.
+    #[inline]
+    fn search(&self, order: u64) -> Result<usize, usize> {
+        let slots = self.slots.as_slice();
+        if slots.is_empty() {
+            return Err(0);
+        }
+        let mut at = home_of(order, self.shared_bits, self.homes);
+        loop {
+            let slot = slots[at];
+            if slot.is_empty() || slot.order() > order {
+                return Err(at);
+            }
+            if slot.order() == order {
+                return Ok(at);
+            }
+            at += 1;
+        }
+    }
+
+    #[inline]
+    pub(super) fn find(&self, id: Identity) -> Option<Record> {
+        self.search(order_of(id)).ok().map(|at| self.slots.as_slice()[at].record())
+    }
+
+    /// The slot of that identity, if it is still at `place`.
+    pub(super) fn at(&mut self, id: Identity, place: Place) -> Option<&mut Slot> {
+        let at = self.search(order_of(id)).ok()?;
+        let slot = &mut self.slots.as_mut_slice()[at];
+        (slot.place() == place).then_some(slot)
+    }
+
+    /// Puts a slot in, over another of the same identity only if `newer` says so of their places.
+    pub(super) fn put(
+        &mut self,
+        slot: Slot,
+        newer: impl Fn(Place, Place) -> bool,
+    ) -> Result<Put, NoMemory> {
+        let mut at = match self.search(slot.order()) {
+            Ok(at) => {
+                let old = &mut self.slots.as_mut_slice()[at];
+                return Ok(if newer(old.place(), slot.place()) {
+                    Put::Replaced(std::mem::replace(old, slot))
+                } else {
+                    Put::Older
+                });
+            }
+            Err(at) => at,
+        };
+        loop {
+            let full = self.is_beyond(MOST_LOAD);
+            let slots = self.slots.as_mut_slice();
+            let behind = slots.get(at..).unwrap_or_default();
+            let gap = behind.iter().position(|slot| slot.is_empty());
+            match gap {
+                Some(gap) if !full && at + gap + 1 < slots.len() => {
+                    slots.copy_within(at..at + gap, at + 1);
+                    slots[at] = slot;
+                    self.len += 1;
+                    return Ok(Put::Fresh);
+                }
+                _ => self.grow()?,
+            }
+            at = match self.search(slot.order()) {
+                Ok(_) => unreachable!("growing adds nothing"),
+                Err(at) => at,
+            };
+        }
+    }
+
+    /// Takes the slot of that identity out, if `wanted` says so.
+    pub(super) fn take(&mut self, id: Identity, wanted: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let at = self.search(order_of(id)).ok()?;
+        let slot = self.slots.as_slice()[at];
+        if !wanted(slot) {
+            return None;
+        }
+        self.close_gap(at);
+        self.len -= 1;
+        Some(slot)
+    }
+
+    /// Moves what follows one step back, as far as it is not at home already.
+    fn close_gap(&mut self, at: usize) {
+        let (shared_bits, homes) = (self.shared_bits, self.homes);
+        let slots = self.slots.as_mut_slice();
+        let away = |at: usize, slot: Slot| {
+            !slot.is_empty() && home_of(slot.order(), shared_bits, homes) < at
+        };
+        let mut end = at + 1;
+        while away(end, slots[end]) {
+            end += 1;
+        }
+        slots.copy_within(at + 1..end, at);
+        slots[end - 1] = Slot::EMPTY;
+    }
+
+    /// Keeps those of which `wanted` says yes, and shrinks. Returns how many went.
+    pub(super) fn retain(&mut self, wanted: impl Fn(Slot) -> bool) -> usize {
+        let before = self.len;
+        let slots = self.slots.as_mut_slice();
+        for slot in slots.iter_mut().filter(|slot| !slot.is_empty()) {
+            if !wanted(*slot) {
+                *slot = Slot::EMPTY;
+                self.len -= 1;
+            }
+        }
+        if self.len < before {
+            // Some may be behind a gap now.
+            self.spread(self.homes);
+        }
+        self.shrink();
+        (before - self.len) as usize
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.slots.as_slice().iter().copied().filter(|slot| !slot.is_empty())
+    }
+
+    /// Whether that share of homes is in use, or more.
+    fn is_beyond(&self, load: u64) -> bool {
+        u64::from(self.len) * 256 >= u64::from(self.homes) * load
+    }
+
+    /// Room for `records` in all, as far as is known.
+    pub(super) fn reserve(&mut self, records: u64) -> Result<(), NoMemory> {
+        let homes = homes_for(records)?;
+        if homes > self.homes { self.stretch(homes, 0) } else { Ok(()) }
+    }
+
+    fn grow(&mut self) -> Result<(), NoMemory> {
+        if u64::from(self.len) * 2 >= u64::from(self.homes) {
+            let step = (self.homes / 8).max(LEAST_STEP);
+            let homes = self.homes.checked_add(step).ok_or(TOO_MANY)?;
+            return self.stretch(homes.max(LEAST_HOMES), 0);
+        }
+        // More homes would not help: too many have the same one, as no good hash would bring about.
+        self.stretch(self.homes, self.slots.len() - self.homes as usize)
+    }
+
+    /// Gives memory back if there is much more than is needed.
+    pub(super) fn shrink(&mut self) {
+        if self.len == 0 {
+            (self.slots, self.homes) = (Slots::none(), 0);
+            return;
+        }
+        if self.is_beyond(LEAST_LOAD) {
+            return;
+        }
+        let Ok(homes) = homes_for(u64::from(self.len)) else { return };
+        if homes < self.homes {
+            let end = self.spread(homes);
+            self.homes = homes;
+            // Without memory for a smaller array, the larger one stays.
+            let _ = self.slots.resize((homes as usize + tail_of(homes)).max(end + 2));
+        }
+    }
+
+    /// Puts every slot where it belongs among `homes`, given that none is to the left of that: so it is done in
+    /// place, from the left. Returns the end of the last.
+    fn spread(&mut self, homes: u32) -> usize {
+        let shared_bits = self.shared_bits;
+        let slots = self.slots.as_mut_slice();
+        let mut next = 0;
+        for from in 0..slots.len() {
+            let slot = slots[from];
+            if slot.is_empty() {
+                continue;
+            }
+            next = next.max(home_of(slot.order(), shared_bits, homes));
+            slots[from] = Slot::EMPTY;
+            slots[next] = slot;
+            next += 1;
+        }
+        next
+    }
+
+    /// More homes, and a tail of at least `tail` slots.
+    fn stretch(&mut self, homes: u32, tail: usize) -> Result<(), NoMemory> {
+        debug_assert!(homes >= self.homes);
+        let shared_bits = self.shared_bits;
+        let home = |slot: Slot| home_of(slot.order(), shared_bits, homes);
+        let end = self.iter().fold(0, |next, slot| next.max(home(slot)) + 1);
+        let tail = tail_of(homes).max(2 * tail);
+        let wanted = (homes as usize + tail).max(end + tail_of(homes)).max(self.slots.len());
+        self.slots.resize(wanted)?;
+        // All to the right end first, then from the left to where they belong.
+        let slots = self.slots.as_mut_slice();
+        let mut first = slots.len();
+        for from in (0..slots.len()).rev() {
+            if !slots[from].is_empty() {
+                first -= 1;
+                slots.swap(from, first);
+            }
+        }
+        self.homes = homes;
+        self.spread(homes);
+        Ok(())
+    }
+
+    /// Panics unless everything is as the head of this module says.
+    pub(super) fn audit(&self) {
+        let slots = self.slots.as_slice();
+        assert!(slots.last().is_none_or(|slot| slot.is_empty()), "the last slot is not empty");
+        let mut before: Option<u64> = None;
+        let mut run = 0;
+        for (at, slot) in slots.iter().enumerate() {
+            if slot.is_empty() {
+                run = 0;
+                continue;
+            }
+            let home = home_of(slot.order(), self.shared_bits, self.homes);
+            assert!(home <= at, "slot {at} is before its home {home}");
+            assert!(at - home <= run, "slot {at} is not reached from its home {home}");
+            assert!(before.is_none_or(|before| before < slot.order()), "slot {at} is out of order");
+            before = Some(slot.order());
+            run += 1;
+        }
+        assert_eq!(self.iter().count(), self.len(), "records and their count");
+    }
+}
