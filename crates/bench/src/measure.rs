@@ -151,7 +151,15 @@ fn usage(who: libc::c_int) -> libc::rusage {
 
 /// CPU seconds of this process so far, user and system.
 pub(crate) fn cpu_seconds() -> f64 {
-    let usage = usage(libc::RUSAGE_SELF);
+    seconds_of(&usage(libc::RUSAGE_SELF))
+}
+
+/// CPU seconds of the calling thread so far, user and system.
+pub(crate) fn own_cpu_seconds() -> f64 {
+    seconds_of(&usage(libc::RUSAGE_THREAD))
+}
+
+fn seconds_of(usage: &libc::rusage) -> f64 {
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }

@@ -94,13 +94,15 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     Ok(records)
 }
 
-const RATIOS: [Ratio<'static>; 6] = [
+const RATIOS: [Ratio<'static>; 8] = [
     ratio("insert_ratio_to_fjall", "insert_per_s", Against::Subject("fjall")),
     ratio("insert_ratio_to_redb", "insert_per_s", Against::Subject("redb")),
     ratio("lookup_ratio_to_redb", "lookup_per_s", Against::Subject("redb")),
     ratio("lookup_ratio_to_fjall", "lookup_per_s", Against::Subject("fjall")),
     ratio("insert_cpu_ratio_to_1_thread", "insert_cpu_ns", Against::Threads(1)),
     ratio("lookup_cpu_ratio_to_1_thread", "lookup_cpu_ns", Against::Threads(1)),
+    ratio("insert_own_cpu_ratio_to_1_thread", "insert_own_cpu_ns", Against::Threads(1)),
+    ratio("lookup_own_cpu_ratio_to_1_thread", "lookup_own_cpu_ns", Against::Threads(1)),
 ];
 
 const fn ratio(

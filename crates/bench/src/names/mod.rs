@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::keys::{XorShift, scramble};
-use crate::measure::{Sample, cpu_seconds};
+use crate::measure::{Sample, cpu_seconds, own_cpu_seconds};
 use crate::options::Failure;
 use crate::report::Record;
 
@@ -140,16 +140,30 @@ pub(crate) fn phases<D: Directories>(
     record: Record,
 ) -> Result<Record, Failure> {
     let inserted = changes(directories, load, |lot| directories.insert(lot))?;
-    let record = add(record, ["insert_per_s", "insert_cpu_ns"], inserted);
+    let record = add(record, ["insert_per_s", "insert_cpu_ns", "insert_own_cpu_ns"], inserted)
+        .figure("insert_persists", inserted.persists as f64);
     let record = directories.describe(record).map_err(fail)?;
     let looked_up = lookups(directories, load)?;
-    let record = add(record, ["lookup_per_s", "lookup_cpu_ns"], looked_up);
+    let record = add(record, ["lookup_per_s", "lookup_cpu_ns", "lookup_own_cpu_ns"], looked_up);
     let removed = changes(directories, load, |lot| directories.remove(lot))?;
-    Ok(add(record, ["remove_per_s", "remove_cpu_ns"], removed))
+    Ok(add(record, ["remove_per_s", "remove_cpu_ns", "remove_own_cpu_ns"], removed))
 }
 
-fn add(record: Record, [rate, cpu]: [&'static str; 2], sample: Sample) -> Record {
-    record.figure(rate, sample.ops_per_s()).figure(cpu, sample.cpu_ns_per_op())
+/// What a phase has cost.
+#[derive(Clone, Copy)]
+struct Phase {
+    sample: Sample,
+    /// CPU seconds of the threads that bore the load: without those that made it durable.
+    own_cpu_s: f64,
+    /// How often it was made durable.
+    persists: u64,
+}
+
+fn add(record: Record, [rate, cpu, own_cpu]: [&'static str; 3], phase: Phase) -> Record {
+    let Phase { sample, own_cpu_s, .. } = phase;
+    let own_cpu_ns = own_cpu_s * 1e9 / (sample.ops as f64).max(1.0);
+    let record = record.figure(rate, sample.ops_per_s()).figure(cpu, sample.cpu_ns_per_op());
+    record.figure(own_cpu, own_cpu_ns)
 }
 
 /// A fault as a failure of the bench.
@@ -162,7 +176,7 @@ fn changes<D: Directories>(
     directories: &D,
     load: &Load,
     change: impl Fn(Range<u64>) -> Result<(), Fault> + Sync,
-) -> Result<Sample, Failure> {
+) -> Result<Phase, Failure> {
     let (names, next) = (load.names(), AtomicU64::new(load.names().start));
     let work = |_| {
         loop {
@@ -177,7 +191,7 @@ fn changes<D: Directories>(
 }
 
 /// Looks random names up, as many as there are.
-fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Sample, Failure> {
+fn lookups<D: Directories>(directories: &D, load: &Load) -> Result<Phase, Failure> {
     let each = load.count / load.threads as u64;
     let work = |thread: usize| {
         let mut rng = XorShift::new(load.seed ^ scramble(thread as u64 + 1));
@@ -199,33 +213,37 @@ fn timed(
     ops: u64,
     work: impl Fn(usize) -> Result<(), Fault> + Sync,
     persist: impl Fn() -> Result<(), Fault>,
-) -> Result<Sample, Failure> {
+) -> Result<Phase, Failure> {
     let barrier = Barrier::new(threads + 1);
     let failed = AtomicBool::new(false);
     let (barrier, work, failed) = (&barrier, &work, &failed);
     std::thread::scope(|scope| {
         let body = move |thread| {
             barrier.wait();
-            work(thread).inspect_err(|_| failed.store(true, Ordering::Relaxed))
+            work(thread).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
+            Ok::<_, Fault>(own_cpu_seconds())
         };
         let handles: Vec<_> = (0..threads).map(|t| scope.spawn(move || body(t))).collect();
         barrier.wait();
         let (cpu_before, begun) = (cpu_seconds(), Instant::now());
         let mut due = begun + PERSIST_EVERY;
+        let (mut persists, mut own_cpu_s) = (1, 0.0);
         while !handles.iter().all(|handle| handle.is_finished()) {
             std::thread::sleep(LOOK_EVERY);
             if Instant::now() >= due && !failed.load(Ordering::Relaxed) {
                 persist().map_err(fail)?;
                 due += PERSIST_EVERY;
+                persists += 1;
             }
         }
         for handle in handles {
             let ended = handle.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-            ended.map_err(fail)?;
+            own_cpu_s += ended.map_err(fail)?;
         }
         persist().map_err(fail)?;
         let (elapsed_s, cpu_s) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu_before);
-        Ok(Sample { ops, hits: ops, elapsed_s, cpu_s })
+        let sample = Sample { ops, hits: ops, elapsed_s, cpu_s };
+        Ok(Phase { sample, own_cpu_s, persists })
     })
 }
 
