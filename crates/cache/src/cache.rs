@@ -16,6 +16,7 @@ use crate::header::MARK;
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
+use crate::second::Candidate;
 use crate::stats::Stats;
 use crate::tunables::CacheTunables;
 
@@ -178,6 +179,13 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// when it has lost them. Nothing may be removed from or added to it meanwhile.
     pub fn offer_again(&self, wanted: impl Fn(&K) -> bool) {
         self.inner().forget_stored(wanted);
+    }
+
+    /// Hands all blocks that the second level does not have to `take`, up to `most` at once, wherever they are in the
+    /// lists (but not those with the hint `Once`): for whoever wants everything written before the cache closes. They are pinned as long as the candidates live. What
+    /// enters meanwhile may be missed.
+    pub fn offer_all(&self, most: usize, take: impl FnMut(Vec<Candidate<K, V>>)) {
+        self.inner().candidates_everywhere(most, take);
     }
 
     /// Gives memory that is not needed at the moment back to the system.

@@ -9,9 +9,12 @@ use forebay_base::sync::atomic::{Ordering, fence};
 
 use crate::attributes::{Cause, Class};
 use crate::filler::LoadingPin;
-use crate::header::{FILLED, Header, ON_SECOND, RETIRED, State};
+use crate::guard::OwnedRef;
+use crate::header::{FILLED, Header, List, MARK, ON_SECOND, RETIRED, State, VALID, WRITING};
 use crate::inner::Inner;
 use crate::key::Key;
+use crate::second::Candidate;
+
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Retires every block that `wanted` says yes to. Returns how many, and how many that it said yes to
     /// are still in use by somebody.
@@ -72,6 +75,34 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 h.update(|s| s.has(ON_SECOND).then(|| s.without(ON_SECOND)));
             }
         });
+    }
+
+    /// Every block that the second level does not have, up to `most` at once; but for those that are used once.
+    pub(crate) fn candidates_everywhere(
+        &self,
+        most: usize,
+        mut take: impl FnMut(Vec<Candidate<K, V>>),
+    ) {
+        let mut candidates = Vec::new();
+        self.slab.for_each(|header| {
+            let away = |s: State| {
+                let kept = s.has(VALID) && s.list() != Some(List::Once);
+                kept && !s.has(WRITING) && !s.has(ON_SECOND)
+            };
+            // SAFETY: headers are type-stable.
+            let h = unsafe { header.as_ref() };
+            let Some(before) = h.update(|s| away(s).then(|| s.pinned())) else { return };
+            // SAFETY: pinned just now, from a valid state.
+            let block = unsafe { OwnedRef::from_pin(self, header) };
+            let reused = before.list() == Some(List::Mfu) || before.has(MARK);
+            candidates.push(Candidate::new(block, before.class(), reused));
+            if candidates.len() >= most {
+                take(std::mem::take(&mut candidates));
+            }
+        });
+        if !candidates.is_empty() {
+            take(candidates);
+        }
     }
 
     /// Sweeps until nothing that `wanted` says yes to is in use any more.

@@ -439,6 +439,40 @@ fn what_a_level_has_lost_is_offered_again_if_one_says_so() {
 }
 
 #[test]
+fn all_that_the_level_does_not_have_is_handed_out_in_lots() {
+    let (cache, double) = with_double(100, 0);
+    for key in 0..50 {
+        cache.insert(key, key).unwrap();
+    }
+    cache.insert_with(50, 50, Attributes::METADATA).unwrap();
+    cache.get(&3);
+    let mut seen = Vec::new();
+    let mut lots = Vec::new();
+    cache.offer_all(20, |candidates| {
+        lots.push(candidates.len());
+        for candidate in candidates {
+            seen.push((*candidate.key(), candidate.class, candidate.reused));
+            if *candidate.key() % 2 == 0 {
+                double.writing.lock().unwrap().extend(candidate.write());
+            }
+        }
+    });
+    assert_eq!(lots, [20, 20, 11]);
+    seen.sort_unstable_by_key(|(key, ..)| *key);
+    let class = |key| if key == 50 { Class::Metadata } else { Class::Data };
+    assert_eq!(seen, (0..=50).map(|key| (key, class(key), key == 3)).collect::<Vec<_>>());
+    let count = |cache: &Cache<u64, u64>| {
+        let mut count = 0;
+        cache.offer_all(1000, |candidates| count += candidates.len());
+        count
+    };
+    assert_eq!(count(&cache), 25, "what is being written is not handed out");
+    assert_eq!(double.complete(), 26);
+    assert_eq!(count(&cache), 25, "nor is what is stored");
+    audit(&cache);
+}
+
+#[test]
 fn a_panic_in_offer_is_caught_and_counted() {
     for mode in [Reclaim::Inline, Reclaim::Thread] {
         let double = Arc::new(Double::default());
