@@ -4,11 +4,18 @@ use std::fmt;
 
 use forebay_cache::{Attributes, BuildError, Refusal};
 
+use super::policies::arc::Arc;
+use super::policies::car::Car;
 use super::policies::clock::Clock;
 use super::policies::fifo::Fifo;
 use super::policies::forebay::Forebay;
+use super::policies::lfu::Lfu;
+use super::policies::lirs::Lirs;
 use super::policies::lru::Lru;
+use super::policies::s3_fifo::S3Fifo;
 use super::policies::sieve::Sieve;
+use super::policies::two_q::TwoQ;
+use super::policies::w_tiny_lfu::WTinyLfu;
 use super::policies::{Policy, opt};
 use super::trace::Trace;
 
@@ -33,6 +40,13 @@ pub const PLAYERS: &[Player] = &[
     Player { name: "lru", run: play::<Lru> },
     Player { name: "clock", run: play::<Clock> },
     Player { name: "sieve", run: play::<Sieve> },
+    Player { name: "2q", run: play::<TwoQ> },
+    Player { name: "arc", run: play::<Arc> },
+    Player { name: "car", run: play::<Car> },
+    Player { name: "s3-fifo", run: play::<S3Fifo> },
+    Player { name: "lirs", run: play::<Lirs> },
+    Player { name: "lfu", run: play::<Lfu> },
+    Player { name: "w-tinylfu", run: play::<WTinyLfu> },
     Player {
         name: "opt",
         run: |trace, capacity, _| Ok(opt::hits(trace.accesses(), trace.unique(), capacity)),

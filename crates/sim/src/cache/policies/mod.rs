@@ -5,12 +5,19 @@
 
 mod lists;
 
+pub mod arc;
+pub mod car;
 pub mod clock;
 pub mod fifo;
 pub mod forebay;
+pub mod lfu;
+pub mod lirs;
 pub mod lru;
 pub mod opt;
+pub mod s3_fifo;
 pub mod sieve;
+pub mod two_q;
+pub mod w_tiny_lfu;
 
 /// A policy that knows nothing but the accesses so far.
 pub trait Policy: Sized {
@@ -26,3 +33,5 @@ pub trait Policy: Sized {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod twins;

@@ -15,10 +15,11 @@ use super::sieve::Sieve;
 use crate::cache::run::PLAYERS;
 use crate::cache::trace::{Trace, TraceBuilder};
 
-const KEYS: usize = 120;
+/// Keys of the random accesses.
+pub(super) const KEYS: usize = 120;
 
 /// Accesses of all kinds, a stretch each: skewed, in a loop, in a sequence, anything.
-fn mixed(seed: u64, length: usize) -> Vec<u32> {
+pub(super) fn mixed(seed: u64, length: usize) -> Vec<u32> {
     let mut rng = SmallRng::from_seed(seed);
     let mut accesses = Vec::new();
     while accesses.len() < length {
@@ -38,7 +39,10 @@ fn mixed(seed: u64, length: usize) -> Vec<u32> {
 }
 
 /// Plays accesses to a policy and to its twin, which must agree on each.
-fn agree<P: Policy>(name: &str, mut twin: impl FnMut(usize) -> Box<dyn FnMut(u32) -> bool>) {
+pub(super) fn agree<P: Policy>(
+    name: &str,
+    mut twin: impl FnMut(usize) -> Box<dyn FnMut(u32) -> bool>,
+) {
     for seed in 0..40 {
         let capacity = [1, 2, 3, 7, 20, 50][seed as usize % 6];
         let (mut policy, mut twin) = (P::new(capacity, KEYS), twin(capacity));
