@@ -107,7 +107,9 @@ impl Player {
     /// # Errors
     /// When there is no memory for the real cache.
     pub fn run(self, trace: &Trace, capacity: usize, seed: u64) -> Result<Outcome, Fault> {
-        let hits = (self.run)(trace, capacity.max(1), seed)?;
+        // More entries than there are keys change nothing, but what a policy keeps for each would have no bound.
+        let capacity = capacity.min(trace.unique()).max(1);
+        let hits = (self.run)(trace, capacity, seed)?;
         Ok(Outcome { hits, accesses: trace.accesses().len() as u64 })
     }
 }

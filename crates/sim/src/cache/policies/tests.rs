@@ -170,8 +170,10 @@ fn what_fits_is_missed_once() {
     let trace = trace_of(&mixed(3, 5000));
     let all = (trace.accesses().len() - trace.unique()) as u64;
     for player in PLAYERS {
-        let hits = player.run(&trace, 2 * trace.unique(), 1).unwrap().hits;
-        assert_eq!(hits, all, "{player:?}");
+        for capacity in [trace.unique(), usize::MAX] {
+            let hits = player.run(&trace, capacity, 1).unwrap().hits;
+            assert_eq!(hits, all, "{player:?} of {capacity}");
+        }
     }
 }
 

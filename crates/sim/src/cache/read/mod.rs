@@ -91,7 +91,16 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.path.display())?;
         match &self.what {
-            What::Io(error) => write!(f, "{error}"),
+            What::Io(error) if error.raw_os_error().is_some() => write!(f, "{error}"),
+            What::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                write!(f, "ends too early ({error}): it was cut off; fetch it anew")
+            }
+            What::Io(error) => {
+                write!(
+                    f,
+                    "cannot be unpacked: {error}; unpack it with its own tool and give the result"
+                )
+            }
             What::Line(line, text) => write!(f, "line {line}: {text}"),
             What::Whole(text) => f.write_str(text),
             What::TooLong => {

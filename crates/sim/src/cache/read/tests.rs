@@ -126,7 +126,8 @@ fn cut_and_mutated_files_are_errors_or_traces_and_nothing_else() {
         for _ in 0..150 {
             let cut = 8 + rng.below(packed.len() as u64 - 8) as usize;
             let error = parse(&packed[..cut], Some(Format::Keys)).unwrap_err();
-            assert!(error.starts_with("FILE: "), "{error}");
+            let explained = error.contains("cut off") || error.contains("its own tool");
+            assert!(explained && error.starts_with("FILE: "), "{error}");
             let mut mutated = packed.clone();
             for _ in 0..=rng.below(4) {
                 let at = rng.below(packed.len() as u64) as usize;
@@ -143,7 +144,7 @@ fn memory_that_a_header_asks_for_is_not_given() {
     // A frame of zstd whose window is 2 GiB.
     let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 21 << 3, 0x01, 0x00, 0x00];
     let error = parse(&frame, Some(Format::Keys)).unwrap_err();
-    assert!(error.to_lowercase().contains("memory"), "{error}");
+    assert!(error.contains("memory") && error.contains("its own tool"), "{error}");
     // A stream of xz whose dictionary is 4 GiB: in the header of its block, whose checksum is made anew.
     let mut stream = xz(b"1\n2\n");
     let header = 12..12 + (usize::from(stream[12]) + 1) * 4;
