@@ -13,6 +13,7 @@ use forebay_fuse::MountCounters;
 use forebay_io::counters::IoCounters;
 use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
+use forebay_l2::{LevelCounters, LevelTunables};
 use forebay_pool::{
     LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters, StoreCounters,
     StoreTunables, TxgCounters, TxgTunables,
@@ -46,6 +47,7 @@ pub(crate) fn generate() -> Vec<Generated> {
     let tunables = [
         ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
         ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
+        ("forebay-l2", forebay_base::tunables::markdown(LevelTunables::ROWS)),
         ("forebay-pool: transaction groups", forebay_base::tunables::markdown(TxgTunables::ROWS)),
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
@@ -55,6 +57,7 @@ pub(crate) fn generate() -> Vec<Generated> {
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
         ("forebay-io", forebay_base::counters::markdown(IoCounters::ROWS)),
         ("forebay-io: fault injection", forebay_base::counters::markdown(FaultCounters::ROWS)),
+        ("forebay-l2", forebay_base::counters::markdown(LevelCounters::ROWS)),
         ("forebay-pool: transaction groups", forebay_base::counters::markdown(TxgCounters::ROWS)),
         ("forebay-pool: intent log", forebay_base::counters::markdown(LogCounters::ROWS)),
         ("forebay-pool: prefetch", forebay_base::counters::markdown(PrefetchCounters::ROWS)),
@@ -99,8 +102,10 @@ mod tests {
             + LogTunables::ROWS.len()
             + PrefetchTunables::ROWS.len()
             + StoreTunables::ROWS.len();
-        assert_eq!(lines(0), CacheTunables::ROWS.len() + IoTunables::ROWS.len() + pool);
-        let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len();
+        let level = LevelTunables::ROWS.len();
+        let below = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + level;
+        assert_eq!(lines(0), below + pool);
+        let io = IoCounters::ROWS.len() + FaultCounters::ROWS.len() + LevelCounters::ROWS.len();
         let pool = TxgCounters::ROWS.len()
             + LogCounters::ROWS.len()
             + PrefetchCounters::ROWS.len()

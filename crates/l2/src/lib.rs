@@ -10,9 +10,33 @@
 //! *identity* of a key is its hash, by which log and index know it.
 
 mod codec;
+mod counters;
 mod error;
+mod feed;
+mod forget;
+mod format;
+mod geometry;
 mod index;
+mod inner;
+mod label;
+mod level;
+mod load;
+mod medium;
+mod options;
 mod record;
+mod recover;
+mod ring;
+mod stats;
+mod tunables;
+mod writer;
 
 pub use codec::{Codec, MAX_KEY_BYTES, Refusal};
+pub use counters::LevelCounters;
 pub use error::{Error, ErrorKind, Result};
+pub use inner::Health;
+pub use label::{LabelInfo, read_label};
+pub use level::Level;
+pub use options::LevelOptions;
+pub use recover::RebuildStats;
+pub use stats::LevelStats;
+pub use tunables::LevelTunables;

@@ -1,7 +1,6 @@
 //! What index and log say of a block to each other.
 //!
 //! How a place is ordered against another depends on the sequence numbers of their segments, which the ring knows.
-#![allow(dead_code, reason = "the index and the ring that use it are on their way")]
 
 use forebay_cache::Class;
 

@@ -1,0 +1,87 @@
+//! The counters of a level. `docs/counters.md` is made from this table.
+
+forebay_base::counters! {
+    /// What a second level counts, since it was opened.
+    pub table LevelCounters;
+    labels class = ["metadata", "data"];
+    labels reason = ["rate", "queue_full", "no_proven_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed"];
+
+    /// Blocks that the cache offered.
+    offered: class;
+    /// Blocks offered that the level had already.
+    offered_known: class;
+    /// Blocks taken to be written.
+    admitted: class;
+    /// Blocks not taken, by reason.
+    refused: reason;
+    /// Blocks admitted that had left the cache before they could be written.
+    admitted_in_vain: class;
+    /// Blocks that were overwritten or removed before they were written, and left out.
+    outdated: class;
+    /// Blocks written that can be found now.
+    stored: class;
+    /// Bytes written to the device, of all kinds.
+    written_bytes;
+    /// Bytes of blocks written, carried ones included, with their headers.
+    block_bytes;
+    /// Batches written.
+    batches;
+    /// Segments begun.
+    segments;
+    /// Flushes.
+    flushes;
+    /// Tombstones written.
+    tombstones;
+    /// Keys forgotten that the level had.
+    forgotten;
+    /// Keys forgotten that could not be forgotten for good, because the device had failed.
+    forget_failures;
+    /// Blocks carried forward when the ring came round to them.
+    carried: class;
+    /// Blocks that were worth carrying forward, and were lost for want of room or memory, or by a failed read.
+    carry_lost: class;
+    /// Blocks that the ring ran over.
+    overrun: class;
+    /// Loads answered.
+    hits: class;
+    /// Loads of what the level does not have.
+    misses;
+    /// Loads of what is on the device but must not be returned: it failed its check before, or is outdated.
+    misses_bad;
+    /// Loads of what may be on the device, while the level did not know yet whether it is current.
+    misses_rebuilding;
+    /// Loads not tried because the device did not answer others in time.
+    misses_stalled;
+    /// Loads not tried because there was no memory to read into.
+    misses_no_memory;
+    /// Loads not tried because the level has failed or was closed.
+    misses_closed;
+    /// Loads whose read failed.
+    load_errors;
+    /// Loads whose read took too long and was given up.
+    load_timeouts;
+    /// Loads that found something else than was written.
+    load_rotten;
+    /// Loads that the ring overtook: the block's segment was used again meanwhile.
+    load_overtaken;
+    /// Loads that found another key's block: both have the same identity.
+    load_false_hits;
+    /// Loads whose value could not be decoded, or found no memory.
+    load_undecodable;
+    /// Bytes read by loads.
+    load_bytes;
+    /// Writes that failed.
+    write_errors;
+    /// Flushes that failed.
+    flush_errors;
+    /// Reads of logs, or of blocks to be carried forward, that failed.
+    read_errors;
+    /// Blocks found by the rebuild.
+    rebuild_blocks;
+    /// Tombstones found by the rebuild.
+    rebuild_tombstones;
+    /// Segments of which the rebuild could not read all.
+    rebuild_damaged;
+    /// Times that the level was emptied because it knew of what its user did not: that had been set back.
+    set_back;
+}

@@ -1,0 +1,304 @@
+//! What waits for the writer: blocks that were admitted, tombstones, and wishes such as a flush.
+//!
+//! # Invariants
+//!
+//! - Blocks that wait take at most `queue_bytes`, and one block more.
+//! - Tombstones become durable in the order in which they were queued: a ticket is durable once `durable` has reached it.
+//!   As many wait as threads wait for them.
+//! - Once `dead`, nothing is queued and nobody waits.
+//!
+//! Locking: `l2-feed` for a look or a push. Blocks are dropped outside of it, since the last pin of a value may run its
+//! user's drop.
+
+mod filter;
+mod offer;
+mod rate;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use forebay_base::sync::{Condvar, Mutex};
+use forebay_cache::{Class, Key, Writing};
+
+pub(crate) use filter::Filter;
+pub(crate) use rate::{Bounds, Rate};
+
+use crate::record::Identity;
+use crate::writer::Start;
+
+/// How often the writer looks around if nobody wakes it.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A block that waits to be written.
+pub(crate) struct Queued<K: Key, V: Send + Sync + 'static> {
+    pub(crate) id: Identity,
+    pub(crate) class: Class,
+    /// Bytes of the encoded value.
+    pub(crate) value_bytes: usize,
+    /// Bytes that the block will take.
+    pub(crate) bytes: u64,
+    pub(crate) since_ns: u64,
+    pub(crate) block: Writing<K, V>,
+}
+
+/// What waits, and who is told.
+pub(crate) struct Feed<K: Key, V: Send + Sync + 'static> {
+    state: Mutex<FeedState<K, V>>,
+    /// The writer sleeps on it.
+    work: Condvar,
+    /// Who waits for the writer sleeps on it.
+    done: Condvar,
+}
+
+pub(crate) struct FeedState<K: Key, V: Send + Sync + 'static> {
+    pub(crate) queue: VecDeque<Queued<K, V>>,
+    pub(crate) queued_bytes: u64,
+    pub(crate) rate: Rate,
+    /// Identities whose blocks are not to come back, oldest ticket first.
+    tombs: VecDeque<Identity>,
+    /// Tickets given out.
+    tickets: u64,
+    /// Tickets whose tombstones are durable.
+    durable: u64,
+    /// Where the log goes on, once that is known.
+    start: Option<Start>,
+    started: bool,
+    flushes_wanted: u64,
+    flushes_done: u64,
+    floor_wanted: Option<(u64, u32)>,
+    floors_done: bool,
+    stopping: bool,
+    dead: bool,
+}
+
+/// What the writer is to do next.
+pub(crate) struct Work<K: Key, V: Send + Sync + 'static> {
+    pub(crate) start: Option<Start>,
+    pub(crate) blocks: Vec<Queued<K, V>>,
+    pub(crate) tombs: usize,
+    /// Which flush is wanted, if one is.
+    pub(crate) flush: Option<u64>,
+    pub(crate) floor: Option<(u64, u32)>,
+    /// Nothing will come any more.
+    pub(crate) last: bool,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
+    pub(crate) fn new(rate: Rate) -> Self {
+        let state = FeedState {
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            rate,
+            tombs: VecDeque::new(),
+            tickets: 0,
+            durable: 0,
+            start: None,
+            started: false,
+            flushes_wanted: 0,
+            flushes_done: 0,
+            floor_wanted: None,
+            floors_done: false,
+            stopping: false,
+            dead: false,
+        };
+        Self { state: Mutex::named("l2-feed", state), work: Condvar::new(), done: Condvar::new() }
+    }
+
+    /// The state, under its lock.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut FeedState<K, V>) -> R) -> R {
+        f(&mut self.state.lock())
+    }
+
+    /// There is something for the writer.
+    pub(crate) fn wake(&self) {
+        self.work.notify_all();
+    }
+
+    /// The rebuild knows where the log goes on.
+    pub(crate) fn start(&self, start: Start) {
+        let mut state = self.state.lock();
+        state.start = Some(start);
+        state.started = true;
+        drop(state);
+        self.work.notify_all();
+        self.done.notify_all();
+    }
+
+    /// Waits until it is known where the log goes on. False if that will never be.
+    pub(crate) fn wait_started(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.started && !state.dead {
+            self.done.wait(&mut state);
+        }
+        !state.dead
+    }
+
+    /// Queues a tombstone and waits until it is durable. False if it cannot be.
+    pub(crate) fn bury(&self, id: Identity) -> bool {
+        let mut state = self.state.lock();
+        if state.dead {
+            return false;
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.tombs.push_back(id);
+        self.work.notify_all();
+        while state.durable < ticket && !state.dead {
+            self.done.wait(&mut state);
+        }
+        state.durable >= ticket
+    }
+
+    /// Up to `most` tombstones, and the ticket of the last of them.
+    pub(crate) fn take_tombs(&self, most: usize) -> (Vec<Identity>, u64) {
+        let mut state = self.state.lock();
+        let count = state.tombs.len().min(most);
+        let tombs: Vec<Identity> = state.tombs.drain(..count).collect();
+        (tombs, state.tickets - state.tombs.len() as u64)
+    }
+
+    /// Tombstones that wait.
+    pub(crate) fn count_tombs(&self) -> usize {
+        self.state.lock().tombs.len()
+    }
+
+    /// Tombstones up to this ticket are durable.
+    pub(crate) fn buried(&self, ticket: u64) {
+        let mut state = self.state.lock();
+        state.durable = state.durable.max(ticket);
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Has everything written that is queued now, and waits until it is durable. False if it cannot be.
+    pub(crate) fn flush(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.dead || state.stopping {
+            return false;
+        }
+        state.flushes_wanted += 1;
+        let wanted = state.flushes_wanted;
+        self.work.notify_all();
+        while state.flushes_done < wanted && !state.dead {
+            self.done.wait(&mut state);
+        }
+        state.flushes_done >= wanted
+    }
+
+    /// What was queued when this flush was wanted is durable.
+    pub(crate) fn flushed(&self, wanted: u64) {
+        let mut state = self.state.lock();
+        state.flushes_done = state.flushes_done.max(wanted);
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Has the floor of the log raised, and waits until that is durable. False if it cannot be.
+    pub(crate) fn raise_floor(&self, floor: (u64, u32)) -> bool {
+        let mut state = self.state.lock();
+        state.floor_wanted = Some(floor);
+        state.floors_done = false;
+        self.work.notify_all();
+        while !state.floors_done && !state.dead {
+            self.done.wait(&mut state);
+        }
+        state.floors_done
+    }
+
+    /// The floor is durable.
+    pub(crate) fn floor_raised(&self) {
+        let mut state = self.state.lock();
+        state.floors_done = true;
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Nothing more is queued; the writer ends when it has written what is.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.work.notify_all();
+    }
+
+    /// Nothing will be written any more: who waits is told, and what waits is dropped.
+    pub(crate) fn die(&self) {
+        let mut state = self.state.lock();
+        state.dead = true;
+        state.stopping = true;
+        state.tombs.clear();
+        state.queued_bytes = 0;
+        let dropped = std::mem::take(&mut state.queue);
+        drop(state);
+        self.work.notify_all();
+        self.done.notify_all();
+        drop(dropped);
+    }
+
+    /// Waits until there is something to do, or it is time to look around: then there may be nothing.
+    /// `None`: the writer is to end.
+    pub(crate) fn next(
+        &self,
+        now_ns: impl Fn() -> u64,
+        (batch_bytes, linger_ns): (u64, u64),
+        backlog: bool,
+    ) -> Option<Work<K, V>> {
+        let mut state = self.state.lock();
+        let now = now_ns();
+        let ready = |state: &FeedState<K, V>| {
+            let oldest = state.queue.front().map(|queued| queued.since_ns);
+            let lingered = oldest.is_some_and(|since| now.saturating_sub(since) >= linger_ns);
+            state.dead
+                || state.stopping
+                || state.start.is_some()
+                || state.started
+                    && (backlog
+                        || lingered
+                        || !state.tombs.is_empty()
+                        || state.flushes_wanted > state.flushes_done
+                        || state.floor_wanted.is_some()
+                        || state.queued_bytes >= batch_bytes)
+        };
+        if !ready(&state) {
+            let wait = match state.queue.is_empty() {
+                true => IDLE,
+                false => Duration::from_nanos(linger_ns).min(IDLE),
+            };
+            self.work.wait_timeout(&mut state, wait);
+        }
+        if state.dead {
+            return None;
+        }
+        let start = state.start.take();
+        if !state.started {
+            // Nobody knows where to write.
+            return (!state.stopping).then(|| Work::nothing(None));
+        }
+        let mut work = Work::nothing(start);
+        work.tombs = state.tombs.len();
+        work.floor = state.floor_wanted.take();
+        let flushing = state.flushes_wanted > state.flushes_done;
+        let oldest = state.queue.front().map(|queued| queued.since_ns);
+        let now = now_ns();
+        let due = oldest.is_some_and(|since| now.saturating_sub(since) >= linger_ns);
+        let urgent = flushing || state.stopping || work.tombs > 0 || due;
+        if !backlog && (urgent || state.queued_bytes >= batch_bytes) {
+            let mut bytes = 0;
+            while bytes < batch_bytes
+                && let Some(queued) = state.queue.pop_front()
+            {
+                bytes += queued.bytes;
+                work.blocks.push(queued);
+            }
+            state.queued_bytes -= bytes;
+        }
+        let empty = !backlog && state.queue.is_empty();
+        work.flush = (flushing && empty).then_some(state.flushes_wanted);
+        work.last = state.stopping && empty && work.blocks.is_empty() && work.tombs == 0;
+        Some(work)
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Work<K, V> {
+    fn nothing(start: Option<Start>) -> Self {
+        Self { start, blocks: Vec::new(), tombs: 0, flush: None, floor: None, last: false }
+    }
+}

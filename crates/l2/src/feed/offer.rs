@@ -1,0 +1,173 @@
+//! Admission: which of the blocks that the cache offers are written.
+//!
+//! Blocks with proven reuse are: metadata, what was looked up again in memory, what was refused lately and is here again. While
+//! the ring has not come round, everything else is as well, as far as the rate allows it easily: nothing is lost for it. Each
+//! refusal has a reason, which is counted.
+//!
+//! Nothing here waits: it runs on the cache's reclaimer, or on one who inserts.
+
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::{Candidate, Class, Key};
+
+use super::Queued;
+use super::rate::Bounds;
+use crate::Refusal;
+use crate::counters::LevelCounters;
+use crate::format::block_bytes;
+use crate::inner::Inner;
+use crate::record::{Identity, State};
+
+/// What is known of a block that may be written.
+struct Wish {
+    id: Identity,
+    value_bytes: usize,
+    bytes: u64,
+    /// Whether it has proven reuse.
+    proven: bool,
+}
+
+/// What is to be done with a candidate.
+enum Verdict {
+    Write(Wish),
+    /// The level has it.
+    Known,
+    Refused(Refusal),
+}
+
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// The cache offers blocks.
+    pub(crate) fn offer(&self, candidates: Vec<Candidate<K, V>>) {
+        let closed = self.refusal();
+        let mut chosen = Vec::with_capacity(candidates.len());
+        // Dropped at the end: the last pin of a value runs its drop.
+        let mut passed = Vec::new();
+        for candidate in candidates {
+            self.counters.add(LevelCounters::OFFERED, candidate.class as usize, 1);
+            let verdict = match closed {
+                Some(reason) => Verdict::Refused(reason),
+                None => self.judge(&candidate),
+            };
+            match verdict {
+                Verdict::Write(wish) => chosen.push((candidate, wish)),
+                Verdict::Known => {
+                    self.counters.add(LevelCounters::OFFERED_KNOWN, candidate.class as usize, 1);
+                    // So that it is not offered again.
+                    if let Some(writing) = candidate.write() {
+                        writing.stored();
+                    }
+                }
+                Verdict::Refused(reason) => {
+                    self.refuse(reason);
+                    passed.push(candidate);
+                }
+            }
+        }
+        if !chosen.is_empty() {
+            self.queue(chosen, &mut passed);
+        }
+    }
+
+    fn refuse(&self, reason: Refusal) {
+        let label = Refusal::ALL.iter().position(|other| *other == reason).expect("all are there");
+        self.counters.add(LevelCounters::REFUSED, label, 1);
+    }
+
+    /// Why nothing is taken at all, if it is so.
+    fn refusal(&self) -> Option<Refusal> {
+        if let Some(reason) = self.status.refusal() {
+            return Some(reason);
+        }
+        // What is on the device already would be written again.
+        self.rebuild.is_running().then_some(Refusal::Rebuilding)
+    }
+
+    fn judge(&self, candidate: &Candidate<K, V>) -> Verdict {
+        let (key, class) = (candidate.key(), candidate.class);
+        if let Err(reason) = self.codec.admit(key, class) {
+            return Verdict::Refused(reason);
+        }
+        let value_bytes = self.codec.encoded_len(candidate.value());
+        let bytes = block_bytes(self.label.key_bytes, value_bytes);
+        if value_bytes as u64 > u64::from(u32::MAX) || bytes > self.max_block_bytes() {
+            return Verdict::Refused(Refusal::TooLarge);
+        }
+        let id = self.identity(key);
+        let known = |state| matches!(state, State::Live | State::Pending);
+        if self.index.find(id).is_some_and(|record| known(record.state)) {
+            return Verdict::Known;
+        }
+        let proven = class == Class::Metadata
+            || candidate.reused
+            || self.tunables.admit_all()
+            || self.refused.seen_or_note(id);
+        if !proven && self.came_round.load(Ordering::Relaxed) {
+            return Verdict::Refused(Refusal::NoProvenReuse);
+        }
+        Verdict::Write(Wish { id, value_bytes, bytes, proven })
+    }
+
+    /// Queues what is chosen, as far as there is room and the rate allows it.
+    fn queue(&self, chosen: Vec<(Candidate<K, V>, Wish)>, passed: &mut Vec<Candidate<K, V>>) {
+        let now = self.clock.now_ns();
+        let (bounds, room) = (self.rate_bounds(), self.tunables.queue_bytes());
+        let mut refused = Vec::new();
+        let mut admitted = [0; 2];
+        let mut in_vain = [0; 2];
+        let ready = self.feed.with(|state| {
+            state.rate.fill(bounds, now);
+            for (candidate, wish) in chosen {
+                let class = candidate.class;
+                let reason = if state.stopping {
+                    Some(Refusal::Removed)
+                } else if state.queued_bytes >= room {
+                    Some(Refusal::QueueFull)
+                } else if !state.rate.take(wish.bytes, wish.proven) {
+                    Some(Refusal::Rate)
+                } else {
+                    None
+                };
+                if let Some(reason) = reason {
+                    refused.push(reason);
+                    passed.push(candidate);
+                    continue;
+                }
+                admitted[class as usize] += 1;
+                let Wish { id, value_bytes, bytes, .. } = wish;
+                match candidate.write() {
+                    Some(block) => {
+                        state.queued_bytes += bytes;
+                        let since_ns = now;
+                        state.queue.push_back(Queued {
+                            id,
+                            class,
+                            value_bytes,
+                            bytes,
+                            since_ns,
+                            block,
+                        });
+                    }
+                    None => {
+                        in_vain[class as usize] += 1;
+                        state.rate.give_back(bytes);
+                    }
+                }
+            }
+            // The writer looks by itself when the oldest has waited long enough.
+            state.queued_bytes >= self.tunables.batch_bytes()
+        });
+        if ready {
+            self.feed.wake();
+        }
+        refused.into_iter().for_each(|reason| self.refuse(reason));
+        for class in Class::ALL.map(|class| class as usize) {
+            self.counters.add(LevelCounters::ADMITTED, class, admitted[class]);
+            self.counters.add(LevelCounters::ADMITTED_IN_VAIN, class, in_vain[class]);
+        }
+    }
+
+    /// How much may be written a second, at least and at most.
+    pub(crate) fn rate_bounds(&self) -> Bounds {
+        let max = self.tunables.write_max_bytes_per_s();
+        Bounds { min: self.tunables.write_min_bytes_per_s().min(max), max }
+    }
+}

@@ -1,0 +1,141 @@
+//! Forgetting: what the level has of a key is never returned again, not even after a crash.
+//!
+//! # Why nothing comes back
+//!
+//! 1. A block's record enters the index before the writer asks whether the block is outdated, and before the block is
+//!    written. So a key that is not in the index when it is forgotten has nothing on the device, and gets nothing: its
+//!    block, if the writer has one, is found to be outdated.
+//! 2. If the key is in the index, its record leaves, then a tombstone is queued, and who forgets waits until that is
+//!    durable. A batch takes up its tombstones after its blocks, and its tombstones kill its own blocks too. So whatever was in the
+//!    index lies before the tombstone in the log.
+//! 3. The log's segments are used again strictly in turn, and a segment's records leave the index only once its new header is
+//!    durable. So a tombstone is never lost before what it kills.
+//! 4. Who forgets a key while somebody else does waits too: *pending* says that a tombstone may be on its way though the
+//!    record has left the index already. One is registered there before the index is looked at.
+//! 5. While the rebuild runs nobody knows what the device has: every key gets a tombstone, and a record in the index
+//!    that keeps the rebuild from bringing in what is older.
+//!
+//! With immutable keys there is nothing to fear, and the record just leaves.
+//!
+//! Locking: `l2-pending` for a look; then the index's own, or `l2-feed`; never two at once.
+
+use std::collections::HashMap;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::{Class, Key};
+
+use crate::counters::LevelCounters;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inner::{Health, Inner};
+use crate::record::{Identity, Record, State};
+
+const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
+
+/// Who forgets what at the moment.
+pub(crate) struct Forgetting {
+    pending: Box<[Mutex<HashMap<u64, u32>>]>,
+}
+
+impl Forgetting {
+    pub(crate) fn new() -> Self {
+        let shard = || Mutex::named("l2-pending", HashMap::new());
+        Self { pending: (0..SHARDS).map(|_| shard()).collect() }
+    }
+
+    fn shard(&self, id: Identity) -> &Mutex<HashMap<u64, u32>> {
+        &self.pending[(id.0 >> 32) as usize % SHARDS]
+    }
+
+    /// Registers one who forgets; whether others do.
+    fn enter(&self, id: Identity) -> bool {
+        let mut shard = self.shard(id).lock();
+        let count = shard.entry(id.0).or_insert(0);
+        *count += 1;
+        *count > 1
+    }
+
+    fn leave(&self, id: Identity) {
+        let mut shard = self.shard(id).lock();
+        if let Some(count) = shard.get_mut(&id.0) {
+            *count -= 1;
+            if *count == 0 {
+                shard.remove(&id.0);
+            }
+        }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// See the module's head.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, so that an old value could come back.
+    pub(crate) fn forget(&self, key: &K) -> Result<()> {
+        let id = self.identity(key);
+        if self.immutable_keys {
+            if self.index.take(id).is_some() {
+                self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
+            }
+            return Ok(());
+        }
+        let others = self.forgetting.enter(id);
+        let outcome = self.forget_registered(id, others);
+        self.forgetting.leave(id);
+        outcome
+    }
+
+    fn forget_registered(&self, id: Identity, others: bool) -> Result<()> {
+        if !self.status.is_open() || !self.feed.wait_started() {
+            return self.forget_dead(id);
+        }
+        let known = if self.rebuild.is_running() {
+            let place = self.ring.head();
+            let tomb = Record { place, class: Class::Data, hits: 0, state: State::Tomb };
+            if let Err(error) = self.index.insert(id, tomb, |_, _| true) {
+                // The rebuild could bring the old value in, and nothing would say that it is old.
+                self.fail(&format!("no memory to forget a key: {error}"));
+                return self.forget_dead_for_good();
+            }
+            if !self.rebuild.is_running() {
+                // Nobody sweeps it any more.
+                self.index.remove_if_at(id, place);
+            }
+            true
+        } else {
+            self.index.take(id).is_some()
+        };
+        if !known && !others {
+            return Ok(());
+        }
+        self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
+        if self.feed.bury(id) { Ok(()) } else { self.forget_dead_for_good() }
+    }
+
+    /// Forgets a key when nothing can be written any more.
+    fn forget_dead(&self, id: Identity) -> Result<()> {
+        let known = self.rebuild.was_incomplete() || self.index.find(id).is_some();
+        if !known && !self.rebuild.is_running() {
+            return Ok(());
+        }
+        self.forget_dead_for_good()
+    }
+
+    fn forget_dead_for_good(&self) -> Result<()> {
+        if self.voided.load(Ordering::Acquire) || self.try_void() {
+            return Ok(());
+        }
+        self.counters.add(LevelCounters::FORGET_FAILURES, 0, 1);
+        let name = &self.medium.device.info().name;
+        let why = match self.health() {
+            Health::Failed { why, .. } => format!("the device has failed ({why})"),
+            _ => "the level was closed".to_owned(),
+        };
+        Err(Error::new(
+            ErrorKind::Closed,
+            format!(
+                "an old value on {name} cannot be forgotten for good, because {why}: do not open the level on it again"
+            ),
+        ))
+    }
+}

@@ -1,0 +1,229 @@
+//! What all threads of a level share.
+//!
+//! Locking: `l2-failure`, a leaf lock, for a look; everything else has its own module.
+
+use forebay_base::clock::Clock;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::Key;
+
+use crate::codec::{Codec, MAX_KEY_BYTES, Refusal};
+use crate::counters::LevelCounters;
+use crate::feed::{Feed, Filter, Rate};
+use crate::forget::Forgetting;
+use crate::format::BATCH_HEAD_BYTES;
+use crate::index::Index;
+use crate::label::{self, LabelInfo};
+use crate::load::Loads;
+use crate::medium::Medium;
+use crate::options::LevelOptions;
+use crate::record::{Identity, MAX_BLOCK_UNITS, UNIT_BYTES};
+use crate::recover::Rebuild;
+use crate::ring::Ring;
+use crate::tunables::LevelTunables;
+
+/// How a level is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Health {
+    /// It reads and writes.
+    Healthy,
+    /// The device failed: nothing is read from it or written to it until it is opened again.
+    Failed {
+        /// What happened.
+        why: String,
+        /// Whether its label is void, so that nothing of it can ever come back.
+        voided: bool,
+    },
+    /// It was closed.
+    Closed,
+    /// It was removed.
+    Removed,
+}
+
+/// Whether the level does anything, in one word.
+pub(crate) struct Status(AtomicU8);
+
+const OPEN: u8 = 0;
+const FAILED: u8 = 1;
+const CLOSED: u8 = 2;
+const REMOVED: u8 = 3;
+
+impl Status {
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) == OPEN
+    }
+
+    /// Why blocks are refused, if they are.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        match self.0.load(Ordering::Acquire) {
+            OPEN => None,
+            FAILED => Some(Refusal::Failed),
+            _ => Some(Refusal::Removed),
+        }
+    }
+
+    fn leave_open(&self, to: u8) -> bool {
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        self.0.compare_exchange(OPEN, to, order.0, order.1).is_ok()
+    }
+}
+
+/// What all threads of a level share.
+pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
+    pub(crate) codec: Arc<dyn Codec<K, V>>,
+    pub(crate) label: LabelInfo,
+    pub(crate) immutable_keys: bool,
+    pub(crate) max_stamp: u64,
+    pub(crate) index: Index,
+    pub(crate) ring: Ring,
+    pub(crate) medium: Medium,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) tunables: Arc<LevelTunables>,
+    pub(crate) counters: LevelCounters,
+    pub(crate) status: Status,
+    pub(crate) feed: Feed<K, V>,
+    /// What was refused for want of proven reuse.
+    pub(crate) refused: Filter,
+    /// Whether all segments have been used.
+    pub(crate) came_round: AtomicBool,
+    pub(crate) forgetting: Forgetting,
+    pub(crate) loads: Loads<K, V>,
+    pub(crate) rebuild: Rebuild,
+    /// Where the name of a level comes from that is made anew.
+    pub(crate) seed: u64,
+    /// Whether the label is void, durably.
+    pub(crate) voided: AtomicBool,
+    /// When voiding was tried last, in nanoseconds; 0 if never.
+    pub(crate) void_tried_ns: AtomicU64,
+    failure: Mutex<Option<String>>,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    pub(crate) fn new(
+        codec: Arc<dyn Codec<K, V>>,
+        label: LabelInfo,
+        medium: Medium,
+        options: &LevelOptions,
+    ) -> Self {
+        let geometry = label.geometry();
+        let tunables = Arc::clone(&options.tunables);
+        let max = tunables.write_max_bytes_per_s();
+        let bounds = crate::feed::Bounds { min: tunables.write_min_bytes_per_s().min(max), max };
+        let now = options.clock.now_ns();
+        Self {
+            codec,
+            label,
+            immutable_keys: options.immutable_keys,
+            max_stamp: options.max_stamp,
+            index: Index::new(geometry.segments, geometry.records_guess(), geometry.batch_units()),
+            ring: Ring::new(geometry, label.guid),
+            medium,
+            clock: Arc::clone(&options.clock),
+            tunables,
+            counters: LevelCounters::default(),
+            status: Status(AtomicU8::new(OPEN)),
+            feed: Feed::new(Rate::new(bounds, now)),
+            refused: Filter::new(),
+            came_round: AtomicBool::new(false),
+            forgetting: Forgetting::new(),
+            loads: Loads::new(),
+            rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
+            seed: options.seed,
+            voided: AtomicBool::new(false),
+            void_tried_ns: AtomicU64::new(0),
+            failure: Mutex::named("l2-failure", None),
+        }
+    }
+
+    /// The encoded key, its length being the label's.
+    pub(crate) fn encode_key(&self, key: &K) -> [u8; MAX_KEY_BYTES] {
+        let mut bytes = [0; MAX_KEY_BYTES];
+        self.codec.encode_key(key, &mut bytes[..self.label.key_bytes]);
+        bytes
+    }
+
+    /// As log and index know the key.
+    pub(crate) fn identity(&self, key: &K) -> Identity {
+        self.identity_of(&self.encode_key(key)[..self.label.key_bytes])
+    }
+
+    /// The same, of an encoded key.
+    pub(crate) fn identity_of(&self, key: &[u8]) -> Identity {
+        Identity(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
+    }
+
+    /// Bytes of a block with its header, at most.
+    pub(crate) fn max_block_bytes(&self) -> u64 {
+        let largest = self.ring.geometry.max_block_bytes() - BATCH_HEAD_BYTES as u64;
+        largest.min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES
+    }
+
+    /// The device is not to be trusted with anything any more. With keys whose content changes, the label goes, so that
+    /// nothing old can come back.
+    pub(crate) fn fail(&self, why: &str) {
+        *self.failure.lock() = Some(why.to_owned());
+        if !self.status.leave_open(FAILED) {
+            return;
+        }
+        if !self.immutable_keys {
+            self.try_void();
+        }
+        self.rebuild.stop();
+        self.feed.die();
+    }
+
+    /// Voids the label, unless that was tried a moment ago. Whether it is void.
+    pub(crate) fn try_void(&self) -> bool {
+        /// How long after one attempt there is another.
+        const PAUSE_NS: u64 = 1_000_000_000;
+        if self.voided.load(Ordering::Acquire) {
+            return true;
+        }
+        let now = self.clock.now_ns().max(1);
+        let before = self.void_tried_ns.load(Ordering::Acquire);
+        let order = (Ordering::AcqRel, Ordering::Relaxed);
+        if before != 0 && now.saturating_sub(before) < PAUSE_NS
+            || self.void_tried_ns.compare_exchange(before, now, order.0, order.1).is_err()
+        {
+            return self.voided.load(Ordering::Acquire);
+        }
+        let voided = label::void(&self.medium, &self.label).is_ok();
+        if voided {
+            self.voided.store(true, Ordering::Release);
+        }
+        voided
+    }
+
+    /// No new loads and writes. Whether it was open.
+    pub(crate) fn close_status(&self) -> bool {
+        self.status.leave_open(CLOSED)
+    }
+
+    /// It is removed, whatever it was.
+    pub(crate) fn mark_removed(&self) {
+        self.status.0.store(REMOVED, Ordering::Release);
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        match self.status.0.load(Ordering::Acquire) {
+            OPEN => Health::Healthy,
+            FAILED => Health::Failed {
+                why: self.failure.lock().clone().unwrap_or_default(),
+                voided: self.voided.load(Ordering::Acquire),
+            },
+            CLOSED => Health::Closed,
+            _ => Health::Removed,
+        }
+    }
+
+    /// Bytes of memory that the level takes, but for buffers of the arena.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let own = size_of::<Self>() as u64;
+        own + self.index.memory_bytes()
+            + self.ring.memory_bytes()
+            + self.refused.memory_bytes()
+            + self.rebuild.memory_bytes()
+    }
+}

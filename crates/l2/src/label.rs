@@ -1,0 +1,306 @@
+//! Reading, writing and voiding of labels; and what else a device may hold.
+//!
+//! # Invariants
+//!
+//! - A device that holds anything but zeros at its ends, or a level of the same owner, is made a level only if forced.
+//! - A level is void once neither copy of its label is there, durably. Nothing else has to be overwritten: a new level gets
+//!   another guid, and believes nothing that carries the old one.
+//!
+//! # What it does not do
+//!
+//! It does not look for the second copy of a label elsewhere than in the device's last page, if the first is lost.
+
+use forebay_base::rng::SmallRng;
+use forebay_io::Device;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{LABEL_BYTES, LabelPhys, MAX_FEATURES, PAGE_BYTES, VERSION};
+use crate::geometry::Geometry;
+use crate::medium::{Medium, Trouble};
+use crate::options::LevelOptions;
+use crate::{LevelTunables, MAX_KEY_BYTES};
+
+/// So much is looked at, and cleared, at either end of a device.
+const LOOK_BYTES: u64 = 1 << 20;
+
+/// What is known by a few bytes at a place; the first that fits is told.
+const KNOWN: [(&str, usize, &[u8]); 12] = [
+    ("a Forebay pool", 0, b"forebay\x01"),
+    ("a second level of Forebay that cannot be read", 0, b"forelvl"),
+    ("a GPT partition table", 512, b"EFI PART"),
+    ("a GPT partition table", 4096, b"EFI PART"),
+    ("an XFS file system", 0, b"XFSB"),
+    ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
+    ("a btrfs file system", 65600, b"_BHRfS_M"),
+    ("LUKS encryption", 0, b"LUKS\xba\xbe"),
+    ("an LVM physical volume", 512, b"LABELONE"),
+    ("swap space", 4086, b"SWAPSPACE2"),
+    ("an SQLite database", 0, b"SQLite format 3\0"),
+    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
+];
+
+/// What a level's label says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LabelInfo {
+    /// Names the level.
+    pub guid: u64,
+    /// Whose it is.
+    pub owner: [u8; 16],
+    /// Bytes of an encoded key.
+    pub key_bytes: usize,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Segments.
+    pub segments: u32,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    pub(crate) hash_seed: u64,
+    pub(crate) last_page: u64,
+}
+
+impl LabelInfo {
+    pub(crate) fn geometry(&self) -> Geometry {
+        let (segment_bytes, segments) = (self.segment_bytes, self.segments);
+        Geometry { segment_bytes, segments, last_page: self.last_page }
+    }
+
+    fn phys(&self) -> LabelPhys {
+        let mut label = LabelPhys::new();
+        label.key_bytes = (self.key_bytes as u32).into();
+        label.guid = self.guid.into();
+        label.hash_seed = self.hash_seed.into();
+        label.owner = self.owner;
+        label.segment_bytes = self.segment_bytes.into();
+        label.segments = self.segments.into();
+        label.last_page = self.last_page.into();
+        label.created = self.created.into();
+        label
+    }
+
+    /// What a label says, if this code can read what it announces and it can be.
+    fn of(label: &LabelPhys, device: &str, device_bytes: u64) -> Result<Self> {
+        let unsupported = |what: String| {
+            let text = format!(
+                "the second level on {device} {what}: open it with a newer version, or make it anew by force"
+            );
+            Error::new(ErrorKind::Unsupported, text)
+        };
+        if label.version.get() > VERSION || label.version.get() == 0 {
+            return Err(unsupported(format!("has version {}", label.version.get())));
+        }
+        // This version has no features, so each is unknown.
+        if label.feature_count.get() > 0 {
+            let count = (label.feature_count.get() as usize).min(MAX_FEATURES);
+            let name = |feature: &[u8]| String::from_utf8_lossy(feature).replace('\0', "");
+            let names: Vec<String> = label.features[..count].iter().map(|f| name(f)).collect();
+            return Err(unsupported(format!("has features unknown here: {}", names.join(", "))));
+        }
+        let info = Self {
+            guid: label.guid.get(),
+            owner: label.owner,
+            key_bytes: label.key_bytes.get() as usize,
+            segment_bytes: label.segment_bytes.get(),
+            segments: label.segments.get(),
+            created: label.created.get(),
+            hash_seed: label.hash_seed.get(),
+            last_page: label.last_page.get(),
+        };
+        let wrong = match info.geometry().checked() {
+            Err(why) => Some(why),
+            Ok(_) if !(1..=MAX_KEY_BYTES).contains(&info.key_bytes) => {
+                Some("keys have 1 to 32 bytes")
+            }
+            Ok(geometry) if geometry.used_bytes() > device_bytes => {
+                Some("the device was larger when the level was made")
+            }
+            Ok(_) => None,
+        };
+        match wrong {
+            None => Ok(info),
+            Some(why) => Err(Error::new(
+                ErrorKind::NotALevel,
+                format!(
+                    "the label of the second level on {device} cannot be right: {why}; make it anew by force"
+                ),
+            )),
+        }
+    }
+}
+
+/// What the label of the level on `device` says.
+///
+/// # Errors
+/// [`ErrorKind::NotALevel`] if there is none, [`ErrorKind::Unsupported`] if a newer version wrote it; and the device's.
+pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelInfo> {
+    use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+    let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
+    let arena = Arena::new(config).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, "no memory to read a label").because(error)
+    })?;
+    let medium = Medium {
+        device: device.clone(),
+        arena,
+        clock: forebay_base::sync::Arc::new(forebay_base::clock::SystemClock::new()),
+        tunables: forebay_base::sync::Arc::new(LevelTunables::default()),
+    };
+    read(&medium).map(|(info, _)| info)
+}
+
+/// The label, and whether both copies of it are there.
+pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
+    let info = medium.device.info();
+    let (name, device_bytes) = (&*info.name, info.size_bytes);
+    let back = last_page(device_bytes).ok_or_else(|| not_a_level(name))?;
+    let copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
+        let page = medium.read(at, PAGE_BYTES).map_err(|t| trouble(medium, "read a label", t))?;
+        Ok(LabelPhys::parse(&page).ok().map(|label| LabelInfo::of(&label, name, device_bytes)))
+    };
+    // One copy that cannot be read must not hide the other.
+    match copy(0) {
+        Ok(Some(first)) => {
+            let first = first?;
+            let second = copy(first.last_page).unwrap_or_default();
+            let whole = matches!(second, Some(Ok(second)) if second == first);
+            Ok((first, whole))
+        }
+        first => match copy(back) {
+            Ok(Some(second)) => Ok((second?, false)),
+            Ok(None) => Err(first.err().unwrap_or_else(|| not_a_level(name))),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+fn not_a_level(name: &str) -> Error {
+    Error::new(ErrorKind::NotALevel, format!("{name} holds no second level: make one on it"))
+}
+
+/// Where the last page of a device is.
+fn last_page(device_bytes: u64) -> Option<u64> {
+    (device_bytes / PAGE_BYTES).checked_sub(1).map(|pages| pages * PAGE_BYTES)
+}
+
+pub(crate) fn trouble(medium: &Medium, doing: &str, trouble: Trouble) -> Error {
+    let name = &medium.device.info().name;
+    let text = format!("cannot {doing} of the second level on {name}: {trouble}");
+    match trouble {
+        Trouble::Device(error) => Error::new(ErrorKind::Device, text).because(error),
+        Trouble::Stalled(_) => Error::new(ErrorKind::Device, text),
+        Trouble::NoMemory(_) => Error::new(ErrorKind::NoMemory, text),
+    }
+}
+
+/// What the device holds that is not zeros, at either end.
+fn look(medium: &Medium) -> Result<Option<String>> {
+    let device_bytes = medium.device.info().size_bytes;
+    let sector = u64::from(medium.device.info().sector_bytes);
+    let bytes = LOOK_BYTES.min(device_bytes / sector * sector);
+    for start in [0, (device_bytes - bytes) / sector * sector] {
+        let found =
+            medium.read(start, bytes).map_err(|t| trouble(medium, "look at the place", t))?;
+        let Some(at) = found.iter().position(|byte| *byte != 0) else { continue };
+        let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
+            start == 0 && found.get(*at..).is_some_and(|rest| rest.starts_with(magic))
+        };
+        return Ok(Some(match KNOWN.iter().find(fits) {
+            Some((name, ..)) => (*name).to_owned(),
+            None => format!("data of an unknown kind at byte {}", start + at as u64),
+        }));
+    }
+    Ok(None)
+}
+
+/// Makes the device a level: durably, or not at all.
+pub(crate) fn create(
+    medium: &Medium,
+    key_bytes: usize,
+    options: &LevelOptions,
+) -> Result<LabelInfo> {
+    let info = medium.device.info();
+    let name = &*info.name;
+    if info.read_only {
+        let text = format!("{name} was opened for reading only: a second level cannot be made");
+        return Err(Error::new(ErrorKind::ReadOnly, text));
+    }
+    let geometry = Geometry::choose(name, info.size_bytes, options.segment_bytes)?;
+    let ours = |label: &LabelInfo| label.owner == options.owner;
+    match read(medium) {
+        _ if options.force => {}
+        Ok((label, _)) if ours(&label) => {}
+        Ok(_) => return Err(foreign(name, "the second level of another")),
+        Err(error) if error.kind() == ErrorKind::NotALevel => {
+            if let Some(what) = look(medium)? {
+                return Err(foreign(name, &what));
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    let mut rng = SmallRng::from_seed(options.seed);
+    let label = LabelInfo {
+        guid: rng.next_u64(),
+        owner: options.owner,
+        key_bytes,
+        segment_bytes: geometry.segment_bytes,
+        segments: geometry.segments,
+        created: options.wall_clock.unix_time().seconds.max(0) as u64,
+        hash_seed: rng.next_u64(),
+        last_page: geometry.last_page,
+    };
+    clear(medium).map_err(|t| trouble(medium, "clear the place", t))?;
+    write(medium, &label)?;
+    Ok(label)
+}
+
+fn foreign(name: &str, what: &str) -> Error {
+    let text = format!(
+        "{name} holds {what}, which would be lost: name another device, clear its first and last MiB, or force it"
+    );
+    Error::new(ErrorKind::Foreign, text)
+}
+
+/// Refuses the label of another.
+pub(crate) fn check_owner(name: &str, label: &LabelInfo, owner: [u8; 16]) -> Result<()> {
+    if label.owner == owner {
+        return Ok(());
+    }
+    let text = format!(
+        "{name} holds the second level of another: name another device, or make it anew by force"
+    );
+    Err(Error::new(ErrorKind::Foreign, text))
+}
+
+/// Zeros at both ends, so that nobody takes the device for what it was.
+fn clear(medium: &Medium) -> Result<(), Trouble> {
+    let device_bytes = medium.device.info().size_bytes;
+    let sector = u64::from(medium.device.info().sector_bytes);
+    let bytes = LOOK_BYTES.min(device_bytes / sector * sector);
+    for start in [0, (device_bytes - bytes) / sector * sector] {
+        let mut zeros = medium.alloc(bytes)?;
+        zeros.zero();
+        medium.write(start, zeros)?;
+    }
+    medium.flush()
+}
+
+/// Writes both copies, durably.
+pub(crate) fn write(medium: &Medium, label: &LabelInfo) -> Result<()> {
+    let bytes = label.phys().seal();
+    put(medium, label, &bytes).map_err(|t| trouble(medium, "write the label", t))
+}
+
+/// The level is not there any more, durably.
+pub(crate) fn void(medium: &Medium, label: &LabelInfo) -> Result<()> {
+    put(medium, label, &[0; LABEL_BYTES]).map_err(|t| trouble(medium, "void the label", t))
+}
+
+fn put(medium: &Medium, label: &LabelInfo, bytes: &[u8; LABEL_BYTES]) -> Result<(), Trouble> {
+    // Both are tried, whatever becomes of the first.
+    let copies = [0, label.last_page].map(|at| {
+        let mut page = medium.alloc(PAGE_BYTES)?;
+        page.copy_from_slice(bytes);
+        medium.write(at, page).map(drop)
+    });
+    copies.into_iter().collect::<Result<(), Trouble>>()?;
+    medium.flush()
+}

@@ -1,0 +1,325 @@
+//! A second level on a device: making, opening, using, closing and removing one.
+//!
+//! Threads: a writer, and some for the rebuild until that is done. Loads run on whoever asks, and on the device's threads.
+//!
+//! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first.
+
+use std::time::Duration;
+
+use forebay_base::counters::CounterValue;
+use forebay_base::sync::thread::{JoinHandle, spawn_named};
+use forebay_base::sync::{Arc, Condvar, Mutex};
+use forebay_base::tunables::TunableError;
+use forebay_cache::{Candidate, Filler, Key, SecondLevel};
+use forebay_io::Device;
+
+use crate::codec::{Codec, MAX_KEY_BYTES};
+use crate::counters::LevelCounters;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inner::{Health, Inner};
+use crate::label::{self, LabelInfo};
+use crate::medium::Medium;
+use crate::options::LevelOptions;
+use crate::recover::{self, RebuildStats};
+use crate::stats::LevelStats;
+use crate::tunables::LevelTunables;
+use crate::writer::Writer;
+
+/// A second level on a device. Hand it to a cache's [`Builder`](forebay_cache::Builder).
+///
+/// Close it before the cache: blocks that wait to be written are pinned in the cache.
+pub struct Level<K: Key, V: Send + Sync + 'static> {
+    inner: Arc<Inner<K, V>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
+    /// Makes the device a level, and opens it. What a level of the same owner held before is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooSmall`], [`ErrorKind::ReadOnly`]; [`ErrorKind::Foreign`] if the device holds something else, and it is not
+    /// forced; and the device's own.
+    pub fn create(
+        device: Arc<dyn Device>,
+        codec: Arc<dyn Codec<K, V>>,
+        options: &LevelOptions,
+    ) -> Result<Arc<Self>> {
+        let medium = Self::medium(device, &*codec, options)?;
+        let label = label::create(&medium, codec.key_bytes(), options)?;
+        Self::start(medium, codec, (label, true), options)
+    }
+
+    /// Opens the level that the device holds. What it holds is found out in the background; it serves what it knows at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotALevel`], unless it is to be made then; [`ErrorKind::Foreign`], [`ErrorKind::Unsupported`],
+    /// [`ErrorKind::ReadOnly`], and the device's own.
+    pub fn open(
+        device: Arc<dyn Device>,
+        codec: Arc<dyn Codec<K, V>>,
+        options: &LevelOptions,
+    ) -> Result<Arc<Self>> {
+        let medium = Self::medium(device, &*codec, options)?;
+        let name = Arc::clone(&medium.device);
+        let name = &*name.info().name;
+        let (label, whole) = match label::read(&medium) {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::NotALevel && options.create => {
+                let label = label::create(&medium, codec.key_bytes(), options)?;
+                return Self::start(medium, codec, (label, true), options);
+            }
+            Err(error) => return Err(error),
+        };
+        label::check_owner(name, &label, options.owner)?;
+        if label.key_bytes != codec.key_bytes() {
+            let (has, wants) = (label.key_bytes, codec.key_bytes());
+            let text = format!(
+                "keys of the second level on {name} have {has} bytes, not {wants}: open it with the codec that it was made with, or make it anew"
+            );
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if medium.device.info().read_only {
+            let text = format!("{name} was opened for reading only: a second level is written to");
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        if !whole {
+            label::write(&medium, &label)?;
+        }
+        Self::start(medium, codec, (label, false), options)
+    }
+
+    fn medium(
+        device: Arc<dyn Device>,
+        codec: &dyn Codec<K, V>,
+        options: &LevelOptions,
+    ) -> Result<Medium> {
+        if !(1..=MAX_KEY_BYTES).contains(&codec.key_bytes()) {
+            let bytes = codec.key_bytes();
+            let text = format!("a codec's keys have 1 to {MAX_KEY_BYTES} bytes, not {bytes}");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let arena = Arc::clone(&options.arena);
+        let (clock, tunables) = (Arc::clone(&options.clock), Arc::clone(&options.tunables));
+        tunables.freeze();
+        Ok(Medium { device, arena, clock, tunables })
+    }
+
+    /// `fresh`: the device is known to hold nothing.
+    fn start(
+        medium: Medium,
+        codec: Arc<dyn Codec<K, V>>,
+        (label, fresh): (LabelInfo, bool),
+        options: &LevelOptions,
+    ) -> Result<Arc<Self>> {
+        let inner = Arc::new(Inner::new(codec, label, medium, options));
+        let writer = Writer::new(Arc::clone(&inner))
+            .map_err(|trouble| label::trouble(&inner.medium, "begin the writing", trouble))?;
+        let no_thread = |error: std::io::Error| {
+            let text = "no thread for a second level: allow the process more";
+            Error::new(ErrorKind::Thread, text).because(error)
+        };
+        let level = Arc::new(Self { inner, threads: Mutex::named("l2-threads", Vec::new()) });
+        let thread = spawn_named("l2-writer", move || writer.run()).map_err(no_thread)?;
+        level.threads.lock().push(thread);
+        if fresh {
+            recover::nothing(&level.inner);
+            return Ok(level);
+        }
+        let inner = Arc::clone(&level.inner);
+        // If this fails, the level is dropped, which ends the writer.
+        let thread = spawn_named("l2-rebuild-0", move || recover::run(&inner));
+        let thread = thread.map_err(|error| {
+            level.inner.rebuild.stop();
+            no_thread(error)
+        })?;
+        level.threads.lock().push(thread);
+        Ok(level)
+    }
+
+    /// What its label says.
+    pub fn label(&self) -> LabelInfo {
+        LabelInfo { guid: self.inner.ring.guid(), ..self.inner.label }
+    }
+
+    /// How it is.
+    pub fn health(&self) -> Health {
+        self.inner.health()
+    }
+
+    /// How the rebuild goes.
+    pub fn rebuild(&self) -> RebuildStats {
+        self.inner.rebuild.stats(self.inner.clock.now_ns())
+    }
+
+    /// Waits until it is known what the device holds. False if that will not be known.
+    pub fn wait_rebuilt(&self) -> bool {
+        self.inner.rebuild.wait()
+    }
+
+    /// Blocks, tombstones and records on their way in the index.
+    pub fn len(&self) -> u64 {
+        self.inner.index.len()
+    }
+
+    /// Whether the index has nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory that it takes, but for buffers of its arena.
+    pub fn memory_bytes(&self) -> u64 {
+        self.inner.memory_bytes()
+    }
+
+    /// What it says of itself.
+    pub fn stats(&self) -> LevelStats {
+        let inner = &self.inner;
+        let geometry = inner.ring.geometry;
+        let used = (0..geometry.segments).filter(|segment| inner.ring.seq(*segment) != 0);
+        let (queued_bytes, write_bytes_per_s) =
+            inner.feed.with(|state| (state.queued_bytes, state.rate.bytes_per_s));
+        let counters: Vec<CounterValue> = inner.counters.snapshot();
+        let total = |counter| inner.counters.total(counter);
+        let hits = total(LevelCounters::HITS);
+        let failed = [
+            LevelCounters::MISSES,
+            LevelCounters::MISSES_BAD,
+            LevelCounters::MISSES_REBUILDING,
+            LevelCounters::MISSES_STALLED,
+            LevelCounters::MISSES_NO_MEMORY,
+            LevelCounters::MISSES_CLOSED,
+            LevelCounters::LOAD_ERRORS,
+            LevelCounters::LOAD_TIMEOUTS,
+            LevelCounters::LOAD_ROTTEN,
+            LevelCounters::LOAD_OVERTAKEN,
+            LevelCounters::LOAD_FALSE_HITS,
+            LevelCounters::LOAD_UNDECODABLE,
+        ];
+        LevelStats {
+            health: self.health(),
+            rebuild: self.rebuild(),
+            records: inner.index.len(),
+            size_bytes: u64::from(geometry.segments) * geometry.segment_bytes,
+            used_bytes: used.count() as u64 * geometry.segment_bytes,
+            memory_bytes: self.memory_bytes(),
+            queued_bytes,
+            write_bytes_per_s,
+            loads: hits + failed.into_iter().map(total).sum::<u64>(),
+            hits,
+            counters,
+        }
+    }
+
+    /// Its tunables.
+    pub fn tunables(&self) -> &Arc<LevelTunables> {
+        &self.inner.tunables
+    }
+
+    /// Sets a tunable by its name.
+    ///
+    /// # Errors
+    /// When the name, the value or the time is wrong; it says what would be right.
+    pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
+        self.inner.tunables.set(name, value)
+    }
+
+    /// What the level has of a key is never returned again, not even after a crash; see
+    /// [`SecondLevel::forget`], which cannot say that it failed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, and its label could not be voided
+    /// either: then an old value could come back if the level were opened again.
+    pub fn forget_checked(&self, key: &K) -> Result<()> {
+        self.inner.forget(key)
+    }
+
+    /// Has everything written that was taken so far, and makes it durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the level fails, or is closed.
+    pub fn flush(&self) -> Result<()> {
+        if self.inner.feed.flush() {
+            return Ok(());
+        }
+        let name = &self.inner.medium.device.info().name;
+        let text = format!("the second level on {name} failed or was closed: open it again");
+        Err(Error::new(ErrorKind::Closed, text))
+    }
+
+    /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. If the device hangs, it gives up
+    /// after the time that a write may take. Idempotent. The device stays open.
+    pub fn close(&self) {
+        self.inner.close_status();
+        self.end_threads();
+    }
+
+    /// Takes and gives nothing more, waits for what is on its way, frees the memory of the index, and voids the label, so that
+    /// the device holds nothing any more. The device stays open.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] if the label cannot be voided: then nobody but [`LevelOptions::force`] will make
+    /// anything else of the device.
+    pub fn remove(&self) -> Result<()> {
+        self.inner.mark_removed();
+        // What waits to be written is not wanted any more.
+        self.inner.feed.die();
+        self.end_threads();
+        self.inner.index.clear();
+        label::void(&self.inner.medium, &self.inner.label)?;
+        self.inner.voided.store(true, forebay_base::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+
+    fn end_threads(&self) {
+        let mut threads = self.threads.lock();
+        let inner = &self.inner;
+        inner.rebuild.stop();
+        inner.feed.stop();
+        for thread in threads.drain(..) {
+            // A panic of it was told of by the panic hook.
+            let _ = thread.join();
+        }
+        inner.feed.die();
+        // Loads on their way end, or are given up.
+        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
+        let allowed = u64::from(inner.tunables.load_timeout_ms()) * 1_000_000;
+        let begun = inner.clock.now_ns();
+        while inner.loads.awaited() > 0 {
+            let late = inner.clock.now_ns().saturating_sub(begun) > allowed;
+            inner.watch_loads(late);
+            condition.wait_timeout(&mut nobody.lock(), Duration::from_millis(1));
+        }
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Level<K, V> {
+    fn offer(&self, candidates: Vec<Candidate<K, V>>) {
+        self.inner.offer(candidates);
+    }
+
+    fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
+        self.inner.load(filler)
+    }
+
+    /// If it cannot be said that the key is forgotten for good, the counter `forget_failures` and
+    /// [`health`](Level::health) tell; [`forget_checked`](Level::forget_checked) says so itself.
+    fn forget(&self, key: &K) {
+        let _ = self.inner.forget(key);
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Drop for Level<K, V> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> std::fmt::Debug for Level<K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Level")
+            .field("device", &self.inner.medium.device.info().name)
+            .field("health", &self.health())
+            .field("records", &self.len())
+            .finish_non_exhaustive()
+    }
+}

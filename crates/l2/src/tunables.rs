@@ -1,0 +1,36 @@
+//! The tunables of a level. `docs/tunables.md` is made from this table.
+
+forebay_base::tunables! {
+    /// Tunables of a second level. None has to be set.
+    pub table LevelTunables;
+
+    /// Bytes that are written to the device at once, if so much waits.
+    batch_bytes: bytes = 1 << 20, 64 << 10..=16 << 20, build, "bytes";
+
+    /// How long a block waits for others to be written with.
+    linger_ms: u32 = 20, 0..=10000, runtime, "ms";
+
+    /// Bytes of blocks that may wait to be written; more is refused.
+    queue_bytes: bytes = 8 << 20, 64 << 10..=1 << 30, runtime, "bytes";
+
+    /// Bytes of blocks that are written in a second, at most.
+    write_max_bytes_per_s: bytes = 256 << 20, 1 << 16..=1 << 40, runtime, "bytes";
+
+    /// Bytes of blocks that are written in a second if there are so many, however slow the device has become.
+    write_min_bytes_per_s: bytes = 8 << 20, 1 << 12..=1 << 40, runtime, "bytes";
+
+    /// Take every block that is offered, whether it has proven reuse or not.
+    admit_all: bool = false, false..=true, runtime, "flag";
+
+    /// Share of a segment that is carried forward when the ring comes round to it, at most.
+    carry_percent: u32 = 50, 0..=75, runtime, "percent";
+
+    /// How long a load may wait for the device; then it is a miss.
+    load_timeout_ms: u32 = 2000, 1..=600000, runtime, "ms";
+
+    /// How long a write or a flush may take; then the device has failed.
+    stall_timeout_ms: u32 = 10000, 1..=600000, runtime, "ms";
+
+    /// Threads that find out what the device holds when the level is opened; 0 means one a CPU, at most 4.
+    rebuild_threads: u32 = 0, 0..=64, build, "count";
+}

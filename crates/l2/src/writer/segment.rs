@@ -1,0 +1,157 @@
+//! Going on to the next segment: the one that was used longest ago.
+
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::{Class, Key};
+
+use super::carry::rank;
+use super::{Contents, Open, Writer};
+use crate::counters::LevelCounters;
+use crate::format::{
+    BatchPlace, BlockSeed, Footer, FooterHead, LogBlock, LogRecord, PAGE_BYTES, SegmentHead,
+    seal_footer,
+};
+use crate::medium::Trouble;
+use crate::record::{Identity, Place};
+
+impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
+    /// Ends the open segment, and begins the next one. After an error it can be tried again.
+    pub(super) fn advance(&mut self) -> Result<(), Trouble> {
+        if let Some(open) = self.open.take() {
+            self.last = open.contents;
+            // They are still at their old places, and counted when those are purged.
+            self.carried.clear();
+        }
+        // Only so that the next rebuild is quick: the header says what it needs.
+        if !self.last.sealed && self.last.seq != 0 && self.write_footer().is_err() {
+            self.inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+        }
+        self.last.sealed = true;
+        let geometry = self.inner.ring.geometry;
+        let seq = self.next_seq;
+        let segment = geometry.segment_of(seq);
+        let old = self.inner.ring.seq(segment);
+        self.inner.rebuild.claim_for_reuse(segment);
+        let head = SegmentHead {
+            seq,
+            stamp: self.stamp,
+            floor: self.floor,
+            previous_durable: self.last.durable,
+        };
+        let mut page = self.inner.medium.alloc(PAGE_BYTES)?;
+        let chain = head.seal(self.inner.ring.guid(), &mut page);
+        let at = geometry.offset(segment);
+        self.inner.medium.write(at, page).inspect_err(|_| {
+            self.inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+        })?;
+        self.inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, PAGE_BYTES);
+        self.flush()?;
+        // The old use is void on the device from here on: what it held needs no tombstones any more.
+        if old != 0 {
+            self.purge(segment, old);
+        }
+        self.evacuation = None;
+        self.inner.ring.set_seq(segment, seq);
+        self.inner.ring.set_head(seq, geometry.first_batch());
+        self.inner.counters.add(LevelCounters::SEGMENTS, 0, 1);
+        let contents =
+            Contents { seq, places: Vec::new(), records: 0, chain, durable: 0, sealed: false };
+        let seed = BlockSeed::new(self.inner.ring.guid(), seq);
+        let offset = geometry.first_batch();
+        self.open = Some(Open { segment, contents, offset, seed, abandoned: false });
+        self.next_seq = seq + 1;
+        let round = seq + 1 - geometry.first_seq() >= u64::from(geometry.segments);
+        self.inner.came_round.store(round, Ordering::Relaxed);
+        self.plan_evacuation();
+        Ok(())
+    }
+
+    /// Writes the footer of the open segment, since nothing will be written any more.
+    pub(super) fn seal(&mut self) -> Result<(), Trouble> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        self.last = open.contents;
+        self.write_footer()?;
+        self.last.sealed = true;
+        self.flush()
+    }
+
+    /// Writes the footer of the last segment.
+    fn write_footer(&mut self) -> Result<(), Trouble> {
+        let geometry = self.inner.ring.geometry;
+        let bytes = geometry.footer_bytes();
+        let mut footer = self.inner.medium.alloc(bytes)?;
+        footer.zero();
+        let Contents { seq, records, durable, ref places, .. } = self.last;
+        let head = FooterHead { seq, records, stamp: self.stamp, durable };
+        seal_footer(self.inner.ring.guid(), head, places, &mut footer);
+        let at = geometry.offset(geometry.segment_of(seq)) + geometry.footer_offset();
+        self.inner.medium.write(at, footer)?;
+        self.inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, bytes);
+        Ok(())
+    }
+
+    /// Takes what a segment held out of the index.
+    fn purge(&mut self, segment: u32, old: u64) {
+        let index = &self.inner.index;
+        let (mut overrun, mut lost) = ([0; 2], [0; 2]);
+        let places = match self.evacuation.take() {
+            Some(evacuation) if evacuation.seq == old => Some(evacuation.places),
+            _ => self.places_of(segment, old),
+        };
+        let mut whole = places.is_some();
+        for place in places.into_iter().flatten() {
+            let read = self.read_log(segment, old, place, |log| {
+                for record in log.records() {
+                    let LogRecord::Block { hash, unit, units, .. } = record else { continue };
+                    let place = Place { segment, unit, units };
+                    if let Some(gone) = index.remove_if_at(Identity(hash), place) {
+                        overrun[gone.class as usize] += 1;
+                        lost[gone.class as usize] += u64::from(rank(gone.class, gone.hits) > 0);
+                    }
+                }
+            });
+            whole &= read.is_some();
+        }
+        if !whole {
+            let removed = index.remove_segment(segment);
+            overrun[Class::Data as usize] += removed;
+        }
+        for class in Class::ALL.map(|class| class as usize) {
+            self.inner.counters.add(LevelCounters::OVERRUN, class, overrun[class]);
+            self.inner.counters.add(LevelCounters::CARRY_LOST, class, lost[class]);
+        }
+    }
+
+    /// Where the batches of a full segment lie, by its footer.
+    pub(super) fn places_of(&self, segment: u32, seq: u64) -> Option<Vec<BatchPlace>> {
+        if seq == self.last.seq {
+            return Some(self.last.places.clone());
+        }
+        let geometry = self.inner.ring.geometry;
+        let at = geometry.offset(segment) + geometry.footer_offset();
+        let read = self.inner.medium.read(at, geometry.footer_bytes());
+        let bytes = read.inspect_err(|_| self.count_read_error()).ok()?;
+        let between = (geometry.first_batch(), geometry.footer_offset());
+        let footer = Footer::parse((self.inner.ring.guid(), seq), &bytes, between)?;
+        Some(footer.places().collect())
+    }
+
+    /// Reads a log block and shows it to `f`.
+    pub(super) fn read_log<R>(
+        &self,
+        segment: u32,
+        seq: u64,
+        place: BatchPlace,
+        f: impl FnOnce(LogBlock<'_>) -> R,
+    ) -> Option<R> {
+        let geometry = self.inner.ring.geometry;
+        let at = geometry.offset(segment) + place.offset;
+        let read = self.inner.medium.read(at, place.log_bytes);
+        let bytes = read.inspect_err(|_| self.count_read_error()).ok()?;
+        let room = geometry.footer_offset() - place.offset;
+        LogBlock::parse((self.inner.ring.guid(), seq), &bytes, (place.offset, room)).map(f)
+    }
+
+    pub(super) fn count_read_error(&self) {
+        self.inner.counters.add(LevelCounters::READ_ERRORS, 0, 1);
+    }
+}

@@ -1,0 +1,9 @@
+//! Integration tests of levels, through the public interface.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start threads, wait and watch the time themselves"
+)]
+
+mod life;
+mod support;

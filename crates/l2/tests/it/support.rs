@@ -1,0 +1,162 @@
+//! What the tests share: values that say what they are, and a cache over a level.
+
+use std::sync::Arc;
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::rng::SmallRng;
+use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
+use forebay_io::{Device, MemoryDevice, MemoryOptions};
+use forebay_l2::{Codec, Level, LevelOptions};
+
+/// Whose levels the tests make.
+pub(crate) const OWNER: [u8; 16] = *b"tests of levels.";
+
+/// A value that says which key's it is, which version of it, and that all of it is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Value {
+    pub(crate) version: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Value {
+    /// The one value of that key, version and length.
+    pub(crate) fn new(key: u64, version: u64, len: usize) -> Self {
+        let mut bytes = vec![0; len];
+        SmallRng::from_seed(key.rotate_left(32) ^ version).fill(&mut bytes);
+        Self { version, bytes }
+    }
+
+    /// Panics unless it is a value of the key.
+    pub(crate) fn check(&self, key: u64) {
+        let right = Self::new(key, self.version, self.bytes.len());
+        assert_eq!(*self, right, "the value of {key} is wrong");
+    }
+}
+
+/// Keys are numbers, values begin with their version.
+pub(crate) struct Numbers;
+
+impl Codec<u64, Value> for Numbers {
+    fn key_bytes(&self) -> usize {
+        8
+    }
+
+    fn encode_key(&self, key: &u64, out: &mut [u8]) {
+        out.copy_from_slice(&key.to_le_bytes());
+    }
+
+    fn encoded_len(&self, value: &Value) -> usize {
+        8 + value.bytes.len()
+    }
+
+    fn encode(&self, value: &Value, out: &mut [u8]) {
+        out[..8].copy_from_slice(&value.version.to_le_bytes());
+        out[8..].copy_from_slice(&value.bytes);
+    }
+
+    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
+        let (version, rest) = bytes.split_at_checked(8)?;
+        let version = u64::from_le_bytes(version.try_into().ok()?);
+        let value = Value { version, bytes: rest.to_vec() };
+        value.check(*key);
+        Some(value)
+    }
+}
+
+pub(crate) fn arena() -> Arc<Arena> {
+    Arena::new(ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never }).unwrap()
+}
+
+/// Options for tests: everything is admitted.
+pub(crate) fn options() -> LevelOptions {
+    let options = LevelOptions::new(OWNER, arena());
+    options.tunables.set("admit_all", "true").unwrap();
+    options.tunables.set("linger_ms", "1").unwrap();
+    options.tunables.set("write_max_bytes_per_s", "64G").unwrap();
+    options.tunables.set("queue_bytes", "1G").unwrap();
+    options
+}
+
+pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
+    let options = MemoryOptions { sector_bytes: 4096, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new("memory", bytes, &options).unwrap())
+}
+
+/// A cache over a level.
+pub(crate) struct World {
+    pub(crate) level: Arc<Level<u64, Value>>,
+    pub(crate) cache: Cache<u64, Value>,
+}
+
+impl World {
+    pub(crate) fn create(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
+        Self::over(Level::create(device.clone(), Arc::new(Numbers), options).unwrap())
+    }
+
+    pub(crate) fn open(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
+        Self::over(Level::open(device.clone(), Arc::new(Numbers), options).unwrap())
+    }
+
+    /// With memory for all that a test uses: what is in it goes to the level when the test says so.
+    pub(crate) fn over(level: Arc<Level<u64, Value>>) -> Self {
+        let cache = Cache::builder()
+            .capacity(1 << 30)
+            .weigher(|_, value: &Value| value.bytes.len() as u64 + 64)
+            .reclaim(Reclaim::Inline)
+            .second_level(level.clone())
+            .build()
+            .unwrap();
+        Self { level, cache }
+    }
+
+    /// Puts a value in; what the level had of the key is gone for good.
+    pub(crate) fn insert(&self, key: u64, version: u64, len: usize) {
+        self.insert_as(key, version, len, Class::Data);
+    }
+
+    pub(crate) fn insert_as(&self, key: u64, version: u64, len: usize, class: Class) {
+        let attributes = Attributes { class, ..Attributes::DATA };
+        self.cache.insert_with(key, Value::new(key, version, len), attributes).unwrap();
+    }
+
+    /// Has everything in memory written that is not on the level yet, durably, and drops it from memory.
+    pub(crate) fn spill(&self) {
+        self.cache.offer_all(256, |candidates| {
+            forebay_cache::SecondLevel::offer(&*self.level, candidates);
+        });
+        self.level.flush().unwrap();
+        self.cache.flush();
+    }
+
+    /// The value of a key, from memory or the level.
+    pub(crate) fn get(&self, key: u64) -> Option<Value> {
+        for _ in 0..8 {
+            match self.cache.begin(key, 64, Attributes::DATA).unwrap() {
+                Begin::Hit(value) => {
+                    value.check(key);
+                    return Some((*value).clone());
+                }
+                Begin::InFlight(flight) => match flight.wait() {
+                    Ok(value) => {
+                        value.check(key);
+                        return Some((*value).clone());
+                    }
+                    Err(LoadError::Abandoned) => {}
+                    Err(error) => panic!("a load failed: {error}"),
+                },
+                Begin::Vacant(filler) => {
+                    filler.withdraw();
+                    return None;
+                }
+            }
+        }
+        panic!("key {key} is in flight for ever");
+    }
+
+    /// Ends both, the level first.
+    pub(crate) fn close(self) {
+        self.level.close();
+        self.cache.close();
+        self.cache.audit();
+    }
+}
