@@ -10,7 +10,7 @@ use forebay_base::counters::CounterValue;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::tunables::TunableError;
-use forebay_cache::{Candidate, Filler, Key, SecondLevel};
+use forebay_cache::{Candidate, Class, Filler, Key, SecondLevel};
 use forebay_io::Device;
 
 use crate::codec::{Codec, MAX_KEY_BYTES};
@@ -20,6 +20,7 @@ use crate::inner::{Health, Inner};
 use crate::label::{self, LabelInfo};
 use crate::medium::Medium;
 use crate::options::LevelOptions;
+use crate::record::State;
 use crate::recover::{self, RebuildStats};
 use crate::stats::LevelStats;
 use crate::tunables::LevelTunables;
@@ -233,17 +234,27 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         self.inner.forget(key)
     }
 
+    /// Takes all of these blocks to be written, whatever the rate allows and whether they have proven reuse; waits while too much
+    /// waits to be written. [`flush`](Level::flush) makes them durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the level fails, or is closed.
+    pub fn write_all(&self, candidates: Vec<Candidate<K, V>>) -> Result<()> {
+        self.inner.write_all(candidates)
+    }
+
+    /// The class of the block of that key, if the level has one.
+    pub(crate) fn class_of(&self, key: &K) -> Option<Class> {
+        let record = self.inner.index.find(self.inner.identity(key))?;
+        (record.state == State::Live).then_some(record.class)
+    }
+
     /// Has everything written that was taken so far, and makes it durable.
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] if the level fails, or is closed.
     pub fn flush(&self) -> Result<()> {
-        if self.inner.feed.flush() {
-            return Ok(());
-        }
-        let name = &self.inner.medium.device.info().name;
-        let text = format!("the second level on {name} failed or was closed: open it again");
-        Err(Error::new(ErrorKind::Closed, text))
+        if self.inner.feed.flush() { Ok(()) } else { Err(self.inner.not_open()) }
     }
 
     /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. If the device hangs, it gives up

@@ -1,6 +1,37 @@
 //! A persistent second level for a cache: a log of blocks on a device, in segments that are used in turn.
 //!
+//! * [`HybridCache`]: a cache in memory and on a device, for programs that want nothing else;
+//! * [`Level`]: the device's part alone, to be handed to a cache;
 //! * [`Codec`]: how keys and values of a cache become bytes, and what may be written.
+//!
+//! ```
+//! use forebay_io::{FileDevice, OpenOptions};
+//! use forebay_l2::HybridCache;
+//! use std::sync::Arc;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("cache");
+//! let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
+//! let device = Arc::new(FileDevice::open(&path, &options)?);
+//! let cache = HybridCache::<u64, String>::builder(device.clone()).capacity(4 << 20).build()?;
+//!
+//! cache.insert(1, "what it was".to_owned())?;
+//! // When this returns, the older value never comes back, not even if the machine stops now.
+//! cache.insert(1, "what it is".to_owned())?;
+//! let loaded = cache.get_or_load(2, || Ok::<_, std::io::Error>("read from afar".to_owned()))?;
+//! assert_eq!(*loaded, "read from afar");
+//! drop(loaded);
+//!
+//! // What is in memory only goes to the device, and is there again after a restart.
+//! cache.close()?;
+//! let cache = HybridCache::<u64, String>::builder(device).capacity(4 << 20).build()?;
+//! cache.level().wait_rebuilt(); // It serves at once; this is for the example's sake.
+//! assert_eq!(cache.get(&1).as_deref().map(String::as_str), Some("what it is"));
+//! cache.remove(&1)?;
+//! assert!(cache.get(&1).is_none());
+//! cache.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Words
 //!
@@ -16,6 +47,7 @@ mod feed;
 mod forget;
 mod format;
 mod geometry;
+mod hybrid;
 mod index;
 mod inner;
 mod label;
@@ -33,6 +65,7 @@ mod writer;
 pub use codec::{Codec, MAX_KEY_BYTES, Refusal};
 pub use counters::LevelCounters;
 pub use error::{Error, ErrorKind, Result};
+pub use hybrid::{HybridBuilder, HybridCache, HybridStats, InsertError, LevelKey, LevelValue};
 pub use inner::Health;
 pub use label::{LabelInfo, read_label};
 pub use level::Level;

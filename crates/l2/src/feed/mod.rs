@@ -10,6 +10,7 @@
 //! Locking: `l2-feed` for a look or a push. Blocks are dropped outside of it, since the last pin of a value may run its
 //! user's drop.
 
+mod everything;
 mod filter;
 mod offer;
 mod rate;

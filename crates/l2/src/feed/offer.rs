@@ -18,10 +18,10 @@ use crate::inner::Inner;
 use crate::record::{Identity, State};
 
 /// What is known of a block that may be written.
-struct Wish {
-    id: Identity,
-    value_bytes: usize,
-    bytes: u64,
+pub(super) struct Wish {
+    pub(super) id: Identity,
+    pub(super) value_bytes: usize,
+    pub(super) bytes: u64,
     /// Whether it has proven reuse.
     proven: bool,
 }
@@ -67,7 +67,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    fn refuse(&self, reason: Refusal) {
+    pub(super) fn refuse(&self, reason: Refusal) {
         let label = Refusal::ALL.iter().position(|other| *other == reason).expect("all are there");
         self.counters.add(LevelCounters::REFUSED, label, 1);
     }
@@ -82,28 +82,36 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn judge(&self, candidate: &Candidate<K, V>) -> Verdict {
-        let (key, class) = (candidate.key(), candidate.class);
-        if let Err(reason) = self.codec.admit(key, class) {
-            return Verdict::Refused(reason);
+        let mut wish = match self.wish(candidate) {
+            Ok(Some(wish)) => wish,
+            Ok(None) => return Verdict::Known,
+            Err(reason) => return Verdict::Refused(reason),
+        };
+        wish.proven = candidate.class == Class::Metadata
+            || candidate.reused
+            || self.tunables.admit_all()
+            || self.refused.seen_or_note(wish.id);
+        if !wish.proven && self.came_round.load(Ordering::Relaxed) {
+            return Verdict::Refused(Refusal::NoProvenReuse);
         }
+        Verdict::Write(wish)
+    }
+
+    /// What would be written, if it may be at all. `None`: the level has it.
+    pub(super) fn wish(&self, candidate: &Candidate<K, V>) -> Result<Option<Wish>, Refusal> {
+        let (key, class) = (candidate.key(), candidate.class);
+        self.codec.admit(key, class)?;
         let value_bytes = self.codec.encoded_len(candidate.value());
         let bytes = block_bytes(self.label.key_bytes, value_bytes);
         if value_bytes as u64 > u64::from(u32::MAX) || bytes > self.max_block_bytes() {
-            return Verdict::Refused(Refusal::TooLarge);
+            return Err(Refusal::TooLarge);
         }
         let id = self.identity(key);
         let known = |state| matches!(state, State::Live | State::Pending);
         if self.index.find(id).is_some_and(|record| known(record.state)) {
-            return Verdict::Known;
+            return Ok(None);
         }
-        let proven = class == Class::Metadata
-            || candidate.reused
-            || self.tunables.admit_all()
-            || self.refused.seen_or_note(id);
-        if !proven && self.came_round.load(Ordering::Relaxed) {
-            return Verdict::Refused(Refusal::NoProvenReuse);
-        }
-        Verdict::Write(Wish { id, value_bytes, bytes, proven })
+        Ok(Some(Wish { id, value_bytes, bytes, proven: true }))
     }
 
     /// Queues what is chosen, as far as there is room and the rate allows it.

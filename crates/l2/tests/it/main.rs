@@ -5,5 +5,6 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod hybrid;
 mod life;
 mod support;

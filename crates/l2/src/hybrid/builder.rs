@@ -1,0 +1,237 @@
+//! Building a hybrid cache.
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::AtomicU64;
+use forebay_cache::{BuildError, Cache, Key};
+use forebay_io::Device;
+
+use super::values::OwnCodec;
+use super::{Hook, HybridCache, LevelKey, LevelValue};
+use crate::codec::Codec;
+use crate::error::{Error, ErrorKind, Result};
+use crate::level::Level;
+use crate::options::LevelOptions;
+use crate::tunables::LevelTunables;
+
+/// Memory for I/O, if the user says nothing: it is only taken when it is needed.
+const IO_MEMORY_BYTES: u64 = 64 << 20;
+/// What a value is taken to weigh before any is known.
+const FIRST_WEIGHT: u64 = 256;
+
+/// Describes a hybrid cache; made by [`HybridCache::builder`].
+#[must_use = "call `build` to get the cache"]
+pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
+    device: Arc<dyn Device>,
+    codec: Arc<dyn Codec<K, V>>,
+    weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
+    capacity: Option<u64>,
+    bound: Option<u64>,
+    owner: [u8; 16],
+    anew: bool,
+    force: bool,
+    immutable_keys: bool,
+    writes_on_close: bool,
+    io_memory: u64,
+    clock: Option<Arc<dyn Clock>>,
+    seed: Option<u64>,
+    cache_tunables: Vec<(String, String)>,
+    level_tunables: Vec<(String, String)>,
+}
+
+impl<K: LevelKey, V: LevelValue> HybridCache<K, V> {
+    /// A cache on that device. What it weighs is told by [`LevelValue::memory_bytes`].
+    pub fn builder(device: Arc<dyn Device>) -> HybridBuilder<K, V> {
+        HybridBuilder::new(device, Arc::new(OwnCodec::new()), |_, value| value.memory_bytes())
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
+    /// A cache on that device, of keys and values that `codec` knows and `weigh` weighs, in bytes.
+    pub fn new(
+        device: Arc<dyn Device>,
+        codec: Arc<dyn Codec<K, V>>,
+        weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            device,
+            codec,
+            weigh: Arc::new(weigh),
+            capacity: None,
+            bound: None,
+            owner: tag_of(""),
+            anew: false,
+            force: false,
+            immutable_keys: false,
+            writes_on_close: true,
+            io_memory: IO_MEMORY_BYTES,
+            clock: None,
+            seed: None,
+            cache_tunables: Vec::new(),
+            level_tunables: Vec::new(),
+        }
+    }
+
+    /// The weight of values to hold in memory. What the cache and the index of the device need comes on top.
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = Some(bytes);
+        self
+    }
+
+    /// A hard bound on everything in memory: values, the cache's structures, the index of the device (about 20 bytes a value on
+    /// it), and memory for I/O. The capacity is what that leaves.
+    pub fn bound(mut self, bytes: u64) -> Self {
+        self.bound = Some(bytes);
+        self
+    }
+
+    /// Whose cache it is: a device that holds another's is refused. Change the name when what keys or bytes mean changes.
+    pub fn name(mut self, name: &str) -> Self {
+        self.owner = tag_of(name);
+        self
+    }
+
+    /// Begin with an empty device, whatever this cache has left there. By default, what is there is used, and a blank
+    /// device is made ready.
+    pub fn anew(mut self) -> Self {
+        self.anew = true;
+        self
+    }
+
+    /// Take the device even if it holds something else: that is gone then.
+    pub fn force(mut self) -> Self {
+        self.force = true;
+        self
+    }
+
+    /// What a key names never changes. Then removing is quick, and what was removed may come back after a restart.
+    pub fn immutable_keys(mut self) -> Self {
+        self.immutable_keys = true;
+        self
+    }
+
+    /// Closing does not write what is in memory only.
+    pub fn without_writing_on_close(mut self) -> Self {
+        self.writes_on_close = false;
+        self
+    }
+
+    /// Memory for reads and writes of the device, at most. It must hold two batches and a few of the largest values.
+    pub fn io_memory(mut self, bytes: u64) -> Self {
+        self.io_memory = bytes;
+        self
+    }
+
+    /// The time, if it is to be another than the system's.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The seed of all that is random.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Sets a tunable of the cache in memory.
+    pub fn cache_tunable(mut self, name: &str, value: &str) -> Self {
+        self.cache_tunables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sets a tunable of the level on the device.
+    pub fn level_tunable(mut self, name: &str, value: &str) -> Self {
+        self.level_tunables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Opens the device, and begins to find out what it holds; the cache serves at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] if an argument cannot be right; and those of [`Level::open`].
+    pub fn build(self) -> Result<HybridCache<K, V>> {
+        let arena = Arena::new(ArenaConfig {
+            limit_bytes: self.io_memory,
+            huge_pages: HugePages::default(),
+        });
+        let arena = arena.map_err(|error| invalid("its memory for I/O").because(error))?;
+        let tunables = LevelTunables::default();
+        for (name, value) in &self.level_tunables {
+            tunables.set(name, value).map_err(|error| invalid("a tunable").because(error))?;
+        }
+        let mut options = LevelOptions::new(self.owner, Arc::clone(&arena));
+        options.tunables = Arc::new(tunables);
+        (options.force, options.create) = (self.force, true);
+        options.immutable_keys = self.immutable_keys;
+        if let Some(seed) = self.seed {
+            options.seed = seed;
+        }
+        if let Some(clock) = &self.clock {
+            options.clock = Arc::clone(clock);
+        }
+        let (device, codec) = (Arc::clone(&self.device), Arc::clone(&self.codec));
+        let level = match self.anew {
+            true => Level::create(device, codec, &options)?,
+            false => Level::open(device, codec, &options)?,
+        };
+        let cache = self.cache(&level, arena);
+        let cache = cache.map_err(|error| invalid("its memory").because(error))?;
+        Ok(HybridCache {
+            cache,
+            level,
+            usual_weight: AtomicU64::new(FIRST_WEIGHT),
+            weigh: self.weigh,
+            writes_on_close: self.writes_on_close,
+        })
+    }
+
+    fn cache(
+        &self,
+        level: &Arc<Level<K, V>>,
+        arena: Arc<Arena>,
+    ) -> Result<Cache<K, V>, BuildError> {
+        let weigh = Arc::clone(&self.weigh);
+        let mut builder = Cache::builder()
+            .weigher(move |key, value| weigh(key, value))
+            .second_level(Arc::new(Hook(Arc::clone(level))));
+        if let Some(bytes) = self.capacity {
+            builder = builder.capacity(bytes);
+        }
+        if let Some(bytes) = self.bound {
+            let level = Arc::clone(level);
+            builder = builder
+                .bound(bytes)
+                .overhead(move || level.memory_bytes() + arena.committed_bytes());
+        }
+        if let Some(seed) = self.seed {
+            builder = builder.seed(seed);
+        }
+        if let Some(clock) = &self.clock {
+            builder = builder.clock(Arc::clone(clock));
+        }
+        for (name, value) in &self.cache_tunables {
+            builder = builder.tunable(name, value);
+        }
+        builder.build()
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> std::fmt::Debug for HybridBuilder<K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HybridBuilder")
+            .field("capacity", &self.capacity)
+            .field("bound", &self.bound)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a name is on the device.
+fn tag_of(name: &str) -> [u8; 16] {
+    xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
+}
+
+fn invalid(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("a hybrid cache cannot be made: {what} is not right"))
+}

@@ -1,0 +1,324 @@
+//! A cache in memory and on a device, for programs that want nothing of storage pools.
+//!
+//! Purpose: [`HybridCache`] puts a cache and a level together, and says what the two must say together: that an
+//! overwrite or a removal holds for both, also after a crash.
+//!
+//! What it promises: when [`insert`](HybridCache::insert) or [`remove`](HybridCache::remove) return without an error, no
+//! older value of that key is ever returned again, not by this process, and not by one that opens the device after this one was
+//! killed. The new value itself may be lost in a crash: this is a cache. A device that fails is a miss and a counter.
+//!
+//! Locking: none of its own. What went wrong with forgetting is handed from the level to the caller through a variable
+//! of the thread, since the cache asks the level to forget on the thread that inserts or removes.
+//!
+//! Deliberately absent: expiry by time, and iteration.
+
+mod builder;
+mod values;
+
+use std::cell::RefCell;
+use std::fmt;
+
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_cache::{
+    Attributes, Begin, Cache, Candidate, Filler, Key, LoadError, OwnedRef, Refused, SecondLevel,
+    Stats,
+};
+
+pub use builder::HybridBuilder;
+pub use values::{LevelKey, LevelValue};
+
+use crate::error::{Error, Result};
+use crate::level::Level;
+use crate::stats::LevelStats;
+
+/// Lookups of a key that are given up by others before one goes past the level.
+const PATIENCE: u32 = 4;
+/// Blocks that are pinned at once while everything is written.
+const LOT: usize = 1024;
+
+forebay_base::sync::thread_local! {
+    /// Why the level could not forget the last key that this thread had it forget.
+    static UNFORGOTTEN: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
+
+/// Values in memory, and more of them on a device that survive the program. See the example at the head of the crate.
+pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
+    cache: Cache<K, V>,
+    level: Arc<Level<K, V>>,
+    /// What a value has weighed lately: what is reserved for one whose weight is not known.
+    usual_weight: AtomicU64,
+    weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
+    writes_on_close: bool,
+}
+
+/// What a cache has in memory and on its device, and has done.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HybridStats {
+    /// Of the memory.
+    pub memory: Stats,
+    /// Of the device.
+    pub level: LevelStats,
+}
+
+/// What did not work with an insert.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InsertError<V> {
+    /// The value was not cached, and comes back. No older one will be returned.
+    #[error(transparent)]
+    Refused(Refused<V>),
+    /// The device has failed in a way that an older value of the key may come back when it is opened again. In this process, it does
+    /// not.
+    #[error("an older value may come back: {error}")]
+    NotForgotten {
+        /// What happened, and what to do.
+        #[source]
+        error: Error,
+        /// The value, if it was not cached either.
+        value: Option<V>,
+    },
+}
+
+/// The level, as the cache sees it.
+struct Hook<K: Key, V: Send + Sync + 'static>(Arc<Level<K, V>>);
+
+impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
+    fn offer(&self, candidates: Vec<Candidate<K, V>>) {
+        self.0.offer(candidates);
+    }
+
+    fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
+        self.0.load(filler)
+    }
+
+    fn forget(&self, key: &K) {
+        if let Err(error) = self.0.forget_checked(key) {
+            UNFORGOTTEN.with(|slot| *slot.borrow_mut() = Some(error));
+        }
+    }
+}
+
+/// Runs what has the level forget a key. An error if it could not.
+fn forgetting<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
+    UNFORGOTTEN.with(|slot| slot.borrow_mut().take());
+    let outcome = change();
+    (outcome, UNFORGOTTEN.with(|slot| slot.borrow_mut().take()))
+}
+
+impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
+    /// The value of that key, from memory or from the device. Waits for the device, and for whoever loads that key at the moment.
+    pub fn get(&self, key: &K) -> Option<OwnedRef<K, V>> {
+        if let Some(value) = self.cache.get_owned(key) {
+            return Some(value);
+        }
+        for attempt in 0.. {
+            match self.begin(key, attempt) {
+                Ok(Begin::Hit(value)) => return Some(value.into_owned()),
+                Ok(Begin::InFlight(flight)) => match flight.wait() {
+                    Ok(value) => return Some(value),
+                    Err(LoadError::Abandoned) => {}
+                    Err(_) => return None,
+                },
+                Ok(Begin::Vacant(filler)) => {
+                    filler.withdraw();
+                    return None;
+                }
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// As [`get`](Self::get), without blocking the thread. Needs no runtime: it works under any executor.
+    pub async fn get_async(&self, key: &K) -> Option<OwnedRef<K, V>> {
+        if let Some(value) = self.cache.get_owned(key) {
+            return Some(value);
+        }
+        for attempt in 0.. {
+            let begun = match attempt < PATIENCE {
+                true => self.cache.begin_async(*key, self.usual(), self.attributes(key)).await,
+                false => self.begin(key, attempt),
+            };
+            match begun {
+                Ok(Begin::Hit(value)) => return Some(value.into_owned()),
+                Ok(Begin::InFlight(flight)) => match flight.await {
+                    Ok(value) => return Some(value),
+                    Err(LoadError::Abandoned) => {}
+                    Err(_) => return None,
+                },
+                Ok(Begin::Vacant(filler)) => {
+                    filler.withdraw();
+                    return None;
+                }
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    fn begin(&self, key: &K, attempt: u32) -> Result<Begin<'_, K, V>, LoadError> {
+        match attempt < PATIENCE {
+            true => self.cache.begin(*key, self.usual(), self.attributes(key)),
+            false => self.cache.begin_past_second(*key, self.usual(), Attributes::DATA),
+        }
+    }
+
+    /// How a value is to be cached of which only the device knows.
+    fn attributes(&self, key: &K) -> Attributes {
+        Attributes { class: self.level.class_of(key).unwrap_or_default(), ..Attributes::DATA }
+    }
+
+    fn usual(&self) -> u64 {
+        self.usual_weight.load(Ordering::Relaxed).max(1)
+    }
+
+    /// The value of that key, loaded if neither memory nor device have it: by `load`, or by whoever is loading it already.
+    ///
+    /// # Errors
+    /// The loader's error, whoever ran it; see [`Cache::get_or_load`].
+    pub fn get_or_load<E>(
+        &self,
+        key: K,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<OwnedRef<K, V>, LoadError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.get_or_load_with(key, Attributes::DATA, load)
+    }
+
+    /// As [`get_or_load`](Self::get_or_load), of a given class and hint.
+    ///
+    /// # Errors
+    /// As [`get_or_load`](Self::get_or_load).
+    pub fn get_or_load_with<E>(
+        &self,
+        key: K,
+        attributes: Attributes,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<OwnedRef<K, V>, LoadError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let load = || load().inspect(|value| self.note_weight(&key, value));
+        self.cache.get_or_load(key, self.usual(), attributes, load).map(|value| value.into_owned())
+    }
+
+    /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Dropping the future gives the load up.
+    ///
+    /// # Errors
+    /// As [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_async<E, F>(
+        &self,
+        key: K,
+        load: impl FnOnce() -> F,
+    ) -> Result<OwnedRef<K, V>, LoadError>
+    where
+        F: Future<Output = Result<V, E>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let load = async || load().await.inspect(|value| self.note_weight(&key, value));
+        let value = self.cache.get_or_load_async(key, self.usual(), Attributes::DATA, load).await;
+        value.map(|value| value.into_owned())
+    }
+
+    fn note_weight(&self, key: &K, value: &V) {
+        let (usual, now) = (self.usual(), (self.weigh)(key, value));
+        // Others may do the same at once: it is a guess in any case.
+        self.usual_weight.store((7 * usual + now) / 8, Ordering::Relaxed);
+    }
+
+    /// Caches a value, over any other of that key. If the device has an older one, waits until it is durable that this one is
+    /// never returned again.
+    ///
+    /// # Errors
+    /// When the value was not cached, or the device cannot forget the older one.
+    pub fn insert(&self, key: K, value: V) -> Result<(), InsertError<V>> {
+        self.insert_with(key, value, Attributes::DATA)
+    }
+
+    /// As [`insert`](Self::insert), of a given class and hint.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn insert_with(
+        &self,
+        key: K,
+        value: V,
+        attributes: Attributes,
+    ) -> Result<(), InsertError<V>> {
+        self.note_weight(&key, &value);
+        match forgetting(|| self.cache.insert_with(key, value, attributes)) {
+            (Ok(()), None) => Ok(()),
+            (Err(refused), None) => Err(InsertError::Refused(refused)),
+            (outcome, Some(error)) => {
+                let value = outcome.err().map(|refused| refused.value);
+                Err(InsertError::NotForgotten { error, value })
+            }
+        }
+    }
+
+    /// Removes a value from memory and device. True if it was in memory. When it returns, it is durable that the value is never
+    /// returned again.
+    ///
+    /// # Errors
+    /// When the device cannot forget it: it has failed, and the value may come back when it is opened again. In this process, it does
+    /// not.
+    pub fn remove(&self, key: &K) -> Result<bool> {
+        match forgetting(|| self.cache.remove(key)) {
+            (was_cached, None) => Ok(was_cached),
+            (_, Some(error)) => Err(error),
+        }
+    }
+
+    /// Writes all values that are in memory only to the device, as far as there is room, and waits until they are durable.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn flush_to_device(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        self.cache.offer_all(LOT, |candidates| {
+            if outcome.is_ok() {
+                outcome = self.level.write_all(candidates);
+            }
+        });
+        outcome?;
+        self.level.flush()
+    }
+
+    /// What is in memory and on the device, and what was done.
+    pub fn stats(&self) -> HybridStats {
+        HybridStats { memory: self.cache.stats(), level: self.level.stats() }
+    }
+
+    /// The memory alone.
+    pub fn cache(&self) -> &Cache<K, V> {
+        &self.cache
+    }
+
+    /// The device alone.
+    pub fn level(&self) -> &Arc<Level<K, V>> {
+        &self.level
+    }
+
+    /// Ends all work: writes what is in memory only, unless that was declined, and closes memory and device. Lookups find nothing
+    /// afterwards. Never call it on a thread that holds a value of this cache: it would wait for itself.
+    ///
+    /// # Errors
+    /// When not all could be written; it is closed all the same.
+    pub fn close(&self) -> Result<()> {
+        let written = if self.writes_on_close { self.flush_to_device() } else { Ok(()) };
+        // First: blocks that wait to be written are pinned in the cache.
+        self.level.close();
+        self.cache.close();
+        written
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> fmt::Debug for HybridCache<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HybridCache").field("level", &self.level.health()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! Keys and values that know how they become bytes, so that most users need no codec of their own.
+
+use std::marker::PhantomData;
+
+use forebay_cache::Key;
+
+use crate::codec::Codec;
+
+/// A key that can be written to a device.
+///
+/// The bytes must be the same in every run of the program: they are what a value is found by after a restart. Different
+/// keys give different bytes.
+pub trait LevelKey: Key {
+    /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+    const BYTES: usize;
+
+    /// Writes the key into `out`, which has [`BYTES`](Self::BYTES) bytes.
+    fn encode(&self, out: &mut [u8]);
+}
+
+/// A value that can be written to a device.
+pub trait LevelValue: Sized + Send + Sync + 'static {
+    /// Bytes that [`encode`](Self::encode) will write.
+    fn encoded_len(&self) -> usize;
+
+    /// Writes the value into `out`, which has [`encoded_len`](Self::encoded_len) bytes.
+    fn encode(&self, out: &mut [u8]);
+
+    /// The value that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program
+    /// wrote them. `None` is a miss.
+    fn decode(bytes: &[u8]) -> Option<Self>;
+
+    /// Bytes of memory that the value takes, itself included: what it weighs in the cache.
+    fn memory_bytes(&self) -> u64 {
+        (size_of::<Self>() + self.encoded_len()) as u64
+    }
+}
+
+macro_rules! integers {
+    ($($t:ty)*) => {$(
+        impl LevelKey for $t {
+            const BYTES: usize = size_of::<$t>();
+            fn encode(&self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
+            }
+        }
+
+        impl LevelValue for $t {
+            fn encoded_len(&self) -> usize {
+                size_of::<$t>()
+            }
+            fn encode(&self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
+            }
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                Some(<$t>::from_le_bytes(bytes.try_into().ok()?))
+            }
+            fn memory_bytes(&self) -> u64 {
+                size_of::<$t>() as u64
+            }
+        }
+    )*};
+}
+integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
+
+impl<const N: usize> LevelKey for [u8; N] {
+    const BYTES: usize = N;
+    fn encode(&self, out: &mut [u8]) {
+        out.copy_from_slice(self);
+    }
+}
+
+impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
+    const BYTES: usize = A::BYTES + B::BYTES;
+    fn encode(&self, out: &mut [u8]) {
+        let (first, second) = out.split_at_mut(A::BYTES);
+        self.0.encode(first);
+        self.1.encode(second);
+    }
+}
+
+impl<const N: usize> LevelValue for [u8; N] {
+    fn encoded_len(&self) -> usize {
+        N
+    }
+    fn encode(&self, out: &mut [u8]) {
+        out.copy_from_slice(self);
+    }
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok()
+    }
+    fn memory_bytes(&self) -> u64 {
+        N as u64
+    }
+}
+
+macro_rules! bytes {
+    ($($t:ty)*) => {$(
+        impl LevelValue for $t {
+            fn encoded_len(&self) -> usize {
+                self.len()
+            }
+            fn encode(&self, out: &mut [u8]) {
+                out.copy_from_slice(self);
+            }
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                Some(bytes.into())
+            }
+        }
+    )*};
+}
+bytes!(Vec<u8> Box<[u8]>);
+
+impl LevelValue for String {
+    fn encoded_len(&self) -> usize {
+        self.len()
+    }
+    fn encode(&self, out: &mut [u8]) {
+        out.copy_from_slice(self.as_bytes());
+    }
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        std::str::from_utf8(bytes).ok().map(str::to_owned)
+    }
+}
+
+/// The codec of keys and values that say themselves how they become bytes.
+pub(super) struct OwnCodec<K, V>(PhantomData<fn() -> (K, V)>);
+
+impl<K, V> OwnCodec<K, V> {
+    pub(super) fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
+    fn key_bytes(&self) -> usize {
+        K::BYTES
+    }
+    fn encode_key(&self, key: &K, out: &mut [u8]) {
+        key.encode(out);
+    }
+    fn encoded_len(&self, value: &V) -> usize {
+        value.encoded_len()
+    }
+    fn encode(&self, value: &V, out: &mut [u8]) {
+        value.encode(out);
+    }
+    fn decode(&self, _key: &K, bytes: &[u8]) -> Option<V> {
+        V::decode(bytes)
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    fn round<V: LevelValue + PartialEq + std::fmt::Debug>(value: V) {
+        let mut bytes = vec![0; value.encoded_len()];
+        value.encode(&mut bytes);
+        assert_eq!(V::decode(&bytes), Some(value));
+    }
+
+    #[test]
+    fn values_survive_encoding() {
+        round(0x0123_4567_89ab_cdef_u64);
+        round(-5_i32);
+        round([1u8, 2, 3]);
+        round(vec![7u8; 1000]);
+        round(Vec::<u8>::new());
+        round(String::from("Füllung"));
+        round(vec![1u8, 2].into_boxed_slice());
+    }
+
+    #[test]
+    fn bytes_that_are_no_value_are_refused() {
+        assert_eq!(u64::decode(&[1, 2, 3]), None);
+        assert_eq!(<[u8; 4]>::decode(&[1, 2, 3]), None);
+        assert_eq!(String::decode(&[0xff, 0xfe]), None);
+    }
+
+    #[test]
+    fn different_keys_give_different_bytes() {
+        let encoded = |key: (u32, u64)| {
+            let mut bytes = [0; <(u32, u64)>::BYTES];
+            key.encode(&mut bytes);
+            bytes
+        };
+        assert_eq!(encoded((1, 2)), [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_ne!(encoded((1, 2)), encoded((2, 1)));
+    }
+}

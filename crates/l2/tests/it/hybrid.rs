@@ -1,0 +1,370 @@
+//! The cache in memory and on a device: warm after a restart, nothing old ever, and what it says of a device that fails.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_base::rng::SmallRng;
+use forebay_cache::{Attributes, Class, LoadError};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::record::{RecordDevice, RecordOptions};
+use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
+use forebay_l2::{
+    Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, LevelKey, LevelValue,
+};
+
+const DEVICE_BYTES: u64 = 32 << 20;
+
+fn memory_device() -> Arc<MemoryDevice> {
+    let options = MemoryOptions { lanes: 1, ..MemoryOptions::default() };
+    Arc::new(MemoryDevice::new("medium", DEVICE_BYTES, &options).unwrap())
+}
+
+fn value(key: u64, version: u64) -> Vec<u8> {
+    let mut bytes = key.to_le_bytes().to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.resize(64 + (key % 200) as usize, key as u8);
+    bytes
+}
+
+fn builder(device: Arc<dyn Device>) -> HybridBuilder<u64, Vec<u8>> {
+    HybridCache::builder(device).capacity(1 << 20).seed(7)
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
+    const VALUES: u64 = 20_000;
+    let device = memory_device();
+    let cache = builder(device.clone()).level_tunable("admit_all", "true").build().unwrap();
+    for key in 0..VALUES {
+        cache.insert(key, value(key, 0)).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    let in_memory = cache.stats().memory.resident_blocks();
+    assert!(in_memory < VALUES / 2, "{in_memory} of {VALUES} fit into memory");
+    cache.close().unwrap();
+
+    let cache = builder(device.clone()).build().unwrap();
+    assert!(cache.level().wait_rebuilt());
+    let mut found = 0;
+    for key in 0..VALUES {
+        if let Some(found_value) = cache.get(&key) {
+            assert_eq!(*found_value, value(key, 0), "key {key}");
+            found += 1;
+        }
+    }
+    // All that was in memory was written, and more that had left it.
+    assert!(found >= in_memory, "{found} found, {in_memory} had been in memory");
+    assert_eq!(cache.stats().level.hits, found);
+    assert!(cache.get(&VALUES).is_none());
+    cache.close().unwrap();
+    assert!(cache.get(&1).is_none(), "a closed cache has nothing");
+}
+
+#[test]
+fn another_name_is_refused_and_anew_forgets() {
+    let device = memory_device();
+    let cache = builder(device.clone()).name("pictures").build().unwrap();
+    cache.insert(1, value(1, 0)).unwrap();
+    cache.close().unwrap();
+    let error = builder(device.clone()).name("sounds").build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
+    let cache = builder(device.clone()).name("pictures").build().unwrap();
+    assert!(cache.level().wait_rebuilt());
+    assert_eq!(cache.get(&1).as_deref(), Some(&value(1, 0)));
+    cache.close().unwrap();
+    let cache = builder(device.clone()).name("pictures").anew().build().unwrap();
+    assert!(cache.get(&1).is_none());
+    cache.close().unwrap();
+    let cache = builder(device).name("sounds").force().anew().build().unwrap();
+    cache.close().unwrap();
+}
+
+#[test]
+fn nonsense_is_refused_with_the_reason() {
+    let build = |builder: HybridBuilder<u64, Vec<u8>>| builder.build().unwrap_err();
+    let error = build(HybridCache::builder(memory_device()));
+    assert_eq!(error.kind(), ErrorKind::Invalid, "no capacity: {error}");
+    let error = build(builder(memory_device()).level_tunable("batch_bytes", "7"));
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let small = MemoryDevice::new("small", 1 << 20, &MemoryOptions::default()).unwrap();
+    assert_eq!(build(builder(Arc::new(small))).kind(), ErrorKind::TooSmall);
+}
+
+/// Writes and removes at random; what a crash at any moment leaves must not bring anything old back.
+#[test]
+fn an_overwrite_or_removal_never_comes_back_after_a_crash() {
+    let full = std::env::var("FOREBAY_FULL").is_ok_and(|v| v == "1");
+    let seeds = if full { 0..40 } else { 0..4 };
+    seeds.for_each(crash_round);
+}
+
+fn crash_round(seed: u64) {
+    const KEYS: u64 = 300;
+    println!("seed {seed}");
+    let medium = memory_device();
+    let device = Arc::new(RecordDevice::new(medium, RecordOptions::default()));
+    let cache = HybridCache::<u64, Vec<u8>>::builder(device.clone())
+        .capacity(16 << 10)
+        .seed(seed)
+        .level_tunable("admit_all", "true")
+        .level_tunable("linger_ms", "0")
+        .build()
+        .unwrap();
+    let mut rng = SmallRng::from_seed(seed);
+    // Of each key: the version that may be found, 0 for none, by the time at which it was acknowledged.
+    let mut history: HashMap<u64, Vec<(usize, u64)>> = HashMap::new();
+    for version in 1..3000u64 {
+        let key = rng.below(KEYS);
+        match rng.below(10) {
+            0 => {
+                cache.remove(&key).unwrap();
+                history.entry(key).or_default().push((device.position(), 0));
+            }
+            1..5 => {
+                cache.insert(key, value(key, version)).unwrap();
+                history.entry(key).or_default().push((device.position(), version));
+            }
+            _ => {
+                let newest = history.get(&key).and_then(|all| all.last()).map_or(0, |h| h.1);
+                if let Some(found) = cache.get(&key) {
+                    assert_eq!(*found, value(key, newest), "key {key}");
+                }
+            }
+        }
+    }
+    let positions = device.position();
+    let recording = device.recording();
+    cache.close().unwrap();
+    let arena =
+        Arena::new(ArenaConfig { limit_bytes: 4 << 20, huge_pages: HugePages::Auto }).unwrap();
+    for nth in 0..8 {
+        let position = positions * (nth + 1) / 8;
+        let image = recording.at(position).sampled(&mut rng);
+        let medium = memory_device();
+        image.write_to(&*medium, &arena).unwrap();
+        let cache = match builder(medium).without_writing_on_close().build() {
+            Ok(cache) => cache,
+            // A crash while it was made.
+            Err(error) => panic!("position {position}: {error}"),
+        };
+        assert!(cache.level().wait_rebuilt());
+        let mut found = 0;
+        for (key, versions) in &history {
+            let Some(bytes) = cache.get(key) else { continue };
+            found += 1;
+            let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+            assert_eq!(*bytes, value(*key, version), "key {key} has wrong bytes");
+            // What was acknowledged last before the crash, or anything that began after it.
+            let before = versions.iter().rposition(|(at, _)| *at <= position);
+            let allowed = &versions[before.unwrap_or(0)..];
+            assert!(
+                allowed.iter().any(|(_, v)| *v == version),
+                "seed {seed}, position {position}: key {key} came back as {version}, not one of {allowed:?}"
+            );
+        }
+        assert!(nth < 4 || found > 0, "nothing survives");
+        cache.close().unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_a_miss_and_what_cannot_be_forgotten_is_said() {
+    let device = Arc::new(FaultDevice::new(memory_device(), 1));
+    let cache = builder(device.clone()).level_tunable("admit_all", "true").build().unwrap();
+    for key in 0..100 {
+        cache.insert(key, value(key, 1)).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    cache.cache().flush();
+    assert_eq!(cache.get(&5).as_deref(), Some(&value(5, 1)));
+    let reads = device.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    assert!(cache.get(&6).is_none(), "a failed read is a miss");
+    let loaded = cache.get_or_load(7, || Ok::<_, std::io::Error>(value(7, 9))).unwrap();
+    assert_eq!(*loaded, value(7, 9), "and the loader is asked instead");
+    drop(loaded);
+    device.remove(reads);
+    assert_eq!(cache.get(&8).as_deref(), Some(&value(8, 1)));
+
+    device.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    device.add(Rule::new(Fault::Error(5)).on(Op::Flush));
+    match cache.insert(9, value(9, 2)) {
+        Err(InsertError::NotForgotten { error, value: None }) => {
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        }
+        other => panic!("the tombstone was not written, but: {other:?}"),
+    }
+    assert!(matches!(cache.level().health(), Health::Failed { .. }));
+    assert_eq!(cache.get(&9).as_deref(), Some(&value(9, 2)), "it is in memory all the same");
+    assert!(cache.remove(&10).is_err());
+    // What the device never had needs no tombstone.
+    cache.insert(1000, value(1000, 1)).unwrap();
+    assert!(cache.get(&11).is_none(), "a failed level has nothing");
+    // Once the label can be voided, nothing can come back.
+    device.clear();
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(!cache.remove(&12).unwrap());
+    let _ = cache.close();
+    let error = HybridBuilder::<u64, Vec<u8>>::build(builder(device)).map(|cache| {
+        let found = (0..100).find(|key| cache.get(key).is_some());
+        assert_eq!(found, None, "a voided level came back");
+    });
+    drop(error);
+}
+
+/// Bytes that are no value any more, as after a change of the program.
+struct Picky;
+
+impl Codec<u64, Vec<u8>> for Picky {
+    fn key_bytes(&self) -> usize {
+        u64::BYTES
+    }
+    fn encode_key(&self, key: &u64, out: &mut [u8]) {
+        LevelKey::encode(key, out);
+    }
+    fn encoded_len(&self, value: &Vec<u8>) -> usize {
+        value.len()
+    }
+    fn encode(&self, value: &Vec<u8>, out: &mut [u8]) {
+        out.copy_from_slice(value);
+    }
+    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Vec<u8>> {
+        key.is_multiple_of(2).then(|| bytes.to_vec())
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_is_a_miss() {
+    let device = memory_device();
+    let picky =
+        || HybridBuilder::new(device.clone(), Arc::new(Picky), |_, v: &Vec<u8>| v.len() as u64);
+    let cache = picky().capacity(1 << 20).build().unwrap();
+    for key in 0..50 {
+        cache.insert(key, value(key, 0)).unwrap();
+    }
+    cache.flush_to_device().unwrap();
+    cache.cache().flush();
+    for key in 0..50 {
+        assert_eq!(cache.get(&key).is_some(), key % 2 == 0, "key {key}");
+    }
+    let loaded = cache.get_or_load(3, || Ok::<_, std::io::Error>(vec![1])).unwrap();
+    assert_eq!(*loaded, [1]);
+    drop(loaded);
+    assert!(cache.stats().level.count("load_undecodable") >= 25);
+    cache.close().unwrap();
+}
+
+#[test]
+fn futures_find_load_and_share() {
+    let cache = builder(memory_device()).build().unwrap();
+    let load = |bytes: Vec<u8>| move || async move { Ok::<_, std::io::Error>(bytes) };
+    block_on(async {
+        assert!(cache.get_async(&1).await.is_none());
+        let loaded = cache.get_or_load_async(1, load(value(1, 0))).await.unwrap();
+        assert_eq!(*loaded, value(1, 0));
+        assert_eq!(cache.get_async(&1).await.as_deref(), Some(&value(1, 0)));
+    });
+    cache.flush_to_device().unwrap();
+    cache.cache().flush();
+    block_on(async {
+        assert_eq!(cache.get_async(&1).await.as_deref(), Some(&value(1, 0)), "from the device");
+        cache.cache().flush();
+        let loaded = cache.get_or_load_async(1, load(vec![])).await.unwrap();
+        assert_eq!(*loaded, value(1, 0), "the loader is not asked");
+    });
+    let failed = cache.get_or_load(2, || Err(std::io::Error::other("no such thing")));
+    assert!(matches!(failed, Err(LoadError::Failed(_))), "an error is the caller's");
+    assert!(cache.get(&2).is_none(), "and is not cached");
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_bound_holds_for_all_of_it() {
+    const BOUND: u64 = 24 << 20;
+    let cache = HybridCache::<u64, Vec<u8>>::builder(memory_device())
+        .bound(BOUND)
+        .io_memory(8 << 20)
+        .level_tunable("admit_all", "true")
+        .build()
+        .unwrap();
+    for key in 0..60_000 {
+        cache.insert(key, value(key, 0)).unwrap();
+        if key % 1000 == 0 {
+            let stats = cache.stats();
+            let all = stats.memory.resident_bytes() + stats.memory.overhead.total();
+            assert!(all <= BOUND + BOUND / 8, "{all} bytes under a bound of {BOUND}");
+        }
+    }
+    cache.close().unwrap();
+}
+
+#[test]
+fn many_threads_read_what_was_written_last() {
+    const THREADS: u64 = 4;
+    const KEYS: u64 = 400;
+    const STEPS: u64 = 3000;
+    let cache = HybridCache::<u64, Vec<u8>>::builder(memory_device())
+        .capacity(20 << 10)
+        .level_tunable("admit_all", "true")
+        .level_tunable("linger_ms", "1")
+        .build()
+        .unwrap();
+    // Each key has one writer, which announces a version before it writes it, and says when it is there.
+    let begun: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+    let done: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (cache, begun, done) = (&cache, &begun, &done);
+            scope.spawn(move || {
+                let mut rng = SmallRng::from_seed(thread);
+                for step in 1..STEPS {
+                    let key = rng.below(KEYS);
+                    let at = key as usize;
+                    if key % THREADS == thread && step % 4 == 0 {
+                        begun[at].store(step, Ordering::SeqCst);
+                        let class = Attributes {
+                            class: Class::ALL[(step % 8 / 4) as usize],
+                            ..Attributes::DATA
+                        };
+                        cache.insert_with(key, value(key, step), class).unwrap();
+                        done[at].store(step, Ordering::SeqCst);
+                        continue;
+                    }
+                    let oldest = done[at].load(Ordering::SeqCst);
+                    if let Some(found) = cache.get(&key) {
+                        let version = u64::from_le_bytes(found[8..16].try_into().unwrap());
+                        assert_eq!(*found, value(key, version));
+                        let newest = begun[at].load(Ordering::SeqCst);
+                        assert!(
+                            (oldest..=newest).contains(&version),
+                            "{version}: {oldest} to {newest}"
+                        );
+                    }
+                }
+            });
+        }
+    });
+    assert!(cache.stats().level.hits > 0, "the device was never asked");
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_value_says_what_it_takes() {
+    assert_eq!(LevelValue::memory_bytes(&vec![0u8; 100]), 100 + size_of::<Vec<u8>>() as u64);
+    assert_eq!(7u64.memory_bytes(), 8);
+}
