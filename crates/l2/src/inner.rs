@@ -189,6 +189,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         {
             return self.voided.load(Ordering::Acquire);
         }
+        self.void_now()
+    }
+
+    /// Voids the label. Whether it is void.
+    pub(crate) fn void_now(&self) -> bool {
         let voided = label::void(&self.medium, &self.label).is_ok();
         if voided {
             self.voided.store(true, Ordering::Release);

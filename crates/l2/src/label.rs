@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - A device that holds anything but zeros at its ends, or a level of the same owner, is made a level only if forced.
+//! - A device that holds anything but zeros at its ends, a level of the same owner, or one that was removed, is made a level only
+//!   if forced.
 //! - A level is void once neither copy of its label is there, durably. Nothing else has to be overwritten: a new level gets
 //!   another guid, and believes nothing that carries the old one.
 //!
@@ -14,7 +15,7 @@ use forebay_base::rng::SmallRng;
 use forebay_io::Device;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{LABEL_BYTES, LabelPhys, MAX_FEATURES, PAGE_BYTES, VERSION};
+use crate::format::{LABEL_BYTES, LabelPhys, MAX_FEATURES, PAGE_BYTES, VERSION, void_page};
 use crate::geometry::Geometry;
 use crate::medium::{Medium, Trouble};
 use crate::options::LevelOptions;
@@ -199,6 +200,10 @@ fn look(medium: &Medium) -> Result<Option<String>> {
     for start in [0, (device_bytes - bytes) / sector * sector] {
         let found =
             medium.read(start, bytes).map_err(|t| trouble(medium, "look at the place", t))?;
+        if start == 0 && found.starts_with(&void_page()) {
+            // A level was here, and its owner has removed it: the rest of the device means nothing to anybody.
+            return Ok(None);
+        }
         let Some(at) = found.iter().position(|byte| *byte != 0) else { continue };
         let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
             start == 0 && found.get(*at..).is_some_and(|rest| rest.starts_with(magic))
@@ -291,7 +296,7 @@ pub(crate) fn write(medium: &Medium, label: &LabelInfo) -> Result<()> {
 
 /// The level is not there any more, durably.
 pub(crate) fn void(medium: &Medium, label: &LabelInfo) -> Result<()> {
-    put(medium, label, &[0; LABEL_BYTES]).map_err(|t| trouble(medium, "void the label", t))
+    put(medium, label, &void_page()).map_err(|t| trouble(medium, "void the label", t))
 }
 
 fn put(medium: &Medium, label: &LabelInfo, bytes: &[u8; LABEL_BYTES]) -> Result<(), Trouble> {

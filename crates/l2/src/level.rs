@@ -262,6 +262,11 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     pub fn close(&self) {
         self.inner.close_status();
         self.end_threads();
+        // The last chance to keep what could not be forgotten from coming back.
+        let failed = matches!(self.health(), Health::Failed { voided: false, .. });
+        if failed && !self.inner.immutable_keys {
+            self.inner.void_now();
+        }
     }
 
     /// Takes and gives nothing more, waits for what is on its way, frees the memory of the index, and voids the label, so that

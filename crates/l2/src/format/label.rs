@@ -16,6 +16,16 @@ pub(crate) const FEATURE_BYTES: usize = 32;
 /// First bytes of a label: "forelvl" and a one.
 const MAGIC: u64 = u64::from_le_bytes(*b"forelvl\x01");
 
+/// First bytes of a page that was a label until the level was removed: "forelvl" and a zero. All else in it is zero.
+const VOID_MAGIC: u64 = u64::from_le_bytes(*b"forelvl\x00");
+
+/// The page that takes a label's place when the level is removed.
+pub(crate) fn void_page() -> [u8; LABEL_BYTES] {
+    let mut page = [0; LABEL_BYTES];
+    page[..8].copy_from_slice(&VOID_MAGIC.to_le_bytes());
+    page
+}
+
 /// The label of a level. Two copies: in the device's first page, and in its last one.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

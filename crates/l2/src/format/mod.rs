@@ -18,7 +18,7 @@ pub(crate) use batch::{
     BATCH_HEAD_BYTES, BatchHead, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
 };
 pub(crate) use block::{Block, BlockSeed, block_bytes, seal_block, verify_block};
-pub(crate) use label::{LABEL_BYTES, LabelPhys, MAX_FEATURES, VERSION};
+pub(crate) use label::{LABEL_BYTES, LabelPhys, MAX_FEATURES, VERSION, void_page};
 pub(crate) use segment::{
     BatchPlace, FOOTER_HEAD_BYTES, Footer, FooterHead, PLACE_BYTES, SegmentHead, seal_footer,
 };

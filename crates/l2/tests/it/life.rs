@@ -140,6 +140,9 @@ fn a_level_that_was_removed_is_gone() {
     assert!(world.level.is_empty());
     world.insert(1, 2, 1000);
     world.close();
-    let again = Level::<u64, Value>::open(device, Arc::new(Numbers), &options());
+    let again = Level::<u64, Value>::open(device.clone(), Arc::new(Numbers), &options());
     assert_eq!(again.unwrap_err().kind(), ErrorKind::NotALevel);
+    // It is free for anybody now, without force.
+    let other = LevelOptions { owner: [3; 16], ..options() };
+    World::create(&device, &other).close();
 }

@@ -5,6 +5,9 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod crash;
+mod faults;
 mod hybrid;
 mod life;
+mod rot;
 mod support;
