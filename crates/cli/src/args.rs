@@ -81,7 +81,7 @@ pub(crate) enum Command {
 }
 
 /// How a dataset keeps its data.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DatasetArgs {
     /// Record size of new files: a power of two from 4K to 1M
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -95,6 +95,16 @@ pub(crate) struct DatasetArgs {
     /// When an fsync returns: with the intent log, or with the whole transaction group
     #[arg(long, value_enum)]
     pub(crate) sync: Option<SyncName>,
+    /// What the pool's cache devices hold of it (see `forebay cache add`)
+    #[arg(long, value_enum)]
+    pub(crate) second: Option<CacheName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheName {
+    All,
+    Metadata,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -150,6 +160,9 @@ pub(crate) struct ImportOptionArgs {
     /// Do not replay the intent log: what only it has is lost
     #[arg(long)]
     pub(crate) discard_log: bool,
+    /// Do without the pool's cache devices this time
+    #[arg(long)]
+    pub(crate) no_cache_devices: bool,
     /// Set a tunable of the pool from the start (see `forebay tunable get`); can be given several times
     #[arg(long = "tunable", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) tunables: Vec<(String, String)>,
@@ -333,6 +346,43 @@ pub(crate) enum CacheCommand {
         /// A pool, whose process is meant; else all processes
         pool: Option<String>,
     },
+    /// Have a pool keep on a fast device what memory lets go of, also over restarts
+    #[command(after_help = "Examples:\n  \
+        forebay cache add tank /dev/nvme0n1p3\n  \
+        forebay cache add tank.img cache.img --size 20G\n\n\
+        The pool may be in use. Nothing is ever lost with a cache device: it can be removed at any time, and a pool is\n\
+        mounted without one that is missing. It costs memory: about 24 bytes for each block that it holds.")]
+    Add {
+        #[arg(help = POOL_HELP)]
+        pool: String,
+        /// A file or block device, of 16 MiB at least
+        device: PathBuf,
+        /// Size of a file that is not there yet, which is made
+        #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+        size: Option<u64>,
+        /// Use a device that is not empty: what it holds is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Do without a cache device; the pool may be in use
+    #[command(after_help = "Examples:\n  \
+        forebay cache remove tank /dev/nvme0n1p3\n  \
+        forebay cache remove tank 5f3a9c0e12d4b687     also if its device is gone, by its number in `forebay cache list`")]
+    Remove {
+        #[arg(help = POOL_HELP)]
+        pool: String,
+        /// Its path, or its number
+        device: String,
+    },
+    /// List the cache devices of a pool, or of all pools in use
+    #[command(after_help = "Examples:\n  forebay cache list\n  forebay cache list tank --json")]
+    List {
+        /// A pool; else all that are in use
+        pool: Option<String>,
+        /// For machines
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -340,6 +390,19 @@ pub(crate) enum DatasetCommand {
     /// Make a dataset with a file system in a pool that is not in use
     #[command(after_help = "Examples:\n  forebay dataset create tank.img photos --record-size 1M")]
     Create {
+        #[arg(help = POOL_HELP)]
+        pool: String,
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        settings: DatasetArgs,
+    },
+    /// Change how a dataset keeps what is written from now on, in a pool that is not in use
+    #[command(
+        after_help = "Examples:\n  forebay dataset set tank.img backups --second metadata\n  \
+        forebay dataset set tank.img main --compression lz4 --sync group"
+    )]
+    Set {
         #[arg(help = POOL_HELP)]
         pool: String,
         /// Its name

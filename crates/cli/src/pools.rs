@@ -27,10 +27,13 @@ pub(crate) struct ImportWanted {
     pub(crate) rewind: bool,
     pub(crate) discard_log: bool,
     pub(crate) tunables: Vec<(String, String)>,
+    /// Whether to use its cache devices.
+    #[serde(default)]
+    pub(crate) cache_devices: bool,
 }
 
 impl ImportWanted {
-    /// To look at a pool, or to work on it, as it is.
+    /// To look at a pool, or to work on it for a moment, as it is: without its cache devices.
     pub(crate) fn plain(paths: Vec<PathBuf>, read_only: bool) -> Self {
         Self { paths, read_only, ..Self::default() }
     }
@@ -171,6 +174,7 @@ pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<P
         discard_log: wanted.discard_log,
         rewind: wanted.rewind,
         tunables: wanted.tunables.clone(),
+        looks_for_cache_devices: wanted.cache_devices,
         ..ImportOptions::new(Arc::clone(cache))
     };
     Pool::import(devices, &options).map_err(|error| {

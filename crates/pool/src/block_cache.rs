@@ -6,7 +6,7 @@
 //!
 //! # The bound
 //!
-//! One bound covers what is cached, the cache's own structures, and dirty bytes, which are told to
+//! One bound covers what is cached, the cache's own structures, the indexes of cache devices, and dirty bytes, which are told to
 //! it by [`BlockCache::add_dirty`]. Free memory of the arena does not count: the arena has a limit
 //! of its own, a little higher, for buffers of I/O in flight and copies that are being written, and
 //! gives back what is free when it nears that. If it counted, room would be taken from blocks for
@@ -25,10 +25,11 @@ use forebay_base::arena::{AllocError, Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_cache::{Cache, Key, OwnedRef, OwnerId};
+use forebay_cache::{Cache, Key, OwnedRef, OwnerId, SecondLevel};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
+use crate::second::Mux;
 
 /// Births are kept in this many bits, beside the owner.
 const BIRTH_BITS: u32 = 48;
@@ -68,6 +69,16 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
+    /// The first copy's address, as it is stored.
+    pub(crate) fn dva(&self) -> u64 {
+        self.dva
+    }
+
+    /// The group that wrote the block.
+    pub(crate) fn birth(&self) -> u64 {
+        self.owner_and_birth & (BIRTH_END - 1)
+    }
+
     /// Something that spreads keys.
     pub(crate) fn spread(&self) -> u64 {
         (self.dva ^ self.owner_and_birth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
@@ -104,6 +115,7 @@ pub struct BlockCacheOptions {
 pub struct BlockCache {
     cache: Cache<BlockKey, Buffer>,
     arena: Arc<Arena>,
+    second: Arc<Mux>,
     bound: u64,
     accounts: Arc<CachePadded<Accounts>>,
     pressure: Mutex<()>,
@@ -133,12 +145,16 @@ impl BlockCache {
         let accounts = Arc::new(CachePadded::new(Accounts::default()));
         let (counted, memory) = (Arc::clone(&accounts), Arc::clone(&arena));
         let spare_bytes = options.bytes / SPARE_SHARE;
+        let second = Mux::new();
+        let levels = Arc::clone(&second);
         let mut builder = Cache::builder()
             .bound(options.bytes)
             .overhead(move || {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
-                counted.total(free_bytes.saturating_sub(spare_bytes))
+                let others = counted.total(free_bytes.saturating_sub(spare_bytes));
+                others.saturating_add(levels.memory_bytes())
             })
+            .second_level(Arc::clone(&second) as Arc<dyn SecondLevel<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
             .tunable("correlated_window_permille", WINDOW_PERMILLE);
         for (name, value) in &options.tunables {
@@ -161,7 +177,7 @@ impl BlockCache {
         })?;
         let pressure = Mutex::named("block-cache-pressure", ());
         let (bound, relief) = (options.bytes, Condvar::new());
-        Ok(Arc::new(Self { cache, arena, bound, accounts, pressure, relief }))
+        Ok(Arc::new(Self { cache, arena, second, bound, accounts, pressure, relief }))
     }
 
     /// The cache itself.
@@ -171,8 +187,18 @@ impl BlockCache {
     }
 
     /// The memory of blocks.
-    pub fn arena(&self) -> &Arena {
+    pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
+    }
+
+    /// Where pools attach their cache devices.
+    pub(crate) fn second(&self) -> &Arc<Mux> {
+        &self.second
+    }
+
+    /// Bytes of RAM that the indexes of all cache devices take: they count against the bound.
+    pub fn second_memory_bytes(&self) -> u64 {
+        self.second.memory_bytes()
     }
 
     /// The bound in bytes.

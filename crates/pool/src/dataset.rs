@@ -37,12 +37,14 @@ pub struct DatasetSettings {
     pub metadata_copies: u8,
     /// What RAM caches of it.
     pub cache: CacheMode,
+    /// What cache devices hold of it, from now on.
+    pub second: CacheMode,
     /// When an fsync returns.
     pub sync: SyncMode,
 }
 
 impl Default for DatasetSettings {
-    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached, fsync by the intent log.
+    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached in RAM and on cache devices, fsync by the intent log.
     fn default() -> Self {
         Self {
             record_bytes: 128 << 10,
@@ -51,6 +53,7 @@ impl Default for DatasetSettings {
             metadata_compression: Compression::Lz4,
             metadata_copies: 2,
             cache: CacheMode::All,
+            second: CacheMode::All,
             sync: SyncMode::Log,
         }
     }
@@ -82,6 +85,7 @@ impl DatasetSettings {
                 metadata_compression: Compression::from_raw(phys.metadata_compression)?,
                 metadata_copies: phys.metadata_copies,
                 cache: CacheMode::from_raw(phys.cache)?,
+                second: CacheMode::from_raw(phys.second)?,
                 sync: SyncMode::from_raw(phys.sync)?,
             })
         };
@@ -98,6 +102,7 @@ impl DatasetSettings {
         phys.metadata_compression = self.metadata_compression as u8;
         phys.metadata_copies = self.metadata_copies;
         phys.cache = self.cache as u8;
+        phys.second = self.second as u8;
         phys.sync = self.sync as u8;
     }
 
@@ -227,6 +232,7 @@ impl Inner {
         self.objset.set_settings(tx.txg(), settings.write_settings());
         let store = &self.objset.store;
         store.cache().cache().set_owner_caching(store.owner(), settings.caching());
+        store.set_second(settings.second);
         let logs = settings.sync == SyncMode::Log;
         if logs != self.logs() {
             // First: no commit may find some of the group's changes noted and others not. Who begins in the next one

@@ -76,6 +76,7 @@ mod object;
 mod objset;
 mod pool;
 mod prefetch;
+mod second;
 mod space;
 mod store;
 mod sync;
@@ -93,8 +94,9 @@ pub use format::label::MIN_DEVICE_BYTES;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use log::{LogCounters, LogTunables};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
-    PoolDevice, PoolStats, PoolUsage, ScrubProgress, ScrubReport, destroy, read_label,
+    CacheDevice, CacheDeviceFigures, CacheDeviceState, CheckProgress, CheckReport, CreateOptions,
+    Durations, ImportOptions, LabelInfo, Pool, PoolDevice, PoolStats, PoolUsage, Rebuild,
+    ScrubProgress, ScrubReport, destroy, read_label,
 };
 pub use prefetch::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

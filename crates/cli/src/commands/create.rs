@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use forebay_fs::{FileSystem, Owner};
 use forebay_io::OpenOptions;
-use forebay_pool::format::{Compression, SyncMode};
+use forebay_pool::format::{CacheMode, Compression, SyncMode};
 use forebay_pool::{CreateOptions, DatasetSettings, ErrorKind, MIN_DEVICE_BYTES, Pool, open_path};
 
-use crate::args::{CompressionName, CreateArgs, DatasetArgs, SyncName};
+use crate::args::{CacheName, CompressionName, CreateArgs, DatasetArgs, SyncName};
 use crate::control::run_dir;
 use crate::error::{Failure, Result};
 use crate::memory::MemoryPlan;
@@ -119,6 +119,13 @@ pub(crate) fn settings(
         settings.sync = match sync {
             SyncName::Log => SyncMode::Log,
             SyncName::Group => SyncMode::Group,
+        };
+    }
+    if let Some(second) = args.second {
+        settings.second = match second {
+            CacheName::All => CacheMode::All,
+            CacheName::Metadata => CacheMode::Metadata,
+            CacheName::None => CacheMode::None,
         };
     }
     Ok(settings)

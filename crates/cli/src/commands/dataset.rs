@@ -1,7 +1,7 @@
 //! `forebay dataset`: the datasets of a pool.
 
 use forebay_fs::{FileSystem, Owner};
-use forebay_pool::DatasetSettings;
+use forebay_pool::{DatasetSettings, Pool};
 
 use super::create::settings;
 use crate::args::DatasetArgs;
@@ -17,22 +17,41 @@ use crate::{output, units};
 
 pub(crate) fn create(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
     let settings = settings(args, DatasetSettings::default())?;
+    let pool = unused(spec, "make the dataset")?;
+    let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: 0o755 };
+    FileSystem::create_in(&pool, name, &settings, owner)?;
+    let pool_name = pool.name().to_owned();
+    pool.export()?;
+    output::line(&format!(
+        "made dataset {name} in pool {pool_name}; mount it with --dataset {name}"
+    ));
+    Ok(())
+}
+
+pub(crate) fn set(spec: &str, name: &str, args: &DatasetArgs) -> Result<()> {
+    if *args == DatasetArgs::default() {
+        return Err(Failure::usage("say what is to be changed; see `forebay help dataset set`"));
+    }
+    let pool = unused(spec, "change the dataset")?;
+    let dataset = pool.dataset(name)?;
+    dataset.set_settings(&settings(args, dataset.settings()?)?)?;
+    drop(dataset);
+    let pool_name = pool.name().to_owned();
+    pool.export()?;
+    output::line(&format!("changed dataset {name} of pool {pool_name}"));
+    Ok(())
+}
+
+/// A pool that nobody has in use, imported; `what` is wanted of it.
+fn unused(spec: &str, what: &str) -> Result<Pool> {
     match client::find(spec)? {
         Target::Held { process, pool } => Err(Failure::new(format!(
-            "pool {0} is in use by process {1}; `forebay export {0}`, make the dataset, and mount it again",
+            "pool {0} is in use by process {1}; `forebay export {0}`, {what}, and mount it again",
             pool.name, process.view.pid
         ))),
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
-            let pool = pools::import(&ImportWanted::plain(paths, false), &cache)?;
-            let owner = Owner { uid: run_dir::uid(), gid: run_dir::gid(), mode: 0o755 };
-            FileSystem::create_in(&pool, name, &settings, owner)?;
-            let pool_name = pool.name().to_owned();
-            pool.export()?;
-            output::line(&format!(
-                "made dataset {name} in pool {pool_name}; mount it with --dataset {name}"
-            ));
-            Ok(())
+            pools::import(&ImportWanted::plain(paths, false), &cache)
         }
     }
 }
@@ -60,12 +79,22 @@ pub(crate) fn list(spec: &str) -> Result<()> {
                 dataset.compression.clone(),
                 dataset.copies.to_string(),
                 dataset.sync.clone(),
+                dataset.second.clone(),
                 dataset.error.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    let headings =
-        ["DATASET", ">OBJECTS", ">SIZE", ">RECORDS", "COMPRESSION", ">COPIES", "FSYNC", ""];
+    let headings = [
+        "DATASET",
+        ">OBJECTS",
+        ">SIZE",
+        ">RECORDS",
+        "COMPRESSION",
+        ">COPIES",
+        "FSYNC",
+        "CACHE DEVICES",
+        "",
+    ];
     output::print(&units::table(&headings, &rows));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `forebay expand`: more room for a pool.
 
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::create::check_size;
 use crate::args::ExpandArgs;
@@ -65,26 +65,38 @@ pub(crate) fn run(args: &ExpandArgs) -> Result<()> {
 /// The devices to add, absolute; files that are not there are made if a size is given.
 fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>> {
     for path in &args.add {
-        if path.exists() {
-            continue;
+        if make_file(path, args.size)? {
+            made.push(path.clone());
         }
-        let Some(size) = args.size else {
-            let text = format!(
-                "{}: no such file or device; --size makes a file of that size",
-                path.display()
-            );
-            return Err(Failure::new(text));
-        };
-        check_size(path, size)?;
-        let failed = |error: std::io::Error| Failure::about(path, "make it", &error);
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(failed)?;
-        made.push(path.clone());
-        file.set_len(size).map_err(failed)?;
     }
     pools::absolute(&args.add)
+}
+
+/// Makes a file if nothing is there; whether it did.
+///
+/// # Errors
+/// If no size is given, or one that will not do; why it cannot be made.
+pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
+    if path.exists() {
+        return Ok(false);
+    }
+    let Some(size) = size else {
+        let text =
+            format!("{}: no such file or device; --size makes a file of that size", path.display());
+        return Err(Failure::new(text));
+    };
+    check_size(path, size)?;
+    let failed = |error: std::io::Error| Failure::about(path, "make it", &error);
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    file.set_len(size).map_err(|error| {
+        // The error is told.
+        let _ = std::fs::remove_file(path);
+        failed(error)
+    })?;
+    Ok(true)
 }

@@ -45,6 +45,7 @@ pub(crate) fn wanted(args: &ImportOptionArgs, paths: Vec<std::path::PathBuf>) ->
         rewind: args.rewind,
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
+        cache_devices: !args.no_cache_devices,
     }
 }
 

@@ -42,8 +42,16 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Check(args) => check::check(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Cache(CacheCommand::Flush { pool }) => cache::flush(pool.as_deref()),
+        Command::Cache(CacheCommand::Add { pool, device, size, force }) => {
+            cache::add(&pool, &device, size, force)
+        }
+        Command::Cache(CacheCommand::Remove { pool, device }) => cache::remove(&pool, &device),
+        Command::Cache(CacheCommand::List { pool, json }) => cache::list(pool.as_deref(), json),
         Command::Dataset(DatasetCommand::Create { pool, name, settings }) => {
             dataset::create(&pool, &name, &settings)
+        }
+        Command::Dataset(DatasetCommand::Set { pool, name, settings }) => {
+            dataset::set(&pool, &name, &settings)
         }
         Command::Dataset(DatasetCommand::List { pool }) => dataset::list(&pool),
         Command::Tunable(TunableCommand::Get { pool, name, json }) => {

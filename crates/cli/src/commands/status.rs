@@ -5,7 +5,7 @@ use forebay_pool::HostId;
 use crate::args::StatusArgs;
 use crate::control::Request;
 use crate::control::client::{self, Target};
-use crate::control::views::PoolStatus;
+use crate::control::views::{CacheDeviceView, PoolStatus};
 use crate::error::Result;
 use crate::host::figures;
 use crate::memory::MemoryPlan;
@@ -105,11 +105,17 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         let value = format!("{}, {size}, by {}, {way}", device.path, device.engine);
         lines.push((format!("device {}", device.number), value));
     }
+    for device in &status.cache_devices {
+        lines.push(("cache".to_owned(), cache_device(device)));
+    }
+    if let Some(damage) = &status.cache_devices_damage {
+        lines.push(("cache".to_owned(), format!("no cache devices are used: {damage}")));
+    }
     for dataset in &status.datasets {
         let value = match &dataset.error {
             Some(error) => format!("{}: {error}", dataset.name),
             None => format!(
-                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}",
+                "{}: {} objects, {}, records of {}, compression {}, {} cop{}, fsync by {}, cache devices hold {}",
                 dataset.name,
                 dataset.objects,
                 units::bytes(dataset.allocated_bytes),
@@ -117,7 +123,8 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
                 dataset.compression,
                 dataset.copies,
                 if dataset.copies == 1 { "y" } else { "ies" },
-                dataset.sync
+                dataset.sync,
+                dataset.second
             ),
         };
         lines.push(("dataset".to_owned(), value));
@@ -134,4 +141,23 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         lines.push(("mounted".to_owned(), value));
     }
     lines
+}
+
+/// A cache device, in a line.
+fn cache_device(device: &CacheDeviceView) -> String {
+    let CacheDeviceView { path, size_bytes, .. } = device;
+    let size = units::bytes(*size_bytes);
+    match &device.why {
+        Some(why) => format!("{path}, {size}, {}: {why}", device.state),
+        None => format!(
+            "{path}, {size}, {}: {} blocks of {}, {} of {} loads answered, {} written, {} of memory",
+            super::cache::state(device),
+            units::count(device.records as f64),
+            units::bytes(device.used_bytes),
+            units::count(device.hits as f64),
+            units::count(device.lookups as f64),
+            units::bytes(device.written_bytes),
+            units::bytes(device.memory_bytes)
+        ),
+    }
 }

@@ -60,6 +60,10 @@ pub(crate) enum Request {
     Check { pool: u64 },
     /// Read everything and heal it: [`views::CheckView`], with progress.
     Scrub { pool: u64 },
+    /// Add a cache device: [`views::CacheDeviceView`].
+    AddCache { pool: u64, device: PathBuf, force: bool },
+    /// Remove one, named by path or number: nothing.
+    RemoveCache { pool: u64, device: String },
     /// Empty the cache: [`views::Flushed`].
     FlushCache,
     /// Tunables of the cache and of a pool: a list of [`views::TunableView`].

@@ -57,6 +57,11 @@ pub(crate) struct PoolStatus {
     pub(crate) free_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) devices: Vec<DeviceView>,
+    #[serde(default)]
+    pub(crate) cache_devices: Vec<CacheDeviceView>,
+    /// Why the list of cache devices cannot be read, if so.
+    #[serde(default)]
+    pub(crate) cache_devices_damage: Option<String>,
     pub(crate) datasets: Vec<DatasetView>,
     pub(crate) mounts: Vec<MountView>,
     /// Since it was imported.
@@ -74,6 +79,33 @@ pub(crate) struct DeviceView {
     pub(crate) direct: bool,
 }
 
+/// A cache device of a pool.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CacheDeviceView {
+    pub(crate) pool: String,
+    /// Names it, in hexadecimal digits.
+    pub(crate) number: String,
+    pub(crate) path: String,
+    /// `active`, `rebuilding`, `failed` or `away`.
+    pub(crate) state: String,
+    /// Why, if it is failed or away.
+    pub(crate) why: Option<String>,
+    pub(crate) size_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) records: u64,
+    /// Of the segments, how many were looked at since it was opened.
+    pub(crate) rebuilt_segments: u64,
+    pub(crate) segments: u64,
+    pub(crate) rebuild_ns: u64,
+    pub(crate) hits: u64,
+    pub(crate) lookups: u64,
+    /// Hits by lookups.
+    pub(crate) hit_ratio: f64,
+    pub(crate) written_bytes: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
 /// A dataset of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DatasetView {
@@ -84,6 +116,9 @@ pub(crate) struct DatasetView {
     pub(crate) compression: String,
     pub(crate) copies: u8,
     pub(crate) sync: String,
+    /// What cache devices hold of it.
+    #[serde(default)]
+    pub(crate) second: String,
     /// Why nothing else is known of it.
     pub(crate) error: Option<String>,
 }
@@ -244,6 +279,8 @@ pub(crate) struct PoolFigures {
     pub(crate) free_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
+    #[serde(default)]
+    pub(crate) cache_devices: Vec<CacheDeviceView>,
     pub(crate) throttled: u64,
     pub(crate) throttled_p99_ns: u64,
     pub(crate) counters: BTreeMap<String, u64>,

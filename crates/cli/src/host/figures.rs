@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use forebay_cache::Class;
-use forebay_pool::format::{Compression, SyncMode};
-use forebay_pool::{BlockCache, Pool, PoolStats};
+use forebay_pool::format::{CacheMode, Compression, SyncMode};
+use forebay_pool::{BlockCache, CacheDevice, CacheDeviceState, Pool, PoolStats};
 
 use super::{Held, HeldMount, Host, mount_view};
 use crate::control::views::{
-    CacheStats, DatasetView, DeviceView, ErrorsView, LogView, MountFigures, PoolFigures,
-    PoolStatus, StateFigures, StatsView, TunableView,
+    CacheDeviceView, CacheStats, DatasetView, DeviceView, ErrorsView, LogView, MountFigures,
+    PoolFigures, PoolStatus, StateFigures, StatsView, TunableView,
 };
 
 /// Figures of the whole process.
@@ -87,6 +87,7 @@ fn pool_figures(pool: &Pool) -> PoolFigures {
         free_bytes: stats.free_bytes,
         dirty_bytes: stats.dirty_bytes,
         suspended: stats.suspended.clone(),
+        cache_devices: cache_devices(pool),
         throttled: stats.throttled.count,
         throttled_p99_ns: stats.throttled.p99_ns,
         counters: pool_counters(&stats),
@@ -161,6 +162,8 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
         free_bytes: stats.free_bytes,
         dirty_bytes: stats.dirty_bytes,
         devices: pool.devices().into_iter().map(device).collect(),
+        cache_devices: cache_devices(pool),
+        cache_devices_damage: pool.cache_devices_damage(),
         datasets: datasets(pool),
         mounts: held
             .map(|held| held.mounts().iter().map(|mount| mount_view(mount)).collect())
@@ -181,6 +184,38 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
     }
 }
 
+/// The cache devices of a pool.
+pub(crate) fn cache_devices(pool: &Pool) -> Vec<CacheDeviceView> {
+    pool.cache_devices().into_iter().map(|device| cache_device(pool.name(), device)).collect()
+}
+
+fn cache_device(pool: &str, device: CacheDevice) -> CacheDeviceView {
+    let why = match &device.state {
+        CacheDeviceState::Failed(why) | CacheDeviceState::Away(why) => Some(why.clone()),
+        _ => None,
+    };
+    let figures = device.figures.unwrap_or_default();
+    CacheDeviceView {
+        pool: pool.to_owned(),
+        number: format!("{:016x}", device.guid),
+        path: device.path,
+        state: device.state.name().to_owned(),
+        why,
+        size_bytes: device.size_bytes,
+        used_bytes: figures.used_bytes,
+        records: figures.records,
+        rebuilt_segments: figures.rebuild.segments,
+        segments: figures.rebuild.segments_total,
+        rebuild_ns: figures.rebuild.elapsed_ns,
+        hits: figures.hits,
+        lookups: figures.lookups,
+        hit_ratio: figures.hits as f64 / figures.lookups.max(1) as f64,
+        written_bytes: figures.written_bytes,
+        memory_bytes: figures.memory_bytes,
+        counters: named(figures.counters.into_iter()),
+    }
+}
+
 fn datasets(pool: &Pool) -> Vec<DatasetView> {
     let unknown = |name: &str, error: String| DatasetView {
         name: name.to_owned(),
@@ -190,6 +225,7 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
         compression: "?".to_owned(),
         copies: 0,
         sync: "?".to_owned(),
+        second: "?".to_owned(),
         error: Some(error),
     };
     let names = match pool.datasets() {
@@ -214,6 +250,12 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
                 sync: match settings.sync {
                     SyncMode::Log => "log",
                     SyncMode::Group => "group",
+                }
+                .to_owned(),
+                second: match settings.second {
+                    CacheMode::All => "all",
+                    CacheMode::Metadata => "metadata",
+                    CacheMode::None => "none",
                 }
                 .to_owned(),
                 error: None,

@@ -38,7 +38,7 @@ use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
 pub(crate) use held::{Held, HeldMount};
 use live::Screen;
-pub(crate) use requests::expand_pool;
+pub(crate) use requests::{add_cache, expand_pool, remove_cache};
 
 /// Dirty data of all pools together may take this part of the cache's bound.
 const DIRTY_SHARE: (u64, u64) = (3, 4);

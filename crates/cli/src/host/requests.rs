@@ -1,16 +1,16 @@
 //! What a process with pools answers to what is asked over its control socket.
 
 use std::io::{Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_pool::{Pool, PoolDevice};
+use forebay_pool::{ErrorKind, Pool, PoolDevice};
 use serde::Serialize;
 
 use super::long::OnProgress;
 use super::{Host, figures, long, mount_view, pool_view};
 use crate::control::Request;
-use crate::control::views::{Expanded, Flushed};
+use crate::control::views::{CacheDeviceView, Expanded, Flushed};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -74,6 +74,13 @@ impl Host {
                 answer(&view)
             }
             Request::Scrub { pool } => answer(&long::scrub(&self.pool(pool)?.pool, on_progress)?),
+            Request::AddCache { pool, device, force } => {
+                let held = self.pool(pool)?;
+                answer(&add_cache(&held.pool, &device, force)?)
+            }
+            Request::RemoveCache { pool, device } => {
+                answer(&remove_cache(&self.pool(pool)?.pool, &device)?)
+            }
             Request::FlushCache => answer(&self.flush_cache()),
             Request::Tunables { pool } => {
                 answer(&figures::tunables(&self.cache, &self.pool(pool)?.pool))
@@ -156,6 +163,40 @@ pub(crate) fn expand_pool(
         after_bytes: pool.stats().total_bytes,
         added: add.to_vec(),
         grown: grown.collect(),
+    })
+}
+
+/// Adds a cache device, and tells how it is.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDeviceView> {
+    let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
+    let opened = opened.ok_or_else(|| Failure::new("no cache device is named"))?;
+    let guid = pool.add_cache_device(opened, force).map_err(|error| {
+        let mut failure = Failure::from(error);
+        failure.message = failure
+            .message
+            .replace("destroy that, or force it", "`forebay destroy` it first, or use --force");
+        failure
+    })?;
+    let number = format!("{guid:016x}");
+    let added = figures::cache_devices(pool).into_iter().find(|device| device.number == number);
+    added.ok_or_else(|| Failure::new("the cache device was removed meanwhile"))
+}
+
+/// Removes one.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn remove_cache(pool: &Pool, device: &str) -> Result<()> {
+    pool.remove_cache_device(device).map_err(|error| {
+        let not_there = error.kind() == ErrorKind::NotFound;
+        let mut failure = Failure::from(error);
+        if not_there {
+            failure.message.push_str(&format!("; `forebay cache list {}` lists them", pool.name()));
+        }
+        failure
     })
 }
 

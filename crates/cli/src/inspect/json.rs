@@ -131,6 +131,7 @@ fn dataset(dataset: &DatasetLook) -> Value {
         "data": { "compression": dataset.data.0, "copies": dataset.data.1 },
         "metadata": { "compression": dataset.metadata.0, "copies": dataset.metadata.1 },
         "cache": dataset.cache,
+        "second": dataset.second,
         "sync": dataset.sync,
         "set": set(&dataset.set),
     })

@@ -6,6 +6,7 @@
 )]
 
 mod bad_input;
+mod cache_devices;
 mod control;
 mod demo;
 mod inspect;

@@ -5,6 +5,7 @@
 //! that what was written makes sense. `docs/format.md` has every byte.
 
 mod block;
+mod cache_device;
 mod dnode;
 pub mod gang;
 pub mod label;
@@ -15,6 +16,7 @@ mod space;
 mod zap;
 
 pub use block::{BlockKind, BlockPtrPhys, Checksum, Compression, Dva, DvaPhys, SECTOR_UNIT};
+pub use cache_device::{CACHE_DEVICES_MAX, CACHE_PATH_BYTES, CacheDevicePhys};
 pub use dnode::{
     ATTRIBUTES_MAX, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind,
     TAIL_BYTES,

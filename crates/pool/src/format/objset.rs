@@ -26,7 +26,7 @@ pub struct ObjsetPhys {
 
 const _: () = assert!(size_of::<ObjsetPhys>() == 96);
 
-/// What RAM caches of a dataset.
+/// What RAM, or a second level, caches of a dataset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CacheMode {
@@ -90,8 +90,8 @@ pub struct DatasetPhys {
     pub cache: u8,
     /// A [`SyncMode`].
     pub sync: u8,
-    /// Zero.
-    pub reserved_0: u8,
+    /// A [`CacheMode`]: what cache devices hold.
+    pub second: u8,
     /// Kind of user, for them to say; 0 is none.
     pub flavour: U32,
     /// Zeros.

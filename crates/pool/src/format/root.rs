@@ -20,8 +20,10 @@ pub struct RootPhys {
     pub txg: U64,
     /// Number of the directory of datasets among the pool's own objects.
     pub datasets: U64,
+    /// Number of the object among the pool's own that lists its cache devices; 0 if there is none.
+    pub cache_devices: U64,
     /// Zeros.
-    pub reserved: [u8; 40],
+    pub reserved: [u8; 32],
     /// The pool's own objects.
     pub mos: ObjsetPhys,
     /// Zeros.

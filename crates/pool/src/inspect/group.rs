@@ -82,6 +82,8 @@ pub struct DatasetLook {
     pub metadata: (String, u8),
     /// What RAM caches of it.
     pub cache: String,
+    /// What cache devices hold of it.
+    pub second: String,
     /// When an fsync returns.
     pub sync: String,
     /// Its objects.
@@ -210,11 +212,11 @@ impl DatasetLook {
             Compression::from_raw(raw)
                 .map_or_else(|| unknown(raw), |known| packing(known).to_owned())
         };
-        let cache = match CacheMode::from_raw(phys.cache) {
+        let mode = |raw: u8| match CacheMode::from_raw(raw) {
             Some(CacheMode::All) => "all".to_owned(),
             Some(CacheMode::Metadata) => "metadata".to_owned(),
             Some(CacheMode::None) => "none".to_owned(),
-            None => unknown(phys.cache),
+            None => unknown(raw),
         };
         let sync = match SyncMode::from_raw(phys.sync) {
             Some(SyncMode::Log) => "log".to_owned(),
@@ -231,7 +233,8 @@ impl DatasetLook {
             record_bytes: 1u32.checked_shl(u32::from(phys.record_shift)).unwrap_or(0),
             data: (compression(phys.data_compression), phys.data_copies),
             metadata: (compression(phys.metadata_compression), phys.metadata_copies),
-            cache,
+            cache: mode(phys.cache),
+            second: mode(phys.second),
             sync,
             set: SetLook::of(&phys.objset),
         }
@@ -258,13 +261,14 @@ impl fmt::Display for DatasetLook {
         )?;
         writeln!(
             f,
-            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, sync {}",
+            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, second level {}, sync {}",
             self.record_bytes,
             self.data.0,
             self.data.1,
             self.metadata.0,
             self.metadata.1,
             self.cache,
+            self.second,
             self.sync
         )?;
         write!(f, "{}", self.set)

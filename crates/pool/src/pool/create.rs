@@ -28,6 +28,7 @@ use crate::tx::Tx;
 use crate::txg::Txgs;
 use crate::zap::Zap;
 
+use super::cache_devices::CacheDevices;
 use super::log_io::LogDevices;
 use super::room::Shards;
 use super::{Inner, Pool, sync};
@@ -173,7 +174,8 @@ impl Pool {
         let shift = ZAP_LEAF_BYTES.trailing_zeros() as u8;
         let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;
         let root = BlockPtrPhys::HOLE;
-        let found = Found { config, space, log, mos, directory, root, synced: 0 };
+        let cache_list = 0;
+        let found = Found { config, space, log, mos, directory, cache_list, root, synced: 0 };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
         pool.inner.finish_group(txg, pool.inner.space.lock())?;
@@ -197,6 +199,8 @@ pub(super) struct Found {
     pub(super) mos: Arc<Objset>,
     /// Number of the directory of datasets.
     pub(super) directory: u64,
+    /// Number of the list of cache devices, or 0.
+    pub(super) cache_list: u64,
     pub(super) root: BlockPtrPhys,
     /// The newest durable group.
     pub(super) synced: u64,
@@ -232,6 +236,7 @@ impl Found {
             directory,
             directory_number: self.directory,
             datasets: Mutex::named("datasets", HashMap::new()),
+            cache_devices: CacheDevices::new(self.cache_list),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             closed: AtomicBool::new(false),

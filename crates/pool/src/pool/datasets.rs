@@ -120,7 +120,7 @@ impl Inner {
     /// A store for a dataset.
     fn dataset_store(&self, settings: &DatasetSettings) -> Result<Store> {
         let owner = open_owner(self.store.cache(), settings.caching())?;
-        Ok(self.store.with_owner(owner))
+        Ok(self.store.with_owner(owner, settings.second))
     }
 
     /// As [`dataset`](Self::dataset), with the store that it gets if it is not open yet.

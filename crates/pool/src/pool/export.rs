@@ -25,6 +25,7 @@ impl Pool {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.txgs.close();
         self.join();
+        self.inner.close_cache_devices("the pool is exported");
         self.inner.close();
     }
 
@@ -51,6 +52,7 @@ impl Pool {
         };
         self.inner.txgs.close();
         self.join();
+        self.inner.close_cache_devices("the pool is exported");
         let marked = match (&synced, self.inner.read_only) {
             (Ok(()), false) => self.inner.mark_exported(),
             _ => Ok(()),

@@ -43,6 +43,8 @@ pub struct ImportOptions {
     pub clock: Option<Arc<dyn Clock>>,
     /// Where numbers that name things come from; the system by default.
     pub seed: Option<u64>,
+    /// Whether cache devices are looked for at the paths that the pool knows. Without it none is used but those that are given.
+    pub looks_for_cache_devices: bool,
 }
 
 impl ImportOptions {
@@ -58,6 +60,7 @@ impl ImportOptions {
             tunables: Vec::new(),
             clock: None,
             seed: None,
+            looks_for_cache_devices: true,
         }
     }
 }
@@ -70,6 +73,19 @@ impl Pool {
     /// [`ErrorKind::NotAPool`] if they are none, or not all devices of one; [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`];
     /// [`ErrorKind::Corrupt`]; [`ErrorKind::Device`]; [`ErrorKind::NoMemory`].
     pub fn import(devices: Vec<Opened>, options: &ImportOptions) -> Result<Self> {
+        Self::import_with(devices, Vec::new(), options)
+    }
+
+    /// The same, with cache devices that are open already; those of the pool among them are used.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import). Nothing that is wrong with a cache device is one, see
+    /// [`cache_devices`](Self::cache_devices).
+    pub fn import_with(
+        devices: Vec<Opened>,
+        cache_devices: Vec<Opened>,
+        options: &ImportOptions,
+    ) -> Result<Self> {
         let mut parts =
             Parts::new(&options.cache, options.clock.as_ref(), options.seed, &options.tunables)?;
         parts.read_only = options.read_only;
@@ -103,8 +119,11 @@ impl Pool {
         let directory = root.datasets.get();
         // Numbers are never used twice, even if an older root had to do.
         let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
-        let found = Found { config, space, log, mos, directory, root: ptr, synced };
+        let cache_list = root.cache_devices.get();
+        let found = Found { config, space, log, mos, directory, cache_list, root: ptr, synced };
+        store.levels().note_durable(txg);
         let pool = found.into_pool(parts, devices, store).map_err(doing)?;
+        pool.attach_cache_devices(cache_devices, options.looks_for_cache_devices, txg);
         if !options.read_only {
             pool.start()?;
             pool.replay(&root.log, options.discard_log).map_err(doing)?;

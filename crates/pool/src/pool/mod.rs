@@ -4,6 +4,7 @@
 //! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
 
 mod about;
+mod cache_devices;
 mod check;
 mod create;
 mod datasets;
@@ -43,6 +44,8 @@ use crate::waiting;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
+use cache_devices::CacheDevices;
+pub use cache_devices::{CacheDevice, CacheDeviceFigures, CacheDeviceState, Rebuild};
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
@@ -79,6 +82,7 @@ pub(crate) struct Inner {
     directory: Zap<Leaves>,
     directory_number: u64,
     datasets: Mutex<HashMap<String, Arc<dataset::Inner>>>,
+    cache_devices: CacheDevices,
     /// Held by who adds a dataset, or changes its settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,

@@ -83,6 +83,7 @@ impl Inner {
         root.txg = txg.into();
         root.datasets = self.directory_number.into();
         root.mos = mos;
+        root.cache_devices = self.cache_devices.number_for(txg).into();
         let mut plain = Plain(&self.store);
         root.space = space.sync(txg, &mut plain)?;
         root.log = self.log.root_for(txg);
@@ -97,6 +98,7 @@ impl Inner {
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
         space.committed(txg)?;
         *self.root.lock() = root;
+        self.store.levels().note_durable(txg);
         self.log.synced(txg);
         self.note_free(space);
         Ok(())

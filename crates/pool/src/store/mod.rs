@@ -48,7 +48,8 @@ use forebay_cache::{Attributes, OwnerId};
 use crate::block_cache::{BlockCache, BlockKey};
 use crate::devices::Devices;
 use crate::error::Error;
-use crate::format::{BlockKind, BlockPtrPhys, Compression, Dva, DvaPhys};
+use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhys};
+use crate::second::Levels;
 use counters::StoreCounters;
 use flight::Flight;
 use prefetch::Prefetches;
@@ -100,13 +101,27 @@ struct Shared {
 /// An owner of keys in the cache, open as long as this exists.
 struct OwnerHold {
     cache: Arc<BlockCache>,
+    levels: Arc<Levels>,
     id: OwnerId,
 }
 
 impl Drop for OwnerHold {
     fn drop(&mut self) {
+        // What its levels are doing for it ends by itself, and closing waits for that.
+        self.levels.dismiss(self.id);
         self.cache.cache().close_owner(self.id);
     }
+}
+
+/// Takes over an owner that is open in the cache.
+fn hold(
+    cache: &Arc<BlockCache>,
+    levels: &Arc<Levels>,
+    id: OwnerId,
+    second: CacheMode,
+) -> Arc<OwnerHold> {
+    levels.enrol(id, second);
+    Arc::new(OwnerHold { cache: Arc::clone(cache), levels: Arc::clone(levels), id })
 }
 
 /// The blocks of a pool, or of a part of it that has an owner of its own in the cache. A clone is
@@ -122,6 +137,7 @@ pub(crate) struct Store {
     _owner: Arc<OwnerHold>,
     devices: Arc<Devices>,
     shared: Arc<Shared>,
+    levels: Arc<Levels>,
     /// Whether bad copies may be written anew.
     heals: bool,
 }
@@ -145,15 +161,26 @@ impl Store {
             flight: Flight::new(flight_bytes),
             readers: Readers::new(),
         });
-        let hold = Arc::new(OwnerHold { cache: Arc::clone(&cache), id: owner });
-        Self { cache, owner, _owner: hold, devices, shared, heals: !read_only }
+        let levels = Levels::new(cache.second());
+        let hold = hold(&cache, &levels, owner, CacheMode::All);
+        Self { cache, owner, _owner: hold, devices, shared, levels, heals: !read_only }
     }
 
-    /// A store over the same devices whose keys carry another owner, which it closes. Writes and
-    /// counters are common to both.
-    pub(crate) fn with_owner(&self, owner: OwnerId) -> Self {
-        let hold = Arc::new(OwnerHold { cache: Arc::clone(&self.cache), id: owner });
+    /// A store over the same devices whose keys carry another owner, which it closes; what cache devices hold of its
+    /// blocks is said by `second`. Writes, counters and cache devices are common to both.
+    pub(crate) fn with_owner(&self, owner: OwnerId, second: CacheMode) -> Self {
+        let hold = hold(&self.cache, &self.levels, owner, second);
         Self { owner, _owner: hold, ..self.clone() }
+    }
+
+    /// The levels on cache devices.
+    pub(crate) fn levels(&self) -> &Arc<Levels> {
+        &self.levels
+    }
+
+    /// What cache devices hold of its owner's blocks from now on.
+    pub(crate) fn set_second(&self, mode: CacheMode) {
+        self.levels.set_mode(self.owner, mode);
     }
 
     /// The cache that it uses.

@@ -7,6 +7,7 @@
 
 mod about;
 mod ahead;
+mod cache_devices;
 mod common;
 mod counting;
 mod damage;

@@ -4,6 +4,7 @@ mod codec;
 mod gangs;
 mod readers;
 mod reads;
+mod second;
 mod writes;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,277 @@
+//! `restart`: how soon a pool on a slow device is as fast again as before it was exported, with a cache device and
+//! without.
+//!
+//! R1's job: each thread reads blocks of an object of its own, at random, all of which fits into memory. In its first life the pool
+//! fills memory and says what it does when it is warm; then it is exported, and imported with an empty cache, each read of its device
+//! taking longer. Time runs from the beginning of the import. The cache device is a file, as fast as it is.
+
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_io::{Device, FileDevice, OpenOptions};
+use forebay_pool::{CacheDeviceFigures, DatasetSettings, Object, Pool};
+
+use super::interleave;
+use crate::blocks::BLOCK_BYTES;
+use crate::keys::{Distribution, KeySpace};
+use crate::options::{Common, Failure};
+use crate::pools::{self, Bed, MediumArgs};
+use crate::report::{Against, Ratio, Record, fold_all};
+
+const NAME: &str = "restart";
+const THREADS: [usize; 1] = [32];
+const SUBJECTS: [&str; 2] = ["without", "second-level"];
+/// Written in one transaction while the pool is filled.
+const FILL_BYTES: usize = 1 << 20;
+/// How often it is looked how fast it is.
+const WINDOW: Duration = Duration::from_millis(100);
+/// As fast again: this share of the warm rate.
+const SHARE: f64 = 0.9;
+/// Windows of which the median is the warm rate.
+const WARM_WINDOWS: usize = 10;
+
+/// What `restart` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What each thread reads.
+    #[arg(long, default_value = "32MiB", value_parser = pools::bytes)]
+    pub(crate) bytes_each: u64,
+    /// By how much each read of the pool's device takes longer after the restart, in microseconds.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    pub(crate) delay_us: u64,
+    /// End the first life as a crash would, a while after all was in memory, instead of by an export.
+    #[arg(long)]
+    pub(crate) crash: bool,
+    /// A restart that takes longer is given up.
+    #[arg(long, default_value_t = 300.0)]
+    pub(crate) give_up_s: f64,
+    #[command(flatten)]
+    pub(crate) medium: MediumArgs,
+    /// The folder for the cache device, a temporary file.
+    #[arg(long, default_value = ".")]
+    pub(crate) cache_folder: PathBuf,
+}
+
+/// The file of a cache device, removed at the end.
+struct CacheFile(PathBuf);
+
+impl Drop for CacheFile {
+    fn drop(&mut self) {
+        // Nothing depends on it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// How fast the job is over time, from the beginning of a life.
+struct Seen {
+    /// End of each window in seconds, and what was done in it a second.
+    windows: Vec<(f64, f64)>,
+}
+
+impl Seen {
+    /// The end of the first window from which on three in a row are as fast as that.
+    fn reaches(&self, rate: f64) -> Option<f64> {
+        let fast = |window: &[(f64, f64)]| window.iter().all(|(_, ops)| *ops >= rate);
+        self.windows.windows(3).find(|window| fast(window)).map(|window| window[0].0)
+    }
+
+    fn last(&self, count: usize) -> Option<f64> {
+        let from = self.windows.len().checked_sub(count)?;
+        let rates: Vec<f64> = self.windows[from..].iter().map(|(_, ops)| *ops).collect();
+        Some(crate::report::median(&rates))
+    }
+}
+
+struct Job<'a> {
+    threads: usize,
+    blocks_each: u64,
+    bytes_each: u64,
+    common: &'a Common,
+    args: &'a Args,
+}
+
+impl Job<'_> {
+    fn fill(&self, pool: &Pool) -> Result<Vec<u64>, Failure> {
+        let settings = DatasetSettings {
+            record_bytes: u32::try_from(BLOCK_BYTES)?,
+            ..DatasetSettings::default()
+        };
+        let data = pool.create_dataset("read", &settings)?;
+        let mut numbers = Vec::new();
+        for thread in 0..self.threads {
+            let tx = pool.begin()?;
+            let number = data.create_object(&tx, &[])?;
+            drop(tx);
+            let object = data.object(number)?;
+            let content = vec![thread as u8; FILL_BYTES];
+            for offset in (0..self.bytes_each).step_by(FILL_BYTES) {
+                let tx = pool.begin()?;
+                let len = (self.bytes_each - offset).min(FILL_BYTES as u64) as usize;
+                object.write(&tx, offset, &content[..len])?;
+            }
+            numbers.push(number);
+        }
+        pool.sync()?;
+        Ok(numbers)
+    }
+
+    /// Runs the job, looking at it after each window, until `enough` says so.
+    fn run(
+        &self,
+        begun: Instant,
+        objects: &[Object],
+        mut enough: impl FnMut(&Seen) -> bool,
+    ) -> Result<Seen, Failure> {
+        let (stop, wrong) = (AtomicBool::new(false), AtomicU64::new(0));
+        let done: Vec<AtomicU64> = objects.iter().map(|_| AtomicU64::new(0)).collect();
+        let keys = KeySpace::new(Distribution::Uniform, self.blocks_each, self.common.seed);
+        let mut seen = Seen { windows: Vec::new() };
+        std::thread::scope(|scope| {
+            for (thread, object) in objects.iter().enumerate() {
+                let mut keys = keys.stream(thread, self.threads, self.common.seed);
+                let (stop, wrong, done) = (&stop, &wrong, &done[thread]);
+                scope.spawn(move || {
+                    let mut block = vec![0; BLOCK_BYTES];
+                    while !stop.load(Ordering::Relaxed) {
+                        let offset = keys.next() * BLOCK_BYTES as u64;
+                        let read = object.read(offset, &mut block);
+                        if !read.is_ok_and(|len| len == BLOCK_BYTES) || block[17] != thread as u8 {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        black_box(&block);
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let mut before = (begun.elapsed(), 0);
+            while seen.windows.is_empty() || !enough(&seen) {
+                std::thread::sleep(WINDOW);
+                let now: u64 = done.iter().map(|done| done.load(Ordering::Relaxed)).sum();
+                let at = begun.elapsed();
+                let rate = (now - before.1) as f64 / (at - before.0).as_secs_f64();
+                seen.windows.push((at.as_secs_f64(), rate));
+                before = (at, now);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        match wrong.into_inner() {
+            0 => Ok(seen),
+            count => Err(format!("{count} reads failed, or read something else").into()),
+        }
+    }
+
+    /// Runs it until all is in memory, and says how fast it is then.
+    fn warm(&self, objects: &[Object]) -> Result<f64, Failure> {
+        let mut block = vec![0; BLOCK_BYTES];
+        for object in objects {
+            for at in 0..self.blocks_each {
+                object.read(at * BLOCK_BYTES as u64, &mut block)?;
+            }
+        }
+        let windows = WARM_WINDOWS.max((self.common.seconds / WINDOW.as_secs_f64()) as usize);
+        let seen = self.run(Instant::now(), objects, |seen| seen.windows.len() >= windows)?;
+        Ok(seen.last(WARM_WINDOWS).unwrap_or_default())
+    }
+
+    fn cache_device(&self) -> Result<(CacheFile, Arc<dyn Device>), Failure> {
+        let file = CacheFile(pools::temporary_path(&self.args.cache_folder));
+        let bytes = self.bytes_each * self.threads as u64 * 3 / 2 + (64 << 20);
+        let options = OpenOptions {
+            create_bytes: Some(bytes.next_multiple_of(1 << 20)),
+            ..OpenOptions::default()
+        };
+        let device = Arc::new(FileDevice::open(&file.0, &options)?);
+        Ok((file, device))
+    }
+
+    fn measure(&self, subject: &'static str) -> Result<Record, Failure> {
+        let (args, common) = (self.args, self.common);
+        let mut bed = Bed::new(&args.medium, common.seed)?;
+        let all = self.bytes_each * self.threads as u64;
+        let memory = || pools::cache(all + all / 2 + (256 << 20), &[], common.seed);
+        let numbers = {
+            let pool = bed.create(&memory()?, &[])?;
+            let numbers = self.fill(&pool)?;
+            pool.export()?;
+            numbers
+        };
+        let caching = (subject == "second-level").then(|| self.cache_device()).transpose()?;
+        let device = |given: &(CacheFile, Arc<dyn Device>)| Arc::clone(&given.1).into();
+        let open = |pool: &Pool| -> Result<Vec<Object>, Failure> {
+            let data = pool.dataset("read")?;
+            Ok(numbers.iter().map(|number| data.object(*number)).collect::<Result<_, _>>()?)
+        };
+
+        let pool = bed.import(&memory()?, &[])?;
+        if let Some(given) = &caching {
+            pool.add_cache_device(device(given), false)?;
+        }
+        let objects = open(&pool)?;
+        let warm = self.warm(&objects)?;
+        drop(objects);
+        let ending = Instant::now();
+        let written = |pool: &Pool| figures(pool).map_or(0, |figures| figures.written_bytes);
+        match args.crash {
+            true => pool.abandon(),
+            false => pool.close()?,
+        }
+        let end_s = ending.elapsed().as_secs_f64();
+
+        bed.slow_reads(Duration::from_micros(args.delay_us));
+        let begun = Instant::now();
+        let pool = bed.import_with(&memory()?, caching.iter().map(device).collect(), &[])?;
+        let import_s = begun.elapsed().as_secs_f64();
+        let objects = open(&pool)?;
+        let wanted = SHARE * warm;
+        let seen = self.run(begun, &objects, |seen| {
+            seen.reaches(wanted).is_some() || begun.elapsed().as_secs_f64() > args.give_up_s
+        })?;
+        let reached = seen.reaches(wanted);
+        let found = figures(&pool).unwrap_or_default();
+        let device_reads = pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
+        let written_bytes = written(&pool);
+        drop(objects);
+        pool.close()?;
+        Ok(Record::new(NAME, subject, self.threads)
+            .param("end", if args.crash { "crash" } else { "export" })
+            .param("delay_us", args.delay_us)
+            .param("bytes", all)
+            .param("reached", reached.is_some())
+            .figure("warm_iops", warm)
+            .figure("end_s", end_s)
+            .figure("import_s", import_s)
+            .figure("to_90_percent_s", reached.unwrap_or(args.give_up_s))
+            .figure("rebuild_s", found.rebuild.elapsed_ns as f64 / 1e9)
+            .figure("found_records", found.rebuild.records as f64)
+            .figure("level_hits", found.hits as f64)
+            .figure("device_reads", device_reads as f64)
+            .figure("written_bytes", written_bytes as f64))
+    }
+}
+
+fn figures(pool: &Pool) -> Option<CacheDeviceFigures> {
+    pool.cache_devices().into_iter().next().and_then(|device| device.figures)
+}
+
+/// Measures restarts with and without a cache device, in turns.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    common.check_subjects(&SUBJECTS)?;
+    let subjects: Vec<_> = SUBJECTS.into_iter().filter(|name| common.wants(name)).collect();
+    let mut records = Vec::new();
+    for threads in common.threads_or(&THREADS)? {
+        let blocks_each = (args.bytes_each / BLOCK_BYTES as u64).max(1);
+        let bytes_each = blocks_each * BLOCK_BYTES as u64;
+        let job = Job { threads, blocks_each, bytes_each, common, args };
+        let found = interleave(common.reps, subjects.len(), |i, _| job.measure(subjects[i]))?;
+        let sooner = Ratio {
+            name: "ratio_to_without",
+            figure: "to_90_percent_s",
+            against: Against::Subject("without"),
+        };
+        records.extend(fold_all(&found, &[sooner]));
+    }
+    Ok(records)
+}

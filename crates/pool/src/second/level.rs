@@ -1,0 +1,251 @@
+//! A level on a device: `forebay-l2`'s, told what it has to know of a pool.
+
+use std::path::Path;
+
+use forebay_base::arena::Buffer;
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+use forebay_cache::{Candidate, Filler, SecondLevel};
+use forebay_io::{Device, OpenOptions};
+use forebay_l2::{Health, Level, LevelOptions};
+
+use super::codec::BlockCodec;
+use super::{CacheLevel, Levels};
+use crate::block_cache::{BlockCache, BlockKey};
+use crate::devices::open::{self, Opened};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What the owner's mark of a pool's levels begins with.
+const OWNER_MAGIC: [u8; 8] = *b"fbpool\0\x01";
+
+/// What a level has to know of its pool.
+pub(crate) struct Place<'a> {
+    pub(crate) guid: u64,
+    pub(crate) levels: &'a Arc<Levels>,
+    pub(crate) cache: &'a Arc<BlockCache>,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) seed: u64,
+}
+
+impl Place<'_> {
+    fn options(&self) -> LevelOptions {
+        LevelOptions {
+            immutable_keys: true,
+            clock: Arc::clone(self.clock),
+            seed: self.seed,
+            ..LevelOptions::new(owner_of(self.guid), Arc::clone(self.cache.arena()))
+        }
+    }
+
+    fn codec(&self) -> Arc<BlockCodec> {
+        Arc::new(BlockCodec::new(Arc::clone(self.levels), Arc::clone(self.cache.arena())))
+    }
+}
+
+/// The owner's mark of a pool.
+fn owner_of(guid: u64) -> [u8; 16] {
+    let mut owner = [0; 16];
+    owner[..8].copy_from_slice(&OWNER_MAGIC);
+    owner[8..].copy_from_slice(&guid.to_le_bytes());
+    owner
+}
+
+/// What a level on a cache device says of itself, since it was opened.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CacheDeviceFigures {
+    /// Bytes of the ring, all segments.
+    pub capacity_bytes: u64,
+    /// Bytes of segments that have been used: all, once the ring has come round.
+    pub used_bytes: u64,
+    /// Blocks that can be found there.
+    pub records: u64,
+    /// Loads that it answered.
+    pub hits: u64,
+    /// Loads that it was asked for.
+    pub lookups: u64,
+    /// Bytes written to the device, of all kinds.
+    pub written_bytes: u64,
+    /// Bytes of RAM that its index takes.
+    pub memory_bytes: u64,
+    /// How far it knows what it has.
+    pub rebuild: Rebuild,
+    /// Name, label (empty if the counter has none) and value of each counter.
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+}
+
+/// How far a level knows what it has, after it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rebuild {
+    /// Whether it knows all.
+    pub done: bool,
+    /// Segments that were looked at.
+    pub segments: u64,
+    /// Segments to look at.
+    pub segments_total: u64,
+    /// Records that were found.
+    pub records: u64,
+    /// How long it has taken.
+    pub elapsed_ns: u64,
+}
+
+/// A level on a device.
+pub(crate) struct DeviceLevel {
+    level: Arc<Level<BlockKey, Buffer>>,
+    codec: Arc<BlockCodec>,
+    device: Arc<dyn Device>,
+}
+
+impl DeviceLevel {
+    /// Makes one. Nothing is written to it before [`admit`](Self::admit).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`] if the device holds something and it is not forced; [`ErrorKind::Invalid`] if it is too small;
+    /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
+    pub(crate) fn create(
+        device: Arc<dyn Device>,
+        place: &Place<'_>,
+        force: bool,
+    ) -> Result<Arc<Self>> {
+        let options = LevelOptions { force, ..place.options() };
+        let codec = place.codec();
+        let level = Level::create(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
+        Ok(Arc::new(Self { level, codec, device }))
+    }
+
+    /// Opens the pool's level on a device. What it has of births above `trusted` is not this pool's: if there is such, it is
+    /// emptied, and so it is if it is another one than `guid`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if it holds none, [`ErrorKind::Exists`] if it is another's; as [`create`](Self::create).
+    pub(crate) fn open(
+        device: Arc<dyn Device>,
+        place: &Place<'_>,
+        guid: u64,
+        trusted: u64,
+    ) -> Result<Arc<Self>> {
+        let label = forebay_l2::read_label(&device).map_err(refused)?;
+        let max_stamp = if label.guid == guid { trusted } else { 0 };
+        let options = LevelOptions { max_stamp, ..place.options() };
+        let codec = place.codec();
+        let level = Level::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
+        Ok(Arc::new(Self { level, codec, device }))
+    }
+
+    /// Names the level.
+    pub(crate) fn guid(&self) -> u64 {
+        self.level.label().guid
+    }
+
+    /// The device's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.device.info().name
+    }
+
+    /// Waits until it knows what it has. False if that will not be: it has failed, or was closed.
+    pub(crate) fn wait_rebuilt(&self) -> bool {
+        self.level.wait_rebuilt() && self.failure().is_none()
+    }
+
+    /// What is offered may be written from now on.
+    pub(crate) fn admit(&self) {
+        self.codec.open();
+    }
+
+    /// Writes what waits to be written, and lets go of the device.
+    pub(crate) fn close(&self) {
+        self.level.close();
+    }
+
+    /// Lets go of the device, which holds no level any more.
+    ///
+    /// # Errors
+    /// Why the device could not be told.
+    pub(crate) fn remove(&self) -> Result<()> {
+        self.level.remove().map_err(refused)
+    }
+
+    /// Why it answers nothing any more, if so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match self.level.health() {
+            Health::Failed { why, .. } => Some(why),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn figures(&self) -> CacheDeviceFigures {
+        let stats = self.level.stats();
+        let written_bytes = stats.count("written_bytes");
+        CacheDeviceFigures {
+            capacity_bytes: stats.size_bytes,
+            used_bytes: stats.used_bytes,
+            records: stats.records,
+            hits: stats.hits,
+            lookups: stats.loads,
+            written_bytes,
+            memory_bytes: stats.memory_bytes,
+            rebuild: Rebuild {
+                done: stats.rebuild.done,
+                segments: stats.rebuild.segments_read,
+                segments_total: stats.rebuild.segments,
+                records: stats.rebuild.records,
+                elapsed_ns: stats.rebuild.elapsed_ns,
+            },
+            counters: stats
+                .counters
+                .iter()
+                .map(|c| (c.name, c.label.unwrap_or_default(), c.value))
+                .collect(),
+        }
+    }
+}
+
+impl SecondLevel<BlockKey, Buffer> for DeviceLevel {
+    fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
+        self.level.offer(candidates);
+    }
+
+    fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
+        self.level.load(filler)
+    }
+
+    fn forget(&self, key: &BlockKey) {
+        self.level.forget(key);
+    }
+}
+
+impl CacheLevel for DeviceLevel {
+    fn memory_bytes(&self) -> u64 {
+        self.level.memory_bytes()
+    }
+}
+
+/// Which level a device holds, if it is one's.
+pub(crate) fn guid_of(device: &Arc<dyn Device>) -> Option<u64> {
+    forebay_l2::read_label(device).ok().map(|label| label.guid)
+}
+
+/// Opens the file or block device of a level, locked.
+///
+/// # Errors
+/// As [`open_path`](crate::open_path).
+pub(crate) fn open_path(path: &str) -> Result<Opened> {
+    open::open_path(Path::new(path), &OpenOptions::default())
+}
+
+/// In the words of the pool.
+fn refused(error: forebay_l2::Error) -> Error {
+    use forebay_l2::ErrorKind as Kind;
+    let kind = match error.kind() {
+        Kind::NotALevel => ErrorKind::NotFound,
+        Kind::Foreign => ErrorKind::Exists,
+        Kind::Unsupported => ErrorKind::Unsupported,
+        Kind::Invalid | Kind::TooSmall => ErrorKind::Invalid,
+        Kind::ReadOnly => ErrorKind::ReadOnly,
+        Kind::NoMemory | Kind::Thread => ErrorKind::NoMemory,
+        Kind::Closed => ErrorKind::Closed,
+        _ => ErrorKind::Device,
+    };
+    Error::new(kind, error.to_string()).because(error)
+}

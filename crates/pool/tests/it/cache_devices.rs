@@ -1,0 +1,372 @@
+//! Cache devices: from being added to being removed, with all that can be wrong with them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::{Device, Op, Request};
+use forebay_pool::format::CacheMode;
+use forebay_pool::{
+    BlockCache, CacheDevice, CacheDeviceFigures, CacheDeviceState, CreateOptions, Dataset,
+    DatasetSettings, ErrorKind, ImportOptions, Object, Pool,
+};
+
+use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
+
+const RECORD: u64 = 8192;
+/// Records of the object that is read: several times what RAM holds.
+const RECORDS: u64 = 3000;
+
+/// Imports a pool with cache devices that are open already, and looks for no others.
+fn import(device: &Arc<dyn Device>, caches: &[&Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {
+    let options = ImportOptions { looks_for_cache_devices: false, ..import_options(cache) };
+    let caches = caches.iter().map(|device| Arc::clone(*device).into()).collect();
+    let pool = Pool::import_with(vec![Arc::clone(device).into()], caches, &options).unwrap();
+    pool.wait_for_cache_devices();
+    pool
+}
+
+/// What is in a record.
+fn content(record: u64, version: u64) -> Vec<u8> {
+    let mut bytes = vec![(record % 251) as u8; RECORD as usize];
+    bytes[..8].copy_from_slice(&record.to_le_bytes());
+    bytes[8..16].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+fn write(pool: &Pool, object: &Object, version: u64) {
+    for first in (0..RECORDS).step_by(100) {
+        let tx = pool.begin().unwrap();
+        for record in first..(first + 100).min(RECORDS) {
+            object.write(&tx, record * RECORD, &content(record, version)).unwrap();
+        }
+    }
+    pool.sync().unwrap();
+}
+
+#[track_caller]
+fn read(object: &Object, version: u64) {
+    let mut bytes = vec![0; RECORD as usize];
+    // Not one behind the other: nothing is to be read ahead.
+    for step in 0..RECORDS {
+        let record = step * 1009 % RECORDS;
+        object.read(record * RECORD, &mut bytes).unwrap();
+        assert!(bytes == content(record, version), "record {record} is another one");
+    }
+}
+
+struct Bed {
+    device: Arc<dyn Device>,
+    caching: Arc<dyn Device>,
+    cache: Arc<BlockCache>,
+}
+
+/// A pool with an object, and a cache device that has seen it go through RAM.
+fn bed() -> (Bed, Pool, Dataset, Object) {
+    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
+    let pool = create(&bed.device, &bed.cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    drop(tx);
+    write(&pool, &object, 1);
+    let guid = pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    let listed = only(&pool);
+    assert_eq!((listed.guid, listed.size_bytes), (guid, 64 * MIB));
+    fill(&pool, &object, 1);
+    (bed, pool, data, object)
+}
+
+/// Reads until the cache device has something, twice what RAM has at least.
+fn fill(pool: &Pool, object: &Object, version: u64) {
+    let begun = Instant::now();
+    while figures(pool).records < RECORDS / 2 {
+        read(object, version);
+        let records = figures(pool).records;
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "{records} blocks: {:?}",
+            figures(pool)
+        );
+    }
+}
+
+fn only(pool: &Pool) -> CacheDevice {
+    let mut all = pool.cache_devices();
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+fn figures(pool: &Pool) -> CacheDeviceFigures {
+    let device = only(pool);
+    device.figures.unwrap_or_else(|| panic!("{:?}", device.state))
+}
+
+fn counter(pool: &Pool, name: &str) -> u64 {
+    let counters = figures(pool).counters;
+    counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
+}
+
+fn away(pool: &Pool) -> String {
+    match only(pool).state {
+        CacheDeviceState::Away(why) => why,
+        state => panic!("{state:?}"),
+    }
+}
+
+/// All bytes of a device, on another one.
+fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let size = device.info().size_bytes;
+    let copy = memory(size);
+    let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Never };
+    let arena = Arena::new(config).unwrap();
+    for offset in (0..size).step_by(MIB as usize) {
+        let buffer = arena.alloc((size - offset).min(MIB) as usize).unwrap();
+        let buffer = device.run(Request::read(offset, buffer)).into_buffer().unwrap();
+        copy.run(Request::write(offset, buffer)).result.unwrap();
+    }
+    copy
+}
+
+#[test]
+fn what_ram_let_go_of_is_found_again_after_an_import() {
+    let (bed, pool, data, object) = bed();
+    let hits = figures(&pool).hits;
+    assert!(hits > 0, "{:?}", figures(&pool));
+    check(&pool);
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    assert_eq!(only(&pool).state, CacheDeviceState::Active);
+    let found = figures(&pool);
+    assert!(found.records >= RECORDS / 2 && found.rebuild.done, "{found:?}");
+    assert!(found.memory_bytes > 0 && bed.cache.second_memory_bytes() >= found.memory_bytes);
+    let data = pool.dataset("data").unwrap();
+    let object = data.object(number).unwrap();
+    read(&object, 1);
+    let found = figures(&pool);
+    assert!(found.hits >= RECORDS / 3, "{found:?}");
+    // What is overwritten has another key.
+    write(&pool, &object, 2);
+    read(&object, 2);
+    check(&pool);
+    drop((object, data));
+    // As a crash would end it.
+    pool.abandon();
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    let data = pool.dataset("data").unwrap();
+    read(&data.object(number).unwrap(), 2);
+    check(&pool);
+    drop(data);
+    pool.export().unwrap();
+}
+
+#[test]
+fn without_its_cache_device_a_pool_is_used_all_the_same() {
+    let (bed, pool, data, object) = bed();
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+    let pool = import(&bed.device, &[], &bed.cache);
+    assert!(away(&pool).contains("does without"), "{}", away(&pool));
+    let data = pool.dataset("data").unwrap();
+    read(&data.object(number).unwrap(), 1);
+    let tx = pool.begin().unwrap();
+    let other = data.create_object(&tx, b"new").unwrap();
+    drop(tx);
+    check(&pool);
+    drop(data);
+    pool.export().unwrap();
+    // It is back, and what it had is still good.
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    assert!(figures(&pool).records >= RECORDS / 2, "{:?}", figures(&pool));
+    assert_eq!(counter(&pool, "set_back"), 0);
+    let data = pool.dataset("data").unwrap();
+    assert_eq!(data.object(other).unwrap().size(), 0);
+    read(&data.object(number).unwrap(), 1);
+    assert!(figures(&pool).hits > 0);
+    drop(data);
+    pool.export().unwrap();
+
+    // At its path there is nothing.
+    let devices = vec![Arc::clone(&bed.device).into()];
+    let pool = Pool::import(devices, &import_options(&bed.cache)).unwrap();
+    let why = away(&pool);
+    assert!(why.contains("memory"), "{why}");
+    pool.export().unwrap();
+}
+
+#[test]
+fn a_cache_device_does_not_answer_for_another_history() {
+    // With the device there when the pool is set back, and without.
+    for there in [true, false] {
+        let (bed, pool, data, object) = bed();
+        let number = object.number();
+        pool.sync().unwrap();
+        let old = copy_of(&bed.device);
+        // The other history goes on, and the device sees it.
+        write(&pool, &object, 2);
+        fill(&pool, &object, 2);
+        drop((object, data));
+        pool.abandon();
+
+        let caches: &[&Arc<dyn Device>] = if there { &[&bed.caching] } else { &[] };
+        let pool = import(&old, caches, &bed.cache);
+        let data = pool.dataset("data").unwrap();
+        let object = data.object(number).unwrap();
+        read(&object, 1);
+        // The same groups, and often the same places, for something else.
+        for version in 3..8 {
+            write(&pool, &object, version);
+        }
+        read(&object, 7);
+        drop((object, data));
+        pool.export().unwrap();
+        let pool = import(&old, &[&bed.caching], &bed.cache);
+        assert_eq!(only(&pool).state, CacheDeviceState::Active);
+        assert_eq!(counter(&pool, "set_back"), u64::from(!there));
+        let data = pool.dataset("data").unwrap();
+        let object = data.object(number).unwrap();
+        read(&object, 7);
+        read(&object, 7);
+        check(&pool);
+        drop((object, data));
+        pool.export().unwrap();
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_device_is_told_and_refused() {
+    let (bed, pool, data, object) = bed();
+    drop((object, data));
+    let kind = |device: &Arc<dyn Device>, force| {
+        let error = pool.add_cache_device(Arc::clone(device).into(), force).unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    for force in [false, true] {
+        let (own, text) = kind(&bed.device, force);
+        assert!(own == ErrorKind::Invalid && text.contains("device of this pool"), "{text}");
+        let (twice, text) = kind(&bed.caching, force);
+        assert!(twice == ErrorKind::Invalid && text.contains("already"), "{text}");
+    }
+    let other = memory(64 * MIB);
+    let options = CreateOptions { seed: Some(8), ..create_options(&bed.cache) };
+    Pool::create(vec![Arc::clone(&other).into()], &options).unwrap().export().unwrap();
+    let (pools, text) = kind(&other, false);
+    assert!(pools == ErrorKind::Exists && text.contains("force"), "{text}");
+    pool.add_cache_device(Arc::clone(&other).into(), true).unwrap();
+    assert_eq!(pool.cache_devices().len(), 2);
+    let (small, text) = kind(&memory(MIB), false);
+    assert!(small == ErrorKind::Invalid, "{small:?} {text}");
+    let name = other.info().name.to_string();
+    pool.remove_cache_device(&name).unwrap();
+    let gone = pool.remove_cache_device(&name).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    // What was removed is empty: it can be added anywhere.
+    pool.add_cache_device(Arc::clone(&other).into(), false).unwrap();
+    pool.remove_cache_device(&format!("{:016x}", pool.cache_devices()[1].guid)).unwrap();
+    pool.export().unwrap();
+
+    // Read-only imports use none.
+    let options = ImportOptions { read_only: true, ..import_options(&bed.cache) };
+    let devices = vec![Arc::clone(&bed.device).into()];
+    let caches = vec![Arc::clone(&bed.caching).into()];
+    let pool = Pool::import_with(devices, caches, &options).unwrap();
+    assert!(away(&pool).contains("reading only"));
+    pool.export().unwrap();
+
+    // Its labels are gone.
+    let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Never };
+    let arena = Arena::new(config).unwrap();
+    for offset in [0, 63 * MIB] {
+        let mut zeros = arena.alloc(MIB as usize).unwrap();
+        zeros.zero();
+        bed.caching.run(Request::write(offset, zeros)).result.unwrap();
+    }
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    assert!(!away(&pool).is_empty());
+    // It is of no use: another takes its place.
+    pool.remove_cache_device(&format!("{:016x}", only(&pool).guid)).unwrap();
+    assert!(pool.cache_devices().is_empty());
+    pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    check(&pool);
+    pool.export().unwrap();
+}
+
+#[test]
+fn a_cache_device_that_fails_costs_nothing_but_its_answers() {
+    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&bed.caching), 3));
+    let pool = create(&bed.device, &bed.cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    drop(tx);
+    write(&pool, &object, 1);
+    pool.add_cache_device((Arc::clone(&faults) as Arc<dyn Device>).into(), false).unwrap();
+    fill(&pool, &object, 1);
+    // Rot, then errors, then nothing at all.
+    faults.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read));
+    read(&object, 1);
+    assert!(counter(&pool, "load_rotten") > 0, "{:?}", figures(&pool));
+    faults.clear();
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    read(&object, 1);
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Write));
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Flush));
+    for version in 2..5 {
+        write(&pool, &object, version);
+        read(&object, version);
+    }
+    let state = only(&pool).state;
+    assert!(matches!(state, CacheDeviceState::Failed(_)), "{state:?} {:?}", figures(&pool));
+    check(&pool);
+    drop((object, data));
+    // It cannot be told that it is none any more, but it is.
+    let name = only(&pool).path;
+    assert_eq!(pool.remove_cache_device(&name).unwrap_err().kind(), ErrorKind::Device);
+    assert!(pool.cache_devices().is_empty());
+    pool.export().unwrap();
+}
+
+#[test]
+fn a_cache_device_goes_while_it_is_used() {
+    let (_bed, pool, data, object) = bed();
+    let name = only(&pool).path;
+    std::thread::scope(|scope| {
+        let readers = [(); 3].map(|()| scope.spawn(|| (0..3).for_each(|_| read(&object, 1))));
+        pool.remove_cache_device(&name).unwrap();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    assert!(pool.cache_devices().is_empty());
+    check(&pool);
+    drop((object, data));
+    pool.export().unwrap();
+}
+
+#[test]
+fn datasets_say_what_cache_devices_hold() {
+    let (_bed, pool, data, object) = bed();
+    let settings = DatasetSettings { second: CacheMode::None, ..data.settings().unwrap() };
+    data.set_settings(&settings).unwrap();
+    assert_eq!(data.settings().unwrap().second, CacheMode::None);
+    let refused = || {
+        let counters = figures(&pool).counters;
+        let of = |label| counters.iter().find(|c| c.0 == "refused" && c.1 == label).unwrap().2;
+        (of("owner_excluded"), of("class_excluded"))
+    };
+    let before = refused();
+    write(&pool, &object, 2);
+    read(&object, 2);
+    let none = refused();
+    assert!(none.0 > before.0, "{before:?} {none:?}");
+    data.set_settings(&DatasetSettings { second: CacheMode::Metadata, ..settings }).unwrap();
+    write(&pool, &object, 3);
+    read(&object, 3);
+    assert!(refused().1 > none.1, "{:?}", refused());
+    drop((object, data));
+    pool.export().unwrap();
+}
