@@ -47,12 +47,14 @@ impl Forgetting {
         &self.pending[(id.0 >> 32) as usize % SHARDS]
     }
 
-    /// Registers one who forgets; whether others do.
-    fn enter(&self, id: Identity) -> bool {
-        let mut shard = self.shard(id).lock();
-        let count = shard.entry(id.0).or_insert(0);
-        *count += 1;
-        *count > 1
+    /// Registers one who forgets.
+    fn enter(&self, id: Identity) {
+        *self.shard(id).lock().entry(id.0).or_insert(0) += 1;
+    }
+
+    /// Whether more than one forgets it.
+    fn is_shared(&self, id: Identity) -> bool {
+        self.shard(id).lock().get(&id.0).is_some_and(|count| *count > 1)
     }
 
     fn leave(&self, id: Identity) {
@@ -79,13 +81,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
             return Ok(());
         }
-        let others = self.forgetting.enter(id);
-        let outcome = self.forget_registered(id, others);
+        self.forgetting.enter(id);
+        let outcome = self.forget_registered(id);
         self.forgetting.leave(id);
         outcome
     }
 
-    fn forget_registered(&self, id: Identity, others: bool) -> Result<()> {
+    fn forget_registered(&self, id: Identity) -> Result<()> {
         if !self.status.is_open() || !self.feed.wait_started() {
             return self.forget_dead(id);
         }
@@ -105,7 +107,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         } else {
             self.index.take(id).is_some()
         };
-        if !known && !others {
+        // Asked after the look: who took the record out had registered before, and leaves once its tombstone is durable.
+        if !known && !self.forgetting.is_shared(id) {
             return Ok(());
         }
         self.counters.add(LevelCounters::FORGOTTEN, 0, 1);

@@ -22,7 +22,7 @@ use crate::options::LevelOptions;
 use crate::{LevelTunables, MAX_KEY_BYTES};
 
 /// So much is looked at, and cleared, at either end of a device.
-const LOOK_BYTES: u64 = 1 << 20;
+const LOOK_BYTES: u64 = if cfg!(forebay_model) { 8 << 10 } else { 1 << 20 };
 
 /// What is known by a few bytes at a place; the first that fits is told.
 const KNOWN: [(&str, usize, &[u8]); 12] = [

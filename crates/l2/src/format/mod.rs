@@ -13,6 +13,8 @@ mod batch;
 mod block;
 mod label;
 mod segment;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
 
 pub(crate) use batch::{
     BATCH_HEAD_BYTES, BatchHead, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
