@@ -303,6 +303,10 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         while inner.loads.awaited() > 0 {
             let late = inner.clock.now_ns().saturating_sub(begun) > allowed;
             inner.watch_loads(late);
+            if late {
+                // Those that are left are being published, perhaps by this very thread.
+                break;
+            }
             condition.wait_timeout(&mut nobody.lock(), Duration::from_millis(1));
         }
     }

@@ -123,6 +123,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let mut in_vain = [0; 2];
         let ready = self.feed.with(|state| {
             state.rate.fill(bounds, now);
+            let was_empty = state.queue.is_empty();
             for (candidate, wish) in chosen {
                 let class = candidate.class;
                 let reason = if state.stopping {
@@ -160,8 +161,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     }
                 }
             }
-            // The writer looks by itself when the oldest has waited long enough.
-            state.queued_bytes >= self.tunables.batch_bytes()
+            // Once it knows that something waits, the writer looks by itself when that has waited long enough.
+            let first = was_empty && !state.queue.is_empty();
+            first || state.queued_bytes >= self.tunables.batch_bytes()
         });
         if ready {
             self.feed.wake();

@@ -1,8 +1,11 @@
 //! A level's life: made, filled, closed, opened again, removed.
 
-use forebay_cache::Class;
-use forebay_l2::{ErrorKind, Health, Level, LevelOptions};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use forebay_base::rng::SmallRng;
+use forebay_cache::Class;
+use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
 
 use crate::support::{Numbers, Value, World, memory, options};
 
@@ -145,4 +148,130 @@ fn a_level_that_was_removed_is_gone() {
     // It is free for anybody now, without force.
     let other = LevelOptions { owner: [3; 16], ..options() };
     World::create(&device, &other).close();
+}
+
+/// As [`Numbers`], and a key's stamp is the key.
+struct Stamped;
+
+impl Codec<u64, Value> for Stamped {
+    fn key_bytes(&self) -> usize {
+        Numbers.key_bytes()
+    }
+
+    fn encode_key(&self, key: &u64, out: &mut [u8]) {
+        Numbers.encode_key(key, out);
+    }
+
+    fn stamp(&self, key: &u64) -> u64 {
+        *key
+    }
+
+    fn encoded_len(&self, value: &Value) -> usize {
+        Numbers.encoded_len(value)
+    }
+
+    fn encode(&self, value: &Value, out: &mut [u8]) {
+        Numbers.encode(value, out);
+    }
+
+    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
+        Numbers.decode(key, bytes)
+    }
+}
+
+#[test]
+fn a_level_whose_user_was_set_back_is_emptied_for_good() {
+    let device = memory(8 << 20);
+    let with = |max_stamp| LevelOptions { immutable_keys: true, max_stamp, ..options() };
+    let open = |max_stamp| {
+        let level = Level::open(device.clone(), Arc::new(Stamped), &with(max_stamp)).unwrap();
+        let world = World::over(level);
+        assert!(world.level.wait_rebuilt());
+        world
+    };
+    let level = Level::create(device.clone(), Arc::new(Stamped), &with(0)).unwrap();
+    let world = World::over(level);
+    (0..=100).for_each(|key| world.insert(key, 1, 500));
+    world.spill();
+    world.close();
+    // Who knows of all of them finds all of them.
+    let world = open(100);
+    assert!((0..=100).all(|key| world.get(key).is_some()));
+    let guid = world.level.label().guid;
+    world.close();
+    let world = open(99);
+    assert_eq!(world.level.stats().count("set_back"), 1);
+    assert_ne!(world.level.label().guid, guid);
+    assert!((0..=100).all(|key| world.get(key).is_none()));
+    (0..50).for_each(|key| world.insert(key, 2, 500));
+    world.spill();
+    world.close();
+    // What was of another future does not come back when that time has come again.
+    let world = open(1000);
+    assert_eq!(world.level.stats().count("set_back"), 0);
+    for key in 0..=100 {
+        let version = world.get(key).map(|value| value.version);
+        assert_eq!(version, (key < 50).then_some(2), "{key}");
+    }
+    world.close();
+}
+
+#[test]
+fn many_threads_see_what_they_wrote_and_nothing_older() {
+    const THREADS: u64 = 4;
+    const KEYS: u64 = 60;
+    let device = memory(4 << 20);
+    let small = LevelOptions { segment_bytes: Some(128 << 10), ..options() };
+    small.tunables.set("batch_bytes", "64K").unwrap();
+    let world = Arc::new(World::create(&device, &small));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let world = world.clone();
+            std::thread::spawn(move || {
+                let mut rng = SmallRng::from_seed(thread);
+                let mut now = BTreeMap::new();
+                for version in 1..3000 {
+                    // Each has keys of its own; the ring, the writer and the cache are shared.
+                    let key = thread * KEYS + rng.below(KEYS);
+                    match rng.below(10) {
+                        0..3 => {
+                            world.insert(key, version, rng.below(2000) as usize);
+                            now.insert(key, version);
+                        }
+                        3 => {
+                            world.cache.remove(&key);
+                            now.remove(&key);
+                        }
+                        4..6 => world.cache.offer_all(16, |candidates| {
+                            forebay_cache::SecondLevel::offer(&*world.level, candidates);
+                        }),
+                        6 if rng.below(8) == 0 => _ = world.cache.flush(),
+                        _ => {
+                            let found = world.get(key).map(|value| value.version);
+                            let right = now.get(&key).copied();
+                            assert!(
+                                found.is_none() || found == right,
+                                "{key}: {found:?}, {right:?}"
+                            );
+                        }
+                    }
+                }
+                now
+            })
+        })
+        .collect();
+    let mut now = BTreeMap::new();
+    threads.into_iter().for_each(|thread| now.extend(thread.join().unwrap()));
+    let stats = world.level.stats();
+    assert!(stats.count("overrun") > 0 && stats.count("tombstones") > 0, "{:?}", stats.short());
+    assert_eq!(stats.count("load_rotten"), 0, "{:?}", stats.short());
+    Arc::into_inner(world).expect("all threads have ended").close();
+
+    let world = World::open(&device, &small);
+    assert!(world.level.wait_rebuilt());
+    for key in 0..THREADS * KEYS {
+        let found = world.get(key).map(|value| value.version);
+        assert!(found.is_none() || found == now.get(&key).copied(), "{key}: {found:?}");
+    }
+    world.close();
 }
