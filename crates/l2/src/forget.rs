@@ -112,12 +112,21 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return Ok(());
         }
         self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
-        if self.feed.bury(id) { Ok(()) } else { self.forget_dead_for_good() }
+        if self.feed.bury(id) {
+            return Ok(());
+        }
+        // Whoever tries again is not to hear that there is nothing to forget.
+        let tomb =
+            Record { place: self.ring.head(), class: Class::Data, hits: 0, state: State::Tomb };
+        let _ = self.index.insert(id, tomb, |_, _| true);
+        self.forget_dead_for_good()
     }
 
     /// Forgets a key when nothing can be written any more.
     fn forget_dead(&self, id: Identity) -> Result<()> {
-        let known = self.rebuild.was_incomplete() || self.index.find(id).is_some();
+        let known = self.rebuild.was_incomplete()
+            || self.index.find(id).is_some()
+            || self.forgetting.is_shared(id);
         if !known && !self.rebuild.is_running() {
             return Ok(());
         }

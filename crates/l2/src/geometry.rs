@@ -130,7 +130,8 @@ impl Geometry {
 
     /// Bytes that the level uses of the device.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.last_page + LABEL_BYTES as u64
+        // A label may say anything.
+        self.last_page.saturating_add(LABEL_BYTES as u64)
     }
 
     /// The segment that is used as number `seq`.
@@ -141,5 +142,18 @@ impl Geometry {
     /// The sequence number of a ring's first use: smaller ones name nothing.
     pub(crate) fn first_seq(&self) -> u64 {
         u64::from(self.segments)
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_device_is_large_enough_for_a_label_at_the_end_of_all_numbers() {
+        let last_page = u64::MAX / PAGE_BYTES * PAGE_BYTES;
+        let geometry = Geometry { segment_bytes: 1 << 20, segments: 16, last_page };
+        assert_eq!(geometry.checked(), Ok(geometry));
+        assert_eq!(geometry.used_bytes(), u64::MAX);
     }
 }

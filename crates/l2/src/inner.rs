@@ -9,6 +9,7 @@ use forebay_cache::Key;
 
 use crate::codec::{Codec, MAX_KEY_BYTES, Refusal};
 use crate::counters::LevelCounters;
+use crate::error::ErrorKind;
 use crate::feed::{Feed, Filter, Rate};
 use crate::forget::Forgetting;
 use crate::format::BATCH_HEAD_BYTES;
@@ -53,6 +54,10 @@ impl Status {
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire) == CLOSED
     }
 
     /// Why blocks are refused, if they are.
@@ -189,7 +194,19 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         {
             return self.voided.load(Ordering::Acquire);
         }
+        // Who closed it may have made something else of the device since: that is not to be touched.
+        if self.status.is_closed() && !self.has_label() {
+            return true;
+        }
         self.void_now()
+    }
+
+    /// Whether the device still holds this level's label, as far as is known.
+    fn has_label(&self) -> bool {
+        match label::read(&self.medium) {
+            Ok((label, _)) => label.guid == self.ring.guid(),
+            Err(error) => error.kind() == ErrorKind::Device,
+        }
     }
 
     /// Voids the label. Whether it is void.

@@ -1,6 +1,6 @@
 //! A second level on a device: making, opening, using, closing and removing one.
 //!
-//! Threads: a writer, and some for the rebuild until that is done. Loads run on whoever asks, and on the device's threads.
+//! Threads: a writer, one that gives up loads that are overdue, and some for the rebuild until that is done. Loads run on whoever asks, and on the device's threads.
 //!
 //! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first.
 
@@ -120,6 +120,9 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
             Error::new(ErrorKind::Thread, text).because(error)
         };
         let level = Arc::new(Self { inner, threads: Mutex::named("l2-threads", Vec::new()) });
+        let watching = Arc::clone(&level.inner);
+        let thread = spawn_named("l2-watch", move || watching.watch()).map_err(no_thread)?;
+        level.threads.lock().push(thread);
         let thread = spawn_named("l2-writer", move || writer.run()).map_err(no_thread)?;
         level.threads.lock().push(thread);
         if fresh {
@@ -291,10 +294,15 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         let inner = &self.inner;
         inner.rebuild.stop();
         inner.feed.stop();
-        for thread in threads.drain(..) {
+        // The first is the watch: it goes on while the others end, which takes time if the device hangs.
+        let first = threads.len().min(1);
+        let others = threads.split_off(first);
+        for thread in others {
             // A panic of it was told of by the panic hook.
             let _ = thread.join();
         }
+        inner.loads.unwatch();
+        threads.drain(..).for_each(|watch| drop(watch.join()));
         inner.feed.die();
         // Loads on their way end, or are given up.
         let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());

@@ -3,17 +3,18 @@
 //! A load never fails: what cannot be read in time, or is not what was written, is a miss, and a counter says why. Whoever waits for
 //! it begins anew, and finds that the level does not have the block.
 //!
-//! A load that takes longer than allowed is *overdue*: its filler is withdrawn by the writer's thread, which looks around a few times a
-//! second, and its read goes on alone. While any read is overdue no other is begun: the device hangs.
+//! A load that takes longer than allowed is *overdue*: its filler is withdrawn by a thread that does nothing else than look around
+//! a few times a second, so that no other request can hold it up, and its read goes on alone. While any read is overdue no other is begun: the device hangs.
 //!
-//! Locking: `l2-loads` for a push or a few pops, `l2-load` for taking a filler; never both, and none while anything is
+//! Locking: `l2-watch` while that thread sleeps; `l2-loads` for a push or a few pops, `l2-load` for taking a filler; never both, and none while anything is
 //! submitted or published.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use forebay_base::sync::{Arc, Mutex};
+use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Filler, Key};
 use forebay_io::{Completion, Priority, Request};
 
@@ -24,6 +25,8 @@ use crate::record::{Identity, Place, Record, State, UNIT_BYTES};
 
 /// Identities at most that the next load of passes over.
 const SKIPS: usize = 64;
+/// How often it is looked for loads that are overdue.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A load on its way.
 struct Flight<K: Key, V: Send + Sync + 'static> {
@@ -44,6 +47,9 @@ pub(crate) struct Loads<K: Key, V: Send + Sync + 'static> {
     /// Of these keys the next load is handed back, so that who begins anew gets past the level.
     skips: Mutex<VecDeque<Identity>>,
     skipping: AtomicUsize,
+    /// Whether nobody need look for overdue loads any more.
+    watched: Mutex<bool>,
+    watching: Condvar,
 }
 
 /// What a read was to find.
@@ -77,6 +83,8 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
             overdue: AtomicU64::new(0),
             skips: Mutex::named("l2-load", VecDeque::new()),
             skipping: AtomicUsize::new(0),
+            watched: Mutex::named("l2-watch", false),
+            watching: Condvar::new(),
         }
     }
 
@@ -115,6 +123,12 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
         found.inspect(|at| _ = skips.remove(*at));
         self.skipping.store(skips.len(), Ordering::Release);
         found.is_some()
+    }
+
+    /// Ends the watch.
+    pub(crate) fn unwatch(&self) {
+        *self.watched.lock() = true;
+        self.watching.notify_all();
     }
 
     /// Reads that have not ended, those that were given up left out.
@@ -257,6 +271,26 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.index.change(sought.id, sought.place, |record| {
             (!self.immutable_keys).then_some(Record { state: State::Bad, ..record })
         });
+    }
+
+    /// The body of the thread that gives up overdue loads, until [`Loads::unwatch`].
+    pub(crate) fn watch(&self) {
+        loop {
+            {
+                let mut watched = self.loads.watched.lock();
+                if !*watched {
+                    // The model checker has no time that passes by itself.
+                    match cfg!(forebay_model) {
+                        true => self.loads.watching.wait(&mut watched),
+                        false => drop(self.loads.watching.wait_timeout(&mut watched, LOOK)),
+                    }
+                }
+                if *watched {
+                    return;
+                }
+            }
+            self.watch_loads(false);
+        }
     }
 
     /// Gives up loads that are overdue. `all`: every one.

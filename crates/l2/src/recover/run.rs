@@ -26,6 +26,8 @@ pub(super) struct Heads {
     newest: u64,
     /// Of the segments that may hold something.
     oldest: u64,
+    /// Headers that the device did not give.
+    unread: u64,
 }
 
 /// The thread's body.
@@ -58,6 +60,10 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result
     }
     let mut start = Start { next_seq: heads.newest + 1, ..Start::default() };
     if heads.newest == 0 {
+        if heads.unread > 0 {
+            // Numbers of segments that cannot be seen must not be used again.
+            return Err("no header of a segment can be read".to_owned());
+        }
         start.next_seq = geometry.first_seq();
         inner.feed.start(start);
         return Ok(());
@@ -68,6 +74,10 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result
     let reader = Reader::new(Arc::clone(inner), heads);
     let newest = reader.heads.newest;
     if lost_newest {
+        if inner.max_stamp < u64::MAX {
+            // Only its header would tell how young the blocks are that were written before it.
+            return empty(inner, &reader.heads);
+        }
         // Its batches may have had tombstones: nothing older is believed.
         inner.rebuild.damaged((newest, MAX_SEGMENT_UNITS));
         let known = || reader.heads.heads.iter().flatten();
@@ -97,7 +107,7 @@ fn read_heads<K: Key, V: Send + Sync + 'static>(
 ) -> Result<Heads, Trouble> {
     let geometry = inner.ring.geometry;
     let mut heads: Vec<Head> = vec![None; geometry.segments as usize];
-    let mut stalled = None;
+    let (mut stalled, mut unread) = (None, 0);
     let guid = inner.ring.guid();
     let ranges = (0..geometry.segments).map(|segment| (geometry.offset(segment), PAGE_BYTES));
     inner.medium.read_each(ranges, |segment, read| match read {
@@ -111,13 +121,14 @@ fn read_heads<K: Key, V: Send + Sync + 'static>(
             heads[segment] = SegmentHead::parse(guid, &page).filter(fits);
         }
         Err(trouble @ Trouble::Stalled(_)) => stalled = Some(trouble),
-        Err(_) => inner.counters.add(LevelCounters::READ_ERRORS, 0, 1),
+        Err(_) => unread += 1,
     });
+    inner.counters.add(LevelCounters::READ_ERRORS, 0, unread);
     if let Some(trouble) = stalled {
         return Err(trouble);
     }
     let newest = heads.iter().flatten().map(|(head, _)| head.seq).max().unwrap_or(0);
-    Ok(Heads { heads, newest, oldest: 0 })
+    Ok(Heads { heads, newest, oldest: 0, unread })
 }
 
 /// Finds out whether the newest segment is one whose header is lost; and which is the oldest.
@@ -132,9 +143,11 @@ fn find_newest<K: Key, V: Send + Sync + 'static>(
     if heads.heads[segment as usize].is_none() {
         // A header is durable before any batch: if there is a batch of that number, there was a header.
         let at = geometry.offset(segment) + geometry.first_batch();
-        if let Ok(page) = inner.medium.read(at, PAGE_BYTES) {
-            lost = BatchHead::claimed_seq(inner.ring.guid(), &page) == Some(next);
-        }
+        lost = match inner.medium.read(at, PAGE_BYTES) {
+            Ok(page) => BatchHead::claimed_seq(inner.ring.guid(), &page) == Some(next),
+            // If its header could not be read either, there may have been one.
+            Err(_) => heads.unread > 0,
+        };
     }
     if lost {
         heads.newest = next;

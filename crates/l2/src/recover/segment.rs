@@ -291,7 +291,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let count = walked.contents.places.len() as u32;
         let base = geometry.offset(segment);
         let mut offset = walked.end;
-        while offset < geometry.footer_offset() && !self.inner.rebuild.was_incomplete() {
+        let stopped = || self.inner.rebuild.was_incomplete();
+        while offset < geometry.footer_offset() && !stopped() {
             let bytes = SEARCH_BYTES.min(geometry.footer_offset() - offset);
             let Ok(found) = self.inner.medium.read(base + offset, bytes) else {
                 // If it was durable once, it may have had tombstones.
@@ -304,6 +305,10 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 let Some((log_bytes, _)) = BatchHead::peek((guid, seq), page, room) else {
                     continue;
                 };
+                // Each may claim to be long, and none of them has been checked.
+                if stopped() {
+                    return;
+                }
                 let Ok(log) = self.inner.medium.read(base + at, log_bytes) else { continue };
                 let parsed = LogBlock::parse((guid, seq), &log, (at, room));
                 if parsed.is_some_and(|log| log.head.durable > count) {

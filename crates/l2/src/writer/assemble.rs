@@ -63,6 +63,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.advance()?;
         }
         self.evacuate();
+        self.check_stalled()?;
         let mut plan = self.plan();
         if plan.total() == 0 && self.has_work() {
             self.advance()?;

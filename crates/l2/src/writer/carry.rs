@@ -167,13 +167,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let end = u64::from(last.3.unit + last.3.units) * UNIT_BYTES;
         let at = self.inner.ring.geometry.offset(segment) + start;
         let bytes = end.next_multiple_of(PAGE_BYTES).saturating_sub(start);
-        let buffer = match self.inner.medium.read(at, bytes) {
-            Ok(buffer) => Arc::new(buffer),
-            Err(_) => {
-                self.count_read_error();
-                return 0;
-            }
-        };
+        let Some(buffer) = self.read(at, bytes).map(Arc::new) else { return 0 };
         let seed = BlockSeed::new(self.inner.ring.guid(), seq);
         let carried = chosen.into_iter().map(|(id, class, hits, old)| {
             let at = (u64::from(old.unit) * UNIT_BYTES).saturating_sub(start) as usize;

@@ -21,6 +21,8 @@ mod assemble;
 mod carry;
 mod segment;
 
+use std::cell::Cell;
+
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 use forebay_cache::Key;
@@ -93,6 +95,8 @@ pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
     evacuation: Option<Evacuation>,
     carried: Vec<Carried>,
     failures: u32,
+    /// Whether a read has not ended in time: the device hangs, and nothing more is tried.
+    stalled: Cell<bool>,
 }
 
 /// The front of a buffer, to be written.
@@ -106,6 +110,16 @@ struct Front {
 unsafe impl StableBytes for Front {
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.len]
+    }
+}
+
+/// However it ends, nobody waits for it any more: a codec of the user's may panic.
+impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.inner.fail("the writer panicked");
+        }
+        self.inner.feed.die();
     }
 }
 
@@ -126,6 +140,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             evacuation: None,
             carried: Vec::new(),
             failures: 0,
+            stalled: Cell::new(false),
         })
     }
 
@@ -147,7 +162,6 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             let Some(work) = inner.feed.next(now, (batch, linger), !self.backlog.is_empty()) else {
                 break;
             };
-            inner.watch_loads(false);
             let last = work.last;
             if let Err(trouble) = self.work(work) {
                 self.forsake();
@@ -159,7 +173,6 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             }
         }
         self.backlog.clear();
-        self.inner.feed.die();
     }
 
     /// Does what there is to do. An error is the level's end.
@@ -181,7 +194,6 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         while tombs || !self.backlog.is_empty() || !self.tombs.0.is_empty() {
             tombs = false;
             self.retrying(Self::write_batch)?;
-            self.inner.watch_loads(false);
         }
         if work.flush.is_some() || work.last {
             self.flush()?;

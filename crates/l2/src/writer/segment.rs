@@ -1,5 +1,6 @@
 //! Going on to the next segment: the one that was used longest ago.
 
+use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Class, Key};
 
@@ -128,8 +129,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
         let geometry = self.inner.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
-        let read = self.inner.medium.read(at, geometry.footer_bytes());
-        let bytes = read.inspect_err(|_| self.count_read_error()).ok()?;
+        let bytes = self.read(at, geometry.footer_bytes())?;
         let between = (geometry.first_batch(), geometry.footer_offset());
         let footer = Footer::parse((self.inner.ring.guid(), seq), &bytes, between)?;
         Some(footer.places().collect())
@@ -145,10 +145,31 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     ) -> Option<R> {
         let geometry = self.inner.ring.geometry;
         let at = geometry.offset(segment) + place.offset;
-        let read = self.inner.medium.read(at, place.log_bytes);
-        let bytes = read.inspect_err(|_| self.count_read_error()).ok()?;
+        let bytes = self.read(at, place.log_bytes)?;
         let room = geometry.footer_offset() - place.offset;
         LogBlock::parse((self.inner.ring.guid(), seq), &bytes, (place.offset, room)).map(f)
+    }
+
+    /// Reads some bytes, unless the device has been found to hang.
+    pub(super) fn read(&self, at: u64, bytes: u64) -> Option<Buffer> {
+        if self.stalled.get() {
+            return None;
+        }
+        let read = self.inner.medium.read(at, bytes).inspect_err(|trouble| {
+            self.count_read_error();
+            self.stalled.set(matches!(trouble, Trouble::Stalled(_)));
+        });
+        read.ok()
+    }
+
+    /// An error if the device has been found to hang.
+    pub(super) fn check_stalled(&self) -> Result<(), Trouble> {
+        match self.stalled.get() {
+            true => {
+                Err(Trouble::Stalled(format!("read of {}", self.inner.medium.device.info().name)))
+            }
+            false => Ok(()),
+        }
     }
 
     pub(super) fn count_read_error(&self) {

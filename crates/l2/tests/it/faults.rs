@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
-use forebay_io::fault::{Fault, FaultDevice, Rule};
+use forebay_io::fault::{Fault, FaultCounters, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority};
-use forebay_l2::{ErrorKind, Health, Level, LevelOptions};
+use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
 
-use crate::support::{Numbers, World, memory, options};
+use crate::support::{Numbers, Value, World, memory, options};
 
 const KEYS: u64 = 150;
 
@@ -137,6 +137,8 @@ fn a_device_that_vanishes_is_misses_and_what_cannot_be_forgotten_is_said() {
     let error = world.level.forget_checked(&8).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert!(matches!(world.level.health(), Health::Failed { voided: false, .. }));
+    // Of this one the record has left already: who tries again does not hear that all is well.
+    world.level.forget_checked(&7).unwrap_err();
     assert!(world.level.stats().count("forget_failures") >= 2);
     // Of this one the device has nothing.
     world.level.forget_checked(&(KEYS + 1)).unwrap();
@@ -188,5 +190,93 @@ fn a_device_that_hangs_holds_nobody_up() {
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     world.insert(6, 2, 1000);
     faults.clear();
+    world.close();
+}
+
+#[test]
+fn a_load_ends_though_the_level_has_failed_meanwhile() {
+    let options = options();
+    options.tunables.set("load_timeout_ms", "600").unwrap();
+    options.tunables.set("stall_timeout_ms", "50").unwrap();
+    let (faults, _device, world) = failing(&options);
+    (0..KEYS).for_each(|key| world.insert(key, 1, 1000));
+    world.spill();
+    let hang = Fault::Delay(Duration::from_secs(6));
+    faults.add(Rule::new(hang).at(Priority::SyncRead));
+    faults.add(Rule::new(hang).on(Op::Write));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| world.get(1));
+        while faults.counters().total(FaultCounters::FAULTS_INJECTED) == 0 {
+            std::thread::yield_now();
+        }
+        // The writer ends with it.
+        world.level.forget_checked(&5).unwrap_err();
+        assert_eq!(reader.join().unwrap(), None);
+    });
+    assert_eq!(world.level.stats().count("load_timeouts"), 1);
+    faults.clear();
+    world.close();
+}
+
+#[test]
+fn a_device_that_hangs_when_blocks_are_carried_has_failed() {
+    let options = options();
+    options.tunables.set("stall_timeout_ms", "50").unwrap();
+    let faults = Arc::new(FaultDevice::new(memory(8 << 20), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let world = World::create(&device, &options);
+    for round in 0..12 {
+        (0..250).for_each(|key| world.insert(round * 250 + key, 1, 4000));
+        world.spill();
+    }
+    assert!(world.level.stats().count("overrun") > 0);
+    let hang = Fault::Delay(Duration::from_secs(4));
+    faults.add(Rule::new(hang).on(Op::Read).at(Priority::AsyncRead));
+    (0..250).for_each(|key| world.insert(1_000_000 + key, 1, 4000));
+    world.cache.offer_all(256, |candidates| {
+        forebay_cache::SecondLevel::offer(&*world.level, candidates);
+    });
+    assert!(world.level.flush().is_err());
+    assert_eq!(world.level.stats().count("read_errors"), 1, "{:?}", world.level.stats().short());
+    assert!(matches!(world.level.health(), Health::Failed { .. }));
+    faults.clear();
+    world.close();
+}
+
+/// Cannot encode one key.
+struct Panics;
+
+impl Codec<u64, Value> for Panics {
+    fn key_bytes(&self) -> usize {
+        8
+    }
+    fn encode_key(&self, key: &u64, out: &mut [u8]) {
+        Numbers.encode_key(key, out);
+    }
+    fn encoded_len(&self, value: &Value) -> usize {
+        Numbers.encoded_len(value)
+    }
+    fn encode(&self, value: &Value, out: &mut [u8]) {
+        assert_ne!(value.version, 13, "a test panics here");
+        Numbers.encode(value, out);
+    }
+    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
+        Numbers.decode(key, bytes)
+    }
+}
+
+#[test]
+fn a_codec_that_panics_ends_the_level_and_nobody_waits() {
+    let device = memory(16 << 20);
+    let world = World::over(Level::create(device, Arc::new(Panics), &options()).unwrap());
+    (0..KEYS).for_each(|key| world.insert(key, 1, 1000));
+    world.spill();
+    world.insert(KEYS, 13, 1000);
+    world.cache.offer_all(256, |candidates| {
+        forebay_cache::SecondLevel::offer(&*world.level, candidates);
+    });
+    assert!(world.level.flush().is_err());
+    assert!(matches!(world.level.health(), Health::Failed { voided: true, .. }));
+    world.insert(5, 2, 1000);
     world.close();
 }

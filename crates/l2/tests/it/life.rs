@@ -130,6 +130,32 @@ fn anothers_device_is_refused_unless_forced() {
 }
 
 #[test]
+fn a_level_that_was_closed_leaves_alone_what_others_make_of_its_device() {
+    let device = memory(8 << 20);
+    let world = World::create(&device, &options());
+    (0..100).for_each(|key| world.insert(key, 1, 1000));
+    world.spill();
+    world.level.close();
+    let other = LevelOptions { owner: [3; 16], force: true, ..options() };
+    World::create(&device, &other).close();
+    // Nothing old can come back: it is overwritten.
+    world.level.forget_checked(&5).unwrap();
+    World::open(&device, &other).close();
+    world.close();
+
+    // What is still its own is not to come back either.
+    let device = memory(8 << 20);
+    let world = World::create(&device, &options());
+    (0..100).for_each(|key| world.insert(key, 1, 1000));
+    world.spill();
+    world.level.close();
+    world.level.forget_checked(&5).unwrap();
+    world.close();
+    let again = Level::<u64, Value>::open(device, Arc::new(Numbers), &options());
+    assert_eq!(again.unwrap_err().kind(), ErrorKind::NotALevel);
+}
+
+#[test]
 fn a_level_that_was_removed_is_gone() {
     let device = memory(8 << 20);
     let world = World::create(&device, &options());

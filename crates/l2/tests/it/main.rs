@@ -10,4 +10,5 @@ mod faults;
 mod hybrid;
 mod life;
 mod rot;
+mod set_back;
 mod support;
