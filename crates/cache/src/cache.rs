@@ -243,7 +243,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     }
 
     /// Closes an owner: waits until nothing of its is loading or pinned, and leaves nothing of it behind,
-    /// neither blocks nor ghosts. Loads that begin meanwhile fail with [`LoadError::Closed`]. False if there
+    /// neither blocks nor ghosts. Loads that begin meanwhile fail with [`LoadError::Closed`](crate::LoadError::Closed). False if there
     /// is no such owner, or somebody else is closing it.
     ///
     /// Never call it on a thread that has one of the owner's blocks pinned: it would wait for itself.
