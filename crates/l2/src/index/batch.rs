@@ -7,11 +7,17 @@
 use super::Index;
 use super::slot::Slot;
 use super::slots::NoMemory;
-use super::table::Put;
+use super::table::{Growth, Put};
 use crate::record::{Identity, Place, Record, State};
 
 /// Records ahead for which slots are fetched.
 const AHEAD: usize = 8;
+
+/// Records of a part of a partition that a batch is sorted into, at least.
+const PART_RECORDS: usize = 16;
+/// The most parts of a partition, as a power of two: more places to write to at once than fit into a cache would be
+/// slower.
+const MOST_PARTS_BITS: u32 = 4;
 
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +32,8 @@ pub(crate) struct BatchOutcome {
 
 impl Index {
     /// Puts many records in, as [`insert`](Index::insert) would do with each in turn. Pays off from some thousand on;
-    /// takes 16 bytes a record for its time.
+    /// takes 16 bytes a record for its time. Tables that have to grow do so by half: when the last batch is in,
+    /// [`sweep_tombstones`](Index::sweep_tombstones) gives back what is too much.
     ///
     /// # Errors
     /// When there is no memory; some records may have gone in.
@@ -52,7 +59,7 @@ impl Index {
                     if let Some(next) = slots.get(at + AHEAD) {
                         table.approach(next.order());
                     }
-                    match table.put(*slot, &newer)? {
+                    match table.put(*slot, &newer, Growth::Hasty)? {
                         Put::Fresh => outcome.fresh += 1,
                         Put::Replaced(_) => outcome.replaced += 1,
                         Put::Older => outcome.older += 1,
@@ -64,14 +71,19 @@ impl Index {
         Ok(outcome)
     }
 
-    /// The records as slots, sorted by partition (records of one stay in their order), and where each partition ends.
+    /// The records as slots, sorted by partition and, within it, roughly by order (records of one identity stay in
+    /// theirs); and where each partition ends.
     fn by_partition(
         &self,
         records: &[(Identity, Record)],
     ) -> Result<(Vec<Slot>, Vec<usize>), NoMemory> {
-        let mut ends = vec![0usize; self.partitions.len()];
+        // As many parts of each partition as there are enough records for.
+        let each = (records.len() / self.partitions.len() / PART_RECORDS).max(1);
+        let fine = each.ilog2().min(MOST_PARTS_BITS);
+        let shift = 64 - self.partition_bits - fine;
+        let mut ends = vec![0usize; self.partitions.len() << fine];
         for (id, _) in records {
-            ends[self.partition_of(*id)] += 1;
+            ends[(id.0 >> shift) as usize] += 1;
         }
         let mut sum = 0;
         for end in &mut ends {
@@ -83,11 +95,12 @@ impl Index {
         sorted.try_reserve_exact(records.len()).map_err(|_| NoMemory::Heap { bytes })?;
         sorted.resize(records.len(), Slot::EMPTY);
         for (id, record) in records {
-            let at = &mut ends[self.partition_of(*id)];
+            let at = &mut ends[(id.0 >> shift) as usize];
             sorted[*at] = Slot::new(*id, record);
             *at += 1;
         }
-        Ok((sorted, ends))
+        let last_parts = ends.into_iter().skip((1 << fine) - 1).step_by(1 << fine);
+        Ok((sorted, last_parts.collect()))
     }
 
     /// Makes room for that many records more, so that they come in without growth.

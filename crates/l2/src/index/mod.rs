@@ -34,7 +34,7 @@ pub(crate) use slots::NoMemory;
 
 use crate::record::{Identity, Inserted, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record};
 use slot::{LEAST_PARTITION_BITS, Slot};
-use table::{Put, Table};
+use table::{Growth, Put, Table};
 
 /// The most partitions, as a power of two.
 const MOST_PARTITION_BITS: u32 = 13;
@@ -130,7 +130,8 @@ impl Index {
         newer: impl Fn(Place, Place) -> bool,
     ) -> Result<Inserted, NoMemory> {
         let slot = Slot::new(id, &record);
-        let put = self.with(self.partition_of(id), |table| table.put(slot, newer))?;
+        let put =
+            self.with(self.partition_of(id), |table| table.put(slot, newer, Growth::Sparing))?;
         Ok(match put {
             Put::Fresh => Inserted::Fresh,
             Put::Replaced(old) => Inserted::Replaced(old.record()),

@@ -40,6 +40,15 @@ pub(super) struct Table {
     shared_bits: u8,
 }
 
+/// How a full table grows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Growth {
+    /// By an eighth: it is never much larger than it has to be.
+    Sparing,
+    /// By a half, since many more records are to come. What is too much then is given back by `retain`.
+    Hasty,
+}
+
 /// What came of an insert.
 #[derive(Debug)]
 pub(super) enum Put {
@@ -123,6 +132,7 @@ impl Table {
         &mut self,
         slot: Slot,
         newer: impl Fn(Place, Place) -> bool,
+        growth: Growth,
     ) -> Result<Put, NoMemory> {
         let mut at = match self.search(slot.order()) {
             Ok(at) => {
@@ -147,7 +157,7 @@ impl Table {
                     self.len += 1;
                     return Ok(Put::Fresh);
                 }
-                _ => self.grow()?,
+                _ => self.grow(growth)?,
             }
             at = match self.search(slot.order()) {
                 Ok(_) => unreachable!("growing adds nothing"),
@@ -216,9 +226,13 @@ impl Table {
         if homes > self.homes { self.stretch(homes, 0) } else { Ok(()) }
     }
 
-    fn grow(&mut self) -> Result<(), NoMemory> {
+    fn grow(&mut self, growth: Growth) -> Result<(), NoMemory> {
         if u64::from(self.len) * 2 >= u64::from(self.homes) {
-            let step = (self.homes / 8).max(LEAST_STEP);
+            let step = match growth {
+                Growth::Sparing => self.homes / 8,
+                Growth::Hasty => self.homes / 2,
+            };
+            let step = step.max(LEAST_STEP);
             let homes = self.homes.checked_add(step).ok_or(TOO_MANY)?;
             return self.stretch(homes.max(LEAST_HOMES), 0);
         }

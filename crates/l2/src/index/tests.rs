@@ -229,6 +229,33 @@ proptest! {
     }
 }
 
+/// A rebuild's batches: many records of each identity, from many segments, in any order.
+#[test]
+fn the_newest_of_many_wins_in_batches_of_every_size() {
+    const KEYS: u64 = 300;
+    let mut rng = SmallRng::from_seed(3);
+    for size in [10, 1000, 10_000, 50_000, 200_000] {
+        let index = Index::new(64, 0, MAX_SEGMENT_UNITS);
+        let mut twin = Twin::default();
+        for _ in 0..3 {
+            let records: Vec<(u64, Record)> = (0..size)
+                .map(|_| {
+                    let id = rng.below(KEYS).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    let place = record(rng.below(64) as u32, rng.below(1000) as u32);
+                    (id, Record { state: STATES[rng.below(4) as usize], ..place })
+                })
+                .collect();
+            apply(&index, &mut twin, &Op::Batch(records));
+            (0..KEYS).for_each(|key| {
+                let id = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                apply(&index, &mut twin, &Op::Find(id));
+            });
+        }
+        apply(&index, &mut twin, &Op::Sweep);
+        index.audit();
+    }
+}
+
 /// A table that has pages of its own, and one whose identities all have one home.
 #[test]
 fn a_large_table_and_a_degenerate_one_grow_and_shrink() {
@@ -301,10 +328,21 @@ fn a_record_costs_at_most_24_bytes_at_every_size() {
         index.reserve(RECORDS).unwrap();
         index.insert_batch(&batch, newer).unwrap();
         assert!(cost(&index) <= GROWING_BYTES, "{} bytes reserved, hint {hint}", cost(&index));
+        assert!(ids.iter().step_by(97).all(|id| index.find(*id) == Some(record(1, 1))));
         // Twice as much as needed was reserved: a sweep gives it back.
         index.reserve(RECORDS).unwrap();
         index.sweep_tombstones();
         assert!(cost(&index) <= GROWING_BYTES, "{} bytes swept, hint {hint}", cost(&index));
+        index.audit();
+
+        // Without a reservation, growing in haste.
+        index.clear();
+        for lot in batch.chunks(100_000) {
+            index.insert_batch(lot, newer).unwrap();
+        }
+        index.sweep_tombstones();
+        assert!(cost(&index) <= MOST_BYTES, "{} bytes after haste, hint {hint}", cost(&index));
+        assert_eq!(index.len(), RECORDS);
         index.audit();
     }
 }
@@ -384,6 +422,7 @@ fn speed_of_batches() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        index.sweep_tombstones();
         let seconds = start.elapsed().as_secs_f64();
         let rate = RECORDS as f64 / seconds / 1e6;
         let per_cpu = RECORDS as f64 / (cpu_seconds() - cpu) / 1e6;

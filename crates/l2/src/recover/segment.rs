@@ -12,8 +12,10 @@ use crate::medium::Trouble;
 use crate::record::{Identity, MAX_SEGMENT_UNITS, Place, Record, State, UNIT_BYTES};
 use crate::writer::Contents;
 
-/// Records that are put into the index at once.
-const AT_ONCE: usize = 32 << 10;
+/// Records that are put into the index at once: the more, the better they can be sorted before.
+const AT_ONCE: usize = 128 << 10;
+/// The same of the first lot: what was used last is to be served soon.
+const FIRST_LOT: usize = 8 << 10;
 /// Bytes read at once when a segment is searched for batches behind a hole.
 const SEARCH_BYTES: u64 = 1 << 20;
 
@@ -108,37 +110,49 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         }
     }
 
-    /// Takes segments and reads them until there are no more.
+    /// Takes segments and reads them until there are no more. A segment counts as read once its records are in the index.
     pub(super) fn work(&self) -> Result<(), String> {
-        while let Some(seq) = self.inner.rebuild.claim() {
-            let outcome = self.read(seq);
-            self.inner.rebuild.finish(seq);
+        let mut sink = self.sink(0, 0);
+        let (mut read, mut lot) = (Vec::new(), FIRST_LOT);
+        loop {
+            let claimed = self.inner.rebuild.claim();
+            let mut outcome = claimed.map_or(Ok(()), |seq| {
+                read.push(seq);
+                self.read(&mut sink, seq)
+            });
+            if outcome.is_err() || claimed.is_none() || sink.records.len() >= lot {
+                outcome = outcome.and(sink.pour());
+                read.drain(..).for_each(|seq| self.inner.rebuild.finish(seq));
+                lot = (2 * lot).min(AT_ONCE);
+            }
             outcome?;
+            if claimed.is_none() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
-    /// Reads a segment that is not the newest.
-    fn read(&self, seq: u64) -> Result<(), String> {
+    /// Reads a segment that is not the newest. Its records may be left in the sink.
+    fn read<'a>(&'a self, sink: &mut Sink<'a, K, V>, seq: u64) -> Result<(), String> {
         let geometry = self.inner.ring.geometry;
         let segment = geometry.segment_of(seq);
+        (sink.segment, sink.seq) = (segment, seq);
         if self.heads.of(segment, seq).is_none() {
             return Ok(());
         }
         // The next header knows how much was durable; if it is lost, that is damage of its own, and this is older.
         let next = self.heads.of(geometry.segment_of(seq + 1), seq + 1);
         let durable = next.map_or(0, |(head, _)| head.previous_durable);
-        let mut sink = self.sink(segment, seq);
         match self.footer(segment, seq) {
-            Some((places, _)) => self.read_places(&mut sink, &places, durable)?,
+            Some((places, _)) => self.read_places(sink, &places, durable)?,
             None => {
-                let walked = self.walk(&mut sink)?;
+                let walked = self.walk(sink)?;
                 if walked.contents.places.len() < durable as usize {
                     self.damaged((seq, MAX_SEGMENT_UNITS));
                 }
             }
         }
-        sink.pour()
+        Ok(())
     }
 
     /// The places and the count of durable batches that a segment's footer says, if it has one.

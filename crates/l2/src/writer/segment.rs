@@ -101,9 +101,20 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let mut whole = places.is_some();
         for place in places.into_iter().flatten() {
             let read = self.read_log(segment, old, place, |log| {
+                let end = Place { segment, unit: log.end_unit(), units: 0 };
                 for record in log.records() {
-                    let LogRecord::Block { hash, unit, units, .. } = record else { continue };
-                    let place = Place { segment, unit, units };
+                    let (hash, place) = match record {
+                        LogRecord::Block { hash, unit, units, .. } => {
+                            (hash, Place { segment, unit, units })
+                        }
+                        LogRecord::Tomb { hash } => {
+                            // Only while the rebuild runs are there any. One that stayed would pass for newer than all, as
+                            // soon as its segment has its new number: it would keep a block out of the index that
+                            // is there, and which would then be forgotten without a tombstone.
+                            index.remove_if_at(Identity(hash), end);
+                            continue;
+                        }
+                    };
                     if let Some(gone) = index.remove_if_at(Identity(hash), place) {
                         overrun[gone.class as usize] += 1;
                         lost[gone.class as usize] += u64::from(rank(gone.class, gone.hits) > 0);
