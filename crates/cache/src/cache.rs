@@ -76,7 +76,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         match inner.pin(inner.hash(key), key, MARK) {
             Some((header, before)) => {
-                inner.count_hit(before);
+                inner.count_hit(header, before);
                 // SAFETY: pinned just now, from a valid state.
                 Some(unsafe { Ref::from_pin(inner, header) })
             }
@@ -103,7 +103,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         match inner.pin_at(place, key, MARK) {
             Some((header, before)) => {
-                inner.count_hit(before);
+                inner.count_hit(header, before);
                 // SAFETY: pinned just now, from a valid state.
                 Some(unsafe { Ref::from_pin(inner, header) })
             }
@@ -166,6 +166,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         let (gone, _) = inner.sweep(Cause::Flushed, |_, _| true);
         inner.forget_ghosts(|_| true);
+        inner.shadows.clear();
         self.trim();
         gone
     }

@@ -4,6 +4,7 @@ forebay_base::counters! {
     /// What the cache counts, since it was built.
     pub table CacheCounters;
     labels class = ["metadata", "data"];
+    labels rule = ["mru_1", "mru_5", "mru_20", "mru_50", "recency"];
     labels cause = ["capacity", "removed", "replaced", "flushed", "owner_closed", "uncached", "closed"];
 
     /// Lookups answered by a block that was filled an instant ago and is not in a list yet.
@@ -60,10 +61,22 @@ forebay_base::counters! {
     evict_stale;
     /// Eviction passes.
     evict_passes;
-    /// Blocks that moved from mru to mfu, or from `once` to mru, because they were looked up again.
+    /// Blocks that moved from mru to mfu because they were asked for more often than others, or from `once` to mru because they were looked up again.
     promoted: class;
-    /// Blocks of mfu that had not been looked up since the evictor last came by and were evicted.
+    /// Blocks of mfu that were evicted.
     demoted: class;
+    /// Newcomers that were asked for more often than their rival in mfu, and took its place.
+    contests_won: class;
+    /// Newcomers that were not, and were evicted in its stead.
+    contests_lost: class;
+    /// Blocks that went over from mru to mfu without a contest, because the rule means less for mru now.
+    overflowed: class;
+    /// Blocks evicted while a rule was in force for their class: mru is meant to have 1, 5, 20 or 50 % of its room, or all.
+    evicted_under: rule;
+    /// Times that the shadow caches led to another rule.
+    rule_changes: class;
+    /// Accesses to sampled blocks that the shadow caches have played.
+    shadow_accesses: class;
     /// Times that the cache was found past its overflow limit.
     overflows;
     /// Inserters that waited for room.

@@ -30,9 +30,11 @@ use crate::second::Candidate;
 
 /// What the evictor uses again and again.
 pub(crate) struct Scratch<K, V> {
-    rng: SmallRng,
-    taken: Vec<(u32, NonNull<Header<K, V>>)>,
-    victims: Vec<Victim<K, V>>,
+    pub(crate) rng: SmallRng,
+    pub(crate) taken: Vec<(u32, NonNull<Header<K, V>>)>,
+    pub(crate) victims: Vec<Victim<K, V>>,
+    /// Victims of mfu in contests.
+    pub(crate) demoted: Vec<Victim<K, V>>,
     ghosts: Vec<Ghost>,
     positions: Vec<u64>,
     trimmed: Vec<(u64, Ghost)>,
@@ -44,7 +46,7 @@ pub(crate) struct Scratch<K, V> {
 // SAFETY: between passes the vectors are empty; within one, only their owner uses them.
 unsafe impl<K: Send, V: Send> Send for Scratch<K, V> {}
 
-struct Victim<K, V> {
+pub(crate) struct Victim<K, V> {
     header: NonNull<Header<K, V>>,
     hash: u64,
     weight: u32,
@@ -65,6 +67,7 @@ impl<K, V> Scratch<K, V> {
             rng,
             taken: Vec::new(),
             victims: Vec::new(),
+            demoted: Vec::new(),
             ghosts: Vec::new(),
             positions: Vec::new(),
             trimmed: Vec::new(),
@@ -94,7 +97,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.learn(&sizes);
             spent.lists.iter().for_each(|(list, class)| sizes.hide(*list, *class));
             let Some((list, class)) = self.policy.victim(&sizes, &self.tunables) else { break };
-            freed += self.evict_batch(scratch, &mut spent, list, class, goal - freed);
+            freed += if list == List::Mru && self.policy.rule(class).contest {
+                let overflow = self.policy.overflow(class, &sizes);
+                self.contest_batch(scratch, &mut spent, class, (goal - freed, overflow))
+            } else {
+                self.evict_batch(scratch, &mut spent, list, class, goal - freed)
+            };
             self.trim_ghosts(scratch);
         }
         if freed < goal {
@@ -126,16 +134,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         goal: u64,
     ) -> u64 {
         let from = self.list(list, class);
-        // What is not worth a look has none.
-        let blocks = |(n, sublist): (usize, &Sublist)| {
-            let blocks = sublist.blocks();
-            if spent.stays(list, class, n) <= 2 * blocks { blocks } else { 0 }
-        };
-        let rng = &mut scratch.rng;
-        let Some(n) = draw(from.iter().enumerate().map(blocks), |all| rng.below(all)) else {
-            spent.lists.push((list, class));
-            return 0;
-        };
+        let Some(n) = self.draw_sublist(scratch, spent, list, class) else { return 0 };
         self.take(scratch, from.nth(n), goal);
         // An empty ring's blocks are just being counted out.
         let mut stayed = u64::from(scratch.taken.is_empty());
@@ -162,8 +161,29 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         freed
     }
 
+    /// A sublist that is worth a look; `None` if the list has none, which is noted.
+    pub(crate) fn draw_sublist(
+        &self,
+        scratch: &mut Scratch<K, V>,
+        spent: &mut Spent,
+        list: List,
+        class: Class,
+    ) -> Option<usize> {
+        let blocks = |(n, sublist): (usize, &Sublist)| {
+            let blocks = sublist.blocks();
+            if spent.stays(list, class, n) <= 2 * blocks { blocks } else { 0 }
+        };
+        let sublists = self.list(list, class).iter().enumerate().map(blocks);
+        let rng = &mut scratch.rng;
+        let drawn = draw(sublists, |all| rng.below(all));
+        if drawn.is_none() {
+            spent.lists.push((list, class));
+        }
+        drawn
+    }
+
     /// Takes entries off the cold end: as many as should do if they are of average weight.
-    fn take(&self, scratch: &mut Scratch<K, V>, sublist: &Sublist, goal: u64) {
+    pub(crate) fn take(&self, scratch: &mut Scratch<K, V>, sublist: &Sublist, goal: u64) {
         let average = (sublist.bytes() / sublist.blocks().max(1)).max(1);
         let most = u64::from(self.tunables.evict_batch_limit()).min(goal.div_ceil(average));
         let mut ring = sublist.lock();
@@ -192,25 +212,40 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 return Judged::Gone;
             }
             let weight = h.weight();
-            if let Some((home, row)) = stay(state, list, self.tunables.plain_lru()) {
+            if let Some((home, row)) = stay(state, list) {
                 if self.requeue(header, state, list, home, n) {
                     if let Some(row) = row {
                         self.counters.add(row, class as usize, 1);
                     }
                     return if home == list { Judged::Stays } else { Judged::Moved(home, weight) };
                 }
-            } else if h.change(state, state.retired(Cause::Capacity)) {
-                // SAFETY: retired with a pin for this thread.
-                let hash = self.hash(unsafe { h.key() });
-                self.index.prefetch(hash);
-                scratch.victims.push(Victim { header, hash, weight });
+            } else if let Some(victim) = self.retire_victim(header, state) {
+                scratch.victims.push(victim);
                 return Judged::Victim(weight);
             }
         }
     }
 
-    /// Pushes a block that stays, if its state is still `state`.
-    fn requeue(
+    /// Retires a block if its state is still `state`.
+    pub(crate) fn retire_victim(
+        &self,
+        header: NonNull<Header<K, V>>,
+        state: State,
+    ) -> Option<Victim<K, V>> {
+        // SAFETY: headers are type-stable. The weight is the block's if its state is unchanged.
+        let h = unsafe { header.as_ref() };
+        let weight = h.weight();
+        if !h.change(state, state.retired(Cause::Capacity)) {
+            return None;
+        }
+        // SAFETY: retired with a pin for this thread.
+        let hash = self.hash(unsafe { h.key() });
+        self.index.prefetch(hash);
+        Some(Victim { header, hash, weight })
+    }
+
+    /// Pushes a block that stays, if its state is still `state`. Its mark, if it has one, is counted as a use.
+    pub(crate) fn requeue(
         &self,
         header: NonNull<Header<K, V>>,
         state: State,
@@ -227,6 +262,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if !h.change(state, state.at(to, position).without(MARK)) {
             return false;
         }
+        if state.has(MARK) {
+            // Before an evictor can find it in its new place.
+            h.set_frequency(h.frequency().used(self.policy.epoch()));
+            self.policy.count_uses(u64::from(weight));
+        }
         ring.push(id);
         if from != to {
             sublist.count_in(&ring, weight);
@@ -235,7 +275,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Ends the victims of a batch: a ghost takes the place of each in the index.
-    fn bury(&self, scratch: &mut Scratch<K, V>, list: List, class: Class, n: usize) {
+    pub(crate) fn bury(&self, scratch: &mut Scratch<K, V>, list: List, class: Class, n: usize) {
         if scratch.victims.is_empty() {
             return;
         }
@@ -273,6 +313,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let evicted = scratch.victims.len() as u64;
         self.counters.add(evicted_row(list), class as usize, evicted);
         self.counters.add(CacheCounters::LEFT, Cause::Capacity as usize, evicted);
+        self.counters.add(CacheCounters::EVICTED_UNDER, self.policy.rule_number(class), evicted);
         if list == List::Mfu {
             self.counters.add(CacheCounters::DEMOTED, class as usize, evicted);
         }
@@ -297,7 +338,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             ghost.filter(|(list, position)| !self.ghosts[list.number()].is_over(*position));
         match remembered {
             Some((list, position)) => {
+                // SAFETY: headers are type-stable, and this one is retired with a pin for this thread.
+                let frequency = unsafe { victim.header.as_ref() }.frequency();
+                let epoch = self.policy.epoch();
                 let slot = locked.ghost_slot(list.number(), position);
+                let slot = slot.with_count(frequency.count(epoch), epoch);
                 locked.replace(place, slot);
                 true
             }
@@ -311,7 +356,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Forgets the oldest ghosts of lists that remember too much.
     pub(crate) fn trim_ghosts(&self, scratch: &mut Scratch<K, V>) {
         let percent = self.tunables.ghost_percent();
-        let remembered = |list: GhostList| self.ghosts[list.number()].remembered_bytes();
+        let remembered = |list: GhostList| {
+            let ghosts = &self.ghosts[list.number()];
+            (ghosts.remembered_bytes(), ghosts.remembered())
+        };
         while let Some((list, surplus)) = self.policy.surplus_ghosts(remembered, percent) {
             let ghosts = &self.ghosts[list.number()];
             let average = ghosts.remembered_bytes() / ghosts.remembered().max(1);
@@ -452,7 +500,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
 /// What a pass has looked at in vain: pins on one list must not protect the others.
 #[derive(Default)]
-struct Spent {
+pub(crate) struct Spent {
     /// Blocks of a sublist that stayed since it last gave one up. When they outnumber its blocks
     /// twice (since a mark is good for one stay), the pass is done with it.
     stays: HashMap<(List, Class, usize), u64>,
@@ -469,7 +517,7 @@ impl Spent {
     }
 
     /// Notes the outcome of a batch: how many stayed, or zero if something went.
-    fn note(&mut self, list: List, class: Class, n: usize, stayed: u64) {
+    pub(crate) fn note(&mut self, list: List, class: Class, n: usize, stayed: u64) {
         if stayed > 0 {
             *self.stays.entry((list, class, n)).or_default() += stayed;
         } else if !self.stays.is_empty() {
@@ -478,14 +526,14 @@ impl Spent {
     }
 
     /// Something new has come to a sublist.
-    fn reopen(&mut self, list: List, class: Class, n: usize) {
+    pub(crate) fn reopen(&mut self, list: List, class: Class, n: usize) {
         self.note(list, class, n, 0);
         self.lists.retain(|l| *l != (list, class));
     }
 }
 
 /// What became of an entry.
-enum Judged {
+pub(crate) enum Judged {
     /// Its block had left before.
     Gone,
     Stays,
@@ -496,7 +544,7 @@ enum Judged {
 }
 
 /// Whether a state says that its block is at that place, and still the cache's.
-fn is_at(state: State, list: List, class: Class, position: u32) -> bool {
+pub(crate) fn is_at(state: State, list: List, class: Class, position: u32) -> bool {
     state.has(VALID)
         && state.list() == Some(list)
         && state.class() == class
@@ -504,16 +552,14 @@ fn is_at(state: State, list: List, class: Class, position: u32) -> bool {
 }
 
 /// Where a block goes that is not to be evicted now, and what to count; `None` for a victim.
-fn stay(state: State, list: List, plain: bool) -> Option<(List, Option<Counter>)> {
+fn stay(state: State, list: List) -> Option<(List, Option<Counter>)> {
     if state.has(WRITING) {
         return Some((list, Some(CacheCounters::EVICT_SKIPPED_WRITING)));
     }
     if state.has(MARK) {
         return Some(match list {
-            _ if plain => (list, None),
-            List::Mru => (List::Mfu, Some(CacheCounters::PROMOTED)),
             List::Once => (List::Mru, Some(CacheCounters::PROMOTED)),
-            List::Mfu => (List::Mfu, None),
+            List::Mru | List::Mfu => (list, None),
         });
     }
     (state.pins() > 0).then_some((list, Some(CacheCounters::EVICT_SKIPPED_PINNED)))

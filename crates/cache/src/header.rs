@@ -4,7 +4,8 @@
 //!
 //! | bits | name | who changes it |
 //! |---|---|---|
-//! | 0–17 | pins | anyone who holds or takes a pin |
+//! | 0–16 | pins | anyone who holds or takes a pin |
+//! | 17 | `SAMPLED`: its hits are told to the shadows | who occupies it |
 //! | 18 | `VALID`: may be pinned by a lookup | set by the publisher; cleared by who retires |
 //! | 19 | `MARK`: looked up since the evictor last came by | set by a hit; cleared by the evictor |
 //! | 20–21 | the list it is in | the publisher (under the sublist's lock), then the evictor |
@@ -43,12 +44,14 @@ use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_base::vm::ZeroInit;
 
 use crate::attributes::{Cause, Class};
+use crate::frequency::Frequency;
 
-const PIN_BITS: u32 = 18;
+const PIN_BITS: u32 = 17;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
 /// Guards stop here, so that the cache's own pins, a few at a time, never overflow.
 const MOST_PINS: u64 = PINS / 2;
+pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
 const LIST_SHIFT: u32 = 20;
@@ -86,9 +89,10 @@ impl State {
     /// *Anonymous*: in use by its filler or inserter alone, who has the one pin. Nobody else may pin
     /// or retire it before it is announced. The position of a block in no list is its header's
     /// generation, so that [`life`](Self::life) tells its uses apart.
-    pub(crate) fn anonymous(class: Class, generation: u32) -> Self {
+    pub(crate) fn anonymous(class: Class, sampled: bool, generation: u32) -> Self {
         let generation = u64::from(generation) << POSITION_SHIFT;
-        Self(PIN | ((class as u64) << CLASS_SHIFT) | generation)
+        let sampled = if sampled { SAMPLED } else { 0 };
+        Self(PIN | sampled | ((class as u64) << CLASS_SHIFT) | generation)
     }
     /// A header that is not in use. It keeps its generation, so that a lookup that meets it free twice learns
     /// whether it was used in between.
@@ -189,6 +193,7 @@ impl std::fmt::Debug for State {
         let bits = [
             (VALID, "valid"),
             (MARK, "marked"),
+            (SAMPLED, "sampled"),
             (WRITING, "being written"),
             (LOADING, "loading"),
             (WAITERS, "awaited"),
@@ -217,6 +222,9 @@ pub(crate) struct Header<K, V> {
     id: AtomicU32,
     /// Counts the uses of the header.
     generation: AtomicU32,
+    /// How often the block was asked for: `Frequency`'s bits. Written by who brings the block in, then by evictors; two
+    /// of them may overwrite each other's count of one use.
+    frequency: AtomicU32,
     key: UnsafeCell<MaybeUninit<K>>,
     value: UnsafeCell<MaybeUninit<V>>,
 }
@@ -233,6 +241,7 @@ unsafe impl<K, V> ZeroInit for Header<K, V> {
             weight: AtomicU32::new(0),
             id: AtomicU32::new(0),
             generation: AtomicU32::new(0),
+            frequency: AtomicU32::new(0),
             key: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -373,7 +382,13 @@ impl<K: Copy, V> Header<K, V> {
     ///
     /// # Safety
     /// The caller owns the header alone.
-    pub(crate) unsafe fn occupy(&self, key: K, weight: u32, value: Option<V>, class: Class) {
+    pub(crate) unsafe fn occupy(
+        &self,
+        key: K,
+        weight: u32,
+        value: Option<V>,
+        (class, sampled): (Class, bool),
+    ) {
         debug_assert!(self.state().is_free());
         // SAFETY: a free header's key and value are nobody's but the caller's.
         unsafe {
@@ -385,7 +400,8 @@ impl<K: Copy, V> Header<K, V> {
         self.weight.store(weight, Ordering::Relaxed);
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
         self.generation.store(generation, Ordering::Relaxed);
-        self.state.store(State::anonymous(class, generation).0, Ordering::Release);
+        self.frequency.store(0, Ordering::Relaxed);
+        self.state.store(State::anonymous(class, sampled, generation).0, Ordering::Release);
     }
 
     /// Writes the value of a loading header.
@@ -476,6 +492,13 @@ impl<K: Copy, V> Header<K, V> {
     #[inline]
     pub(crate) fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
+    }
+    /// How often the block was asked for.
+    pub(crate) fn frequency(&self) -> Frequency {
+        Frequency::from_bits(self.frequency.load(Ordering::Relaxed) as u16)
+    }
+    pub(crate) fn set_frequency(&self, frequency: Frequency) {
+        self.frequency.store(u32::from(frequency.bits()), Ordering::Relaxed);
     }
     /// Place in the slab.
     pub(crate) fn id(&self) -> u32 {

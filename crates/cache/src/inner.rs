@@ -26,7 +26,7 @@ use crate::counters::CacheCounters;
 use crate::evict::Scratch;
 use crate::flight::Flights;
 use crate::guard::Place;
-use crate::header::{Header, List, Pin, State};
+use crate::header::{Header, List, Pin, SAMPLED, State};
 use crate::index::line::Slot;
 use crate::index::{Index, Visit};
 use crate::key::Key;
@@ -36,6 +36,7 @@ use crate::owner::Owners;
 use crate::policy::{GhostHits, Policy, Sizes};
 use crate::room::Room;
 use crate::second::SecondLevel;
+use crate::shadow::Shadows;
 use crate::slab::Slab;
 use crate::tunables::CacheTunables;
 
@@ -65,6 +66,7 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) ghosts: [Ghosts; 4],
     pub(crate) policy: Policy,
     pub(crate) ghost_hits: GhostHits,
+    pub(crate) shadows: Shadows,
     pub(crate) room: Room,
     pub(crate) owners: Owners,
     pub(crate) flights: Flights,
@@ -133,8 +135,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             slab: Slab::new(parts.shards)?,
             resident: [lists(), lists(), lists()],
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
-            policy: Policy::new(parts.target),
+            policy: Policy::new(parts.target, parts.tunables.plain_lru()),
             ghost_hits: GhostHits::new(parts.shards),
+            shadows: Shadows::new(parts.shards),
             room: Room::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             flights: Flights::new(),
@@ -253,11 +256,23 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         None
     }
 
+    /// Counts a hit on a block that the caller has pinned.
     #[inline]
-    pub(crate) fn count_hit(&self, before: State) {
+    pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: State) {
         // The four rows stand in the order of list numbers.
         let list = before.list().map_or(0, |list| list as usize);
         let row = CacheCounters::HITS_NEW.at(0) + list * 2 + before.class_index();
         self.counters.add_at(row, 1);
+        if before.has(SAMPLED) {
+            self.tell_shadows(header, before.class());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_shadows(&self, header: NonNull<Header<K, V>>, class: Class) {
+        // SAFETY: pinned by the caller, from a state that was valid or is filled.
+        let (h, key) = unsafe { (header.as_ref(), header.as_ref().key()) };
+        self.shadows.note_hit(self.hash(key), class, h.weight());
     }
 }

@@ -9,7 +9,9 @@ use forebay_base::sync::atomic::Ordering;
 use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
+use crate::frequency::Frequency;
 use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID};
+use crate::index::line::Slot;
 use crate::inner::{Inner, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
@@ -68,10 +70,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return Err(self.turn_away(hash, &key, value, Refusal::NoMemory, class));
         };
         // SAFETY: fresh from the slab, so this thread's alone.
-        unsafe { header.as_ref().occupy(key, weight as u32, Some(value), class) };
+        unsafe {
+            header.as_ref().occupy(key, weight as u32, Some(value), self.sampled(hash, attributes))
+        };
         match self.link(hash, &key, header, class) {
             Ok(met) => {
-                let frequent = self.note_met(&met, weight);
+                let frequent = self.note_met(&met, hash, header, attributes);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
@@ -129,10 +133,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let before = unsafe { old.as_ref() }.retire(Cause::Replaced);
             return Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)));
         }
-        if let Some((place, list)) = locked.find_ghost() {
+        if let Some((place, list, ghost)) = locked.find_ghost() {
             h.announce(VALID | FILLED);
             locked.replace(place, slot);
-            return Ok(Met::Ghost(GhostList::from_number(list)));
+            return Ok(Met::Ghost(GhostList::from_number(list), ghost));
         }
         let full = locked.insert(slot, &|address| self.hash_of(address));
         full.map_err(|_| Refusal::NoMemory)?;
@@ -146,26 +150,72 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.hash(unsafe { Self::header_at(address).as_ref().key() })
     }
 
-    /// Draws the consequences of what a new header met in the index. True if it has proven reuse.
-    pub(crate) fn note_met(&self, met: &Met<K, V>, weight: u64) -> bool {
+    /// A block's class, and whether its hits are told to the shadows.
+    pub(crate) fn sampled(&self, hash: u64, attributes: Attributes) -> (Class, bool) {
+        let class = attributes.class;
+        (class, attributes.hint != Hint::Once && self.shadows.samples(hash, class))
+    }
+
+    /// Draws the consequences of what a new header, whose pin the caller holds and which is in no list yet, met in the
+    /// index. True if it begins in mfu.
+    pub(crate) fn note_met(
+        &self,
+        met: &Met<K, V>,
+        hash: u64,
+        header: NonNull<Header<K, V>>,
+        attributes: Attributes,
+    ) -> bool {
+        // SAFETY: the caller holds a pin.
+        let h = unsafe { header.as_ref() };
+        let weight = h.weight();
+        let mut frequency = Frequency::default();
+        let mut frequent = false;
         match *met {
-            Met::Nothing => false,
-            Met::Ghost(list) => {
+            Met::Nothing => {}
+            Met::Ghost(list, ghost) => {
                 let row = if list.frequent {
                     CacheCounters::GHOST_HITS_MFU
                 } else {
                     CacheCounters::GHOST_HITS_MRU
                 };
                 self.counters.add(row, list.class as usize, 1);
-                self.ghost_hits.note(list, weight);
-                true
+                self.ghost_hits.note(list, u64::from(weight));
+                let epoch = self.policy.epoch();
+                frequency = Frequency::of(ghost.ghost_count(epoch), epoch);
             }
             Met::Resident(old, before) => {
-                self.left(old, before, Cause::Replaced);
                 // SAFETY: the pin that `retire` took.
+                frequency = unsafe { old.as_ref() }.frequency();
+                self.left(old, before, Cause::Replaced);
+                // SAFETY: as above.
                 unsafe { Self::unpin(NonNull::from(self), old) };
-                before.list() == Some(List::Mfu) || before.has(MARK)
+                frequent = before.list() == Some(List::Mfu) || before.has(MARK);
             }
+        }
+        h.set_frequency(frequency.used(self.policy.epoch()));
+        self.ghost_hits.note_use(u64::from(weight));
+        // One that is refused weighs nothing.
+        if weight > 0 && self.sampled(hash, attributes).1 {
+            self.play(hash, attributes.class, weight);
+        }
+        frequent
+    }
+
+    /// Shows the shadows a sampled block that comes in, and follows them.
+    fn play(&self, hash: u64, class: Class, weight: u32) {
+        let c = self.policy.capacity();
+        let sizes = self.sizes();
+        let room = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
+        let Some(played) = self.shadows.note_miss(hash, class, weight, room) else { return };
+        for class in Class::ALL {
+            let n = class as usize;
+            if played.accesses[n] > 0 {
+                self.counters.add(CacheCounters::SHADOW_ACCESSES, n, played.accesses[n]);
+            }
+            if played.changes[n] > 0 {
+                self.counters.add(CacheCounters::RULE_CHANGES, n, played.changes[n]);
+            }
+            self.policy.follow(class, played.chosen[n]);
         }
     }
 
@@ -244,7 +294,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 /// What a new header met in the index.
 pub(crate) enum Met<K, V> {
     Nothing,
-    Ghost(GhostList),
+    /// A ghost of that list, and the slot that it had.
+    Ghost(GhostList, Slot),
     /// An older value, retired with a pin for the finder.
     Resident(NonNull<Header<K, V>>, State),
 }

@@ -1,7 +1,7 @@
 //! An adaptive replacement cache whose hits take no lock.
 //!
 //! [`Cache<K, V>`](Cache) holds values with a weight in bytes under small, copied keys. It adapts between
-//! recency and frequency (ARC), and between two classes of block, metadata and data; it loads each
+//! recency and frequency, by what small simulations say, and between two classes of block, metadata and data; it loads each
 //! block once however many ask for it; and it keeps to a capacity, or to a hard bound on everything
 //! that it uses.
 //!
@@ -39,8 +39,8 @@
 //!
 //! # Where things are
 //!
-//! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy`
-//! says who goes, `evict` and `reclaim` make them go, `room` bounds how much there is,
+//! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy` and `shadow`
+//! say who goes, `evict`, `contest` and `reclaim` make them go, `room` bounds how much there is,
 //! `begin`, `load`, `filler` and `flight` bring blocks in, `owner` and `second` serve pools and second levels.
 //! `docs/locking.md` has the locks and the proofs.
 
@@ -52,11 +52,13 @@ pub mod bench_internals;
 mod builder;
 mod cache;
 mod callbacks;
+mod contest;
 pub mod counters;
 mod error;
 mod evict;
 mod filler;
 mod flight;
+mod frequency;
 mod guard;
 mod header;
 mod index;
@@ -75,6 +77,7 @@ mod reclaim;
 mod release;
 mod room;
 mod second;
+mod shadow;
 mod slab;
 mod stats;
 mod sweep;

@@ -90,10 +90,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let mine = mine.map_err(|e| LoadError::NoMemory(e.to_string()))?;
             let reserved = if has_room { weight as u32 } else { 0 };
             // SAFETY: fresh from the slab, so this thread's alone.
-            unsafe { mine.as_ref().occupy(key, reserved, None, class) };
+            unsafe { mine.as_ref().occupy(key, reserved, None, self.sampled(hash, attributes)) };
             let claim = self.claim(hash, &key, mine, class);
             if let Claim::Mine(met) = claim {
-                let frequent = self.note_met(&met, weight);
+                let frequent = self.note_met(&met, hash, mine, attributes);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 let inner = NonNull::from(self);
                 let on_second = false;
@@ -122,7 +122,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn hit(&self, header: NonNull<Header<K, V>>, before: State) -> Begin<'_, K, V> {
-        self.count_hit(before);
+        self.count_hit(header, before);
         // SAFETY: pinned by the caller, from a state that was valid or is filled.
         Begin::Hit(unsafe { Ref::from_pin(self, header) })
     }
@@ -146,10 +146,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             locked.replace(place, slot);
             return Claim::Mine(Met::Nothing);
         }
-        if let Some((place, list)) = locked.find_ghost() {
+        if let Some((place, list, ghost)) = locked.find_ghost() {
             h.announce(LOADING);
             locked.replace(place, slot);
-            return Claim::Mine(Met::Ghost(GhostList::from_number(list)));
+            return Claim::Mine(Met::Ghost(GhostList::from_number(list), ghost));
         }
         match locked.insert(slot, &|address| self.hash_of(address)) {
             Ok(()) => {

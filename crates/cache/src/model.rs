@@ -90,7 +90,7 @@ impl Slab {
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
-        unsafe { h.occupy(key, 1, Some(key), Class::Data) };
+        unsafe { h.occupy(key, 1, Some(key), (Class::Data, false)) };
         h.announce(crate::header::VALID | crate::header::FILLED);
         let _ = h.unpin();
         Handle(header)

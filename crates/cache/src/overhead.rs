@@ -20,7 +20,8 @@ pub struct Overhead {
     /// Memory of headers and of the index that is resident and unused: the rest of huge pages, and
     /// what waits to be used again.
     pub slack: u64,
-    /// Counters, locks and tables that do not depend on the number of blocks.
+    /// Counters, locks and tables that do not depend on the number of blocks, but for the policy's shadow caches, which
+    /// grow up to a few hundred blocks.
     pub fixed: u64,
     /// What the `overhead` function given to the builder tells, an arena's slack for instance.
     pub others: u64,
@@ -43,7 +44,7 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> 
         slack: inner.slab.slack_bytes() + inner.index.idle_bytes(),
         lists: lists.map(|sublist| sublist.lock().bytes()).sum(),
         ghosts: inner.ghosts.iter().map(|g| g.memory_bytes()).sum(),
-        fixed: size_of::<Inner<K, V>>() as u64 + FIXED,
+        fixed: size_of::<Inner<K, V>>() as u64 + FIXED + inner.shadows.memory_bytes(),
         others: others(inner),
     }
 }

@@ -1,34 +1,107 @@
 //! The policy: how much room each state and class should have, and who goes next.
 //!
-//! ARC (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003), with the
-//! paper's symbols: `c` is the capacity, `p` the share meant for T1 (here *mru*); T2 is *mfu*, B1
-//! and B2 are their ghosts. Sizes are bytes of weight, not blocks. Departures from the paper:
+//! A new block enters *mru*; *mfu* has what has proven its worth. When room is needed, the coldest block of mru, the
+//! *newcomer*, meets the coldest block of mfu, its *rival*, and the one that was asked for more often stays, in mfu.
+//! All that differs between workloads is how long a newcomer may wait for its second use: the share of the room that
+//! is mru's. It follows from small simulations. In full:
 //!
-//! 1. Hits move nothing. A hit sets a mark, and the evictor acts on it when it meets the block: a
-//!    marked block of T1 goes to the head of T2, a marked block of T2 to the head of T2 again
-//!    (Bansal and Modha, "CAR: Clock with Adaptive Replacement", FAST 2004).
-//! 2. There is a T1, T2, B1, B2 and `p` for each class, metadata and data, and a balance `m` between
-//!    the classes: the bytes meant for metadata. A ghost hit moves `m` towards its class by the
-//!    same rule by which it moves `p`: by its weight times the ratio of the other class's ghosts to
-//!    its own class's, at least one. So the class whose ghosts are hit more often *per byte
-//!    remembered* gains room. `m` binds only when the cache is full.
-//! 3. B1 and B2 of a class are bounded together by `ghost_percent` of c, 200 by default (the paper: T1 and B1
-//!    by c, all four by 2c). R5's leaves come back after twice the cache has passed: with the paper's
-//!    bound their ghosts are gone by then, and nothing tells the policy that they were wanted.
-//! 4. Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
-//!    marked one moves to T1.
-//! 5. Eviction works in batches from random sublists, so that order is exact only within one.
-//! 6. References that follow an insertion at once (the correlated-reference window, off by default)
-//!    can be kept from counting as reuse: a hand clears the marks of blocks as they leave the window.
+//! 1. *Hits move nothing.* A hit sets a mark; the evictor acts on it when it meets the block (Bansal and
+//!    Modha, "CAR: Clock with Adaptive Replacement", FAST 2004).
+//! 2. *Frequency* is what is counted at misses and marks: a miss counts one, and so does a mark when it is met; hits in
+//!    between count nothing, which keeps bursts of references from looking like popularity. Headers have the count,
+//!    ghosts keep it, a miss that meets its ghost takes it up again. It fades with the weight of what is used
+//!    (`frequency.rs`).
+//! 3. *The contest.* The newcomer is the coldest of mru. One that was asked for once only goes at once: a scan touches nothing else. Else
+//!    its rival is the coldest block of mfu that is not marked, or the second that is looked at. If the newcomer was
+//!    asked for more often, it takes the rival's place; else it goes, and the rival moves to the warm end, so that not
+//!    always the same block is asked. On a tie the older one stays: of a loop that does not fit, a part
+//!    stays put and hits. (The window, the admission by frequency and the tie are W-TinyLFU's: Einziger, Friedman and Manes, ACM ToS
+//!    2017; there the window is an LRU list and the frequency an estimate that sees every hit.)
+//! 4. *The rules.* mru is meant to have 1, 5, 20 or 50 % of the room of its class; or all of it, and then there is no contest: a marked
+//!    block goes round in mru, which is a clock. The first wins on loops and stable popularity, the last where
+//!    only recency tells. Which rule is in force is decided by sampled shadow caches of each (`shadow/`).
+//! 5. *Changes of the rule* move nothing at once. When mru has more than it is meant to have, a few of its coldest
+//!    blocks go over to mfu with each newcomer, without a contest; when it has less, mfu gives up its coldest.
+//! 6. *Classes.* There is a mru, a mfu, two ghost lists and a rule for each class, metadata and data, and a balance
+//!    `m` between them: the bytes meant for metadata. A ghost hit moves `m` towards its class as ARC moves its
+//!    `p` (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003): by its weight times the ratio
+//!    of the other class's ghosts to its own class's, at least one. So the class whose ghosts are hit
+//!    more often *per byte remembered* gains room. `m` binds only when the cache is full.
+//! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, 200 by default, but [`FEWEST_GHOSTS`] may stay in any
+//!    cache: what is told from fewer is chance.
+//! 8. *Hints.* Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
+//!    marked one moves to mru. Blocks hinted `again` begin in mfu.
+//! 9. *Batches.* The evictor works in batches from random sublists, so that order is exact only within one.
+//! 10. References that follow an insertion at once (the correlated-reference window, off by default)
+//!     can be kept from counting: a hand clears the marks of blocks as they leave the window.
+//!
+//! Sizes are bytes of weight, not blocks; who was asked for more often is compared block by block, whatever they weigh.
+//! `docs/decisions.md` has the steps that led here, with their effect.
 
 use crossbeam_utils::CachePadded;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
 use crate::header::List;
 use crate::lists::ghosts::GhostList;
 use crate::tunables::CacheTunables;
+
+/// How much of a class's room is meant for mru, and what becomes of a newcomer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    mru_percent: u32,
+    /// Whether newcomers meet rivals. Else mru is a clock.
+    pub(crate) contest: bool,
+}
+
+impl Rule {
+    /// The bytes meant for mru, of a class that has `room`.
+    pub(crate) fn share(self, room: u64) -> u64 {
+        (u128::from(room) * u128::from(self.mru_percent) / 100) as u64
+    }
+
+    /// Whether mru has to give up a block, rather than mfu, in a class with that in mru and that in both.
+    pub(crate) fn takes_from_mru(self, mru: u64, room: u64) -> bool {
+        let slack = if self.contest { slack(room) } else { 0 };
+        mru > 0 && mru + slack >= self.share(room)
+    }
+}
+
+/// The rules, in the order of the label `rule` of the counters.
+pub(crate) const RULES: [Rule; 5] = [
+    Rule { mru_percent: 1, contest: true },
+    Rule { mru_percent: 5, contest: true },
+    Rule { mru_percent: 20, contest: true },
+    Rule { mru_percent: 50, contest: true },
+    RECENCY,
+];
+const RECENCY: Rule = Rule { mru_percent: 100, contest: false };
+/// The rule that a cache begins with.
+pub(crate) const FIRST_RULE: usize = 1;
+/// An epoch of frequencies ends when so many times the capacity has been used.
+pub(crate) const EPOCH_CAPACITIES: u64 = 20;
+/// Blocks that go over from mru to mfu with each newcomer, while mru has too much.
+pub(crate) const FLOW: u32 = 3;
+/// As many ghosts are remembered in any cache.
+pub(crate) const FEWEST_GHOSTS: u64 = if cfg!(forebay_model) { 2 } else { 512 };
+
+/// What mru may have more or less than is meant for it: blocks of different weights, and the other class, make it
+/// stray a little, which says nothing about any block.
+fn slack(room: u64) -> u64 {
+    room / 32
+}
+
+/// Whether blocks go over from mru to mfu: from when mru has a little more than is meant for it, as it has when the
+/// rule has changed, until it has no more.
+pub(crate) fn flows(did: bool, mru: u64, meant: u64, room: u64) -> bool {
+    if did { mru > meant } else { mru > meant + slack(room) }
+}
+
+/// What mru could give up, of what it has, to have what is meant for it: never all.
+pub(crate) fn spare(mru: u64, meant: u64) -> u64 {
+    mru.saturating_sub(meant.max(1))
+}
 
 /// Bytes in each list, by class (`Class as usize`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,8 +123,12 @@ impl Sizes {
         };
         list[class as usize] = 0;
     }
-    fn resident(&self, class: usize) -> u64 {
+    pub(crate) fn resident(&self, class: usize) -> u64 {
         self.t1[class] + self.t2[class] + self.once[class]
+    }
+    /// What mru and mfu of a class have between them.
+    fn shared(&self, class: usize) -> u64 {
+        self.t1[class] + self.t2[class]
     }
     fn ghosts(&self, class: usize) -> u64 {
         self.b1[class] + self.b2[class]
@@ -65,9 +142,9 @@ pub(crate) struct GhostHits {
 }
 
 /// By `GhostList::number`: weight in the upper bits, number of hits in the lower ones, so that a hit is
-/// one update.
+/// one update. And the weight of all blocks that came in.
 #[derive(Default)]
-struct Hits([AtomicU64; 4]);
+struct Hits([AtomicU64; 4], AtomicU64);
 
 const HIT_WEIGHT_SHIFT: u32 = 24;
 
@@ -82,6 +159,19 @@ impl GhostHits {
         let hits = &self.shards[thread_slot().index(self.shards.len())];
         let weight = weight.min(u64::from(u32::MAX));
         hits.0[list.number()].fetch_add((weight << HIT_WEIGHT_SHIFT) | 1, Ordering::Relaxed);
+    }
+
+    /// A block of that weight came in. Some may be lost or told twice if threads share a shard, which shortens or lengthens
+    /// an epoch by as much.
+    pub(crate) fn note_use(&self, weight: u64) {
+        let uses = &self.shards[thread_slot().index(self.shards.len())].1;
+        uses.store(uses.load(Ordering::Relaxed).wrapping_add(weight), Ordering::Relaxed);
+    }
+
+    /// Weight of the blocks that came in; it is forgotten here.
+    fn drain_uses(&self) -> u64 {
+        let waiting = self.shards.iter().filter(|s| s.1.load(Ordering::Relaxed) > 0);
+        waiting.map(|s| s.1.swap(0, Ordering::Relaxed)).sum()
     }
 
     /// Weight and number of the hits by list; they are forgotten here.
@@ -105,18 +195,31 @@ impl GhostHits {
 pub(crate) struct Policy {
     /// `c`.
     capacity: AtomicU64,
-    /// `p` of each class.
-    p: [AtomicU64; 2],
+    /// The rule of each class, by its place in `RULES`.
+    rules: [AtomicUsize; 2],
     /// `m`, the bytes meant for metadata.
     metadata: AtomicU64,
+    /// Of frequencies.
+    epoch: AtomicU32,
+    /// Weight of uses in this epoch.
+    used: AtomicU64,
+    /// Whether blocks go over from mru to mfu, by class.
+    flowing: [AtomicBool; 2],
+    /// One list for all, and no contest.
+    plain: bool,
 }
 
 impl Policy {
-    pub(crate) fn new(capacity: u64) -> Self {
+    pub(crate) fn new(capacity: u64, plain: bool) -> Self {
+        let rule = if plain { RULES.len() - 1 } else { FIRST_RULE };
         Self {
             capacity: AtomicU64::new(capacity),
-            p: [AtomicU64::new(0), AtomicU64::new(0)],
+            rules: [AtomicUsize::new(rule), AtomicUsize::new(rule)],
             metadata: AtomicU64::new(capacity / 2),
+            epoch: AtomicU32::new(0),
+            used: AtomicU64::new(0),
+            flowing: [AtomicBool::new(false), AtomicBool::new(false)],
+            plain,
         }
     }
 
@@ -124,19 +227,58 @@ impl Policy {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Follows a change of `c`: `p` and `m` keep their shares.
+    /// Follows a change of `c`: `m` keeps its share.
     pub(crate) fn set_capacity(&self, capacity: u64) {
         let before = self.capacity.swap(capacity, Ordering::Relaxed).max(1);
-        let scale = |cell: &AtomicU64| {
-            let now = u128::from(cell.load(Ordering::Relaxed)) * u128::from(capacity);
-            cell.store((now / u128::from(before)) as u64, Ordering::Relaxed);
-        };
-        self.p.iter().for_each(scale);
-        scale(&self.metadata);
+        let metadata = u128::from(self.metadata.load(Ordering::Relaxed)) * u128::from(capacity);
+        self.metadata.store((metadata / u128::from(before)) as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn p(&self, class: Class) -> u64 {
-        self.p[class as usize].load(Ordering::Relaxed)
+    /// The number of the rule that is in force for a class.
+    pub(crate) fn rule_number(&self, class: Class) -> usize {
+        self.rules[class as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn rule(&self, class: Class) -> Rule {
+        RULES[self.rule_number(class)]
+    }
+
+    /// Has a class follow a rule from now on.
+    pub(crate) fn follow(&self, class: Class, rule: usize) {
+        if !self.plain && self.rule_number(class) != rule {
+            self.rules[class as usize].store(rule, Ordering::Relaxed);
+        }
+    }
+
+    /// The bytes meant for mru of a class.
+    pub(crate) fn p(&self, class: Class, sizes: &Sizes) -> u64 {
+        self.rule(class).share(sizes.shared(class as usize))
+    }
+
+    /// How much of mru of a class is to go over to mfu: never all, since what is new must be asked for first.
+    pub(crate) fn overflow(&self, class: Class, sizes: &Sizes) -> u64 {
+        let n = class as usize;
+        let (mru, meant) = (sizes.t1[n], self.p(class, sizes));
+        let did = self.flowing[n].load(Ordering::Relaxed);
+        let flows = flows(did, mru, meant, sizes.shared(n));
+        if did != flows {
+            self.flowing[n].store(flows, Ordering::Relaxed);
+        }
+        if flows { spare(mru, meant) } else { 0 }
+    }
+
+    /// The epoch in which uses are counted now.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Counts uses: when they come to many times the capacity, all earlier ones are worth half.
+    pub(crate) fn count_uses(&self, weight: u64) {
+        let most = self.capacity().saturating_mul(EPOCH_CAPACITIES);
+        if self.used.fetch_add(weight, Ordering::Relaxed).saturating_add(weight) >= most {
+            self.used.store(0, Ordering::Relaxed);
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The bytes meant for a class, within its floor and ceiling.
@@ -156,10 +298,14 @@ impl Policy {
         }
     }
 
-    /// Adapts `p` and `m` to the ghost hits since it was last called. Tells `gone` how many ghosts of
-    /// which list have lost their slots by them.
+    /// Adapts `m` to the ghost hits since it was last called, and the epoch to the blocks that came in. Tells `gone`
+    /// how many ghosts of which list have lost their slots.
     pub(crate) fn learn(&self, hits: &GhostHits, sizes: &Sizes, gone: impl Fn(usize, u64)) {
         let c = self.capacity();
+        let used = hits.drain_uses();
+        if used > 0 {
+            self.count_uses(used);
+        }
         for (number, (bytes, count)) in hits.drain().into_iter().enumerate() {
             if count == 0 {
                 continue;
@@ -173,10 +319,7 @@ impl Policy {
                 (bytes as f64 * ratio).min(c as f64) as i64
             };
             // The ghosts that were hit count among the ghosts still, as in the paper.
-            let (b1, b2) = (sizes.b1[class], sizes.b2[class]);
-            let p = if list.frequent { -step(b2, b1) } else { step(b1, b2) };
-            add(&self.p[class], p, c);
-            let toward = step(b1 + b2, sizes.ghosts(other));
+            let toward = step(sizes.ghosts(class), sizes.ghosts(other));
             let toward = if list.class == Class::Metadata { toward } else { -toward };
             add(&self.metadata, toward, c);
         }
@@ -198,24 +341,26 @@ impl Policy {
             return Some((List::Once, once));
         }
         let (t1, t2) = (sizes.t1[class as usize], sizes.t2[class as usize]);
-        let from_t1 = t2 == 0 || (t1 > 0 && t1 > self.p(class));
+        let from_t1 = t2 == 0 || self.rule(class).takes_from_mru(t1, t1 + t2);
         Some((if from_t1 { List::Mru } else { List::Mfu }, class))
     }
 
-    /// Which ghosts are too many, and by how many bytes, given what each ring remembers. Each of a class's
-    /// two lists has half of the bound, and what the other leaves of its half.
+    /// Which ghosts are too many, and by how many bytes, given the weight and number that each ring remembers. Each of
+    /// a class's two lists has half of the bound, and what the other leaves of its half.
     pub(crate) fn surplus_ghosts(
         &self,
-        remembered: impl Fn(GhostList) -> u64,
+        remembered: impl Fn(GhostList) -> (u64, u64),
         ghost_percent: u32,
     ) -> Option<(GhostList, u64)> {
+        let fewest = if ghost_percent > 0 { FEWEST_GHOSTS } else { 0 };
         let bound = (u128::from(self.capacity()) * u128::from(ghost_percent) / 100) as u64;
         Class::ALL.into_iter().find_map(|class| {
             let of = |frequent| remembered(GhostList { frequent, class });
-            let (b1, b2) = (of(false), of(true));
+            let ((b1, n1), (b2, n2)) = (of(false), of(true));
             let over = (b1 + b2).saturating_sub(bound);
+            let few = n1 + n2 <= fewest;
             let frequent = b1 == 0 || b2 > bound / 2;
-            (over > 0).then_some((GhostList { frequent, class }, over))
+            (over > 0 && !few).then_some((GhostList { frequent, class }, over))
         })
     }
 }
@@ -251,28 +396,79 @@ mod tests {
     }
 
     #[test]
-    fn a_ghost_hit_moves_p_and_the_balance_towards_it_once() {
-        let policy = Policy::new(1000);
+    fn a_ghost_hit_moves_the_balance_towards_its_class_once() {
+        let policy = Policy::new(1000, false);
         hit(&policy, RECENT_DATA, 5, Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() });
-        assert_eq!(policy.p(Class::Data), 20);
         assert_eq!(policy.target(Class::Data, &CacheTunables::default()), 505);
-        let frequent = GhostList { frequent: true, ..RECENT_DATA };
-        hit(&policy, frequent, 5, Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() });
-        assert_eq!(policy.p(Class::Data), 15);
+        // Metadata is remembered less, so that a hit of it weighs more.
+        let metadata = GhostList { frequent: true, class: Class::Metadata };
+        hit(&policy, metadata, 5, Sizes { b1: [10, 10], b2: [0, 40], ..Sizes::default() });
+        assert_eq!(policy.target(Class::Data, &CacheTunables::default()), 480);
+    }
+
+    #[test]
+    fn mru_gives_way_when_it_has_what_the_rule_means_for_it() {
+        let (policy, tunables) = (Policy::new(100, false), CacheTunables::default());
+        let sizes = |mru, mfu| Sizes { t1: [0, mru], t2: [0, mfu], ..Sizes::default() };
+        for (number, rule) in super::RULES.into_iter().enumerate() {
+            policy.follow(Class::Data, number);
+            assert_eq!(policy.rule(Class::Data), rule);
+            let meant = rule.share(100);
+            assert_eq!(policy.p(Class::Data, &sizes(meant, 100 - meant)), meant);
+            let victim = policy.victim(&sizes(meant, 100 - meant), &tunables);
+            assert_eq!(victim, Some((List::Mru, Class::Data)));
+            let slack = if rule.contest { 3 } else { 0 };
+            if meant > slack + 1 {
+                let below = sizes(meant - slack - 1, 101 - meant + slack);
+                assert_eq!(policy.victim(&below, &tunables), Some((List::Mfu, Class::Data)));
+            }
+            assert_eq!(policy.victim(&sizes(0, 100), &tunables), Some((List::Mfu, Class::Data)));
+            let overflow =
+                |more| policy.overflow(Class::Data, &sizes(meant + more, 100 - meant - more));
+            if rule.contest {
+                // A little is no matter; but once it flows, it flows until mru has what it should have.
+                assert_eq!([0, 3, 5, 3, 1, 0, 3].map(overflow), [0, 0, 5, 3, 1, 0, 0]);
+                // The last block stays.
+                assert_eq!(
+                    policy.overflow(Class::Data, &Sizes { t1: [0, 5], ..Sizes::default() }).min(5),
+                    4.min(5 - rule.share(5))
+                );
+            }
+        }
+        assert_eq!(policy.victim(&sizes(100, 0), &tunables), Some((List::Mru, Class::Data)));
+    }
+
+    #[test]
+    fn uses_of_many_times_the_capacity_end_an_epoch() {
+        let policy = Policy::new(100, false);
+        (0..super::EPOCH_CAPACITIES * 10 - 1).for_each(|_| policy.count_uses(10));
+        assert_eq!(policy.epoch(), 0);
+        policy.count_uses(10);
+        assert_eq!(policy.epoch(), 1);
+    }
+
+    #[test]
+    fn few_ghosts_stay_though_they_weigh_much() {
+        let policy = Policy::new(100, false);
+        let of = |n: u64| move |list| if list == RECENT_DATA { (10 * n, n) } else { (0, 0) };
+        assert_eq!(policy.surplus_ghosts(of(super::FEWEST_GHOSTS), 200), None);
+        let more = super::FEWEST_GHOSTS + 1;
+        let surplus = policy.surplus_ghosts(of(more), 200);
+        assert_eq!(surplus, Some((RECENT_DATA, 10 * more - 200)));
+        assert_eq!(policy.surplus_ghosts(of(1), 0), Some((RECENT_DATA, 10)));
     }
 
     #[test]
     fn a_resize_keeps_the_shares() {
-        let policy = Policy::new(1000);
+        let policy = Policy::new(1000, false);
         hit(&policy, RECENT_DATA, 100, Sizes::default());
         policy.set_capacity(500);
-        assert_eq!(policy.p(Class::Data), 50);
         assert_eq!(policy.target(Class::Metadata, &CacheTunables::default()), 200);
     }
 
     #[test]
     fn hinted_blocks_go_first_then_the_class_above_its_target() {
-        let (policy, tunables) = (Policy::new(100), CacheTunables::default());
+        let (policy, tunables) = (Policy::new(100, false), CacheTunables::default());
         let mut sizes = Sizes { t1: [60, 40], once: [0, 1], ..Sizes::default() };
         assert_eq!(policy.victim(&sizes, &tunables), Some((List::Once, Class::Data)));
         sizes.once = [0, 0];
@@ -284,7 +480,7 @@ mod tests {
 
     #[test]
     fn floors_and_ceilings_bind() {
-        let (policy, tunables) = (Policy::new(1000), CacheTunables::default());
+        let (policy, tunables) = (Policy::new(1000, false), CacheTunables::default());
         tunables.set_metadata_floor_percent(70).unwrap();
         assert_eq!(policy.target(Class::Metadata, &tunables), 700);
         tunables.set_metadata_floor_percent(0).unwrap();

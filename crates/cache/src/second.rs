@@ -170,7 +170,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Ok((filler, met)) => {
                 let was_cached = match met {
                     Met::Nothing => false,
-                    Met::Ghost(list) => {
+                    Met::Ghost(list, _) => {
                         self.ghosts[list.number()].count_slots(0, 1);
                         false
                     }
@@ -211,7 +211,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         };
         match taken {
             Ok((mut filler, met)) => {
-                filler.frequent = self.note_met(&met, u64::from(weight));
+                filler.frequent = self.note_met(&met, hash, filler.header, attributes);
                 second.forget(&key);
                 drop(filler.publish_weighed(value, weight, None));
                 Ok(())
@@ -236,7 +236,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
-        unsafe { h.occupy(*key, weight, None, attributes.class) };
+        unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
         let slot = Self::slot_of(hash, header);
         let met = {
             let mut locked = self.index.lock(hash);
@@ -250,10 +250,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 // did that finds the slot taken and does the rest.
                 let before = unsafe { old.as_ref() }.retire(cause);
                 Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)))
-            } else if let Some((place, list)) = locked.find_ghost() {
+            } else if let Some((place, list, ghost)) = locked.find_ghost() {
                 h.announce(LOADING);
                 locked.replace(place, slot);
-                Ok(Met::Ghost(GhostList::from_number(list)))
+                Ok(Met::Ghost(GhostList::from_number(list), ghost))
             } else {
                 let inserted = locked.insert(slot, &|address| self.hash_of(address));
                 inserted.map_err(|_| Refusal::NoMemory).map(|()| {

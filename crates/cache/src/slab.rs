@@ -410,7 +410,7 @@ mod tests {
         let mut lives = vec![h.state().life()];
         for _ in 0..3 {
             // SAFETY: the header is this thread's alone, and free.
-            unsafe { h.occupy(7, 1, Some(7), Class::Data) };
+            unsafe { h.occupy(7, 1, Some(7), (Class::Data, false)) };
             // SAFETY: never announced, and occupied with a value.
             unsafe { h.retract(true) };
             assert!(h.state().is_free());

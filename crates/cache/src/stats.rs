@@ -67,7 +67,8 @@ impl StateStats {
 
 impl Stats {
     pub(crate) fn of<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> Self {
-        inner.learn(&inner.sizes());
+        let sizes = inner.sizes();
+        inner.learn(&sizes);
         let mut states = Vec::new();
         for (list, state) in [(List::Mru, "mru"), (List::Mfu, "mfu"), (List::Once, "once")] {
             for class in Class::ALL {
@@ -100,7 +101,7 @@ impl Stats {
             bound: inner.bound.as_ref().map(|b| b.bytes.load(Ordering::Relaxed)),
             reserved: inner.room.leased(),
             states,
-            p: Class::ALL.map(|class| inner.policy.p(class)),
+            p: Class::ALL.map(|class| inner.policy.p(class, &sizes)),
             metadata_target: inner.policy.target(Class::Metadata, &inner.tunables),
             overhead: overhead::by_kind(inner),
             index: inner.index.stats(),

@@ -8,7 +8,9 @@
 //! | 42–62 | tag: the low 21 bits of the hash | the same |
 //! | 40–41 | address of the header / 64 | which ghost list |
 //! | 30–39 | 〃 | hash bits that later splits will ask for |
-//! | 0–29 | 〃 | position in its sublist's ring |
+//! | 27–29 | 〃 | how often its block was asked for, about: see `COUNTS` |
+//! | 25–26 | 〃 | the low bits of the epoch in which it was evicted |
+//! | 0–24 | 〃 | position in its sublist's ring |
 //!
 //! An entry whose home line is full lies in one of the next lines; the home line's word
 //! says how many such entries there are and how far they lie, so that a lookup knows where to stop.
@@ -28,8 +30,14 @@ const ADDRESS_ALIGN_SHIFT: u32 = 6;
 const GHOST_LIST_SHIFT: u32 = 40;
 const GHOST_SPLIT_SHIFT: u32 = 30;
 pub(crate) const GHOST_SPLIT_BITS: u32 = 10;
-/// Positions of ghosts wrap after this many; a ring holds far fewer.
-pub(crate) const GHOST_POSITION: u64 = (1 << GHOST_SPLIT_SHIFT) - 1;
+const GHOST_COUNT_SHIFT: u32 = 27;
+const GHOST_COUNT: u64 = 7 << GHOST_COUNT_SHIFT;
+/// The counts that a ghost's slot can keep.
+const COUNTS: [u32; 8] = [1, 2, 3, 4, 6, 8, 11, 15];
+const GHOST_EPOCH_SHIFT: u32 = 25;
+const GHOST_EPOCH: u64 = 3 << GHOST_EPOCH_SHIFT;
+/// Positions of ghosts wrap after this many. They tell apart the entries of one hash, of which a ring has few.
+const GHOST_POSITION: u64 = (1 << GHOST_EPOCH_SHIFT) - 1;
 
 /// One word of the index. Zero is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +94,23 @@ impl Slot {
     }
     pub(crate) fn ghost_split_bits(self) -> u64 {
         (self.0 >> GHOST_SPLIT_SHIFT) & ((1 << GHOST_SPLIT_BITS) - 1)
+    }
+    /// The same ghost, whose block's uses were worth `count` in `epoch`.
+    pub(crate) fn with_count(self, count: u32, epoch: u32) -> Self {
+        let step = COUNTS.iter().rposition(|kept| *kept <= count).unwrap_or(0) as u64;
+        let epoch = (u64::from(epoch) << GHOST_EPOCH_SHIFT) & GHOST_EPOCH;
+        Self((self.0 & !GHOST_COUNT & !GHOST_EPOCH) | (step << GHOST_COUNT_SHIFT) | epoch)
+    }
+    /// What the uses of a ghost's block are worth in `epoch`, rounded down to what a slot can keep. Ghosts do not get
+    /// so old that epochs are mistaken, or if one does, it looks young.
+    pub(crate) fn ghost_count(self, epoch: u32) -> u32 {
+        let then = (self.0 & GHOST_EPOCH) >> GHOST_EPOCH_SHIFT;
+        let age = u64::from(epoch).wrapping_sub(then) & (GHOST_EPOCH >> GHOST_EPOCH_SHIFT);
+        COUNTS[((self.0 & GHOST_COUNT) >> GHOST_COUNT_SHIFT) as usize] >> age
+    }
+    /// A ghost without what is known of its block's uses.
+    pub(crate) fn without_count(self) -> Self {
+        Self(self.0 & !GHOST_COUNT & !GHOST_EPOCH)
     }
     /// The number of a ghost's list.
     pub(crate) fn ghost_list(self) -> usize {

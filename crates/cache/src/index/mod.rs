@@ -368,17 +368,18 @@ impl Locked<'_> {
         Some((place, place.get().address()))
     }
 
-    /// The ghost of this hash, with the number of its list.
-    pub(crate) fn find_ghost(&self) -> Option<(Place, usize)> {
+    /// The ghost of this hash, with the number of its list and its slot, which tells how often its block was asked for.
+    pub(crate) fn find_ghost(&self) -> Option<(Place, usize, Slot)> {
         let bits = split_bits(self.hash);
         let place = self.find_slot(|slot| slot.ghost_matches(self.hash, bits))?;
-        Some((place, place.get().ghost_list()))
+        let slot = place.get();
+        Some((place, slot.ghost_list(), slot))
     }
 
     /// The ghost of this hash at exactly this place of that list.
     pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
         let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
-        self.find_slot(|slot| slot == wanted)
+        self.find_slot(|slot| slot.is_ghost() && slot.without_count() == wanted)
     }
 
     /// A slot for a ghost of this hash.

@@ -356,3 +356,22 @@ proptest! {
         twin.audit();
     }
 }
+
+/// What a ghost's slot keeps of a count: never more, never less than two thirds, and half for each epoch since.
+#[test]
+fn a_ghosts_slot_keeps_its_count_and_ages() {
+    let ghost = Slot::ghost(0x1234_5678_9abc_def0, 5, 2, 77);
+    for epoch in [0, 1, 2, 3, 4, 1001, u32::MAX] {
+        for count in 1..16 {
+            let slot = ghost.with_count(count, epoch);
+            let kept = slot.ghost_count(epoch);
+            assert!(kept <= count && 3 * kept >= 2 * count, "{count}: {kept}");
+            assert_eq!(slot.ghost_count(epoch.wrapping_add(2)), kept / 4);
+            assert_eq!(slot.without_count(), ghost);
+            assert_eq!(
+                (slot.tag(), slot.ghost_list(), slot.ghost_split_bits()),
+                (ghost.tag(), 2, 5)
+            );
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Ghosts: the memory of blocks that were evicted.
 //!
 //! A ghost is a slot in the index and an entry of 16 bytes in a ring, 24 to 29 bytes in all. The
-//! slot names the list and the position in its ring; the entry has the hash, by which the slot is found
+//! slot names the list and the position in its ring, and says how often the block was asked for; the entry has the hash, by which the slot is found
 //! when the ghost's time is over. A ghost lives as long as its slot: an insert that meets one (a *ghost
 //! hit*) takes the slot, under the partition's lock, and does not touch the ring; its entry is passed
 //! over when its time comes. So a ring remembers the latest evictions, up to a bound on their weights,

@@ -135,8 +135,11 @@ fn what_is_near_the_cold_end_is_offered_once_oldest_first() {
     let all = keys.len();
     keys.sort_unstable();
     keys.dedup();
-    assert!(all <= keys.len() + 1, "only what was promoted may be offered twice");
-    assert!((50..=70).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
+    let stats = cache.stats();
+    let moved = (stats.counter("promoted") + stats.counter("overflowed")) as usize;
+    assert!(all <= keys.len() + moved, "only what went over to mfu may be offered twice: {stats}");
+    // Of a cache that has just become full, some of the oldest go over to mfu.
+    assert!((50..=70 + moved).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
     assert_eq!(cache.stats().counter("second_offered"), all as u64);
     audit(&cache);
 }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_base::rng::SmallRng;
-use forebay_cache::{Builder, Cache, Key, Reclaim, Stats};
+use forebay_cache::{Builder, Cache, Key, Reclaim};
 
 /// A wait of this length means that something hangs. Nothing is measured by it.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
@@ -48,11 +48,6 @@ pub(crate) fn inline_blocks(capacity: u64) -> Cache<u64, u64> {
 /// A cache with a reclaimer's thread, of blocks of weight one.
 pub(crate) fn threaded_blocks(capacity: u64) -> Builder<u64, u64> {
     Cache::builder().capacity(capacity).weigher(|_, _| 1).seed(1)
-}
-
-/// The weight in one state, over both classes.
-pub(crate) fn bytes_in(stats: &Stats, state: &str) -> u64 {
-    stats.states.iter().filter(|s| s.state == state).map(|s| s.bytes).sum()
 }
 
 /// Waits until `done` says yes.

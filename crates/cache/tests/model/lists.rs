@@ -37,6 +37,40 @@ fn inserts_evictions_removals_and_marks_race() {
     });
 }
 
+/// Newcomers meet rivals, and go over to mfu: both are in nobody's list while others use and remove them. The shadows take
+/// accesses to blocks while others note theirs.
+#[test]
+fn contests_race_uses_removals_and_each_other() {
+    check(4500, || {
+        let world = Arc::new(World::build(4, |builder| {
+            builder.reclaim(Reclaim::Inline).tunable("evict_batch_limit", "2")
+        }));
+        // Asked for twice: worth a contest.
+        for key in [0, 1, 2, 3, 4, 0, 1, 2] {
+            if !world.get(key) {
+                world.insert(key);
+            }
+        }
+        let user = |first: u64| {
+            let world = world.clone();
+            go(move || {
+                for key in first..first + 4 {
+                    if !world.get(key % 6) {
+                        world.insert(key % 6);
+                    }
+                }
+            })
+        };
+        let threads = [user(0), user(3)];
+        for _ in 0..2 {
+            world.get(below(6));
+            world.cache().remove(&below(6));
+        }
+        join(threads);
+        World::end(world);
+    });
+}
+
 /// Two sublists a state, so that a header freed from one is used again in the other while the evictor
 /// of the first holds its number.
 #[test]
