@@ -14,6 +14,7 @@ mod blocks;
 mod counted;
 mod creates;
 mod freeing;
+mod hybrids;
 mod index;
 mod iops;
 mod keys;
@@ -32,8 +33,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use benches::{
-    cached_read, create, device, evict, freeing as freeing_bench, index as index_bench, memory,
-    overflow, pool_read, r5, sim, smoke, strided_read, zap,
+    cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
+    memory, overflow, pool_read, r5, rebuild, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -61,6 +62,8 @@ enum Command {
     Evict(evict::Args),
     /// Freeing evicted blocks at once or later, over several indexes (R3).
     Freeing(freeing_bench::Args),
+    /// Caches in memory and on a device: hit ratio by level, bytes written, metadata beside a stream.
+    Hybrid(hybrid::Args),
     /// Lookup, memory and slowest insert of indexes as they grow (R4).
     Index(index_bench::Args),
     /// What an entry costs, and whether a hard bound holds under a storm of inserts.
@@ -71,6 +74,8 @@ enum Command {
     PoolRead(pool_read::Args),
     /// A metadata loop against a stream read once: hit ratio of the loop (R5).
     R5(r5::Args),
+    /// A cache on a device, killed and opened again: what it knows, and how soon (R4).
+    Rebuild(rebuild::Args),
     /// Hit ratios of our cache, the textbook's policies and the optimum, on traces.
     Sim(sim::Args),
     /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
@@ -95,11 +100,13 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::Freeing(args) => {
             with_panels(freeing_bench::run(common, args)?, freeing_bench::panels)
         }
+        Command::Hybrid(args) => with_panels(hybrid::run(common, args)?, hybrid::panels),
         Command::Index(args) => with_panels(index_bench::run(common, args)?, index_bench::panels),
         Command::Memory(args) => with_panels(memory::run(common, args)?, memory::panels),
         Command::Overflow(args) => with_panels(overflow::run(common, args)?, overflow::panels),
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
+        Command::Rebuild(args) => with_panels(rebuild::run(common, args)?, rebuild::panels),
         Command::Sim(args) => with_panels(sim::run(common, args)?, sim::panels),
         Command::StridedRead(args) => {
             with_panels(strided_read::run(common, args)?, strided_read::panels)

@@ -1,0 +1,234 @@
+//! `hybrid`: hit ratio of caches in memory and on a device, and what is written to the device for it.
+//!
+//! *Zipf*: a set of keys ten times as large as memory, asked for by a Zipf distribution; each miss loads and caches the value. The
+//! rate of operations is bounded, so that the device decides nothing. *Metadata*: a set that is as large as memory and seldom
+//! asked for, beside a stream of data ten times as large as the device, each of which is asked for once: how much of
+//! the set is still there at the end.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_cache::Class;
+
+use super::{best, chosen, grouped, interleave, lines};
+use crate::hybrids::{Found, Plan, Scratch, Subject, Tiered};
+use crate::keys::{Distribution, KeySpace};
+use crate::options::{Common, Failure};
+use crate::pools;
+use crate::report::plot::Panel;
+use crate::report::{Record, fold_all};
+
+const NAME: &str = "hybrid";
+/// The set, as a multiple of memory.
+const SET_FACTOR: u64 = 10;
+/// The stream beside the metadata, as a multiple of the device.
+const STREAM_FACTOR: u64 = 10;
+/// How often each block of metadata is asked for during the stream.
+const METADATA_TOUCHES: u64 = 8;
+/// The first key of the stream.
+const STREAM: u64 = 1 << 32;
+/// Operations between two looks at the clock.
+const PACE: u64 = 64;
+
+/// What `hybrid` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Weight of values in memory.
+    #[arg(long, default_value = "32MiB", value_parser = pools::bytes)]
+    pub(crate) memory: u64,
+    /// Size of the device.
+    #[arg(long, default_value = "128MiB", value_parser = pools::bytes)]
+    pub(crate) device: u64,
+    /// Bytes of a value. (foyer takes whole multiples of 4 KiB of the device, headers included.)
+    #[arg(long, default_value_t = 8000, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    pub(crate) value_bytes: u64,
+    /// Operations that are measured, as a multiple of the keys; half as many go before.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Operations a second, at most; 0 for no bound.
+    #[arg(long, default_value_t = 20_000)]
+    pub(crate) pace: u64,
+    /// Folder for the files of all subjects.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    pub(crate) folder: PathBuf,
+}
+
+impl Args {
+    fn keys(&self) -> u64 {
+        self.memory * SET_FACTOR / self.value_bytes
+    }
+}
+
+/// A rate of operations that is not passed.
+struct Pacer {
+    start: Instant,
+    done: u64,
+    per_s: u64,
+}
+
+impl Pacer {
+    fn new(per_s: u64) -> Self {
+        Self { start: Instant::now(), done: 0, per_s }
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        if self.per_s == 0 || !self.done.is_multiple_of(PACE) {
+            return;
+        }
+        let due = Duration::from_secs_f64(self.done as f64 / self.per_s as f64);
+        if let Some(early) = due.checked_sub(self.start.elapsed()) {
+            std::thread::sleep(early);
+        }
+    }
+}
+
+/// Measures all subjects at both loads: the best configuration of each by its hit ratio.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    let all = Subject::all();
+    common.check_subjects(&all.iter().map(|subject| subject.name).collect::<Vec<_>>())?;
+    let wanted: Vec<Subject> = all.into_iter().filter(|s| common.wants(s.name)).collect();
+    let groups = grouped(wanted, |subject| subject.name);
+    let keys = KeySpace::new(Distribution::Zipf, args.keys(), common.seed);
+    let score = |subject: &Subject| {
+        let record = zipf(common, args, subject, &keys, 1);
+        record.ok().and_then(|record| record.number("hit_ratio")).unwrap_or(0.0)
+    };
+    let cells: Vec<(&Subject, usize)> =
+        groups.iter().map(|group| (best(group, score), group.len())).collect();
+    let found = interleave(common.reps, 2 * cells.len(), |i, _| {
+        let (subject, candidates) = cells[i / 2];
+        let record = match i % 2 {
+            0 => zipf(common, args, subject, &keys, args.rounds)?,
+            _ => metadata(common, args, subject)?,
+        };
+        Ok::<_, Failure>(record.param("config", chosen(subject.config, candidates).as_str()))
+    })?;
+    let mut records = fold_all(&found, &[]);
+    add_distance_to_foyer(&mut records);
+    Ok(records)
+}
+
+fn opened(
+    common: &Common,
+    args: &Args,
+    subject: &Subject,
+) -> Result<(Box<dyn Tiered>, Scratch), Failure> {
+    let scratch = Scratch::new(&args.folder, subject.name);
+    let cache = subject.open(&Plan {
+        path: scratch.0.clone(),
+        memory_bytes: args.memory,
+        device_bytes: args.device,
+        value_bytes: args.value_bytes as usize,
+        fill: false,
+        seed: common.seed,
+    })?;
+    cache.wait_rebuilt();
+    Ok((cache, scratch))
+}
+
+fn blank(args: &Args, subject: &Subject, load: &str) -> Record {
+    Record::new(NAME, subject.name, 1)
+        .param("load", load)
+        .param("memory_bytes", args.memory)
+        .param("device_bytes", args.device)
+        .param("value_bytes", args.value_bytes)
+}
+
+/// `rounds` times as many operations as there are keys, after half as many.
+fn zipf(
+    common: &Common,
+    args: &Args,
+    subject: &Subject,
+    keys: &KeySpace,
+    rounds: u64,
+) -> Result<Record, Failure> {
+    let (cache, _scratch) = opened(common, args, subject)?;
+    let mut stream = keys.stream(0, 1, common.seed);
+    let operations = rounds * args.keys();
+    let mut pacer = Pacer::new(args.pace);
+    let mut counts = [0u64; 3];
+    let mut written_before = 0;
+    for nth in 0..operations + operations / 2 {
+        if nth == operations / 2 {
+            counts = [0; 3];
+            written_before = cache.written_bytes();
+        }
+        let found = cache.get_or_load(stream.next(), Class::Data);
+        counts[found as usize] += 1;
+        pacer.step();
+    }
+    let written = (cache.written_bytes() - written_before) as f64;
+    let ratio = |found: Found| counts[found as usize] as f64 / operations as f64;
+    let inserted = (counts[Found::Nowhere as usize] * args.value_bytes).max(1) as f64;
+    Ok(blank(args, subject, "zipf")
+        .figure("hit_ratio", 1.0 - ratio(Found::Nowhere))
+        .figure("memory_hit_ratio", ratio(Found::Memory))
+        .figure("device_hit_ratio", ratio(Found::Device))
+        .figure("written_bytes", written)
+        .figure("written_per_inserted_byte", written / inserted))
+}
+
+/// Metadata beside a stream.
+fn metadata(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failure> {
+    let (cache, _scratch) = opened(common, args, subject)?;
+    let set = args.memory / args.value_bytes;
+    let stream = args.device * STREAM_FACTOR / args.value_bytes;
+    let mut pacer = Pacer::new(args.pace);
+    for key in 0..set {
+        cache.get_or_load(key, Class::Metadata);
+        pacer.step();
+    }
+    let touches = set * METADATA_TOUCHES;
+    let (mut touched, mut hits) = (0u64, 0u64);
+    for nth in 0..stream {
+        cache.get_or_load(STREAM + nth, Class::Data);
+        pacer.step();
+        while touched * stream < nth * touches {
+            hits += u64::from(cache.get_or_load(touched % set, Class::Metadata) != Found::Nowhere);
+            touched += 1;
+            pacer.step();
+        }
+    }
+    let written = cache.written_bytes() as f64;
+    let survivors = (0..set).filter(|key| cache.get(*key)).count() as f64;
+    let inserted = ((set + stream + touched - hits) * args.value_bytes) as f64;
+    Ok(blank(args, subject, "metadata")
+        .figure("survival", survivors / set as f64)
+        .figure("hit_ratio", hits as f64 / touched.max(1) as f64)
+        .figure("written_bytes", written)
+        .figure("written_per_inserted_byte", written / inserted))
+}
+
+/// Adds each row's hit ratio minus foyer's, and bytes written over foyer's, at the same load.
+fn add_distance_to_foyer(records: &mut [Record]) {
+    let foyer: Vec<Record> = records.iter().filter(|r| r.subject() == "foyer").cloned().collect();
+    for record in records.iter_mut() {
+        let Some(theirs) = foyer.iter().find(|r| r.get("load") == record.get("load")) else {
+            continue;
+        };
+        let both = |figure| Some((record.number(figure)?, theirs.number(figure)?));
+        let ratio = both("hit_ratio").map(|(own, theirs)| own - theirs);
+        let written = both("written_bytes").map(|(own, theirs)| own / theirs.max(1.0));
+        let extra = [("hit_ratio_minus_foyer", ratio), ("written_ratio_to_foyer", written)];
+        record.figures.extend(extra.into_iter().filter_map(|(name, v)| Some((name, v?))));
+    }
+}
+
+/// Hit ratios and bytes written, a bar for each load.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let loads = ["zipf", "metadata"];
+    let of = |record: &Record| {
+        let text = record.get("load").cloned();
+        loads.iter().position(|load| text == Some((*load).into())).unwrap_or(0) as f64
+    };
+    let all: Vec<&Record> = records.iter().collect();
+    let panel = |figure: &str| Panel {
+        title: "0 zipf, 1 metadata".to_owned(),
+        x_label: "load".to_owned(),
+        y_label: figure.to_owned(),
+        log_y: false,
+        series: lines(&all, of, figure),
+    };
+    vec![panel("hit_ratio"), panel("written_per_inserted_byte")]
+}

@@ -1,0 +1,204 @@
+//! `rebuild`: what a cache on a device knows again after it was killed, how soon, and what that costs in memory (R4).
+//!
+//! A process of its own fills the device and is killed; another opens it, asks for keys until it gets one, and waits until all is
+//! known. Both subjects' logs go through the page cache, where they are from having been written: what is measured is the
+//! rebuild, not the medium.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use super::{interleave, lines};
+use crate::hybrids::{Plan, Scratch, Subject, Tiered};
+use crate::keys::XorShift;
+use crate::measure::{cpu_seconds, rss_bytes};
+use crate::options::{Common, Failure};
+use crate::report::plot::Panel;
+use crate::report::{Against, Ratio, Record, Value, fold_all};
+
+const NAME: &str = "rebuild";
+/// Weight of the values in memory while the device is filled.
+const FILL_BYTES: u64 = 64 << 20;
+/// The same after it was opened again: next to nothing, so that memory is the index's.
+const OPEN_BYTES: u64 = 1 << 20;
+/// Entries between two waits for the device.
+const LOT: u64 = 200_000;
+/// Keys that are looked up at the end.
+const SAMPLE: u64 = 20_000;
+const FILLED: &str = "filled";
+const FIGURES: [&str; 8] = [
+    "first_hit_s",
+    "full_s",
+    "cpu_s",
+    "entries_per_s",
+    "bytes_per_entry",
+    "found_share",
+    "rss_bytes",
+    "index_bytes_per_entry",
+];
+
+/// What `rebuild` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Entries on the device.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000))]
+    pub(crate) entries: u64,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
+    pub(crate) value_bytes: u64,
+    /// Folder for the files of all subjects.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    pub(crate) folder: PathBuf,
+    /// This process fills the device at that path.
+    #[arg(long, hide = true)]
+    pub(crate) child_fill: Option<PathBuf>,
+    /// This process opens it.
+    #[arg(long, hide = true)]
+    pub(crate) child_open: Option<PathBuf>,
+}
+
+impl Args {
+    fn plan(&self, common: &Common, subject: &Subject, path: &Path, fill: bool) -> Plan {
+        let value_bytes = self.value_bytes as usize;
+        Plan {
+            path: path.to_owned(),
+            memory_bytes: if fill { FILL_BYTES } else { OPEN_BYTES },
+            device_bytes: subject.device_bytes(self.entries, value_bytes),
+            value_bytes,
+            fill,
+            seed: common.seed,
+        }
+    }
+}
+
+/// Fills, kills and reopens all subjects, by turns.
+pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> {
+    let mut subjects = Subject::all();
+    subjects.dedup_by_key(|subject| subject.name);
+    common.check_subjects(&subjects.iter().map(|subject| subject.name).collect::<Vec<_>>())?;
+    subjects.retain(|subject| common.wants(subject.name));
+    let of_child = || Subject::named(common.subjects.first().map_or("", String::as_str));
+    if let Some(path) = &args.child_fill {
+        let subject = of_child()?;
+        fill(&*subject.open(&args.plan(common, &subject, path, true))?, args.entries)?;
+        return Ok(Vec::new());
+    }
+    if let Some(path) = &args.child_open {
+        let subject = of_child()?;
+        for (name, value) in reopened(common, args, &subject, path)? {
+            println!("{name} {value}");
+        }
+        return Ok(Vec::new());
+    }
+    let found = interleave(common.reps, subjects.len(), |i, _| one(common, args, &subjects[i]))?;
+    Ok(fold_all(&found, &[RATIO]))
+}
+
+const RATIO: Ratio<'static> = Ratio {
+    name: "entries_ratio_to_foyer",
+    figure: "entries_per_s",
+    against: Against::Subject("foyer"),
+};
+
+/// Fills the device in one process, kills that, and opens it in another.
+fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failure> {
+    let scratch = Scratch::new(&args.folder, subject.name);
+    let child = |how: &str| {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(NAME).arg(format!("--{how}")).arg(&scratch.0);
+        command.arg(format!("--entries={}", args.entries));
+        command.arg(format!("--value-bytes={}", args.value_bytes));
+        command.arg(format!("--subjects={}", subject.name));
+        command.arg(format!("--seed={}", common.seed));
+        command.stdout(Stdio::piped());
+        Ok::<_, Failure>(command)
+    };
+    let mut filler = child("child-fill")?.stdin(Stdio::piped()).spawn()?;
+    let mut said = String::new();
+    if let Some(out) = filler.stdout.take() {
+        BufReader::new(out).read_line(&mut said)?;
+    }
+    // It holds everything open and has not been told to end.
+    filler.kill()?;
+    filler.wait()?;
+    if said.trim() != FILLED {
+        return Err(format!("{} could not be filled, see above", subject.name).into());
+    }
+    let output = child("child-open")?.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("{} could not be opened again, see above", subject.name).into());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut record = Record::new(NAME, subject.name, crate::options::cpus())
+        .param("entries", args.entries)
+        .param("value_bytes", args.value_bytes);
+    for name in FIGURES {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        if let Some(value) = line.and_then(|value| value.parse().ok()) {
+            record = record.figure(name, value);
+        }
+    }
+    Ok(record)
+}
+
+/// Fills the device, says so, and waits to be killed.
+fn fill(cache: &dyn Tiered, entries: u64) -> Result<(), Failure> {
+    for key in 0..entries {
+        cache.insert(key);
+        if key % LOT == LOT - 1 {
+            cache.settle()?;
+        }
+    }
+    cache.settle()?;
+    println!("{FILLED}");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    Err("nobody killed this process".into())
+}
+
+fn reopened(
+    common: &Common,
+    args: &Args,
+    subject: &Subject,
+    path: &Path,
+) -> Result<Vec<(&'static str, f64)>, Failure> {
+    let plan = args.plan(common, subject, path, false);
+    let mut rng = XorShift::new(common.seed);
+    let (rss_before, cpu_before, start) = (rss_bytes(), cpu_seconds(), Instant::now());
+    let cache = subject.open(&plan)?;
+    // Keys far apart, since nobody knows which are known first.
+    let patience = 1000 * SAMPLE;
+    let first = (0..patience).find(|_| cache.get(rng.below(args.entries)));
+    let first_hit_s = start.elapsed().as_secs_f64();
+    first.ok_or("nothing was found again")?;
+    cache.wait_rebuilt();
+    let full_s = start.elapsed().as_secs_f64();
+    let cpu_s = cpu_seconds() - cpu_before;
+    let found = (0..SAMPLE).filter(|_| cache.get(rng.below(args.entries))).count();
+    // What was needed for the rebuild only has been given back by now, as far as it will be.
+    forebay_base::memory::return_free_memory();
+    let rss = rss_bytes().saturating_sub(rss_before) as f64;
+    let entries = args.entries as f64;
+    let index = cache.index_bytes().map_or(f64::NAN, |bytes| bytes as f64 / entries);
+    let found_share = found as f64 / SAMPLE as f64;
+    let rate = entries * found_share / full_s;
+    let values = [first_hit_s, full_s, cpu_s, rate, rss / entries, found_share, rss, index];
+    Ok(FIGURES.into_iter().zip(values).collect())
+}
+
+/// Rate over entries.
+pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
+    let entries = |record: &Record| match record.get("entries") {
+        Some(Value::Integer(entries)) => *entries as f64,
+        _ => 0.0,
+    };
+    let all: Vec<&Record> = records.iter().collect();
+    vec![Panel {
+        title: "rebuild after a kill".to_owned(),
+        x_label: "entries".to_owned(),
+        y_label: "entries_per_s".to_owned(),
+        log_y: false,
+        series: lines(&all, entries, "entries_per_s"),
+    }]
+}

@@ -1,0 +1,94 @@
+//! Our cache on a file.
+
+use std::sync::Arc;
+
+use forebay_cache::{Attributes, Class, Hint};
+use forebay_io::{Direct, FileDevice, OpenOptions};
+use forebay_l2::HybridCache;
+
+use super::{Found, Plan, Tiered, check, value};
+use crate::options::Failure;
+
+pub(super) struct Forebay {
+    cache: HybridCache<u64, Box<[u8]>>,
+    value_bytes: usize,
+}
+
+/// Bytes of the device that a value takes, at most.
+pub(super) fn entry_bytes(value_bytes: usize) -> u64 {
+    const HEADER: usize = 64;
+    const UNIT: usize = 64;
+    const RECORD: usize = 24;
+    ((value_bytes + HEADER).next_multiple_of(UNIT) + RECORD) as u64
+}
+
+impl Forebay {
+    pub(super) fn open(plan: &Plan) -> Result<Self, Failure> {
+        let options = OpenOptions {
+            create_bytes: Some(plan.device_bytes),
+            direct: Direct::Never,
+            ..OpenOptions::default()
+        };
+        let device = Arc::new(FileDevice::open(&plan.path, &options)?);
+        let cache = HybridCache::builder(device)
+            .name("forebay-bench")
+            .capacity(plan.memory_bytes)
+            .seed(plan.seed)
+            .without_writing_on_close()
+            .build()?;
+        Ok(Self { cache, value_bytes: plan.value_bytes })
+    }
+}
+
+impl Tiered for Forebay {
+    fn get_or_load(&self, key: u64, class: Class) -> Found {
+        if let Some(found) = self.cache.cache().get(&key) {
+            check(key, &found);
+            return Found::Memory;
+        }
+        let mut loaded = false;
+        let load = || {
+            loaded = true;
+            Ok::<_, std::io::Error>(value(key, self.value_bytes).into_boxed_slice())
+        };
+        let attributes = Attributes { class, hint: Hint::Normal };
+        let found = self.cache.get_or_load_with(key, attributes, load);
+        let found = found.unwrap_or_else(|error| panic!("loading {key}: {error}"));
+        check(key, &found);
+        if loaded { Found::Nowhere } else { Found::Device }
+    }
+
+    fn get(&self, key: u64) -> bool {
+        let found = self.cache.get(&key);
+        found.inspect(|value| check(key, value)).is_some()
+    }
+
+    fn insert(&self, key: u64) {
+        let inserted = self.cache.insert(key, value(key, self.value_bytes).into_boxed_slice());
+        inserted.unwrap_or_else(|error| panic!("inserting {key}: {error}"));
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        Ok(self.cache.flush_to_device()?)
+    }
+
+    fn wait_rebuilt(&self) {
+        assert!(self.cache.level().wait_rebuilt(), "{:?}", self.cache.level());
+    }
+
+    fn written_bytes(&self) -> u64 {
+        self.cache.stats().level.count("written_bytes")
+    }
+
+    fn index_bytes(&self) -> Option<u64> {
+        Some(self.cache.level().memory_bytes())
+    }
+}
+
+impl Drop for Forebay {
+    fn drop(&mut self) {
+        if let Err(error) = self.cache.close() {
+            eprintln!("closing our cache: {error}");
+        }
+    }
+}

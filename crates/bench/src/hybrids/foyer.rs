@@ -1,0 +1,149 @@
+//! foyer's hybrid cache on a folder, with a runtime of its own.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::foyer::{
+    BlockEngineConfig, DeviceBuilder, EvictionConfig, FsDeviceBuilder, HybridCache,
+    HybridCacheBuilder, HybridCachePolicy, LfuConfig, LruConfig, S3FifoConfig, Source,
+};
+use forebay_cache::Class;
+use tokio::runtime::Runtime;
+
+use super::{Found, Plan, Tiered, check, value};
+use crate::options::Failure;
+
+/// What is tried: when a value is written, and how memory evicts.
+pub(super) const CONFIGS: [&str; 6] = [
+    "written on insertion, LRU",
+    "written on insertion, S3-FIFO",
+    "written on insertion, LFU",
+    "written on eviction, LRU",
+    "written on eviction, S3-FIFO",
+    "written on eviction, LFU",
+];
+/// How many entries go in before one waits for the device: if many more wait, they are dropped.
+const LOT: u64 = 2000;
+/// It aligns entries to this.
+const PAGE: usize = 4096;
+/// Bytes of an entry beside its value: header, key and lengths, at most.
+const HEADER: usize = 64;
+
+pub(super) struct Foyer {
+    // Dropped before the runtime.
+    cache: Option<HybridCache<u64, Vec<u8>>>,
+    runtime: Runtime,
+    value_bytes: usize,
+    inserted: AtomicU64,
+    fill: bool,
+}
+
+/// Bytes of the device that a value takes.
+pub(super) fn entry_bytes(value_bytes: usize) -> u64 {
+    (value_bytes + HEADER).next_multiple_of(PAGE) as u64
+}
+
+fn eviction(nth: usize) -> EvictionConfig {
+    match nth % 3 {
+        0 => LruConfig::default().into(),
+        1 => S3FifoConfig::default().into(),
+        _ => LfuConfig::default().into(),
+    }
+}
+
+impl Foyer {
+    pub(super) fn open(plan: &Plan, nth: usize) -> Result<Self, Failure> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let policy = match plan.fill || nth < 3 {
+            true => HybridCachePolicy::WriteOnInsertion,
+            false => HybridCachePolicy::WriteOnEviction,
+        };
+        // Its usual block is 16 MiB: a small device would have few.
+        let block = (plan.device_bytes / 64).clamp(1 << 20, 16 << 20) as usize;
+        let cache = runtime.block_on(async {
+            let device = FsDeviceBuilder::new(&plan.path)
+                .with_capacity(plan.device_bytes as usize)
+                .build()?;
+            HybridCacheBuilder::new()
+                .with_name("forebay-bench")
+                .with_policy(policy)
+                .with_flush_on_close(false)
+                .memory(plan.memory_bytes as usize)
+                .with_eviction_config(eviction(nth))
+                .with_weighter(|_: &u64, value: &Vec<u8>| value.len() + size_of::<Vec<u8>>())
+                .storage()
+                .with_engine_config(BlockEngineConfig::new(device).with_block_size(block))
+                .build()
+                .await
+        })?;
+        let (value_bytes, fill) = (plan.value_bytes, plan.fill);
+        Ok(Self { cache: Some(cache), runtime, value_bytes, inserted: AtomicU64::new(0), fill })
+    }
+
+    fn cache(&self) -> &HybridCache<u64, Vec<u8>> {
+        self.cache.as_ref().expect("there until it is dropped")
+    }
+
+    fn wait(&self) {
+        self.runtime.block_on(self.cache().storage().wait());
+    }
+}
+
+impl Tiered for Foyer {
+    fn get_or_load(&self, key: u64, _class: Class) -> Found {
+        let bytes = self.value_bytes;
+        let fetch = || async move { Ok::<_, Infallible>(value(key, bytes)) };
+        let entry = self.runtime.block_on(self.cache().get_or_fetch(&key, fetch));
+        let entry = entry.unwrap_or_else(|error| panic!("loading {key}: {error}"));
+        check(key, entry.value());
+        match entry.source() {
+            Source::Memory => Found::Memory,
+            Source::Disk => Found::Device,
+            Source::Outer => Found::Nowhere,
+        }
+    }
+
+    fn get(&self, key: u64) -> bool {
+        match self.runtime.block_on(self.cache().get(&key)) {
+            Ok(Some(entry)) => {
+                check(key, entry.value());
+                true
+            }
+            Ok(None) => false,
+            Err(error) => panic!("looking up {key}: {error}"),
+        }
+    }
+
+    fn insert(&self, key: u64) {
+        drop(self.cache().insert(key, value(key, self.value_bytes)));
+        if self.fill && self.inserted.fetch_add(1, Ordering::Relaxed) % LOT == LOT - 1 {
+            self.wait();
+        }
+    }
+
+    fn settle(&self) -> Result<(), Failure> {
+        self.wait();
+        Ok(())
+    }
+
+    // It knows all when it has been opened.
+    fn wait_rebuilt(&self) {}
+
+    fn written_bytes(&self) -> u64 {
+        self.cache().statistics().disk_write_bytes() as u64
+    }
+
+    fn index_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Drop for Foyer {
+    fn drop(&mut self) {
+        if let Some(cache) = self.cache.take()
+            && let Err(error) = self.runtime.block_on(cache.close())
+        {
+            eprintln!("closing foyer: {error}");
+        }
+    }
+}
