@@ -15,8 +15,8 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{LevelCounters, LevelTunables};
 use forebay_pool::{
-    LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters, StoreCounters,
-    StoreTunables, TxgCounters, TxgTunables,
+    CacheDeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables,
+    SpaceCounters, StoreCounters, StoreTunables, TxgCounters, TxgTunables,
 };
 
 /// A file and what it must hold.
@@ -52,6 +52,10 @@ pub(crate) fn generate() -> Vec<Generated> {
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
+        (
+            "forebay-pool: cache devices",
+            forebay_base::tunables::markdown(CacheDeviceTunables::ROWS),
+        ),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -101,7 +105,8 @@ mod tests {
         let pool = TxgTunables::ROWS.len()
             + LogTunables::ROWS.len()
             + PrefetchTunables::ROWS.len()
-            + StoreTunables::ROWS.len();
+            + StoreTunables::ROWS.len()
+            + CacheDeviceTunables::ROWS.len();
         let level = LevelTunables::ROWS.len();
         let below = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + level;
         assert_eq!(lines(0), below + pool);

@@ -34,7 +34,7 @@ use clap::{Parser, Subcommand};
 
 use benches::{
     cached_read, create, device, evict, freeing as freeing_bench, hybrid, index as index_bench,
-    memory, overflow, pool_read, r5, rebuild, sim, smoke, strided_read, zap,
+    memory, overflow, pool_read, r5, rebuild, restart, sim, smoke, strided_read, zap,
 };
 use options::{Common, Failure};
 use report::Record;
@@ -76,6 +76,8 @@ enum Command {
     R5(r5::Args),
     /// A cache on a device, killed and opened again: what it knows, and how soon (R4).
     Rebuild(rebuild::Args),
+    /// How soon a pool on a slow device is fast again after a restart, with a cache device and without (R1's job).
+    Restart(restart::Args),
     /// Hit ratios of our cache, the textbook's policies and the optimum, on traces.
     Sim(sim::Args),
     /// Strided reads from 256 threads with read-ahead under I/O roots (R2).
@@ -107,6 +109,7 @@ fn run(cli: &Cli) -> Result<(Vec<Record>, Vec<Panel>), Failure> {
         Command::PoolRead(args) => with_panels(pool_read::run(common, args)?, pool_read::panels),
         Command::R5(args) => with_panels(r5::run(common, args)?, r5::panels),
         Command::Rebuild(args) => with_panels(rebuild::run(common, args)?, rebuild::panels),
+        Command::Restart(args) => (restart::run(common, args)?, Vec::new()),
         Command::Sim(args) => with_panels(sim::run(common, args)?, sim::panels),
         Command::StridedRead(args) => {
             with_panels(strided_read::run(common, args)?, strided_read::panels)

@@ -12,7 +12,9 @@ use std::time::Duration;
 use forebay_cache::Class;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, FileDevice, MemoryDevice, MemoryOptions, Op, OpenOptions};
-use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, HostId, ImportOptions, Pool};
+use forebay_pool::{
+    BlockCache, BlockCacheOptions, CreateOptions, HostId, ImportOptions, Opened, Pool,
+};
 
 use crate::options::Failure;
 
@@ -156,13 +158,28 @@ impl Bed {
         cache: &Arc<BlockCache>,
         tunables: &[(String, String)],
     ) -> Result<Pool, Failure> {
+        self.import_with(cache, Vec::new(), tunables)
+    }
+
+    /// The same, with cache devices.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    pub(crate) fn import_with(
+        &self,
+        cache: &Arc<BlockCache>,
+        cache_devices: Vec<Opened>,
+        tunables: &[(String, String)],
+    ) -> Result<Pool, Failure> {
         let options = ImportOptions {
             host: HostId { id: 1, name: "bench".to_owned() },
             seed: Some(self.seed),
             tunables: tunables.to_vec(),
+            looks_for_cache_devices: false,
             ..ImportOptions::new(Arc::clone(cache))
         };
-        Ok(Pool::import(vec![Arc::clone(&self.device).into()], &options)?)
+        let devices = vec![Arc::clone(&self.device).into()];
+        Ok(Pool::import_with(devices, cache_devices, &options)?)
     }
 
     /// From the next pool on, each read takes `delay` longer, however many there are at once. No delay: as the

@@ -101,7 +101,7 @@ pub use pool::{
 pub use prefetch::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{PoolTunables, StoreTunables};
+pub use tunables::{CacheDeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
 pub use waiting::{

@@ -17,6 +17,15 @@ forebay_base::tunables! {
     flight_bytes: bytes = 64 << 20, 1 << 20..=1 << 32, build, "bytes";
 }
 
+forebay_base::tunables! {
+    /// Tunables of how a pool uses its cache devices.
+    pub table CacheDeviceTunables;
+
+    /// How long an export may take to write to cache devices what of the pool is in memory only, so that it is
+    /// warm when it is used again. 0: nothing is written.
+    cache_export_ms: u32 = 10000, 0..=600000, runtime, "ms";
+}
+
 /// All tunables of a pool.
 #[derive(Default)]
 pub struct PoolTunables {
@@ -24,6 +33,7 @@ pub struct PoolTunables {
     log: Arc<LogTunables>,
     prefetch: Arc<PrefetchTunables>,
     store: StoreTunables,
+    cache_devices: CacheDeviceTunables,
 }
 
 impl PoolTunables {
@@ -47,10 +57,20 @@ impl PoolTunables {
         &self.store
     }
 
+    /// Of cache devices.
+    pub fn cache_devices(&self) -> &CacheDeviceTunables {
+        &self.cache_devices
+    }
+
     /// All rows with their values, written as [`set`](Self::set) takes them.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
-        let tables =
-            [self.txg.entries(), self.log.entries(), self.prefetch.entries(), self.store.entries()];
+        let tables = [
+            self.txg.entries(),
+            self.log.entries(),
+            self.prefetch.entries(),
+            self.store.entries(),
+            self.cache_devices.entries(),
+        ];
         tables.into_iter().flatten().collect()
     }
 
@@ -59,11 +79,12 @@ impl PoolTunables {
     /// # Errors
     /// [`ErrorKind::Invalid`] when the name, the value or the time is wrong; it says what would be right.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        let tables: [&dyn Fn() -> Result<(), TunableError>; 4] = [
+        let tables: [&dyn Fn() -> Result<(), TunableError>; 5] = [
             &|| self.txg.set(name, value),
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
+            &|| self.cache_devices.set(name, value),
         ];
         for set in tables {
             match set() {

@@ -89,6 +89,22 @@ pub fn import(devices: &[Arc<dyn Device>], options: &ImportOptions) -> Result<Po
     Pool::import(devices.iter().map(|device| Arc::clone(device).into()).collect(), options)
 }
 
+/// Imports what lies on the devices, with these cache devices and no others.
+///
+/// # Errors
+/// What importing brings.
+pub fn import_with(
+    devices: &[Arc<dyn Device>],
+    cache_devices: &[Arc<dyn Device>],
+    options: &ImportOptions,
+) -> Result<Pool> {
+    let options = ImportOptions { looks_for_cache_devices: false, ..options.clone() };
+    let opened = |devices: &[Arc<dyn Device>]| {
+        devices.iter().map(|device| Arc::clone(device).into()).collect()
+    };
+    Pool::import_with(opened(devices), opened(cache_devices), &options)
+}
+
 /// The pool's [`DATASETS`].
 ///
 /// # Errors

@@ -13,6 +13,7 @@ pub(crate) mod overflow;
 pub(crate) mod pool_read;
 pub(crate) mod r5;
 pub(crate) mod rebuild;
+pub(crate) mod restart;
 pub(crate) mod sim;
 pub(crate) mod smoke;
 mod strided_model;

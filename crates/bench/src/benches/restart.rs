@@ -17,6 +17,7 @@ use forebay_pool::{CacheDeviceFigures, DatasetSettings, Object, Pool};
 use super::interleave;
 use crate::blocks::BLOCK_BYTES;
 use crate::keys::{Distribution, KeySpace};
+use crate::measure;
 use crate::options::{Common, Failure};
 use crate::pools::{self, Bed, MediumArgs};
 use crate::report::{Against, Ratio, Record, fold_all};
@@ -85,6 +86,11 @@ impl Seen {
     }
 }
 
+/// What a thread's object is full of: never zeros, which take no room.
+fn byte_of(thread: usize) -> u8 {
+    (thread % 255) as u8 + 1
+}
+
 struct Job<'a> {
     threads: usize,
     blocks_each: u64,
@@ -106,7 +112,7 @@ impl Job<'_> {
             let number = data.create_object(&tx, &[])?;
             drop(tx);
             let object = data.object(number)?;
-            let content = vec![thread as u8; FILL_BYTES];
+            let content = vec![byte_of(thread); FILL_BYTES];
             for offset in (0..self.bytes_each).step_by(FILL_BYTES) {
                 let tx = pool.begin()?;
                 let len = (self.bytes_each - offset).min(FILL_BYTES as u64) as usize;
@@ -138,7 +144,8 @@ impl Job<'_> {
                     while !stop.load(Ordering::Relaxed) {
                         let offset = keys.next() * BLOCK_BYTES as u64;
                         let read = object.read(offset, &mut block);
-                        if !read.is_ok_and(|len| len == BLOCK_BYTES) || block[17] != thread as u8 {
+                        if !read.is_ok_and(|len| len == BLOCK_BYTES) || block[17] != byte_of(thread)
+                        {
                             wrong.fetch_add(1, Ordering::Relaxed);
                         }
                         black_box(&block);
@@ -213,7 +220,6 @@ impl Job<'_> {
         let warm = self.warm(&objects)?;
         drop(objects);
         let ending = Instant::now();
-        let written = |pool: &Pool| figures(pool).map_or(0, |figures| figures.written_bytes);
         match args.crash {
             true => pool.abandon(),
             false => pool.close()?,
@@ -221,7 +227,7 @@ impl Job<'_> {
         let end_s = ending.elapsed().as_secs_f64();
 
         bed.slow_reads(Duration::from_micros(args.delay_us));
-        let begun = Instant::now();
+        let (begun, cpu_before) = (Instant::now(), measure::cpu_seconds());
         let pool = bed.import_with(&memory()?, caching.iter().map(device).collect(), &[])?;
         let import_s = begun.elapsed().as_secs_f64();
         let objects = open(&pool)?;
@@ -229,10 +235,11 @@ impl Job<'_> {
         let seen = self.run(begun, &objects, |seen| {
             seen.reaches(wanted).is_some() || begun.elapsed().as_secs_f64() > args.give_up_s
         })?;
+        let cpu_s = measure::cpu_seconds() - cpu_before;
         let reached = seen.reaches(wanted);
         let found = figures(&pool).unwrap_or_default();
-        let device_reads = pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
-        let written_bytes = written(&pool);
+        let device_reads =
+            pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
         drop(objects);
         pool.close()?;
         Ok(Record::new(NAME, subject, self.threads)
@@ -244,11 +251,11 @@ impl Job<'_> {
             .figure("end_s", end_s)
             .figure("import_s", import_s)
             .figure("to_90_percent_s", reached.unwrap_or(args.give_up_s))
+            .figure("cpu_s", cpu_s)
             .figure("rebuild_s", found.rebuild.elapsed_ns as f64 / 1e9)
             .figure("found_records", found.rebuild.records as f64)
             .figure("level_hits", found.hits as f64)
-            .figure("device_reads", device_reads as f64)
-            .figure("written_bytes", written_bytes as f64))
+            .figure("device_reads", device_reads as f64))
     }
 }
 

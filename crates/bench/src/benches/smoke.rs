@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_sim::cache::capacity::Capacity;
 
 use super::{
-    cached_read, create, device, evict, freeing, index, memory, overflow, pool_read, r5, sim,
-    strided_read, zap,
+    cached_read, create, device, evict, freeing, index, memory, overflow, pool_read, r5, restart,
+    sim, strided_read, zap,
 };
 use crate::keys::Distribution;
 use crate::options::{Common, Failure};
@@ -190,6 +190,17 @@ fn of_pools(two: &Common) -> Result<Vec<Part>, Failure> {
     let records = pool_read::run(two, &args)?;
     let panels = pool_read::panels(&records);
     parts.push(("pool-read", records, panels, "ops_per_s"));
+    let medium = MediumArgs { device: Medium::Memory, device_size: 64 << 20, overwrite: false };
+    let args = restart::Args {
+        bytes_each: BLOCKS * 8192,
+        delay_us: 100,
+        crash: false,
+        // It must run, not get anywhere.
+        give_up_s: 0.3,
+        medium,
+        cache_folder: std::env::temp_dir(),
+    };
+    parts.push(("restart", restart::run(two, &args)?, Vec::new(), "warm_iops"));
     Ok(parts)
 }
 

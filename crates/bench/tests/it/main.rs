@@ -22,6 +22,7 @@ fn every_bench_runs_small() {
         "strided-read",
         "device",
         "r5",
+        "restart",
         "sim",
     ];
     for name in names {

@@ -36,6 +36,8 @@ pub use crate::second::level::{CacheDeviceFigures, Rebuild};
 
 /// Log2 of the size of records of the list's object.
 const LIST_SHIFT: u8 = 12;
+/// Blocks of a pool that are written to cache devices at once when it is exported.
+const FILL_LOT: usize = 64;
 /// Bytes of an entry of the list.
 const ENTRY_BYTES: usize = size_of::<CacheDevicePhys>();
 
@@ -173,6 +175,13 @@ impl Pool {
     /// Why the list of cache devices cannot be read, if so: the pool uses none then.
     pub fn cache_devices_damage(&self) -> Option<String> {
         self.inner.cache_devices.state.lock().damage.clone()
+    }
+
+    /// Writes to the cache devices what of the pool is in memory only and durable, and makes it durable there: what a crash leaves
+    /// is warm then. An export does the same. Ends after the time that the tunable `cache_export_ms` says.
+    pub fn fill_cache_devices(&self) {
+        self.inner.fill_cache_devices();
+        self.inner.open_levels().iter().for_each(|level| level.flush());
     }
 
     /// Waits until all cache devices know what they have. For tests and measurements: nothing needs it.
@@ -473,6 +482,22 @@ impl Inner {
         self.change_cache_list(|_, _| {})?;
         rebuilt.iter().for_each(|level| level.admit());
         Ok(())
+    }
+
+    /// Writes what of the pool is in memory only, as long as the tunable says, so that it is warm when it is used again.
+    pub(super) fn fill_cache_devices(&self) {
+        let allowed_ns = u64::from(self.tunables.cache_devices().cache_export_ms()) * 1_000_000;
+        if allowed_ns == 0 || !self.open_levels().iter().any(|level| level.admits()) {
+            return;
+        }
+        let begun = self.clock.now_ns();
+        let levels = self.store.levels();
+        let mut goes_on = true;
+        self.store.cache().cache().offer_all(FILL_LOT, |blocks| {
+            goes_on = goes_on
+                && self.clock.now_ns().saturating_sub(begun) < allowed_ns
+                && levels.write_all(blocks);
+        });
     }
 
     /// Lets go of all cache devices, which keep what they have.

@@ -52,6 +52,7 @@ impl Pool {
         };
         self.inner.txgs.close();
         self.join();
+        self.inner.fill_cache_devices();
         self.inner.close_cache_devices("the pool is exported");
         let marked = match (&synced, self.inner.read_only) {
             (Ok(()), false) => self.inner.mark_exported(),

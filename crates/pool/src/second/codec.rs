@@ -26,6 +26,10 @@ impl BlockCodec {
         Self { levels, arena, open: AtomicBool::new(false) }
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
     /// Admits what may be admitted from now on.
     pub(crate) fn open(&self) {
         self.open.store(true, Ordering::Relaxed);

@@ -148,9 +148,20 @@ impl DeviceLevel {
         self.level.wait_rebuilt() && self.failure().is_none()
     }
 
+    /// Whether what is offered may be written.
+    pub(crate) fn admits(&self) -> bool {
+        self.codec.is_open()
+    }
+
     /// What is offered may be written from now on.
     pub(crate) fn admit(&self) {
         self.codec.open();
+    }
+
+    /// Writes what waits to be written, and makes it durable; not if it has failed.
+    pub(crate) fn flush(&self) {
+        // It is told by the level's state.
+        let _ = self.level.flush();
     }
 
     /// Writes what waits to be written, and lets go of the device.
@@ -218,6 +229,10 @@ impl SecondLevel<BlockKey, Buffer> for DeviceLevel {
 impl CacheLevel for DeviceLevel {
     fn memory_bytes(&self) -> u64 {
         self.level.memory_bytes()
+    }
+
+    fn write_all(&self, blocks: Vec<Candidate<BlockKey, Buffer>>) -> bool {
+        self.level.write_all(blocks).is_ok()
     }
 }
 

@@ -29,7 +29,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Arc, Mutex};
-use forebay_cache::{Candidate, Class, Filler, OwnerId, SecondLevel};
+use forebay_cache::{Candidate, Class, Filler, Key, OwnerId, SecondLevel};
 use hashbrown::HashMap;
 
 use crate::block_cache::BlockKey;
@@ -42,7 +42,13 @@ const SHARDS: usize = 16;
 pub(crate) trait CacheLevel: SecondLevel<BlockKey, Buffer> {
     /// Bytes of RAM that it takes.
     fn memory_bytes(&self) -> u64;
+
+    /// Writes all of these that may be written at all; waits while it is busy. False if it can write no more.
+    fn write_all(&self, blocks: Blocks) -> bool;
 }
+
+/// Blocks that may go to a level.
+type Blocks = Vec<Candidate<BlockKey, Buffer>>;
 
 /// Those of a pool, in the order in which they were attached.
 type Attached = Arc<[Arc<dyn CacheLevel>]>;
@@ -77,6 +83,30 @@ impl Mux {
         levels.map(|levels| levels.attached()).filter(|attached| !attached.is_empty())
     }
 
+    /// Calls `each` with a level and those of the blocks that are for it.
+    fn hand_out(&self, blocks: Blocks, mut each: impl FnMut(&dyn CacheLevel, Blocks)) {
+        // Those of one owner often come together; there are few owners.
+        let mut groups: Vec<(OwnerId, Option<Attached>)> = Vec::new();
+        let mut lots: Vec<(Arc<dyn CacheLevel>, Blocks)> = Vec::new();
+        for block in blocks {
+            let owner = block.key().owner();
+            let known = groups.iter().position(|(other, _)| *other == owner);
+            let at = known.unwrap_or_else(|| {
+                groups.push((owner, self.of(owner)));
+                groups.len() - 1
+            });
+            let Some(attached) = &groups[at].1 else { continue };
+            let level = &attached[block.key().spread() as usize % attached.len()];
+            match lots.iter_mut().find(|(other, _)| Arc::ptr_eq(other, level)) {
+                Some((_, lot)) => lot.push(block),
+                None => lots.push((Arc::clone(level), vec![block])),
+            }
+        }
+        for (level, lot) in lots {
+            each(&*level, lot);
+        }
+    }
+
     /// Bytes of RAM that all levels take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         if self.attached.load(Ordering::Relaxed) == 0 {
@@ -88,31 +118,12 @@ impl Mux {
 }
 
 impl SecondLevel<BlockKey, Buffer> for Mux {
-    fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
-        // Those of one owner often come together; there are few owners.
-        let mut groups: Vec<(OwnerId, Option<Attached>)> = Vec::new();
-        let mut offers: Vec<(Arc<dyn CacheLevel>, Vec<Candidate<BlockKey, Buffer>>)> = Vec::new();
-        for candidate in candidates {
-            let owner = forebay_cache::Key::owner(candidate.key());
-            let known = groups.iter().position(|(other, _)| *other == owner);
-            let at = known.unwrap_or_else(|| {
-                groups.push((owner, self.of(owner)));
-                groups.len() - 1
-            });
-            let Some(attached) = &groups[at].1 else { continue };
-            let level = &attached[candidate.key().spread() as usize % attached.len()];
-            match offers.iter_mut().find(|(other, _)| Arc::ptr_eq(other, level)) {
-                Some((_, offered)) => offered.push(candidate),
-                None => offers.push((Arc::clone(level), vec![candidate])),
-            }
-        }
-        for (level, offered) in offers {
-            level.offer(offered);
-        }
+    fn offer(&self, candidates: Blocks) {
+        self.hand_out(candidates, |level, lot| level.offer(lot));
     }
 
     fn load(&self, mut filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
-        let owner = forebay_cache::Key::owner(filler.key());
+        let owner = filler.key().owner();
         let Some(attached) = self.of(owner) else { return Err(filler) };
         for level in attached.iter() {
             match level.load(filler) {
@@ -124,7 +135,7 @@ impl SecondLevel<BlockKey, Buffer> for Mux {
     }
 
     fn forget(&self, key: &BlockKey) {
-        for level in self.of(forebay_cache::Key::owner(key)).iter().flat_map(|all| all.iter()) {
+        for level in self.of(key.owner()).iter().flat_map(|all| all.iter()) {
             level.forget(key);
         }
     }
@@ -218,6 +229,15 @@ impl Levels {
         self.mux.attached.fetch_sub(1, Ordering::Relaxed);
         self.mux.everywhere.lock().retain(|other| !Arc::ptr_eq(other, level));
         true
+    }
+
+    /// Writes those of the blocks that are this pool's to the levels that they are for, as
+    /// [`CacheLevel::write_all`]. False if none can write any more.
+    pub(crate) fn write_all(&self, mut blocks: Blocks) -> bool {
+        blocks.retain(|block| self.has(block.key().owner()));
+        let mut writes = blocks.is_empty();
+        self.mux.hand_out(blocks, |level, lot| writes |= level.write_all(lot));
+        writes
     }
 
     /// Whether blocks of this class and owner are wanted on levels.

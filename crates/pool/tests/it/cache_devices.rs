@@ -370,3 +370,42 @@ fn datasets_say_what_cache_devices_hold() {
     drop((object, data));
     pool.export().unwrap();
 }
+
+#[test]
+fn what_is_in_ram_only_is_written_by_an_export() {
+    // All of it fits into RAM, so nothing is let go of.
+    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(96 * MIB) };
+    let pool = create(&bed.device, &bed.cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let number = data.create_object(&tx, &[]).unwrap();
+    drop(tx);
+    let object = data.object(number).unwrap();
+    write(&pool, &object, 1);
+    pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    read(&object, 1);
+    assert_eq!(figures(&pool).records, 0);
+    drop((object, data));
+    pool.export().unwrap();
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    assert!(figures(&pool).records >= RECORDS, "{:?}", figures(&pool));
+    let data = pool.dataset("data").unwrap();
+    let object = data.object(number).unwrap();
+    read(&object, 1);
+    let reads = |pool: &Pool| -> u64 {
+        pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum()
+    };
+    // The rest of them finds out what is free.
+    assert!(reads(&pool) < RECORDS / 10, "{} reads of the pool's device", reads(&pool));
+    // Unless nobody wants to wait for it.
+    write(&pool, &object, 2);
+    pool.set_tunable("cache_export_ms", "0").unwrap();
+    drop((object, data));
+    pool.export().unwrap();
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    let data = pool.dataset("data").unwrap();
+    read(&data.object(number).unwrap(), 2);
+    assert!(reads(&pool) >= RECORDS, "{} reads of the pool's device", reads(&pool));
+    drop(data);
+    pool.export().unwrap();
+}

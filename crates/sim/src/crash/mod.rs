@@ -35,6 +35,10 @@ use crate::workload::{Load, Workload};
 const RECORDING_BYTES: u64 = 1 << 30;
 /// Bytes of the caches.
 const CACHE_BYTES: u64 = 24 << 20;
+/// The same, of runs with a cache device.
+const SMALL_CACHE_BYTES: u64 = 6 << 20;
+/// After so many steps all that is durable goes to the cache device.
+const FILL_EVERY: usize = 10;
 
 /// A run of work and its crashes.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +57,8 @@ pub struct Run {
     pub images: u64,
     /// What work.
     pub load: Load,
+    /// Whether the pool has a cache device, which is kept over the crash. Memory is small then, so that much goes there.
+    pub second: bool,
 }
 
 impl Run {
@@ -66,6 +72,7 @@ impl Run {
             steps: 150,
             images: 25,
             load: Load::default(),
+            second: false,
         }
     }
 
@@ -85,7 +92,8 @@ impl Run {
             done.cuts.len(),
         );
         let only = rig::number("FOREBAY_IMAGE");
-        let cache = rig::cache(CACHE_BYTES);
+        let cache = rig::cache(self.cache_bytes());
+        let mut hits = 0;
         for number in only.map_or(0..self.images, |only| only..only + 1) {
             let told = Told { seed: self.seed, number: Some(number) };
             let mut rng = SmallRng::from_seed(self.seed ^ (number + 1).wrapping_mul(0x9e37_79b9));
@@ -93,15 +101,19 @@ impl Run {
             if only.is_some() {
                 println!("{picked:?}");
             }
-            verify::verify(self, &done, &picked, &cache, &mut rng);
+            hits += verify::verify(self, &done, &picked, &cache, &mut rng);
             drop(told);
         }
+        // Or nothing was proven.
+        assert!(hits > 0 || !self.second || only.is_some(), "no cache device answered for a block");
     }
 
     /// Does the work.
     fn work(&self) -> Worked {
         let told = Told { seed: self.seed, number: None };
-        let recorded: Vec<_> = (0..self.devices).map(|at| self.record_device(at)).collect();
+        // The last one is the cache device.
+        let count = self.devices + usize::from(self.second);
+        let recorded: Vec<_> = (0..count).map(|at| self.record_device(at)).collect();
         let cuts = Cuts::new(&recorded);
         let devices: Vec<Arc<dyn Device>> = recorded
             .iter()
@@ -109,15 +121,22 @@ impl Run {
                 Arc::new(CutDevice::new(Arc::clone(device), Arc::clone(&cuts)))
             })
             .collect();
-        let cache = rig::cache(CACHE_BYTES);
+        let cache = rig::cache(self.cache_bytes());
         let settings = self.settings();
-        let pool = rig::create(&devices, &cache, &settings).expect("a pool");
+        let (devices, caches) = devices.split_at(self.devices);
+        let pool = rig::create(devices, &cache, &settings).expect("a pool");
+        for device in caches {
+            pool.add_cache_device(Arc::clone(device).into(), false).expect("a cache device");
+        }
         let mut work =
             Workload::new(pool, Model::default(), self.load, self.seed).expect("datasets");
         cuts.watch(work.progress());
-        for _ in 0..self.steps {
+        for step in 0..self.steps {
             if let Err(error) = work.step() {
                 panic!("the work: {error:?}");
+            }
+            if self.second && step % FILL_EVERY == 0 {
+                work.pool().fill_cache_devices();
             }
             cuts.note(false);
         }
@@ -128,6 +147,10 @@ impl Run {
         let recordings = recorded.iter().map(|device| device.recording()).collect();
         drop(told);
         Worked { cuts, history, recordings }
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        if self.second { SMALL_CACHE_BYTES } else { CACHE_BYTES }
     }
 
     fn record_device(&self, at: usize) -> Arc<RecordDevice> {

@@ -16,26 +16,38 @@ use crate::workload::Workload;
 /// Steps of work after a crash.
 const STEPS_AFTER: usize = 12;
 
-/// Looks at one image.
+/// Looks at one image. Returns how many blocks its cache device answered for.
 pub(super) fn verify(
     run: &Run,
     done: &Worked,
     picked: &Picked,
     cache: &SharedCache,
     rng: &mut SmallRng,
-) {
+) -> u64 {
     let devices = picked.devices(&done.recordings);
+    let devices = devices.split_at(run.devices);
     let options = rig::import_options(cache);
-    let txg = without_replay(done, picked, &devices, &options);
-    let pool = rig::import(&devices, &options)
+    let txg = without_replay(done, picked, devices.0, &options);
+    let pool = rig::import_with(devices.0, devices.1, &options)
         .unwrap_or_else(|error| panic!("{picked:?}: the import: {error:?}"));
+    // At once, or when the cache device knows what it has.
+    if rng.below(2) == 0 {
+        pool.wait_for_cache_devices();
+    }
     rig::check(&pool).unwrap_or_else(|problems| panic!("{picked:?}: {problems}"));
     let found = read(&pool, &done.history);
     if let Err(problems) = done.history.explains(txg, &picked.cut.now, &found) {
         panic!("{picked:?}, group {txg}: {problems}");
     }
     count_objects(&pool, &found);
-    go_on(run, pool, found, (&devices, &options), rng);
+    let hits = hits(&pool);
+    go_on(run, pool, found, (devices, &options), rng);
+    hits
+}
+
+fn hits(pool: &Pool) -> u64 {
+    let figures = pool.cache_devices().into_iter().filter_map(|device| device.figures);
+    figures.map(|figures| figures.hits).sum()
 }
 
 /// Imports, writing nothing: there must be exactly one group's state. Returns which.
@@ -80,7 +92,7 @@ fn go_on(
     run: &Run,
     pool: Pool,
     found: Model,
-    (devices, options): (&[Arc<dyn Device>], &ImportOptions),
+    (devices, options): ((&[Arc<dyn Device>], &[Arc<dyn Device>]), &ImportOptions),
     rng: &mut SmallRng,
 ) {
     let mut work = Workload::new(pool, found, run.load, rng.next_u64()).expect("datasets");
@@ -88,7 +100,7 @@ fn go_on(
     let (pool, model, history) = work.end().expect("the last commit");
     rig::check(&pool).unwrap_or_else(|problems| panic!("after more work: {problems}"));
     pool.export().expect("an export");
-    let pool = rig::import(devices, options).expect("another import");
+    let pool = rig::import_with(devices.0, devices.1, options).expect("another import");
     rig::check(&pool).unwrap_or_else(|problems| panic!("after another import: {problems}"));
     if let Some(difference) = compare::difference(&read(&pool, &history), &model) {
         panic!("after another import:\n{difference}");

@@ -30,6 +30,11 @@ fn crashes_while_directories_grow_and_shrink() {
 }
 
 #[test]
+fn crashes_with_a_cache_device_that_is_kept() {
+    runs(400, |seed| Run { second: true, ..Run::new(seed, 1) });
+}
+
+#[test]
 fn crashes_on_two_devices_while_groups_are_committed_beside_the_work() {
     let load = Load { beside: true, ..Load::default() };
     runs(200, |seed| Run { load, sector_bytes: 512 << (seed % 4), ..Run::new(seed, 2) });
