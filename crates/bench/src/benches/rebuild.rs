@@ -87,7 +87,9 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     if let Some(path) = &args.child_open {
         let subject = of_child()?;
         for (name, value) in reopened(common, args, &subject, path)? {
-            println!("{name} {value}");
+            if value.is_finite() {
+                println!("{name} {value}");
+            }
         }
         return Ok(Vec::new());
     }
