@@ -22,9 +22,10 @@ mod carry;
 mod segment;
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use forebay_base::arena::Buffer;
-use forebay_base::sync::Arc;
+use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::Key;
 use forebay_io::{Request, StableBytes};
 
@@ -38,6 +39,9 @@ use carry::{Carried, Evacuation};
 
 /// Failures in a row after which the level has failed.
 const FAILURES: u32 = 3;
+/// How often more it is tried for want of memory, and how long it is waited for each time.
+const MEMORY_WAITS: u32 = 40;
+const MEMORY_WAIT: Duration = Duration::from_millis(50);
 
 /// Where the log goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -215,12 +219,26 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 Err(trouble @ Trouble::Stalled(_)) => return Err(trouble),
                 Err(trouble) => {
                     self.failures += 1;
-                    if self.failures >= FAILURES {
+                    // That the arena has nothing at the moment says nothing about the device.
+                    let most = match trouble {
+                        Trouble::NoMemory(_) => {
+                            self.pause();
+                            FAILURES + MEMORY_WAITS
+                        }
+                        _ => FAILURES,
+                    };
+                    if self.failures >= most {
                         return Err(trouble);
                     }
                 }
             }
         }
+    }
+
+    /// Lets others give memory back.
+    fn pause(&self) {
+        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
+        condition.wait_timeout(&mut nobody.lock(), MEMORY_WAIT);
     }
 
     /// Makes durable what has been written.

@@ -52,7 +52,7 @@ fn history(seed: u64) -> (Image, BTreeMap<u64, u64>) {
     (Image::of(&*device, &arena()).unwrap(), now)
 }
 
-/// Changes some sectors in use. `first`: also the labels and what is near them.
+/// Changes some sectors in use; not the first, so that one label is left.
 fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
     let used: Vec<u64> = image.sectors().map(|(offset, _)| offset).filter(|o| *o > 0).collect();
     for _ in 0..=rng.below(4) {

@@ -15,8 +15,9 @@
 //!
 //! `cache-devices-watcher`: the thread that waits for that, to be joined once levels are closed.
 //! `cache-devices-changing`: held by who adds or removes one, over I/O and while waiting for groups; nobody takes it in a
-//! transaction. `pool-cache-devices`: the list, a leaf lock.
+//! transaction. `pool-cache-devices`: the list; what levels say of themselves is asked under it.
 
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, IntoBytes};
@@ -231,6 +232,9 @@ impl Inner {
     fn add_cache_device(&self, device: Opened, force: bool) -> Result<u64> {
         let devices = &self.cache_devices;
         let _changing = devices.changing.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the pool is closed; import it again"));
+        }
         let Opened { device, lock } = device;
         let name = device.info().name.to_string();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
@@ -502,9 +506,13 @@ impl Inner {
 
     /// Lets go of all cache devices, which keep what they have.
     pub(super) fn close_cache_devices(&self, why: &str) {
-        for level in self.open_levels() {
-            self.detach(&level);
-            level.close();
+        {
+            // Who is adding one ends first, and attaches it; who comes later finds the pool closed.
+            let _changing = self.cache_devices.changing.lock();
+            for level in self.open_levels() {
+                self.detach(&level);
+                level.close();
+            }
         }
         let watcher = self.cache_devices.watcher.lock().take();
         // A panic of it has been told already.
