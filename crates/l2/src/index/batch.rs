@@ -107,6 +107,7 @@ impl Index {
     ///
     /// # Errors
     /// When there is no memory; some partitions may have got theirs.
+    #[cfg(test)]
     pub(crate) fn reserve(&self, records: u64) -> Result<(), NoMemory> {
         let partitions = self.partitions.len() as u64;
         for partition in 0..self.partitions.len() {

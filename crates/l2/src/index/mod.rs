@@ -14,8 +14,6 @@
 //! Deliberately absent: keys. Two keys with the same 64 bits of hash are one record; the reader of a block
 //! finds that out from the block.
 
-#![allow(dead_code, unused_imports, reason = "the level that uses it is on its way")]
-
 mod batch;
 mod slot;
 mod slots;
@@ -29,7 +27,6 @@ mod tests;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use batch::BatchOutcome;
 pub(crate) use slots::NoMemory;
 
 use crate::record::{Identity, Inserted, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record};
@@ -190,6 +187,7 @@ impl Index {
     }
 
     /// Panics unless every structure is sound. Nothing else may use the index meanwhile.
+    #[cfg(test)]
     pub(crate) fn audit(&self) {
         let (mut len, mut bytes) = (0, 0);
         for partition in &self.partitions {

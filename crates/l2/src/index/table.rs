@@ -221,6 +221,7 @@ impl Table {
     }
 
     /// Room for `records` in all, as far as is known.
+    #[cfg(test)]
     pub(super) fn reserve(&mut self, records: u64) -> Result<(), NoMemory> {
         let homes = homes_for(records)?;
         if homes > self.homes { self.stretch(homes, 0) } else { Ok(()) }
@@ -301,6 +302,7 @@ impl Table {
     }
 
     /// Panics unless everything is as the head of this module says.
+    #[cfg(test)]
     pub(super) fn audit(&self) {
         let slots = self.slots.as_slice();
         assert!(slots.last().is_none_or(|slot| slot.is_empty()), "the last slot is not empty");
