@@ -195,18 +195,20 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         h.set_frequency(frequency.used(self.policy.epoch()));
         self.ghost_hits.note_use(u64::from(weight));
         // One that is refused weighs nothing.
-        if weight > 0 && self.sampled(hash, attributes).1 {
-            self.play(hash, attributes.class, weight);
+        let sampled = weight > 0 && self.sampled(hash, attributes).1;
+        if sampled || self.shadows.wait_to_be_played() {
+            self.play(sampled.then_some((hash, attributes.class, weight)));
         }
         frequent
     }
 
-    /// Shows the shadows a sampled block that comes in, and follows them.
-    fn play(&self, hash: u64, class: Class, weight: u32) {
+    /// Shows the shadows what has happened, a sampled block that comes in last, and follows them.
+    #[cold]
+    fn play(&self, sampled: Option<(u64, Class, u32)>) {
         let c = self.policy.capacity();
         let sizes = self.sizes();
         let room = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
-        let Some(played) = self.shadows.note_miss(hash, class, weight, room) else { return };
+        let Some(played) = self.shadows.note_miss(sampled, room) else { return };
         for class in Class::ALL {
             let n = class as usize;
             if played.accesses[n] > 0 {

@@ -15,6 +15,10 @@ const FEWEST: u64 = 16;
 /// A difference is believed when it is more than so many times what chance would explain.
 const BELIEF: f64 = 2.5;
 
+/// And when it comes to this part of the blocks in a shadow: what differs at first is that one rule lets go of the
+/// oldest blocks sooner than the other.
+const PART: f64 = 8.0;
+
 pub(super) struct Choice {
     scores: [f64; RULES.len()],
     /// Accesses in which a rule and the chosen one differed, aged as the scores are.
@@ -34,6 +38,10 @@ impl Choice {
     /// Notes in which shadows an access hit: a bit a rule. `blocks` are in a shadow. True if another rule is
     /// chosen now.
     pub(super) fn note(&mut self, hits: u32, blocks: u64) -> bool {
+        if hits == (1 << RULES.len()) - 1 {
+            // A block that every shadow has says nothing, however often it is asked for.
+            return false;
+        }
         let keep = 1.0 - 1.0 / (HORIZON * blocks.max(FEWEST) as f64);
         let hit = |rule: usize| hits >> rule & 1;
         for rule in 0..RULES.len() {
@@ -48,7 +56,8 @@ impl Choice {
             }
         }
         let ahead = self.scores[best] - self.scores[self.chosen];
-        if best == self.chosen || ahead <= BELIEF * (self.apart[best] + 1.0).sqrt() {
+        let chance = BELIEF * (self.apart[best] + 1.0).sqrt();
+        if best == self.chosen || ahead <= chance.max(blocks as f64 / PART) {
             return false;
         }
         self.chosen = best;

@@ -9,7 +9,7 @@
 //!
 //! What shadows see: a block that comes in, and a hit on a sampled one. The header of such a block has a flag in
 //! its state word, which a hit has in its hand; so other hits pay nothing. Accesses go through the tap
-//! (`tap.rs`), and who brings a sampled block in takes them out and plays them, if nobody else is at it.
+//! (`tap.rs`), and who brings a sampled block in, or finds the tap half full, takes them out and plays them, if nobody else is at it.
 //!
 //! What they do not see: removals, blocks hinted `once`, pins, blocks that are refused. They are all
 //! asked the same, so that the comparison is fair all the same.
@@ -88,18 +88,23 @@ impl Shadows {
         }
     }
 
-    /// A sampled block comes in. Plays all accesses up to now, unless somebody else is at it. `room` tells the bytes
-    /// that a class could fill.
+    /// Whether accesses should be played though no sampled block comes in: else those that are noted next are lost.
+    #[inline]
+    pub(crate) fn wait_to_be_played(&self) -> bool {
+        self.tap.is_half_full()
+    }
+
+    /// A block comes in; a sampled one if it is told. Plays all accesses up to now, unless somebody else is at it. `room`
+    /// tells the bytes that a class could fill.
     pub(crate) fn note_miss(
         &self,
-        hash: u64,
-        class: Class,
-        weight: u32,
+        sampled: Option<(u64, Class, u32)>,
         room: impl Fn(Class) -> u64,
     ) -> Option<Played> {
-        let access = Access { key: sample_key(hash), class, weight };
+        let access =
+            sampled.map(|(hash, class, weight)| Access { key: sample_key(hash), class, weight });
         let Some(mut shadows) = self.of_class.try_lock() else {
-            self.tap.note(access);
+            access.into_iter().for_each(|access| self.tap.note(access));
             return None;
         };
         let rooms = Class::ALL.map(room);
@@ -114,7 +119,7 @@ impl Shadows {
             played.changes[class] += u64::from(shadow.access(access, rooms[class]));
         };
         self.tap.take(&mut play);
-        play(access);
+        access.into_iter().for_each(&mut play);
         for (mask, shadow) in self.masks.iter().zip(&*shadows) {
             mask.store(shadow.mask, Ordering::Relaxed);
         }

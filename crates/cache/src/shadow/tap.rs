@@ -73,14 +73,28 @@ impl Tap {
         Self { shards: (0..shards).map(|_| CachePadded::new(shard())).collect() }
     }
 
-    /// Notes an access, if there is room.
+    /// Whether the calling thread's ring should be emptied soon.
+    #[inline]
+    pub(crate) fn is_half_full(&self) -> bool {
+        let shard = &self.shards[thread_slot().index(self.shards.len())];
+        let stored = shard.stored.load(Ordering::Relaxed);
+        stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= WORDS as u32 / 2
+    }
+
+    /// Notes an access, if there is room. One like the last says nothing new: a block that is asked for again and again
+    /// must not crowd out the others.
     pub(crate) fn note(&self, access: Access) {
         let shard = &self.shards[thread_slot().index(self.shards.len())];
         let stored = shard.stored.load(Ordering::Relaxed);
         if stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= WORDS as u32 {
             return;
         }
-        shard.words[stored as usize % WORDS].store(access.word(), Ordering::Relaxed);
+        let word = access.word();
+        let last = &shard.words[stored.wrapping_sub(1) as usize % WORDS];
+        if last.load(Ordering::Relaxed) == word {
+            return;
+        }
+        shard.words[stored as usize % WORDS].store(word, Ordering::Relaxed);
         shard.stored.store(stored.wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -139,5 +153,20 @@ mod tests {
             assert_eq!(taken, wanted);
         }
         tap.take(|_| unreachable!("nothing is taken twice"));
+    }
+
+    #[test]
+    fn a_block_that_is_asked_for_again_and_again_does_not_fill_it() {
+        let tap = Tap::new(1);
+        let access = |key| Access { key, class: Class::Data, weight: 7 };
+        (0..WORDS).for_each(|_| tap.note(access(1)));
+        assert!(!tap.is_half_full());
+        tap.note(access(2));
+        tap.note(access(1));
+        let mut taken = Vec::new();
+        tap.take(|access| taken.push(access.key));
+        assert_eq!(taken, [1, 2, 1]);
+        (0..WORDS as u64 / 2).for_each(|key| tap.note(access(key)));
+        assert!(tap.is_half_full());
     }
 }

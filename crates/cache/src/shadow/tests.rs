@@ -228,8 +228,9 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut chosen = usize::MAX;
     for i in 0..20_000u64 {
-        let played =
-            shadows.note_miss(hash(i % 130), Class::Data, 1, room).expect("nobody else is at it");
+        let played = shadows
+            .note_miss(Some((hash(i % 130), Class::Data, 1)), room)
+            .expect("nobody else is at it");
         chosen = played.chosen[Class::Data as usize];
     }
     assert_eq!(chosen, 0, "a loop that does not fit");
@@ -237,13 +238,15 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     for i in 0..20_000u64 {
         let key = (1 << 30) + i / 5 - rng.below(80).min(rng.below(80));
         shadows.note_hit(hash(key), Class::Data, 1);
-        let played =
-            shadows.note_miss(hash(key), Class::Data, 1, room).expect("nobody else is at it");
+        let played = shadows
+            .note_miss(Some((hash(key), Class::Data, 1)), room)
+            .expect("nobody else is at it");
         assert_eq!(played.accesses, [0, 2], "the hit is played before the miss");
         chosen = played.chosen[Class::Data as usize];
     }
     assert_eq!(chosen, RULES.len() - 1, "nothing but recency counts");
     shadows.clear();
-    let played = shadows.note_miss(1, Class::Metadata, 1, room).expect("nobody else is at it");
+    let played =
+        shadows.note_miss(Some((1, Class::Metadata, 1)), room).expect("nobody else is at it");
     assert_eq!((played.chosen[Class::Data as usize], played.accesses), (chosen, [1, 0]));
 }
