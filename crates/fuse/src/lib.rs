@@ -41,6 +41,6 @@ mod transport;
 pub use adapter::mount;
 pub use counters::{MountCounters, MountStats};
 pub use error::{MountError, User};
-pub use mount::{Mount, Mounted, available, is_mounted, unmount_dead};
+pub use mount::{Mount, Mounted, available, is_mounted, served_at, unmount_dead};
 pub use null::mount_null;
 pub use options::MountOptions;

@@ -44,9 +44,22 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     Ok(())
 }
 
+/// Refuses a file on a mount of ours: whoever serves it would wait for itself, and not even a kill would end that.
+fn refuse_served(device: &Path) -> Result<()> {
+    let served = forebay_fuse::served_at(device);
+    let served = served.map_err(|error| Failure::about(device, "look at the mount of", &error))?;
+    let Some(mount) = served else { return Ok(()) };
+    Err(Failure::new(format!(
+        "{}: lies on {}, which Forebay serves itself; name a file on another file system, or a block device",
+        device.display(),
+        mount.display()
+    )))
+}
+
 fn add_to(target: &Target, device: &Path, force: bool) -> Result<CacheDeviceView> {
     // Where others find it too.
     let device = pools::canonical(device)?;
+    refuse_served(&device)?;
     match target {
         Target::Held { process, pool } => {
             process.ask(&Request::AddCache { pool: pool.guid, device, force })

@@ -42,6 +42,18 @@ pub fn is_mounted(at: &Path) -> io::Result<Option<Mounted>> {
     Ok(Some(Mounted { path: full, source: row.source, ours, dead }))
 }
 
+/// The mount of ours that `path` lies on, or `None`: a server must not have its own medium there. `path` is absolute and
+/// has no links; nothing is asked of the mount itself.
+///
+/// # Errors
+///
+/// The table of mounts cannot be read.
+pub fn served_at(path: &Path) -> io::Result<Option<PathBuf>> {
+    let mut rows = table::rows()?;
+    let found = table::of(&rows, path).map(|at| rows.swap_remove(at));
+    Ok(found.filter(|row| row.kind == attach::KIND).map(|row| row.path))
+}
+
 /// Unmounts what a server that was killed left at `at`.
 ///
 /// # Errors

@@ -27,7 +27,7 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 pub use self::attach::available;
-pub use self::detach::{Mounted, is_mounted, unmount_dead};
+pub use self::detach::{Mounted, is_mounted, served_at, unmount_dead};
 
 use crate::counters::{MountStats, Tally};
 use crate::error::MountError;

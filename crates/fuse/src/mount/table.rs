@@ -30,6 +30,13 @@ pub(super) fn at(path: &Path) -> io::Result<Option<Row>> {
     Ok(rows()?.into_iter().rev().find(|row| row.path == path))
 }
 
+/// The mount that has `path`, which is absolute and has no links: the deepest, and of several at one place the last one made.
+pub(super) fn of(rows: &[Row], path: &Path) -> Option<usize> {
+    let holds = |(_, row): &(usize, &Row)| path.starts_with(&row.path);
+    let deepest = rows.iter().enumerate().filter(holds);
+    deepest.max_by_key(|(at, row)| (row.path.components().count(), *at)).map(|(at, _)| at)
+}
+
 /// Lines that are not as they should be are left out.
 fn parse(text: &[u8]) -> Vec<Row> {
     text.split(|&byte| byte == b'\n').filter_map(row).collect()
@@ -72,6 +79,20 @@ fn unescape(word: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_deepest_mount_has_a_path_and_of_two_at_one_place_the_last() {
+        let row = |path: &str, kind: &str| {
+            let (device, source) = ((0, 1), String::new());
+            Row { device, path: path.into(), kind: kind.to_owned(), source }
+        };
+        let rows = [row("/", "ext4"), row("/a", "xfs"), row("/a/b", "ext4"), row("/a", "fuse.x")];
+        let kind = |path: &str| rows[of(&rows, Path::new(path)).unwrap()].kind.as_str();
+        assert_eq!(
+            [kind("/c"), kind("/ab"), kind("/a/c"), kind("/a/b/c")],
+            ["ext4", "ext4", "fuse.x", "ext4"]
+        );
+    }
 
     #[test]
     fn rows_are_read_as_the_kernel_writes_them() {
