@@ -2,13 +2,18 @@
 //!
 //! A step is a command. Its standard output is passed on line by line and read on the way for
 //! the result lines of Rust's test harness, so that tests can be counted, not only steps. The
-//! first step that fails ends the run.
+//! first step that fails ends the run, and the summary repeats the end of what it printed: of a long log, that is
+//! what one gets to see.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// Lines of a failed step that the summary repeats.
+const LAST_LINES: usize = 25;
 
 /// One command to run.
 pub(crate) struct Step {
@@ -115,6 +120,8 @@ struct Done {
     took: Duration,
     ok: bool,
     tests: Tests,
+    /// The end of its output, as far as [`LAST_LINES`].
+    last: VecDeque<String>,
 }
 
 impl Done {
@@ -155,11 +162,17 @@ fn run_step(root: &Path, step: &Step) -> io::Result<Done> {
     io::stdout().flush()?;
     let mut child = step.command(root).stdout(Stdio::piped()).spawn()?;
     let mut tests = Tests::default();
+    let mut last = VecDeque::new();
     if let Some(output) = child.stdout.take() {
         let mut output = BufReader::new(output);
         let mut line = Vec::new();
         while output.read_until(b'\n', &mut line)? > 0 {
-            tests.read(&String::from_utf8_lossy(&line));
+            let text = String::from_utf8_lossy(&line);
+            tests.read(&text);
+            if last.len() == LAST_LINES {
+                last.pop_front();
+            }
+            last.push_back(text.trim_end().to_owned());
             io::stdout().write_all(&line)?;
             line.clear();
         }
@@ -169,7 +182,7 @@ fn run_step(root: &Path, step: &Step) -> io::Result<Done> {
         println!("no test ran, though this step is there to run some");
         ok = false;
     }
-    Ok(Done { name: step.name.clone(), took: start.elapsed(), ok, tests })
+    Ok(Done { name: step.name.clone(), took: start.elapsed(), ok, tests, last })
 }
 
 fn summarise(done: &[Done], steps: &[Step], took: Duration) {
@@ -194,6 +207,10 @@ fn summarise(done: &[Done], steps: &[Step], took: Duration) {
     for step in &steps[done.len()..] {
         println!("{:>6}  {:>8}  {}", "not run", "", step.name);
     }
+    for one in done.iter().filter(|one| !one.ok) {
+        println!("the end of what `{}` printed:", one.name);
+        one.last.iter().for_each(|line| println!("    {line}"));
+    }
     println!("{passed} passed, {failed} failed");
 }
 
@@ -213,7 +230,8 @@ mod tests {
 
     fn counts(ok: bool, passed: u64, failed: u64) -> (u64, u64) {
         let tests = Tests { passed, failed, ignored: 0 };
-        Done { name: String::new(), took: Duration::ZERO, ok, tests }.counts()
+        Done { name: String::new(), took: Duration::ZERO, ok, tests, last: VecDeque::new() }
+            .counts()
     }
 
     #[test]
