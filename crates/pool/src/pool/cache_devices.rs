@@ -20,6 +20,7 @@
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
+use forebay_io::Device;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::devices::label;
@@ -238,7 +239,9 @@ impl Inner {
         let Opened { device, lock } = device;
         let name = device.info().name.to_string();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
-        if devices.state.lock().slots.len() == CACHE_DEVICES_MAX {
+        // What is listed there is not there any more: it is replaced.
+        let others = |slot: &&Slot| slot.phys.path() != name;
+        if devices.state.lock().slots.iter().filter(others).count() == CACHE_DEVICES_MAX {
             return invalid(format!("a pool has at most {CACHE_DEVICES_MAX} cache devices"));
         }
         if let Some(why) = &devices.state.lock().damage {
@@ -249,11 +252,12 @@ impl Inner {
                 "{name}: a cache device's path has at most {CACHE_PATH_BYTES} bytes"
             ));
         }
-        self.refuse_pools(&*device, &name, force)?;
+        self.refuse_pools(&device, &name, force)?;
         let size_bytes = device.info().size_bytes;
         let level = DeviceLevel::create(device, &self.place(), force)?;
         let guid = level.guid();
         let recorded = self.change_cache_list(|txg, entries| {
+            entries.retain(|entry| entry.path() != name);
             // Its path was looked at.
             entries.extend(CacheDevicePhys::new(guid, size_bytes, txg, &name));
         });
@@ -267,7 +271,9 @@ impl Inner {
         };
         if let Some(phys) = entries.last() {
             let used = Used::Open(Arc::clone(&level), lock);
-            devices.state.lock().slots.push(Slot { phys: *phys, used });
+            let mut state = devices.state.lock();
+            state.slots.retain(|slot| slot.phys.path() != name);
+            state.slots.push(Slot { phys: *phys, used });
         }
         level.admit();
         self.store.levels().attach(level as Arc<dyn CacheLevel>);
@@ -275,17 +281,21 @@ impl Inner {
     }
 
     /// Refuses a device of this pool, and one of another unless it is forced.
-    fn refuse_pools(&self, device: &dyn forebay_io::Device, name: &str, force: bool) -> Result<()> {
+    fn refuse_pools(&self, device: &Arc<dyn Device>, name: &str, force: bool) -> Result<()> {
         let own = self.devices.iter().any(|member| member.name() == name);
-        let listed = self.open_levels().iter().any(|level| level.name() == name);
-        let found = label::read(device, self.store.cache());
+        let holds = crate::second::level::guid_of(device);
+        let listed = self.open_levels().iter().any(|level| level.name() == name)
+            || self.cache_devices.entries().iter().any(|entry| Some(entry.guid.get()) == holds);
+        let found = label::read(&**device, self.store.cache());
         let holds = found.as_ref().ok().and_then(Option::as_ref);
         if own || holds.is_some_and(|label| label.config.pool_guid == self.guid) {
             let text = format!("{name}: is a device of this pool; name another one");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if listed {
-            let text = format!("{name}: is a cache device of this pool already");
+            let text = format!(
+                "{name}: is a cache device of this pool already; remove it first to make it anew"
+            );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         match found {
@@ -407,13 +417,14 @@ impl Inner {
         if entries.is_empty() {
             return;
         }
+        let guids: Vec<u64> = entries.iter().map(|entry| entry.guid.get()).collect();
         let open = |mut phys: CacheDevicePhys| {
             let trusted = match phys.trusted_txg.get() {
                 0 => root_txg,
                 txg => txg.min(root_txg),
             };
             phys.trusted_txg = trusted.into();
-            let used = match self.open_cache_device(&phys, &mut given, looks) {
+            let used = match self.open_cache_device(&phys, &guids, &mut given, looks) {
                 Ok((level, lock)) => Used::Open(level, lock),
                 Err(why) => Used::Away(why),
             };
@@ -434,11 +445,19 @@ impl Inner {
     fn open_cache_device(
         &self,
         phys: &CacheDevicePhys,
+        listed: &[u64],
         given: &mut Vec<Opened>,
         looks: bool,
     ) -> Result<(Arc<DeviceLevel>, Option<FileLock>), String> {
         let Opened { device, lock } = find(phys, given, looks)?;
         let (guid, trusted) = (phys.guid.get(), phys.trusted_txg.get());
+        let holds = crate::second::level::guid_of(&device);
+        if let Some(other) = holds.filter(|holds| *holds != guid && listed.contains(holds)) {
+            return Err(format!(
+                "{}: is another cache device of this pool, {other:016x}; remove {guid:016x}, which is not there any more",
+                device.info().name
+            ));
+        }
         let level = DeviceLevel::open(device, &self.place(), guid, trusted);
         level.map(|level| (level, lock)).map_err(|error| error.to_string())
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, Op, Request};
+use forebay_io::{Device, Op, OpenOptions, Request};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CacheDevice, CacheDeviceFigures, CacheDeviceState, CreateOptions, Dataset,
@@ -408,4 +408,93 @@ fn what_is_in_ram_only_is_written_by_an_export() {
     assert!(reads(&pool) >= RECORDS, "{} reads of the pool's device", reads(&pool));
     drop(data);
     pool.export().unwrap();
+}
+
+/// A blank file for a cache device.
+fn file(path: &std::path::Path) {
+    std::fs::File::create(path).unwrap().set_len(64 * MIB).unwrap();
+}
+
+#[test]
+fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, kept) = (folder.path().join("cache"), folder.path().join("kept"));
+    let bed = Bed { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
+    let open = || forebay_pool::open_path(&path, &OpenOptions::default()).unwrap();
+    let import = || {
+        // Two levels of the same seed have the same name.
+        let options = ImportOptions { seed: None, ..import_options(&bed.cache) };
+        let devices = vec![Arc::clone(&bed.device).into()];
+        let pool = Pool::import(devices, &options).unwrap();
+        pool.wait_for_cache_devices();
+        pool
+    };
+    let pool = create(&bed.device, &bed.cache);
+    file(&path);
+    pool.add_cache_device(open(), false).unwrap();
+    pool.export().unwrap();
+
+    std::fs::rename(&path, &kept).unwrap();
+    let pool = import();
+    assert!(!away(&pool).is_empty());
+    file(&path);
+    let guid = pool.add_cache_device(open(), false).unwrap();
+    assert_eq!((only(&pool).guid, only(&pool).state), (guid, CacheDeviceState::Active));
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    drop(tx);
+    write(&pool, &object, 1);
+    drop((object, data));
+    pool.export().unwrap();
+    // What it has been given is there.
+    for _ in 0..2 {
+        let pool = import();
+        assert_eq!((only(&pool).guid, only(&pool).state), (guid, CacheDeviceState::Active));
+        assert!(figures(&pool).records >= RECORDS, "{:?}", figures(&pool));
+        pool.export().unwrap();
+    }
+    // It is not taken for another, nor made anew, though nobody has it open now.
+    let options = ImportOptions { looks_for_cache_devices: false, ..import_options(&bed.cache) };
+    let pool = Pool::import(vec![Arc::clone(&bed.device).into()], &options).unwrap();
+    let twice = pool.add_cache_device(open(), true).unwrap_err();
+    assert!(twice.to_string().contains("already"), "{twice}");
+    // The lost one is back, elsewhere, and in no list.
+    std::fs::copy(&kept, &path).unwrap();
+    pool.export().unwrap();
+    let pool = import();
+    assert_eq!(only(&pool).state, CacheDeviceState::Active);
+    // What it has is not believed.
+    assert_eq!(counter(&pool, "set_back"), 1, "{:?}", figures(&pool));
+    pool.export().unwrap();
+}
+
+#[test]
+fn devices_that_have_changed_their_places_are_not_emptied() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
+    let bed = Bed { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
+    let pool = create(&bed.device, &bed.cache);
+    let guids = [&one, &two].map(|path| {
+        file(path);
+        let opened = forebay_pool::open_path(path, &OpenOptions::default()).unwrap();
+        pool.add_cache_device(opened, false).unwrap()
+    });
+    pool.export().unwrap();
+    // The first is lost, and the second lies where it was.
+    std::fs::rename(&two, &one).unwrap();
+    let devices = vec![Arc::clone(&bed.device).into()];
+    let pool = Pool::import(devices, &import_options(&bed.cache)).unwrap();
+    pool.wait_for_cache_devices();
+    let listed = pool.cache_devices();
+    let CacheDeviceState::Away(why) = &listed[0].state else { panic!("{listed:?}") };
+    assert!(
+        why.contains(&format!("another cache device of this pool, {:016x}", guids[1])),
+        "{why}"
+    );
+    assert_eq!([listed[0].guid, listed[1].guid], guids);
+    drop(pool);
+    let label = forebay_io::FileDevice::open(&one, &OpenOptions::default()).unwrap();
+    let label: Arc<dyn Device> = Arc::new(label);
+    assert_eq!(forebay_l2::read_label(&label).unwrap().guid, guids[1]);
 }
