@@ -7,6 +7,8 @@
 //! flight and copies that are being written, so the cache's bound, which covers dirty data as well, is set so that the arena's
 //! limit is within the rest.
 
+use std::ops::RangeInclusive;
+
 use crate::error::{Failure, Result};
 use crate::units;
 
@@ -26,8 +28,9 @@ const BOOKS_SHARE: u64 = 16;
 pub(crate) const LEAST_BYTES: u64 = 192 << 20;
 /// Without a word from the user, one part in so many of what the process may have.
 const DEFAULT_SHARE: u64 = 4;
-/// Threads that serve requests, unless somebody says otherwise.
-const THREADS_MAX: usize = 8;
+/// Threads that serve requests, unless somebody says otherwise: one a processor, within these. With more than processors each request wakes the thread
+/// that has slept longest, and costs twice the time in the kernel; with one, nobody may wait for a flush in place.
+const THREADS: RangeInclusive<usize> = 2..=16;
 
 /// Who gets what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +54,9 @@ impl MemoryPlan {
         let total_bytes = wanted.unwrap_or_else(|| {
             (forebay_base::memory::limit_bytes() / DEFAULT_SHARE).max(LEAST_BYTES)
         });
-        let threads =
-            threads.unwrap_or_else(|| (2 * forebay_base::memory::cpus()).min(THREADS_MAX));
+        let threads = threads.unwrap_or_else(|| {
+            forebay_base::memory::cpus().clamp(*THREADS.start(), *THREADS.end())
+        });
         let too_little = |least: u64| {
             Failure::usage(format!(
                 "--memory {}: too little; give at least {} with {threads} threads",
@@ -112,6 +116,6 @@ mod tests {
     fn the_default_follows_the_machine() {
         let plan = MemoryPlan::new(None, None).unwrap();
         assert!(plan.total_bytes <= forebay_base::memory::limit_bytes().max(LEAST_BYTES));
-        assert!((1..=THREADS_MAX).contains(&plan.threads));
+        assert!(THREADS.contains(&plan.threads));
     }
 }

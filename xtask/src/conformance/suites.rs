@@ -25,6 +25,8 @@ fn installed(bench: &Bench, name: &str, version: &str) -> Result<PathBuf, Failur
     let mut install = cargo();
     install.args(["install", "--quiet", "--locked", "--force", "--root"]).arg(&tools);
     install.arg(format!("{name}@{version}")).env("CARGO_TARGET_DIR", tools.join("target"));
+    // A registry that does not answer for a moment is no failure of what is tried here.
+    install.env("CARGO_NET_RETRY", "10");
     match install.status() {
         Ok(status) if status.success() => {}
         Ok(status) => return Err(format!("cargo install {name}@{version} ended with {status}")),
