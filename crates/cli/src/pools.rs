@@ -87,11 +87,38 @@ pub(crate) fn cache(bytes: u64) -> Result<Arc<BlockCache>> {
     Ok(BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() })?)
 }
 
+/// Refuses a file on a mount of ours, whether it is there or is to be made: whoever serves it would wait for itself, and not
+/// even a kill would end that.
+///
+/// # Errors
+/// Where it lies.
+pub(crate) fn refuse_served(path: &Path) -> Result<()> {
+    let full = path.canonicalize().or_else(|_| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new(".")).canonicalize()?;
+        Ok::<_, std::io::Error>(folder.join(path.file_name().unwrap_or_default()))
+    });
+    // Whoever opens it or makes it says why there is no such place.
+    let Ok(full) = full else { return Ok(()) };
+    let served = forebay_fuse::served_at(&full);
+    let served = served.map_err(|error| Failure::about(path, "look at the mount of", &error))?;
+    let Some(mount) = served else { return Ok(()) };
+    Err(Failure::new(format!(
+        "{}: lies on {}, which Forebay serves itself; name a file on another file system, or a block device",
+        path.display(),
+        mount.display()
+    )))
+}
+
 /// Opens devices that are there, locked, and so are the pools that they belong to.
 ///
 /// # Errors
 /// Why one cannot be opened, in the words of the command line.
 pub(crate) fn open_devices(paths: &[PathBuf], read_only: bool) -> Result<Vec<Opened>> {
+    // Who destroys one can remove the file, and who only looks waits for nobody that waits for it.
+    if !read_only {
+        paths.iter().try_for_each(|path| refuse_served(path))?;
+    }
     claims::claim(open_unclaimed(paths, read_only)?, paths, read_only)
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use forebay_pool::CacheDevice;
+
 use super::expand::make_file;
 use crate::control::Request;
 use crate::control::client::{self, Process, Target};
@@ -44,22 +46,10 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     Ok(())
 }
 
-/// Refuses a file on a mount of ours: whoever serves it would wait for itself, and not even a kill would end that.
-fn refuse_served(device: &Path) -> Result<()> {
-    let served = forebay_fuse::served_at(device);
-    let served = served.map_err(|error| Failure::about(device, "look at the mount of", &error))?;
-    let Some(mount) = served else { return Ok(()) };
-    Err(Failure::new(format!(
-        "{}: lies on {}, which Forebay serves itself; name a file on another file system, or a block device",
-        device.display(),
-        mount.display()
-    )))
-}
-
 fn add_to(target: &Target, device: &Path, force: bool) -> Result<CacheDeviceView> {
     // Where others find it too.
     let device = pools::canonical(device)?;
-    refuse_served(&device)?;
+    pools::refuse_served(&device)?;
     match target {
         Target::Held { process, pool } => {
             process.ask(&Request::AddCache { pool: pool.guid, device, force })
@@ -118,11 +108,11 @@ pub(crate) fn list(pool: Option<&str>, json: bool) -> Result<()> {
             if let Some(damage) = pool.cache_devices_damage() {
                 return Err(Failure::new(damage));
             }
-            devices = figures::cache_devices(&pool);
-            pool.export()?;
-            for device in &mut devices {
-                device.why = Some("the pool is not in use".to_owned());
+            for device in pool.cache_devices() {
+                let state = pool.look_at_cache_device(&device);
+                devices.push(figures::cache_device(pool.name(), CacheDevice { state, ..device }));
             }
+            pool.export()?;
         }
     }
     match json {
@@ -170,6 +160,27 @@ pub(super) fn table(devices: &[CacheDeviceView]) -> String {
         }
     }
     out
+}
+
+/// Says of a pool that was just taken into use which of its cache devices it does without, and what helps.
+pub(super) fn warn(status: &PoolStatus) {
+    warnings(status).iter().for_each(|line| eprintln!("forebay: {line}"));
+}
+
+/// The same, a line a device.
+pub(super) fn warnings(status: &PoolStatus) -> Vec<String> {
+    let pool = &status.name;
+    let damage = status.cache_devices_damage.iter();
+    let damage = damage.map(|why| format!("pool {pool} does without its cache devices: {why}"));
+    let missing = status.cache_devices.iter().filter_map(|device| {
+        let CacheDeviceView { path, number, .. } = device;
+        let why = device.why.as_ref()?;
+        Some(format!(
+            "pool {pool} does without its cache device {path}: {why}; mend that and import the pool again, or \
+             `forebay cache remove {pool} {number}`"
+        ))
+    });
+    damage.chain(missing).collect()
 }
 
 /// How a cache device is, in a few words.

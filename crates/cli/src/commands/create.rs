@@ -209,6 +209,7 @@ fn check_folder(path: &Path) -> Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    pools::refuse_served(path)?;
     let tried = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
     match tried {
         Ok(_) => {

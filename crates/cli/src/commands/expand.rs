@@ -77,6 +77,7 @@ fn add_paths(args: &ExpandArgs, made: &mut Vec<PathBuf>) -> Result<Vec<PathBuf>>
 /// # Errors
 /// If no size is given, or one that will not do; why it cannot be made.
 pub(super) fn make_file(path: &Path, size: Option<u64>) -> Result<bool> {
+    pools::refuse_served(path)?;
     if path.exists() {
         return Ok(false);
     }

@@ -25,6 +25,9 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
     let import = wanted(&args.options, paths);
     let (process, _) = spawn::find_or_start(args.memory, None)?;
     let pool: PoolView = process.ask(&Request::Import { import })?;
+    if !args.options.no_cache_devices && !args.options.read_only {
+        super::cache::warn(&process.ask(&Request::Status { pool: pool.guid })?);
+    }
     output::line(&format!(
         "imported pool {}, {} of {} free; process {} has it; `forebay export {}` lets go of it",
         pool.name,

@@ -11,11 +11,11 @@ use super::import::wanted;
 use crate::args::MountArgs;
 use crate::control::client::{self, Process, Target};
 use crate::control::run_dir;
-use crate::control::views::MountView;
+use crate::control::views::{MountView, PoolStatus, PoolView, ProcessView};
 use crate::control::{Request, server};
 use crate::error::{Failure, Result};
 use crate::host::live::Screen;
-use crate::host::{Host, MountWanted, mount_view, run as host_run, spawn};
+use crate::host::{Host, MountWanted, figures, mount_view, run as host_run, spawn};
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
 use crate::{output, units};
@@ -61,7 +61,7 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
         Target::Held { process, pool } if args.daemon && process.view.daemon => {
             let import = wanted(&args.import, pool.devices);
             let view = process.ask(&Request::Mount { import, mount })?;
-            tell(&view, &process);
+            tell(&view, &process, false);
             Ok(())
         }
         Target::Held { process, pool } => Err(Failure::new(format!(
@@ -165,6 +165,7 @@ fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
 }
 
 fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> Result<()> {
+    let warns = import.cache_devices && !import.read_only;
     let request = Request::Mount { import, mount };
     let threads = args.threads.map(usize::from);
     if !args.separate {
@@ -180,16 +181,20 @@ fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> 
         match process.ask::<MountView>(&request) {
             // It was about to end.
             Err(error) if error.message.contains("try again") => {}
-            other => return other.map(|view| tell(&view, &process)),
+            other => return other.map(|view| tell(&view, &process, warns)),
         }
     }
     let process = spawn::start(args.memory, threads)?;
     let view = process.ask(&request)?;
-    tell(&view, &process);
+    tell(&view, &process, warns);
     Ok(())
 }
 
-fn tell(view: &MountView, process: &Process) {
+/// Says what was mounted, and, if the pool was imported for it, what cache devices it does without.
+fn tell(view: &MountView, process: &Process, warns: bool) {
+    if warns && let Ok(status) = status_of(view, process) {
+        super::cache::warn(&status);
+    }
     output::line(&format!(
         "mounted {}/{} at {}; process {} serves it, its log is {}",
         view.pool,
@@ -198,6 +203,15 @@ fn tell(view: &MountView, process: &Process) {
         process.view.pid,
         spawn::log_of(process.view.pid).display()
     ));
+}
+
+/// How the pool of a mount is.
+fn status_of(view: &MountView, process: &Process) -> Result<PoolStatus> {
+    let now: ProcessView = process.ask(&Request::Hello)?;
+    let has = |pool: &&PoolView| pool.mounts.iter().any(|mount| mount.at == view.at);
+    let pool = now.pools.iter().find(has);
+    let pool = pool.ok_or_else(|| Failure::new("it was unmounted meanwhile"))?;
+    process.ask(&Request::Status { pool: pool.guid })
 }
 
 fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) -> Result<()> {
@@ -211,6 +225,12 @@ fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) 
         screen.say(&format!("no control socket, so other commands do not see this mount: {error}"));
     }
     let view = mount_view(&*host.mount(import, wanted)?);
+    if import.cache_devices && !import.read_only {
+        for held in host.pools() {
+            let status = figures::status(&held.pool, None, "mounted");
+            super::cache::warnings(&status).iter().for_each(|line| screen.say(line));
+        }
+    }
     screen.say(&format!(
         "mounted {}/{} at {}, with {} of memory; Ctrl-C or `forebay umount {}` ends it",
         view.pool,

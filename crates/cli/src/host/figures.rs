@@ -189,7 +189,8 @@ pub(crate) fn cache_devices(pool: &Pool) -> Vec<CacheDeviceView> {
     pool.cache_devices().into_iter().map(|device| cache_device(pool.name(), device)).collect()
 }
 
-fn cache_device(pool: &str, device: CacheDevice) -> CacheDeviceView {
+/// A cache device of the pool of that name.
+pub(crate) fn cache_device(pool: &str, device: CacheDevice) -> CacheDeviceView {
     let why = match &device.state {
         CacheDeviceState::Failed(why) | CacheDeviceState::Away(why) => Some(why.clone()),
         _ => None,

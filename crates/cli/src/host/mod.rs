@@ -148,6 +148,8 @@ impl Host {
         if self.state.lock().ending {
             return Err(Failure::new("the process is ending; try again"));
         }
+        // Even if it is only read: who reads the mount waits for this process, which would wait for the mount.
+        paths.iter().try_for_each(|path| pools::refuse_served(path))?;
         let pool =
             pools::import(&ImportWanted { paths: paths.clone(), ..wanted.clone() }, &self.cache)?;
         let dirty_set = wanted.tunables.iter().any(|(name, _)| name == held::DIRTY_TUNABLE);

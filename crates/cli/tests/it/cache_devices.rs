@@ -78,7 +78,23 @@ fn a_pool_in_use_gets_one_and_loses_it() {
     place.ok(&["export", "tank"]);
     wait_until("the process ends", || place.processes().is_empty());
     std::fs::rename(place.path("fast.img"), place.path("slow.img")).unwrap();
-    place.ok(&["import", "tank.img"]);
+    let (why, state) = ("fast.img", listed(&place, "tank.img"));
+    assert!(state[0]["why"].as_str().unwrap().contains(why), "{state:?}");
+    // Who imports it is told, and what to do.
+    let import = |wanted: &str| {
+        let output = place.run(&["import", "tank.img"]);
+        let (out, err) = crate::place::texts(&output);
+        assert!(output.status.success(), "{out}{err}");
+        let told = err.contains("pool tank does without its cache device") && err.contains(wanted);
+        assert!(told && err.contains(&format!("`forebay cache remove tank {number}`")), "{err}");
+    };
+    std::fs::write(place.path("fast.img"), vec![1; 32 << 20]).unwrap();
+    assert!(listed(&place, "tank.img")[0]["why"].as_str().unwrap().contains("no second level"));
+    import("holds no second level");
+    place.ok(&["export", "tank"]);
+    wait_until("the process ends", || place.processes().is_empty());
+    std::fs::remove_file(place.path("fast.img")).unwrap();
+    import("fast.img");
     let shown = place.ok(&["status", "tank"]);
     assert!(shown.contains("fast.img, 32.0 MiB, away: "), "{shown}");
     place.ok(&["cache", "remove", "tank", &number]);

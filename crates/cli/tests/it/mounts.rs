@@ -335,3 +335,35 @@ fn a_service_manager_hears_that_it_is_mounted() {
     signal(child.id() as i32, libc::SIGTERM);
     assert!(child.wait().unwrap().success());
 }
+
+#[test]
+fn no_pool_lies_on_a_mount_of_ours() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    place.pool("other.img");
+    let (at, other) = (place.folder("at"), place.folder("other-at"));
+    place.ok(&["mount", "--daemon", "tank.img", "at"]);
+    let refused = |arguments: &[&str]| {
+        let said = place.fails(arguments);
+        assert!(said.contains("lies on ") && said.contains("Forebay serves itself"), "{said}");
+    };
+    refused(&["create", "at/new.img", "--size", "64M"]);
+    refused(&["expand", "other.img", "--add", "at/new.img", "--size", "64M"]);
+    refused(&["cache", "add", "other.img", "at/new.img", "--size", "64M"]);
+    assert!(!at.join("new.img").exists());
+    fs::copy(place.path("other.img"), at.join("inner.img")).unwrap();
+    symlink(at.join("inner.img"), place.path("inner.img")).unwrap();
+    for path in ["at/inner.img", "inner.img"] {
+        refused(&["import", path]);
+        refused(&["mount", "--daemon", path, "other-at"]);
+        refused(&["mount", "--daemon", "--read-only", path, "other-at"]);
+        refused(&["create", path, "--force"]);
+    }
+    assert!(!is_mounted(&other) && place.processes().len() == 1);
+    // It may be looked at.
+    place.ok(&["import", "--show", "at/inner.img"]);
+    place.ok(&["umount", "at"]);
+}

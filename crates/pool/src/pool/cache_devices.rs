@@ -174,6 +174,13 @@ impl Pool {
         state.slots.iter().map(Slot::tell).collect()
     }
 
+    /// How a cache device would be if the pool were taken into use with it: for one that is not in use. It is looked for at its
+    /// path, and only read.
+    pub fn look_at_cache_device(&self, device: &CacheDevice) -> CacheDeviceState {
+        let why = crate::second::level::look(&device.path, device.guid, self.inner.guid);
+        CacheDeviceState::Away(why.err().unwrap_or_else(|| "the pool is not in use".to_owned()))
+    }
+
     /// Why the list of cache devices cannot be read, if so: the pool uses none then.
     pub fn cache_devices_damage(&self) -> Option<String> {
         self.inner.cache_devices.state.lock().damage.clone()

@@ -241,6 +241,23 @@ pub(crate) fn guid_of(device: &Arc<dyn Device>) -> Option<u64> {
     forebay_l2::read_label(device).ok().map(|label| label.guid)
 }
 
+/// Whether the level of that number lies at that path, for the pool `pool`; why not.
+pub(crate) fn look(path: &str, guid: u64, pool: u64) -> Result<(), String> {
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let opened = open::open_path(Path::new(path), &options).map_err(|error| error.to_string())?;
+    let label = forebay_l2::read_label(&opened.device).map_err(|error| error.to_string())?;
+    if label.owner != owner_of(pool) {
+        return Err(format!("{path} holds the second level of another"));
+    }
+    match label.guid == guid {
+        true => Ok(()),
+        false => Err(format!(
+            "{path} holds another cache device of the pool, {:016x}, which would be emptied",
+            label.guid
+        )),
+    }
+}
+
 /// Opens the file or block device of a level, locked.
 ///
 /// # Errors
