@@ -98,6 +98,8 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) rebuild: Rebuild,
     /// Where the name of a level comes from that is made anew.
     pub(crate) seed: u64,
+    /// What the label has as its user's mark.
+    pub(crate) user_mark: AtomicU64,
     /// Whether the label is void, durably.
     pub(crate) voided: AtomicBool,
     /// When voiding was tried last, in nanoseconds; 0 if never.
@@ -136,6 +138,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
             seed: options.seed,
+            user_mark: AtomicU64::new(label.user_mark),
             voided: AtomicBool::new(false),
             void_tried_ns: AtomicU64::new(0),
             failure: Mutex::named("l2-failure", None),

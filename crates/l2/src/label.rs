@@ -56,6 +56,8 @@ pub struct LabelInfo {
     pub segments: u32,
     /// When it was made, in seconds since 1970.
     pub created: u64,
+    /// What the owner has put there last, see [`Level::set_user_mark`](crate::Level::set_user_mark); 0 at first.
+    pub user_mark: u64,
     pub(crate) hash_seed: u64,
     pub(crate) last_page: u64,
 }
@@ -76,6 +78,7 @@ impl LabelInfo {
         label.segments = self.segments.into();
         label.last_page = self.last_page.into();
         label.created = self.created.into();
+        label.user_mark = self.user_mark.into();
         label
     }
 
@@ -104,6 +107,7 @@ impl LabelInfo {
             segment_bytes: label.segment_bytes.get(),
             segments: label.segments.get(),
             created: label.created.get(),
+            user_mark: label.user_mark.get(),
             hash_seed: label.hash_seed.get(),
             last_page: label.last_page.get(),
         };
@@ -144,6 +148,7 @@ pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelI
         arena,
         clock: forebay_base::sync::Arc::new(forebay_base::clock::SystemClock::new()),
         tunables: forebay_base::sync::Arc::new(LevelTunables::default()),
+        writes_out: forebay_base::sync::Arc::default(),
     };
     read(&medium).map(|(info, _)| info)
 }
@@ -249,6 +254,7 @@ pub(crate) fn create(
         segment_bytes: geometry.segment_bytes,
         segments: geometry.segments,
         created: options.wall_clock.unix_time().seconds.max(0) as u64,
+        user_mark: 0,
         hash_seed: rng.next_u64(),
         last_page: geometry.last_page,
     };

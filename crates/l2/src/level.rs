@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use forebay_base::counters::CounterValue;
+use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::tunables::TunableError;
@@ -102,7 +103,7 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         let arena = Arc::clone(&options.arena);
         let (clock, tunables) = (Arc::clone(&options.clock), Arc::clone(&options.tunables));
         tunables.freeze();
-        Ok(Medium { device, arena, clock, tunables })
+        Ok(Medium { device, arena, clock, tunables, writes_out: Arc::default() })
     }
 
     /// `fresh`: the device is known to hold nothing.
@@ -142,7 +143,28 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
 
     /// What its label says.
     pub fn label(&self) -> LabelInfo {
-        LabelInfo { guid: self.inner.ring.guid(), ..self.inner.label }
+        let user_mark = self.inner.user_mark.load(Ordering::Acquire);
+        LabelInfo { guid: self.inner.ring.guid(), user_mark, ..self.inner.label }
+    }
+
+    /// Puts a number of the user's into the label, durably: whoever opens the level next can tell by it who had it last.
+    /// Once it is known what the device holds, and on one thread only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the level has failed or was closed; [`ErrorKind::Device`]: then the label has the old number,
+    /// or the new one.
+    pub fn set_user_mark(&self, user_mark: u64) -> Result<()> {
+        if !self.inner.status.is_open() {
+            return Err(self.inner.not_open());
+        }
+        label::write(&self.inner.medium, &LabelInfo { user_mark, ..self.label() })?;
+        self.inner.user_mark.store(user_mark, Ordering::Release);
+        if self.inner.voided.load(Ordering::Acquire) {
+            // It has failed meanwhile: what was void is to stay so.
+            self.inner.void_now();
+            return Err(self.inner.not_open());
+        }
+        Ok(())
     }
 
     /// How it is.
@@ -273,20 +295,29 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     }
 
     /// Takes and gives nothing more, waits for what is on its way, frees the memory of the index, and voids the label, so that
-    /// the device holds nothing any more. The device stays open.
+    /// the device holds nothing any more. The device stays open; nothing is written to it after that.
     ///
     /// # Errors
     /// [`ErrorKind::Device`] if the label cannot be voided: then nobody but [`LevelOptions::force`] will make
-    /// anything else of the device.
+    /// anything else of the device; and if the device hangs with a write that may still reach it.
     pub fn remove(&self) -> Result<()> {
         self.inner.mark_removed();
         // What waits to be written is not wanted any more.
         self.inner.feed.die();
         self.end_threads();
         self.inner.index.clear();
+        // One that was given up could otherwise write a label after it is void, or over what the device is used for next.
+        let ended = self.inner.medium.wait_for_writes();
         label::void(&self.inner.medium, &self.inner.label)?;
-        self.inner.voided.store(true, forebay_base::sync::atomic::Ordering::Release);
-        Ok(())
+        self.inner.voided.store(true, Ordering::Release);
+        if ended || self.inner.medium.writes_out.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let text = format!(
+            "a write to {} has not ended and may still reach it: use the device for nothing else before this process has ended",
+            self.inner.medium.device.info().name
+        );
+        Err(Error::new(ErrorKind::Device, text))
     }
 
     fn end_threads(&self) {

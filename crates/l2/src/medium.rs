@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::clock::Clock;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use forebay_io::{Completion, Device, Priority, Request};
+use forebay_io::{Completion, Device, Op, Priority, Request};
 
 use crate::tunables::LevelTunables;
 
@@ -46,6 +47,8 @@ pub(crate) struct Medium {
     pub(crate) arena: Arc<Arena>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tunables: Arc<LevelTunables>,
+    /// Writes that were submitted and have not ended, those that nobody waits for any more included.
+    pub(crate) writes_out: Arc<AtomicU64>,
 }
 
 /// Where the ends of some requests are left.
@@ -84,6 +87,21 @@ impl Medium {
     pub(crate) fn write(&self, offset: u64, buffer: Buffer) -> Result<Option<Buffer>, Trouble> {
         let completion = self.run(Request::write(offset, buffer))?;
         Ok(completion.payload.and_then(forebay_io::Payload::into_buffer))
+    }
+
+    /// Waits until no write is on its way any more, as long as one may take. Nobody may begin another meanwhile. False if one
+    /// still is.
+    pub(crate) fn wait_for_writes(&self) -> bool {
+        let allowed = u64::from(self.tunables.stall_timeout_ms()) * 1_000_000;
+        let begun = self.clock.now_ns();
+        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
+        while self.writes_out.load(Ordering::Acquire) > 0 {
+            if self.clock.now_ns().saturating_sub(begun) > allowed {
+                return false;
+            }
+            condition.wait_timeout(&mut nobody.lock(), TICK);
+        }
+        true
     }
 
     /// Makes durable what was written.
@@ -130,7 +148,11 @@ impl Medium {
                     Ok(request) => {
                         flying.push(number);
                         let landing = Arc::clone(&landing);
+                        let write =
+                            (request.op() == Op::Write).then(|| Arc::clone(&self.writes_out));
+                        write.iter().for_each(|out| _ = out.fetch_add(1, Ordering::AcqRel));
                         self.device.submit(request.on_done(move |completion| {
+                            write.iter().for_each(|out| _ = out.fetch_sub(1, Ordering::AcqRel));
                             landing.ends.lock().push((number, completion));
                             landing.landed.notify_all();
                         }));

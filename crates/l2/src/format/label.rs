@@ -54,8 +54,10 @@ pub(crate) struct LabelPhys {
     pub(crate) last_page: U64,
     /// When it was made, in seconds since 1970; for people.
     pub(crate) created: U64,
+    /// A number of the owner's, by which it knows whether it was the last to use the level; 0 at first.
+    pub(crate) user_mark: U64,
     /// Zeros.
-    pub(crate) reserved: [u8; 32],
+    pub(crate) reserved: [u8; 24],
     /// Names of features that a reader must know, zeros after each.
     pub(crate) features: [[u8; FEATURE_BYTES]; MAX_FEATURES],
     /// Zeros.

@@ -26,8 +26,8 @@ pub(super) struct Heads {
     newest: u64,
     /// Of the segments that may hold something.
     oldest: u64,
-    /// Headers that the device did not give.
-    unread: u64,
+    /// Segments whose headers the device did not give.
+    unread: Vec<bool>,
 }
 
 /// The thread's body.
@@ -60,7 +60,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result
     }
     let mut start = Start { next_seq: heads.newest + 1, ..Start::default() };
     if heads.newest == 0 {
-        if heads.unread > 0 {
+        if heads.unread.contains(&true) {
             // Numbers of segments that cannot be seen must not be used again.
             return Err("no header of a segment can be read".to_owned());
         }
@@ -107,7 +107,7 @@ fn read_heads<K: Key, V: Send + Sync + 'static>(
 ) -> Result<Heads, Trouble> {
     let geometry = inner.ring.geometry;
     let mut heads: Vec<Head> = vec![None; geometry.segments as usize];
-    let (mut stalled, mut unread) = (None, 0);
+    let (mut stalled, mut unread) = (None, vec![false; geometry.segments as usize]);
     let guid = inner.ring.guid();
     let ranges = (0..geometry.segments).map(|segment| (geometry.offset(segment), PAGE_BYTES));
     inner.medium.read_each(ranges, |segment, read| match read {
@@ -121,9 +121,10 @@ fn read_heads<K: Key, V: Send + Sync + 'static>(
             heads[segment] = SegmentHead::parse(guid, &page).filter(fits);
         }
         Err(trouble @ Trouble::Stalled(_)) => stalled = Some(trouble),
-        Err(_) => unread += 1,
+        Err(_) => unread[segment] = true,
     });
-    inner.counters.add(LevelCounters::READ_ERRORS, 0, unread);
+    let errors = unread.iter().filter(|unread| **unread).count();
+    inner.counters.add(LevelCounters::READ_ERRORS, 0, errors as u64);
     if let Some(trouble) = stalled {
         return Err(trouble);
     }
@@ -131,30 +132,38 @@ fn read_heads<K: Key, V: Send + Sync + 'static>(
     Ok(Heads { heads, newest, oldest: 0, unread })
 }
 
-/// Finds out whether the newest segment is one whose header is lost; and which is the oldest.
+/// Finds out whether the newest segment is one whose header is lost; and which is the oldest. Several may be lost one
+/// after the other, and some of them may have no batch: a number that may have been used is not used again.
 fn find_newest<K: Key, V: Send + Sync + 'static>(
     inner: &Arc<Inner<K, V>>,
     heads: &mut Heads,
 ) -> bool {
     let geometry = inner.ring.geometry;
     let next = (heads.newest + 1).max(geometry.first_seq());
-    let segment = geometry.segment_of(next);
-    let mut lost = false;
-    if heads.heads[segment as usize].is_none() {
+    let unread = heads.unread.contains(&true);
+    let mut lost = None;
+    for seq in next..next + u64::from(geometry.segments) {
+        let segment = geometry.segment_of(seq);
+        if heads.heads[segment as usize].is_some() {
+            break;
+        }
         // A header is durable before any batch: if there is a batch of that number, there was a header.
         let at = geometry.offset(segment) + geometry.first_batch();
-        lost = match inner.medium.read(at, PAGE_BYTES) {
-            Ok(page) => BatchHead::claimed_seq(inner.ring.guid(), &page) == Some(next),
+        let used = match inner.medium.read(at, PAGE_BYTES) {
+            Ok(page) => BatchHead::claimed_seq(inner.ring.guid(), &page) == Some(seq),
             // If its header could not be read either, there may have been one.
-            Err(_) => heads.unread > 0,
+            Err(_) => unread,
         };
+        if used {
+            lost = Some(seq);
+        } else if !heads.unread[segment as usize] {
+            break;
+        }
     }
-    if lost {
-        heads.newest = next;
-    }
+    heads.newest = lost.unwrap_or(heads.newest);
     let round = u64::from(geometry.segments) - 1;
     heads.oldest = heads.newest.saturating_sub(round).max(geometry.first_seq());
-    lost
+    lost.is_some()
 }
 
 /// The user was set back: what the level knows may be of another future. It is made anew.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Fault, FaultCounters, FaultDevice, Rule};
-use forebay_io::{Device, Op, Priority};
+use forebay_io::{Device, Op, Priority, Request};
 use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
 
-use crate::support::{Numbers, Value, World, memory, options};
+use crate::support::{Numbers, Value, World, arena, memory, options};
 
 const KEYS: u64 = 150;
 
@@ -278,5 +278,86 @@ fn a_codec_that_panics_ends_the_level_and_nobody_waits() {
     assert!(world.level.flush().is_err());
     assert!(matches!(world.level.health(), Health::Failed { voided: true, .. }));
     world.insert(5, 2, 1000);
+    world.close();
+}
+
+#[test]
+fn after_a_removal_nothing_reaches_the_device_or_that_is_said() {
+    // For ever, until the device is closed; and for as long as a removal waits.
+    for (hang_ms, waits_ms) in [(3_600_000, "50"), (1000, "600000")] {
+        let options = options();
+        options.tunables.set("stall_timeout_ms", "50").unwrap();
+        let (faults, device, world) = failing(&options);
+        let hang = Fault::Delay(Duration::from_millis(hang_ms));
+        faults.add(Rule::new(hang).on(Op::Write).times(1));
+        (0..KEYS).for_each(|key| world.insert(key, 1, 1000));
+        world.cache.offer_all(256, |candidates| {
+            forebay_cache::SecondLevel::offer(&*world.level, candidates);
+        });
+        assert!(world.level.flush().is_err());
+        assert!(matches!(world.level.health(), Health::Failed { .. }));
+        world.level.set_tunable("stall_timeout_ms", waits_ms).unwrap();
+        // The first write of a level that was just made is the header of its first segment.
+        let header = || {
+            let page = device.run(Request::read(64 << 10, arena().alloc(4096).unwrap()));
+            page.into_buffer().unwrap().iter().any(|byte| *byte != 0)
+        };
+        match world.level.remove() {
+            Ok(()) => assert!(hang_ms < 3_600_000 && header()),
+            Err(error) => {
+                assert!(hang_ms == 3_600_000 && !header(), "{error}");
+                assert_eq!(error.kind(), ErrorKind::Device);
+                assert!(error.to_string().contains("has not ended"), "{error}");
+            }
+        }
+        // Delays end.
+        device.close();
+        world.cache.close();
+    }
+}
+
+#[test]
+fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
+    const SEGMENT: u64 = 128 << 10;
+    let (faults, device, world) = failing(&small());
+    // Several batches in each segment.
+    let mut keys = 0;
+    while world.level.stats().used_bytes < 9 * SEGMENT
+        || world.level.stats().count("batches") % 3 != 0
+    {
+        (0..20).for_each(|key| world.insert(keys + key, 1, 1000));
+        world.spill();
+        keys += 20;
+    }
+    let used = world.level.stats().used_bytes / SEGMENT;
+    world.close();
+    for segment in [used - 1, used - 2] {
+        let header = (64 << 10) + segment * SEGMENT;
+        let error = Rule::new(Fault::Error(5)).on(Op::Read);
+        faults.add(error.within(header..header + 4096));
+    }
+    let world = World::open(&device, &small());
+    assert!(world.level.wait_rebuilt());
+    for key in 0..keys {
+        world.cache.remove(&key);
+        assert_eq!(world.get(key), None);
+    }
+    world.insert(keys, 2, 1000);
+    world.spill();
+    // As a crash would leave it, and with all of it readable.
+    faults.clear();
+    let after = memory(16 << 20);
+    for offset in (0..16 << 20).step_by(1 << 20) {
+        let read = device.run(Request::read(offset, arena().alloc(1 << 20).unwrap()));
+        let written = after.run(Request::write(offset, read.into_buffer().unwrap()));
+        written.result.unwrap();
+    }
+    world.close();
+    let world = World::open(&after, &small());
+    assert!(world.level.wait_rebuilt());
+    for key in 0..keys {
+        assert_eq!(world.get(key), None, "key {key} of {keys}");
+    }
+    assert_eq!(world.get(keys).map(|value| value.version), Some(2));
     world.close();
 }

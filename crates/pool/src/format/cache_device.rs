@@ -23,7 +23,14 @@ pub struct CacheDevicePhys {
     /// Bytes of `path`.
     pub path_bytes: U16,
     /// Zeros.
-    pub reserved: [u8; 30],
+    pub reserved: [u8; 6],
+    /// What the label of the level has as its user's mark once the pool writes to it, or `mark_before`: another mark means
+    /// that another copy of the pool had it since.
+    pub mark: U64,
+    /// The mark that it had before.
+    pub mark_before: U64,
+    /// Zeros.
+    pub unused: [u8; 8],
     /// Where it was last: it is looked for there. Zeros behind.
     pub path: [u8; CACHE_PATH_BYTES],
 }

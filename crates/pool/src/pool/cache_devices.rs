@@ -9,7 +9,11 @@
 //! to an older copy of themselves: transaction groups, and places, are then given out a second time, and a cache device that has seen
 //! the first ones must not answer for the second. So a level is opened with the newest group that the pool knows of, and one that holds
 //! younger blocks is emptied. Which group that is (`trusted_txg`) is noted with the first group that goes on from there, and stays
-//! until the device is there and knows what it has; only then is anything written to it.
+//! until the device is there and knows what it has; only then is anything written to it. If it cannot be noted, the pool's next groups
+//! do not say where the list is, until it can be written.
+//!
+//! Nor is it one if there are copies of the pool that share a device. So each use of the pool puts a mark of its own into its list, and
+//! then on the device, before anything is written there; a device with another mark than the list's newest two is emptied.
 //!
 //! # Locking
 //!
@@ -106,7 +110,7 @@ struct State {
 struct List {
     /// 0 if there is none.
     number: u64,
-    /// The group that made it.
+    /// The group that made it; no group says where it is as long as this is `u64::MAX`, because what it says is not true.
     since: u64,
 }
 
@@ -347,7 +351,7 @@ impl Inner {
         let ours = |key: &crate::BlockKey| levels.has(forebay_cache::Key::owner(key));
         self.store.cache().cache().offer_again(ours);
         removed.map_err(|error| {
-            error.doing(format_args!("{name} is removed from the pool, but its label stays"))
+            error.doing(format_args!("{name} is removed from the pool, but not let go of in order"))
         })
     }
 
@@ -386,7 +390,12 @@ impl Inner {
         let node = self.mos.open(number)?;
         let _turn = node.lock_turn()?;
         node.write(tx, 0, entries.as_bytes())?;
-        node.truncate(tx, size_of_val(entries) as u64)
+        node.truncate(tx, size_of_val(entries) as u64)?;
+        let list = &mut self.cache_devices.state.lock().list;
+        if list.since == u64::MAX {
+            list.since = tx.txg();
+        }
+        Ok(())
     }
 
     /// The list as it lies on the pool's devices.
@@ -441,6 +450,8 @@ impl Inner {
         self.cache_devices.state.lock().slots = slots;
         let noted = self.note_trust().and_then(|()| self.watch_cache_devices());
         if let Err(error) = noted {
+            // The next import would believe them as far as this use of the pool has come: so it is not to know of them.
+            self.cache_devices.state.lock().list.since = u64::MAX;
             self.close_cache_devices(&format!("what is to be noted of them cannot be: {error}"));
             return;
         }
@@ -465,7 +476,8 @@ impl Inner {
                 device.info().name
             ));
         }
-        let level = DeviceLevel::open(device, &self.place(), guid, trusted);
+        let marks = [phys.mark.get(), phys.mark_before.get()];
+        let level = DeviceLevel::open(device, &self.place(), guid, marks, trusted);
         level.map(|level| (level, lock)).map_err(|error| error.to_string())
     }
 
@@ -507,10 +519,20 @@ impl Inner {
                 // One that was emptied has another name.
                 slot.phys.guid = level.guid().into();
                 slot.phys.trusted_txg = 0.into();
+                // First here, then on the device: a crash in between leaves the one before there.
+                let before = level.mark();
+                let fresh = self.rng.lock().next_u64() ^ before.rotate_left(23);
+                (slot.phys.mark_before, slot.phys.mark) = (before.into(), fresh.into());
             }
         }
-        self.change_cache_list(|_, _| {})?;
-        rebuilt.iter().for_each(|level| level.admit());
+        let (entries, _) = self.change_cache_list(|_, _| {})?;
+        for level in rebuilt {
+            let entry = entries.iter().find(|entry| entry.guid.get() == level.guid());
+            // What cannot be marked is read, and not written to.
+            if entry.is_some_and(|entry| level.set_mark(entry.mark.get()).is_ok()) {
+                level.admit();
+            }
+        }
         Ok(())
     }
 

@@ -115,7 +115,7 @@ impl DeviceLevel {
     }
 
     /// Opens the pool's level on a device. What it has of births above `trusted` is not this pool's: if there is such, it is
-    /// emptied, and so it is if it is another one than `guid`.
+    /// emptied, and so it is if it is another one than `guid`, or none of `marks` is on it: another copy of the pool had it then.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if it holds none, [`ErrorKind::Exists`] if it is another's; as [`create`](Self::create).
@@ -123,10 +123,12 @@ impl DeviceLevel {
         device: Arc<dyn Device>,
         place: &Place<'_>,
         guid: u64,
+        marks: [u64; 2],
         trusted: u64,
     ) -> Result<Arc<Self>> {
         let label = forebay_l2::read_label(&device).map_err(refused)?;
-        let max_stamp = if label.guid == guid { trusted } else { 0 };
+        let ours = label.guid == guid && marks.contains(&label.user_mark);
+        let max_stamp = if ours { trusted } else { 0 };
         let options = LevelOptions { max_stamp, ..place.options() };
         let codec = place.codec();
         let level = Level::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
@@ -136,6 +138,19 @@ impl DeviceLevel {
     /// Names the level.
     pub(crate) fn guid(&self) -> u64 {
         self.level.label().guid
+    }
+
+    /// What is on it as the pool's mark.
+    pub(crate) fn mark(&self) -> u64 {
+        self.level.label().user_mark
+    }
+
+    /// Marks it as used by who has this number in its list.
+    ///
+    /// # Errors
+    /// Why that cannot be written.
+    pub(crate) fn set_mark(&self, mark: u64) -> Result<()> {
+        self.level.set_user_mark(mark).map_err(refused)
     }
 
     /// The device's name.

@@ -1,11 +1,11 @@
 //! Cache devices: from being added to being removed, with all that can be wrong with them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
-use forebay_io::{Device, Op, OpenOptions, Request};
+use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, OpenOptions, Request, Waiter};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
     BlockCache, CacheDevice, CacheDeviceFigures, CacheDeviceState, CreateOptions, Dataset,
@@ -497,4 +497,147 @@ fn devices_that_have_changed_their_places_are_not_emptied() {
     let label = forebay_io::FileDevice::open(&one, &OpenOptions::default()).unwrap();
     let label: Arc<dyn Device> = Arc::new(label);
     assert_eq!(forebay_l2::read_label(&label).unwrap().guid, guids[1]);
+}
+
+/// A device that does something before its first request.
+struct Trap<F: Fn() + Send + Sync> {
+    inner: Arc<dyn Device>,
+    sprung: Once,
+    spring: F,
+}
+
+impl<F: Fn() + Send + Sync> Device for Trap<F> {
+    fn submit(&self, request: Request) {
+        self.sprung.call_once(&self.spring);
+        self.inner.submit(request);
+    }
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+    fn help(&self, waiter: &Waiter) {
+        self.inner.help(waiter);
+    }
+    fn close(&self) {
+        self.inner.close();
+    }
+}
+
+#[test]
+fn what_cannot_be_noted_is_not_believed_later() {
+    let (bed, pool, data, object) = bed();
+    let number = object.number();
+    pool.sync().unwrap();
+    let old = copy_of(&bed.device);
+    write(&pool, &object, 2);
+    fill(&pool, &object, 2);
+    drop((object, data));
+    pool.abandon();
+
+    // Just when the device has been found, the pool's own does not give back what is to be changed.
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&old), 3));
+    let (failing, memory) = (Arc::clone(&faults), Arc::clone(&bed.cache));
+    let spring = move || {
+        memory.cache().flush();
+        failing.add(Rule::new(Fault::Error(5)).on(Op::Read).times(4));
+    };
+    let trap = Trap { inner: Arc::clone(&bed.caching), sprung: Once::new(), spring };
+    let device: Arc<dyn Device> = faults.clone();
+    let pool = import(&device, &[&(Arc::new(trap) as Arc<dyn Device>)], &bed.cache);
+    assert!(away(&pool).contains("noted"), "{}", away(&pool));
+    faults.clear();
+    // On, past all that the device has seen.
+    let data = pool.dataset("data").unwrap();
+    let object = data.object(number).unwrap();
+    for version in 3..12 {
+        write(&pool, &object, version);
+    }
+    drop((object, data));
+    pool.export().unwrap();
+    let pool = import(&old, &[&bed.caching], &bed.cache);
+    let believed = pool.cache_devices().iter().any(|_| counter(&pool, "set_back") == 0);
+    assert!(!believed, "{:?}", pool.cache_devices());
+    let data = pool.dataset("data").unwrap();
+    let object = data.object(number).unwrap();
+    read(&object, 11);
+    read(&object, 11);
+    check(&pool);
+    // It is added anew like any other.
+    if pool.cache_devices().is_empty() {
+        pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+        fill(&pool, &object, 11);
+    }
+    drop((object, data));
+    pool.export().unwrap();
+}
+
+#[test]
+fn copies_of_a_pool_do_not_get_each_others_blocks() {
+    let (bed, pool, data, object) = bed();
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+    let copy = copy_of(&bed.device);
+    let import = |device: &Arc<dyn Device>, cache: &Arc<BlockCache>| {
+        let options =
+            ImportOptions { looks_for_cache_devices: false, seed: None, ..import_options(cache) };
+        let devices = vec![Arc::clone(device).into()];
+        let caches = vec![Arc::clone(&bed.caching).into()];
+        let pool = Pool::import_with(devices, caches, &options).unwrap();
+        pool.wait_for_cache_devices();
+        let data = pool.dataset("data").unwrap();
+        let object = data.object(number).unwrap();
+        (pool, data, object)
+    };
+    // One goes on, with the device there, to which nothing is written: all is in RAM when it crashes.
+    let roomy = cache(96 * MIB);
+    let (pool, data, object) = import(&bed.device, &roomy);
+    assert_eq!(counter(&pool, "set_back"), 0);
+    for version in 2..9 {
+        write(&pool, &object, version);
+    }
+    drop((object, data));
+    pool.abandon();
+    // So does the other, not as far, and the device sees that.
+    let (pool, data, object) = import(&copy, &bed.cache);
+    write(&pool, &object, 100);
+    fill(&pool, &object, 100);
+    drop((object, data));
+    pool.abandon();
+    let (pool, data, object) = import(&bed.device, &bed.cache);
+    // It has another name, or is emptied.
+    let away = only(&pool).figures.is_none();
+    assert!(away || counter(&pool, "set_back") == 1, "{:?}", figures(&pool));
+    read(&object, 8);
+    read(&object, 8);
+    check(&pool);
+    drop((object, data));
+    pool.export().unwrap();
+}
+
+#[test]
+fn a_device_that_could_not_be_marked_keeps_what_it_has() {
+    let (bed, pool, data, object) = bed();
+    let number = object.number();
+    drop((object, data));
+    pool.export().unwrap();
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&bed.caching), 3));
+    faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(0..4096));
+    let caching: Arc<dyn Device> = faults.clone();
+    let pool = import(&bed.device, &[&caching], &bed.cache);
+    let data = pool.dataset("data").unwrap();
+    read(&data.object(number).unwrap(), 1);
+    let found = figures(&pool);
+    assert!(found.hits > 0 && found.written_bytes == 0, "{found:?}");
+    drop(data);
+    pool.export().unwrap();
+    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    assert_eq!(counter(&pool, "set_back"), 0);
+    assert!(figures(&pool).records >= RECORDS / 2, "{:?}", figures(&pool));
+    pool.export().unwrap();
 }
