@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use crate::attributes::Class;
 use crate::counters::CacheCounters;
 use crate::evict::{Judged, Scratch, Spent, is_at};
+use crate::frequency::Frequency;
 use crate::header::{Header, List, MARK, State, WRITING};
 use crate::inner::Inner;
 use crate::key::Key;
@@ -23,8 +24,8 @@ struct Taken<K, V> {
     header: NonNull<Header<K, V>>,
     state: State,
     weight: u32,
-    /// What its uses are worth, its mark included.
-    count: u32,
+    /// Its uses, its mark included.
+    uses: Frequency,
 }
 
 /// Weights and numbers of blocks that have left a sublist.
@@ -106,12 +107,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         left_mfu: &mut Out,
     ) -> Judged {
         let row = class as usize;
+        let (now, rule) = (self.policy.now(), self.policy.rule(class));
         loop {
             let Some(newcomer) = self.inspect(header, (List::Mru, class, position)) else {
                 self.counters.add(CacheCounters::EVICT_STALE, 0, 1);
                 return Judged::Gone;
             };
-            let Taken { state, weight, count, .. } = newcomer;
+            let Taken { state, weight, uses, .. } = newcomer;
             if let Some(skipped) = in_use(state) {
                 if self.requeue(header, state, List::Mru, List::Mru, n) {
                     self.counters.add(skipped, row, 1);
@@ -127,7 +129,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 continue;
             }
             let rival = match rivals {
-                Some(m) if count > 1 => self.rival(class, m).map(|rival| (rival, m)),
+                Some(m) if uses.count(now) > 1 => self.rival(class, m).map(|rival| (rival, m)),
                 _ => None,
             };
             let Some((rival, m)) = rival else {
@@ -137,7 +139,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 }
                 continue;
             };
-            if count > rival.count {
+            if rule.prefers(uses, rival.uses, now) {
                 if let Some(victim) = self.retire_victim(rival.header, rival.state) {
                     scratch.demoted.push(victim);
                     left_mfu.add(rival.weight);
@@ -215,9 +217,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if !is_at(state, list, class, position) {
             return None;
         }
-        let epoch = self.policy.epoch();
-        let frequency = if state.has(MARK) { h.frequency().used(epoch) } else { h.frequency() };
-        Some(Taken { header, state, weight: h.weight(), count: frequency.count(epoch) })
+        let uses = h.frequency();
+        let uses = if state.has(MARK) { uses.used(self.policy.now()) } else { uses };
+        Some(Taken { header, state, weight: h.weight(), uses })
     }
 
     /// Retires a newcomer that has lost, if it is as it was judged. Its mark, if it has one, is counted.
@@ -226,7 +228,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if newcomer.state.has(MARK) {
             // SAFETY: retired by this thread just now, so that nobody else changes it.
             let h = unsafe { newcomer.header.as_ref() };
-            h.set_frequency(h.frequency().used(self.policy.epoch()));
+            h.set_frequency(h.frequency().used(self.policy.now()));
             self.policy.count_uses(u64::from(newcomer.weight));
         }
         Some(victim)

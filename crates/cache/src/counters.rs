@@ -71,7 +71,7 @@ forebay_base::counters! {
     contests_lost: class;
     /// Blocks that went over from mru to mfu without a contest, because the rule means less for mru now.
     overflowed: class;
-    /// Blocks evicted while a rule was in force for their class: mru is meant to have 1, 5, 20 or 50 % of its room, or all.
+    /// Blocks evicted while a rule was in force for their class: mru is meant to have 1 (and the distance of uses decides, not their number), 5, 20 or 50 % of its room, or all.
     evicted_under: rule;
     /// Times that the shadow caches led to another rule.
     rule_changes: class;

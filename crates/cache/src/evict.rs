@@ -264,7 +264,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
         if state.has(MARK) {
             // Before an evictor can find it in its new place.
-            h.set_frequency(h.frequency().used(self.policy.epoch()));
+            h.set_frequency(h.frequency().used(self.policy.now()));
             self.policy.count_uses(u64::from(weight));
         }
         ring.push(id);
@@ -284,9 +284,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // Neighbours share a partition and so its lock.
         scratch.victims.sort_unstable_by_key(|victim| partition_of(victim.hash));
         if remembered {
+            let now = self.policy.now();
             scratch.ghosts.extend(scratch.victims.iter().map(|v| {
                 // SAFETY: retired with a pin for this thread.
-                Ghost::new(v.hash, v.weight, unsafe { v.header.as_ref().key() }.owner())
+                Ghost::new(v.hash, v.weight, unsafe { v.header.as_ref().key() }.owner(), now)
             }));
             self.ghosts[ghosts.number()].push_all(n, &scratch.ghosts, &mut scratch.positions);
         }
@@ -340,10 +341,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Some((list, position)) => {
                 // SAFETY: headers are type-stable, and this one is retired with a pin for this thread.
                 let frequency = unsafe { victim.header.as_ref() }.frequency();
-                let epoch = self.policy.epoch();
                 let slot = locked.ghost_slot(list.number(), position);
-                let slot = slot.with_count(frequency.count(epoch), epoch);
-                locked.replace(place, slot);
+                locked.replace(place, slot.with_uses(frequency, self.policy.now()));
                 true
             }
             None => {
@@ -358,7 +357,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let percent = self.tunables.ghost_percent();
         let remembered = |list: GhostList| {
             let ghosts = &self.ghosts[list.number()];
-            (ghosts.remembered_bytes(), ghosts.remembered())
+            (ghosts.remembered_bytes(), ghosts.remembered(), ghosts.age(self.policy.now()))
         };
         while let Some((list, surplus)) = self.policy.surplus_ghosts(remembered, percent) {
             let ghosts = &self.ghosts[list.number()];

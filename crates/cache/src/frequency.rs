@@ -1,44 +1,71 @@
-//! How often a block was asked for, as far as misses and marks tell, in 16 bits that age by themselves.
+//! When and how often a block was asked for, as far as misses and marks tell, in 32 bits that age by themselves.
 //!
-//! A count of uses and the *epoch* of the last one. Each epoch that has passed since halves what the count
-//! is worth, so that nothing has to walk over all blocks to age them (W-TinyLFU halves its whole
+//! Time is told in *ticks*, of which [`TICKS`] are an *epoch*; the policy says when one passes. A block has a count of
+//! uses, the tick of the last one, and the *gap* between the last two. Each end of an epoch that has passed since the last use halves
+//! what the count is worth, so that nothing has to walk over all blocks to age them (W-TinyLFU halves its whole
 //! sketch instead: Einziger, Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission
-//! Policy", ACM ToS 2017). The policy says when an epoch ends.
+//! Policy", ACM ToS 2017).
+//!
+//! | bits | |
+//! |---|---|
+//! | 0–3 | the count, which stops at 15 |
+//! | 4–13 | the gap in ticks; all ones: as long, or longer, or there was no use before |
+//! | 14–31 | the low bits of the tick of the last use |
 
-/// Bits of the count; the others have the epoch.
 const COUNT_BITS: u32 = 4;
-const COUNT: u16 = (1 << COUNT_BITS) - 1;
+const COUNT: u32 = (1 << COUNT_BITS) - 1;
+const GAP_SHIFT: u32 = COUNT_BITS;
+const GAP_BITS: u32 = 10;
+const GAP: u32 = (1 << GAP_BITS) - 1;
+const LAST_SHIFT: u32 = GAP_SHIFT + GAP_BITS;
+const LAST: u32 = u32::MAX >> LAST_SHIFT;
+/// Ticks of an epoch.
+pub(crate) const TICKS: u32 = 1 << 8;
 
 /// Uses of a block. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Frequency(u16);
+pub(crate) struct Frequency(u32);
 
 impl Frequency {
-    pub(crate) fn from_bits(bits: u16) -> Self {
+    pub(crate) fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    pub(crate) fn bits(self) -> u16 {
+    pub(crate) fn bits(self) -> u32 {
         self.0
     }
 
-    /// So many uses, in `epoch`.
-    pub(crate) fn of(count: u32, epoch: u32) -> Self {
-        Self(((epoch as u16) << COUNT_BITS) | (count.min(u32::from(COUNT)) as u16))
+    /// So many uses, the last of them at `tick`; of the one before nothing is known.
+    pub(crate) fn of(count: u32, tick: u32) -> Self {
+        Self(((tick & LAST) << LAST_SHIFT) | (GAP << GAP_SHIFT) | count.min(COUNT))
     }
 
-    /// What the uses are worth in `epoch`. Epochs wrap: a block that nobody has asked for in 4,096 of them
-    /// looks young again for a few.
-    pub(crate) fn count(self, epoch: u32) -> u32 {
-        let age = (epoch as u16).wrapping_sub(self.0 >> COUNT_BITS) & (u16::MAX >> COUNT_BITS);
-        u32::from(self.0 & COUNT).checked_shr(u32::from(age)).unwrap_or(0)
+    /// Ticks since the last use; none if that is told to be later than `now`, as it is when another thread has counted it
+    /// meanwhile. They wrap: a block that nobody has asked for in half a thousand epochs looks young again for as long.
+    pub(crate) fn age(self, now: u32) -> u32 {
+        let age = now.wrapping_sub(self.0 >> LAST_SHIFT) & LAST;
+        if age > LAST / 2 { 0 } else { age }
     }
 
-    /// One use more, in `epoch`.
+    /// Ticks between the last two uses, as far as that can be told: at most all ones.
+    pub(crate) fn gap(self) -> u32 {
+        (self.0 >> GAP_SHIFT) & GAP
+    }
+
+    /// What the uses are worth now.
+    pub(crate) fn count(self, now: u32) -> u32 {
+        let into_epoch = (self.0 >> LAST_SHIFT) % TICKS;
+        let epochs = (into_epoch + self.age(now)) / TICKS;
+        (self.0 & COUNT).checked_shr(epochs).unwrap_or(0)
+    }
+
+    /// One use more, now.
     #[must_use]
-    pub(crate) fn used(self, epoch: u32) -> Self {
-        let count = (self.count(epoch) as u16 + 1).min(COUNT);
-        Self(((epoch as u16) << COUNT_BITS) | count)
+    pub(crate) fn used(self, now: u32) -> Self {
+        let known = self.0 & COUNT > 0;
+        let gap = if known { self.age(now).min(GAP) } else { GAP };
+        let count = (self.count(now) + 1).min(COUNT);
+        Self(((now & LAST) << LAST_SHIFT) | (gap << GAP_SHIFT) | count)
     }
 }
 
@@ -46,26 +73,47 @@ impl Frequency {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{COUNT, Frequency};
+    use super::{COUNT, Frequency, GAP, TICKS};
 
     proptest! {
-        /// The twin halves its count at each end of an epoch, and counts beyond the cap no further.
+        /// The twin halves its count at each end of an epoch, and counts beyond the cap no further. Its times do not wrap.
         #[test]
-        fn ages_as_one_that_is_halved_each_epoch(steps in prop::collection::vec(0..3u32, 1..200), start in any::<u32>()) {
-            let (mut epoch, mut twin, mut frequency) = (start, 0u32, Frequency::default());
-            // A block that was never asked for has no epoch; its count is zero in all of them.
-            prop_assert_eq!(frequency.count(epoch), 0);
+        fn ages_as_one_that_is_halved_each_epoch(steps in prop::collection::vec(0..2 * TICKS, 1..200), start in any::<u32>()) {
+            let (mut now, mut twin, mut frequency) = (u64::from(start), 0u32, Frequency::default());
+            let (mut last, mut gap) = (None, u64::from(GAP));
+            // A block that was never asked for has no tick; its count is zero at all of them.
+            prop_assert_eq!(frequency.count(start), 0);
             for step in steps {
-                if step == 0 {
-                    epoch = epoch.wrapping_add(1);
-                    twin /= 2;
+                if step < TICKS {
+                    let epoch = now / u64::from(TICKS);
+                    now += u64::from(step);
+                    twin >>= now / u64::from(TICKS) - epoch;
                 } else {
-                    frequency = frequency.used(epoch);
-                    twin = (twin + 1).min(u32::from(COUNT));
+                    frequency = frequency.used(now as u32);
+                    twin = (twin + 1).min(COUNT);
+                    gap = last.map_or(u64::MAX, |last| now - last).min(u64::from(GAP));
+                    last = Some(now);
                 }
-                prop_assert_eq!(frequency.count(epoch), twin);
+                prop_assert_eq!(frequency.count(now as u32), twin);
                 prop_assert_eq!(Frequency::from_bits(frequency.bits()), frequency);
+                if let Some(last) = last {
+                    prop_assert_eq!(u64::from(frequency.age(now as u32)), now - last);
+                    prop_assert_eq!(u64::from(frequency.gap()), gap);
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_gap_is_between_uses_and_a_remembered_block_has_none_yet() {
+        let remembered = Frequency::of(3, 1000);
+        assert_eq!((remembered.count(1001), remembered.age(1010), remembered.gap()), (3, 10, GAP));
+        assert_eq!(remembered.used(1010).gap(), 10);
+        assert_eq!(remembered.used(1010).used(1012).gap(), 2);
+        assert_eq!(Frequency::default().used(5).gap(), GAP);
+        assert_eq!(remembered.used(1000 + 2 * GAP).gap(), GAP);
+        // Another thread's clock is ahead.
+        let ahead = Frequency::of(3, 2 * TICKS);
+        assert_eq!((ahead.age(2 * TICKS - 1), ahead.count(2 * TICKS - 1)), (0, 3));
     }
 }

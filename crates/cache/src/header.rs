@@ -222,7 +222,7 @@ pub(crate) struct Header<K, V> {
     id: AtomicU32,
     /// Counts the uses of the header.
     generation: AtomicU32,
-    /// How often the block was asked for: `Frequency`'s bits. Written by who brings the block in, then by evictors; two
+    /// When and how often the block was asked for: `Frequency`'s bits. Written by who brings the block in, then by evictors; two
     /// of them may overwrite each other's count of one use.
     frequency: AtomicU32,
     key: UnsafeCell<MaybeUninit<K>>,
@@ -493,12 +493,12 @@ impl<K: Copy, V> Header<K, V> {
     pub(crate) fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
     }
-    /// How often the block was asked for.
+    /// When and how often the block was asked for.
     pub(crate) fn frequency(&self) -> Frequency {
-        Frequency::from_bits(self.frequency.load(Ordering::Relaxed) as u16)
+        Frequency::from_bits(self.frequency.load(Ordering::Relaxed))
     }
     pub(crate) fn set_frequency(&self, frequency: Frequency) {
-        self.frequency.store(u32::from(frequency.bits()), Ordering::Relaxed);
+        self.frequency.store(frequency.bits(), Ordering::Relaxed);
     }
     /// Place in the slab.
     pub(crate) fn id(&self) -> u32 {

@@ -180,8 +180,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 };
                 self.counters.add(row, list.class as usize, 1);
                 self.ghost_hits.note(list, u64::from(weight));
-                let epoch = self.policy.epoch();
-                frequency = Frequency::of(ghost.ghost_count(epoch), epoch);
+                frequency = ghost.ghost_uses(self.policy.now());
             }
             Met::Resident(old, before) => {
                 // SAFETY: the pin that `retire` took.
@@ -192,7 +191,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 frequent = before.list() == Some(List::Mfu) || before.has(MARK);
             }
         }
-        h.set_frequency(frequency.used(self.policy.epoch()));
+        h.set_frequency(frequency.used(self.policy.now()));
         self.ghost_hits.note_use(u64::from(weight));
         // One that is refused weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;

@@ -8,18 +8,21 @@
 //! 1. *Hits move nothing.* A hit sets a mark; the evictor acts on it when it meets the block (Bansal and
 //!    Modha, "CAR: Clock with Adaptive Replacement", FAST 2004).
 //! 2. *Frequency* is what is counted at misses and marks: a miss counts one, and so does a mark when it is met; hits in
-//!    between count nothing, which keeps bursts of references from looking like popularity. Headers have the count,
-//!    ghosts keep it, a miss that meets its ghost takes it up again. It fades with the weight of what is used
-//!    (`frequency.rs`).
+//!    between count nothing, which keeps bursts of references from looking like popularity. Headers have the count and the time of the
+//!    last use, ghosts keep them, a miss that meets its ghost takes them up again. Time passes, and counts fade, with the weight of what
+//!    is used (`frequency.rs`).
 //! 3. *The contest.* The newcomer is the coldest of mru. One that was asked for once only goes at once: a scan touches nothing else. Else
 //!    its rival is the coldest block of mfu that is not marked, or the second that is looked at. If the newcomer was
 //!    asked for more often, it takes the rival's place; else it goes, and the rival moves to the warm end, so that not
 //!    always the same block is asked. On a tie the older one stays: of a loop that does not fit, a part
 //!    stays put and hits. (The window, the admission by frequency and the tie are W-TinyLFU's: Einziger, Friedman and Manes, ACM ToS
 //!    2017; there the window is an LRU list and the frequency an estimate that sees every hit.)
-//! 4. *The rules.* mru is meant to have 1, 5, 20 or 50 % of the room of its class; or all of it, and then there is no contest: a marked
-//!    block goes round in mru, which is a clock. The first wins on loops and stable popularity, the last where
-//!    only recency tells. Which rule is in force is decided by sampled shadow caches of each (`shadow/`).
+//! 4. *The rules.* mru is meant to have 5, 20 or 50 % of the room of its class. Or 1 %, and then not the number of uses decides a contest but
+//!    their distance: the newcomer stays if its last two uses are less apart than its rival's last one is
+//!    ago, so that what a phase has left behind goes at once, however popular it was (Jiang and Zhang, "LIRS", SIGMETRICS 2002). Or
+//!    all of it, and then there is no contest: a marked block goes round in mru, which is a clock. The shares win on popularity,
+//!    the distance on loops, the clock where only recency tells. Which rule is in force is decided by sampled
+//!    shadow caches of each (`shadow/`).
 //! 5. *Changes of the rule* move nothing at once. When mru has more than it is meant to have, a few of its coldest
 //!    blocks go over to mfu with each newcomer, without a contest; when it has less, mfu gives up its coldest.
 //! 6. *Classes.* There is a mru, a mfu, two ghost lists and a rule for each class, metadata and data, and a balance
@@ -28,7 +31,7 @@
 //!    of the other class's ghosts to its own class's, at least one. So the class whose ghosts are hit
 //!    more often *per byte remembered* gains room. `m` binds only when the cache is full.
 //! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, 200 by default, but [`FEWEST_GHOSTS`] may stay in any
-//!    cache: what is told from fewer is chance.
+//!    cache: what is told from fewer is chance. Of the two lists of a class the one with the oldest gives way.
 //! 8. *Hints.* Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
 //!    marked one moves to mru. Blocks hinted `again` begin in mfu.
 //! 9. *Batches.* The evictor works in batches from random sublists, so that order is exact only within one.
@@ -43,6 +46,7 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, 
 use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
+use crate::frequency::{Frequency, TICKS};
 use crate::header::List;
 use crate::lists::ghosts::GhostList;
 use crate::tunables::CacheTunables;
@@ -53,12 +57,27 @@ pub(crate) struct Rule {
     mru_percent: u32,
     /// Whether newcomers meet rivals. Else mru is a clock.
     pub(crate) contest: bool,
+    /// Whether a contest is about when they were asked for, rather than how often.
+    by_gap: bool,
 }
 
 impl Rule {
     /// The bytes meant for mru, of a class that has `room`.
     pub(crate) fn share(self, room: u64) -> u64 {
         (u128::from(room) * u128::from(self.mru_percent) / 100) as u64
+    }
+
+    /// Whether a newcomer that was asked for at least twice is to stay, rather than its rival.
+    pub(crate) fn prefers(self, newcomer: Frequency, rival: Frequency, now: u32) -> bool {
+        if self.by_gap {
+            rival.age(now) > newcomer.gap()
+        } else {
+            newcomer.count(now) > rival.count(now)
+        }
+    }
+
+    const fn by_count(mru_percent: u32) -> Self {
+        Self { mru_percent, contest: true, by_gap: false }
     }
 
     /// Whether mru has to give up a block, rather than mfu, in a class with that in mru and that in both.
@@ -70,13 +89,12 @@ impl Rule {
 
 /// The rules, in the order of the label `rule` of the counters.
 pub(crate) const RULES: [Rule; 5] = [
-    Rule { mru_percent: 1, contest: true },
-    Rule { mru_percent: 5, contest: true },
-    Rule { mru_percent: 20, contest: true },
-    Rule { mru_percent: 50, contest: true },
-    RECENCY,
+    Rule { mru_percent: 1, contest: true, by_gap: true },
+    Rule::by_count(5),
+    Rule::by_count(20),
+    Rule::by_count(50),
+    Rule { mru_percent: 100, contest: false, by_gap: false },
 ];
-const RECENCY: Rule = Rule { mru_percent: 100, contest: false };
 /// The rule that a cache begins with.
 pub(crate) const FIRST_RULE: usize = 1;
 /// An epoch of frequencies ends when so many times the capacity has been used.
@@ -96,6 +114,12 @@ fn slack(room: u64) -> u64 {
 /// rule has changed, until it has no more.
 pub(crate) fn flows(did: bool, mru: u64, meant: u64, room: u64) -> bool {
     if did { mru > meant } else { mru > meant + slack(room) }
+}
+
+/// How many ticks such uses are, by weight times `TICKS`, and what is left over.
+pub(crate) fn ticks(parts: u64, capacity: u64) -> (u32, u64) {
+    let tick = capacity.max(1).saturating_mul(EPOCH_CAPACITIES);
+    if parts < tick { (0, parts) } else { ((parts / tick) as u32, parts % tick) }
 }
 
 /// What mru could give up, of what it has, to have what is meant for it: never all.
@@ -200,8 +224,8 @@ pub(crate) struct Policy {
     /// `m`, the bytes meant for metadata.
     metadata: AtomicU64,
     /// Of frequencies.
-    epoch: AtomicU32,
-    /// Weight of uses in this epoch.
+    tick: AtomicU32,
+    /// Weight of uses in this tick, times `TICKS`.
     used: AtomicU64,
     /// Whether blocks go over from mru to mfu, by class.
     flowing: [AtomicBool; 2],
@@ -216,7 +240,7 @@ impl Policy {
             capacity: AtomicU64::new(capacity),
             rules: [AtomicUsize::new(rule), AtomicUsize::new(rule)],
             metadata: AtomicU64::new(capacity / 2),
-            epoch: AtomicU32::new(0),
+            tick: AtomicU32::new(0),
             used: AtomicU64::new(0),
             flowing: [AtomicBool::new(false), AtomicBool::new(false)],
             plain,
@@ -267,17 +291,20 @@ impl Policy {
         if flows { spare(mru, meant) } else { 0 }
     }
 
-    /// The epoch in which uses are counted now.
-    pub(crate) fn epoch(&self) -> u32 {
-        self.epoch.load(Ordering::Relaxed)
+    /// The tick in which uses are counted now.
+    pub(crate) fn now(&self) -> u32 {
+        self.tick.load(Ordering::Relaxed)
     }
 
-    /// Counts uses: when they come to many times the capacity, all earlier ones are worth half.
+    /// Counts uses, by which time passes.
     pub(crate) fn count_uses(&self, weight: u64) {
-        let most = self.capacity().saturating_mul(EPOCH_CAPACITIES);
-        if self.used.fetch_add(weight, Ordering::Relaxed).saturating_add(weight) >= most {
-            self.used.store(0, Ordering::Relaxed);
-            self.epoch.fetch_add(1, Ordering::Relaxed);
+        let parts = weight.saturating_mul(u64::from(TICKS));
+        let parts = self.used.fetch_add(parts, Ordering::Relaxed).saturating_add(parts);
+        let passed = ticks(parts, self.capacity());
+        if passed.0 > 0 {
+            // Two at once may both end a tick, or lose a part of one.
+            self.used.store(passed.1, Ordering::Relaxed);
+            self.tick.fetch_add(passed.0, Ordering::Relaxed);
         }
     }
 
@@ -345,21 +372,21 @@ impl Policy {
         Some((if from_t1 { List::Mru } else { List::Mfu }, class))
     }
 
-    /// Which ghosts are too many, and by how many bytes, given the weight and number that each ring remembers. Each of
-    /// a class's two lists has half of the bound, and what the other leaves of its half.
+    /// Which ghosts are too many, and by how many bytes, given the weight and number that each ring remembers and the age
+    /// of its oldest: of a class's two lists the one with the older ones gives way.
     pub(crate) fn surplus_ghosts(
         &self,
-        remembered: impl Fn(GhostList) -> (u64, u64),
+        remembered: impl Fn(GhostList) -> (u64, u64, u32),
         ghost_percent: u32,
     ) -> Option<(GhostList, u64)> {
         let fewest = if ghost_percent > 0 { FEWEST_GHOSTS } else { 0 };
         let bound = (u128::from(self.capacity()) * u128::from(ghost_percent) / 100) as u64;
         Class::ALL.into_iter().find_map(|class| {
             let of = |frequent| remembered(GhostList { frequent, class });
-            let ((b1, n1), (b2, n2)) = (of(false), of(true));
+            let ((b1, n1, age1), (b2, n2, age2)) = (of(false), of(true));
             let over = (b1 + b2).saturating_sub(bound);
             let few = n1 + n2 <= fewest;
-            let frequent = b1 == 0 || b2 > bound / 2;
+            let frequent = b1 == 0 || (b2 > 0 && age2 > age1);
             (over > 0 && !few).then_some((GhostList { frequent, class }, over))
         })
     }
@@ -381,6 +408,7 @@ fn add(cell: &AtomicU64, change: i64, most: u64) {
 mod tests {
     use super::{GhostHits, Policy, Sizes};
     use crate::attributes::Class;
+    use crate::frequency::{Frequency, TICKS};
     use crate::header::List;
     use crate::lists::ghosts::GhostList;
     use crate::tunables::CacheTunables;
@@ -440,22 +468,49 @@ mod tests {
 
     #[test]
     fn uses_of_many_times_the_capacity_end_an_epoch() {
-        let policy = Policy::new(100, false);
-        (0..super::EPOCH_CAPACITIES * 10 - 1).for_each(|_| policy.count_uses(10));
-        assert_eq!(policy.epoch(), 0);
-        policy.count_uses(10);
-        assert_eq!(policy.epoch(), 1);
+        for (capacity, weight) in [(100, 10), (1 << 40, 1 << 33), (1, 1), (3, 3)] {
+            let policy = Policy::new(capacity, false);
+            let uses = super::EPOCH_CAPACITIES * capacity / weight;
+            (0..uses - 1).for_each(|_| policy.count_uses(weight));
+            assert!(policy.now() < TICKS);
+            policy.count_uses(weight);
+            assert_eq!(policy.now(), TICKS);
+            (0..9 * uses).for_each(|_| policy.count_uses(weight));
+            assert_eq!(policy.now(), 10 * TICKS, "nothing is lost between ticks");
+        }
+    }
+
+    #[test]
+    fn a_contest_is_about_uses_or_about_gaps() {
+        let now = 1000;
+        let newcomer = Frequency::of(1, now - 50).used(now);
+        // Asked for often, but not for longer than it took the newcomer to come back; and the other way round.
+        let (steady, gone) = (Frequency::of(9, now - 50), Frequency::of(1, now - 51));
+        let [by_gap, by_count, ..] = super::RULES;
+        assert!(!by_gap.prefers(newcomer, steady, now) && by_gap.prefers(newcomer, gone, now));
+        assert!(!by_count.prefers(newcomer, steady, now));
+        assert!(by_count.prefers(newcomer, gone, now));
+        let often = Frequency::of(9, now - 51);
+        assert!(by_gap.prefers(newcomer, often, now) && !by_count.prefers(newcomer, often, now));
     }
 
     #[test]
     fn few_ghosts_stay_though_they_weigh_much() {
         let policy = Policy::new(100, false);
-        let of = |n: u64| move |list| if list == RECENT_DATA { (10 * n, n) } else { (0, 0) };
+        let of = |n: u64| move |list| if list == RECENT_DATA { (10 * n, n, 0) } else { (0, 0, 9) };
         assert_eq!(policy.surplus_ghosts(of(super::FEWEST_GHOSTS), 200), None);
         let more = super::FEWEST_GHOSTS + 1;
         let surplus = policy.surplus_ghosts(of(more), 200);
         assert_eq!(surplus, Some((RECENT_DATA, 10 * more - 200)));
         assert_eq!(policy.surplus_ghosts(of(1), 0), Some((RECENT_DATA, 10)));
+        // Of two lists, the older one.
+        let frequent = GhostList { frequent: true, ..RECENT_DATA };
+        for (age, list) in [(3, frequent), (1, RECENT_DATA)] {
+            let both = |list: GhostList| (500, more, if list.frequent { age } else { 2 });
+            let other_class =
+                |list: GhostList| if list.class == Class::Data { both(list) } else { (0, 0, 0) };
+            assert_eq!(policy.surplus_ghosts(other_class, 200), Some((list, 800)));
+        }
     }
 
     #[test]

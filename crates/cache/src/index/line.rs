@@ -9,8 +9,8 @@
 //! | 40–41 | address of the header / 64 | which ghost list |
 //! | 30–39 | 〃 | hash bits that later splits will ask for |
 //! | 27–29 | 〃 | how often its block was asked for, about: see `COUNTS` |
-//! | 25–26 | 〃 | the low bits of the epoch in which it was evicted |
-//! | 0–24 | 〃 | position in its sublist's ring |
+//! | 17–26 | 〃 | the low bits of the tick at which it was asked for last |
+//! | 0–16 | 〃 | the low bits of its position in its ring |
 //!
 //! An entry whose home line is full lies in one of the next lines; the home line's word
 //! says how many such entries there are and how far they lie, so that a lookup knows where to stop.
@@ -19,6 +19,8 @@
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::vm::ZeroInit;
+
+use crate::frequency::{Frequency, TICKS};
 
 pub(crate) const SLOTS: usize = 7;
 pub(crate) const TAG_BITS: u32 = 21;
@@ -34,10 +36,14 @@ const GHOST_COUNT_SHIFT: u32 = 27;
 const GHOST_COUNT: u64 = 7 << GHOST_COUNT_SHIFT;
 /// The counts that a ghost's slot can keep.
 const COUNTS: [u32; 8] = [1, 2, 3, 4, 6, 8, 11, 15];
-const GHOST_EPOCH_SHIFT: u32 = 25;
-const GHOST_EPOCH: u64 = 3 << GHOST_EPOCH_SHIFT;
-/// Positions of ghosts wrap after this many. They tell apart the entries of one hash, of which a ring has few.
-const GHOST_POSITION: u64 = (1 << GHOST_EPOCH_SHIFT) - 1;
+const GHOST_TICK_SHIFT: u32 = 17;
+const GHOST_TICK_BITS: u32 = 10;
+const GHOST_TICK: u64 = ((1 << GHOST_TICK_BITS) - 1) << GHOST_TICK_SHIFT;
+/// A last use that is longer ago is remembered as if it were this long ago, in ticks, so that it does not look young while the ghost stays.
+const GHOST_OLDEST: u32 = 3 * TICKS;
+/// Positions of ghosts wrap after this many. They tell apart the entries of one hash, of which a ring has few: if two
+/// are alike, which is as rare, a ghost is forgotten when the older entry's time is over.
+const GHOST_POSITION: u64 = (1 << GHOST_TICK_SHIFT) - 1;
 
 /// One word of the index. Zero is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,22 +101,30 @@ impl Slot {
     pub(crate) fn ghost_split_bits(self) -> u64 {
         (self.0 >> GHOST_SPLIT_SHIFT) & ((1 << GHOST_SPLIT_BITS) - 1)
     }
-    /// The same ghost, whose block's uses were worth `count` in `epoch`.
-    pub(crate) fn with_count(self, count: u32, epoch: u32) -> Self {
+    /// The same ghost, whose block was used as `frequency` tells.
+    pub(crate) fn with_uses(self, frequency: Frequency, now: u32) -> Self {
+        let age = frequency.age(now).min(GHOST_OLDEST);
+        let last = now.wrapping_sub(age);
+        let count = match age {
+            // What it was worth then, if it is worth that much now.
+            GHOST_OLDEST => frequency.count(now) << (GHOST_OLDEST / TICKS),
+            _ => frequency.count(last),
+        };
         let step = COUNTS.iter().rposition(|kept| *kept <= count).unwrap_or(0) as u64;
-        let epoch = (u64::from(epoch) << GHOST_EPOCH_SHIFT) & GHOST_EPOCH;
-        Self((self.0 & !GHOST_COUNT & !GHOST_EPOCH) | (step << GHOST_COUNT_SHIFT) | epoch)
+        let tick = (u64::from(last) << GHOST_TICK_SHIFT) & GHOST_TICK;
+        Self(self.without_uses().0 | (step << GHOST_COUNT_SHIFT) | tick)
     }
-    /// What the uses of a ghost's block are worth in `epoch`, rounded down to what a slot can keep. Ghosts do not get
-    /// so old that epochs are mistaken, or if one does, it looks young.
-    pub(crate) fn ghost_count(self, epoch: u32) -> u32 {
-        let then = (self.0 & GHOST_EPOCH) >> GHOST_EPOCH_SHIFT;
-        let age = u64::from(epoch).wrapping_sub(then) & (GHOST_EPOCH >> GHOST_EPOCH_SHIFT);
-        COUNTS[((self.0 & GHOST_COUNT) >> GHOST_COUNT_SHIFT) as usize] >> age
+    /// What is known of the uses of a ghost's block: their number is rounded down to what a slot can keep. Ghosts do not
+    /// get so old that ticks are mistaken, or if one does, it looks young.
+    pub(crate) fn ghost_uses(self, now: u32) -> Frequency {
+        let then = ((self.0 & GHOST_TICK) >> GHOST_TICK_SHIFT) as u32;
+        let age = now.wrapping_sub(then) & ((1 << GHOST_TICK_BITS) - 1);
+        let count = COUNTS[((self.0 & GHOST_COUNT) >> GHOST_COUNT_SHIFT) as usize];
+        Frequency::of(count, now.wrapping_sub(age))
     }
     /// A ghost without what is known of its block's uses.
-    pub(crate) fn without_count(self) -> Self {
-        Self(self.0 & !GHOST_COUNT & !GHOST_EPOCH)
+    pub(crate) fn without_uses(self) -> Self {
+        Self(self.0 & !GHOST_COUNT & !GHOST_TICK)
     }
     /// The number of a ghost's list.
     pub(crate) fn ghost_list(self) -> usize {

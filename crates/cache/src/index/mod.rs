@@ -368,7 +368,7 @@ impl Locked<'_> {
         Some((place, place.get().address()))
     }
 
-    /// The ghost of this hash, with the number of its list and its slot, which tells how often its block was asked for.
+    /// The ghost of this hash, with the number of its list and its slot, which tells when and how often its block was asked for.
     pub(crate) fn find_ghost(&self) -> Option<(Place, usize, Slot)> {
         let bits = split_bits(self.hash);
         let place = self.find_slot(|slot| slot.ghost_matches(self.hash, bits))?;
@@ -379,7 +379,7 @@ impl Locked<'_> {
     /// The ghost of this hash at exactly this place of that list.
     pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
         let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
-        self.find_slot(|slot| slot.is_ghost() && slot.without_count() == wanted)
+        self.find_slot(|slot| slot.is_ghost() && slot.without_uses() == wanted)
     }
 
     /// A slot for a ghost of this hash.

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use super::grow::MAX_ENTRIES_MOVED;
 use super::line::{self, Slot};
 use super::{Full, Index, MAX_DISTANCE, Visit};
+use crate::frequency::{Frequency, TICKS};
 
 /// A hash of a key; distinct keys have distinct ones.
 fn mix(key: u64) -> u64 {
@@ -357,17 +358,25 @@ proptest! {
     }
 }
 
-/// What a ghost's slot keeps of a count: never more, never less than two thirds, and half for each epoch since.
+/// What a ghost's slot keeps of a count: never more, never less than two thirds, and half for each epoch since; and of
+/// the last use its tick, if it is not long ago.
 #[test]
 fn a_ghosts_slot_keeps_its_count_and_ages() {
     let ghost = Slot::ghost(0x1234_5678_9abc_def0, 5, 2, 77);
-    for epoch in [0, 1, 2, 3, 4, 1001, u32::MAX] {
+    for last in [0, 1, TICKS - 1, TICKS, 3 * TICKS, 1001, u32::MAX - TICKS] {
         for count in 1..16 {
-            let slot = ghost.with_count(count, epoch);
-            let kept = slot.ghost_count(epoch);
+            let (used, now) = (Frequency::of(count, last), last.wrapping_add(40));
+            let slot = ghost.with_uses(used, now);
+            assert_eq!(slot.ghost_uses(now).age(now), 40);
+            let kept = slot.ghost_uses(last).count(last);
             assert!(kept <= count && 3 * kept >= 2 * count, "{count}: {kept}");
-            assert_eq!(slot.ghost_count(epoch.wrapping_add(2)), kept / 4);
-            assert_eq!(slot.without_count(), ghost);
+            let later = last.wrapping_add(2 * TICKS);
+            assert_eq!(slot.ghost_uses(later).count(later), kept / 4);
+            assert_eq!(slot.without_uses(), ghost);
+            let (long_after, most) = (last.wrapping_add(5 * TICKS), used.count(last) / 16);
+            let old = ghost.with_uses(used, long_after).ghost_uses(long_after);
+            assert_eq!(old.age(long_after), 3 * TICKS);
+            assert!(old.count(long_after) <= most, "{count}");
             assert_eq!(
                 (slot.tag(), slot.ghost_list(), slot.ghost_split_bits()),
                 (ghost.tag(), 2, 5)

@@ -1,7 +1,7 @@
 //! Ghosts: the memory of blocks that were evicted.
 //!
 //! A ghost is a slot in the index and an entry of 16 bytes in a ring, 24 to 29 bytes in all. The
-//! slot names the list and the position in its ring, and says how often the block was asked for; the entry has the hash, by which the slot is found
+//! slot names the list and the position in its ring, and says when and how often the block was asked for; the entry has the hash, by which the slot is found
 //! when the ghost's time is over. A ghost lives as long as its slot: an insert that meets one (a *ghost
 //! hit*) takes the slot, under the partition's lock, and does not touch the ring; its entry is passed
 //! over when its time comes. So a ring remembers the latest evictions, up to a bound on their weights,
@@ -13,7 +13,7 @@
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::draw;
 use super::ring::Ring;
@@ -43,14 +43,15 @@ pub(crate) struct Ghost {
     pub(crate) hash: u64,
     pub(crate) weight: u32,
     owner: u16,
-    _unused: u16,
+    /// The low bits of the tick at which its block was evicted.
+    tick: u16,
 }
 
 const _: () = assert!(size_of::<Ghost>() == 16);
 
 impl Ghost {
-    pub(crate) fn new(hash: u64, weight: u32, owner: OwnerId) -> Self {
-        Self { hash, weight: weight.max(1), owner: owner.0, _unused: 0 }
+    pub(crate) fn new(hash: u64, weight: u32, owner: OwnerId, tick: u32) -> Self {
+        Self { hash, weight: weight.max(1), owner: owner.0, tick: tick as u16 }
     }
     pub(crate) fn owner(&self) -> OwnerId {
         OwnerId(self.owner)
@@ -72,16 +73,21 @@ struct GhostSublist {
     over: AtomicU64,
     /// Entries in the ring. Written under its lock only.
     entries: AtomicU64,
+    /// The tick of the entry at the cold end, if there is one. Likewise.
+    oldest: AtomicU32,
 }
 
 /// More sublists would leave too few bits of a slot for a position in one.
 const MAX_SUBLISTS: usize = 16;
 
 impl GhostSublist {
-    /// Adds to the number of entries. The caller holds the ring's lock.
-    fn count(&self, change: u64) {
+    /// Adds to the number of entries. The caller holds the ring's lock, and shows the ring as it is now.
+    fn count(&self, ring: &Ring<Ghost>, change: u64) {
         let entries = self.entries.load(Ordering::Relaxed);
         self.entries.store(entries.wrapping_add(change), Ordering::Relaxed);
+        if let Some(coldest) = ring.get(ring.tail()) {
+            self.oldest.store(coldest.tick.into(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -91,6 +97,7 @@ impl Ghosts {
             ring: Mutex::named("ghost-sublist", Ring::new()),
             over: AtomicU64::new(0),
             entries: AtomicU64::new(0),
+            oldest: AtomicU32::new(0),
         };
         Self {
             sublists: (0..sublists.min(MAX_SUBLISTS))
@@ -121,7 +128,7 @@ impl Ghosts {
         let sublist = &self.sublists[nth];
         let mut ring = sublist.ring.lock();
         positions.extend(ghosts.iter().map(|ghost| self.stamp(nth, ring.push(*ghost))));
-        sublist.count(ghosts.len() as u64);
+        sublist.count(&ring, ghosts.len() as u64);
     }
 
     /// Whether an entry has been taken off its ring: then it must not have a slot.
@@ -143,7 +150,7 @@ impl Ghosts {
         let entries = std::iter::from_fn(|| ring.pop()).take(most);
         out.extend(entries.map(|(position, ghost)| (self.stamp(nth, position), ghost)));
         sublist.over.store(ring.tail(), Ordering::SeqCst);
-        sublist.count(0u64.wrapping_sub((out.len() - start) as u64));
+        sublist.count(&ring, 0u64.wrapping_sub((out.len() - start) as u64));
         drop(ring);
         let bytes: u64 = out[start..].iter().map(|(_, g)| u64::from(g.weight)).sum();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -161,7 +168,7 @@ impl Ghosts {
             }
             while ring.get(ring.tail()).is_some_and(|ghost| ghost.weight == 0) {
                 ring.pop();
-                sublist.count(1u64.wrapping_neg());
+                sublist.count(&ring, 1u64.wrapping_neg());
             }
             sublist.over.store(ring.tail(), Ordering::SeqCst);
             ring.trim();
@@ -185,6 +192,13 @@ impl Ghosts {
     /// The number of a sublist, each as likely as it has entries; `None` if there are none.
     pub(crate) fn draw(&self, below: impl FnOnce(u64) -> u64) -> Option<usize> {
         draw(self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)), below)
+    }
+
+    /// How long ago the oldest entry's block was evicted, in ticks.
+    pub(crate) fn age(&self, now: u32) -> u32 {
+        let filled = self.sublists.iter().filter(|s| s.entries.load(Ordering::Relaxed) > 0);
+        let ages = filled.map(|s| now.wrapping_sub(s.oldest.load(Ordering::Relaxed)));
+        ages.map(|age| age & u32::from(u16::MAX)).max().unwrap_or(0)
     }
 
     /// Weights of the entries in the rings, those of blocks that came back included.

@@ -1,34 +1,37 @@
 //! Which rule's shadow does best.
 //!
-//! Each rule has a score: the accesses that hit in its shadow, of which old ones count less and less. The
-//! chosen rule is left for the best one when the two scores differ by more than chance would explain:
-//! only accesses that hit in one of the two and not in the other say anything, and of `n` such
-//! accesses the difference strays by about the root of `n` (McNemar's test). So rules that do equally well
-//! are not changed to and fro.
+//! Each rule has a *lead*: by how many hits it is ahead of the chosen one, from the moment at which it was last
+//! behind. So a rule that has become better is seen at once, however long it was worse before: that is the test by which a
+//! change in a series is found earliest (Page, "Continuous Inspection Schemes", Biometrika 1954; CUSUM). The chosen rule is left for
+//! the one with the longest lead, when that is more than chance would explain and
+//! more than a part of a shadow's blocks. Only accesses that hit in one of the two and not in the other say anything, and
+//! of `n` such accesses the difference strays by about the root of `n` (McNemar's test); since it is looked at
+//! after each of them, and its best moment counts, the bar is higher than for a single look. So rules that do equally well are
+//! not changed to and fro.
 
 use crate::policy::RULES;
 
-/// Accesses that a score remembers, about, as a multiple of the blocks in a shadow.
+/// Accesses in which two rules differ are remembered this long, about, as a multiple of the blocks in a shadow.
 const HORIZON: f64 = 16.0;
 /// Fewest blocks for which that is reckoned.
 const FEWEST: u64 = 16;
-/// A difference is believed when it is more than so many times what chance would explain.
-const BELIEF: f64 = 2.5;
+/// A lead is believed when it is more than so many times what chance would explain.
+const BELIEF: f64 = 5.0;
 
 /// And when it comes to this part of the blocks in a shadow: what differs at first is that one rule lets go of the
-/// oldest blocks sooner than the other.
+/// oldest blocks sooner than the other, and to follow another rule costs hits.
 const PART: f64 = 8.0;
 
 pub(super) struct Choice {
-    scores: [f64; RULES.len()],
-    /// Accesses in which a rule and the chosen one differed, aged as the scores are.
+    leads: [f64; RULES.len()],
+    /// Accesses in which a rule and the chosen one differed, of which old ones count less and less.
     apart: [f64; RULES.len()],
     chosen: usize,
 }
 
 impl Choice {
     pub(super) fn new(chosen: usize) -> Self {
-        Self { scores: [0.0; RULES.len()], apart: [0.0; RULES.len()], chosen }
+        Self { leads: [0.0; RULES.len()], apart: [0.0; RULES.len()], chosen }
     }
 
     pub(super) fn chosen(&self) -> usize {
@@ -38,32 +41,32 @@ impl Choice {
     /// Notes in which shadows an access hit: a bit a rule. `blocks` are in a shadow. True if another rule is
     /// chosen now.
     pub(super) fn note(&mut self, hits: u32, blocks: u64) -> bool {
-        if hits == (1 << RULES.len()) - 1 {
-            // A block that every shadow has says nothing, however often it is asked for.
+        if hits == 0 || hits == (1 << RULES.len()) - 1 {
+            // A block that every shadow has, or none, says nothing, however often it is asked for.
             return false;
         }
         let keep = 1.0 - 1.0 / (HORIZON * blocks.max(FEWEST) as f64);
-        let hit = |rule: usize| hits >> rule & 1;
-        for rule in 0..RULES.len() {
-            self.scores[rule] = self.scores[rule] * keep + f64::from(hit(rule));
-            let differs = hit(rule) ^ hit(self.chosen);
-            self.apart[rule] = self.apart[rule] * keep + f64::from(differs);
-        }
+        let hit = |rule: usize| f64::from(hits >> rule & 1);
+        let of_chosen = hit(self.chosen);
         let mut best = self.chosen;
         for rule in 0..RULES.len() {
-            if self.scores[rule] > self.scores[best] {
+            let ahead = hit(rule) - of_chosen;
+            self.leads[rule] = (self.leads[rule] + ahead).max(0.0);
+            self.apart[rule] = self.apart[rule] * keep + ahead.abs();
+            if self.leads[rule] > self.leads[best] {
                 best = rule;
             }
         }
-        let ahead = self.scores[best] - self.scores[self.chosen];
+        let lead = self.leads[best];
         let chance = BELIEF * (self.apart[best] + 1.0).sqrt();
-        if best == self.chosen || ahead <= chance.max(blocks as f64 / PART) {
+        if best == self.chosen || lead <= chance.max(blocks as f64 / PART) {
             return false;
         }
         self.chosen = best;
-        // What two rules differ in was counted against the old choice; at least their scores' difference is known.
+        // What two rules differ in was counted against the old choice; at least the difference of their leads is known.
         for rule in 0..RULES.len() {
-            self.apart[rule] = (self.scores[rule] - self.scores[best]).abs();
+            self.apart[rule] = (self.leads[rule] - lead).abs();
+            self.leads[rule] = 0.0;
         }
         true
     }

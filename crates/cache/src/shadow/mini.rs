@@ -4,9 +4,9 @@
 //! the order of one list. Keys are numbers of slots, which all shadows of a class share.
 
 use super::Slots;
-use crate::frequency::Frequency;
+use crate::frequency::{Frequency, TICKS};
 use crate::index::line::Slot;
-use crate::policy::{EPOCH_CAPACITIES, FEWEST_GHOSTS, FLOW, Rule, flows, spare};
+use crate::policy::{FEWEST_GHOSTS, FLOW, Rule, flows, spare, ticks};
 
 const NONE: u32 = u32::MAX;
 
@@ -41,9 +41,8 @@ impl Chain {
 }
 
 /// What a ghost's slot keeps of a frequency.
-pub(super) fn remembered(frequency: Frequency, epoch: u32) -> Frequency {
-    let slot = Slot::EMPTY.with_count(frequency.count(epoch), epoch);
-    Frequency::of(slot.ghost_count(epoch), epoch)
+pub(super) fn remembered(frequency: Frequency, now: u32) -> Frequency {
+    Slot::EMPTY.with_uses(frequency, now).ghost_uses(now)
 }
 
 pub(super) struct Mini {
@@ -51,8 +50,9 @@ pub(super) struct Mini {
     nodes: Vec<Node>,
     /// By `Place`, less one.
     chains: [Chain; 3],
-    epoch: u32,
-    /// Weight of uses in this epoch.
+    /// The tick of now.
+    now: u32,
+    /// Weight of uses in this tick, times `TICKS`.
     used: u64,
     /// Whether blocks go over from mru to mfu.
     flowing: bool,
@@ -66,7 +66,7 @@ impl Mini {
             rule,
             nodes: Vec::new(),
             chains: [Chain::EMPTY; 3],
-            epoch: 0,
+            now: 0,
             used: 0,
             flowing: false,
             forgotten: Vec::new(),
@@ -161,8 +161,8 @@ impl Mini {
 
     /// One of the newcomer and a block of mfu goes.
     fn contest(&mut self, newcomer: u32, room: u64, slots: &Slots) {
-        let count = self.count(newcomer);
-        if count <= 1 || self.chain(Place::Mfu).blocks == 0 {
+        let uses = self.uses(newcomer);
+        if uses.count(self.now) <= 1 || self.chain(Place::Mfu).blocks == 0 {
             return self.bury(newcomer, slots);
         }
         let mut rival = self.chain(Place::Mfu).coldest;
@@ -171,7 +171,7 @@ impl Mini {
             rival = self.chain(Place::Mfu).coldest;
             self.unmark(rival, room, slots);
         }
-        if count > self.count(rival) {
+        if self.rule.prefers(uses, self.uses(rival), self.now) {
             self.bury(rival, slots);
             self.relink(newcomer, Place::Mfu, slots);
         } else {
@@ -200,18 +200,16 @@ impl Mini {
         marked
     }
 
-    fn count(&self, slot: u32) -> u32 {
-        self.nodes[slot as usize].frequency.count(self.epoch)
+    fn uses(&self, slot: u32) -> Frequency {
+        self.nodes[slot as usize].frequency
     }
 
     fn count_use(&mut self, slot: u32, room: u64, slots: &Slots) {
-        self.used += u64::from(slots.weight(slot));
-        if self.used >= room.saturating_mul(EPOCH_CAPACITIES) {
-            self.used = 0;
-            self.epoch = self.epoch.wrapping_add(1);
-        }
+        let (passed, left) =
+            ticks(self.used + u64::from(slots.weight(slot)) * u64::from(TICKS), room);
+        (self.used, self.now) = (left, self.now.wrapping_add(passed));
         let node = &mut self.nodes[slot as usize];
-        node.frequency = node.frequency.used(self.epoch);
+        node.frequency = node.frequency.used(self.now);
     }
 
     fn trim_ghosts(&mut self, room: u64, slots: &Slots) {
@@ -231,7 +229,7 @@ impl Mini {
     fn bury(&mut self, slot: u32, slots: &Slots) {
         self.relink(slot, Place::Ghost, slots);
         let node = &mut self.nodes[slot as usize];
-        node.frequency = remembered(node.frequency, self.epoch);
+        node.frequency = remembered(node.frequency, self.now);
     }
 
     fn relink(&mut self, slot: u32, place: Place, slots: &Slots) {

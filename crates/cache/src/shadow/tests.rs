@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::mini::{Mini, remembered};
 use super::{MOST, MOST_KEYS, Shadow, Shadows, Slots, sample_key};
 use crate::attributes::Class;
-use crate::frequency::Frequency;
+use crate::frequency::{Frequency, TICKS};
 use crate::policy::{EPOCH_CAPACITIES, FEWEST_GHOSTS, FLOW, RULES, Rule, flows, spare};
 use crate::shadow::tap::Access;
 
@@ -21,7 +21,8 @@ struct Naive {
     ghosts: Vec<u64>,
     marked: Vec<u64>,
     frequency: HashMap<u64, Frequency>,
-    epoch: u32,
+    now: u32,
+    /// In parts of a tick.
     used: u64,
     flowing: bool,
 }
@@ -36,7 +37,7 @@ impl Naive {
             ghosts: Vec::new(),
             marked: Vec::new(),
             frequency: HashMap::new(),
-            epoch: 0,
+            now: 0,
             used: 0,
             flowing: false,
         }
@@ -47,12 +48,12 @@ impl Naive {
     }
 
     fn count_use(&mut self, key: u64, room: u64) {
-        self.used += self.weights[&key];
-        if self.used >= room * EPOCH_CAPACITIES {
-            (self.used, self.epoch) = (0, self.epoch + 1);
+        self.used += self.weights[&key] * u64::from(TICKS);
+        while self.used >= room * EPOCH_CAPACITIES {
+            (self.used, self.now) = (self.used - room * EPOCH_CAPACITIES, self.now + 1);
         }
         let frequency = self.frequency.entry(key).or_default();
-        *frequency = frequency.used(self.epoch);
+        *frequency = frequency.used(self.now);
     }
 
     fn unmark(&mut self, key: u64, room: u64) -> bool {
@@ -67,11 +68,11 @@ impl Naive {
     fn bury(&mut self, key: u64) {
         self.ghosts.push(key);
         let frequency = self.frequency.get_mut(&key).expect("it was asked for");
-        *frequency = remembered(*frequency, self.epoch);
+        *frequency = remembered(*frequency, self.now);
     }
 
     fn count(&self, key: u64) -> u32 {
-        self.frequency[&key].count(self.epoch)
+        self.frequency[&key].count(self.now)
     }
 
     fn access(&mut self, key: u64, weight: u64, room: u64) -> bool {
@@ -130,7 +131,8 @@ impl Naive {
                 rival = self.mfu.remove(0);
                 self.unmark(rival, room);
             }
-            let wins = count > self.count(rival);
+            let wins =
+                self.rule.prefers(self.frequency[&newcomer], self.frequency[&rival], self.now);
             let (stays, goes) = if wins { (newcomer, rival) } else { (rival, newcomer) };
             self.mfu.push(stays);
             self.bury(goes);
