@@ -17,6 +17,8 @@ pub mod clock;
 pub mod counters;
 pub mod histogram;
 pub mod memory;
+#[cfg(forebay_model)]
+pub mod model;
 pub mod rng;
 pub mod sync;
 pub mod tunables;

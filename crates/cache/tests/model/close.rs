@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use forebay_cache::{Attributes, Begin, LoadError, OwnerCaching, OwnerId};
 
-use crate::harness::{Block, World, below, check, go, join};
+use crate::harness::{Block, World};
 use crate::owned::{OwnedKey, OwnedWorld};
+use forebay_base::model::{below, check, go, join};
 
 /// Nothing of an owner is left when its close returns: no block, no ghost, no slot, no value.
 #[test]

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_cache::{Attributes, Begin, Filler, LoadError};
 
-use crate::harness::{Block, World, below, check, go, join};
+use crate::harness::{Block, World};
+use forebay_base::model::{below, check, go, join};
 
 const KEY: u64 = 1;
 

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::harness::{World, below, check, go, join};
+use crate::harness::World;
+use forebay_base::model::{below, check, go, join};
 
 /// A writer overwrites, another makes headers come and go; a reader must never miss the key, nor see a
 /// version older than the last whose insert had returned when the lookup began. (A version that is being

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use forebay_cache::{Attributes, Cache};
 
-use crate::harness::{Block, World, below, check, go, join, neighbours};
+use crate::harness::{Block, World, neighbours};
+use forebay_base::model::{below, check, go, join};
 
 fn steps(cache: &Cache<u64, Block>) -> u64 {
     cache.stats().index.resize_steps

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use forebay_cache::{Attributes, Reclaim};
 
-use crate::harness::{World, below, check, go, join};
+use crate::harness::World;
+use forebay_base::model::{below, check, go, join};
 
 /// Inserters evict, a remover takes blocks out of the evictor's hands, a reader marks them.
 #[test]

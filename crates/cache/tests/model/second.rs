@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::Mutex;
 use forebay_cache::{Candidate, Filler, Reclaim, SecondLevel, Writing};
 
-use crate::harness::{Block, Ledger, World, below, check, go, join};
+use crate::harness::{Block, Ledger, World};
+use forebay_base::model::{below, check, go, join};
 
 /// A second level in memory.
 struct Double {

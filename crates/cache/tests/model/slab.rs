@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::model::Slab;
 
-use crate::harness::{below, check, go, join};
+use forebay_base::model::{below, check, go, join};
 
 /// Nobody has a header that another has; what is given back is used again; memory of empty chunks goes.
 #[test]

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::model::Room;
 use forebay_cache::{Attributes, Begin, Reclaim};
 
-use crate::harness::{WEIGHT, World, below, check, go, join};
+use crate::harness::{WEIGHT, World};
+use forebay_base::model::{below, check, go, join};
 
 /// Weight that is out is never more than the limit, and all of it comes back.
 #[test]

@@ -21,6 +21,5 @@
 
 #[path = "../it/double.rs"]
 mod double;
-mod harness;
 mod queue;
 mod roots;

@@ -10,7 +10,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_io::Priority;
 use forebay_io::model::{Kick, Limits, Permits, Seat};
 
-use crate::harness::{below, check, go, join};
+use forebay_base::model::{below, check, go, join};
 
 struct Lane {
     seat: Seat,

@@ -9,7 +9,7 @@ use forebay_io::{Completion, ErrorKind, Request, Roots};
 use shuttle::thread::JoinHandle;
 
 use crate::double::{Double, fail};
-use crate::harness::{below, check, go, join};
+use forebay_base::model::{below, check, go, join};
 
 const ROOTS: usize = 2;
 /// Requests of one execution, children included, are fewer.

@@ -14,7 +14,8 @@ use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondLevel};
 use forebay_io::Device;
 use forebay_l2::{Codec, Level, LevelOptions};
 
-use crate::harness::{Pages, Plain, check};
+use crate::harness::{Pages, Plain};
+use forebay_base::model::check;
 
 const BYTES: u64 = 4 << 20;
 const KEYS: u64 = 2;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_pool::model::ModelLog;
 
-use crate::harness::{below, check, go, join};
+use forebay_base::model::{below, check, go, join};
 
 /// Each thread's changes come in its order; a change that saw another one comes after it; and what a commit promised
 /// is there.

@@ -19,7 +19,5 @@
 //! Ordinary runs always use the same seed.
 #![cfg(forebay_model)]
 
-#[path = "../../../io/tests/model/harness.rs"]
-mod harness;
 mod log;
 mod txg;

@@ -8,7 +8,7 @@ use forebay_base::clock::ManualClock;
 use forebay_pool::model::{TxgTunables, Txgs, Wake};
 use forebay_pool::{Error, ErrorKind};
 
-use crate::harness::{below, check, go, join};
+use forebay_base::model::{below, check, go, join};
 
 fn txgs() -> Arc<Txgs> {
     let tunables = TxgTunables::default();

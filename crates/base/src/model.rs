@@ -1,8 +1,8 @@
-//! What all model checks share: how schedules are searched.
+//! How model checks search schedules: the same search for every crate, in builds with `--cfg forebay_model` only.
+//!
+//! A failure prints its schedule; `FOREBAY_REPLAY` runs it again, as text or as the path of a file that holds it.
+//! `FOREBAY_FULL=1` searches twenty times as long, from a seed that it prints, and `FOREBAY_SEED` sets that.
 
-use std::sync::Arc;
-
-use forebay_base::rng::SmallRng;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{
     DataSource, PctScheduler, RandomDataSource, ReplayScheduler, Schedule, Scheduler, Task, TaskId,
@@ -10,24 +10,27 @@ use shuttle::scheduler::{
 use shuttle::thread::JoinHandle;
 use shuttle::{Config, Runner};
 
+use crate::rng::SmallRng;
+
 /// Searches `schedules` random schedules (see [`Bursts`]), and a third as many with few preemptions
 /// ([PCT](https://dl.acm.org/doi/10.1145/1736020.1736040), at two depths).
-pub(crate) fn check(schedules: usize, body: impl Fn() + Send + Sync + 'static) {
-    let body = Arc::new(body);
+pub fn check(schedules: usize, body: impl Fn() + Send + Sync + 'static) {
+    // For ever, as far as a test's process goes: each execution calls it anew.
+    let body: &'static _ = Box::leak(Box::new(body));
     if let Some(scheduler) = replay() {
-        return run(scheduler, &body);
+        return run(scheduler, body);
     }
     let full = std::env::var("FOREBAY_FULL").is_ok_and(|v| v == "1");
     let count = if full { 20 * schedules } else { schedules };
     let seed = match std::env::var("FOREBAY_SEED") {
         Ok(seed) => seed.parse().expect("FOREBAY_SEED is a number"),
-        Err(_) if full => forebay_base::rng::seed_from_system(),
+        Err(_) if full => crate::rng::seed_from_system(),
         Err(_) => 1,
     };
     println!("{count} schedules, FOREBAY_SEED={seed}");
-    run(Bursts::new(seed, count), &body);
-    run(PctScheduler::new_from_seed(seed, 2, count.div_ceil(6)), &body);
-    run(PctScheduler::new_from_seed(seed, 4, count.div_ceil(6)), &body);
+    run(Bursts::new(seed, count), body);
+    run(PctScheduler::new_from_seed(seed, 2, count.div_ceil(6)), body);
+    run(PctScheduler::new_from_seed(seed, 4, count.div_ceil(6)), body);
 }
 
 /// Random schedules in which threads run in bursts: each step goes on with the same thread but for one
@@ -82,27 +85,26 @@ fn replay() -> Option<ReplayScheduler> {
     })
 }
 
-fn run<F: Fn() + Send + Sync + 'static>(scheduler: impl Scheduler + 'static, body: &Arc<F>) {
+fn run<F: Fn() + Send + Sync + 'static>(scheduler: impl Scheduler + 'static, body: &'static F) {
     let mut config = Config::new();
     config.silence_warnings = true;
-    // Callbacks nest deeper than shuttle's own default of 60 KiB likes.
-    config.stack_size = 256 << 10;
+    // Building a cache moves large structures, and callbacks nest deep; shuttle's own default is 60 KiB.
+    config.stack_size = 512 << 10;
     config.failure_persistence = shuttle::FailurePersistence::Print;
-    let body = body.clone();
-    Runner::new(scheduler, config).run(move || body());
+    Runner::new(scheduler, config).run(body);
 }
 
 /// Starts a thread of the model.
-pub(crate) fn go<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+pub fn go<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     shuttle::thread::spawn(f)
 }
 
 /// Waits for threads of the model.
-pub(crate) fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+pub fn join<T>(threads: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     threads.into_iter().map(|thread| thread.join().expect("a thread panicked")).collect()
 }
 
 /// A choice that a replay makes again.
-pub(crate) fn below(n: u64) -> u64 {
+pub fn below(n: u64) -> u64 {
     thread_rng().gen_range(0..n)
 }
