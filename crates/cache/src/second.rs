@@ -84,10 +84,22 @@ impl<K: Key, V: Send + Sync + 'static> Candidate<K, V> {
     /// Keeps the block from being evicted until the guard goes. `None` if it is being written already,
     /// or has left the cache.
     pub fn write(self) -> Option<Writing<K, V>> {
+        self.try_write().ok()
+    }
+
+    /// As [`write`](Self::write), but gives the candidate back instead of dropping it: that may be the last pin of a value, whose
+    /// drop must not run under a lock.
+    ///
+    /// # Errors
+    /// The candidate.
+    pub fn try_write(self) -> Result<Writing<K, V>, Self> {
         let begun = self.block.header().update(|s| {
             (s.has(VALID) && !s.has(WRITING) && !s.has(ON_SECOND)).then(|| s.with(WRITING))
         });
-        begun.map(|_| Writing { block: self.block })
+        match begun {
+            Some(_) => Ok(Writing { block: self.block }),
+            None => Err(self),
+        }
     }
 }
 
@@ -123,6 +135,12 @@ impl<K: Key, V: Send + Sync + 'static> Writing<K, V> {
     /// second level calls this and makes the block findable in one step as [`SecondLevel::load`] and
     /// [`SecondLevel::forget`] see it, under a lock of its own for instance.
     pub fn stored(self) -> bool {
+        self.mark_stored()
+    }
+
+    /// As [`stored`](Self::stored), for who holds a lock meanwhile, and drops this outside of it: that may be the last pin of
+    /// a value.
+    pub fn mark_stored(&self) -> bool {
         let before = self.block.header().update(|s| Some(s.with(ON_SECOND)));
         before.is_some_and(is_current)
     }

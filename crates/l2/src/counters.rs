@@ -16,7 +16,9 @@ forebay_base::counters! {
     refused: reason;
     /// Blocks admitted that had left the cache before they could be written.
     admitted_in_vain: class;
-    /// Blocks that were overwritten or removed before they were written, and left out.
+    /// Blocks admitted that were not written, because a write failed, or the level failed or ended before.
+    admitted_lost: class;
+    /// Blocks that were overwritten or removed before they were written, and left out, or while they were written.
     outdated: class;
     /// Blocks written that can be found now.
     stored: class;

@@ -1,6 +1,9 @@
 //! What all threads of a level share.
 //!
-//! Locking: `l2-failure`, a leaf lock, for a look; everything else has its own module.
+//! Locking: `l2-failure`, a leaf lock, for a look; `l2-voiding`, held while the label is voided; everything else has its own
+//! module.
+
+use std::cell::Cell;
 
 use forebay_base::clock::Clock;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -105,6 +108,13 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     /// When voiding was tried last, in nanoseconds; 0 if never.
     pub(crate) void_tried_ns: AtomicU64,
     failure: Mutex<Option<String>>,
+    /// Held by who voids the label: others wait for how that ends.
+    voiding: Mutex<()>,
+}
+
+forebay_base::sync::thread_local! {
+    /// The level that this thread works for, by the address of what its threads share; 0 if none.
+    static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
@@ -142,7 +152,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             voided: AtomicBool::new(false),
             void_tried_ns: AtomicU64::new(0),
             failure: Mutex::named("l2-failure", None),
+            voiding: Mutex::named("l2-voiding", ()),
         }
+    }
+
+    /// This thread is one of the level's own, until it ends.
+    pub(crate) fn enter_thread(&self) {
+        WORKS_FOR.with(|level| level.set(std::ptr::from_ref(self).addr()));
+    }
+
+    /// Whether this thread is one of the level's own: then it must not wait for them.
+    pub(crate) fn is_own_thread(&self) -> bool {
+        WORKS_FOR.with(|level| level.get() == std::ptr::from_ref(self).addr())
     }
 
     /// The encoded key, its length being the label's.
@@ -179,7 +200,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.try_void();
         }
         self.rebuild.stop();
-        self.feed.die();
+        self.end_feed();
     }
 
     /// Voids the label, unless that was tried a moment ago. Whether it is void.
@@ -189,19 +210,20 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if self.voided.load(Ordering::Acquire) {
             return true;
         }
+        // Who comes meanwhile is told how it has ended, not that it has not.
+        let _turn = self.voiding.lock();
         let now = self.clock.now_ns().max(1);
         let before = self.void_tried_ns.load(Ordering::Acquire);
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
-        if before != 0 && now.saturating_sub(before) < PAUSE_NS
-            || self.void_tried_ns.compare_exchange(before, now, order.0, order.1).is_err()
+        if self.voided.load(Ordering::Acquire)
+            || before != 0 && now.saturating_sub(before) < PAUSE_NS
         {
             return self.voided.load(Ordering::Acquire);
         }
         // Who closed it may have made something else of the device since: that is not to be touched.
-        if self.status.is_closed() && !self.has_label() {
-            return true;
-        }
-        self.void_now()
+        let voided = self.status.is_closed() && !self.has_label() || self.void_now();
+        // From when it ended: a device that hangs takes its time, and those who wait are not to try in turn.
+        self.void_tried_ns.store(self.clock.now_ns().max(1), Ordering::Release);
+        voided
     }
 
     /// Whether the device still holds this level's label, as far as is known.

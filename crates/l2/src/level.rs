@@ -2,7 +2,8 @@
 //!
 //! Threads: a writer, one that gives up loads that are overdue, and some for the rebuild until that is done. Loads run on whoever asks, and on the device's threads.
 //!
-//! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first.
+//! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first. One of the level's own
+//! threads, on which a user's drop may let go of the level, never takes it: another thread does the waiting then.
 
 use std::time::Duration;
 
@@ -32,8 +33,10 @@ use crate::writer::Writer;
 /// Close it before the cache: blocks that wait to be written are pinned in the cache.
 pub struct Level<K: Key, V: Send + Sync + 'static> {
     inner: Arc<Inner<K, V>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Arc<Threads>,
 }
+
+type Threads = Mutex<Vec<JoinHandle<()>>>;
 
 impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     /// Makes the device a level, and opens it. What a level of the same owner held before is gone.
@@ -120,9 +123,14 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
             let text = "no thread for a second level: allow the process more";
             Error::new(ErrorKind::Thread, text).because(error)
         };
-        let level = Arc::new(Self { inner, threads: Mutex::named("l2-threads", Vec::new()) });
+        let threads = Arc::new(Mutex::named("l2-threads", Vec::new()));
+        let level = Arc::new(Self { inner, threads });
         let watching = Arc::clone(&level.inner);
-        let thread = spawn_named("l2-watch", move || watching.watch()).map_err(no_thread)?;
+        let watch = move || {
+            watching.enter_thread();
+            watching.watch();
+        };
+        let thread = spawn_named("l2-watch", watch).map_err(no_thread)?;
         level.threads.lock().push(thread);
         let thread = spawn_named("l2-writer", move || writer.run()).map_err(no_thread)?;
         level.threads.lock().push(thread);
@@ -283,15 +291,39 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     }
 
     /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. If the device hangs, it gives up
-    /// after the time that a write may take. Idempotent. The device stays open.
+    /// after the time that a write may take. Idempotent. The device stays open. On one of the level's own threads, where a value's
+    /// drop may run, it waits for nothing: another thread does.
     pub fn close(&self) {
         self.inner.close_status();
-        self.end_threads();
-        // The last chance to keep what could not be forgotten from coming back.
-        let failed = matches!(self.health(), Health::Failed { voided: false, .. });
-        if failed && !self.inner.immutable_keys {
-            self.inner.void_now();
+        if !self.inner.is_own_thread() {
+            return end(&self.inner, &self.threads);
         }
+        let (inner, threads) = (Arc::clone(&self.inner), Arc::clone(&self.threads));
+        if spawn_named("l2-close", move || end(&inner, &threads)).is_err() {
+            // They end by themselves, only that nobody waits for it.
+            self.inner.rebuild.stop();
+            self.inner.feed.stop();
+            self.inner.loads.unwatch();
+        }
+    }
+
+    /// Whether it does not know yet what the device holds.
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        self.inner.rebuild.is_running()
+    }
+
+    /// The error of a close that left values unwritten.
+    pub(crate) fn unwritten(&self, why: &str) -> Error {
+        let name = &self.inner.medium.device.info().name;
+        let text = format!(
+            "what was in memory only was not written to the second level on {name}, because {why} when it was closed: have it written before"
+        );
+        Error::new(ErrorKind::Closed, text)
+    }
+
+    /// Whether this is one of the level's threads, on which nobody must wait for it.
+    pub(crate) fn is_own_thread(&self) -> bool {
+        self.inner.is_own_thread()
     }
 
     /// Takes and gives nothing more, waits for what is on its way, frees the memory of the index, and voids the label, so that
@@ -300,11 +332,16 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     /// # Errors
     /// [`ErrorKind::Device`] if the label cannot be voided: then nobody but [`LevelOptions::force`] will make
     /// anything else of the device; and if the device hangs with a write that may still reach it.
+    /// [`ErrorKind::Invalid`] on one of the level's own threads, which would wait for itself.
     pub fn remove(&self) -> Result<()> {
+        if self.inner.is_own_thread() {
+            let text = "a second level cannot be removed by one of its own threads, on which a value's drop may run: use another one";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         self.inner.mark_removed();
         // What waits to be written is not wanted any more.
-        self.inner.feed.die();
-        self.end_threads();
+        self.inner.end_feed();
+        end_threads(&self.inner, &self.threads);
         self.inner.index.clear();
         // One that was given up could otherwise write a label after it is void, or over what the device is used for next.
         let ended = self.inner.medium.wait_for_writes();
@@ -318,36 +355,6 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
             self.inner.medium.device.info().name
         );
         Err(Error::new(ErrorKind::Device, text))
-    }
-
-    fn end_threads(&self) {
-        let mut threads = self.threads.lock();
-        let inner = &self.inner;
-        inner.rebuild.stop();
-        inner.feed.stop();
-        // The first is the watch: it goes on while the others end, which takes time if the device hangs.
-        let first = threads.len().min(1);
-        let others = threads.split_off(first);
-        for thread in others {
-            // A panic of it was told of by the panic hook.
-            let _ = thread.join();
-        }
-        inner.loads.unwatch();
-        threads.drain(..).for_each(|watch| drop(watch.join()));
-        inner.feed.die();
-        // Loads on their way end, or are given up.
-        let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
-        let allowed = u64::from(inner.tunables.load_timeout_ms()) * 1_000_000;
-        let begun = inner.clock.now_ns();
-        while inner.loads.awaited() > 0 {
-            let late = inner.clock.now_ns().saturating_sub(begun) > allowed;
-            inner.watch_loads(late);
-            if late {
-                // Those that are left are being published, perhaps by this very thread.
-                break;
-            }
-            condition.wait_timeout(&mut nobody.lock(), Duration::from_millis(1));
-        }
     }
 }
 
@@ -364,6 +371,45 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Level<K, V> {
     /// [`health`](Level::health) tell; [`forget_checked`](Level::forget_checked) says so itself.
     fn forget(&self, key: &K) {
         let _ = self.inner.forget(key);
+    }
+}
+
+/// Ends the threads of a level that is closed.
+fn end<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>, threads: &Threads) {
+    end_threads(inner, threads);
+    // The last chance to keep what could not be forgotten from coming back.
+    let failed = matches!(inner.health(), Health::Failed { voided: false, .. });
+    if failed && !inner.immutable_keys {
+        inner.void_now();
+    }
+}
+
+fn end_threads<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>, threads: &Threads) {
+    let mut threads = threads.lock();
+    inner.rebuild.stop();
+    inner.feed.stop();
+    // The first is the watch: it goes on while the others end, which takes time if the device hangs.
+    let first = threads.len().min(1);
+    let others = threads.split_off(first);
+    for thread in others {
+        // A panic of it was told of by the panic hook.
+        let _ = thread.join();
+    }
+    inner.loads.unwatch();
+    threads.drain(..).for_each(|watch| drop(watch.join()));
+    inner.end_feed();
+    // Loads on their way end, or are given up.
+    let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
+    let allowed = u64::from(inner.tunables.load_timeout_ms()) * 1_000_000;
+    let begun = inner.clock.now_ns();
+    while inner.loads.awaited() > 0 {
+        let late = inner.clock.now_ns().saturating_sub(begun) > allowed;
+        inner.watch_loads(late);
+        if late {
+            // Those that are left are being published, perhaps by this very thread.
+            break;
+        }
+        condition.wait_timeout(&mut nobody.lock(), Duration::from_millis(1));
     }
 }
 

@@ -6,6 +6,7 @@ use forebay_base::sync::{Condvar, Mutex};
 use forebay_cache::{Candidate, Key, Writing};
 
 use super::Queued;
+use crate::Refusal;
 use crate::counters::LevelCounters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inner::Inner;
@@ -38,7 +39,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             };
             self.wait_for_room()?;
             let (class, since_ns) = (candidate.class, self.clock.now_ns());
-            let Some(block) = candidate.write() else { continue };
+            let Some(block) = candidate.write() else {
+                self.counters.add(LevelCounters::ADMITTED, class as usize, 1);
+                self.counters.add(LevelCounters::ADMITTED_IN_VAIN, class as usize, 1);
+                continue;
+            };
             let (id, value_bytes, bytes) = (wish.id, wish.value_bytes, wish.bytes);
             let queued = Queued { id, class, value_bytes, bytes, since_ns, block };
             let refused = self.feed.with(|state| {
@@ -50,6 +55,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 None
             });
             if refused.is_some() {
+                self.refuse(Refusal::Removed);
                 return Err(self.not_open());
             }
             self.counters.add(LevelCounters::ADMITTED, class as usize, 1);

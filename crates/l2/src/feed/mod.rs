@@ -220,8 +220,8 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
         self.work.notify_all();
     }
 
-    /// Nothing will be written any more: who waits is told, and what waits is dropped.
-    pub(crate) fn die(&self) {
+    /// Nothing will be written any more: who waits is told, and gets what waits, to be dropped under no lock.
+    fn die(&self) -> VecDeque<Queued<K, V>> {
         let mut state = self.state.lock();
         state.dead = true;
         state.stopping = true;
@@ -231,7 +231,7 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
         drop(state);
         self.work.notify_all();
         self.done.notify_all();
-        drop(dropped);
+        dropped
     }
 
     /// Waits until there is something to do, or it is time to look around: then there may be nothing.

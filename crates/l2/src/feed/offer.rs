@@ -67,6 +67,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
+    /// Nothing will be written any more: who waits is told, and what waits is dropped.
+    pub(crate) fn end_feed(&self) {
+        self.lose(self.feed.die());
+    }
+
+    /// Drops blocks that will not be written.
+    pub(crate) fn lose(&self, blocks: impl IntoIterator<Item = Queued<K, V>>) {
+        for block in blocks {
+            self.counters.add(LevelCounters::ADMITTED_LOST, block.class as usize, 1);
+        }
+    }
+
     pub(super) fn refuse(&self, reason: Refusal) {
         let label = Refusal::ALL.iter().position(|other| *other == reason).expect("all are there");
         self.counters.add(LevelCounters::REFUSED, label, 1);
@@ -142,8 +154,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 }
                 admitted[class as usize] += 1;
                 let Wish { id, value_bytes, bytes, .. } = wish;
-                match candidate.write() {
-                    Some(block) => {
+                match candidate.try_write() {
+                    Ok(block) => {
                         state.queued_bytes += bytes;
                         let since_ns = now;
                         state.queue.push_back(Queued {
@@ -155,7 +167,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                             block,
                         });
                     }
-                    None => {
+                    Err(candidate) => {
+                        passed.push(candidate);
                         in_vain[class as usize] += 1;
                         state.rate.give_back(bytes);
                     }

@@ -306,10 +306,27 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// Ends all work: writes what is in memory only, unless that was declined, and closes memory and device. Lookups find nothing
     /// afterwards. Never call it on a thread that holds a value of this cache: it would wait for itself.
     ///
+    /// It does not wait for a rebuild, but cancels it: what is on the device stays there, what is in memory only is not
+    /// written. Who wants that calls [`flush_to_device`](Self::flush_to_device) before, which waits.
+    ///
     /// # Errors
     /// When not all could be written; it is closed all the same.
     pub fn close(&self) -> Result<()> {
-        let written = if self.writes_on_close { self.flush_to_device() } else { Ok(()) };
+        let written = match self.writes_on_close {
+            true if self.level.is_own_thread() => {
+                Err(self.level.unwritten("its own thread closes it"))
+            }
+            true if self.level.is_rebuilding() => {
+                let mut only_here = false;
+                self.cache.offer_all(LOT, |candidates| only_here |= !candidates.is_empty());
+                match only_here {
+                    false => Ok(()),
+                    true => Err(self.level.unwritten("it did not know yet what the device has")),
+                }
+            }
+            true => self.flush_to_device(),
+            false => Ok(()),
+        };
         // First: blocks that wait to be written are pinned in the cache.
         self.level.close();
         self.cache.close();

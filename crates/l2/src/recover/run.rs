@@ -32,6 +32,7 @@ pub(super) struct Heads {
 
 /// The thread's body.
 pub(crate) fn run<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) {
+    inner.enter_thread();
     let outcome = rebuild(inner);
     if let Err(why) = outcome {
         inner.rebuild.stop();
@@ -200,7 +201,11 @@ fn read_the_rest<K: Key, V: Send + Sync + 'static>(
     let helpers: Vec<_> = (1..wanted)
         .map_while(|number| {
             let reader = Arc::clone(reader);
-            spawn_named(&format!("l2-rebuild-{number}"), move || reader.work()).ok()
+            let work = move || {
+                reader.enter_thread();
+                reader.work()
+            };
+            spawn_named(&format!("l2-rebuild-{number}"), work).ok()
         })
         .collect();
     let mut outcome = reader.work();

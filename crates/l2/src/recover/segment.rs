@@ -25,6 +25,13 @@ pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
     pub(super) heads: Heads,
 }
 
+impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
+    /// This thread is one of the level's own, until it ends.
+    pub(super) fn enter_thread(&self) {
+        self.inner.enter_thread();
+    }
+}
+
 /// What the newest segment says.
 pub(super) struct Newest {
     pub(super) contents: Contents,

@@ -73,7 +73,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         if plan.total() == 0 {
             // Not even an empty segment has room for it: admission asks, so this does not happen; but it must not
             // be tried for ever either.
-            self.backlog.pop_front();
+            let first = self.backlog.pop_front();
+            self.inner.lose(first);
             return Ok(());
         }
         let Ok(buffer) = self.memory(plan.total()) else {
@@ -308,16 +309,18 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 Placed::New { id, class, place, block } => {
                     let mut stored = false;
                     self.inner.index.change(id, place, |record| {
-                        stored = block.stored();
+                        stored = block.mark_stored();
                         match stored {
                             true => Some(Record { state: State::Live, ..record }),
                             // A tombstone is still to come for it.
                             false => (!immutable).then_some(Record { state: State::Bad, ..record }),
                         }
                     });
-                    if stored {
-                        self.inner.counters.add(LevelCounters::STORED, class as usize, 1);
-                    }
+                    let row = match stored {
+                        true => LevelCounters::STORED,
+                        false => LevelCounters::OUTDATED,
+                    };
+                    self.inner.counters.add(row, class as usize, 1);
                 }
                 Placed::Moved { carried, place } => {
                     let Carried { id, class, old, .. } = carried;
@@ -337,7 +340,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     fn spoil(&self, placed: Vec<Placed<K, V>>) {
         for placed in placed {
             // What was carried is still at its old place.
-            let Placed::New { id, place, .. } = placed else { continue };
+            let Placed::New { id, class, place, block } = placed else { continue };
+            self.inner.counters.add(LevelCounters::ADMITTED_LOST, class as usize, 1);
+            drop(block);
             self.inner.index.change(id, place, |record| {
                 (!self.inner.immutable_keys).then_some(Record { state: State::Bad, ..record })
             });

@@ -123,7 +123,8 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
         if std::thread::panicking() {
             self.inner.fail("the writer panicked");
         }
-        self.inner.feed.die();
+        self.lose_backlog();
+        self.inner.end_feed();
     }
 }
 
@@ -158,6 +159,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
 
     /// The thread's body.
     pub(crate) fn run(mut self) {
+        self.inner.enter_thread();
         loop {
             let linger = u64::from(self.inner.tunables.linger_ms()) * 1_000_000;
             let inner = Arc::clone(&self.inner);
@@ -176,7 +178,6 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 break;
             }
         }
-        self.backlog.clear();
     }
 
     /// Does what there is to do. An error is the level's end.
@@ -273,8 +274,12 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
 
     /// Lets go of all that would be written, and of the blocks that are kept in memory for it.
     fn forsake(&mut self) {
-        self.backlog.clear();
+        self.lose_backlog();
         self.carried.clear();
         self.evacuation = None;
+    }
+
+    fn lose_backlog(&mut self) {
+        self.inner.lose(std::mem::take(&mut self.backlog));
     }
 }

@@ -77,6 +77,38 @@ fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
 }
 
 #[test]
+fn a_close_does_not_wait_for_a_rebuild() {
+    const VALUES: u64 = 20_000;
+    let faults = Arc::new(FaultDevice::new(memory_device(), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let builder = || builder(device.clone()).level_tunable("admit_all", "true").immutable_keys();
+    let cache = builder().build().unwrap();
+    for key in 0..VALUES {
+        cache.insert(key, value(key, 0)).unwrap();
+    }
+    cache.close().unwrap();
+    let written = cache.stats().level.records;
+    faults.add(Rule::new(Fault::Delay(std::time::Duration::from_millis(300))).on(Op::Read));
+    // With nothing that would have to be written, and with something.
+    let cache = builder().build().unwrap();
+    cache.close().unwrap();
+    assert!(cache.stats().level.records < written);
+    let cache = builder().build().unwrap();
+    cache.insert(VALUES, value(VALUES, 0)).unwrap();
+    match cache.close() {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
+        Ok(()) => panic!("it has waited, or has lost what it was to write"),
+    }
+    assert!(cache.stats().level.records < written);
+    assert_eq!(cache.level().health(), Health::Closed);
+    faults.clear();
+    let cache = builder().build().unwrap();
+    assert!(cache.level().wait_rebuilt());
+    assert_eq!(cache.stats().level.records, written, "what the device had is there");
+    cache.close().unwrap();
+}
+
+#[test]
 fn another_name_is_refused_and_anew_forgets() {
     let device = memory_device();
     let cache = builder(device.clone()).name("pictures").build().unwrap();

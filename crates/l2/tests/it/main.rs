@@ -9,6 +9,7 @@ mod crash;
 mod faults;
 mod hybrid;
 mod life;
+mod own_threads;
 mod rot;
 mod set_back;
 mod support;
