@@ -32,7 +32,10 @@ pub(crate) type Callback<K, V> = Box<dyn Fn(Evicted<K, V>) + Send + Sync>;
 pub(crate) struct Callbacks<K, V> {
     pub(crate) run: Callback<K, V>,
     queue: Mutex<Queue<K, V>>,
+    /// For the thread: an event has come, or none will.
     arrived: Condvar,
+    /// For those who drain: a callback is done. With one condition variable for both, the one wake-up of an event could go to them.
+    done: Condvar,
 }
 
 struct Queue<K, V> {
@@ -46,7 +49,8 @@ struct Queue<K, V> {
 impl<K, V> Callbacks<K, V> {
     pub(crate) fn new(run: Callback<K, V>) -> Self {
         let queue = Queue { events: VecDeque::new(), bytes: 0, busy: false, closed: false };
-        Self { run, queue: Mutex::named("callback-queue", queue), arrived: Condvar::new() }
+        let queue = Mutex::named("callback-queue", queue);
+        Self { run, queue, arrived: Condvar::new(), done: Condvar::new() }
     }
 
     /// Queues an event, or returns it if there is no room for it.
@@ -72,7 +76,7 @@ impl<K, V> Callbacks<K, V> {
     pub(crate) fn next(&self) -> Option<Evicted<K, V>> {
         let mut queue = self.queue.lock();
         queue.busy = false;
-        self.arrived.notify_all();
+        self.done.notify_all();
         loop {
             if let Some(event) = queue.events.pop_front() {
                 queue.bytes -= event.weight;
@@ -95,13 +99,13 @@ impl<K, V> Callbacks<K, V> {
     pub(crate) fn drain(&self) {
         let mut queue = self.queue.lock();
         while queue.busy || !queue.events.is_empty() {
-            self.arrived.wait(&mut queue);
+            self.done.wait(&mut queue);
         }
     }
 
     /// No events any more; the thread ends when it has handled those that are queued.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
-        self.arrived.notify_all();
+        self.arrived.notify_one();
     }
 }
