@@ -176,14 +176,8 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.inner().sweep(Cause::Flushed, wanted).0
     }
 
-    /// Has blocks offered to the second level again that it has once said it has, those for which `wanted` says yes: for
-    /// when it has lost them. Nothing may be removed from or added to it meanwhile.
-    pub fn offer_again(&self, wanted: impl Fn(&K) -> bool) {
-        self.inner().forget_stored(wanted);
-    }
-
-    /// Hands all blocks that the second level does not have to `take`, up to `most` at once, wherever they are in the
-    /// lists (but not those with the hint `Once`): for whoever wants everything written before the cache closes. They are pinned as long as the candidates live. What
+    /// Hands all blocks that are not being written to `take`, up to `most` at once, wherever they are in the lists (but not
+    /// those with the hint `Once`): for whoever wants everything written before the cache closes. They are pinned as long as the candidates live. What
     /// enters meanwhile may be missed.
     pub fn offer_all(&self, most: usize, take: impl FnMut(Vec<Candidate<K, V>>)) {
         self.inner().candidates_everywhere(most, take);

@@ -7,6 +7,8 @@
 
 use std::ptr::NonNull;
 
+use forebay_base::sync::atomic::Ordering;
+
 use crate::attributes::Class;
 use crate::counters::CacheCounters;
 use crate::evict::{Judged, Scratch, Spent, is_at};
@@ -143,6 +145,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 if let Some(victim) = self.retire_victim(rival.header, rival.state) {
                     scratch.demoted.push(victim);
                     left_mfu.add(rival.weight);
+                    self.beaten[row].store(rival.uses.count(now), Ordering::Relaxed);
                     self.counters.add(CacheCounters::CONTESTS_WON, row, 1);
                     return self.promote(header, (class, n, position));
                 }
@@ -155,6 +158,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             // One of them was used meanwhile, or has gone.
             self.put_back(&rival, m);
         }
+    }
+
+    /// Whether the evictor may let go of a block when it comes to it, as far as that can be told. One that stays comes by again.
+    pub(crate) fn may_go(&self, state: State, h: &Header<K, V>, list: List, class: Class) -> bool {
+        if !self.policy.rule(class).contest {
+            return !state.has(MARK);
+        }
+        // A newcomer goes at once, or meets a rival, and most of them lose. A rival goes only if it is used as little as
+        // those that lose.
+        let uses = || h.frequency().count(self.policy.now());
+        list == List::Mru
+            || !state.has(MARK) && uses() <= self.beaten[class as usize].load(Ordering::Relaxed)
     }
 
     /// Takes the winner over to mfu, whatever has happened to it, unless it has gone.

@@ -18,7 +18,7 @@ use forebay_base::sync::{MutexGuard, thread_slot};
 use crate::attributes::{Cause, Class};
 use crate::counters::CacheCounters;
 use crate::guard::OwnedRef;
-use crate::header::{Header, List, MARK, ON_SECOND, State, VALID, WRITING};
+use crate::header::{Header, List, MARK, State, VALID, WRITING};
 use crate::index::{Locked, partition_of, prefetch_line};
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
@@ -488,7 +488,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
         let fits = |s: State| {
-            is_at(s, list, class, position) && s.has(VALID) && !s.has(WRITING) && !s.has(ON_SECOND)
+            is_at(s, list, class, position) && !s.has(WRITING) && self.may_go(s, h, list, class)
         };
         let before = h.update(|s| fits(s).then(|| s.pinned()))?;
         // SAFETY: pinned just now, from a valid state.

@@ -13,7 +13,7 @@ use crate::counters::CacheCounters;
 use crate::error::{LoadError, Refusal};
 use crate::flight::{Ending, Seat};
 use crate::guard::{OwnedRef, Ref};
-use crate::header::{FILLED, Header, LOADING, ON_SECOND, RETIRED, State, VALID, WAITERS};
+use crate::header::{FILLED, Header, LOADING, RETIRED, State, VALID, WAITERS};
 use crate::inner::Inner;
 use crate::insert::home_list;
 use crate::key::Key;
@@ -42,8 +42,6 @@ pub struct Filler<K: Key, V: Send + Sync + 'static> {
     pub(crate) frequent: bool,
     /// Why the block will not be cached, if it will not.
     pub(crate) refusal: Option<Refusal>,
-    /// The second level has the block.
-    pub(crate) on_second: bool,
 }
 
 // SAFETY: as for guards; the filler writes a `V` that it is given, and reads a `K`.
@@ -181,10 +179,7 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
                 this.header,
                 this.attributes.class,
                 home_list(this.attributes.hint, this.frequent),
-                |s| {
-                    let on_second = if this.on_second { ON_SECOND } else { 0 };
-                    s.with(VALID | FILLED | on_second).without(LOADING | WAITERS)
-                },
+                |s| s.with(VALID | FILLED).without(LOADING | WAITERS),
             ),
             Some(_) => None,
         };

@@ -14,7 +14,6 @@
 //! | 24 | `RETIRED`: on its way out | whoever evicts, removes or replaces; never cleared but by freeing |
 //! | 25 | `LOADING`: a filler will publish or abandon it | the filler |
 //! | 26 | `WAITERS`: the filler must wake somebody | who joins, while `LOADING` |
-//! | 27 | `ON_SECOND`: the second level holds it | the second level's guard |
 //! | 28–30 | cause of retirement; all ones: orphaned, see `Inner::hold` | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
 //! | 32–63 | position in its sublist's ring (in no list, and when free: generation) | the publisher and the evictor, under the sublist's lock |
@@ -62,7 +61,6 @@ pub(crate) const WRITING: u64 = 1 << 23;
 pub(crate) const RETIRED: u64 = 1 << 24;
 pub(crate) const LOADING: u64 = 1 << 25;
 pub(crate) const WAITERS: u64 = 1 << 26;
-pub(crate) const ON_SECOND: u64 = 1 << 27;
 const CAUSE_SHIFT: u32 = 28;
 const CAUSE: u64 = 7 << CAUSE_SHIFT;
 pub(crate) const FILLED: u64 = 1 << 31;
@@ -107,7 +105,7 @@ impl State {
     /// it is the same twice, it was so in between.
     #[inline]
     pub(crate) fn life(self) -> u64 {
-        self.0 & !(PINS | MARK | WRITING | WAITERS | ON_SECOND | FILLED)
+        self.0 & !(PINS | MARK | WRITING | WAITERS | FILLED)
     }
     #[inline]
     pub(crate) fn has(self, bit: u64) -> bool {
@@ -197,7 +195,6 @@ impl std::fmt::Debug for State {
             (WRITING, "being written"),
             (LOADING, "loading"),
             (WAITERS, "awaited"),
-            (ON_SECOND, "on second level"),
             (FILLED, "filled"),
         ];
         for (bit, name) in bits {

@@ -17,7 +17,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::clock::Clock;
 use forebay_base::histogram::AtomicHistogram;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::atomic::{AtomicBool, AtomicUsize};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::attributes::{Attributes, Class};
@@ -76,6 +76,8 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
     pub(crate) second: Option<Arc<dyn SecondLevel<K, V>>>,
+    /// By class, the uses of the block of mfu that lost a contest last.
+    pub(crate) beaten: [AtomicU32; 2],
     pub(crate) clock: Arc<dyn Clock>,
     /// The hard bound, and what else counts against it.
     pub(crate) bound: Option<Bound>,
@@ -147,6 +149,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             weigher: parts.weigher,
             callbacks: parts.callbacks,
             second: parts.second,
+            beaten: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
             clock: parts.clock,
             bound: parts.bound,
             mode: parts.mode,

@@ -96,9 +96,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 let frequent = self.note_met(&met, hash, mine, attributes);
                 self.counters.add(CacheCounters::MISSES, class as usize, 1);
                 let inner = NonNull::from(self);
-                let on_second = false;
-                let filler =
-                    Filler { header: mine, inner, hash, attributes, frequent, refusal, on_second };
+                let filler = Filler { header: mine, inner, hash, attributes, frequent, refusal };
                 let begin = if asks { self.ask_second(filler) } else { Begin::Vacant(filler) };
                 return Ok(Step::Ready(begin));
             }
@@ -214,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Lets the second level load the block, if it has it.
-    fn ask_second(&self, mut filler: Filler<K, V>) -> Begin<'_, K, V> {
+    fn ask_second(&self, filler: Filler<K, V>) -> Begin<'_, K, V> {
         let Some(second) = self.active_second() else { return Begin::Vacant(filler) };
         let header = filler.header;
         let class = filler.attributes.class as usize;
@@ -228,17 +226,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             h.update(|s| Some(s.with(WAITERS))).is_some()
         };
         let seat = self.flights.join(header.addr().get(), loading);
-        filler.on_second = true;
         match (second.load(filler), seat) {
             (Ok(()), Some(seat)) => {
                 self.counters.add(CacheCounters::SECOND_HITS, class, 1);
                 Begin::InFlight(InFlight { pin, seat })
             }
             (Ok(()), None) => unreachable!("a filler's load is in flight"),
-            (Err(mut filler), _) => {
-                filler.on_second = false;
-                Begin::Vacant(filler)
-            }
+            (Err(filler), _) => Begin::Vacant(filler),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::attributes::{Attributes, Cause, Class};
 use crate::error::{Refusal, Refused};
 use crate::filler::Filler;
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, LOADING, ON_SECOND, RETIRED, State, VALID, WRITING};
+use crate::header::{FILLED, LOADING, RETIRED, State, VALID, WRITING};
 use crate::inner::Inner;
 use crate::insert::Met;
 use crate::key::Key;
@@ -29,8 +29,8 @@ use crate::lists::ghosts::GhostList;
 /// A key must name content that never changes hands: closing an owner does not tell the second level, and
 /// its number may be given to another (see [`Cache::close_owner`](crate::Cache::close_owner)).
 pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
-    /// Blocks near the cold end, oldest first, that this level does not have. Take those that are worth
-    /// writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
+    /// Blocks near the cold end, oldest first, whether this level has them or not: it alone knows what it has at the moment.
+    /// Take those that are worth writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
     fn offer(&self, candidates: Vec<Candidate<K, V>>);
 
     /// A load begins. If this level has the block, it keeps the filler, and publishes it when its I/O
@@ -93,9 +93,10 @@ impl<K: Key, V: Send + Sync + 'static> Candidate<K, V> {
     /// # Errors
     /// The candidate.
     pub fn try_write(self) -> Result<Writing<K, V>, Self> {
-        let begun = self.block.header().update(|s| {
-            (s.has(VALID) && !s.has(WRITING) && !s.has(ON_SECOND)).then(|| s.with(WRITING))
-        });
+        let begun = self
+            .block
+            .header()
+            .update(|s| (s.has(VALID) && !s.has(WRITING)).then(|| s.with(WRITING)));
         match begun {
             Some(_) => Ok(Writing { block: self.block }),
             None => Err(self),
@@ -130,19 +131,11 @@ impl<K: Key, V: Send + Sync + 'static> Writing<K, V> {
         !is_current(self.block.header().state())
     }
 
-    /// The block is on the second level now: it will not be offered again. False if it was removed
-    /// or overwritten meanwhile, so that what was written is outdated and must never be returned. A
-    /// second level calls this and makes the block findable in one step as [`SecondLevel::load`] and
-    /// [`SecondLevel::forget`] see it, under a lock of its own for instance.
+    /// The block has been written. False if it was removed or overwritten meanwhile, so that what was written is outdated and
+    /// must never be returned. A second level calls this and makes the block findable in one step as [`SecondLevel::load`]
+    /// and [`SecondLevel::forget`] see it, under a lock of its own for instance.
     pub fn stored(self) -> bool {
-        self.mark_stored()
-    }
-
-    /// As [`stored`](Self::stored), for who holds a lock meanwhile, and drops this outside of it: that may be the last pin of
-    /// a value.
-    pub fn mark_stored(&self) -> bool {
-        let before = self.block.header().update(|s| Some(s.with(ON_SECOND)));
-        before.is_some_and(is_current)
+        !self.is_outdated()
     }
 }
 
@@ -283,9 +276,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let inner = NonNull::from(self);
         match met {
             Ok(met) => {
-                let (frequent, refusal, on_second) = (false, None, false);
-                let filler =
-                    Filler { header, inner, hash, attributes, frequent, refusal, on_second };
+                let (frequent, refusal) = (false, None);
+                let filler = Filler { header, inner, hash, attributes, frequent, refusal };
                 Ok((filler, met))
             }
             Err(reason) => {

@@ -10,7 +10,7 @@ use forebay_base::sync::atomic::{Ordering, fence};
 use crate::attributes::{Cause, Class};
 use crate::filler::LoadingPin;
 use crate::guard::OwnedRef;
-use crate::header::{FILLED, Header, List, MARK, ON_SECOND, RETIRED, State, VALID, WRITING};
+use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID, WRITING};
 use crate::inner::Inner;
 use crate::key::Key;
 use crate::second::Candidate;
@@ -60,24 +60,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         (gone, in_use)
     }
 
-    /// Takes the mark of being on the second level off every block that `wanted` says yes to.
-    pub(crate) fn forget_stored(&self, wanted: impl Fn(&K) -> bool) {
-        self.slab.for_each(|header| {
-            // SAFETY: headers are type-stable.
-            let h = unsafe { header.as_ref() };
-            if h.pin_in_use().is_none() {
-                return;
-            }
-            // Given up by its drop, even if `wanted`, which is the user's, panics.
-            let _pin = LoadingPin { header, inner: NonNull::from(self) };
-            // SAFETY: pinned, so that the key stays; it was written before the header was in use.
-            if wanted(unsafe { h.key() }) {
-                h.update(|s| s.has(ON_SECOND).then(|| s.without(ON_SECOND)));
-            }
-        });
-    }
-
-    /// Every block that the second level does not have, up to `most` at once; but for those that are used once.
+    /// Every block that is not being written, up to `most` at once; but for those that are used once.
     pub(crate) fn candidates_everywhere(
         &self,
         most: usize,
@@ -87,7 +70,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.slab.for_each(|header| {
             let away = |s: State| {
                 let kept = s.has(VALID) && s.list() != Some(List::Once);
-                kept && !s.has(WRITING) && !s.has(ON_SECOND)
+                kept && !s.has(WRITING)
             };
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };

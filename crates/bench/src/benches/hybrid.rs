@@ -91,7 +91,7 @@ pub(crate) fn run(common: &Common, args: &Args) -> Result<Vec<Record>, Failure> 
     let groups = grouped(wanted, |subject| subject.name);
     let keys = KeySpace::new(Distribution::Zipf, args.keys(), common.seed);
     let score = |subject: &Subject| {
-        let record = zipf(common, args, subject, &keys, 1);
+        let record = zipf(common, args, subject, &keys, args.rounds);
         record.ok().and_then(|record| record.number("hit_ratio")).unwrap_or(0.0)
     };
     let cells: Vec<(&Subject, usize)> =

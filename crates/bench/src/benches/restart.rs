@@ -4,6 +4,10 @@
 //! R1's job: each thread reads blocks of an object of its own, at random, all of which fits into memory. In its first life the pool
 //! fills memory and says what it does when it is warm; then it is exported, and imported with an empty cache, each read of its device
 //! taking longer. Time runs from the beginning of the import. The cache device is a file, as fast as it is.
+//!
+//! The second life goes on until it is warm itself, which is when hardly any read has to leave memory any more, and it is that rate
+//! of which it must have reached a share: what the machine can do changes from one minute to the next, and warm reads are all of
+//! what it can do. What the first life did is told beside it.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -17,7 +21,6 @@ use forebay_pool::{CacheDeviceFigures, DatasetSettings, Object, Pool};
 use super::interleave;
 use crate::blocks::BLOCK_BYTES;
 use crate::keys::{Distribution, KeySpace};
-use crate::measure;
 use crate::options::{Common, Failure};
 use crate::pools::{self, Bed, MediumArgs};
 use crate::report::{Against, Ratio, Record, fold_all};
@@ -33,6 +36,8 @@ const WINDOW: Duration = Duration::from_millis(100);
 const SHARE: f64 = 0.9;
 /// Windows of which the median is the warm rate.
 const WARM_WINDOWS: usize = 10;
+/// It is warm when at most one in so many reads has left memory in the last so many windows.
+const WARM_READS: f64 = 10_000.0;
 
 /// What `restart` can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -77,6 +82,12 @@ impl Seen {
     fn reaches(&self, rate: f64) -> Option<f64> {
         let fast = |window: &[(f64, f64)]| window.iter().all(|(_, ops)| *ops >= rate);
         self.windows.windows(3).find(|window| fast(window)).map(|window| window[0].0)
+    }
+
+    /// Reads of the last windows, about.
+    fn reads(&self, count: usize) -> Option<f64> {
+        let from = self.windows.len().checked_sub(count)?;
+        Some(self.windows[from..].iter().map(|(_, ops)| ops * WINDOW.as_secs_f64()).sum())
     }
 
     fn last(&self, count: usize) -> Option<f64> {
@@ -217,7 +228,7 @@ impl Job<'_> {
             pool.add_cache_device(device(given), false)?;
         }
         let objects = open(&pool)?;
-        let warm = self.warm(&objects)?;
+        let warm_before = self.warm(&objects)?;
         drop(objects);
         let ending = Instant::now();
         match args.crash {
@@ -227,19 +238,25 @@ impl Job<'_> {
         let end_s = ending.elapsed().as_secs_f64();
 
         bed.slow_reads(Duration::from_micros(args.delay_us));
-        let (begun, cpu_before) = (Instant::now(), measure::cpu_seconds());
+        let begun = Instant::now();
         let pool = bed.import_with(&memory()?, caching.iter().map(device).collect(), &[])?;
         let import_s = begun.elapsed().as_secs_f64();
         let objects = open(&pool)?;
-        let wanted = SHARE * warm;
-        let seen = self.run(begun, &objects, |seen| {
-            seen.reaches(wanted).is_some() || begun.elapsed().as_secs_f64() > args.give_up_s
-        })?;
-        let cpu_s = measure::cpu_seconds() - cpu_before;
-        let reached = seen.reaches(wanted);
-        let found = figures(&pool).unwrap_or_default();
         let device_reads =
-            pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
+            || pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
+        let left_memory = || device_reads() + figures(&pool).unwrap_or_default().hits;
+        let mut left = Vec::new();
+        let seen = self.run(begun, &objects, |seen| {
+            left.push(left_memory());
+            let lately = left.len().checked_sub(WARM_WINDOWS + 1).map(|from| left[from]);
+            let since = |before| (left_memory() - before) as f64 * WARM_READS;
+            let warm = lately.zip(seen.reads(WARM_WINDOWS)).is_some_and(|(b, all)| since(b) <= all);
+            warm || begun.elapsed().as_secs_f64() > args.give_up_s
+        })?;
+        let warm = seen.last(WARM_WINDOWS).unwrap_or_default();
+        let reached = seen.reaches(SHARE * warm);
+        let found = figures(&pool).unwrap_or_default();
+        let device_reads = device_reads();
         drop(objects);
         pool.close()?;
         Ok(Record::new(NAME, subject, self.threads)
@@ -247,11 +264,11 @@ impl Job<'_> {
             .param("delay_us", args.delay_us)
             .param("bytes", all)
             .param("reached", reached.is_some())
+            .figure("warm_before_iops", warm_before)
             .figure("warm_iops", warm)
             .figure("end_s", end_s)
             .figure("import_s", import_s)
             .figure("to_90_percent_s", reached.unwrap_or(args.give_up_s))
-            .figure("cpu_s", cpu_s)
             .figure("rebuild_s", found.rebuild.elapsed_ns as f64 / 1e9)
             .figure("found_records", found.rebuild.records as f64)
             .figure("level_hits", found.hits as f64)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_base::sync::{Condvar, Mutex};
-use forebay_cache::{Candidate, Key, Writing};
+use forebay_cache::{Candidate, Key};
 
 use super::Queued;
 use crate::Refusal;
@@ -27,11 +27,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         for candidate in candidates {
             let wish = match self.wish(&candidate) {
                 Ok(Some(wish)) => wish,
-                Ok(None) => {
-                    // So that it is not offered again.
-                    candidate.write().map(Writing::stored);
-                    continue;
-                }
+                Ok(None) => continue,
                 Err(reason) => {
                     self.refuse(reason);
                     continue;

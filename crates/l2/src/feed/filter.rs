@@ -1,4 +1,5 @@
-//! What was refused lately, roughly: a block that is offered again has proven that it is asked for again.
+//! What was refused lately, roughly: a block that is offered again has proven that it is asked for again. So has one that was loaded
+//! from the level before the ring ran over it.
 //!
 //! Two Bloom filters (Bloom, 1970). Refused blocks are noted in the younger one; when that has as many as it is made for,
 //! it becomes the older one, and the older one is cleared. So a block is remembered for between one and two

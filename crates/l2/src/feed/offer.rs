@@ -51,10 +51,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 Verdict::Write(wish) => chosen.push((candidate, wish)),
                 Verdict::Known => {
                     self.counters.add(LevelCounters::OFFERED_KNOWN, candidate.class as usize, 1);
-                    // So that it is not offered again.
-                    if let Some(writing) = candidate.write() {
-                        writing.stored();
-                    }
+                    passed.push(candidate);
                 }
                 Verdict::Refused(reason) => {
                     self.refuse(reason);

@@ -309,7 +309,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 Placed::New { id, class, place, block } => {
                     let mut stored = false;
                     self.inner.index.change(id, place, |record| {
-                        stored = block.mark_stored();
+                        stored = !block.is_outdated();
                         match stored {
                             true => Some(Record { state: State::Live, ..record }),
                             // A tombstone is still to come for it.

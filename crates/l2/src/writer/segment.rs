@@ -118,6 +118,10 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                     if let Some(gone) = index.remove_if_at(Identity(hash), place) {
                         overrun[gone.class as usize] += 1;
                         lost[gone.class as usize] += u64::from(rank(gone.class, gone.hits) > 0);
+                        if gone.hits > 0 {
+                            // It was asked for again: it is welcome if memory has it, and lets go of it.
+                            self.inner.refused.seen_or_note(Identity(hash));
+                        }
                     }
                 }
             });

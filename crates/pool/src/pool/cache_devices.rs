@@ -346,10 +346,6 @@ impl Inner {
         let Some(Slot { used: Used::Open(level, _lock), .. }) = slot else { return Ok(()) };
         self.detach(&level);
         let removed = level.remove();
-        // What it had may go to others.
-        let levels = self.store.levels();
-        let ours = |key: &crate::BlockKey| levels.has(forebay_cache::Key::owner(key));
-        self.store.cache().cache().offer_again(ours);
         removed.map_err(|error| {
             error.doing(format_args!("{name} is removed from the pool, but not let go of in order"))
         })
