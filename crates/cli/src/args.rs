@@ -339,6 +339,11 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:\n  \
+    forebay cache add tank /dev/nvme0n1p3     keep on a fast device what memory lets go of\n  \
+    forebay cache list                        what each cache device does\n  \
+    forebay cache remove tank /dev/nvme0n1p3\n  \
+    forebay cache flush tank                  throw all blocks out of memory")]
 pub(crate) enum CacheCommand {
     /// Throw all blocks out of the cache
     #[command(after_help = "Examples:\n  forebay cache flush\n  forebay cache flush tank")]
@@ -495,6 +500,8 @@ pub(crate) struct ServeArgs {
     pub(crate) memory: Option<u64>,
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    #[arg(long)]
+    pub(crate) separate: bool,
 }
 
 #[derive(Debug, Args)]

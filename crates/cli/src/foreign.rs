@@ -108,7 +108,7 @@ pub(crate) fn refuse_repeated(paths: &[PathBuf], in_pool: &[PathBuf]) -> Result<
 }
 
 /// Whether two paths lead to the same file or device.
-fn is_same(a: &Path, b: &Path) -> bool {
+pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     let identity = |path: &Path| {
         let found = std::fs::metadata(path).ok()?;
         Some(match found.file_type().is_block_device() {

@@ -30,6 +30,19 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
         Target::Paths(paths) => paths,
     };
     foreign::refuse_repeated(&[device.to_owned()], has)?;
+    if let Target::Held { process, pool } = &target {
+        // This pool's process has it locked: that would be all that is said of it.
+        let status: PoolStatus = process.ask(&Request::Status { pool: pool.guid })?;
+        let used = status.cache_devices.iter().filter(|used| used.state != "away");
+        if let Some(used) =
+            used.map(|used| &used.path).find(|path| foreign::is_same(device, Path::new(path)))
+        {
+            return Err(Failure::new(format!(
+                "{}: is a cache device of this pool already; `forebay cache remove {spec} {used}` first to make it anew",
+                device.display()
+            )));
+        }
+    }
     let made = make_file(device, size)?;
     let added = add_to(&target, device, force).inspect_err(|_| {
         if made {

@@ -63,7 +63,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => completions::run(&args),
-        Command::Serve(args) => host::spawn::serve(args.memory, args.threads),
+        Command::Serve(args) => host::spawn::serve(args.memory, args.threads, args.separate),
         Command::NullMount(args) => null_mount::run(&args),
     }
 }

@@ -15,7 +15,7 @@ use crate::control::views::{MountView, PoolStatus, PoolView, ProcessView};
 use crate::control::{Request, server};
 use crate::error::{Failure, Result};
 use crate::host::live::Screen;
-use crate::host::{Host, MountWanted, figures, mount_view, run as host_run, spawn};
+use crate::host::{Host, MountWanted, Service, figures, mount_view, run as host_run, spawn};
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
 use crate::{output, units};
@@ -184,7 +184,8 @@ fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> 
             other => return other.map(|view| tell(&view, &process, warns)),
         }
     }
-    let process = spawn::start(args.memory, threads)?;
+    let service = if args.separate { Service::Separate } else { Service::Shared };
+    let process = spawn::start(args.memory, threads, service)?;
     let view = process.ask(&request)?;
     tell(&view, &process, warns);
     Ok(())
@@ -218,7 +219,7 @@ fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) 
     let plan = MemoryPlan::new(args.memory, args.threads.map(usize::from))?;
     let (events, heard) = channel();
     let screen = Arc::new(Screen::foreground());
-    let host = Host::new(plan, false, Arc::clone(&screen), events.clone())?;
+    let host = Host::new(plan, Service::Foreground, Arc::clone(&screen), events.clone())?;
     host_run::hear_signals(events)?;
     let listening = server::listen(&host);
     if let Err(error) = &listening {

@@ -11,6 +11,9 @@ pub(crate) struct ProcessView {
     pub(crate) pid: u32,
     /// Whether it takes pools that others bring.
     pub(crate) daemon: bool,
+    /// Whether it was started with --separate: other mounts do not join it.
+    #[serde(default)]
+    pub(crate) separate: bool,
     /// What the whole process may use.
     pub(crate) memory_bytes: u64,
     pub(crate) pools: Vec<PoolView>,

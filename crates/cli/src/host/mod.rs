@@ -68,10 +68,22 @@ pub(crate) enum Event {
     Signal(i32),
 }
 
+/// For whom a process is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Who has started it.
+    Foreground,
+    /// All of a user's pools, in the background.
+    Shared,
+    /// In the background, but for what it was started for: nobody else's pool is to share its cache unasked.
+    Separate,
+}
+
 /// A process that has pools.
 pub(crate) struct Host {
     pub(crate) plan: MemoryPlan,
     pub(crate) daemon: bool,
+    separate: bool,
     pub(crate) cache: Arc<BlockCache>,
     pub(crate) screen: Arc<Screen>,
     pub(crate) started: Instant,
@@ -101,14 +113,15 @@ impl Host {
     /// If the system gives no memory.
     pub(crate) fn new(
         plan: MemoryPlan,
-        daemon: bool,
+        service: Service,
         screen: Arc<Screen>,
         events: Sender<Event>,
     ) -> Result<Arc<Self>> {
         let options = BlockCacheOptions { bytes: plan.cache_bytes, ..BlockCacheOptions::default() };
         Ok(Arc::new(Self {
             plan,
-            daemon,
+            daemon: service != Service::Foreground,
+            separate: service == Service::Separate,
             cache: BlockCache::new(options)?,
             screen,
             started: Instant::now(),
@@ -432,6 +445,7 @@ impl Host {
         ProcessView {
             pid: std::process::id(),
             daemon: self.daemon,
+            separate: self.separate,
             memory_bytes: self.plan.total_bytes,
             pools: self.pools().iter().map(|held| held.view()).collect(),
         }

@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use super::live::Screen;
-use super::{Host, run};
+use super::{Host, Service, run};
 use crate::claims;
 use crate::control::client::{self, Process};
 use crate::control::{run_dir, server};
@@ -28,7 +28,7 @@ const READY: &str = "ready";
 /// It ends if it has no pool after this time.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// The one of this user, started if there is none, and whether it was. Who asks at the same time gets the same.
+/// The one of this user that is there for all of its pools, started if there is none, and whether it was. Who asks at the same time gets the same.
 ///
 /// # Errors
 /// As [`start`].
@@ -39,9 +39,12 @@ pub(crate) fn find_or_start(
     let file = run_dir::made()?.join(format!("start.{}", claims::LOCK_ENDING));
     // Until it listens; it ends with this function.
     let _alone = claims::lock(&file, false, true)?;
-    match client::processes().into_iter().find(|process| process.view.daemon) {
+    match client::processes()
+        .into_iter()
+        .find(|process| process.view.daemon && !process.view.separate)
+    {
         Some(process) => Ok((process, false)),
-        None => Ok((start(memory, threads)?, true)),
+        None => Ok((start(memory, threads, Service::Shared)?, true)),
     }
 }
 
@@ -49,7 +52,11 @@ pub(crate) fn find_or_start(
 ///
 /// # Errors
 /// If it cannot be started, or says why it cannot work.
-pub(crate) fn start(memory: Option<u64>, threads: Option<usize>) -> Result<Process> {
+pub(crate) fn start(
+    memory: Option<u64>,
+    threads: Option<usize>,
+    service: Service,
+) -> Result<Process> {
     run_dir::made()?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program itself: {error}")))?;
@@ -60,6 +67,9 @@ pub(crate) fn start(memory: Option<u64>, threads: Option<usize>) -> Result<Proce
     }
     if let Some(threads) = threads {
         command.arg(format!("--threads={threads}"));
+    }
+    if service == Service::Separate {
+        command.arg("--separate");
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let failed = |error: std::io::Error| {
@@ -91,12 +101,13 @@ pub(crate) fn log_of(pid: u32) -> PathBuf {
 ///
 /// # Errors
 /// What went wrong; it is in the log as well.
-pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>) -> Result<()> {
+pub(crate) fn serve(memory: Option<u64>, threads: Option<usize>, separate: bool) -> Result<()> {
+    let service = if separate { Service::Separate } else { Service::Shared };
     let (events, heard) = channel();
     let begun = (|| {
         let log = detach()?;
         let plan = MemoryPlan::new(memory, threads)?;
-        let host = Host::new(plan, true, Arc::new(Screen::background()), events.clone())?;
+        let host = Host::new(plan, service, Arc::new(Screen::background()), events.clone())?;
         run::hear_signals(events)?;
         let listening = server::listen(&host)?;
         Ok((log, host, listening))

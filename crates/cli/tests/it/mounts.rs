@@ -116,6 +116,12 @@ fn one_process_in_the_background_has_several_pools() {
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     }
     assert_eq!(place.processes().len(), 2);
+    // Nobody joins those unasked.
+    place.pool("three.img");
+    fs::create_dir_all(place.path("d")).unwrap();
+    place.ok(&["mount", "three.img", "d", "--daemon", "--memory", "192M"]);
+    assert_eq!(place.processes().len(), 3);
+    place.ok(&["umount", "d"]);
     place.ok(&["umount", "b"]);
     place.ok(&["export", "two"]);
 }

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::place::{Place, texts};
 
-const COMMANDS: [&[&str]; 22] = [
+const COMMANDS: [&[&str]; 23] = [
     &["inspect"],
     &["create"],
     &["import"],
@@ -17,6 +17,7 @@ const COMMANDS: [&[&str]; 22] = [
     &["destroy"],
     &["scrub"],
     &["check"],
+    &["cache"],
     &["cache", "flush"],
     &["dataset", "create"],
     &["dataset", "list"],

@@ -178,7 +178,8 @@ struct Session {
 impl Session {
     fn begin(plan: &MemoryPlan, device: &Path, at: &Path) -> Result<Self> {
         let (events, heard) = channel();
-        let host = Host::new(*plan, false, Arc::new(Screen::silent()), events)?;
+        let host =
+            Host::new(*plan, crate::host::Service::Foreground, Arc::new(Screen::silent()), events)?;
         let import = ImportWanted::plain(vec![device.to_owned()], false);
         let wanted = MountWanted {
             dataset: "main".to_owned(),
