@@ -1,6 +1,6 @@
 //! An object as a directory's store of leaves.
 
-use forebay_base::sync::Arc;
+use forebay_base::sync::{Arc, hint};
 use forebay_cache::Attributes;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -83,8 +83,16 @@ impl LeafStore for Leaves {
             Found::Unknown => return Ok(Look::Away(Ticket::Pointer(id))),
             Found::Stored(ptr) => ptr,
         };
+        let store = &self.0.objset.store;
+        let (place, content) = state.pins.spot(id);
+        store.approach(place);
         drop(state);
-        if let Some(leaf) = self.0.objset.store.peek(&ptr) {
+        // A leaf begins with what says where in it to look.
+        content.into_iter().for_each(hint::prefetch);
+        if let Some(leaf) = store.peek_at(&ptr, place) {
+            if leaf.place() != place {
+                self.0.lock().pins.set_spot(id, leaf.place(), &leaf);
+            }
             return Ok(Look::Here(f(&leaf)));
         }
         match found(fetched, &ptr) {

@@ -21,8 +21,33 @@ struct Pin {
     parent: u64,
     /// Nothing for a hole.
     content: Option<BlockRef>,
-    /// Where the cache had the blocks that it points to; made when the first is known.
-    places: Option<Box<[Place; POINTERS]>>,
+    /// Where the blocks that it points to were; made when the first is known.
+    spots: Option<Box<[Spot; POINTERS]>>,
+}
+
+/// Where a block was in memory, as far as is known: worth a look, no more.
+#[derive(Clone, Copy, Default)]
+struct Spot {
+    /// Where the cache had it.
+    place: Place,
+    /// Where its content lay: pages of [`PAGE_BYTES`] from the content of the indirect block that points to it. Both are
+    /// of one arena.
+    pages: i32,
+}
+
+/// What buffers of a block or more are aligned to.
+const PAGE_BYTES: isize = 4096;
+
+impl Spot {
+    fn of(place: Place, content: &[u8], from: &[u8]) -> Self {
+        let bytes = content.as_ptr().addr().wrapping_sub(from.as_ptr().addr()) as isize;
+        Self { place, pages: i32::try_from(bytes.div_euclid(PAGE_BYTES)).unwrap_or(0) }
+    }
+
+    /// The address at which its content began, for a prefetch.
+    fn content(self, from: &[u8]) -> *const u8 {
+        from.as_ptr().wrapping_offset(self.pages as isize * PAGE_BYTES)
+    }
 }
 
 impl Pins {
@@ -43,30 +68,56 @@ impl Pins {
     /// Pins an indirect block that was checked, or the knowledge that there is none.
     pub(crate) fn set(&mut self, parent: u64, content: Option<BlockRef>) {
         let slots = self.slots.get_or_insert_with(|| Box::new([const { None }; SLOTS]));
-        slots[parent as usize % SLOTS] = Some(Pin { parent, content, places: None });
+        slots[parent as usize % SLOTS] = Some(Pin { parent, content, spots: None });
     }
 
-    /// Where the cache had a block, if that was noted.
+    /// Where the cache had a block, if that was noted, and where its content began: an address to prefetch from, and for
+    /// nothing else.
     #[inline]
-    pub(crate) fn place(&self, block: u64) -> Place {
+    pub(crate) fn spot(&self, block: u64) -> (Place, Option<*const u8>) {
         let parent = Tree::parent_of(block);
         let pin = self.slots.as_ref().and_then(|slots| slots[parent as usize % SLOTS].as_ref());
-        let places = pin.filter(|pin| pin.parent == parent).and_then(|pin| pin.places.as_ref());
-        places.map_or(Place::UNKNOWN, |places| places[block as usize % POINTERS])
+        let known = pin.filter(|pin| pin.parent == parent);
+        let known = known.and_then(|pin| Some((pin.spots.as_ref()?, pin.content.as_ref()?)));
+        let Some((spots, from)) = known else { return (Place::UNKNOWN, None) };
+        let spot = spots[block as usize % POINTERS];
+        (spot.place, (spot.place != Place::UNKNOWN).then(|| spot.content(from)))
     }
 
-    /// Notes where the cache has a block, if the indirect block that points to it is pinned.
-    pub(crate) fn set_place(&mut self, block: u64, place: Place) {
+    /// Notes where the cache has a block, and its content, if the indirect block that points to it is pinned.
+    pub(crate) fn set_spot(&mut self, block: u64, place: Place, content: &[u8]) {
         let parent = Tree::parent_of(block);
         let pin = self.slots.as_mut().and_then(|slots| slots[parent as usize % SLOTS].as_mut());
-        if let Some(pin) = pin.filter(|pin| pin.parent == parent) {
-            let places = pin.places.get_or_insert_with(|| Box::new([Place::UNKNOWN; POINTERS]));
-            places[block as usize % POINTERS] = place;
+        let Some(pin) = pin.filter(|pin| pin.parent == parent) else { return };
+        if let Some(from) = &pin.content {
+            let spots = pin.spots.get_or_insert_with(|| Box::new([Spot::default(); POINTERS]));
+            spots[block as usize % POINTERS] = Spot::of(place, content, from);
         }
     }
 
     /// Forgets all: the tree is another one.
     pub(crate) fn clear(&mut self) {
         self.slots = None;
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::{PAGE_BYTES, Place, Spot};
+
+    #[test]
+    fn a_spot_leads_to_where_the_content_was() {
+        let page = PAGE_BYTES as usize;
+        let arena = vec![0u8; 16 * page];
+        let first = arena.as_ptr().align_offset(page);
+        let block = |at: usize| &arena[first + at * page..][..page];
+        for (from, content) in [(3, 11), (11, 3), (5, 5), (0, 14)] {
+            let spot = Spot::of(Place::UNKNOWN, block(content), block(from));
+            assert_eq!(spot.content(block(from)), block(content).as_ptr());
+        }
+        // Of what is shorter than a page, the page; of what is too far away, something.
+        let short = &block(4)[512..1024];
+        let spot = Spot::of(Place::UNKNOWN, short, block(9));
+        assert_eq!(spot.content(block(9)), block(4).as_ptr());
     }
 }

@@ -4,6 +4,7 @@
 //! cache. Where the cache had it is remembered beside the pinned indirect block that points to it, so that the next
 //! read spares the cache's index.
 
+use forebay_base::sync::hint;
 use forebay_cache::Place;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -12,6 +13,11 @@ use crate::prefetch;
 
 use super::RETRIES_MAX;
 use super::node::{Found, Node, State};
+
+/// Bytes of a processor's cache line.
+const LINE_BYTES: usize = 64;
+/// Lines of a block that are fetched before it is known that the block is still there.
+const LINES_AHEAD: usize = 4;
 
 /// What a look at an object's state came to.
 enum Looked {
@@ -44,7 +50,8 @@ impl Node {
         let blocks = (offset >> self.record_shift)..last + 1;
         let again = state.unserved.take(&blocks);
         let plan = if again { None } else { self.note_read(&mut state, &blocks) };
-        let postponed = state.postponed.take();
+        // Not written to for nothing: most reads leave none, and others read that line.
+        let postponed = if state.postponed.is_some() { state.postponed.take() } else { None };
         let looked = first.as_mut().map_or(Looked::Done, |part| self.look(&state, part));
         drop(state);
         for plan in [postponed, plan].into_iter().flatten() {
@@ -90,8 +97,14 @@ impl Node {
 
     #[inline]
     fn look(&self, state: &State, part: &mut Part<'_>) -> Looked {
-        let place = state.pins.place(part.block);
+        let (place, content) = state.pins.spot(part.block);
         self.objset.store.approach(place);
+        if let Some(content) = content {
+            // The processor follows a copy once it has begun: what takes long is the beginning.
+            let from = content.wrapping_add(part.within);
+            let lines = part.out.len().div_ceil(LINE_BYTES).min(LINES_AHEAD);
+            (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * LINE_BYTES)));
+        }
         match state.find(part.block) {
             Found::Dirty(buffer) => copy_out(buffer, part),
             Found::Hole => part.out.fill(0),
@@ -111,7 +124,7 @@ impl Node {
                     if let Some(content) = self.objset.store.peek_at(&ptr, place) {
                         copy_out(&content, part);
                         if content.place() != place {
-                            self.lock().pins.set_place(part.block, content.place());
+                            self.lock().pins.set_spot(part.block, content.place(), &content);
                         }
                         return Ok(());
                     }

@@ -97,27 +97,32 @@ impl Plan {
     }
 }
 
-/// A read that no stream expected.
+/// A read that no stream expected, but for its first block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Candidate {
-    first: u64,
     /// 0: there is none here.
     blocks: u32,
-    /// Step to the next read, by a guess; 0 without one.
-    stride: i64,
     /// Times that the guess came true.
     confirmed: u8,
+    /// Step to the next read, by a guess; 0 without one.
+    stride: i64,
 }
 
-/// What is known of the reads of one object.
+/// What is known of the reads of one object. Each read changes it, whichever processor it is on: what random reads look at
+/// is in few cache lines.
 #[derive(Debug, Default)]
+#[repr(C, align(64))]
 pub(crate) struct Prefetcher {
     /// The newest read: first block, and the one behind the last.
     last: (u64, u64),
-    streams: Vec<Stream>,
-    candidates: [Candidate; CANDIDATES],
     /// The candidate that the next one replaces.
-    oldest: usize,
+    oldest: u32,
+    /// What the largest candidate so far had.
+    most_blocks: u32,
+    streams: Vec<Stream>,
+    /// Of each candidate.
+    firsts: [u64; CANDIDATES],
+    candidates: [Candidate; CANDIDATES],
 }
 
 impl Prefetcher {
@@ -173,21 +178,26 @@ impl Prefetcher {
     /// Looks for a stream that the read makes with earlier ones, and remembers it otherwise.
     fn recognize(&mut self, first: u64, blocks: u32, now_ns: impl Fn() -> u64) -> Option<Stream> {
         let mut nearest: Option<(u64, usize)> = None;
-        for (at, candidate) in self.candidates.iter_mut().enumerate() {
+        let most = STRIDE_MAX + u64::from(self.most_blocks);
+        for (at, candidate_first) in self.firsts.iter_mut().enumerate() {
             // All that random reads come to: one comparison.
-            let delta = first.wrapping_sub(candidate.first) as i64;
+            let delta = first.wrapping_sub(*candidate_first) as i64;
+            if delta.unsigned_abs() > most {
+                continue;
+            }
+            let candidate = &mut self.candidates[at];
             let reach = STRIDE_MAX + u64::from(candidate.blocks);
             if delta.unsigned_abs() > reach || candidate.blocks == 0 {
                 continue;
             }
-            let end = candidate.first.saturating_add(u64::from(candidate.blocks));
+            let end = candidate_first.saturating_add(u64::from(candidate.blocks));
             let read_end = first.saturating_add(u64::from(blocks));
             if delta > 0 && first <= end && read_end > end {
                 *candidate = Candidate::default();
                 return Some(Stream::new(read_end, 1, 1, now_ns()));
             }
             if delta == candidate.stride && delta != 0 {
-                candidate.first = first;
+                *candidate_first = first;
                 candidate.confirmed += 1;
                 if candidate.confirmed < CONFIRMATIONS {
                     return None;
@@ -202,16 +212,17 @@ impl Prefetcher {
                 nearest = Some((distance, at));
             }
         }
-        match nearest {
-            Some((_, at)) => {
-                let stride = first.wrapping_sub(self.candidates[at].first) as i64;
-                self.candidates[at] = Candidate { first, blocks, stride, confirmed: 0 };
-            }
+        let (at, stride) = match nearest {
+            Some((_, at)) => (at, first.wrapping_sub(self.firsts[at]) as i64),
             None => {
-                self.candidates[self.oldest] = Candidate { first, blocks, stride: 0, confirmed: 0 };
-                self.oldest = (self.oldest + 1) % CANDIDATES;
+                let at = self.oldest as usize;
+                self.oldest = ((at + 1) % CANDIDATES) as u32;
+                (at, 0)
             }
-        }
+        };
+        self.firsts[at] = first;
+        self.candidates[at] = Candidate { blocks, stride, confirmed: 0 };
+        self.most_blocks = self.most_blocks.max(blocks);
         None
     }
 
