@@ -80,9 +80,9 @@ fn audit_ghosts<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) -> u64 {
     for (number, ghosts) in inner.ghosts.iter().enumerate() {
         let list = GhostList::from_number(number);
         let all = ghosts.all();
-        assert_eq!(all.len() as u64, ghosts.remembered(), "entries of {list:?}");
+        assert_eq!(all.len() as u64, ghosts.remembered(0).1, "entries of {list:?}");
         let bytes: u64 = all.iter().map(|(_, ghost)| u64::from(ghost.weight)).sum();
-        assert_eq!(bytes, ghosts.remembered_bytes(), "weight of ghosts of {list:?}");
+        assert_eq!(bytes, ghosts.remembered(0).0, "weight of ghosts of {list:?}");
         let has_slot = |(position, ghost): &&(u64, Ghost)| {
             ghost.weight > 0
                 && inner.index.lock(ghost.hash).find_ghost_at(number, *position).is_some()

@@ -1,22 +1,25 @@
 //! The contest: whether a newcomer at the cold end of mru stays, or a block of mfu.
 //!
-//! Newcomers are taken off mru in batches, as everywhere; a rival is taken off the cold end of one sublist of mfu, one at a time, when
-//! it is needed. Both are in nobody's way from then on, as `evict.rs` says. The one that stays is pushed to the warm end
-//! of mfu, the other is retired. Nothing is locked while two are compared, so that anything may happen to either meanwhile: then the
+//! Newcomers are taken off mru in batches, as everywhere; rivals are read from the cold end of one sublist of mfu as they
+//! are needed, and taken off together at the end (`stay.rs`). Both are in nobody's way from then on, as `evict.rs` says. The one that stays is pushed to the warm end
+//! of mfu, when the batch ends; the other is retired. Nothing is locked while two are compared, so that anything may happen to either meanwhile: then the
 //! update of its state fails, and it is looked at again.
 
 use std::ptr::NonNull;
 
+use forebay_base::counters::Counter;
 use forebay_base::sync::atomic::Ordering;
 
 use crate::attributes::Class;
+use crate::bury::Victim;
 use crate::counters::CacheCounters;
-use crate::evict::{Judged, Scratch, Spent, is_at};
+use crate::evict::{Judged, Out, Scratch, Spent, is_at};
 use crate::frequency::Frequency;
 use crate::header::{Header, List, MARK, State, WRITING};
 use crate::inner::Inner;
 use crate::key::Key;
 use crate::policy::FLOW;
+use crate::stay::Staying;
 
 /// Entries of mfu that are looked at to find one rival: some are pinned, or of blocks long gone.
 const MOST_LOOKS: u32 = 16;
@@ -30,14 +33,21 @@ struct Taken<K, V> {
     uses: Frequency,
 }
 
-/// Weights and numbers of blocks that have left a sublist.
+/// What has left the sublists of a contest.
 #[derive(Default)]
-struct Out(u64, u64);
+struct Contested {
+    /// Victims.
+    mru: Out,
+    mfu: Out,
+    /// What has gone over from mru to mfu.
+    moved: Out,
+}
 
-impl Out {
-    fn add(&mut self, weight: u32) {
-        self.0 += u64::from(weight);
-        self.1 += 1;
+impl<K, V> Taken<K, V> {
+    /// A rival that stays, in the `m`th sublist of mfu.
+    fn staying(&self, m: usize, count: Option<Counter>) -> Staying<K, V> {
+        let (header, position) = (self.header, self.state.position());
+        Staying { header, from: List::Mfu, position, to: (List::Mfu, m), count }
     }
 }
 
@@ -61,39 +71,38 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let overflow = overflow.min(goal.saturating_mul(FLOW.into()));
         self.take(scratch, from, goal.saturating_add(overflow));
         let mut stayed = u64::from(scratch.taken.is_empty());
-        let (mut freed, mut flowed) = (0, 0);
-        let (mut left_mru, mut left_mfu) = (Out::default(), Out::default());
+        let mut flowed = 0;
+        let mut out = Contested::default();
         for i in 0..scratch.taken.len() {
             let (position, header) = scratch.taken[i];
             // SAFETY: headers are type-stable.
             let weight = u64::from(unsafe { header.as_ref() }.weight());
             let flows = flowed + weight <= overflow;
             let at = (class, n, position);
-            match self.judge_newcomer(scratch, header, at, flows, rivals, &mut left_mfu) {
+            match self.judge_newcomer(scratch, header, at, flows, rivals, &mut out) {
                 Judged::Gone => {}
                 Judged::Stays => stayed += 1,
-                Judged::Moved(to, weight) => {
-                    left_mru.add(weight);
+                Judged::Moves(to) => {
                     if flows {
-                        flowed += u64::from(weight);
+                        flowed += weight;
                     }
                     spent.reopen(to, class, n);
                 }
-                Judged::Victim(weight) => {
-                    left_mru.add(weight);
-                    freed += u64::from(weight);
-                }
+                Judged::Victim(weight) => out.mru.add(weight),
             }
         }
-        from.count_out(left_mru.0, left_mru.1);
-        freed += left_mfu.0;
+        let freed = out.mru.bytes + out.mfu.bytes;
         scratch.taken.clear();
-        self.bury(scratch, List::Mru, class, n);
         if let Some(m) = rivals {
-            self.list(List::Mfu, class).nth(m).count_out(left_mfu.0, left_mfu.1);
-            std::mem::swap(&mut scratch.victims, &mut scratch.demoted);
-            self.bury(scratch, List::Mfu, class, m);
+            out.moved += self.leave_rivals(scratch, class, m, 0);
+            self.list(List::Mfu, class).nth(m).count_out(out.mfu.bytes, out.mfu.blocks);
         }
+        out.moved += self.push_staying(scratch, class, (List::Mfu, n));
+        self.push_staying(scratch, class, (List::Mru, n));
+        self.count_uses(scratch);
+        out.moved += out.mru;
+        from.count_out(out.moved.bytes, out.moved.blocks);
+        self.bury(scratch, class, (List::Mru, n), rivals);
         spent.note(List::Mru, class, n, if freed > 0 { 0 } else { stayed });
         freed
     }
@@ -106,7 +115,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         (class, n, position): (Class, usize, u32),
         flows: bool,
         rivals: Option<usize>,
-        left_mfu: &mut Out,
+        out: &mut Contested,
     ) -> Judged {
         let row = class as usize;
         let (now, rule) = (self.policy.now(), self.policy.rule(class));
@@ -116,26 +125,26 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 return Judged::Gone;
             };
             let Taken { state, weight, uses, .. } = newcomer;
+            let mut keep = |to: List, count: Counter| {
+                let (from, to) = (List::Mru, (to, n));
+                scratch.staying.push(Staying { header, from, position, to, count: Some(count) });
+            };
             if let Some(skipped) = in_use(state) {
-                if self.requeue(header, state, List::Mru, List::Mru, n) {
-                    self.counters.add(skipped, row, 1);
-                    return Judged::Stays;
-                }
-                continue;
+                keep(List::Mru, skipped);
+                return Judged::Stays;
             }
             if flows {
-                if self.requeue(header, state, List::Mru, List::Mfu, n) {
-                    self.counters.add(CacheCounters::OVERFLOWED, row, 1);
-                    return Judged::Moved(List::Mfu, weight);
-                }
-                continue;
+                keep(List::Mfu, CacheCounters::OVERFLOWED);
+                return Judged::Moves(List::Mfu);
             }
             let rival = match rivals {
-                Some(m) if uses.count(now) > 1 => self.rival(class, m).map(|rival| (rival, m)),
+                Some(m) if uses.count(now) > 1 => {
+                    self.rival(scratch, class, m, out).map(|rival| (rival, m))
+                }
                 _ => None,
             };
             let Some((rival, m)) = rival else {
-                if let Some(victim) = self.retire_newcomer(&newcomer) {
+                if let Some(victim) = self.retire_newcomer(scratch, &newcomer) {
                     scratch.victims.push(victim);
                     return Judged::Victim(weight);
                 }
@@ -144,19 +153,22 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             if rule.prefers(uses, rival.uses, now) {
                 if let Some(victim) = self.retire_victim(rival.header, rival.state) {
                     scratch.demoted.push(victim);
-                    left_mfu.add(rival.weight);
+                    out.mfu.add(rival.weight);
                     self.beaten[row].store(rival.uses.count(now), Ordering::Relaxed);
                     self.counters.add(CacheCounters::CONTESTS_WON, row, 1);
-                    return self.promote(header, (class, n, position));
+                    let (from, to) = (List::Mru, (List::Mfu, n));
+                    let count = Some(CacheCounters::PROMOTED);
+                    scratch.staying.push(Staying { header, from, position, to, count });
+                    return Judged::Moves(List::Mfu);
                 }
-            } else if let Some(victim) = self.retire_newcomer(&newcomer) {
+            } else if let Some(victim) = self.retire_newcomer(scratch, &newcomer) {
                 scratch.victims.push(victim);
                 self.counters.add(CacheCounters::CONTESTS_LOST, row, 1);
-                self.put_back(&rival, m);
+                scratch.staying.push(rival.staying(m, None));
                 return Judged::Victim(weight);
             }
             // One of them was used meanwhile, or has gone.
-            self.put_back(&rival, m);
+            scratch.staying.push(rival.staying(m, None));
         }
     }
 
@@ -172,52 +184,28 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             || !state.has(MARK) && uses() <= self.beaten[class as usize].load(Ordering::Relaxed)
     }
 
-    /// Takes the winner over to mfu, whatever has happened to it, unless it has gone.
-    fn promote(&self, header: NonNull<Header<K, V>>, at: (Class, usize, u32)) -> Judged {
-        let (class, n, position) = at;
-        while let Some(winner) = self.inspect(header, (List::Mru, class, position)) {
-            if self.requeue(header, winner.state, List::Mru, List::Mfu, n) {
-                self.counters.add(CacheCounters::PROMOTED, class as usize, 1);
-                return Judged::Moved(List::Mfu, winner.weight);
-            }
-        }
-        Judged::Gone
-    }
-
     /// A block of mfu that may go: the coldest that is not marked, or the second that is looked at.
-    fn rival(&self, class: Class, m: usize) -> Option<Taken<K, V>> {
-        let sublist = self.list(List::Mfu, class).nth(m);
+    fn rival(
+        &self,
+        scratch: &mut Scratch<K, V>,
+        class: Class,
+        m: usize,
+        out: &mut Contested,
+    ) -> Option<Taken<K, V>> {
         let mut marked_one = false;
         for _ in 0..MOST_LOOKS {
-            let (position, id) = sublist.lock().pop()?;
-            let Some(header) = self.slab.by_id(id) else { continue };
-            let position = sublist.stamp(position);
-            while let Some(taken) = self.inspect(header, (List::Mfu, class, position)) {
-                let skipped = in_use(taken.state);
-                let first_marked = taken.state.has(MARK) && !marked_one;
-                if skipped.is_none() && !first_marked {
-                    return Some(taken);
-                }
-                if self.requeue(header, taken.state, List::Mfu, List::Mfu, m) {
-                    marked_one |= skipped.is_none();
-                    if let Some(skipped) = skipped {
-                        self.counters.add(skipped, class as usize, 1);
-                    }
-                    break;
-                }
+            let wanted = scratch.taken.len();
+            let (position, header) =
+                self.next_rival(scratch, class, (m, wanted), &mut out.moved)?;
+            let Some(taken) = self.inspect(header, (List::Mfu, class, position)) else { continue };
+            let skipped = in_use(taken.state);
+            if skipped.is_none() && (marked_one || !taken.state.has(MARK)) {
+                return Some(taken);
             }
+            marked_one |= skipped.is_none();
+            scratch.staying.push(taken.staying(m, skipped));
         }
         None
-    }
-
-    /// Puts a rival that stays to the warm end, unless it has gone.
-    fn put_back(&self, rival: &Taken<K, V>, m: usize) {
-        let at = (List::Mfu, rival.state.class(), rival.state.position());
-        while let Some(now) = self.inspect(rival.header, at) {
-            if self.requeue(rival.header, now.state, List::Mfu, List::Mfu, m) {
-                return;
-            }
-        }
     }
 
     /// What stands at an entry that was taken, if it is still there.
@@ -238,20 +226,24 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Retires a newcomer that has lost, if it is as it was judged. Its mark, if it has one, is counted.
-    fn retire_newcomer(&self, newcomer: &Taken<K, V>) -> Option<crate::evict::Victim<K, V>> {
+    fn retire_newcomer(
+        &self,
+        scratch: &mut Scratch<K, V>,
+        newcomer: &Taken<K, V>,
+    ) -> Option<Victim<K, V>> {
         let victim = self.retire_victim(newcomer.header, newcomer.state)?;
         if newcomer.state.has(MARK) {
             // SAFETY: retired by this thread just now, so that nobody else changes it.
             let h = unsafe { newcomer.header.as_ref() };
             h.set_frequency(h.frequency().used(self.policy.now()));
-            self.policy.count_uses(u64::from(newcomer.weight));
+            scratch.uses += u64::from(newcomer.weight);
         }
         Some(victim)
     }
 }
 
 /// Why a block cannot go now: what to count.
-fn in_use(state: State) -> Option<forebay_base::counters::Counter> {
+fn in_use(state: State) -> Option<Counter> {
     if state.has(WRITING) {
         return Some(CacheCounters::EVICT_SKIPPED_WRITING);
     }

@@ -1,12 +1,12 @@
 //! The evictor. Several threads can evict at once; each has a [`Scratch`] of its own.
 //!
 //! A batch is taken off the cold end of one sublist under its lock and then handled without any: what is
-//! popped is in nobody's way, and a block that is removed or used meanwhile shows it in its state. A
-//! block that is to stay (marked, pinned, being written) is pushed again; the position in its state is
+//! popped is in nobody's way, and a block that is removed or used meanwhile shows it in its state. The
+//! blocks that are to stay (marked, pinned, being written) are pushed again, all under one lock (`stay.rs`); the position in a state is
 //! changed in the same update, so that no block is ever in two rings by its state, or in none.
 //!
 //! A victim is retired by a compare-and-swap from exactly the state that was judged, without pins; so a hit
-//! that comes first keeps the block, and one that comes later misses.
+//! that comes first keeps the block, and one that comes later misses. All victims of a batch are ended together (`bury.rs`).
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -16,17 +16,19 @@ use forebay_base::rng::SmallRng;
 use forebay_base::sync::{MutexGuard, thread_slot};
 
 use crate::attributes::{Cause, Class};
+use crate::bury::{ByPartition, NO_GHOST, Victim};
 use crate::counters::CacheCounters;
 use crate::guard::OwnedRef;
 use crate::header::{Header, List, MARK, State, VALID, WRITING};
-use crate::index::{Locked, partition_of, prefetch_line};
+use crate::index::prefetch_line;
 use crate::inner::Inner;
-use crate::key::{Key, OwnerId};
-use crate::lists::ghosts::{Ghost, GhostList};
+use crate::key::Key;
+use crate::lists::ghosts::Ghost;
 use crate::lists::ring::Hand;
 use crate::lists::{Sublist, draw};
 use crate::policy::Sizes;
 use crate::second::Candidate;
+use crate::stay::{Rivals, Staying};
 
 /// What the evictor uses again and again.
 pub(crate) struct Scratch<K, V> {
@@ -35,22 +37,23 @@ pub(crate) struct Scratch<K, V> {
     pub(crate) victims: Vec<Victim<K, V>>,
     /// Victims of mfu in contests.
     pub(crate) demoted: Vec<Victim<K, V>>,
-    ghosts: Vec<Ghost>,
-    positions: Vec<u64>,
-    trimmed: Vec<(u64, Ghost)>,
-    headers: Vec<NonNull<Header<K, V>>>,
+    pub(crate) staying: Vec<Staying<K, V>>,
+    pub(crate) rivals: Rivals<K, V>,
+    /// Weight of the uses that a batch has found.
+    pub(crate) uses: u64,
+    /// Old ghosts that are to be forgotten.
+    pub(crate) trimmed: Vec<(u64, Ghost)>,
+    pub(crate) groups: ByPartition,
+    /// Headers of victims.
+    pub(crate) headers: Vec<NonNull<Header<K, V>>>,
+    /// Keys of what has gone in this pass, if a second level wants to know.
+    pub(crate) gone: Vec<K>,
     /// Weight freed since the reclaimer was last called to look after memory.
     since_upkeep: u64,
 }
 
 // SAFETY: between passes the vectors are empty; within one, only their owner uses them.
 unsafe impl<K: Send, V: Send> Send for Scratch<K, V> {}
-
-pub(crate) struct Victim<K, V> {
-    header: NonNull<Header<K, V>>,
-    hash: u64,
-    weight: u32,
-}
 
 /// What became of a pass.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,10 +71,13 @@ impl<K, V> Scratch<K, V> {
             taken: Vec::new(),
             victims: Vec::new(),
             demoted: Vec::new(),
-            ghosts: Vec::new(),
-            positions: Vec::new(),
+            staying: Vec::new(),
+            rivals: Rivals::default(),
+            uses: 0,
             trimmed: Vec::new(),
+            groups: ByPartition::default(),
             headers: Vec::new(),
+            gone: Vec::new(),
             since_upkeep: 0,
         }
     }
@@ -89,7 +95,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
         // First: a mark that should not count must not save a block.
         self.mature();
-        let scratch = &mut *self.scratch();
+        let mut locked = self.scratch();
+        let scratch = &mut *locked;
         let mut freed = 0;
         let mut spent = Spent::default();
         while freed < goal {
@@ -113,6 +120,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if upkeep_due {
             scratch.since_upkeep = 0;
         }
+        let gone = std::mem::take(&mut scratch.gone);
+        drop(locked);
+        self.tell_second(&gone);
         Passed { enough: freed >= goal, upkeep_due }
     }
 
@@ -138,25 +148,25 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.take(scratch, from.nth(n), goal);
         // An empty ring's blocks are just being counted out.
         let mut stayed = u64::from(scratch.taken.is_empty());
-        let (mut freed, mut out) = (0, (0, 0));
+        let (mut freed, mut out) = (0, Out::default());
         for i in 0..scratch.taken.len() {
             let (position, header) = scratch.taken[i];
             match self.judge(scratch, header, position, (list, class, n)) {
                 Judged::Gone => {}
                 Judged::Stays => stayed += 1,
-                Judged::Moved(to, weight) => {
-                    out = (out.0 + u64::from(weight), out.1 + 1);
-                    spent.reopen(to, class, n);
-                }
+                Judged::Moves(to) => spent.reopen(to, class, n),
                 Judged::Victim(weight) => {
-                    out = (out.0 + u64::from(weight), out.1 + 1);
+                    out.add(weight);
                     freed += u64::from(weight);
                 }
             }
         }
-        from.nth(n).count_out(out.0, out.1);
         scratch.taken.clear();
-        self.bury(scratch, list, class, n);
+        out += self.push_staying(scratch, class, (list, n));
+        out += self.push_staying(scratch, class, (List::Mru, n));
+        self.count_uses(scratch);
+        from.nth(n).count_out(out.bytes, out.blocks);
+        self.bury(scratch, class, (list, n), None);
         spent.note(list, class, n, if freed > 0 { 0 } else { stayed });
         freed
     }
@@ -211,15 +221,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 self.counters.add(CacheCounters::EVICT_STALE, 0, 1);
                 return Judged::Gone;
             }
-            let weight = h.weight();
-            if let Some((home, row)) = stay(state, list) {
-                if self.requeue(header, state, list, home, n) {
-                    if let Some(row) = row {
-                        self.counters.add(row, class as usize, 1);
-                    }
-                    return if home == list { Judged::Stays } else { Judged::Moved(home, weight) };
-                }
-            } else if let Some(victim) = self.retire_victim(header, state) {
+            if let Some((home, count)) = stay(state, list) {
+                let to = (home, n);
+                scratch.staying.push(Staying { header, from: list, position, to, count });
+                return if home == list { Judged::Stays } else { Judged::Moves(home) };
+            }
+            if let Some(victim) = self.retire_victim(header, state) {
+                let weight = victim.weight;
                 scratch.victims.push(victim);
                 return Judged::Victim(weight);
             }
@@ -239,167 +247,17 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return None;
         }
         // SAFETY: retired with a pin for this thread.
-        let hash = self.hash(unsafe { h.key() });
+        let key = unsafe { h.key() };
+        let (hash, owner) = (self.hash(key), key.owner());
         self.index.prefetch(hash);
-        Some(Victim { header, hash, weight })
+        Some(Victim { header, hash, weight, owner, ghost: NO_GHOST })
     }
 
-    /// Pushes a block that stays, if its state is still `state`. Its mark, if it has one, is counted as a use.
-    pub(crate) fn requeue(
-        &self,
-        header: NonNull<Header<K, V>>,
-        state: State,
-        from: List,
-        to: List,
-        n: usize,
-    ) -> bool {
-        // SAFETY: headers are type-stable. Id and weight are the block's if its state is unchanged.
-        let h = unsafe { header.as_ref() };
-        let (id, weight, class) = (h.id(), h.weight(), state.class());
-        let sublist = self.list(to, class).nth(n);
-        let mut ring = sublist.lock();
-        let position = sublist.stamp(ring.next_position());
-        if !h.change(state, state.at(to, position).without(MARK)) {
-            return false;
-        }
-        if state.has(MARK) {
-            // Before an evictor can find it in its new place.
-            h.set_frequency(h.frequency().used(self.policy.now()));
-            self.policy.count_uses(u64::from(weight));
-        }
-        ring.push(id);
-        if from != to {
-            sublist.count_in(&ring, weight);
-        }
-        true
-    }
-
-    /// Ends the victims of a batch: a ghost takes the place of each in the index.
-    pub(crate) fn bury(&self, scratch: &mut Scratch<K, V>, list: List, class: Class, n: usize) {
-        if scratch.victims.is_empty() {
-            return;
-        }
-        let remembered = list != List::Once && self.tunables.ghost_percent() > 0;
-        let ghosts = GhostList { frequent: list == List::Mfu, class };
-        // Neighbours share a partition and so its lock.
-        scratch.victims.sort_unstable_by_key(|victim| partition_of(victim.hash));
-        if remembered {
-            let now = self.policy.now();
-            scratch.ghosts.extend(scratch.victims.iter().map(|v| {
-                // SAFETY: retired with a pin for this thread.
-                Ghost::new(v.hash, v.weight, unsafe { v.header.as_ref().key() }.owner(), now)
-            }));
-            self.ghosts[ghosts.number()].push_all(n, &scratch.ghosts, &mut scratch.positions);
-        }
-        let mut made = 0;
-        let mut positions = scratch.positions.iter();
-        let same =
-            |a: &Victim<K, V>, b: &Victim<K, V>| partition_of(a.hash) == partition_of(b.hash);
-        for group in scratch.victims.chunk_by(same) {
-            let mut locked = self.index.lock(group[0].hash);
-            for victim in group {
-                let ghost = positions.next().map(|position| (ghosts, *position));
-                made += u64::from(self.replace_by_ghost(&mut locked, victim, ghost));
-            }
-        }
-        let mut released = 0;
-        for victim in &scratch.victims {
-            // SAFETY: retired by this thread for room, and out of the index: nobody pins it any more.
-            let state = unsafe { self.finish_victim(victim.header, |w| released += w) };
-            scratch.headers.push(victim.header);
-            self.freed_one(state);
-        }
-        self.ghosts[ghosts.number()].count_slots(made, 0);
-        self.slab.give_all(&mut scratch.headers);
-        let evicted = scratch.victims.len() as u64;
-        self.counters.add(evicted_row(list), class as usize, evicted);
-        self.counters.add(CacheCounters::LEFT, Cause::Capacity as usize, evicted);
-        self.counters.add(CacheCounters::EVICTED_UNDER, self.policy.rule_number(class), evicted);
-        if list == List::Mfu {
-            self.counters.add(CacheCounters::DEMOTED, class as usize, evicted);
-        }
-        scratch.victims.clear();
-        scratch.ghosts.clear();
-        scratch.positions.clear();
-        self.room.release_all(released);
-    }
-
-    /// True if the victim's slot is now its ghost's.
-    fn replace_by_ghost(
-        &self,
-        locked: &mut Locked<'_>,
-        victim: &Victim<K, V>,
-        ghost: Option<(GhostList, u64)>,
-    ) -> bool {
-        let address = victim.header.addr().get();
-        locked.turn_to(victim.hash);
-        // If an insert of the same key has taken the slot, there is nothing to remember.
-        let Some((place, _)) = locked.find_resident(|a| a == address) else { return false };
-        let remembered =
-            ghost.filter(|(list, position)| !self.ghosts[list.number()].is_over(*position));
-        match remembered {
-            Some((list, position)) => {
-                // SAFETY: headers are type-stable, and this one is retired with a pin for this thread.
-                let frequency = unsafe { victim.header.as_ref() }.frequency();
-                let slot = locked.ghost_slot(list.number(), position);
-                locked.replace(place, slot.with_uses(frequency, self.policy.now()));
-                true
-            }
-            None => {
-                locked.remove(place);
-                false
-            }
-        }
-    }
-
-    /// Forgets the oldest ghosts of lists that remember too much.
-    pub(crate) fn trim_ghosts(&self, scratch: &mut Scratch<K, V>) {
-        let percent = self.tunables.ghost_percent();
-        let remembered = |list: GhostList| {
-            let ghosts = &self.ghosts[list.number()];
-            (ghosts.remembered_bytes(), ghosts.remembered(), ghosts.age(self.policy.now()))
-        };
-        while let Some((list, surplus)) = self.policy.surplus_ghosts(remembered, percent) {
-            let ghosts = &self.ghosts[list.number()];
-            let average = ghosts.remembered_bytes() / ghosts.remembered().max(1);
-            let most = (surplus / average.max(1)).clamp(1, 64) as usize;
-            if let Some(n) = ghosts.draw(|all| scratch.rng.below(all)) {
-                ghosts.pop(n, most, &mut scratch.trimmed);
-            }
-            if scratch.trimmed.is_empty() {
-                // Counted, and not pushed yet.
-                return;
-            }
-            scratch.trimmed.iter().for_each(|(_, ghost)| self.index.prefetch(ghost.hash));
-            self.unlink_ghosts(list, &mut scratch.trimmed);
-        }
-    }
-
-    /// Takes the slots of ghosts whose entries have left their ring out of the index.
-    fn unlink_ghosts(&self, list: GhostList, entries: &mut Vec<(u64, Ghost)>) {
-        let mut gone = 0;
-        entries.retain(|(_, ghost)| ghost.weight > 0);
-        entries.sort_unstable_by_key(|(_, ghost)| partition_of(ghost.hash));
-        for group in entries.chunk_by(|a, b| partition_of(a.1.hash) == partition_of(b.1.hash)) {
-            let mut locked = self.index.lock(group[0].1.hash);
-            for (position, ghost) in group {
-                locked.turn_to(ghost.hash);
-                if let Some(place) = locked.find_ghost_at(list.number(), *position) {
-                    locked.remove(place);
-                    gone += 1;
-                }
-            }
-        }
-        entries.clear();
-        self.ghosts[list.number()].count_slots(0, gone);
-        self.counters.add(CacheCounters::GHOSTS_TRIMMED, list.class as usize, gone);
-    }
-
-    /// Forgets the ghosts for which `wanted` says yes.
-    pub(crate) fn forget_ghosts(&self, wanted: impl Fn(OwnerId) -> bool) {
-        for (number, ghosts) in self.ghosts.iter().enumerate() {
-            let mut found = ghosts.extract(|ghost| wanted(ghost.owner()));
-            self.unlink_ghosts(GhostList::from_number(number), &mut found);
+    /// Tells the policy of the uses that a batch has found.
+    pub(crate) fn count_uses(&self, scratch: &mut Scratch<K, V>) {
+        let uses = std::mem::take(&mut scratch.uses);
+        if uses > 0 {
+            self.policy.count_uses(uses);
         }
     }
 
@@ -531,13 +389,35 @@ impl Spent {
     }
 }
 
+/// Weights and numbers of blocks that have left a sublist.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Out {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: u64,
+}
+
+impl Out {
+    pub(crate) fn add(&mut self, weight: u32) {
+        self.bytes += u64::from(weight);
+        self.blocks += 1;
+    }
+}
+
+impl std::ops::AddAssign for Out {
+    fn add_assign(&mut self, more: Self) {
+        self.bytes += more.bytes;
+        self.blocks += more.blocks;
+    }
+}
+
 /// What became of an entry.
 pub(crate) enum Judged {
     /// Its block had left before.
     Gone,
+    /// It is to be pushed again.
     Stays,
-    /// It went to another list, of this weight.
-    Moved(List, u32),
+    /// The same, to another list.
+    Moves(List),
     /// It leaves, of this weight.
     Victim(u32),
 }
@@ -564,7 +444,7 @@ fn stay(state: State, list: List) -> Option<(List, Option<Counter>)> {
     (state.pins() > 0).then_some((list, Some(CacheCounters::EVICT_SKIPPED_PINNED)))
 }
 
-fn evicted_row(list: List) -> Counter {
+pub(crate) fn evicted_row(list: List) -> Counter {
     match list {
         List::Mru => CacheCounters::EVICTED_MRU,
         List::Mfu => CacheCounters::EVICTED_MFU,

@@ -50,6 +50,7 @@ mod begin;
 #[cfg(feature = "bench_internals")]
 pub mod bench_internals;
 mod builder;
+mod bury;
 mod cache;
 mod callbacks;
 mod contest;
@@ -80,6 +81,7 @@ mod second;
 mod shadow;
 mod slab;
 mod stats;
+mod stay;
 mod sweep;
 pub mod tunables;
 

@@ -6,7 +6,7 @@
 //! overflow limit an inserter evicts again, and if that does not help it waits, first come, first served (with
 //! [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its work). Evicting never waits for a
 //! lock that a user can hold: it meets users' blocks through their state words only, and runs no user code but
-//! `V`'s drop (which must not block) and the second level's `offer` (which must not either).
+//! `V`'s drop (which must not block) and the second level's `offer` and `evicted` (which must not either).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -204,7 +204,6 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // This thread inserts nothing.
         self.slab.empty_magazine();
         self.slab.collapse();
-        self.index.collapse();
         drop(reclaim);
         if self.room.is_awaited() {
             self.room.grant();
@@ -223,19 +222,20 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
+    /// Tells the second level that these blocks have left memory.
+    pub(crate) fn tell_second(&self, gone: &[K]) {
+        let Some(second) = self.active_second().filter(|_| !gone.is_empty()) else { return };
+        if catch_unwind(AssertUnwindSafe(|| second.evicted(gone))).is_err() {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+        }
+    }
+
     /// Work that keeps memory in proportion; all of it is amortised over what made it necessary.
     fn tidy_up(&self) {
         self.learn(&self.sizes());
         self.mature();
         self.compact_rings();
-        self.trim_memory();
-    }
-
-    /// Gives memory back that is held beyond a share of what is used.
-    fn trim_memory(&self) {
-        if self.index.idle_bytes() > (256 << 10) + self.index.used_bytes() / 8 {
-            self.index.trim();
-        }
+        self.index.balance();
     }
 
     /// With a hard bound, the target is what overhead leaves of it.

@@ -33,6 +33,12 @@ pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
     /// Take those that are worth writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
     fn offer(&self, candidates: Vec<Candidate<K, V>>);
 
+    /// These blocks have left memory though their content still stands, whether they were offered or not: a level that has
+    /// them has the only copy now. Unless a load has brought one back meanwhile. Must not block.
+    fn evicted(&self, keys: &[K]) {
+        let _ = keys;
+    }
+
     /// A load begins. If this level has the block, it keeps the filler, and publishes it when its I/O
     /// is done, from any thread; else it hands the filler back at once. If it turns out that it cannot give the block
     /// after all, it [withdraws](Filler::withdraw) the filler, and hands the next one of that key back: those who wait begin

@@ -53,6 +53,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     // SAFETY: the pin that `retire` took; this function holds another.
                     unsafe { Self::unpin(NonNull::from(self), header) };
                     gone += u64::from(before.has(FILLED));
+                    if cause == Cause::Flushed {
+                        self.tell_second(&[key]);
+                    }
                 }
                 in_use += u64::from(h.state().pins() > 1);
             }

@@ -86,9 +86,9 @@ impl Locked<'_> {
         let lines = entry.lines();
         let home = line::home(slot.tag(), lines);
         for distance in 0..=MAX_DISTANCE.min(lines - 1) {
-            // SAFETY: within the segment, by the remainder.
-            let line = unsafe { entry.segment().add((home + distance) % lines).as_ref() };
-            let Some(cell) = line.slots.iter().find(|c| c.load(Ordering::Relaxed) == 0) else {
+            // SAFETY: within the segment.
+            let line = unsafe { entry.segment().add(line::at(home, distance, lines)).as_ref() };
+            let Some(cell) = line.empty().next().map(|free| &line.slots[free]) else {
                 continue;
             };
             if distance > 0 {

@@ -143,6 +143,13 @@ pub(crate) fn home(tag: u64, lines: usize) -> usize {
     ((tag * lines as u64) >> TAG_BITS) as usize
 }
 
+/// The line so far on from a home line, among `lines`, which are more.
+#[inline]
+pub(crate) fn at(home: usize, distance: usize, lines: usize) -> usize {
+    let at = home + distance;
+    if at < lines { at } else { at - lines }
+}
+
 /// Seven slots and a word about them.
 #[repr(C)]
 // A granule's address has ten zero bits, see `Entry`; the model's granules have one line.
@@ -174,7 +181,49 @@ const DISTANCE_SHIFT: u32 = 16;
 const DISTANCE: u64 = 0xff << DISTANCE_SHIFT;
 pub(crate) const COUNT_SHIFT: u32 = 32;
 
+/// The top bits of a resident's slot with this tag.
+#[inline]
+pub(crate) fn resident_top(tag: u64) -> u64 {
+    tag
+}
+
+/// The top bits of a ghost's slot with this tag.
+#[inline]
+pub(crate) fn ghost_top(tag: u64) -> u64 {
+    tag | (1 << TAG_BITS)
+}
+
+/// Numbers of slots, a bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots(u32);
+
+impl Iterator for Slots {
+    type Item = usize;
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let first = self.0.trailing_zeros() as usize;
+        let some = self.0 != 0;
+        self.0 &= self.0.wrapping_sub(1);
+        some.then_some(first)
+    }
+}
+
 impl Line {
+    /// The slots with these top bits (see [`resident_top`]), about: one of a resident with tag zero can be empty, and any may have
+    /// changed since. All slots are looked at, without a branch that would depend on where an entry lies.
+    #[inline]
+    pub(crate) fn with_top(&self, top: u64) -> Slots {
+        let same = |slot: &AtomicU64| u32::from(slot.load(Ordering::Acquire) >> TAG_SHIFT == top);
+        Slots(self.slots.iter().enumerate().fold(0, |all, (n, slot)| all | same(slot) << n))
+    }
+
+    /// The empty slots.
+    #[inline]
+    pub(crate) fn empty(&self) -> Slots {
+        let empty = |slot: &AtomicU64| u32::from(slot.load(Ordering::Relaxed) == 0);
+        Slots(self.slots.iter().enumerate().fold(0, |all, (n, slot)| all | empty(slot) << n))
+    }
+
     /// How many lines beyond this one a lookup must visit.
     #[inline]
     pub(crate) fn farthest(&self) -> usize {

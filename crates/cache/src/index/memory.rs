@@ -19,6 +19,12 @@ const GRANULE_BYTES: usize = GRANULE_LINES * 64;
 /// Granules of a chunk: 2 MiB, the largest allocation of the index.
 const CHUNK_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 2048 };
 const WORDS: usize = CHUNK_GRANULES / 64;
+/// Memory that may lie idle in an index of any size.
+const IDLE_BYTES: u64 = 256 << 10;
+/// And beside that, as a part of what is used.
+const IDLE_SHARE: u64 = 8;
+/// So much of a huge page may lie idle for ever: less than the share above, so that this alone is no reason to look for more.
+const SPARED_BYTES: usize = CHUNK_GRANULES * GRANULE_BYTES / 16;
 
 pub(crate) struct Memory {
     chunks: Mutex<Vec<Chunk>>,
@@ -127,16 +133,26 @@ impl Memory {
         }
     }
 
-    /// Makes a huge page of the first chunk that is half full and has none.
-    pub(crate) fn collapse(&self) {
+    /// Keeps memory that no segment uses in proportion: gives it back when it is more than a share of what is used, but for the few
+    /// free pages of a huge one; and makes a huge page of a chunk if that leaves it well below: else one would undo the other, again
+    /// and again, and each time all processors would be told.
+    pub(crate) fn balance(&self) {
+        let (used, touched) = self.bytes();
+        let allowed = (IDLE_BYTES + used / IDLE_SHARE) as usize;
         let mut chunks = self.chunks.lock();
-        let wanted = |c: &&mut Chunk| !c.huge && c.used_count >= CHUNK_GRANULES / 2;
-        let Some(chunk) = chunks.iter_mut().find(wanted) else { return };
+        if touched.saturating_sub(used) as usize > allowed {
+            let sparse = |chunk: &&mut Chunk| !(chunk.huge && chunk.free_bytes() <= SPARED_BYTES);
+            chunks.iter_mut().filter(sparse).for_each(|c| c.release_free_pages(&self.touched));
+            return;
+        }
+        let spare = (allowed / 2).saturating_sub(touched.saturating_sub(used) as usize);
+        let wanted = |chunk: &&mut Chunk| !chunk.huge && chunk.untouched_bytes() <= spare;
+        let half_full = chunks.iter_mut().filter(|c| c.used_count >= CHUNK_GRANULES / 2);
+        let Some(chunk) = half_full.filter(wanted).max_by_key(|c| c.used_count) else { return };
         chunk.lines.collapse();
         // Also where the kernel cannot do it: there is no use in asking again.
         chunk.huge = true;
-        let touched = (0..CHUNK_GRANULES).filter(|g| get(&chunk.touched, *g)).count();
-        let rest = (CHUNK_GRANULES - touched) * GRANULE_BYTES;
+        let rest = chunk.untouched_bytes();
         chunk.touched = [u64::MAX; WORDS];
         self.touched.fetch_add(rest as u64, Ordering::Relaxed);
     }
@@ -148,6 +164,15 @@ impl Memory {
 }
 
 impl Chunk {
+    fn free_bytes(&self) -> usize {
+        (CHUNK_GRANULES - self.used_count) * GRANULE_BYTES
+    }
+
+    fn untouched_bytes(&self) -> usize {
+        let touched: u32 = self.touched.iter().map(|word| word.count_ones()).sum();
+        (CHUNK_GRANULES - touched as usize) * GRANULE_BYTES
+    }
+
     fn find_run(&mut self, granules: usize) -> Option<usize> {
         if CHUNK_GRANULES - self.used_count < granules || granules >= self.none_of {
             return None;
@@ -195,5 +220,45 @@ impl Chunk {
             }
             page += 1;
         }
+    }
+}
+
+#[cfg(all(test, not(any(miri, forebay_model))))]
+mod tests {
+    use super::{CHUNK_GRANULES, GRANULE_BYTES, Memory};
+
+    /// What is idle comes into proportion, and then stays as it is: no page is given back that is asked for again.
+    #[test]
+    fn balancing_ends() {
+        for percent in (10..=250).step_by(15) {
+            let memory = Memory::new();
+            let runs = CHUNK_GRANULES / 16 * percent / 100;
+            let taken: Vec<_> = (0..runs).map(|_| memory.take(16).unwrap()).collect();
+            // Holes here and there.
+            taken.iter().step_by(9).for_each(|run| memory.give(*run, 16));
+            let seen = (0..16).map(|_| {
+                memory.balance();
+                let (used, touched) = memory.bytes();
+                assert!(touched - used <= (256 << 10) + used / 8, "{percent}: {touched} of {used}");
+                touched
+            });
+            let seen: Vec<u64> = seen.collect();
+            // At first pages are given back, and then a chunk may become a huge page.
+            assert!(seen[8..].iter().all(|touched| *touched == seen[8]), "{percent}: {seen:?}");
+            assert_eq!(memory.bytes().0, ((runs - runs.div_ceil(9)) * 16 * GRANULE_BYTES) as u64);
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_is_nearly_full_becomes_a_huge_page_and_stays_one() {
+        let memory = Memory::new();
+        let taken: Vec<_> = (0..CHUNK_GRANULES / 16).map(|_| memory.take(16).unwrap()).collect();
+        memory.balance();
+        memory.give(taken[5], 16);
+        memory.balance();
+        assert!(memory.chunks.lock()[0].huge);
+        taken[6..CHUNK_GRANULES / 32].iter().for_each(|run| memory.give(*run, 16));
+        memory.balance();
+        assert!(!memory.chunks.lock()[0].huge);
     }
 }

@@ -37,11 +37,12 @@ use forebay_base::sync::{Mutex, MutexGuard, count};
 use forebay_base::vm;
 
 use entry::{Directory, Entry};
-use line::{GHOST_SPLIT_BITS, Line, SLOTS, Slot};
+use line::{GHOST_SPLIT_BITS, Line, Slot};
 use memory::Memory;
 
 /// Hash bits that choose the partition.
 const PARTITION_BITS: u32 = if cfg!(any(miri, forebay_model)) { 1 } else { 6 };
+pub(crate) const PARTITIONS: usize = 1 << PARTITION_BITS;
 /// Lines beyond its home line in which an entry may lie.
 const MAX_DISTANCE: usize = 8;
 
@@ -118,7 +119,7 @@ impl Index {
             steps: AtomicU64::new(0),
         };
         Self {
-            partitions: (0..1 << PARTITION_BITS).map(|_| CachePadded::new(partition())).collect(),
+            partitions: (0..PARTITIONS).map(|_| CachePadded::new(partition())).collect(),
             memory: Memory::new(),
         }
     }
@@ -160,7 +161,8 @@ impl Index {
             if distance == 0 {
                 farthest = line.farthest().min(MAX_DISTANCE);
             }
-            for cell in &line.slots {
+            for n in line.with_top(line::resident_top(line::tag(hash))) {
+                let cell = &line.slots[n];
                 let slot = Slot(cell.load(Ordering::Acquire));
                 if !slot.resident_matches(hash) {
                     continue;
@@ -215,9 +217,9 @@ impl Index {
         }
     }
 
-    /// Has the first part of a large index lie in huge pages.
-    pub(crate) fn collapse(&self) {
-        self.memory.collapse();
+    /// Keeps memory in proportion, and has that of a large index lie in huge pages.
+    pub(crate) fn balance(&self) {
+        self.memory.balance();
     }
 
     /// Gives unused memory back to the system.
@@ -341,37 +343,45 @@ impl Locked<'_> {
         Some(Entry(unsafe { directory.cell(self.hash) }.load(Ordering::Relaxed)))
     }
 
-    fn find_slot(&self, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
+    /// The first slot with these top bits that is wanted.
+    #[inline]
+    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
         let entry = self.entry()?;
         let lines = entry.lines();
         let home = line::home(line::tag(self.hash), lines);
-        // SAFETY: within the segment.
-        let farthest = unsafe { entry.segment().add(home).as_ref() }.farthest();
-        for distance in 0..=farthest {
-            // SAFETY: within the segment, by the remainder.
-            let line = unsafe { entry.segment().add((home + distance) % lines) };
-            for slot in 0..SLOTS {
-                let place = Place { line, slot };
-                if wanted(place.get()) {
-                    return Some(place);
-                }
+        let (mut distance, mut farthest) = (0, 0);
+        loop {
+            // SAFETY: within the segment.
+            let line = unsafe { entry.segment().add(line::at(home, distance, lines)) };
+            // SAFETY: segments' memory is lines for ever.
+            let here = unsafe { line.as_ref() };
+            if distance == 0 {
+                farthest = here.farthest();
             }
+            let mut places = here.with_top(top).map(|slot| Place { line, slot });
+            if let Some(place) = places.find(|place| wanted(place.get())) {
+                return Some(place);
+            }
+            if distance == farthest {
+                return None;
+            }
+            distance += 1;
         }
-        None
     }
 
     /// The resident slot for which `is_it` says yes, asked with the address of each header of the
     /// right tag. Under the lock their keys may be read (rule 4 of `header.rs`).
     pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(Place, usize)> {
-        let place =
-            self.find_slot(|slot| slot.resident_matches(self.hash) && is_it(slot.address()))?;
+        let wanted = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
+        let place = self.find_slot(line::resident_top(line::tag(self.hash)), wanted)?;
         Some((place, place.get().address()))
     }
 
     /// The ghost of this hash, with the number of its list and its slot, which tells when and how often its block was asked for.
     pub(crate) fn find_ghost(&self) -> Option<(Place, usize, Slot)> {
         let bits = split_bits(self.hash);
-        let place = self.find_slot(|slot| slot.ghost_matches(self.hash, bits))?;
+        let top = line::ghost_top(line::tag(self.hash));
+        let place = self.find_slot(top, |slot| slot.ghost_matches(self.hash, bits))?;
         let slot = place.get();
         Some((place, slot.ghost_list(), slot))
     }
@@ -379,7 +389,8 @@ impl Locked<'_> {
     /// The ghost of this hash at exactly this place of that list.
     pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
         let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
-        self.find_slot(|slot| slot.is_ghost() && slot.without_uses() == wanted)
+        let top = line::ghost_top(line::tag(self.hash));
+        self.find_slot(top, |slot| slot.without_uses() == wanted)
     }
 
     /// A slot for a ghost of this hash.

@@ -92,7 +92,9 @@ impl GhostSublist {
 }
 
 impl Ghosts {
+    /// With `sublists` of them, a power of two, or fewer.
     pub(crate) fn new(sublists: usize) -> Self {
+        assert!(sublists.is_power_of_two());
         let sublist = || GhostSublist {
             ring: Mutex::named("ghost-sublist", Ring::new()),
             over: AtomicU64::new(0),
@@ -110,25 +112,33 @@ impl Ghosts {
 
     /// The sublist that a position names, and the position in its ring.
     fn at(&self, position: u64) -> (&GhostSublist, u64) {
-        let count = self.sublists.len() as u64;
-        (&self.sublists[(position % count) as usize], position / count)
+        let last = self.sublists.len() - 1;
+        (&self.sublists[position as usize & last], position >> last.count_ones())
     }
 
     /// A position that names the sublist too.
     fn stamp(&self, sublist: usize, position: u64) -> u64 {
-        position * self.sublists.len() as u64 + sublist as u64
+        (position << (self.sublists.len() - 1).count_ones()) | sublist as u64
     }
 
-    /// Remembers blocks of the `nth` sublist of their list; their positions are appended to
-    /// `positions`.
-    pub(crate) fn push_all(&self, nth: usize, ghosts: &[Ghost], positions: &mut Vec<u64>) {
-        let bytes: u64 = ghosts.iter().map(|g| u64::from(g.weight)).sum();
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let nth = nth % self.sublists.len();
+    /// Remembers blocks of the `nth` sublist of their list, and tells the place of each.
+    pub(crate) fn push_all<'a>(
+        &self,
+        nth: usize,
+        ghosts: impl Iterator<Item = (Ghost, &'a mut u64)>,
+    ) {
+        let nth = nth & (self.sublists.len() - 1);
         let sublist = &self.sublists[nth];
+        let (mut bytes, mut entries) = (0, 0);
         let mut ring = sublist.ring.lock();
-        positions.extend(ghosts.iter().map(|ghost| self.stamp(nth, ring.push(*ghost))));
-        sublist.count(&ring, ghosts.len() as u64);
+        for (ghost, place) in ghosts {
+            *place = self.stamp(nth, ring.push(ghost));
+            bytes += u64::from(ghost.weight);
+            entries += 1;
+        }
+        // Under the lock: who pops them takes them off the sum.
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        sublist.count(&ring, entries);
     }
 
     /// Whether an entry has been taken off its ring: then it must not have a slot.
@@ -139,6 +149,9 @@ impl Ghosts {
 
     /// Counts ghosts that were given a slot, and ghosts that have lost theirs.
     pub(crate) fn count_slots(&self, made: u64, gone: u64) {
+        if made == gone {
+            return;
+        }
         self.live.fetch_add(made.wrapping_sub(gone), Ordering::Relaxed);
     }
 
@@ -194,20 +207,16 @@ impl Ghosts {
         draw(self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)), below)
     }
 
-    /// How long ago the oldest entry's block was evicted, in ticks.
-    pub(crate) fn age(&self, now: u32) -> u32 {
+    /// Weight and number of the entries in the rings, those of blocks that came back included, and how long ago
+    /// the oldest one's block was evicted, in ticks.
+    pub(crate) fn remembered(&self, now: u32) -> (u64, u64, u32) {
         let filled = self.sublists.iter().filter(|s| s.entries.load(Ordering::Relaxed) > 0);
         let ages = filled.map(|s| now.wrapping_sub(s.oldest.load(Ordering::Relaxed)));
-        ages.map(|age| age & u32::from(u16::MAX)).max().unwrap_or(0)
+        let oldest = ages.map(|age| age & u32::from(u16::MAX)).max().unwrap_or(0);
+        (self.bytes.load(Ordering::Relaxed), self.entries(), oldest)
     }
 
-    /// Weights of the entries in the rings, those of blocks that came back included.
-    pub(crate) fn remembered_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Entries in the rings, those of blocks that came back included.
-    pub(crate) fn remembered(&self) -> u64 {
+    fn entries(&self) -> u64 {
         self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)).sum()
     }
 
@@ -219,9 +228,13 @@ impl Ghosts {
 
     /// Weights of the blocks that ghosts stand for: of all entries, the share that has a slot.
     pub(crate) fn bytes(&self) -> u64 {
-        let (bytes, all) = (u128::from(self.remembered_bytes()), u128::from(self.remembered()));
-        let live = u128::from(self.count()).min(all);
-        (bytes * live / all.max(1)) as u64
+        let (bytes, all) = (self.bytes.load(Ordering::Relaxed), self.entries());
+        let live = self.count().min(all);
+        match bytes.checked_mul(live) {
+            // This is asked for often, and a division of 128 bits is long.
+            Some(product) => product / all.max(1),
+            None => (u128::from(bytes) * u128::from(live) / u128::from(all.max(1))) as u64,
+        }
     }
 
     /// Bytes of memory held by the rings.

@@ -20,6 +20,8 @@ pub(crate) struct Ring<T> {
     head: u64,
     /// See `compact`.
     sweep: Option<Sweep>,
+    /// Steps of compaction so far.
+    slides: u64,
     /// Entries before these have been passed by a hand, see `Hand`.
     hands: [u64; 2],
 }
@@ -33,6 +35,14 @@ pub(crate) enum Hand {
     Offer = 1,
 }
 
+/// Up to where a queue was looked at, and when.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Position of the first entry that was not shown.
+    pub(crate) end: u64,
+    slides: u64,
+}
+
 #[derive(Clone, Copy)]
 struct Sweep {
     /// Entries at or above this position have been looked at.
@@ -43,7 +53,15 @@ struct Sweep {
 
 impl<T: Copy + Default> Ring<T> {
     pub(crate) fn new() -> Self {
-        Self { blocks: VecDeque::new(), spare: None, tail: 0, head: 0, sweep: None, hands: [0; 2] }
+        Self {
+            blocks: VecDeque::new(),
+            spare: None,
+            tail: 0,
+            head: 0,
+            sweep: None,
+            slides: 0,
+            hands: [0; 2],
+        }
     }
 
     /// Entries, live or not.
@@ -90,6 +108,25 @@ impl<T: Copy + Default> Ring<T> {
         let entry = self.blocks[0][(position % BLOCK as u64) as usize];
         self.advance_tail(position + 1);
         Some((position, entry))
+    }
+
+    /// Shows up to `most` of the oldest entries, which stay. Returns what tells
+    /// [`pop_seen`](Self::pop_seen) which ones these were.
+    pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Seen {
+        let end = self.head.min(self.tail + most);
+        for position in self.tail..end {
+            let (block, slot) = self.at(position);
+            f(position, self.blocks[block][slot]);
+        }
+        Seen { end, slides: self.slides }
+    }
+
+    /// Pops those of the entries that `peek` has shown that lie below `end` and that nobody else has popped. If entries have been moved
+    /// since, all stay: others may lie in their places.
+    pub(crate) fn pop_seen(&mut self, seen: Seen, end: u64) {
+        if seen.slides == self.slides && end > self.tail {
+            self.advance_tail(end.min(seen.end));
+        }
     }
 
     pub(crate) fn get(&self, position: u64) -> Option<T> {
@@ -152,6 +189,7 @@ impl<T: Copy + Default> Ring<T> {
         most: usize,
         mut slide: impl FnMut(T, u64, u64) -> bool,
     ) -> bool {
+        self.slides += 1;
         let mut sweep = self.sweep.unwrap_or(Sweep { read: self.head, write: self.head });
         for _ in 0..most {
             if sweep.read == self.tail {
@@ -203,6 +241,8 @@ mod tests {
         Pop,
         Kill(usize),
         Compact(usize),
+        Peek(u64),
+        PopSeen(usize),
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -211,6 +251,8 @@ mod tests {
             3 => Just(Op::Pop),
             3 => any::<usize>().prop_map(Op::Kill),
             2 => (1..700usize).prop_map(Op::Compact),
+            2 => (0..40u64).prop_map(Op::Peek),
+            2 => any::<usize>().prop_map(Op::PopSeen),
         ];
         prop::collection::vec(op, 1..2000)
     }
@@ -222,6 +264,7 @@ mod tests {
         fn behaves_as_a_queue_with_positions(ops in ops()) {
             let mut ring = Ring::<u32>::new();
             let mut twin: VecDeque<(u32, u64)> = VecDeque::new();
+            let (mut look, mut moved) = (None, false);
             for (i, op) in ops.into_iter().enumerate() {
                 match op {
                     Op::Push => {
@@ -242,7 +285,21 @@ mod tests {
                         twin.remove(n % twin.len());
                     }
                     Op::Kill(_) => {}
+                    Op::Peek(most) => {
+                        let mut shown = Vec::new();
+                        let seen = ring.peek(most, |position, entry| shown.push((entry, position)));
+                        (look, moved) = (Some((seen, shown)), false);
+                    }
+                    // Who looks at entries has them leave before they are popped, unless they have been moved.
+                    Op::PopSeen(n) => if let Some((seen, shown)) = look.take() {
+                        let (left, rest) = shown.split_at(n % (shown.len() + 1));
+                        twin.retain(|entry| !left.contains(entry));
+                        let end = rest.first().map_or(seen.end, |(_, position)| *position);
+                        ring.pop_seen(seen, end);
+                        prop_assert!(moved || ring.tail() >= end);
+                    },
                     Op::Compact(most) => {
+                        moved = true;
                         ring.compact(most, |entry, from, to| {
                             let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
                             live.map(|(_, position)| *position = to).is_some()

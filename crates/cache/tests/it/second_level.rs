@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Class, Filler, LoadError, Reclaim, SecondLevel, Writing,
+    Attributes, Begin, Cache, Candidate, Class, Filler, Hint, LoadError, Reclaim, SecondLevel,
+    Writing,
 };
 
 use crate::support::{audit, block_on, wait_until};
@@ -21,6 +22,8 @@ struct Double {
     /// Keys and whether they had proven reuse, in order.
     offered: Mutex<Vec<(u64, Class, bool)>>,
     forgotten: Mutex<Vec<u64>>,
+    /// Keys that have left memory, as it was told.
+    evicted: Mutex<Vec<u64>>,
     /// Begin writes of what is offered, instead of declining.
     takes: AtomicBool,
     panics: AtomicBool,
@@ -63,6 +66,10 @@ impl SecondLevel<u64, u64> for Double {
                 self.writing.lock().unwrap().extend(candidate.write());
             }
         }
+    }
+
+    fn evicted(&self, keys: &[u64]) {
+        self.evicted.lock().unwrap().extend(keys);
     }
 
     fn load(&self, filler: Filler<u64, u64>) -> Result<(), Filler<u64, u64>> {
@@ -141,6 +148,31 @@ fn what_is_near_the_cold_end_is_offered_once_oldest_first() {
     // Of a cache that has just become full, some of the oldest go over to mfu.
     assert!((50..=70 + moved).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
     assert_eq!(cache.stats().counter("second_offered"), all as u64);
+    audit(&cache);
+}
+
+#[test]
+fn what_makes_room_or_is_flushed_is_told_and_what_is_removed_is_not() {
+    let (cache, double) = with_double(100, 10);
+    for key in 0..1000 {
+        let hint = if key % 7 == 0 { Hint::Once } else { Hint::Normal };
+        cache.insert_with(key, key, Attributes { hint, ..Attributes::DATA }).unwrap();
+        (key % 3 == 0).then(|| cache.get(&(key / 2)).is_some());
+    }
+    let told = |double: &Double| {
+        let mut told = std::mem::take(&mut *double.evicted.lock().unwrap());
+        told.sort_unstable();
+        told
+    };
+    let gone: Vec<u64> = (0..1000).filter(|key| cache.get(key).is_none()).collect();
+    assert!(gone.len() >= 900, "{}", gone.len());
+    assert_eq!(told(&double), gone, "each once, whether it was offered or not");
+    let there: Vec<u64> = (0..1000).filter(|key| cache.get(key).is_some()).collect();
+    cache.remove(&there[0]);
+    cache.insert(there[1], there[1]).unwrap();
+    assert_eq!(told(&double), [], "its content is gone for good");
+    cache.flush();
+    assert_eq!(told(&double), there[1..]);
     audit(&cache);
 }
 
