@@ -41,7 +41,7 @@
 //!
 //! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy` and `shadow`
 //! say who goes, `evict`, `contest` and `reclaim` make them go, `room` bounds how much there is,
-//! `begin`, `load`, `filler` and `flight` bring blocks in, `owner` and `second` serve pools and second levels.
+//! `begin`, `load`, `filler` and `flight` bring blocks in, `owner`, `second` and `spare` serve pools and second levels.
 //! `docs/locking.md` has the locks and the proofs.
 
 mod attributes;
@@ -80,6 +80,7 @@ mod room;
 mod second;
 mod shadow;
 mod slab;
+mod spare;
 mod stats;
 mod stay;
 mod sweep;
@@ -98,4 +99,5 @@ pub use key::{Key, OwnerId};
 pub use overhead::Overhead;
 pub use owner::OwnerCaching;
 pub use second::{Candidate, SecondLevel, Writing};
+pub use spare::{NotTaken, SpareRoom};
 pub use stats::{StateStats, Stats};

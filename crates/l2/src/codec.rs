@@ -4,6 +4,8 @@ use forebay_cache::{Class, Key};
 
 /// Bytes of an encoded key, at most.
 pub const MAX_KEY_BYTES: usize = 32;
+/// Bytes of a note, at most.
+pub const MAX_NOTE_BYTES: usize = 16;
 
 /// Why a block is not written to the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,8 +15,10 @@ pub enum Refusal {
     Rate,
     /// The device does not keep up: too much waits to be written.
     QueueFull,
-    /// Nothing says that it will be asked for again.
+    /// Nothing says that it will be asked for again, and what the ring would drop for it is asked for more often than such blocks are.
     NoProvenReuse,
+    /// It was asked for again, but what the ring would drop for it is asked for more often than such blocks are.
+    LittleReuse,
     /// It is larger than a block of the level may be.
     TooLarge,
     /// Blocks of its class are not wanted there.
@@ -33,10 +37,11 @@ pub enum Refusal {
 
 impl Refusal {
     /// All reasons, in the order of counter labels.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Rate,
         Self::QueueFull,
         Self::NoProvenReuse,
+        Self::LittleReuse,
         Self::TooLarge,
         Self::ClassExcluded,
         Self::OwnerExcluded,
@@ -58,6 +63,26 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     /// Writes the key into `out`, which has [`key_bytes`](Self::key_bytes) bytes. Different keys of one level
     /// give different bytes.
     fn encode_key(&self, key: &K, out: &mut [u8]);
+
+    /// Bytes of the note that lies beside each key, up to [`MAX_NOTE_BYTES`]: what a key is made from again, and blocks are not looked up
+    /// by.
+    fn note_bytes(&self) -> usize {
+        0
+    }
+
+    /// Writes the note of a key into `out`, which has [`note_bytes`](Self::note_bytes) bytes.
+    fn encode_note(&self, _key: &K, _out: &mut [u8]) {}
+
+    /// Whether [`decode_key`](Self::decode_key) can make keys: else nothing is put into memory before it is asked for.
+    fn decodes_keys(&self) -> bool {
+        false
+    }
+
+    /// The key that was encoded so, with what its note says. They are what was written, by their checksum, but perhaps not by this
+    /// program: the note may be empty. `None` if there is no such key, or none as of now. It may wait, but not for the level.
+    fn decode_key(&self, _key: &[u8], _note: &[u8]) -> Option<K> {
+        None
+    }
 
     /// When the key came to be, in the user's own count, such as the transaction group that wrote the
     /// block. A level that holds younger keys than its user knows of, because that was set back, is emptied when it is opened.

@@ -4,7 +4,9 @@ forebay_base::counters! {
     /// What a second level counts, since it was opened.
     pub table LevelCounters;
     labels class = ["metadata", "data"];
-    labels reason = ["rate", "queue_full", "no_proven_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed"];
+    labels passed = ["there", "let_go", "no_room", "no_memory", "unwanted", "unknown_owner", "undecodable", "rotten", "outdated"];
+    labels ending = ["done", "no_room", "no_keys", "off", "closed", "failed"];
+    labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed"];
 
     /// Blocks that the cache offered.
     offered: class;
@@ -44,6 +46,8 @@ forebay_base::counters! {
     carry_lost: class;
     /// Blocks that the ring ran over.
     overrun: class;
+    /// Blocks that the ring ran over and that memory had: they are offered again when memory lets go of them.
+    overrun_in_memory: class;
     /// Loads answered.
     hits: class;
     /// Loads of what the level does not have.
@@ -84,6 +88,18 @@ forebay_base::counters! {
     rebuild_tombstones;
     /// Segments of which the rebuild could not read all.
     rebuild_damaged;
+    /// Blocks put back into memory after a restart before anybody asked for them.
+    warmed: class;
+    /// Blocks looked at for that and not put back: memory had them, had let them go, or had no room or memory; their dataset, or whatever their owner
+    /// is, does not want them in memory or is not known; they cannot be decoded, are not what was written, or were outdated by then.
+    warm_passed: passed;
+    /// Bytes read for that.
+    warm_bytes;
+    /// Reads for that that failed.
+    warm_errors;
+    /// How it ended: all was looked at, memory had no room left, the codec cannot make keys, it was switched off, the level or the cache was closed, or the
+    /// device failed.
+    warm_ended: ending;
     /// Times that the level was emptied because it knew of what its user did not: that had been set back.
     set_back;
 }

@@ -93,7 +93,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
         let known = if self.rebuild.is_running() {
             let place = self.ring.head();
-            let tomb = Record { place, class: Class::Data, hits: 0, state: State::Tomb };
+            let tomb =
+                Record { place, class: Class::Data, hits: 0, in_memory: false, state: State::Tomb };
             if let Err(error) = self.index.insert(id, tomb, |_, _| true) {
                 // The rebuild could bring the old value in, and nothing would say that it is old.
                 self.fail(&format!("no memory to forget a key: {error}"));
@@ -116,8 +117,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return Ok(());
         }
         // Whoever tries again is not to hear that there is nothing to forget.
-        let tomb =
-            Record { place: self.ring.head(), class: Class::Data, hits: 0, state: State::Tomb };
+        let tomb = Record {
+            place: self.ring.head(),
+            class: Class::Data,
+            hits: 0,
+            in_memory: false,
+            state: State::Tomb,
+        };
         let _ = self.index.insert(id, tomb, |_, _| true);
         self.forget_dead_for_good()
     }

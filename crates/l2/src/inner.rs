@@ -10,12 +10,12 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::Key;
 
-use crate::codec::{Codec, MAX_KEY_BYTES, Refusal};
+use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
 use crate::counters::LevelCounters;
 use crate::error::ErrorKind;
-use crate::feed::{Feed, Filter, Rate};
+use crate::feed::{Feed, Rate, Seen, Worth};
 use crate::forget::Forgetting;
-use crate::format::BATCH_HEAD_BYTES;
+use crate::format::{BATCH_HEAD_BYTES, block_bytes};
 use crate::index::Index;
 use crate::label::{self, LabelInfo};
 use crate::load::Loads;
@@ -25,6 +25,7 @@ use crate::record::{Identity, MAX_BLOCK_UNITS, UNIT_BYTES};
 use crate::recover::Rebuild;
 use crate::ring::Ring;
 use crate::tunables::LevelTunables;
+use crate::warm::Warming;
 
 /// How a level is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,13 +93,15 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) counters: LevelCounters,
     pub(crate) status: Status,
     pub(crate) feed: Feed<K, V>,
-    /// What was refused for want of proven reuse.
-    pub(crate) refused: Filter,
+    /// What was offered lately that the level did not have.
+    pub(crate) seen: Seen,
+    pub(crate) worth: Worth,
     /// Whether all segments have been used.
     pub(crate) came_round: AtomicBool,
     pub(crate) forgetting: Forgetting,
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
+    pub(crate) warming: Warming,
     /// Where the name of a level comes from that is made anew.
     pub(crate) seed: u64,
     /// What the label has as its user's mark.
@@ -142,11 +145,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             counters: LevelCounters::default(),
             status: Status(AtomicU8::new(OPEN)),
             feed: Feed::new(Rate::new(bounds, now)),
-            refused: Filter::new(),
+            seen: Seen::new(),
+            worth: Worth::new(),
             came_round: AtomicBool::new(false),
             forgetting: Forgetting::new(),
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
+            warming: Warming::new(),
             seed: options.seed,
             user_mark: AtomicU64::new(label.user_mark),
             voided: AtomicBool::new(false),
@@ -181,6 +186,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// The same, of an encoded key.
     pub(crate) fn identity_of(&self, key: &[u8]) -> Identity {
         Identity(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
+    }
+
+    /// Bytes that a block of a value of that length takes.
+    pub(crate) fn block_bytes(&self, value_bytes: usize) -> u64 {
+        block_bytes(self.label.key_bytes + self.codec.note_bytes(), value_bytes)
+    }
+
+    /// The note of a key; its length is the codec's.
+    pub(crate) fn encode_note(&self, key: &K) -> [u8; MAX_NOTE_BYTES] {
+        let mut bytes = [0; MAX_NOTE_BYTES];
+        self.codec.encode_note(key, &mut bytes[..self.codec.note_bytes()]);
+        bytes
     }
 
     /// Bytes of a block with its header, at most.
@@ -270,7 +287,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let own = size_of::<Self>() as u64;
         own + self.index.memory_bytes()
             + self.ring.memory_bytes()
-            + self.refused.memory_bytes()
+            + self.seen.memory_bytes()
+            + self.worth.memory_bytes()
             + self.rebuild.memory_bytes()
     }
 }

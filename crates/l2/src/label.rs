@@ -153,14 +153,17 @@ pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelI
     read(&medium).map(|(info, _)| info)
 }
 
-/// The label, and whether both copies of it are there.
+/// The label, and whether both copies of it are there, as this version writes them.
 pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
     let info = medium.device.info();
     let (name, device_bytes) = (&*info.name, info.size_bytes);
     let back = last_page(device_bytes).ok_or_else(|| not_a_level(name))?;
-    let copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
+    let mut current = true;
+    let mut copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
         let page = medium.read(at, PAGE_BYTES).map_err(|t| trouble(medium, "read a label", t))?;
-        Ok(LabelPhys::parse(&page).ok().map(|label| LabelInfo::of(&label, name, device_bytes)))
+        let label = LabelPhys::parse(&page).ok();
+        current &= label.as_ref().is_some_and(|label| label.version.get() == VERSION);
+        Ok(label.map(|label| LabelInfo::of(&label, name, device_bytes)))
     };
     // One copy that cannot be read must not hide the other.
     match copy(0) {
@@ -168,7 +171,7 @@ pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
             let first = first?;
             let second = copy(first.last_page).unwrap_or_default();
             let whole = matches!(second, Some(Ok(second)) if second == first);
-            Ok((first, whole))
+            Ok((first, whole && current))
         }
         first => match copy(back) {
             Ok(Some(second)) => Ok((second?, false)),
@@ -314,4 +317,43 @@ fn put(medium: &Medium, label: &LabelInfo, bytes: &[u8; LABEL_BYTES]) -> Result<
     });
     copies.into_iter().collect::<Result<(), Trouble>>()?;
     medium.flush()
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use forebay_base::arena::{Arena, ArenaConfig, HugePages};
+    use forebay_base::sync::Arc;
+    use forebay_io::{MemoryDevice, MemoryOptions};
+
+    use super::*;
+
+    #[test]
+    fn an_older_version_is_read_and_is_to_be_written_anew() {
+        let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
+        let options = LevelOptions::new([3; 16], Arena::new(config).unwrap());
+        let medium = Medium {
+            device: Arc::new(
+                MemoryDevice::new("memory", 8 << 20, &MemoryOptions::default()).unwrap(),
+            ),
+            arena: Arc::clone(&options.arena),
+            clock: Arc::clone(&options.clock),
+            tunables: Arc::clone(&options.tunables),
+            writes_out: Arc::default(),
+        };
+        let label = create(&medium, 8, &options).unwrap();
+        let put_version = |version: u32| {
+            let mut old = label.phys();
+            old.version = version.into();
+            put(&medium, &label, &old.seal()).unwrap();
+        };
+        assert_eq!(read(&medium).unwrap(), (label, true));
+        put_version(1);
+        assert_eq!(read(&medium).unwrap(), (label, false), "it is not as this version writes it");
+        write(&medium, &label).unwrap();
+        assert_eq!(read(&medium).unwrap(), (label, true));
+        for version in [0, VERSION + 1] {
+            put_version(version);
+            assert_eq!(read(&medium).unwrap_err().kind(), ErrorKind::Unsupported, "{version}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A second level on a device: making, opening, using, closing and removing one.
 //!
-//! Threads: a writer, one that gives up loads that are overdue, and some for the rebuild until that is done. Loads run on whoever asks, and on the device's threads.
+//! Threads: a writer, one that gives up loads that are overdue, some for the rebuild until that is done, and one for the warm-up after it. Loads run on whoever asks, and on the device's threads.
 //!
 //! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first. One of the level's own
 //! threads, on which a user's drop may let go of the level, never takes it: another thread does the waiting then.
@@ -12,10 +12,10 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_base::tunables::TunableError;
-use forebay_cache::{Candidate, Class, Filler, Key, SecondLevel};
+use forebay_cache::{Candidate, Class, Filler, Key, SecondLevel, SpareRoom};
 use forebay_io::Device;
 
-use crate::codec::{Codec, MAX_KEY_BYTES};
+use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
 use crate::counters::LevelCounters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inner::{Health, Inner};
@@ -26,6 +26,7 @@ use crate::record::State;
 use crate::recover::{self, RebuildStats};
 use crate::stats::LevelStats;
 use crate::tunables::LevelTunables;
+use crate::warm::{WarmUp, WarmUpEnd};
 use crate::writer::Writer;
 
 /// A second level on a device. Hand it to a cache's [`Builder`](forebay_cache::Builder).
@@ -101,6 +102,11 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         if !(1..=MAX_KEY_BYTES).contains(&codec.key_bytes()) {
             let bytes = codec.key_bytes();
             let text = format!("a codec's keys have 1 to {MAX_KEY_BYTES} bytes, not {bytes}");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if codec.note_bytes() > MAX_NOTE_BYTES {
+            let bytes = codec.note_bytes();
+            let text = format!("a codec's notes have at most {MAX_NOTE_BYTES} bytes, not {bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let arena = Arc::clone(&options.arena);
@@ -190,6 +196,47 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         self.inner.rebuild.wait()
     }
 
+    /// Puts blocks back into the memory of the cache that this is the second level of, before anybody asks for them: in the background, as far as it is known
+    /// what the device holds, the newest first, and as far as there is room that nobody needs. Once a life; later calls do nothing.
+    ///
+    /// Close the level before the cache is dropped: a thread has both until it has ended.
+    pub fn warm_up(&self, room: SpareRoom<K, V>) {
+        let inner = &self.inner;
+        if !inner.warming.begin() {
+            return;
+        }
+        let end = match (inner.tunables.warm_up(), inner.codec.decodes_keys()) {
+            (false, _) => WarmUpEnd::Off,
+            (true, false) => WarmUpEnd::NoKeys,
+            // One of them would wait for those that end the level.
+            (true, true) if inner.is_own_thread() => WarmUpEnd::Failed,
+            (true, true) => {
+                let mut threads = self.threads.lock();
+                // Asked under the lock: who closes it joins all threads that are there then.
+                if inner.status.is_open() {
+                    let warming = Arc::clone(inner);
+                    match spawn_named("l2-warm", move || warming.warm_up(room)) {
+                        Ok(thread) => return threads.push(thread),
+                        Err(_) => WarmUpEnd::Failed,
+                    }
+                } else {
+                    WarmUpEnd::Closed
+                }
+            }
+        };
+        inner.end_warm_up(end);
+    }
+
+    /// How putting blocks back into memory goes.
+    pub fn warmth(&self) -> WarmUp {
+        self.inner.warming.state()
+    }
+
+    /// Waits until it has ended, if it has begun: for tests and measurements.
+    pub fn wait_warm(&self) -> WarmUp {
+        self.inner.warming.wait()
+    }
+
     /// Blocks, tombstones and records on their way in the index.
     pub fn len(&self) -> u64 {
         self.inner.index.len()
@@ -232,6 +279,7 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         LevelStats {
             health: self.health(),
             rebuild: self.rebuild(),
+            warm_up: self.warmth(),
             records: inner.index.len(),
             size_bytes: u64::from(geometry.segments) * geometry.segment_bytes,
             used_bytes: used.count() as u64 * geometry.segment_bytes,
@@ -361,6 +409,10 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
 impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Level<K, V> {
     fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         self.inner.offer(candidates);
+    }
+
+    fn evicted(&self, keys: &[K]) {
+        self.inner.evicted(keys);
     }
 
     fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {

@@ -60,9 +60,10 @@ mod recover;
 mod ring;
 mod stats;
 mod tunables;
+mod warm;
 mod writer;
 
-pub use codec::{Codec, MAX_KEY_BYTES, Refusal};
+pub use codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
 pub use counters::LevelCounters;
 pub use error::{Error, ErrorKind, Result};
 pub use hybrid::{HybridBuilder, HybridCache, HybridStats, InsertError, LevelKey, LevelValue};
@@ -73,3 +74,4 @@ pub use options::LevelOptions;
 pub use recover::RebuildStats;
 pub use stats::LevelStats;
 pub use tunables::LevelTunables;
+pub use warm::{WarmUp, WarmUpEnd};

@@ -142,6 +142,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// A load begins. If the level has the block, it keeps the filler.
     pub(crate) fn load(self: &Arc<Self>, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
         let id = self.identity(filler.key());
+        self.worth.asked(id, self.index.len());
         let (record, seq) = match self.seek(id) {
             Ok(found) => found,
             Err(row) => {
@@ -216,7 +217,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 Ok(buffer) => self.deliver(filler, sought, &buffer),
                 Err(_) => {
                     self.counters.add(LevelCounters::LOAD_ERRORS, 0, 1);
-                    self.flag(sought);
+                    self.flag(sought.id, sought.place);
                     filler.withdraw();
                 }
             }
@@ -233,7 +234,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 return;
             }
             Found::Rotten => {
-                self.flag(sought);
+                self.flag(sought.id, sought.place);
                 LevelCounters::LOAD_ROTTEN
             }
             Found::Overtaken => {
@@ -254,7 +255,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn examine(&self, key: &K, sought: &Sought, buffer: &Buffer) -> Found<V> {
-        let Some(Block { key: found, value }) =
+        let Some(Block { key: found, value, .. }) =
             buffer.get(sought.skew..).and_then(|bytes| verify_block(sought.seed, bytes))
         else {
             let used_again = self.ring.seq(sought.place.segment) != sought.seq;
@@ -267,8 +268,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// What is there must not be returned; with keys whose content changes a tombstone is still needed when it is forgotten.
-    fn flag(&self, sought: &Sought) {
-        self.index.change(sought.id, sought.place, |record| {
+    pub(crate) fn flag(&self, id: Identity, place: Place) {
+        self.index.change(id, place, |record| {
             (!self.immutable_keys).then_some(Record { state: State::Bad, ..record })
         });
     }

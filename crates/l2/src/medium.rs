@@ -68,7 +68,8 @@ impl Medium {
     pub(crate) fn run(&self, request: Request) -> Result<Completion, Trouble> {
         let what = format!("{} of {}", request.op(), self.device.info().name);
         let mut end = None;
-        self.run_all(std::iter::once(Ok(request)), &what, |_, completion| end = Some(completion));
+        let one = std::iter::once(Ok(request));
+        self.run_all(1, one, &what, |_, completion| end = Some(completion));
         let completion = end.expect("every request is told of")?;
         match completion.result {
             Ok(()) => Ok(completion),
@@ -113,6 +114,16 @@ impl Medium {
     pub(crate) fn read_each(
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
+        each: impl FnMut(usize, Result<Buffer, Trouble>),
+    ) {
+        self.read_some(FLIGHT, ranges, each);
+    }
+
+    /// The same, with so many at once.
+    pub(crate) fn read_some(
+        &self,
+        at_once: usize,
+        ranges: impl Iterator<Item = (u64, u64)>,
         mut each: impl FnMut(usize, Result<Buffer, Trouble>),
     ) {
         let what = format!("read of {}", self.device.info().name);
@@ -120,15 +131,16 @@ impl Medium {
             let request = Request::read(offset, self.alloc(bytes)?);
             Ok(request.with_priority(Priority::AsyncRead))
         });
-        self.run_all(requests, &what, |number, completion| {
+        self.run_all(at_once, requests, &what, |number, completion| {
             each(number, completion.and_then(|c| c.into_buffer().map_err(Trouble::Device)));
         });
     }
 
-    /// Submits requests, some at once, and tells of each end once. Once the time is over for one, it is for all
+    /// Submits requests, `at_once` of them at once, and tells of each end once. Once the time is over for one, it is for all
     /// that are left.
     fn run_all(
         &self,
+        at_once: usize,
         requests: impl Iterator<Item = Result<Request, Trouble>>,
         what: &str,
         mut each: impl FnMut(usize, Result<Completion, Trouble>),
@@ -140,7 +152,7 @@ impl Medium {
         let mut flying: Vec<usize> = Vec::new();
         let (mut last_end, mut over) = (self.clock.now_ns(), false);
         loop {
-            while flying.len() < FLIGHT {
+            while flying.len() < at_once {
                 let Some((number, request)) = requests.next() else { break };
                 match request {
                     Err(trouble) => each(number, Err(trouble)),

@@ -51,6 +51,8 @@ pub(crate) struct Record {
     pub(crate) class: Class,
     /// Loads since it was written, up to [`MAX_HITS`].
     pub(crate) hits: u8,
+    /// The cache has had the block since it was written or loaded, and has not said since that it let go of it.
+    pub(crate) in_memory: bool,
     pub(crate) state: State,
 }
 

@@ -4,6 +4,7 @@ use forebay_base::counters::CounterValue;
 
 use crate::inner::Health;
 use crate::recover::RebuildStats;
+use crate::warm::WarmUp;
 
 /// What a level says of itself. Its parts need not agree with each other to the last block.
 #[derive(Clone, Debug)]
@@ -13,6 +14,8 @@ pub struct LevelStats {
     pub health: Health,
     /// How the rebuild goes.
     pub rebuild: RebuildStats,
+    /// How putting blocks back into memory goes.
+    pub warm_up: WarmUp,
     /// Blocks that it knows of, those left out that are on their way or must not be returned.
     pub records: u64,
     /// Bytes of the device that segments take.

@@ -23,7 +23,7 @@ forebay_base::tunables! {
     admit_all: bool = false, false..=true, runtime, "flag";
 
     /// Share of a segment that is carried forward when the ring comes round to it, at most.
-    carry_percent: u32 = 50, 0..=75, runtime, "percent";
+    carry_percent: u32 = 75, 0..=75, runtime, "percent";
 
     /// How long a load may wait for the device; then it is a miss.
     load_timeout_ms: u32 = 2000, 1..=600000, runtime, "ms";
@@ -31,6 +31,22 @@ forebay_base::tunables! {
     /// How long a write or a flush may take; then the device has failed.
     stall_timeout_ms: u32 = 10000, 1..=600000, runtime, "ms";
 
+    /// Whether blocks are put back into memory after a restart before anybody asks for them, as far as it has room that nobody needs.
+    warm_up: bool = true, false..=true, build, "flag";
+
+    /// Threads that do that.
+    warm_up_threads: u32 = 8, 1..=64, build, "count";
+
     /// Threads that find out what the device holds when the level is opened; 0 means one a CPU, at most 4.
     rebuild_threads: u32 = 0, 0..=64, build, "count";
+}
+
+impl LevelTunables {
+    /// Threads of the rebuild.
+    pub(crate) fn threads(&self) -> usize {
+        match self.rebuild_threads() {
+            0 => forebay_base::memory::cpus().clamp(1, 4),
+            threads => threads as usize,
+        }
+    }
 }

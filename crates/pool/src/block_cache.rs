@@ -69,6 +69,12 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
+    /// The key of the block at that address, born in that group, before [`BIRTH_END`].
+    pub(crate) fn of_parts(owner: OwnerId, dva: u64, birth: u64) -> Self {
+        debug_assert!(birth < BIRTH_END);
+        Self { dva, owner_and_birth: u64::from(owner.get()) << BIRTH_BITS | birth }
+    }
+
     /// The first copy's address, as it is stored.
     pub(crate) fn dva(&self) -> u64 {
         self.dva

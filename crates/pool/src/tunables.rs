@@ -24,6 +24,10 @@ forebay_base::tunables! {
     /// How long an export may take to write to cache devices what of the pool is in memory only, so that it is
     /// warm when it is used again. 0: nothing is written.
     cache_export_ms: u32 = 10000, 0..=600000, runtime, "ms";
+
+    /// Whether an import puts blocks that cache devices have back into memory before anybody asks for them, as far as there is room that nobody
+    /// needs.
+    cache_warm_up: bool = true, false..=true, build, "flag";
 }
 
 /// All tunables of a pool.

@@ -18,12 +18,8 @@ use crate::report::plot::Panel;
 use crate::report::{Against, Ratio, Record, Value, fold_all};
 
 const NAME: &str = "rebuild";
-/// Weight of the values in memory while the device is filled.
-const FILL_BYTES: u64 = 64 << 20;
-/// The same after it was opened again: next to nothing, so that memory is the index's.
+/// Weight of the values in memory after it was opened again: next to nothing, so that memory is the index's.
 const OPEN_BYTES: u64 = 1 << 20;
-/// Entries between two waits for the device.
-const LOT: u64 = 200_000;
 /// Keys that are looked up at the end.
 const SAMPLE: u64 = 20_000;
 const FILLED: &str = "filled";
@@ -59,11 +55,17 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Weight of the values in memory while the device is filled: all of them, so that none leaves before it was written. What
+    /// nobody asks for again is what a cache lets go of first, and what a device need not take.
+    fn fill_bytes(&self) -> u64 {
+        self.entries * (self.value_bytes + 64)
+    }
+
     fn plan(&self, common: &Common, subject: &Subject, path: &Path, fill: bool) -> Plan {
         let value_bytes = self.value_bytes as usize;
         Plan {
             path: path.to_owned(),
-            memory_bytes: if fill { FILL_BYTES } else { OPEN_BYTES },
+            memory_bytes: if fill { self.fill_bytes() } else { OPEN_BYTES },
             device_bytes: subject.device_bytes(self.entries, value_bytes),
             value_bytes,
             fill,
@@ -148,9 +150,6 @@ fn one(common: &Common, args: &Args, subject: &Subject) -> Result<Record, Failur
 fn fill(cache: &dyn Tiered, entries: u64) -> Result<(), Failure> {
     for key in 0..entries {
         cache.insert(key);
-        if key % LOT == LOT - 1 {
-            cache.settle()?;
-        }
     }
     cache.settle()?;
     println!("{FILLED}");

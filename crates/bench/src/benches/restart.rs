@@ -271,6 +271,7 @@ impl Job<'_> {
             .figure("to_90_percent_s", reached.unwrap_or(args.give_up_s))
             .figure("rebuild_s", found.rebuild.elapsed_ns as f64 / 1e9)
             .figure("found_records", found.rebuild.records as f64)
+            .figure("warmed", warmed(&found) as f64)
             .figure("level_hits", found.hits as f64)
             .figure("device_reads", device_reads as f64))
     }
@@ -278,6 +279,11 @@ impl Job<'_> {
 
 fn figures(pool: &Pool) -> Option<CacheDeviceFigures> {
     pool.cache_devices().into_iter().next().and_then(|device| device.figures)
+}
+
+/// Blocks that came back unasked.
+fn warmed(figures: &CacheDeviceFigures) -> u64 {
+    figures.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
 }
 
 /// Measures restarts with and without a cache device, in turns.

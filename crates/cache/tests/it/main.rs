@@ -18,6 +18,7 @@ mod memory;
 mod owners;
 mod policy;
 mod second_level;
+mod spare;
 mod stress;
 mod support;
 mod textbook;

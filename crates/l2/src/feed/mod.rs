@@ -11,9 +11,10 @@
 //! user's drop.
 
 mod everything;
-mod filter;
 mod offer;
 mod rate;
+mod seen;
+mod worth;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,8 +22,9 @@ use std::time::Duration;
 use forebay_base::sync::{Condvar, Mutex};
 use forebay_cache::{Class, Key, Writing};
 
-pub(crate) use filter::Filter;
 pub(crate) use rate::{Bounds, Rate};
+pub(crate) use seen::Seen;
+pub(crate) use worth::{DROPPED, Worth};
 
 use crate::record::Identity;
 use crate::writer::Start;

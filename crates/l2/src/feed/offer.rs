@@ -1,8 +1,9 @@
 //! Admission: which of the blocks that the cache offers are written.
 //!
-//! Blocks with proven reuse are: metadata, what was looked up again in memory, what was refused lately and is here again. While
-//! the ring has not come round, everything else is as well, as far as the rate allows it easily: nothing is lost for it. Each
-//! refusal has a reason, which is counted.
+//! Metadata is. Data is of a kind, by what proves its reuse: how often it was offered lately, and whether it was looked up in
+//! memory; a kind is written if its blocks are asked for no less often than those that the ring drops for them (see [`Worth`](super::Worth)). While
+//! the ring has not come round, everything is, as far as the rate allows it: nothing is lost for it; what has not proven its reuse waits
+//! for what has. Each refusal has a reason, which is counted.
 //!
 //! Nothing here waits: it runs on the cache's reclaimer, or on one who inserts.
 
@@ -11,11 +12,14 @@ use forebay_cache::{Candidate, Class, Key};
 
 use super::Queued;
 use super::rate::Bounds;
+use super::worth::CANDIDATES;
 use crate::Refusal;
 use crate::counters::LevelCounters;
-use crate::format::block_bytes;
 use crate::inner::Inner;
 use crate::record::{Identity, State};
+
+/// A block that was looked up again in memory, or is in mfu, counts as one that was seen so often.
+const REUSED: u8 = 2;
 
 /// What is known of a block that may be written.
 pub(super) struct Wish {
@@ -64,6 +68,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
+    /// The cache has let go of blocks.
+    pub(crate) fn evicted(&self, keys: &[K]) {
+        keys.iter().for_each(|key| self.index.leave_memory(self.identity(key)));
+    }
+
     /// Nothing will be written any more: who waits is told, and what waits is dropped.
     pub(crate) fn end_feed(&self) {
         self.lose(self.feed.die());
@@ -96,12 +105,16 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Ok(None) => return Verdict::Known,
             Err(reason) => return Verdict::Refused(reason),
         };
-        wish.proven = candidate.class == Class::Metadata
-            || candidate.reused
-            || self.tunables.admit_all()
-            || self.refused.seen_or_note(wish.id);
-        if !wish.proven && self.came_round.load(Ordering::Relaxed) {
-            return Verdict::Refused(Refusal::NoProvenReuse);
+        if candidate.class == Class::Metadata || self.tunables.admit_all() {
+            return Verdict::Write(wish);
+        }
+        let seen = self.seen.note(wish.id) + if candidate.reused { REUSED } else { 0 };
+        let kind = usize::from(seen).min(CANDIDATES - 1);
+        self.worth.note(wish.id, kind);
+        wish.proven = kind > 0;
+        if self.came_round.load(Ordering::Relaxed) && !self.worth.is_enough(kind) {
+            let reason = if wish.proven { Refusal::LittleReuse } else { Refusal::NoProvenReuse };
+            return Verdict::Refused(reason);
         }
         Verdict::Write(wish)
     }
@@ -111,7 +124,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let (key, class) = (candidate.key(), candidate.class);
         self.codec.admit(key, class)?;
         let value_bytes = self.codec.encoded_len(candidate.value());
-        let bytes = block_bytes(self.label.key_bytes, value_bytes);
+        let bytes = self.block_bytes(value_bytes);
         if value_bytes as u64 > u64::from(u32::MAX) || bytes > self.max_block_bytes() {
             return Err(Refusal::TooLarge);
         }

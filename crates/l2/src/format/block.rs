@@ -1,4 +1,4 @@
-//! A block: a header with its key, then its value.
+//! A block: a header with its key and a note of its user's, then its value.
 //!
 //! The sum is seeded with the level's guid and the segment's sequence number, so that a block of another level, or of an earlier
 //! use of the segment, does not verify, though neither number takes room in each block.
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::record::UNIT_BYTES;
 
-/// The front of a block; its key follows, then its value, then zeros up to a whole unit.
+/// The front of a block; its key follows, then the note, then the value, then zeros up to a whole unit.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct BlockPhys {
@@ -19,8 +19,10 @@ struct BlockPhys {
     value_bytes: U32,
     /// Bytes of the key.
     key_bytes: u8,
+    /// Bytes of the note; 0 in what version 1 wrote.
+    note_bytes: u8,
     /// Zeros.
-    reserved: [u8; 3],
+    reserved: [u8; 2],
 }
 
 const HEAD_BYTES: usize = 24;
@@ -41,15 +43,15 @@ impl BlockSeed {
     }
 }
 
-/// Bytes that a block takes: whole units.
-pub(crate) fn block_bytes(key_bytes: usize, value_bytes: usize) -> u64 {
-    ((HEAD_BYTES + key_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
+/// Bytes that a block takes whose key and note have `name_bytes`: whole units.
+pub(crate) fn block_bytes(name_bytes: usize, value_bytes: usize) -> u64 {
+    ((HEAD_BYTES + name_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
 }
 
 /// Writes a block into `out`, which is as long as [`block_bytes`] says. `encode` writes the value.
 pub(crate) fn seal_block(
     seed: BlockSeed,
-    key: &[u8],
+    (key, note): (&[u8], &[u8]),
     value_bytes: usize,
     out: &mut [u8],
     encode: impl FnOnce(&mut [u8]),
@@ -58,12 +60,15 @@ pub(crate) fn seal_block(
         checksum: [0; 16],
         value_bytes: (value_bytes as u32).into(),
         key_bytes: key.len() as u8,
-        reserved: [0; 3],
+        note_bytes: note.len() as u8,
+        reserved: [0; 2],
     };
-    let value_from = HEAD_BYTES + key.len();
+    let note_from = HEAD_BYTES + key.len();
+    let value_from = note_from + note.len();
     let end = value_from + value_bytes;
     out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-    out[HEAD_BYTES..value_from].copy_from_slice(key);
+    out[HEAD_BYTES..note_from].copy_from_slice(key);
+    out[note_from..value_from].copy_from_slice(note);
     encode(&mut out[value_from..end]);
     out[end..].fill(0);
     let checksum = xxh3_128_with_seed(&out[COVERED_FROM..end], seed.0).to_le_bytes();
@@ -74,18 +79,21 @@ pub(crate) fn seal_block(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block<'a> {
     pub(crate) key: &'a [u8],
+    pub(crate) note: &'a [u8],
     pub(crate) value: &'a [u8],
 }
 
 /// The block in `bytes`, if it was written to this use of the segment.
 pub(crate) fn verify_block(seed: BlockSeed, bytes: &[u8]) -> Option<Block<'_>> {
     let (head, rest) = BlockPhys::ref_from_prefix(bytes).ok()?;
-    let (key_bytes, value_bytes) = (usize::from(head.key_bytes), head.value_bytes.get() as usize);
-    let end = HEAD_BYTES.checked_add(key_bytes)?.checked_add(value_bytes)?;
+    let (key_bytes, note_bytes) = (usize::from(head.key_bytes), usize::from(head.note_bytes));
+    let name_bytes = key_bytes + note_bytes;
+    let end = (HEAD_BYTES + name_bytes).checked_add(head.value_bytes.get() as usize)?;
     let covered = bytes.get(COVERED_FROM..end)?;
     if head.checksum != xxh3_128_with_seed(covered, seed.0).to_le_bytes() {
         return None;
     }
-    let (key, value) = rest.get(..key_bytes + value_bytes)?.split_at(key_bytes);
-    Some(Block { key, value })
+    let (name, value) = rest.get(..end - HEAD_BYTES)?.split_at(name_bytes);
+    let (key, note) = name.split_at(key_bytes);
+    Some(Block { key, note, value })
 }

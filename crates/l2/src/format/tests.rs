@@ -4,6 +4,7 @@ use forebay_cache::Class;
 use proptest::prelude::*;
 
 use super::*;
+use crate::MAX_NOTE_BYTES;
 use crate::record::{MAX_BLOCK_UNITS, MAX_HITS};
 
 const GUID: u64 = 77;
@@ -58,7 +59,7 @@ fn parse_all(bytes: &[u8]) {
         }
     }
     if let Some(block) = verify_block(BlockSeed::new(GUID, SEQ), bytes) {
-        assert!(block.key.len() + block.value.len() <= bytes.len());
+        assert!(block.key.len() + block.note.len() + block.value.len() <= bytes.len());
     }
 }
 
@@ -67,6 +68,7 @@ proptest! {
     fn what_is_sealed_is_parsed(
         records in prop::collection::vec(record(), 0..200),
         key in prop::collection::vec(any::<u8>(), 1..32),
+        note in prop::collection::vec(any::<u8>(), 0..=MAX_NOTE_BYTES),
         value in prop::collection::vec(any::<u8>(), 0..5000),
     ) {
         let mut log = vec![7; PAGE_BYTES as usize];
@@ -81,8 +83,8 @@ proptest! {
         prop_assert!(LogBlock::parse((GUID, SEQ), &log, (OFFSET, PAYLOAD)).is_none());
 
         let seed = BlockSeed::new(GUID, SEQ);
-        let mut block = vec![7; block_bytes(key.len(), value.len()) as usize];
-        seal_block(seed, &key, value.len(), &mut block, |out| out.copy_from_slice(&value));
+        let mut block = vec![7; block_bytes(key.len() + note.len(), value.len()) as usize];
+        seal_block(seed, (&key, &note), value.len(), &mut block, |out| out.copy_from_slice(&value));
         let found = verify_block(seed, &block).expect("it is one");
         prop_assert_eq!((found.key, found.value), (&key[..], &value[..]));
         prop_assert!(verify_block(BlockSeed::new(GUID, SEQ + 1), &block).is_none());

@@ -178,6 +178,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         };
         let cache = self.cache(&level, arena);
         let cache = cache.map_err(|error| invalid("its memory").because(error))?;
+        level.warm_up(cache.spare_room());
         Ok(HybridCache {
             cache,
             level,

@@ -89,6 +89,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
         self.0.offer(candidates);
     }
 
+    fn evicted(&self, keys: &[K]) {
+        self.0.evicted(keys);
+    }
+
     fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
         self.0.load(filler)
     }
@@ -331,6 +335,13 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         self.level.close();
         self.cache.close();
         written
+    }
+}
+
+/// The level goes first: a thread of it may be putting blocks into memory.
+impl<K: Key, V: Send + Sync + 'static> Drop for HybridCache<K, V> {
+    fn drop(&mut self) {
+        self.level.close();
     }
 }
 

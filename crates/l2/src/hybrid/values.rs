@@ -16,6 +16,14 @@ pub trait LevelKey: Key {
 
     /// Writes the key into `out`, which has [`BYTES`](Self::BYTES) bytes.
     fn encode(&self, out: &mut [u8]);
+
+    /// Whether [`from_encoded`](Self::from_encoded) can make keys: then values are put back into memory after a restart before anybody asks for them.
+    const DECODES: bool = false;
+
+    /// The key that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program wrote them.
+    fn from_encoded(_bytes: &[u8]) -> Option<Self> {
+        None
+    }
 }
 
 /// A value that can be written to a device.
@@ -40,8 +48,12 @@ macro_rules! integers {
     ($($t:ty)*) => {$(
         impl LevelKey for $t {
             const BYTES: usize = size_of::<$t>();
+            const DECODES: bool = true;
             fn encode(&self, out: &mut [u8]) {
                 out.copy_from_slice(&self.to_le_bytes());
+            }
+            fn from_encoded(bytes: &[u8]) -> Option<Self> {
+                Some(<$t>::from_le_bytes(bytes.try_into().ok()?))
             }
         }
 
@@ -65,8 +77,12 @@ integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
 
 impl<const N: usize> LevelKey for [u8; N] {
     const BYTES: usize = N;
+    const DECODES: bool = true;
     fn encode(&self, out: &mut [u8]) {
         out.copy_from_slice(self);
+    }
+    fn from_encoded(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok()
     }
 }
 
@@ -76,6 +92,11 @@ impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
         let (first, second) = out.split_at_mut(A::BYTES);
         self.0.encode(first);
         self.1.encode(second);
+    }
+    const DECODES: bool = A::DECODES && B::DECODES;
+    fn from_encoded(bytes: &[u8]) -> Option<Self> {
+        let (first, second) = bytes.split_at_checked(A::BYTES)?;
+        Some((A::from_encoded(first)?, B::from_encoded(second)?))
     }
 }
 
@@ -139,6 +160,12 @@ impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
     fn encode_key(&self, key: &K, out: &mut [u8]) {
         key.encode(out);
     }
+    fn decodes_keys(&self) -> bool {
+        K::DECODES
+    }
+    fn decode_key(&self, key: &[u8], _note: &[u8]) -> Option<K> {
+        K::from_encoded(key)
+    }
     fn encoded_len(&self, value: &V) -> usize {
         value.encoded_len()
     }
@@ -187,5 +214,7 @@ mod tests {
         };
         assert_eq!(encoded((1, 2)), [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
         assert_ne!(encoded((1, 2)), encoded((2, 1)));
+        assert_eq!(<(u32, u64)>::from_encoded(&encoded((1, 2))), Some((1, 2)));
+        assert_eq!(<(u32, u64)>::from_encoded(&[1, 2, 3]), None);
     }
 }

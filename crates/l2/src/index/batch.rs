@@ -32,7 +32,8 @@ pub(crate) struct BatchOutcome {
 
 impl Index {
     /// Puts many records in, as [`insert`](Index::insert) would do with each in turn. Pays off from some thousand on;
-    /// takes 16 bytes a record for its time. Tables that have to grow do so by half: when the last batch is in,
+    /// takes 16 bytes a record for its time. Tables that have to grow do so towards their share of `expected`, the records that
+    /// the index will have in the end, by a guess: when the last batch is in,
     /// [`sweep_tombstones`](Index::sweep_tombstones) gives back what is too much.
     ///
     /// # Errors
@@ -44,7 +45,11 @@ impl Index {
         &self,
         records: &[(Identity, Record)],
         newer: impl Fn(Place, Place) -> bool,
+        expected: u64,
     ) -> Result<BatchOutcome, NoMemory> {
+        // Hashes spread evenly, but some partitions get a little more than their share.
+        let share = expected / self.partitions.len() as u64;
+        let growth = Growth::Expecting { records: share + share / 64 };
         let (sorted, ends) = self.by_partition(records)?;
         let mut outcome = BatchOutcome::default();
         let mut begin = 0;
@@ -59,7 +64,7 @@ impl Index {
                     if let Some(next) = slots.get(at + AHEAD) {
                         table.approach(next.order());
                     }
-                    match table.put(*slot, &newer, Growth::Hasty)? {
+                    match table.put(*slot, &newer, growth)? {
                         Put::Fresh => outcome.fresh += 1,
                         Put::Replaced(_) => outcome.replaced += 1,
                         Put::Older => outcome.older += 1,
@@ -103,22 +108,7 @@ impl Index {
         Ok((sorted, last_parts.collect()))
     }
 
-    /// Makes room for that many records more, so that they come in without growth.
-    ///
-    /// # Errors
-    /// When there is no memory; some partitions may have got theirs.
-    #[cfg(test)]
-    pub(crate) fn reserve(&self, records: u64) -> Result<(), NoMemory> {
-        let partitions = self.partitions.len() as u64;
-        for partition in 0..self.partitions.len() {
-            // Hashes spread evenly; those few partitions that get more than their share will grow.
-            let share = records.div_ceil(partitions);
-            self.with(partition, |table| table.reserve(table.len() as u64 + share))?;
-        }
-        Ok(())
-    }
-
-    /// Removes tombstones, and gives back what was reserved and not needed. Returns how many there were.
+    /// Removes tombstones, and gives back what was expected and did not come. Returns how many there were.
     pub(crate) fn sweep_tombstones(&self) -> u64 {
         self.retain(|slot| slot.state() != State::Tomb)
     }

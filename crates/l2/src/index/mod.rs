@@ -105,11 +105,21 @@ impl Index {
         self.partitions[self.partition_of(id)].table.lock().find(id)
     }
 
-    /// One more hit for the record, if it is still the one at `place`.
+    /// One more hit for the record, if it is still the one at `place`: its block goes to memory.
     pub(crate) fn touch(&self, id: Identity, place: Place) {
         let mut table = self.partitions[self.partition_of(id)].table.lock();
         if let Some(slot) = table.at(id, place) {
             slot.hit();
+        }
+    }
+
+    /// Memory has let go of the block of an identity.
+    pub(crate) fn leave_memory(&self, id: Identity) {
+        let mut table = self.partitions[self.partition_of(id)].table.lock();
+        if let Some(record) = table.find(id)
+            && let Some(slot) = table.at(id, record.place)
+        {
+            slot.leave_memory();
         }
     }
 

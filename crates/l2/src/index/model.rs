@@ -10,7 +10,7 @@ const SCHEDULES: usize = 2000;
 
 fn record(segment: u32, state: State) -> Record {
     let place = Place { segment, unit: 0, units: 1 };
-    Record { place, class: Class::Data, hits: 0, state }
+    Record { place, class: Class::Data, hits: 0, in_memory: false, state }
 }
 
 fn newer(old: Place, new: Place) -> bool {
@@ -74,7 +74,7 @@ fn the_newest_wins_in_any_order() {
                 let index = index.clone();
                 shuttle::thread::spawn(move || {
                     let batch = IDS.map(|id| (id, record(segment, State::Live)));
-                    index.insert_batch(&batch, newer).unwrap()
+                    index.insert_batch(&batch, newer, 0).unwrap()
                 })
             };
             let (first, second) = (rebuild(1), rebuild(2));

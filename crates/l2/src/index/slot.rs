@@ -1,6 +1,6 @@
 //! How a [`Record`] fits into sixteen bytes.
 //!
-//! A [`Slot`] is two words. The first has, from the top, the lower 56 bits of the identity, hits, class and [`State`]; the eight bits of the identity that are missing are known from the partition, which is
+//! A [`Slot`] is two words. The first has, from the top, the lower 56 bits of the identity, whether memory has the block, hits, class and [`State`]; the eight bits of the identity that are missing are known from the partition, which is
 //! why there are never fewer partitions than [`LEAST_PARTITION_BITS`] tell apart. So the index keeps all 64
 //! bits of a hash, and two keys are taken for one as rarely as their hashes are equal. The second
 //! word is the [`Place`]. A slot without a state is empty: all zero.
@@ -21,6 +21,7 @@ const USED: u64 = 1;
 const STATE_SHIFT: u32 = 1;
 const CLASS_SHIFT: u32 = 3;
 const HITS_SHIFT: u32 = 4;
+const IN_MEMORY: u64 = 1 << 6;
 const ATTRIBUTE_BITS: u64 = 0xff;
 
 /// A record as the table has it.
@@ -36,7 +37,7 @@ const _: () = assert!(SEGMENT_BITS + UNIT_BITS + UNITS_BITS == 64);
 const _: () = assert!(MAX_SEGMENTS <= 1 << SEGMENT_BITS);
 const _: () = assert!(MAX_SEGMENT_UNITS < 1 << UNIT_BITS);
 const _: () = assert!(MAX_BLOCK_UNITS < 1 << UNITS_BITS);
-const _: () = assert!((MAX_HITS as u64) << HITS_SHIFT <= ATTRIBUTE_BITS);
+const _: () = assert!((MAX_HITS as u64) << HITS_SHIFT < IN_MEMORY);
 
 impl Slot {
     pub(super) const EMPTY: Self = Self { word: 0, place: 0 };
@@ -59,7 +60,8 @@ impl Slot {
         let attributes = USED
             | state << STATE_SHIFT
             | (record.class as u64) << CLASS_SHIFT
-            | u64::from(hits) << HITS_SHIFT;
+            | u64::from(hits) << HITS_SHIFT
+            | if record.in_memory { IN_MEMORY } else { 0 };
         let place = u64::from(segment) << (UNIT_BITS + UNITS_BITS)
             | u64::from(unit) << UNITS_BITS
             | u64::from(units);
@@ -104,20 +106,27 @@ impl Slot {
     }
 
     fn hits(self) -> u8 {
-        ((self.word & ATTRIBUTE_BITS) >> HITS_SHIFT) as u8
+        (self.word >> HITS_SHIFT) as u8 & MAX_HITS
     }
 
     #[inline]
     pub(super) fn record(self) -> Record {
         let class = if self.word >> CLASS_SHIFT & 1 == 0 { Class::Metadata } else { Class::Data };
-        Record { place: self.place(), class, hits: self.hits(), state: self.state() }
+        let in_memory = self.word & IN_MEMORY != 0;
+        Record { place: self.place(), class, hits: self.hits(), in_memory, state: self.state() }
     }
 
-    /// One more hit, unless there are as many as are told apart.
+    /// One more hit, unless there are as many as are told apart: memory has the block from now on.
     pub(super) fn hit(&mut self) {
+        self.word |= IN_MEMORY;
         if self.hits() < MAX_HITS {
             self.word += 1 << HITS_SHIFT;
         }
+    }
+
+    /// Memory has let go of the block.
+    pub(super) fn leave_memory(&mut self) {
+        self.word &= !IN_MEMORY;
     }
 }
 

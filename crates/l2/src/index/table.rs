@@ -22,6 +22,8 @@ const MOST_LOAD: u64 = 235;
 const LEAST_LOAD: u64 = 192;
 /// ... to this one, which is also what it is sized for when its number of records is known.
 const GOOD_LOAD: u64 = 216;
+/// How many times as large a table may become at once for records that are only expected.
+const LEAP: u32 = 4;
 /// Homes of the smallest table.
 const LEAST_HOMES: u32 = 8;
 /// The least by which it grows.
@@ -45,8 +47,12 @@ pub(super) struct Table {
 pub(super) enum Growth {
     /// By an eighth: it is never much larger than it has to be.
     Sparing,
-    /// By a half, since many more records are to come. What is too much then is given back by `retain`.
-    Hasty,
+    /// By more, since many more records are to come: so far as the table will have to in the end, by a guess, but at most to
+    /// [`LEAP`] times what it is, and at least by an eighth. What is too much then is given back by `retain`.
+    Expecting {
+        /// Records that the table will have.
+        records: u64,
+    },
 }
 
 /// What came of an insert.
@@ -220,18 +226,15 @@ impl Table {
         u64::from(self.len) * 256 >= u64::from(self.homes) * load
     }
 
-    /// Room for `records` in all, as far as is known.
-    #[cfg(test)]
-    pub(super) fn reserve(&mut self, records: u64) -> Result<(), NoMemory> {
-        let homes = homes_for(records)?;
-        if homes > self.homes { self.stretch(homes, 0) } else { Ok(()) }
-    }
-
     fn grow(&mut self, growth: Growth) -> Result<(), NoMemory> {
         if u64::from(self.len) * 2 >= u64::from(self.homes) {
             let step = match growth {
                 Growth::Sparing => self.homes / 8,
-                Growth::Hasty => self.homes / 2,
+                Growth::Expecting { records } => {
+                    let most = self.homes.saturating_mul(LEAP);
+                    let wanted = homes_for(records).unwrap_or(most).min(most);
+                    wanted.saturating_sub(self.homes).max(self.homes / 8)
+                }
             };
             let step = step.max(LEAST_STEP);
             let homes = self.homes.checked_add(step).ok_or(TOO_MANY)?;
@@ -286,14 +289,18 @@ impl Table {
         let end = self.iter().fold(0, |next, slot| next.max(home(slot)) + 1);
         let tail = tail_of(homes).max(2 * tail);
         let wanted = (homes as usize + tail).max(end + tail_of(homes)).max(self.slots.len());
+        // All to the right end first, then from the left to where they belong. What is new is written before it is read:
+        // a page that is read first has to be mapped twice, the second time on all processors.
+        let before = self.slots.len();
         self.slots.resize(wanted)?;
-        // All to the right end first, then from the left to where they belong.
         let slots = self.slots.as_mut_slice();
         let mut first = slots.len();
-        for from in (0..slots.len()).rev() {
-            if !slots[from].is_empty() {
+        for from in (0..before).rev() {
+            let slot = slots[from];
+            if !slot.is_empty() {
                 first -= 1;
-                slots.swap(from, first);
+                slots[from] = Slot::EMPTY;
+                slots[first] = slot;
             }
         }
         self.homes = homes;

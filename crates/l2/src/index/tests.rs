@@ -19,7 +19,7 @@ const STATES: [State; 4] = [State::Pending, State::Live, State::Bad, State::Tomb
 
 fn record(segment: u32, unit: u32) -> Record {
     let place = Place { segment, unit, units: 3 };
-    Record { place, class: Class::Data, hits: 0, state: State::Live }
+    Record { place, class: Class::Data, hits: 0, in_memory: false, state: State::Live }
 }
 
 /// Later places are newer.
@@ -35,8 +35,8 @@ fn every_field_survives_packing() {
     for (nth, id) in [0, u64::MAX, 1 << 63, 0x00ff_ffff_ffff_ffff].into_iter().enumerate() {
         for place in [edge, zero] {
             for class in Class::ALL {
-                let (hits, state) = (nth as u8, STATES[nth]);
-                let wanted = Record { place, class, hits, state };
+                let (hits, in_memory, state) = (nth as u8, nth % 2 == 1, STATES[nth]);
+                let wanted = Record { place, class, hits, in_memory, state };
                 index.insert(Identity(id), wanted, |_, _| true).unwrap();
                 assert_eq!(index.find(Identity(id)), Some(wanted));
             }
@@ -57,7 +57,10 @@ fn hits_are_counted_up_to_the_most() {
         assert_eq!(index.find(id).unwrap().hits, hits.min(MAX_HITS));
     }
     index.touch(id, record(1, 3).place);
-    assert_eq!(index.find(id), Some(Record { hits: MAX_HITS, ..wanted }));
+    let touched = Record { hits: MAX_HITS, in_memory: true, ..wanted };
+    assert_eq!(index.find(id), Some(touched));
+    index.leave_memory(id);
+    assert_eq!(index.find(id), Some(Record { in_memory: false, ..touched }));
 }
 
 #[test]
@@ -69,15 +72,15 @@ fn a_place_that_does_not_fit_is_refused() {
 #[derive(Clone, Debug)]
 enum Op {
     Insert(u64, Record),
-    Batch(Vec<(u64, Record)>),
+    Batch(Vec<(u64, Record)>, u64),
     Find(u64),
+    LeaveMemory(u64),
     Touch(u64, Place),
     Change(u64, Place, Option<Record>),
     Take(u64),
     RemoveIfAt(u64, Place),
     RemoveSegment(u32),
     Sweep,
-    Reserve(u64),
 }
 
 /// Identities that crowd: few partitions, neighbours, and homes that many share.
@@ -91,11 +94,12 @@ fn identity() -> impl Strategy<Value = u64> {
 }
 
 fn any_record() -> impl Strategy<Value = Record> {
-    (0..6u32, 0..8u32, 0..4usize, 0..2usize, 0..=MAX_HITS).prop_map(
-        |(segment, unit, s, c, hits)| Record {
+    (0..6u32, 0..8u32, 0..4usize, 0..2usize, 0..=MAX_HITS, any::<bool>()).prop_map(
+        |(segment, unit, s, c, hits, in_memory)| Record {
             state: STATES[s],
             class: Class::ALL[c],
             hits,
+            in_memory,
             ..record(segment, unit)
         },
     )
@@ -104,17 +108,19 @@ fn any_record() -> impl Strategy<Value = Record> {
 fn op() -> impl Strategy<Value = Op> {
     let place = || (0..6u32, 0..8u32).prop_map(|(segment, unit)| record(segment, unit).place);
     let change = proptest::option::weighted(0.7, any_record());
+    let expected = prop_oneof![0..2000u64, Just(u64::MAX)];
     prop_oneof![
         20 => (identity(), any_record()).prop_map(|(id, r)| Op::Insert(id, r)),
-        4 => prop::collection::vec((identity(), any_record()), 0..200).prop_map(Op::Batch),
+        4 => (prop::collection::vec((identity(), any_record()), 0..200), expected)
+            .prop_map(|(records, expected)| Op::Batch(records, expected)),
         4 => identity().prop_map(Op::Find),
+        4 => identity().prop_map(Op::LeaveMemory),
         4 => (identity(), place()).prop_map(|(id, p)| Op::Touch(id, p)),
         4 => (identity(), place(), change).prop_map(|(id, p, r)| Op::Change(id, p, r)),
         8 => identity().prop_map(Op::Take),
         4 => (identity(), place()).prop_map(|(id, p)| Op::RemoveIfAt(id, p)),
         1 => (0..6u32).prop_map(Op::RemoveSegment),
         1 => Just(Op::Sweep),
-        1 => (0..2000u64).prop_map(Op::Reserve),
     ]
 }
 
@@ -153,9 +159,9 @@ fn apply(index: &Index, twin: &mut Twin, op: &Op) {
             let expected = twin.insert(*id, *record);
             assert_eq!(index.insert(Identity(*id), *record, newer).unwrap(), expected);
         }
-        Op::Batch(records) => {
+        Op::Batch(records, expected) => {
             let batch: Vec<_> = records.iter().map(|(id, r)| (Identity(*id), *r)).collect();
-            let outcome = index.insert_batch(&batch, newer).unwrap();
+            let outcome = index.insert_batch(&batch, newer, *expected).unwrap();
             let mut counts = [0; 3];
             for (id, record) in records {
                 counts[match twin.insert(*id, *record) {
@@ -167,10 +173,15 @@ fn apply(index: &Index, twin: &mut Twin, op: &Op) {
             assert_eq!([outcome.fresh, outcome.replaced, outcome.older], counts);
         }
         Op::Find(id) => assert_eq!(index.find(Identity(*id)), twin.0.get(id).copied()),
+        Op::LeaveMemory(id) => {
+            index.leave_memory(Identity(*id));
+            twin.0.entry(*id).and_modify(|record| record.in_memory = false);
+        }
         Op::Touch(id, place) => {
             index.touch(Identity(*id), *place);
             if let Some(record) = twin.0.get_mut(id).filter(|record| record.place == *place) {
                 record.hits = MAX_HITS.min(record.hits + 1);
+                record.in_memory = true;
             }
         }
         Op::Change(id, place, to) => {
@@ -198,7 +209,6 @@ fn apply(index: &Index, twin: &mut Twin, op: &Op) {
             let expected = twin.retain(|record| record.state != State::Tomb);
             assert_eq!(index.sweep_tombstones(), expected);
         }
-        Op::Reserve(records) => index.reserve(*records).unwrap(),
     }
 }
 
@@ -245,7 +255,7 @@ fn the_newest_of_many_wins_in_batches_of_every_size() {
                     (id, Record { state: STATES[rng.below(4) as usize], ..place })
                 })
                 .collect();
-            apply(&index, &mut twin, &Op::Batch(records));
+            apply(&index, &mut twin, &Op::Batch(records, rng.below(2 * size)));
             (0..KEYS).for_each(|key| {
                 let id = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
                 apply(&index, &mut twin, &Op::Find(id));
@@ -325,23 +335,19 @@ fn a_record_costs_at_most_24_bytes_at_every_size() {
         assert_eq!(index.len(), 0);
 
         let batch: Vec<_> = ids.iter().map(|id| (*id, record(1, 1))).collect();
-        index.reserve(RECORDS).unwrap();
-        index.insert_batch(&batch, newer).unwrap();
-        assert!(cost(&index) <= GROWING_BYTES, "{} bytes reserved, hint {hint}", cost(&index));
-        assert!(ids.iter().step_by(97).all(|id| index.find(*id) == Some(record(1, 1))));
-        // Twice as much as needed was reserved: a sweep gives it back.
-        index.reserve(RECORDS).unwrap();
-        index.sweep_tombstones();
-        assert!(cost(&index) <= GROWING_BYTES, "{} bytes swept, hint {hint}", cost(&index));
-        index.audit();
-
-        // Without a reservation, growing in haste.
-        index.clear();
-        for lot in batch.chunks(100_000) {
-            index.insert_batch(lot, newer).unwrap();
+        // As many as were expected; more; and fewer, which a sweep makes up for.
+        for (expected, grown) in
+            [(RECORDS, GROWING_BYTES), (0, GROWING_BYTES), (3 * RECORDS, 4.0 * GROWING_BYTES)]
+        {
+            index.clear();
+            for lot in batch.chunks(100_000) {
+                index.insert_batch(lot, newer, expected).unwrap();
+            }
+            assert!(cost(&index) <= grown, "{} bytes of {expected}, hint {hint}", cost(&index));
+            assert!(ids.iter().step_by(97).all(|id| index.find(*id) == Some(record(1, 1))));
+            index.sweep_tombstones();
+            assert!(cost(&index) <= MOST_BYTES, "{} bytes swept, hint {hint}", cost(&index));
         }
-        index.sweep_tombstones();
-        assert!(cost(&index) <= MOST_BYTES, "{} bytes after haste, hint {hint}", cost(&index));
         assert_eq!(index.len(), RECORDS);
         index.audit();
     }
@@ -398,7 +404,8 @@ fn cpu_seconds() -> f64 {
 #[allow(clippy::disallowed_methods, reason = "it measures")]
 fn speed_of_batches() {
     const RECORDS: usize = 10_000_000;
-    for (batch, reserve) in [(16 << 10, true), (128 << 10, true), (1 << 20, true), (1 << 20, false)]
+    let known = RECORDS as u64;
+    for (batch, expected) in [(16 << 10, known), (128 << 10, known), (1 << 20, known), (1 << 20, 0)]
     {
         let index = Arc::new(Index::new(1024, 5_000_000, MAX_SEGMENT_UNITS));
         let mut rng = SmallRng::from_seed(7);
@@ -407,15 +414,12 @@ fn speed_of_batches() {
             .collect();
         let all = Arc::new(all);
         let (start, cpu) = (std::time::Instant::now(), cpu_seconds());
-        if reserve {
-            index.reserve(RECORDS as u64).unwrap();
-        }
         let threads: Vec<_> = (0..2)
             .map(|thread| {
                 let (index, all) = (index.clone(), all.clone());
                 let half = move || {
                     for batch in all.chunks(batch).skip(thread).step_by(2) {
-                        index.insert_batch(batch, newer).unwrap();
+                        index.insert_batch(batch, newer, expected).unwrap();
                     }
                 };
                 spawn_named("index-speed", half).unwrap()
@@ -428,7 +432,7 @@ fn speed_of_batches() {
         let per_cpu = RECORDS as f64 / (cpu_seconds() - cpu) / 1e6;
         let bytes = index.memory_bytes() as f64 / index.len() as f64;
         println!(
-            "batches of {batch}, reserved {reserve}: {rate:.1} M/s, {per_cpu:.1} M a CPU second, {bytes:.2} bytes"
+            "batches of {batch}, {expected} expected: {rate:.1} M/s, {per_cpu:.1} M a CPU second, {bytes:.2} bytes"
         );
         index.audit();
     }

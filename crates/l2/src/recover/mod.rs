@@ -161,6 +161,8 @@ impl Rebuild {
         state.readings[segment] = Reading::Done;
         self.first_ns.store(now_ns.saturating_sub(self.begun_ns), Ordering::Release);
         self.advance(&state);
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// The next segment to be read.
@@ -182,6 +184,17 @@ impl Rebuild {
             return Some(seq);
         }
         None
+    }
+
+    /// Records that there will be in all, if the segments that are left are as those that were taken so far.
+    fn expected_records(&self) -> u64 {
+        let found = self.records.load(Ordering::Relaxed) + self.tombstones.load(Ordering::Relaxed);
+        let state = self.state.lock();
+        if state.newest == 0 {
+            return found;
+        }
+        let (all, taken) = (state.newest + 1 - state.oldest, state.newest + 1 - state.next);
+        (u128::from(found) * u128::from(all) / u128::from(taken.max(1))) as u64
     }
 
     /// A segment has been read.
@@ -262,6 +275,30 @@ impl Rebuild {
         self.running.store(false, Ordering::Release);
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Waits until it is known which segments there are: the newest one's number of use, 0 if there is none. `None` if that will not be known.
+    pub(crate) fn wait_begun(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        while state.newest == 0 && self.is_running() {
+            self.changed.wait(&mut state);
+        }
+        (!self.was_incomplete()).then_some(state.newest)
+    }
+
+    /// Whether it is known of all segments from the newest to the one used as `seq` what is in them.
+    pub(crate) fn has_come_to(&self, seq: u64) -> bool {
+        !self.is_running() || !self.hides(seq)
+    }
+
+    /// Waits until that is so. False if it will not be.
+    pub(crate) fn wait_for(&self, seq: u64) -> bool {
+        let mut state = self.state.lock();
+        while !self.has_come_to(seq) {
+            self.changed.wait(&mut state);
+        }
+        drop(state);
+        !self.was_incomplete()
     }
 
     /// Waits until it has ended; whether it knows all.

@@ -194,11 +194,7 @@ fn read_the_rest<K: Key, V: Send + Sync + 'static>(
     reader: &Arc<Reader<K, V>>,
 ) -> Result<(), String> {
     let inner = reader.inner();
-    let wanted = match inner.tunables.rebuild_threads() {
-        0 => forebay_base::memory::cpus().clamp(1, 4),
-        threads => threads as usize,
-    };
-    let helpers: Vec<_> = (1..wanted)
+    let helpers: Vec<_> = (1..inner.tunables.threads())
         .map_while(|number| {
             let reader = Arc::clone(reader);
             let work = move || {

@@ -62,13 +62,13 @@ impl<K: Key, V: Send + Sync + 'static> Sink<'_, K, V> {
                     }
                     blocks += 1;
                     let place = Place { segment, unit, units };
-                    (hash, Record { place, class, hits, state: State::Live })
+                    (hash, Record { place, class, hits, in_memory: false, state: State::Live })
                 }
                 LogRecord::Tomb { hash } => {
                     tombs += 1;
                     let place = Place { segment, unit: end_unit, units: 0 };
                     let class = forebay_cache::Class::Data;
-                    (hash, Record { place, class, hits: 0, state: State::Tomb })
+                    (hash, Record { place, class, hits: 0, in_memory: false, state: State::Tomb })
                 }
             };
             self.records.push((Identity(hash), record));
@@ -84,7 +84,8 @@ impl<K: Key, V: Send + Sync + 'static> Sink<'_, K, V> {
     fn pour(&mut self) -> Result<(), String> {
         let ring = &self.inner.ring;
         let newer = |old, new| ring.is_newer(old, new);
-        let put = self.inner.index.insert_batch(&self.records, newer);
+        let expected = self.inner.rebuild.expected_records();
+        let put = self.inner.index.insert_batch(&self.records, newer, expected);
         self.records.clear();
         // A tombstone may be among what did not go in.
         put.map(drop).map_err(|error| format!("the index cannot grow: {error}"))

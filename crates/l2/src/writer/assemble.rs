@@ -184,7 +184,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     fn place_new(&mut self, assembly: &mut Assembly<K, V>, queued: Queued<K, V>) {
         let Queued { id, class, value_bytes, bytes, block, .. } = queued;
         let place = self.place_at(assembly.at, bytes);
-        let record = Record { place, class, hits: 0, state: State::Pending };
+        // The cache keeps it until it has been written.
+        let record = Record { place, class, hits: 0, in_memory: true, state: State::Pending };
         let index = &self.inner.index;
         let Ok(inserted) = index.insert(id, record, |_, _| true) else {
             self.inner.counters.add(LevelCounters::ADMITTED_IN_VAIN, class as usize, 1);
@@ -204,8 +205,10 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let key = self.inner.encode_key(block.key());
         let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
+        let note = self.inner.encode_note(block.key());
         let key = &key[..self.inner.label.key_bytes];
-        seal_block(open.seed, key, value_bytes, out, |out| self.inner.codec.encode(&block, out));
+        let name = (key, &note[..self.inner.codec.note_bytes()]);
+        seal_block(open.seed, name, value_bytes, out, |out| self.inner.codec.encode(&block, out));
         self.stamp = self.stamp.max(self.inner.codec.stamp(block.key()));
         assembly.at += bytes;
         let (unit, units) = (place.unit, place.units);
@@ -231,7 +234,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
         let value = block.value;
-        seal_block(open.seed, block.key, value.len(), out, |out| out.copy_from_slice(value));
+        let name = (block.key, block.note);
+        seal_block(open.seed, name, value.len(), out, |out| out.copy_from_slice(value));
         assembly.at += bytes;
         assembly.records.push(LogRecord::Block {
             hash: carried.id.0,

@@ -16,7 +16,7 @@ use forebay_cache::{Class, Key};
 
 use super::Writer;
 use crate::format::{BatchPlace, BlockSeed, LogRecord, PAGE_BYTES, verify_block};
-use crate::record::{Identity, MAX_HITS, Place, State, UNIT_BYTES};
+use crate::record::{Identity, MAX_HITS, Place, Record, State, UNIT_BYTES};
 
 /// What the victim is gone through with.
 pub(super) struct Evacuation {
@@ -59,9 +59,14 @@ impl Carried {
 /// Ranks: hits, and one more for metadata.
 const RANKS: usize = MAX_HITS as usize + 2;
 
-/// How much a block is worth; 0 is nothing.
-pub(super) fn rank(class: Class, hits: u8) -> usize {
-    usize::from(hits.min(MAX_HITS)) + usize::from(class == Class::Metadata)
+/// How much a block is worth; 0 is nothing. So is data that memory has: it is offered again when memory lets go of it.
+pub(super) fn rank(record: &Record) -> usize {
+    let hits = usize::from(record.hits.min(MAX_HITS));
+    match record.class {
+        Class::Metadata => hits + 1,
+        Class::Data if record.in_memory => 0,
+        Class::Data => hits,
+    }
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
@@ -111,7 +116,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         if known.place != place || known.state != State::Live {
             return None;
         }
-        let rank = rank(known.class, known.hits);
+        let rank = rank(&known);
         (rank > 0).then_some((place, units, rank))
     }
 

@@ -7,6 +7,7 @@ use forebay_cache::{Class, Key};
 use super::carry::rank;
 use super::{Contents, Open, Writer};
 use crate::counters::LevelCounters;
+use crate::feed::DROPPED;
 use crate::format::{
     BatchPlace, BlockSeed, Footer, FooterHead, LogBlock, LogRecord, PAGE_BYTES, SegmentHead,
     seal_footer,
@@ -93,7 +94,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     /// Takes what a segment held out of the index.
     fn purge(&mut self, segment: u32, old: u64) {
         let index = &self.inner.index;
-        let (mut overrun, mut lost) = ([0; 2], [0; 2]);
+        let (mut overrun, mut lost, mut in_memory) = ([0; 2], [0; 2], [0; 2]);
         let places = match self.evacuation.take() {
             Some(evacuation) if evacuation.seq == old => Some(evacuation.places),
             _ => self.places_of(segment, old),
@@ -117,10 +118,12 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                     };
                     if let Some(gone) = index.remove_if_at(Identity(hash), place) {
                         overrun[gone.class as usize] += 1;
-                        lost[gone.class as usize] += u64::from(rank(gone.class, gone.hits) > 0);
-                        if gone.hits > 0 {
-                            // It was asked for again: it is welcome if memory has it, and lets go of it.
-                            self.inner.refused.seen_or_note(Identity(hash));
+                        lost[gone.class as usize] += u64::from(rank(&gone) > 0);
+                        in_memory[gone.class as usize] += u64::from(gone.in_memory);
+                        // Each hit is one more time that it was asked for.
+                        (0..gone.hits).for_each(|_| _ = self.inner.seen.note(Identity(hash)));
+                        if gone.class == Class::Data && !gone.in_memory {
+                            self.inner.worth.note(Identity(hash), DROPPED);
                         }
                     }
                 }
@@ -134,6 +137,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         for class in Class::ALL.map(|class| class as usize) {
             self.inner.counters.add(LevelCounters::OVERRUN, class, overrun[class]);
             self.inner.counters.add(LevelCounters::CARRY_LOST, class, lost[class]);
+            self.inner.counters.add(LevelCounters::OVERRUN_IN_MEMORY, class, in_memory[class]);
         }
     }
 

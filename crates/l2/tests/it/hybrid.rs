@@ -15,6 +15,7 @@ use forebay_io::record::{RecordDevice, RecordOptions};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 use forebay_l2::{
     Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, LevelKey, LevelValue,
+    WarmUp, WarmUpEnd,
 };
 
 const DEVICE_BYTES: u64 = 32 << 20;
@@ -59,7 +60,7 @@ fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
     assert!(in_memory < VALUES / 2, "{in_memory} of {VALUES} fit into memory");
     cache.close().unwrap();
 
-    let cache = builder(device.clone()).build().unwrap();
+    let cache = builder(device.clone()).level_tunable("warm_up", "false").build().unwrap();
     assert!(cache.level().wait_rebuilt());
     let mut found = 0;
     for key in 0..VALUES {
@@ -74,6 +75,36 @@ fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
     assert!(cache.get(&VALUES).is_none());
     cache.close().unwrap();
     assert!(cache.get(&1).is_none(), "a closed cache has nothing");
+}
+
+#[test]
+fn what_was_in_memory_is_there_after_a_restart_before_it_is_asked_for() {
+    let device = memory_device();
+    let cache = builder(device.clone()).build().unwrap();
+    assert_eq!(cache.level().wait_warm(), WarmUp::Ended(WarmUpEnd::Done), "of nothing");
+    for key in 0..1000 {
+        cache.insert(key, value(key, 0)).unwrap();
+    }
+    (0..1000).step_by(10).for_each(|key| cache.insert(key, value(key, 1)).unwrap());
+    (1..1000).step_by(10).for_each(|key| assert!(cache.remove(&key).unwrap()));
+    cache.close().unwrap();
+    let cache = builder(device.clone()).build().unwrap();
+    assert_eq!(cache.level().wait_warm(), WarmUp::Ended(WarmUpEnd::Done));
+    for key in 0..1000 {
+        let wanted = (key % 10 != 1).then(|| value(key, u64::from(key % 10 == 0)));
+        assert_eq!(cache.cache().get(&key).map(|value| value.clone()), wanted, "key {key}");
+    }
+    let level = cache.stats().level;
+    assert_eq!((level.count("warmed"), level.loads), (900, 0));
+    // Dropped while it may be at it.
+    drop(cache);
+    for _ in 0..5 {
+        drop(builder(device.clone()).build().unwrap());
+    }
+    let cache = builder(device).build().unwrap();
+    assert!(cache.level().wait_rebuilt());
+    assert_eq!(cache.get(&2).as_deref(), Some(&value(2, 0)));
+    cache.close().unwrap();
 }
 
 #[test]

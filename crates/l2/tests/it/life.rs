@@ -132,6 +132,82 @@ fn what_the_ring_ran_over_while_memory_had_it_is_written_again() {
 }
 
 #[test]
+fn data_that_memory_has_is_not_carried_forward_until_memory_lets_go_of_it() {
+    for lets_go in [false, true] {
+        let device = memory(8 << 20);
+        let world = World::create(&device, &options());
+        (0..50).for_each(|key| world.insert(key, 1, 4000));
+        world.spill();
+        // Asked for again: worth carrying, but for where they are now.
+        assert!((0..50).all(|key| world.get(key).is_some()));
+        if lets_go {
+            world.cache.flush();
+        }
+        for lot in 1..=10 {
+            (0..250).for_each(|key| world.insert(1000 * lot + key, 1, 4000));
+            world.cache.offer_all(256, |mut candidates| {
+                candidates.retain(|candidate| *candidate.key() >= 1000);
+                forebay_cache::SecondLevel::offer(&*world.level, candidates);
+            });
+            world.level.flush().unwrap();
+            world.cache.flush_where(|key, _| *key >= 1000);
+        }
+        let stats = world.level.stats();
+        let counts = ["overrun_in_memory", "carried"].map(|name| stats.count(name));
+        let expected = if lets_go { [0, 50] } else { [50, 0] };
+        assert_eq!(counts, expected, "{:?}", stats.short());
+        world.cache.flush();
+        let found = (0..50).filter(|key| world.get(*key).is_some()).count();
+        assert_eq!(found, if lets_go { 50 } else { 0 });
+        world.close();
+    }
+}
+
+#[test]
+fn what_comes_again_is_written_at_first_sight_and_what_does_not_is_not() {
+    let device = memory(8 << 20);
+    let options = options();
+    options.tunables.set("admit_all", "false").unwrap();
+    let world = World::create(&device, &options);
+    let ask = |lot: &[u64]| {
+        for key in lot {
+            if world.get(*key).is_none() {
+                world.insert(*key, 1, 4000);
+            }
+        }
+        world.spill();
+    };
+    // Each once, three times the device.
+    let stream: Vec<u64> = (0..6000).collect();
+    stream.chunks(50).for_each(ask);
+    let refused = |stats: forebay_l2::LevelStats| {
+        let reasons = stats.counters.into_iter().filter(|c| c.name == "refused");
+        let all: Vec<_> = reasons.filter(|c| c.value > 0).map(|c| (c.label, c.value)).collect();
+        all
+    };
+    let before = world.level.stats().count("admitted");
+    (1_000_000..1_001_000).collect::<Vec<_>>().chunks(50).for_each(ask);
+    let taken = world.level.stats().count("admitted") - before;
+    assert!(taken < 100, "{taken} of 1,000: {:?}", world.level.stats().short());
+    let reasons = refused(world.level.stats());
+    assert!(matches!(reasons[..], [(Some("no_proven_reuse"), 1000..)]), "{reasons:?}");
+    // From now on each is asked for again soon.
+    let mut taken = 0;
+    for round in 0..400 {
+        let new: Vec<u64> = (0..25).map(|n| 2_000_000 + 25 * round + n).collect();
+        let again: Vec<u64> = new.iter().map(|key| key - 500).filter(|k| *k >= 2_000_000).collect();
+        let before = world.level.stats().count("admitted");
+        ask(&new);
+        if round >= 360 {
+            taken += world.level.stats().count("admitted") - before;
+        }
+        ask(&again);
+    }
+    assert!(taken >= 900, "{taken} of 1,000: {:?}", world.level.stats().short());
+    world.close();
+}
+
+#[test]
 fn anothers_device_is_refused_unless_forced() {
     let open = |device: &_, options: &LevelOptions| {
         Level::open(Arc::clone(device), Arc::new(Numbers), options).map(|level| level.close())

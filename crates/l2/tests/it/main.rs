@@ -13,3 +13,4 @@ mod own_threads;
 mod rot;
 mod set_back;
 mod support;
+mod warm;

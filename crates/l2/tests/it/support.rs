@@ -45,6 +45,15 @@ impl Codec<u64, Value> for Numbers {
         out.copy_from_slice(&key.to_le_bytes());
     }
 
+    fn decodes_keys(&self) -> bool {
+        true
+    }
+
+    fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<u64> {
+        assert!(note.is_empty());
+        Some(u64::from_le_bytes(key.try_into().ok()?))
+    }
+
     fn encoded_len(&self, value: &Value) -> usize {
         8 + value.bytes.len()
     }

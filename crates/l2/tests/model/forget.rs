@@ -1,4 +1,4 @@
-//! Forgetting against everything else: assembly of batches, their ends, loads, the rebuild, and each other.
+//! Forgetting against everything else: assembly of batches, their ends, loads, the rebuild, the warm-up, and each other.
 //!
 //! Each insert has a version of its own. Once an insert or removal has returned, versions whose inserts had returned before it began are
 //! *gone*. Whoever looks sees no version that was gone before it began; nor does a level that is opened on what the
@@ -31,6 +31,14 @@ impl Codec<u64, u64> for Versions {
         out.copy_from_slice(&key.to_le_bytes());
     }
 
+    fn decodes_keys(&self) -> bool {
+        true
+    }
+
+    fn decode_key(&self, key: &[u8], _note: &[u8]) -> Option<u64> {
+        Some(u64::from_le_bytes(key.try_into().ok()?))
+    }
+
     fn encoded_len(&self, _value: &u64) -> usize {
         8
     }
@@ -55,6 +63,7 @@ fn options(segment_bytes: u64) -> LevelOptions {
         ("linger_ms", "0"),
         ("batch_bytes", "64K"),
         ("rebuild_threads", "1"),
+        ("warm_up_threads", "1"),
     ] {
         options.tunables.set(name, value).unwrap();
     }
@@ -93,6 +102,9 @@ fn open(device: shuttle::sync::Arc<Plain>, fresh: bool, segment_bytes: u64) -> W
         .second_level(level.clone())
         .build()
         .unwrap();
+    if !fresh {
+        level.warm_up(cache.spare_room());
+    }
     World { device, level, cache, known: Mutex::named("known", Known::default()) }
 }
 
@@ -271,5 +283,40 @@ fn what_is_forgotten_during_the_rebuild_stays_so() {
         (0..KEYS).for_each(|key| world.get(key));
         end(Arc::into_inner(world).expect("all threads have ended"));
         after(crashed, 64 << 10);
+    });
+}
+
+/// Keys are overwritten and removed while the level puts blocks back into memory, and while its ring comes round under it.
+#[test]
+fn what_is_forgotten_during_the_warm_up_stays_so() {
+    check(300, || {
+        let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
+        let first = open(device, true, 64 << 10);
+        (0..KEYS).for_each(|key| first.insert(key));
+        first.offer();
+        first.level.flush().unwrap();
+        let (pages, known) = first.crash();
+        end(first);
+        let device = shuttle::sync::Arc::new(Plain::new(BYTES, pages));
+        let world = Arc::new(open(device, false, 64 << 10));
+        *world.known.lock() = known;
+        let remover = {
+            let world = world.clone();
+            go(move || {
+                world.remove(0);
+                world.insert(1);
+                world.remove(1);
+            })
+        };
+        let looker = {
+            let world = world.clone();
+            go(move || [0, 1, 0, 1].into_iter().for_each(|key| world.get(key)))
+        };
+        remover.join().unwrap();
+        looker.join().unwrap();
+        let warmth = world.level.wait_warm();
+        assert!(matches!(warmth, forebay_l2::WarmUp::Ended(_)), "{warmth:?}");
+        (0..KEYS).for_each(|key| world.get(key));
+        end(Arc::into_inner(world).expect("all threads have ended"));
     });
 }

@@ -63,7 +63,10 @@ impl Node {
     pub(super) fn note_read(&self, state: &mut State, blocks: &Range<u64>) -> Option<Plan> {
         let ahead = &self.objset.ahead;
         let limits = Limits::new(&ahead.tunables, self.record_bytes() as u64);
-        let found = std::mem::replace(&mut state.last_found, prefetch::Found::Hit);
+        let found = state.last_found;
+        if found != prefetch::Found::Hit {
+            state.last_found = prefetch::Found::Hit;
+        }
         let end = (state.size + self.record_bytes() as u64 - 1) >> self.record_shift;
         let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
         let prefetcher = state.prefetcher.get_or_insert_with(|| Box::new(Prefetcher::new()));

@@ -221,7 +221,7 @@ impl Pool {
 }
 
 impl Inner {
-    fn open_levels(&self) -> Vec<Arc<DeviceLevel>> {
+    pub(super) fn open_levels(&self) -> Vec<Arc<DeviceLevel>> {
         let state = self.cache_devices.state.lock();
         let open = |slot: &Slot| match &slot.used {
             Used::Open(level, _) => Some(Arc::clone(level)),

@@ -219,6 +219,7 @@ impl Found {
         let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
         // What it says has been used.
         parts.tunables.store().freeze();
+        parts.tunables.cache_devices().freeze();
         let inner = Arc::new(Inner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,

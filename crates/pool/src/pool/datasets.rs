@@ -10,7 +10,7 @@ use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
 use crate::handles::Dataset;
 use crate::store::Store;
 use crate::waiting;
-use crate::zap::Cookie;
+use crate::zap::{Cookie, Entry};
 
 use super::create::open_owner;
 use super::{Inner, Intent, Pool};
@@ -81,19 +81,26 @@ impl Pool {
 impl Inner {
     pub(super) fn dataset_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
+        self.each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Walks the directory of datasets.
+    fn each_entry(&self, mut found: impl FnMut(&Entry)) -> Result<()> {
         let mut from = Cookie::START;
+        let mut count = 0;
         loop {
             let lot = self.directory.entries(from, LOT)?;
-            let Some(last) = lot.last() else { break };
+            let Some(last) = lot.last() else { return Ok(()) };
             from = last.next;
-            names.extend(lot.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()));
-            if names.len() > DATASETS_MAX {
+            count += lot.len();
+            if count > DATASETS_MAX {
                 let text = format!("more than {DATASETS_MAX} datasets");
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
+            lot.iter().for_each(&mut found);
         }
-        names.sort_unstable();
-        Ok(names)
     }
 
     /// Changes the settings of a dataset, durably.
@@ -134,6 +141,7 @@ impl Inner {
             Some(store) => store,
             None => self.dataset_store(&dataset::Inner::settings_of(dnode.attributes())?)?,
         };
+        store.set_number(number);
         let dataset = dataset::Inner::open(
             (store, &self.mos.ahead),
             (name, number),
@@ -159,6 +167,20 @@ impl Inner {
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok((number, dnode))
+    }
+
+    /// Names of all datasets by their numbers, without opening any.
+    pub(super) fn names_by_number(&self) -> Result<HashMap<u64, String>> {
+        let mut names = HashMap::new();
+        self.each_entry(|entry| {
+            // What has no number, or a name that is none, is no dataset to be opened unasked.
+            if let (Ok(number), Ok(name)) =
+                ((*entry.value).try_into(), std::str::from_utf8(&entry.name))
+            {
+                names.insert(u64::from_le_bytes(number), name.to_owned());
+            }
+        })?;
+        Ok(names)
     }
 
     /// Names of all datasets by their guids, without opening any; and an error, if not all can be read.

@@ -127,6 +127,7 @@ impl Pool {
         if !options.read_only {
             pool.start()?;
             pool.replay(&root.log, options.discard_log).map_err(doing)?;
+            pool.warm_up();
         }
         Ok(pool)
     }

@@ -19,6 +19,7 @@ mod space_io;
 mod stats;
 mod sync;
 mod walk;
+mod warm_up;
 
 use forebay_base::clock::Clock;
 use forebay_base::rng::SmallRng;

@@ -1,4 +1,5 @@
-//! Blocks as levels write them: by address and birth, the content as it is in memory.
+//! Blocks as levels write them: by address and birth, the content as it is in memory. Beside the key lies the number of the dataset that the block is
+//! of, by which it gets its owner again when it is put back into memory.
 
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::sync::Arc;
@@ -7,10 +8,15 @@ use forebay_cache::{Class, Key};
 use forebay_l2::{Codec, Refusal};
 
 use super::{Levels, Wanted};
-use crate::block_cache::BlockKey;
+use crate::block_cache::{BIRTH_END, BlockKey};
 
 /// Bytes of a block's key on a level.
 const KEY_BYTES: usize = 16;
+
+/// Bytes of a block's note: the number of its dataset.
+const NOTE_BYTES: usize = 8;
+/// The note of a block whose owner's number nobody knew any more.
+const UNKNOWN: u64 = u64::MAX;
 
 /// The codec of a pool's level.
 pub(crate) struct BlockCodec {
@@ -44,6 +50,30 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
     fn encode_key(&self, key: &BlockKey, out: &mut [u8]) {
         out[..8].copy_from_slice(&key.dva().to_le_bytes());
         out[8..].copy_from_slice(&key.birth().to_le_bytes());
+    }
+
+    fn note_bytes(&self) -> usize {
+        NOTE_BYTES
+    }
+
+    fn encode_note(&self, key: &BlockKey, out: &mut [u8]) {
+        let number = self.levels.number_of(key.owner()).unwrap_or(UNKNOWN);
+        out.copy_from_slice(&number.to_le_bytes());
+    }
+
+    fn decodes_keys(&self) -> bool {
+        true
+    }
+
+    fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<BlockKey> {
+        // Whatever the bytes are: a key that names no block of the pool is never asked for.
+        let (dva, birth) = key.split_first_chunk()?;
+        let (dva, birth) = (u64::from_le_bytes(*dva), u64::from_le_bytes(birth.try_into().ok()?));
+        let number = u64::from_le_bytes(note.try_into().ok()?);
+        if birth >= BIRTH_END || number == UNKNOWN {
+            return None;
+        }
+        Some(BlockKey::of_parts(self.levels.owner_of(number)?, dva, birth))
     }
 
     fn stamp(&self, key: &BlockKey) -> u64 {

@@ -5,7 +5,7 @@ use std::path::Path;
 use forebay_base::arena::Buffer;
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Candidate, Filler, SecondLevel};
+use forebay_cache::{Candidate, Filler, SecondLevel, SpareRoom};
 use forebay_io::{Device, OpenOptions};
 use forebay_l2::{Health, Level, LevelOptions};
 
@@ -163,6 +163,16 @@ impl DeviceLevel {
         self.level.wait_rebuilt() && self.failure().is_none()
     }
 
+    /// Puts blocks back into memory, in the background.
+    pub(crate) fn warm_up(&self, room: SpareRoom<BlockKey, Buffer>) {
+        self.level.warm_up(room);
+    }
+
+    /// Waits until it has done so, if it does.
+    pub(crate) fn wait_warm(&self) {
+        self.level.wait_warm();
+    }
+
     /// Whether what is offered may be written.
     pub(crate) fn admits(&self) -> bool {
         self.codec.is_open()
@@ -230,6 +240,10 @@ impl DeviceLevel {
 impl SecondLevel<BlockKey, Buffer> for DeviceLevel {
     fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
         self.level.offer(candidates);
+    }
+
+    fn evicted(&self, keys: &[BlockKey]) {
+        self.level.evicted(keys);
     }
 
     fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {

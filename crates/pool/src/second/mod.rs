@@ -2,6 +2,7 @@
 //!
 //! * [`Mux`] is what the cache knows as its second level: it leads a key's owner to the levels of the owner's pool;
 //! * [`Levels`] are those of a pool, and what may go there: what is durable, what datasets want;
+//! * [`owners`]: which dataset has which owner, so that what a level holds can be put back into memory;
 //! * [`codec`]: blocks as levels write them;
 //! * [`level`]: a level on a device.
 //!
@@ -15,7 +16,7 @@
 //!
 //! # Locking
 //!
-//! `second-owners` (sharded), `second-modes` and `second-levels` are leaf locks; what is found is cloned out, and no level is called
+//! `second-owners` (sharded), `second-modes`, `second-numbers` and `second-levels` are leaf locks; what is found is cloned out, and no level is called
 //! under them.
 //!
 //! # What it does not do
@@ -24,6 +25,7 @@
 
 pub(crate) mod codec;
 pub(crate) mod level;
+mod owners;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
@@ -34,6 +36,8 @@ use hashbrown::HashMap;
 
 use crate::block_cache::BlockKey;
 use crate::format::CacheMode;
+use owners::Numbers;
+pub(crate) use owners::OpensDatasets;
 
 /// Shards of owners; a power of two.
 const SHARDS: usize = 16;
@@ -122,6 +126,15 @@ impl SecondLevel<BlockKey, Buffer> for Mux {
         self.hand_out(candidates, |level, lot| level.offer(lot));
     }
 
+    fn evicted(&self, keys: &[BlockKey]) {
+        for lot in keys.chunk_by(|a, b| a.owner() == b.owner()) {
+            // One that was written before there were as many may be on any of them.
+            for level in self.of(lot[0].owner()).iter().flat_map(|all| all.iter()) {
+                level.evicted(lot);
+            }
+        }
+    }
+
     fn load(&self, mut filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
         let owner = filler.key().owner();
         let Some(attached) = self.of(owner) else { return Err(filler) };
@@ -151,6 +164,7 @@ pub(crate) struct Levels {
     /// The newest durable transaction group.
     durable: AtomicU64,
     modes: Mutex<HashMap<OwnerId, CacheMode>>,
+    numbers: Numbers,
     attached: Mutex<Attached>,
 }
 
@@ -160,6 +174,7 @@ impl Levels {
             mux: Arc::clone(mux),
             durable: AtomicU64::new(0),
             modes: Mutex::named("second-modes", HashMap::new()),
+            numbers: Numbers::new(),
             attached: Mutex::named("second-levels", Arc::new([])),
         })
     }
@@ -174,6 +189,27 @@ impl Levels {
     pub(crate) fn dismiss(&self, owner: OwnerId) {
         drop(self.mux.shard(owner).lock().remove(&owner));
         self.modes.lock().remove(&owner);
+        self.numbers.remove(owner);
+    }
+
+    /// `owner` is that of the dataset of this number from now on; 0 is the pool's own objects.
+    pub(crate) fn number(&self, owner: OwnerId, number: u64) {
+        self.numbers.set(owner, number);
+    }
+
+    /// The number of an owner's dataset, if it has been told.
+    pub(crate) fn number_of(&self, owner: OwnerId) -> Option<u64> {
+        self.numbers.of(owner)
+    }
+
+    /// The owner of the dataset of that number, which is opened if need be and can be. May wait for the pool's devices.
+    pub(crate) fn owner_of(&self, number: u64) -> Option<OwnerId> {
+        self.numbers.owner(number)
+    }
+
+    /// How datasets are opened of which a level has blocks.
+    pub(crate) fn open_by(&self, opens: Arc<dyn OpensDatasets>) {
+        self.numbers.open_by(opens);
     }
 
     /// What of an owner's blocks goes to levels from now on.

@@ -163,6 +163,7 @@ impl Store {
         });
         let levels = Levels::new(cache.second());
         let hold = hold(&cache, &levels, owner, CacheMode::All);
+        levels.number(owner, 0);
         Self { cache, owner, _owner: hold, devices, shared, levels, heals: !read_only }
     }
 
@@ -181,6 +182,11 @@ impl Store {
     /// What cache devices hold of its owner's blocks from now on.
     pub(crate) fn set_second(&self, mode: CacheMode) {
         self.levels.set_mode(self.owner, mode);
+    }
+
+    /// Its blocks are those of the dataset of that number.
+    pub(crate) fn set_number(&self, number: u64) {
+        self.levels.number(self.owner, number);
     }
 
     /// The cache that it uses.

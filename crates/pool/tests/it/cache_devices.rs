@@ -18,9 +18,13 @@ const RECORD: u64 = 8192;
 /// Records of the object that is read: several times what RAM holds.
 const RECORDS: u64 = 3000;
 
-/// Imports a pool with cache devices that are open already, and looks for no others.
+/// Imports a pool with cache devices that are open already, and looks for no others. Blocks come back when they are asked for.
 fn import(device: &Arc<dyn Device>, caches: &[&Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {
-    let options = ImportOptions { looks_for_cache_devices: false, ..import_options(cache) };
+    let options = ImportOptions {
+        looks_for_cache_devices: false,
+        tunables: vec![("cache_warm_up".to_owned(), "false".to_owned())],
+        ..import_options(cache)
+    };
     let caches = caches.iter().map(|device| Arc::clone(*device).into()).collect();
     let pool = Pool::import_with(vec![Arc::clone(device).into()], caches, &options).unwrap();
     pool.wait_for_cache_devices();

@@ -22,3 +22,4 @@ mod room;
 mod seek;
 mod settings;
 mod waiting;
+mod warm;

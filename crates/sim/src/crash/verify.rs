@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
-use forebay_pool::{ImportOptions, Pool};
+use forebay_pool::{CacheDeviceFigures, ImportOptions, Pool};
 
 use super::{Picked, Run, SharedCache, Worked};
 use crate::compare;
@@ -30,9 +30,11 @@ pub(super) fn verify(
     let txg = without_replay(done, picked, devices.0, &options);
     let pool = rig::import_with(devices.0, devices.1, &options)
         .unwrap_or_else(|error| panic!("{picked:?}: the import: {error:?}"));
-    // At once, or when the cache device knows what it has.
-    if rng.below(2) == 0 {
-        pool.wait_for_cache_devices();
+    // At once, or when the cache device knows what it has, or has put back into memory what it has.
+    match rng.below(3) {
+        0 => pool.wait_for_cache_devices(),
+        1 => pool.wait_for_warm_up(),
+        _ => {}
     }
     rig::check(&pool).unwrap_or_else(|problems| panic!("{picked:?}: {problems}"));
     let found = read(&pool, &done.history);
@@ -40,14 +42,18 @@ pub(super) fn verify(
         panic!("{picked:?}, group {txg}: {problems}");
     }
     count_objects(&pool, &found);
-    let hits = hits(&pool);
+    let hits = given(&pool);
     go_on(run, pool, found, (devices, &options), rng);
     hits
 }
 
-fn hits(pool: &Pool) -> u64 {
+/// Blocks that cache devices gave, asked or unasked.
+fn given(pool: &Pool) -> u64 {
     let figures = pool.cache_devices().into_iter().filter_map(|device| device.figures);
-    figures.map(|figures| figures.hits).sum()
+    let warmed = |figures: &CacheDeviceFigures| -> u64 {
+        figures.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
+    };
+    figures.map(|figures| figures.hits + warmed(&figures)).sum()
 }
 
 /// Imports, writing nothing: there must be exactly one group's state. Returns which.

@@ -1,0 +1,132 @@
+//! Which dataset has which owner in the cache: levels know datasets by their numbers, which last; owners are given out anew each time.
+//!
+//! # Invariants
+//!
+//! - What a level says of a dataset is believed only as far as memory goes: a block that is put back under a wrong owner is never found,
+//!   since its address and birth name it within the pool, and counts against a dataset that is not its own.
+//! - At most [`MOST_UNKNOWN`] numbers are looked for in vain.
+//!
+//! # Locking
+//!
+//! `second-numbers`, a leaf lock: a dataset is opened outside of it.
+
+use forebay_base::sync::{Arc, Mutex};
+use forebay_cache::OwnerId;
+use hashbrown::{HashMap, HashSet};
+
+/// Numbers that are remembered as no dataset's; more than that, and nothing is opened any more.
+const MOST_UNKNOWN: usize = 4096;
+
+/// Opens datasets by their numbers.
+pub(crate) trait OpensDatasets: Send + Sync {
+    /// Opens the dataset of that number, so that its owner is told, or does nothing. May wait for the pool's devices.
+    fn open(&self, number: u64);
+}
+
+/// Numbers of owners, both ways.
+pub(super) struct Numbers(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    numbers: HashMap<OwnerId, u64>,
+    owners: HashMap<u64, OwnerId>,
+    unknown: HashSet<u64>,
+    opens: Option<Arc<dyn OpensDatasets>>,
+}
+
+impl Numbers {
+    pub(super) fn new() -> Self {
+        Self(Mutex::named("second-numbers", State::default()))
+    }
+
+    pub(super) fn set(&self, owner: OwnerId, number: u64) {
+        let mut state = self.0.lock();
+        state.numbers.insert(owner, number);
+        state.owners.insert(number, owner);
+        state.unknown.remove(&number);
+    }
+
+    pub(super) fn remove(&self, owner: OwnerId) {
+        let mut state = self.0.lock();
+        if let Some(number) = state.numbers.remove(&owner)
+            && state.owners.get(&number) == Some(&owner)
+        {
+            state.owners.remove(&number);
+        }
+    }
+
+    pub(super) fn of(&self, owner: OwnerId) -> Option<u64> {
+        self.0.lock().numbers.get(&owner).copied()
+    }
+
+    pub(super) fn owner(&self, number: u64) -> Option<OwnerId> {
+        let opens = {
+            let state = self.0.lock();
+            if let Some(owner) = state.owners.get(&number) {
+                return Some(*owner);
+            }
+            let in_vain = state.unknown.contains(&number) || state.unknown.len() >= MOST_UNKNOWN;
+            state.opens.clone().filter(|_| !in_vain)?
+        };
+        opens.open(number);
+        let mut state = self.0.lock();
+        let owner = state.owners.get(&number).copied();
+        if owner.is_none() {
+            state.unknown.insert(number);
+        }
+        owner
+    }
+
+    pub(super) fn open_by(&self, opens: Arc<dyn OpensDatasets>) {
+        self.0.lock().opens = Some(opens);
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Opens even numbers, each as the owner of its half.
+    struct Even<'a> {
+        numbers: &'a Numbers,
+        asked: &'a AtomicU64,
+    }
+
+    impl OpensDatasets for Even<'static> {
+        fn open(&self, number: u64) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            if number.is_multiple_of(2) && number < 1000 {
+                self.numbers.set(OwnerId::from_raw((number / 2) as u16), number);
+            }
+        }
+    }
+
+    #[test]
+    fn datasets_are_opened_once_and_not_for_ever_in_vain() {
+        let numbers: &'static Numbers = Box::leak(Box::new(Numbers::new()));
+        let asked: &'static AtomicU64 = Box::leak(Box::default());
+        assert_eq!(numbers.owner(4), None, "nobody opens any");
+        numbers.open_by(Arc::new(Even { numbers, asked }));
+        for _ in 0..3 {
+            assert_eq!(numbers.owner(4), Some(OwnerId::from_raw(2)));
+            assert_eq!(numbers.owner(5), None);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        // It is made afterwards.
+        numbers.set(OwnerId::from_raw(9), 5);
+        assert_eq!(
+            (numbers.owner(5), numbers.of(OwnerId::from_raw(9))),
+            (Some(OwnerId::from_raw(9)), Some(5))
+        );
+        numbers.remove(OwnerId::from_raw(9));
+        assert_eq!(numbers.of(OwnerId::from_raw(9)), None);
+        // A level that says anything.
+        for number in 10_000..20_000u64 {
+            assert_eq!(numbers.owner(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), None);
+        }
+        assert!(asked.load(Ordering::Relaxed) <= MOST_UNKNOWN as u64 + 2);
+        assert_eq!(numbers.owner(4), Some(OwnerId::from_raw(2)), "what is open is still known");
+    }
+}
