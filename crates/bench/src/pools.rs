@@ -221,6 +221,12 @@ pub(crate) fn resident_by_class(cache: &BlockCache) -> [u64; 2] {
     })
 }
 
+/// Bytes that a cache holds in mru, of both classes.
+pub(crate) fn resident_newcomers(cache: &BlockCache) -> u64 {
+    let stats = cache.cache().stats();
+    stats.states.iter().filter(|s| s.state == "mru").map(|state| state.bytes).sum()
+}
+
 fn is_ghost(state: &str) -> bool {
     state.ends_with("ghost")
 }

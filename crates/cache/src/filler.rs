@@ -15,7 +15,6 @@ use crate::flight::{Ending, Seat};
 use crate::guard::{OwnedRef, Ref};
 use crate::header::{FILLED, Header, LOADING, RETIRED, State, VALID, WAITERS};
 use crate::inner::Inner;
-use crate::insert::home_list;
 use crate::key::Key;
 
 /// The answer of [`Cache::begin`](crate::Cache::begin).
@@ -175,12 +174,13 @@ impl<K: Key, V: Send + Sync + 'static> Filler<K, V> {
         // SAFETY: this is the header's filler, and it has not been filled.
         unsafe { header.fill(value, kept) };
         let before = match refusal {
-            None => inner.enlist(
-                this.header,
-                this.attributes.class,
-                home_list(this.attributes.hint, this.frequent),
-                |s| s.with(VALID | FILLED).without(LOADING | WAITERS),
-            ),
+            None => {
+                let Attributes { class, hint } = this.attributes;
+                let (home, mark) = inner.home(class, hint, this.frequent);
+                inner.enlist(this.header, class, home, |s| {
+                    s.with(VALID | FILLED | mark).without(LOADING | WAITERS)
+                })
+            }
             Some(_) => None,
         };
         let before = before.unwrap_or_else(|| this.hand_out(refusal));

@@ -150,10 +150,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.hash(unsafe { Self::header_at(address).as_ref().key() })
     }
 
-    /// A block's class, and whether its hits are told to the shadows.
+    /// A block's class, and whether its hits are told to the shadows. They know blocks by their keys: one that takes a new one all
+    /// the time would be a stream of newcomers to them, each used once more soon, which only a clock keeps.
     pub(crate) fn sampled(&self, hash: u64, attributes: Attributes) -> (Class, bool) {
         let class = attributes.class;
-        (class, attributes.hint != Hint::Once && self.shadows.samples(hash, class))
+        (class, attributes.hint == Hint::Normal && self.shadows.samples(hash, class))
     }
 
     /// Draws the consequences of what a new header, whose pin the caller holds and which is in no list yet, met in the
@@ -222,10 +223,23 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Puts a valid, pinned header into its list, and unpins it.
     fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
-        let entered = self.enlist(header, class, home_list(hint, frequent), |s| s.unpinned());
+        let (home, mark) = self.home(class, hint, frequent);
+        let entered = self.enlist(header, class, home, |s| s.with(mark).unpinned());
         if entered.is_none() {
             // SAFETY: the pin that the header was occupied with.
             unsafe { Self::unpin(NonNull::from(self), header) };
+        }
+    }
+
+    /// The list in which a block begins, and its mark.
+    pub(crate) fn home(&self, class: Class, hint: Hint, frequent: bool) -> (List, u64) {
+        match (hint, frequent) {
+            (_, true) => (List::Mfu, 0),
+            (Hint::Normal, false) => (List::Mru, 0),
+            (Hint::Once, false) => (List::Once, 0),
+            (Hint::Again, false) if self.policy.rule(class).contest => (List::Mfu, 0),
+            // A clock has no use for mfu, whose blocks go first. It goes round once more.
+            (Hint::Again, false) => (List::Mru, if self.tunables.plain_lru() { 0 } else { MARK }),
         }
     }
 
@@ -299,13 +313,4 @@ pub(crate) enum Met<K, V> {
     Ghost(GhostList, Slot),
     /// An older value, retired with a pin for the finder.
     Resident(NonNull<Header<K, V>>, State),
-}
-
-/// The list in which a block begins.
-pub(crate) fn home_list(hint: Hint, frequent: bool) -> List {
-    match (hint, frequent) {
-        (_, true) | (Hint::Again, false) => List::Mfu,
-        (Hint::Normal, false) => List::Mru,
-        (Hint::Once, false) => List::Once,
-    }
 }

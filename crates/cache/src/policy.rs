@@ -33,7 +33,7 @@
 //! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, 200 by default, but [`FEWEST_GHOSTS`] may stay in any
 //!    cache: what is told from fewer is chance. Of the two lists of a class the one with the oldest gives way.
 //! 8. *Hints.* Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
-//!    marked one moves to mru. Blocks hinted `again` begin in mfu.
+//!    marked one moves to mru. Blocks hinted `again` begin in mfu, or marked in mru if that is a clock; the shadows see nothing of them.
 //! 9. *Batches.* The evictor works in batches from random sublists, so that order is exact only within one.
 //! 10. References that follow an insertion at once (the correlated-reference window, off by default)
 //!     can be kept from counting: a hand clears the marks of blocks as they leave the window.

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use forebay_base::sync::atomic::Ordering;
 
-use crate::attributes::{Attributes, Cause, Class};
+use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::cache::Cache;
 use crate::counters::CacheCounters;
 use crate::error::Refusal;
@@ -179,8 +179,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let header = self.slab.take().map_err(|_| NotTaken::NoMemory)?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
+        // Whatever is said of its past, it comes back under the key that it had.
+        let known = Attributes { hint: Hint::Normal, ..attributes };
         // SAFETY: as above.
-        unsafe { h.occupy(key, weight, None, self.sampled(hash, attributes)) };
+        unsafe { h.occupy(key, weight, None, self.sampled(hash, known)) };
         if let Err(why) = self.claim_nothing(hash, &key, header, attributes.class) {
             // SAFETY: not announced, and occupied without a value.
             unsafe { h.retract(false) };

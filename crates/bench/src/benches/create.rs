@@ -186,6 +186,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("creates_per_s", bucket.per_s)
         .figure("cached_metadata_bytes", bucket.cached[0] as f64)
         .figure("cached_data_bytes", bucket.cached[1] as f64)
+        .figure("cached_mru_bytes", bucket.newcomers as f64)
         .figure("dirty_bytes", bucket.dirty_bytes as f64)
 }
 

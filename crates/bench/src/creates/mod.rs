@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::measure::{Sample, cpu_seconds};
 use crate::names::{Fault, Name, Pooled, directory_of, fail};
 use crate::options::Failure;
-use crate::pools::resident_by_class;
+use crate::pools::{resident_by_class, resident_newcomers};
 
 /// Bytes of attributes of each object, as in R5's dnodes.
 const ATTRIBUTES: [u8; 144] = [0x5a; 144];
@@ -29,6 +29,8 @@ pub(crate) struct Bucket {
     pub(crate) per_s: f64,
     /// Cached bytes, metadata and data.
     pub(crate) cached: [u64; 2],
+    /// Those of them that are in mru.
+    pub(crate) newcomers: u64,
     /// Bytes that wait to be written.
     pub(crate) dirty_bytes: u64,
 }
@@ -136,6 +138,7 @@ impl Watch {
             end_s: now.duration_since(self.begun).as_secs_f64(),
             per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
             cached: resident_by_class(&pooled.cache),
+            newcomers: resident_newcomers(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
         });
         (self.seen, self.since) = (all, now);

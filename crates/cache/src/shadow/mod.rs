@@ -11,7 +11,7 @@
 //! its state word, which a hit has in its hand; so other hits pay nothing. Accesses go through the tap
 //! (`tap.rs`), and who brings a sampled block in, or finds the tap half full, takes them out and plays them, if nobody else is at it.
 //!
-//! What they do not see: removals, blocks hinted `once`, pins, blocks that are refused. They are all
+//! What they do not see: removals, blocks hinted `once` or `again`, pins, blocks that are refused. They are all
 //! asked the same, so that the comparison is fair all the same.
 //!
 //! Locking: `shadows`, a leaf lock, only ever tried but for `clear` and the figures of memory.

@@ -1,6 +1,7 @@
 //! What stays and what goes: R5's pattern, hints, floors and ceilings, the correlated-reference window,
 //! resizing, and textbook ARC's hit ratio.
 
+use std::collections::BTreeSet;
 use std::thread;
 
 use forebay_base::rng::SmallRng;
@@ -135,6 +136,51 @@ fn new_versions_of_blocks_in_use_are_no_newcomers() {
         "of 500 versions {plain} are still there when they are looked for, {again} with the hint"
     );
     assert!(again >= 490 && plain < 100, "{plain} {again}");
+}
+
+#[test]
+fn blocks_that_are_rewritten_under_new_keys_all_the_time_outlast_a_stream() {
+    // R5: leaves of directories, each looked at, taken out to be changed, and put back under a new key when the group is
+    // written; beside them blocks that are rewritten once a group, and new dnodes, some of which are read once more.
+    const LEAVES: u64 = 380;
+    let again = Attributes::METADATA.again();
+    let key = |block: u64, version: u64| (block << 32) | version;
+    for seed in 1..4 {
+        let cache = inline_blocks(450);
+        let put = |key: u64, attributes| cache.insert_with(key, key, attributes).unwrap();
+        let mut rng = SmallRng::from_seed(seed);
+        let mut version = [0; LEAVES as usize];
+        let (mut missed, mut looked) = (0, 0);
+        for group in 1..3000 {
+            let mut dirty = BTreeSet::new();
+            for _ in 0..100 {
+                let leaf = rng.below(LEAVES);
+                if dirty.insert(leaf) {
+                    let old = key(leaf, version[leaf as usize]);
+                    let hit = request(&cache, old, Attributes::METADATA);
+                    cache.remove(&old);
+                    if group > 100 {
+                        looked += 1;
+                        missed += u64::from(!hit);
+                    }
+                }
+            }
+            for leaf in dirty {
+                version[leaf as usize] = group;
+                put(key(leaf, group), again);
+            }
+            for indirect in LEAVES..LEAVES + 4 {
+                request(&cache, key(indirect, group - 1), Attributes::METADATA);
+                cache.remove(&key(indirect, group - 1));
+                put(key(indirect, group), again);
+            }
+            request(&cache, (1 << 50) + 4 * group - 1, Attributes::METADATA);
+            (0..4).for_each(|dnodes| put((1 << 50) + 4 * group + dnodes, Attributes::METADATA));
+        }
+        println!("of {looked} looks at leaves {missed} found nothing");
+        assert!(missed < looked / 100, "{missed} of {looked}\n{}", cache.stats());
+        audit(&cache);
+    }
 }
 
 #[test]

@@ -333,10 +333,14 @@ fn rewrite(
             .map_err(|_| misplaced(&old.ptr, "an indirect block"))?;
         children[index] = new;
     }
+    let mut attributes = Attributes::METADATA;
     if !grows && !old.ptr.is_hole() {
         ctx.free(&old.ptr)?;
+        // It was asked for just now: its new version is no newcomer.
+        attributes = attributes.again();
     }
-    store_indirect(ctx, content, level, props)
+    let props = WriteProps { cache: Some(attributes), ..*props };
+    store_indirect(ctx, content, level, &props)
 }
 
 fn rewrite_block(
@@ -402,13 +406,7 @@ fn store_indirect(
     let bytes = children[..=last].as_bytes().len().next_multiple_of(TRIM_BYTES);
     let mut trimmed = ctx.store.cache().alloc(bytes)?;
     trimmed.copy_from_slice(&content[..bytes]);
-    let props = WriteProps {
-        kind: BlockKind::Indirect,
-        level,
-        fill,
-        cache: Some(Attributes::METADATA),
-        ..*props
-    };
+    let props = WriteProps { kind: BlockKind::Indirect, level, fill, ..*props };
     ctx.write_new(trimmed, &props)
 }
 

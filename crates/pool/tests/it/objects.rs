@@ -1,6 +1,7 @@
 //! Objects against a naive twin: a vector of bytes.
 
 use forebay_base::rng::SmallRng;
+use forebay_cache::Class;
 use forebay_pool::{Dataset, Object, Pool};
 
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
@@ -147,4 +148,27 @@ fn threads_create_write_and_destroy_while_groups_are_committed() {
     check(&pool);
     assert_eq!(directory.audit().unwrap().entries, directory.len());
     assert_eq!(data.object_count(), 1 + directory.len());
+}
+
+#[test]
+fn new_versions_of_indirect_blocks_are_no_newcomers_to_the_cache() {
+    let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
+    object.write(&tx, 0, &vec![1; 64 << 10]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    let frequent = || {
+        let states = cache.cache().stats().states;
+        let of = states.iter().filter(|s| s.class == Class::Metadata && s.state == "mfu");
+        of.map(|state| state.bytes).sum::<u64>()
+    };
+    assert_eq!(frequent(), 0);
+    let tx = pool.begin().unwrap();
+    object.write(&tx, 0, &[2]).unwrap();
+    drop(tx);
+    pool.sync().unwrap();
+    assert!(frequent() > 0, "{}", cache.cache().stats());
 }
