@@ -47,7 +47,8 @@ impl ObjectKind {
 /// A dnode. All zeros is a free one.
 ///
 /// Two parties write it, and a transaction group puts their parts together: who creates an object or changes
-/// attributes or inline content (*attribute fields*), and the sync of the object's blocks (*data fields*).
+/// attributes or inline content (*attribute fields*), and the sync of the object's blocks (*data fields*, and the count of
+/// entries in the inline content of a fat directory).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DnodePhys {
@@ -113,6 +114,12 @@ impl DnodePhys {
     pub fn inline(&self) -> &[u8] {
         let bytes = usize::from(self.inline_bytes.get());
         TAIL_BYTES.checked_sub(bytes).map_or(&[], |start| &self.tail[start..])
+    }
+
+    /// The same, to change; its length stays.
+    pub fn inline_mut(&mut self) -> &mut [u8] {
+        let bytes = usize::from(self.inline_bytes.get());
+        TAIL_BYTES.checked_sub(bytes).map_or(&mut [], |start| &mut self.tail[start..])
     }
 
     /// Bytes that inline content could have beside the attributes.

@@ -6,7 +6,7 @@ use forebay_cache::Attributes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_LEAF_BYTES};
 use crate::tx::Tx;
-use crate::zap::{LeafStore, Look};
+use crate::zap::{LeafStore, Look, entries_of, put_entries};
 
 use super::node::{Fetched, Found, Node};
 use super::write::{Missing, Modified, Step, Wanted, dirty_mut, dirty_of};
@@ -41,8 +41,16 @@ impl LeafStore for Leaves {
     }
 
     fn inline(&self) -> Result<Vec<u8>> {
-        self.check_alive()?;
-        Ok(self.0.objset.dnode(self.0.number)?.inline().to_vec())
+        let entries = {
+            let state = self.0.lock();
+            self.0.check_alive(&state)?;
+            state.entries()
+        };
+        let mut inline = self.0.objset.inline(self.0.number)?;
+        if let Some(entries) = entries {
+            put_entries(&mut inline, entries);
+        }
+        Ok(inline)
     }
 
     fn inline_room(&self) -> Result<usize> {
@@ -55,18 +63,35 @@ impl LeafStore for Leaves {
     }
 
     fn set_inline(&self, tx: &Tx, content: &[u8]) -> Result<()> {
-        self.check_alive()?;
-        if self.0.objset.set_inline(tx, self.0.number, content)? {
-            return Ok(());
+        let entries = entries_of(content);
+        {
+            let mut state = self.0.lock();
+            self.0.check_alive(&state)?;
+            if entries.is_some() {
+                self.0.list(&mut state, tx)?;
+            }
         }
-        let text =
-            format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
-        Err(Error::new(ErrorKind::NoSpace, text))
+        if !self.0.objset.set_inline(tx, self.0.number, content)? {
+            let text =
+                format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
+            return Err(Error::new(ErrorKind::NoSpace, text));
+        }
+        if let Some(entries) = entries {
+            self.set_entries(tx, entries);
+        }
+        Ok(())
     }
 
-    fn patch_inline(&self, tx: &Tx, at: usize, bytes: &[u8]) -> Result<()> {
-        self.check_alive()?;
-        self.0.objset.patch_inline(tx, self.0.number, at, bytes)
+    #[inline]
+    fn set_entries(&self, tx: &Tx, entries: u64) {
+        let mut state = self.0.lock();
+        let pending = &mut state.pending[(tx.txg() & 1) as usize];
+        debug_assert_eq!(
+            pending.txg,
+            tx.txg(),
+            "a directory is counted that nothing was changed of"
+        );
+        pending.entries = Some(entries);
     }
 
     fn with_leaf<R>(

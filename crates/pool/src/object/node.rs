@@ -16,7 +16,7 @@ use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::prefetch::{self, Plan, Prefetcher};
 use crate::waiting;
-use crate::zap::Zap;
+use crate::zap::{self, Zap};
 
 use super::ahead::Unserved;
 use super::leaves::Leaves;
@@ -47,6 +47,8 @@ pub(crate) struct State {
     /// The length as of the newest group that has synced the object.
     pub(crate) synced_size: u64,
     pub(crate) allocated: u64,
+    /// Entries of the directory that it is, as of the newest group that has synced a change of them since it was opened.
+    pub(crate) synced_entries: Option<u64>,
     /// By the low bit of the group's number.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
@@ -67,6 +69,8 @@ pub(crate) struct DataFields {
     pub(crate) tree: Tree,
     pub(crate) size: u64,
     pub(crate) allocated: u64,
+    /// Entries of the directory that it is, if the group has changed them: a field of its inline content.
+    pub(crate) entries: Option<u64>,
 }
 
 /// Bytes that an object with such records can have at most. Records that are larger than any are as the largest.
@@ -87,7 +91,7 @@ impl DataFields {
             let text = format!("its length is {size} bytes, and could be {limit} at most");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        Ok(Self { tree, size, allocated: dnode.allocated_bytes.get() })
+        Ok(Self { tree, size, allocated: dnode.allocated_bytes.get(), entries: None })
     }
 
     /// The tree alone, whatever else there is.
@@ -105,6 +109,9 @@ impl DataFields {
         to.blocks = from.blocks;
         to.size_bytes = from.size_bytes;
         to.allocated_bytes = from.allocated_bytes;
+        if let Some(entries) = zap::entries_of(from.inline()) {
+            zap::put_entries(to.inline_mut(), entries);
+        }
     }
 
     /// Writes them into a dnode.
@@ -114,9 +121,12 @@ impl DataFields {
         dnode.blocks = self.tree.blocks.into();
         dnode.size_bytes = self.size.into();
         dnode.allocated_bytes = self.allocated.into();
+        if let Some(entries) = self.entries {
+            zap::put_entries(dnode.inline_mut(), entries);
+        }
     }
 
-    pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0 };
+    pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0, entries: None };
 }
 
 /// Where a block's newest content is.
@@ -162,6 +172,13 @@ impl State {
         pending.fold(self.tree.levels, u8::max)
     }
 
+    /// Entries of the directory that it is, if they have changed since it was opened.
+    pub(crate) fn entries(&self) -> Option<u64> {
+        let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
+        let pending = self.pending[newer].entries.or(self.pending[1 - newer].entries);
+        pending.or(self.synced_entries)
+    }
+
     /// The changes of a group that is not synced yet, made empty if it had none.
     pub(crate) fn pending_mut(&mut self, txg: u64) -> &mut Pending {
         let pending = &mut self.pending[(txg & 1) as usize];
@@ -202,6 +219,7 @@ impl Node {
             size: data.size,
             synced_size: data.size,
             allocated: data.allocated,
+            synced_entries: None,
             pending: Default::default(),
             pins: Pins::default(),
             destroyed: None,

@@ -25,6 +25,8 @@ pub(crate) struct Pending {
     pub(crate) txg: u64,
     /// The object's length, if the group has changed it.
     pub(crate) size: Option<u64>,
+    /// Entries of the directory that it is, as the group's newest change of one or of the header of a fat one has left them.
+    pub(crate) entries: Option<u64>,
     /// Blocks freed before any of `blocks` was written: ascending, apart.
     pub(crate) freed: Vec<Range<u64>>,
     /// Records written.

@@ -56,10 +56,11 @@ impl Node {
         // A later group may have changed the length already; this one's is what belongs to its blocks.
         let size = pending.size.unwrap_or(state.synced_size);
         state.synced_size = size;
-        let allocated = state.allocated;
+        state.synced_entries = pending.entries.or(state.synced_entries);
+        let (allocated, entries) = (state.allocated, pending.entries);
         drop(state);
         self.objset.store.cache().sub_dirty(pending.dirty_bytes);
-        Ok(Some(DataFields { tree, size, allocated }))
+        Ok(Some(DataFields { tree, size, allocated, entries }))
     }
 
     fn take_work(&self, txg: u64) -> Option<Work> {

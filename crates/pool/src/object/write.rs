@@ -267,7 +267,7 @@ impl Node {
     }
 
     /// Has the group's sync look at this object.
-    fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) -> Result<()> {
+    pub(super) fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
             self.objset.charge_dnode(tx, self.number)?;
             self.objset.list_dirty(tx.txg(), self)?;

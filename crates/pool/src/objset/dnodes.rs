@@ -182,30 +182,6 @@ impl Objset {
         Ok(changed.expect("it is changed in any case"))
     }
 
-    /// The same where it lies, if the group of `tx` has changed that dnode already; `f` is not called otherwise, and nothing
-    /// returned. For changes that are frequent: nothing is looked up twice, nor copied.
-    #[inline]
-    pub(super) fn change_own_patch<R>(
-        &self,
-        tx: &Tx,
-        number: u64,
-        f: impl FnOnce(&mut DnodePhys) -> R,
-    ) -> Option<R> {
-        let (block, index) = place_of(number);
-        let mut shard = self.dnodes.shard(block);
-        let group = &mut shard.groups[(tx.txg() & 1) as usize];
-        if group.txg != tx.txg() {
-            return None;
-        }
-        let patches = group.blocks.get_mut(&block)?;
-        if patches.changed & 1 << index == 0 {
-            return None;
-        }
-        let buffer = Arc::get_mut(&mut patches.dnodes).expect("an open group's has one owner");
-        let bytes = buffer.get_mut(index * DNODE_BYTES..(index + 1) * DNODE_BYTES)?;
-        DnodePhys::mut_from_bytes(bytes).ok().map(f)
-    }
-
     /// As [`change_dnode`](Self::change_dnode), but leaves no trace in the group, and returns nothing, unless the dnode is
     /// as `wanted` says.
     pub(super) fn change_dnode_if<R>(

@@ -1,12 +1,16 @@
 //! Sets of objects with odd dnodes, and changes that come to nothing.
 
+use std::ops::Range;
+
 use forebay_base::sync::Arc;
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 
 use super::DNODE_BLOCKS_MAX;
 use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys};
+use crate::tx::Tx;
 use crate::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, ErrorKind, Pool,
+    Transaction,
 };
 
 fn pool() -> (Pool, Dataset) {
@@ -85,6 +89,41 @@ fn numbers_past_the_largest_are_refused() {
             .expect_err("too large");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
+}
+
+#[test]
+fn a_patch_does_not_bring_an_old_count_of_a_directorys_entries_back() {
+    let (pool, data) = pool();
+    let fill = |tx: &Transaction<'_>, number: u64, names: Range<u64>| {
+        let directory = data.directory(number).expect("it");
+        for name in names {
+            directory.insert(tx, &name.to_le_bytes(), b"value").expect("room");
+        }
+    };
+    let is_right = |number: u64, attributes: &[u8]| {
+        let directory = data.directory(number).expect("it");
+        assert_eq!(directory.len(), 300);
+        assert_eq!(directory.audit().expect("it is whole").entries, 300);
+        assert_eq!(data.object_info(number).expect("it").attributes, attributes);
+    };
+    let tx = pool.begin().expect("room");
+    let number = data.create_directory(&tx, &[]).expect("a directory");
+    fill(&tx, number, 0..200);
+    drop(tx);
+    pool.sync().expect("a group");
+    let tx = pool.begin().expect("room");
+    data.set_attributes(&tx, number, b"of this group").expect("room");
+    fill(&tx, number, 200..300);
+    // As one of the next group does while this one syncs: its patch is a copy of this one's.
+    let next = Tx::syncing(tx.txg() + 1);
+    data.inner.objset.set_attributes(&next, number, b"of the next").expect("room");
+    is_right(number, b"of the next");
+    drop(tx);
+    // Nobody has the directory open when this one is synced.
+    pool.sync().expect("a group");
+    is_right(number, b"of the next");
+    pool.sync().expect("the next group");
+    is_right(number, b"of the next");
 }
 
 #[test]

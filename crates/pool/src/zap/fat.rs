@@ -11,9 +11,7 @@
 //! Leaves cover every hash exactly once: the sum over leaves of 2^-depth is 1. The header's depth is that of
 //! the deepest leaf, and its counts are right whenever the directory's lock is free.
 
-use std::mem::offset_of;
-
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::entry::{leaf_id, prefix_mask};
 use super::leaf::{Change, Flaw, Leaf, LeafMut, put_leaf};
@@ -170,7 +168,7 @@ impl Fat {
                 Step::Away(ticket) => return Ok(Step::Away(ticket)),
             };
             if attempt.change != Change::Full {
-                self.count(reach, tx, request, attempt.change)?;
+                self.count(reach.store, tx, request.wish, attempt.change);
                 return Ok(Step::Done(Changed { change: attempt.change, settle: attempt.settle }));
             }
             if !attempt.can_split {
@@ -223,6 +221,7 @@ impl Fat {
 
     /// Splits the leaf for a hash, which is open in this transaction.
     #[cold]
+    #[inline(never)]
     fn split<S: LeafStore>(
         &mut self,
         reach: Reach<'_, S>,
@@ -231,7 +230,8 @@ impl Fat {
         depth: u8,
     ) -> Result<Step<(), S::Ticket>> {
         let store = reach.store;
-        let mut both = vec![0; 2 * ZAP_LEAF_BYTES];
+        // On the stack: memory from the system would be clean pages each time, under the directory's lock.
+        let mut both = [0; 2 * ZAP_LEAF_BYTES];
         let (low, high) = both.split_at_mut(ZAP_LEAF_BYTES);
         let halves = self.edit(reach, tx, hash, |leaf| leaf.halves(low, high))?;
         if let Step::Away(ticket) = halves {
@@ -297,33 +297,32 @@ impl Fat {
         Ok(())
     }
 
-    /// Counts what a change did to its leaf, and undoes it if that fails.
+    /// Counts what a change did to its leaf.
     #[inline]
-    fn count<S: LeafStore>(
-        &mut self,
-        reach: Reach<'_, S>,
-        tx: &S::Tx,
-        request: &Request<'_>,
-        change: Change,
-    ) -> Result<()> {
-        let before = self.header.entries;
-        let entries = match (request.wish, change) {
-            (Wish::Insert | Wish::Upsert, Change::Done(None)) => before.get().saturating_add(1),
-            (Wish::Remove, Change::Done(_)) => before.get().saturating_sub(1),
-            _ => return Ok(()),
+    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, wish: Wish, change: Change) {
+        let before = self.header.entries.get();
+        let entries = match (wish, change) {
+            (Wish::Insert | Wish::Upsert, Change::Done(None)) => before.saturating_add(1),
+            (Wish::Remove, Change::Done(_)) => before.saturating_sub(1),
+            _ => return,
         };
         self.header.entries = entries.into();
-        let at = offset_of!(ZapFatPhys, entries);
-        let Err(error) = reach.store.patch_inline(tx, at, self.header.entries.as_bytes()) else {
-            return Ok(());
-        };
-        self.header.entries = before;
-        let (hash, name) = (request.hash, request.name);
-        self.edit(reach, tx, hash, |leaf| match change {
-            Change::Done(Some(old)) => leaf.insert(hash, name, &old),
-            _ => leaf.remove(hash, name),
-        })?;
-        Err(error)
+        store.set_entries(tx, entries);
+    }
+}
+
+/// Entries that inline content tells of, if it is a fat directory's.
+pub(crate) fn entries_of(inline: &[u8]) -> Option<u64> {
+    let header = ZapFatPhys::ref_from_bytes(inline).ok()?;
+    (header.head.form == ZAP_FAT).then(|| header.entries.get())
+}
+
+/// Has inline content tell of so many, if it is a fat directory's.
+pub(crate) fn put_entries(inline: &mut [u8], entries: u64) {
+    if let Ok(header) = ZapFatPhys::mut_from_bytes(inline)
+        && header.head.form == ZAP_FAT
+    {
+        header.entries = entries.into();
     }
 }
 

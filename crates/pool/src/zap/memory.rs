@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::{Arc, Mutex};
 
-use super::pack;
 use super::store::{LeafStore, Look};
+use super::{pack, put_entries};
 use crate::format::{TAIL_BYTES, ZAP_LEAF_BYTES};
 use crate::{Error, ErrorKind, Result};
 
@@ -146,13 +146,8 @@ impl LeafStore for MemoryStore {
         Ok(())
     }
 
-    fn patch_inline(&self, _: &(), at: usize, bytes: &[u8]) -> Result<()> {
-        let mut inside = self.inside.lock();
-        let is_dirty = inside.inline_dirty;
-        inside.change(is_dirty)?;
-        inside.inline[at..at + bytes.len()].copy_from_slice(bytes);
-        inside.inline_dirty = true;
-        Ok(())
+    fn set_entries(&self, _: &(), entries: u64) {
+        put_entries(&mut self.inside.lock().inline, entries);
     }
 
     fn with_leaf<R>(

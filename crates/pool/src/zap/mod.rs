@@ -50,6 +50,7 @@ use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
 use crate::{Error, ErrorKind, Result, waiting};
 
 pub use entry::{Cookie, Entry, Value};
+pub(crate) use fat::{entries_of, put_entries};
 pub(crate) use leaf::pack;
 pub use stats::ZapStats;
 pub(crate) use store::{LeafStore, Look};

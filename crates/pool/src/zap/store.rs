@@ -42,8 +42,9 @@ pub(crate) trait LeafStore {
     /// Sets all inline content.
     fn set_inline(&self, tx: &Self::Tx, content: &[u8]) -> Result<()>;
 
-    /// Overwrites some of the inline content; its length stays.
-    fn patch_inline(&self, tx: &Self::Tx, at: usize, bytes: &[u8]) -> Result<()>;
+    /// Says how many entries the directory has, in place of what the inline content says, which is a fat directory's. A
+    /// leaf was changed in this transaction.
+    fn set_entries(&self, tx: &Self::Tx, entries: u64);
 
     /// Shows a leaf, as stored or as it was left by [`with_leaf_mut`](Self::with_leaf_mut). `fetched` is looked
     /// at where the cache has nothing.

@@ -1,4 +1,4 @@
-//! What a cached read costs, as the counting build counts it: `--features counting`.
+//! What a cached read and an insert cost, as the counting build counts it: `--features counting`.
 #![cfg(feature = "counting")]
 
 use forebay_base::sync::count;
@@ -34,4 +34,23 @@ fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
     // A pin and its end.
     assert_eq!(after.rmw - before.rmw, 2 * READS);
     assert_eq!(after.cas_failed - before.cas_failed, 0);
+}
+
+#[test]
+fn an_insert_into_a_leaf_takes_locks_of_its_directory_and_its_thread_only() {
+    const NAMES: u64 = 100;
+    let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
+    let pool = create(&device, &cache);
+    let data = dataset(&pool);
+    let tx = pool.begin().unwrap();
+    let directory = data.directory(data.create_directory(&tx, &[]).unwrap()).unwrap();
+    let insert = |name: u64| directory.insert(&tx, &name.to_le_bytes(), &[1]).unwrap();
+    // One leaf, with room for some more.
+    (0..300).for_each(insert);
+    let before = count::thread();
+    (300..300 + NAMES).for_each(insert);
+    let after = count::thread();
+    // The directory's turn and state, its object for the leaf and for the count of entries, and the thread's shard of the
+    // intent log. None of dnodes: directories that were made side by side share that.
+    assert_eq!(after.locks - before.locks, 5 * NAMES);
 }
