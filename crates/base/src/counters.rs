@@ -152,9 +152,33 @@ impl<const CELLS: usize> Sharded<CELLS> {
         }
     }
 
+    /// Adds `n` to a cell that [`Counter::at`] named.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such cell.
+    #[inline]
+    pub fn add_at(&self, flat: usize, n: u64) {
+        #[cfg(not(forebay_model))]
+        if let Some(own) = sync::own_slot() {
+            return add_alone(&self.shards[own].0[flat], n);
+        }
+        self.other_shard().add_at(flat, n);
+    }
+
     /// The shard on which the calling thread counts, to be resolved once for several adds.
     #[inline]
     pub fn shard(&self) -> Shard<'_> {
+        #[cfg(not(forebay_model))]
+        if let Some(own) = sync::own_slot() {
+            return Shard { cells: &self.shards[own].0, exclusive: true, not_send: PhantomData };
+        }
+        self.other_shard()
+    }
+
+    /// As `shard`, for a thread's first count, and for those that share.
+    #[cold]
+    fn other_shard(&self) -> Shard<'_> {
         #[cfg(forebay_model)]
         let (index, exclusive) = (0, false);
         #[cfg(not(forebay_model))]
@@ -231,6 +255,12 @@ impl<const CELLS: usize> Default for Sharded<CELLS> {
     }
 }
 
+/// Adds to a cell that nobody else stores to: no read-modify-write.
+#[inline]
+fn add_alone(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
 /// Where the calling thread counts; valid for this thread only.
 #[derive(Clone, Copy)]
 pub struct Shard<'a> {
@@ -260,8 +290,7 @@ impl Shard<'_> {
     pub fn add_at(self, flat: usize, n: u64) {
         let cell = &self.cells[flat];
         if self.exclusive {
-            // Not a read-modify-write: nobody else stores to this cell.
-            cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+            add_alone(cell, n);
         } else {
             cell.fetch_add(n, Ordering::Relaxed);
         }
@@ -399,7 +428,7 @@ macro_rules! counters {
             /// If the row has no such label.
             #[inline]
             $vis fn add(&self, counter: $crate::counters::Counter, label: usize, n: u64) {
-                self.sharded.shard().add(counter, label, n);
+                self.sharded.add_at(counter.at(label), n);
             }
 
             /// Adds `n` to a cell that `Counter::at` named.
@@ -409,7 +438,7 @@ macro_rules! counters {
             /// If there is no such cell.
             #[inline]
             $vis fn add_at(&self, flat: usize, n: u64) {
-                self.sharded.shard().add_at(flat, n);
+                self.sharded.add_at(flat, n);
             }
 
             /// Where the calling thread counts, resolved once for several adds.

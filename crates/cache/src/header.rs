@@ -49,7 +49,7 @@ const PIN_BITS: u32 = 17;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
 /// Guards stop here, so that the cache's own pins, a few at a time, never overflow.
-const MOST_PINS: u64 = PINS / 2;
+const MOST_PINS: u64 = 1 << (PIN_BITS - 1);
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
@@ -277,13 +277,10 @@ impl<K: Copy, V> Header<K, V> {
         // Acquire, so that a slot that is read again after an invalid header is read after it.
         let mut state = self.state.load(Ordering::Acquire);
         loop {
-            if state & VALID == 0 {
-                return Pin::Invalid(State(state));
+            // Both at once: whether it may be pinned, and whether so many pins are no mistake.
+            if state & (VALID | MOST_PINS) != VALID {
+                return Self::not_pinned(State(state));
             }
-            assert!(
-                state & PINS < MOST_PINS,
-                "a block has {MOST_PINS} pins: guards are being leaked"
-            );
             match self.state.compare_exchange_weak(
                 state,
                 (state + PIN) | mark,
@@ -294,6 +291,15 @@ impl<K: Copy, V> Header<K, V> {
                 Err(now) => state = now,
             }
         }
+    }
+
+    #[cold]
+    fn not_pinned(state: State) -> Pin {
+        assert!(
+            !state.has(VALID) || state.pins() < MOST_PINS,
+            "a block has {MOST_PINS} pins: guards are being leaked"
+        );
+        Pin::Invalid(state)
     }
 
     /// Pins a header that has been announced and not yet freed: valid, or kept by somebody else's

@@ -28,7 +28,7 @@ use crate::flight::Flights;
 use crate::guard::Place;
 use crate::header::{Header, List, Pin, SAMPLED, State};
 use crate::index::line::Slot;
-use crate::index::{Index, Visit};
+use crate::index::{Glance, Index, Visit};
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{GhostList, Ghosts};
@@ -212,8 +212,31 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Pins the block of that key, if it is there: the lock-free hit. Returns the state before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pin(
+        &self,
+        hash: u64,
+        key: &K,
+        mark: u64,
+    ) -> Option<(NonNull<Header<K, V>>, State)> {
+        match self.index.glance(hash) {
+            Glance::At(address) => {
+                let header = Self::header_at(address);
+                // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
+                let pinned = unsafe { self.pin_if_key(header, key, mark) };
+                pinned
+                    .ok()
+                    .map(|before| (header, before))
+                    .or_else(|| self.pin_looked_for(hash, key, mark))
+            }
+            Glance::Nothing => None,
+            Glance::Unclear => self.pin_looked_for(hash, key, mark),
+        }
+    }
+
+    /// As [`pin`](Self::pin), if a glance at the index was not enough.
+    #[inline(never)]
+    fn pin_looked_for(
         &self,
         hash: u64,
         key: &K,
@@ -221,21 +244,39 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> Option<(NonNull<Header<K, V>>, State)> {
         self.index.find(hash, |address| {
             let header = Self::header_at(address);
-            // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
-            let h = unsafe { header.as_ref() };
-            match h.pin_valid(mark) {
-                Pin::Pinned(before) => {
-                    // SAFETY: pinned from a valid state.
-                    if unsafe { h.key() } == key {
-                        return Visit::Found((header, before));
-                    }
-                    // SAFETY: the pin taken above; the cache is borrowed.
-                    unsafe { Self::unpin(NonNull::from(self), header) };
-                    Visit::Missed(before.life())
-                }
-                Pin::Invalid(state) => Visit::Missed(state.life()),
+            // SAFETY: as in `pin`.
+            match unsafe { self.pin_if_key(header, key, mark) } {
+                Ok(before) => Visit::Found((header, before)),
+                Err(state) => Visit::Missed(state.life()),
             }
         })
+    }
+
+    /// Pins a block if it has that key. Returns the state before, or what was met instead.
+    ///
+    /// # Safety
+    /// It is a header of this cache, used or free.
+    #[inline(always)]
+    unsafe fn pin_if_key(
+        &self,
+        header: NonNull<Header<K, V>>,
+        key: &K,
+        mark: u64,
+    ) -> Result<State, State> {
+        // SAFETY: headers are type-stable.
+        let h = unsafe { header.as_ref() };
+        match h.pin_valid(mark) {
+            Pin::Pinned(before) => {
+                // SAFETY: pinned from a valid state.
+                if unsafe { h.key() } == key {
+                    return Ok(before);
+                }
+                // SAFETY: the pin taken above; the cache is borrowed.
+                unsafe { Self::unpin(NonNull::from(self), header) };
+                Err(before)
+            }
+            Pin::Invalid(state) => Err(state),
+        }
     }
 
     /// Pins the block of that key, if it is where it was: the lock-free hit without the index.
@@ -248,15 +289,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> Option<(NonNull<Header<K, V>>, State)> {
         let header = self.slab.by_id(place.0)?;
         // SAFETY: headers are type-stable: never unmapped while the slab that has them lives.
-        let h = unsafe { header.as_ref() };
-        let Pin::Pinned(before) = h.pin_valid(mark) else { return None };
-        // SAFETY: pinned from a valid state.
-        if unsafe { h.key() } == key {
-            return Some((header, before));
-        }
-        // SAFETY: the pin taken above; the cache is borrowed.
-        unsafe { Self::unpin(NonNull::from(self), header) };
-        None
+        let pinned = unsafe { self.pin_if_key(header, key, mark) };
+        pinned.ok().map(|before| (header, before))
     }
 
     /// Counts a hit on a block that the caller has pinned.

@@ -23,6 +23,8 @@ mod lock;
 mod slot;
 
 pub use lock::{Condvar, Mutex, MutexGuard};
+#[cfg(not(forebay_model))]
+pub(crate) use slot::own_slot;
 pub use slot::{EXCLUSIVE_SLOTS, ThreadSlot, thread_slot};
 
 /// Atomics of the build at hand.

@@ -55,8 +55,18 @@ pub(crate) enum Visit<R> {
     Missed(u64),
 }
 
+/// What a glance at the home line of a hash shows.
+pub(crate) enum Glance {
+    /// The address of the header of a resident slot with the right tag. Others can have the same tag.
+    At(usize),
+    /// There is no such entry.
+    Nothing,
+    /// It takes [more](Index::find) than a glance: an entry can lie in another line, or somebody is changing things.
+    Unclear,
+}
+
 pub(crate) struct Index {
-    partitions: Box<[CachePadded<Partition>]>,
+    partitions: Box<[CachePadded<Partition>; PARTITIONS]>,
     memory: Memory,
 }
 
@@ -119,9 +129,36 @@ impl Index {
             steps: AtomicU64::new(0),
         };
         Self {
-            partitions: (0..PARTITIONS).map(|_| CachePadded::new(partition())).collect(),
+            partitions: Box::new(std::array::from_fn(|_| CachePadded::new(partition()))),
             memory: Memory::new(),
         }
+    }
+
+    /// Looks for a resident entry where most lie, without taking a lock. It is most of what a hit costs, so that the
+    /// processor can begin the next one while it waits for memory: it looks only so far ahead.
+    #[inline(always)]
+    pub(crate) fn glance(&self, hash: u64) -> Glance {
+        let partition = &self.partitions[partition_of(hash)];
+        let word = partition.directory.load(Ordering::Acquire);
+        let Some(directory) = Directory::from_word(word) else { return Glance::Nothing };
+        // SAFETY: directories live as long as the index.
+        let cell = unsafe { directory.cell(hash) };
+        let entry = Entry(cell.load(Ordering::Acquire));
+        let tag = line::tag(hash);
+        // SAFETY: within the segment, whose memory is lines for ever.
+        let home = unsafe { entry.segment().add(line::home(tag, entry.lines())).as_ref() };
+        if let Some(address) = home.one_with_tag(tag) {
+            return Glance::At(address);
+        }
+        // An empty slot has the top bits of a resident with tag zero.
+        let all_seen = tag != 0 && home.farthest() == 0;
+        if all_seen
+            && cell.load(Ordering::Acquire) == entry.0
+            && partition.directory.load(Ordering::Acquire) == word
+        {
+            return Glance::Nothing;
+        }
+        Glance::Unclear
     }
 
     /// Finds a resident entry without taking a lock. `visit` is called with the address of each
@@ -212,7 +249,7 @@ impl Index {
 
     /// Waits until every change that was under way has been made: a barrier.
     pub(crate) fn barrier(&self) {
-        for partition in &self.partitions {
+        for partition in self.partitions.iter() {
             drop(partition.lock.lock());
         }
     }
@@ -246,7 +283,7 @@ impl Index {
     pub(crate) fn stats(&self) -> IndexStats {
         let mut stats = IndexStats::default();
         let mut directories = 0;
-        for partition in &self.partitions {
+        for partition in self.partitions.iter() {
             let writer = partition.lock.lock();
             stats.entries += partition.entries.load(Ordering::Relaxed);
             stats.collisions += partition.displaced.load(Ordering::Relaxed);
@@ -269,7 +306,7 @@ impl Index {
     /// Calls `f` with every slot that is not empty, a partition at a time under its lock.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_slot(&self, mut f: impl FnMut(Slot)) {
-        for partition in &self.partitions {
+        for partition in self.partitions.iter() {
             let _writer = partition.lock.lock();
             for (entry, _) in partition.distinct_segments() {
                 entry.slots().for_each(|(_, slot)| f(slot));
