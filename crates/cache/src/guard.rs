@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use crate::header::Header;
+use crate::header::{Header, RETIRED, VALID};
 use crate::inner::Inner;
 use crate::key::Key;
 
@@ -92,6 +92,12 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
     pub fn key(&self) -> &K {
         // SAFETY: this guard holds a pin.
         unsafe { self.header.as_ref().key() }
+    }
+
+    /// Whether the cache has this very block at the moment: it was cached when it was filled, and has not left since.
+    pub fn is_cached(&self) -> bool {
+        let state = self.header().state();
+        state.has(VALID) && !state.has(RETIRED)
     }
 
     /// The same pin, borrowing the cache that it belongs to.

@@ -13,25 +13,6 @@ use crate::error::{Failure, Result};
 /// So much is looked at, at either end.
 const LOOK_BYTES: u64 = 1 << 20;
 
-/// What is known by a few bytes at a place; the first that fits is told.
-const KNOWN: [(&str, usize, &[u8]); 15] = [
-    ("a GPT partition table", 512, b"EFI PART"),
-    ("a GPT partition table", 4096, b"EFI PART"),
-    ("an XFS file system", 0, b"XFSB"),
-    ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
-    ("a btrfs file system", 65600, b"_BHRfS_M"),
-    ("a squashfs file system", 0, b"hsqs"),
-    ("LUKS encryption", 0, b"LUKS\xba\xbe"),
-    ("an LVM physical volume", 512, b"LABELONE"),
-    ("swap space", 4086, b"SWAPSPACE2"),
-    ("a tar archive", 257, b"ustar"),
-    ("a gzip file", 0, &[0x1f, 0x8b]),
-    ("a zip archive", 0, b"PK\x03\x04"),
-    ("a qcow image", 0, b"QFI\xfb"),
-    ("an SQLite database", 0, b"SQLite format 3\0"),
-    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
-];
-
 /// Refuses a device that is not empty.
 ///
 /// # Errors
@@ -54,14 +35,10 @@ fn look(path: &Path) -> std::io::Result<Option<String>> {
         file.seek(SeekFrom::Start(start))?;
         let mut bytes = Vec::new();
         Read::by_ref(&mut file).take(LOOK_BYTES).read_to_end(&mut bytes)?;
-        let Some(at) = bytes.iter().position(|byte| *byte != 0) else { continue };
-        let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
-            start == 0 && bytes.get(*at..).is_some_and(|rest| rest.starts_with(magic))
-        };
-        return Ok(Some(match KNOWN.iter().find(fits) {
-            Some((name, ..)) => (*name).to_owned(),
-            None => format!("data of an unknown kind at byte {}", start + at as u64),
-        }));
+        let found = forebay_io::content_of(start, &bytes);
+        if found.is_some() {
+            return Ok(found);
+        }
     }
     Ok(None)
 }

@@ -12,7 +12,7 @@
 //! It does not look for the second copy of a label elsewhere than in the device's last page, if the first is lost.
 
 use forebay_base::rng::SmallRng;
-use forebay_io::Device;
+use forebay_io::{Device, content_of};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{LABEL_BYTES, LabelPhys, MAX_FEATURES, PAGE_BYTES, VERSION, void_page};
@@ -23,22 +23,6 @@ use crate::{LevelTunables, MAX_KEY_BYTES};
 
 /// So much is looked at, and cleared, at either end of a device.
 const LOOK_BYTES: u64 = if cfg!(forebay_model) { 8 << 10 } else { 1 << 20 };
-
-/// What is known by a few bytes at a place; the first that fits is told.
-const KNOWN: [(&str, usize, &[u8]); 12] = [
-    ("a Forebay pool", 0, b"forebay\x01"),
-    ("a second level of Forebay that cannot be read", 0, b"forelvl"),
-    ("a GPT partition table", 512, b"EFI PART"),
-    ("a GPT partition table", 4096, b"EFI PART"),
-    ("an XFS file system", 0, b"XFSB"),
-    ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
-    ("a btrfs file system", 65600, b"_BHRfS_M"),
-    ("LUKS encryption", 0, b"LUKS\xba\xbe"),
-    ("an LVM physical volume", 512, b"LABELONE"),
-    ("swap space", 4086, b"SWAPSPACE2"),
-    ("an SQLite database", 0, b"SQLite format 3\0"),
-    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
-];
 
 /// What a level's label says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,14 +196,9 @@ fn look(medium: &Medium) -> Result<Option<String>> {
             // A level was here, and its owner has removed it: the rest of the device means nothing to anybody.
             return Ok(None);
         }
-        let Some(at) = found.iter().position(|byte| *byte != 0) else { continue };
-        let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
-            start == 0 && found.get(*at..).is_some_and(|rest| rest.starts_with(magic))
-        };
-        return Ok(Some(match KNOWN.iter().find(fits) {
-            Some((name, ..)) => (*name).to_owned(),
-            None => format!("data of an unknown kind at byte {}", start + at as u64),
-        }));
+        if let Some(what) = content_of(start, &found) {
+            return Ok(Some(what));
+        }
     }
     Ok(None)
 }

@@ -324,6 +324,11 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         self.inner.write_all(candidates)
     }
 
+    /// Whether the level is known to have the block of that key.
+    pub(crate) fn has(&self, key: &K) -> bool {
+        self.class_of(key).is_some()
+    }
+
     /// The class of the block of that key, if the level has one.
     pub(crate) fn class_of(&self, key: &K) -> Option<Class> {
         let record = self.inner.index.find(self.inner.identity(key))?;

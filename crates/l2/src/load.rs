@@ -160,7 +160,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.counters.add(LevelCounters::MISSES_NO_MEMORY, 0, 1);
             return Err(filler);
         };
-        self.index.touch(id, place);
+        // Before the read: the ring is to know as soon as memory can have it. What is handed out uncached memory never has.
+        self.index.touch(id, place, filler.refusal().is_none());
         let seed = BlockSeed::new(self.ring.guid(), seq);
         let (skew, class) = ((from - start) as usize, filler.attributes().class as usize);
         let sought = Sought { id, place, seed, seq, skew, class };
@@ -218,6 +219,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 Err(_) => {
                     self.counters.add(LevelCounters::LOAD_ERRORS, 0, 1);
                     self.flag(sought.id, sought.place);
+                    self.index.leave_memory(sought.id);
                     filler.withdraw();
                 }
             }
@@ -230,7 +232,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let row = match self.examine(filler.key(), sought, buffer) {
             Found::Value(value) => {
                 self.counters.add(LevelCounters::HITS, sought.class, 1);
-                drop(filler.publish(value));
+                if !filler.publish(value).is_cached() {
+                    self.index.leave_memory(sought.id);
+                }
                 return;
             }
             Found::Rotten => {
@@ -251,6 +255,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
         };
         self.counters.add(row, 0, 1);
+        self.index.leave_memory(sought.id);
         filler.withdraw();
     }
 
@@ -318,6 +323,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             if let Some(filler) = taken {
                 self.counters.add(LevelCounters::LOAD_TIMEOUTS, 0, 1);
                 self.loads.skip_next(flight.id);
+                self.index.leave_memory(flight.id);
                 filler.withdraw();
             }
         }

@@ -181,18 +181,54 @@ impl Medium {
             let ended = std::mem::take(&mut *ends);
             drop(ends);
             let now = self.clock.now_ns();
-            if !ended.is_empty() {
-                last_end = now;
-            } else if now.saturating_sub(last_end) > allowed {
+            if ended.is_empty() && now.saturating_sub(last_end) > allowed {
                 over = true;
                 for number in flying.drain(..) {
                     each(number, Err(Trouble::Stalled(what.to_owned())));
                 }
             }
+            if ended.is_empty() {
+                continue;
+            }
             for (number, completion) in ended {
                 flying.retain(|flying| *flying != number);
                 each(number, Ok(completion));
             }
+            // Not before: the time that callers take is none in which the device did not answer.
+            last_end = self.clock.now_ns();
         }
+    }
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use forebay_base::arena::{ArenaConfig, HugePages};
+    use forebay_base::clock::ManualClock;
+    use forebay_io::fault::{Fault, FaultDevice, Rule};
+    use forebay_io::{MemoryDevice, MemoryOptions};
+
+    use super::*;
+
+    #[test]
+    fn the_time_that_callers_take_is_not_the_devices() {
+        let memory = MemoryDevice::new("memory", 8 << 20, &MemoryOptions::default()).unwrap();
+        let faults = FaultDevice::new(Arc::new(memory), 1);
+        faults.add(Rule::new(Fault::Delay(Duration::from_millis(200))).within(4096..8192));
+        let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
+        let clock = Arc::new(ManualClock::new());
+        let medium = Medium {
+            device: Arc::new(faults),
+            arena: Arena::new(config).unwrap(),
+            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            tunables: Arc::new(LevelTunables::default()),
+            writes_out: Arc::default(),
+        };
+        let mut read = Vec::new();
+        medium.read_some(2, [(0, 4096), (4096, 4096)].into_iter(), |number, buffer| {
+            buffer.unwrap();
+            read.push(number);
+            clock.advance(u64::from(medium.tunables.stall_timeout_ms()) * 2_000_000);
+        });
+        assert_eq!(read, [0, 1]);
     }
 }

@@ -82,6 +82,7 @@ pub(super) fn labels(devices: &[DeviceLook]) -> Value {
             "device": device.name,
             "size_bytes": device.size_bytes,
             "labels": labels.collect::<Vec<_>>(),
+            "cache_device": device.cache_device,
         })
     };
     devices.iter().map(one).collect()

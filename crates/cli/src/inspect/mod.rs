@@ -196,7 +196,7 @@ impl Shown<'_> {
         let devices = inspector.labels();
         let damaged = devices.iter().any(|device| {
             let mut states = device.labels.iter();
-            device.labels.is_empty()
+            device.labels.is_empty() && device.cache_device.is_none()
                 || states.any(|(_, state)| !matches!(state, LabelState::Sound(label) if label.objection.is_none()))
         });
         let text: String = devices.iter().map(ToString::to_string).collect();

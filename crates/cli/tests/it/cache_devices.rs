@@ -53,6 +53,8 @@ fn a_pool_in_use_gets_one_and_loses_it() {
     place.pool("tank.img");
     place.ok(&["import", "tank.img"]);
     place.ok(&["cache", "add", "tank", "fast.img", "--size", "32M"]);
+    let label = place.ok(&["inspect", "fast.img", "label"]);
+    assert!(label.contains("is a cache device (") && label.contains("of the pool "), "{label}");
     let again = place.fails(&["cache", "add", "tank", "fast.img"]);
     assert!(again.contains("is a cache device of this pool already"), "{again}");
     let again = place.fails(&["cache", "add", "tank", "fast.img", "--force"]);

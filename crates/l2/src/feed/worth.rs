@@ -12,7 +12,8 @@
 //!
 //! # Invariants
 //!
-//! - At most [`MOST`] blocks are watched: when there would be more, the sample is halved.
+//! - At most [`MOST`] blocks are watched: when there would be more, the sample is halved. When there have been fewer than [`FEW`] for
+//!   a horizon, it is doubled: what was a flood once must not leave too small a sample for good.
 //! - The horizon is as many loads as the level has blocks. Time is told in loads of the sample.
 //! - If nothing was dropped for a horizon, what is known of that halves: a level that takes nothing finds out when that is wrong.
 //!
@@ -31,6 +32,8 @@ pub(crate) const CANDIDATES: usize = 4;
 pub(crate) const DROPPED: usize = CANDIDATES;
 /// Blocks that are watched at once, at most.
 const MOST: usize = if cfg!(forebay_model) { 8 } else { 4096 };
+/// So few are too few, unless all are watched: far enough from half of [`MOST`] for the sample not to go to and fro.
+const FEW: usize = MOST / 8;
 /// The smallest sample is one block in two to the power of this.
 const MOST_SHIFT: u32 = 32;
 /// The shortest horizon, in loads of the sample: what is told from fewer is chance.
@@ -61,6 +64,8 @@ struct Watch {
     /// Loads of the sample.
     now: u64,
     dropped_at: u64,
+    /// When the sample changed last, or there were enough.
+    enough_at: u64,
     /// What is watched, by identity: the latest that was noted of it.
     open: HashMap<u64, Watched>,
     /// The same in the order in which it was noted, and what is over already.
@@ -95,6 +100,7 @@ impl Worth {
         let watch = Watch {
             now: 0,
             dropped_at: 0,
+            enough_at: 0,
             open: HashMap::new(),
             queue: VecDeque::new(),
             means: [granted(10), granted(50), granted(50), granted(50), granted(25)],
@@ -129,7 +135,21 @@ impl Worth {
     pub(crate) fn asked(&self, id: Identity, blocks: u64) {
         let shift = self.shift.load(Ordering::Relaxed);
         if is_sampled(id, shift) {
-            self.watch.lock().asked(id, (blocks >> shift).max(LEAST_HORIZON));
+            let horizon = (blocks >> shift).max(LEAST_HORIZON);
+            let mut watch = self.watch.lock();
+            watch.asked(id, horizon);
+            let now = watch.now;
+            if watch.queue.len() >= FEW {
+                watch.enough_at = now;
+            }
+            // Another may have halved it meanwhile.
+            if now - watch.enough_at > horizon
+                && self.shift.load(Ordering::Relaxed) == shift
+                && shift > 0
+            {
+                watch.double();
+                self.shift.store(shift - 1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -169,11 +189,21 @@ impl Watch {
         }
     }
 
+    /// Twice as many blocks are watched from now on: what was is among them, and time runs twice as fast.
+    fn double(&mut self) {
+        self.now *= 2;
+        self.dropped_at *= 2;
+        self.enough_at = self.now;
+        self.open.values_mut().for_each(|watched| watched.since *= 2);
+        self.queue.iter_mut().for_each(|(_, watched)| watched.since *= 2);
+    }
+
     /// Only one block in two to the power of `shift` is watched from now on: half as many as before.
     fn halve(&mut self, shift: u32) {
         let later = |watched: Watched| Watched { since: watched.since / 2, ..watched };
         self.now /= 2;
         self.dropped_at /= 2;
+        self.enough_at = self.now;
         self.open.retain(|id, _| is_sampled(Identity(*id), shift));
         // What is over goes too.
         self.queue.retain(|(id, watched)| self.open.get(id) == Some(watched));
@@ -270,6 +300,30 @@ mod tests {
         let found = [2, DROPPED].map(|kind| percent(&worth, kind));
         assert!((24..=36).contains(&found[0]) && (5..=15).contains(&found[1]), "{found:?}");
         assert!(worth.memory_bytes() < 1 << 19, "{}", worth.memory_bytes());
+    }
+
+    #[test]
+    fn a_sample_grows_again_when_little_is_left_to_watch() {
+        let worth = Worth::new();
+        let mut rng = SmallRng::from_seed(9);
+        let shift = || worth.shift.load(Ordering::Relaxed);
+        // A flood at a large level.
+        for n in 0..200_000 {
+            worth.note(id(n), DROPPED);
+            worth.asked(id(rng.next_u64() | 1 << 63), 100_000);
+        }
+        let flooded = shift();
+        assert!(flooded >= 4, "{flooded}");
+        // Then one in fifty loads is noted, and of those two thirds are asked for again: a sample of as few would take long to find out.
+        for n in 1 << 32..(1 << 32) + 20_000u64 {
+            worth.note(id(n), 2);
+            (0..50).for_each(|_| worth.asked(id(rng.next_u64() | 1 << 63), 5_000));
+            if n % 3 > 0 {
+                worth.asked(id(n), 5_000);
+            }
+        }
+        assert_eq!(shift(), 0, "of {flooded}");
+        assert!((60..=72).contains(&percent(&worth, 2)), "{}", percent(&worth, 2));
     }
 
     #[test]

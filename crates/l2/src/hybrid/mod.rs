@@ -322,7 +322,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             }
             true if self.level.is_rebuilding() => {
                 let mut only_here = false;
-                self.cache.offer_all(LOT, |candidates| only_here |= !candidates.is_empty());
+                // What was read from the device lately is known to be there.
+                let unknown = |candidate: &Candidate<K, V>| !self.level.has(candidate.key());
+                self.cache.offer_all(LOT, |candidates| only_here |= candidates.iter().any(unknown));
                 match only_here {
                     false => Ok(()),
                     true => Err(self.level.unwritten("it did not know yet what the device has")),

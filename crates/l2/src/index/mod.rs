@@ -105,15 +105,18 @@ impl Index {
         self.partitions[self.partition_of(id)].table.lock().find(id)
     }
 
-    /// One more hit for the record, if it is still the one at `place`: its block goes to memory.
-    pub(crate) fn touch(&self, id: Identity, place: Place) {
+    /// One more hit for the record, if it is still the one at `place`. `to_memory`: its block goes to memory.
+    pub(crate) fn touch(&self, id: Identity, place: Place, to_memory: bool) {
         let mut table = self.partitions[self.partition_of(id)].table.lock();
         if let Some(slot) = table.at(id, place) {
             slot.hit();
+            if to_memory {
+                slot.enter_memory();
+            }
         }
     }
 
-    /// Memory has let go of the block of an identity.
+    /// Memory has let go of the block of an identity, or has not got it after all.
     pub(crate) fn leave_memory(&self, id: Identity) {
         let mut table = self.partitions[self.partition_of(id)].table.lock();
         if let Some(record) = table.find(id)

@@ -116,12 +116,16 @@ impl Slot {
         Record { place: self.place(), class, hits: self.hits(), in_memory, state: self.state() }
     }
 
-    /// One more hit, unless there are as many as are told apart: memory has the block from now on.
+    /// One more hit, unless there are as many as are told apart.
     pub(super) fn hit(&mut self) {
-        self.word |= IN_MEMORY;
         if self.hits() < MAX_HITS {
             self.word += 1 << HITS_SHIFT;
         }
+    }
+
+    /// Memory has the block from now on.
+    pub(super) fn enter_memory(&mut self) {
+        self.word |= IN_MEMORY;
     }
 
     /// Memory has let go of the block.

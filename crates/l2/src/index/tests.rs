@@ -53,10 +53,10 @@ fn hits_are_counted_up_to_the_most() {
     let (id, wanted) = (Identity(5), record(1, 2));
     index.insert(id, wanted, newer).unwrap();
     for hits in 1..=MAX_HITS + 2 {
-        index.touch(id, wanted.place);
+        index.touch(id, wanted.place, true);
         assert_eq!(index.find(id).unwrap().hits, hits.min(MAX_HITS));
     }
-    index.touch(id, record(1, 3).place);
+    index.touch(id, record(1, 3).place, true);
     let touched = Record { hits: MAX_HITS, in_memory: true, ..wanted };
     assert_eq!(index.find(id), Some(touched));
     index.leave_memory(id);
@@ -178,10 +178,11 @@ fn apply(index: &Index, twin: &mut Twin, op: &Op) {
             twin.0.entry(*id).and_modify(|record| record.in_memory = false);
         }
         Op::Touch(id, place) => {
-            index.touch(Identity(*id), *place);
+            let to_memory = place.unit % 3 > 0;
+            index.touch(Identity(*id), *place, to_memory);
             if let Some(record) = twin.0.get_mut(id).filter(|record| record.place == *place) {
                 record.hits = MAX_HITS.min(record.hits + 1);
-                record.in_memory = true;
+                record.in_memory |= to_memory;
             }
         }
         Op::Change(id, place, to) => {

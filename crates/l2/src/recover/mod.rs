@@ -38,7 +38,7 @@ pub(crate) use run::{nothing, run};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RebuildStats {
-    /// Whether it has ended.
+    /// Whether it has ended, and knows all: not if it was cancelled or has failed.
     pub done: bool,
     /// Blocks found so far, older ones of the same key included.
     pub records: u64,
@@ -312,18 +312,18 @@ impl Rebuild {
     }
 
     pub(crate) fn stats(&self, now_ns: u64) -> RebuildStats {
-        let done = !self.is_running();
+        let ended = !self.is_running();
         let state = self.state.lock();
         let segments = match state.newest {
             0 => 0,
             newest => newest - state.oldest + 1,
         };
-        let elapsed = match done {
+        let elapsed = match ended {
             true => self.elapsed_ns.load(Ordering::Acquire),
             false => now_ns.saturating_sub(self.begun_ns),
         };
         RebuildStats {
-            done,
+            done: ended && !self.was_incomplete(),
             records: self.records.load(Ordering::Relaxed),
             tombstones: self.tombstones.load(Ordering::Relaxed),
             segments,

@@ -28,7 +28,7 @@
 mod put;
 mod search;
 
-use forebay_base::sync::thread::spawn_named;
+use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Key, SpareRoom};
 
@@ -110,6 +110,29 @@ struct Work<K: Key, V: Send + Sync + 'static> {
     search: Mutex<Search>,
 }
 
+/// The other threads. They are waited for in every case: whoever is told that it has ended may take away what they use.
+struct Helpers(Vec<JoinHandle<WarmUpEnd>>);
+
+impl Helpers {
+    /// Waits for them. How those ended that were not done, if any.
+    fn join(&mut self) -> Option<WarmUpEnd> {
+        let mut end = None;
+        for helper in self.0.drain(..) {
+            let other = helper.join().unwrap_or(WarmUpEnd::Failed);
+            if other != WarmUpEnd::Done {
+                end = end.or(Some(other));
+            }
+        }
+        end
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
 /// Tells how it has ended, also if it does so by a panic of the user's codec.
 struct Ending<'a, K: Key, V: Send + Sync + 'static>(&'a Inner<K, V>, WarmUpEnd);
 
@@ -140,7 +163,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     fn go_through(self: &Arc<Self>, room: SpareRoom<K, V>, newest: u64) -> WarmUpEnd {
         let search = Mutex::named("l2-warm-search", Search::new(self, newest));
         let work = Arc::new(Work { room, search });
-        let helpers: Vec<_> = (1..self.tunables.warm_up_threads())
+        let helpers = (1..self.tunables.warm_up_threads())
             .map_while(|number| {
                 let (inner, work) = (Arc::clone(self), Arc::clone(&work));
                 let body = move || {
@@ -150,14 +173,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 spawn_named(&format!("l2-warm-{number}"), body).ok()
             })
             .collect();
-        let mut end = self.work_off(&work);
-        for helper in helpers {
-            let other = helper.join().unwrap_or(WarmUpEnd::Failed);
-            if end == WarmUpEnd::Done {
-                end = other;
-            }
+        let mut helpers = Helpers(helpers);
+        let end = self.work_off(&work);
+        match (end, helpers.join()) {
+            (WarmUpEnd::Done, Some(other)) => other,
+            _ => end,
         }
-        end
     }
 
     fn work_off(&self, work: &Work<K, V>) -> WarmUpEnd {

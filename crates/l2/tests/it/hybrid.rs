@@ -124,6 +124,7 @@ fn a_close_does_not_wait_for_a_rebuild() {
     let cache = builder().build().unwrap();
     cache.close().unwrap();
     assert!(cache.stats().level.records < written);
+    assert!(!cache.level().rebuild().done, "it was cancelled");
     let cache = builder().build().unwrap();
     cache.insert(VALUES, value(VALUES, 0)).unwrap();
     match cache.close() {
@@ -136,6 +137,30 @@ fn a_close_does_not_wait_for_a_rebuild() {
     let cache = builder().build().unwrap();
     assert!(cache.level().wait_rebuilt());
     assert_eq!(cache.stats().level.records, written, "what the device had is there");
+    cache.close().unwrap();
+}
+
+#[test]
+fn what_was_read_from_the_device_during_a_rebuild_is_not_lost_by_a_close() {
+    const VALUES: u64 = 40_000;
+    let faults = Arc::new(FaultDevice::new(memory_device(), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let builder = || builder(device.clone()).level_tunable("warm_up", "false").immutable_keys();
+    let cache = builder().level_tunable("admit_all", "true").build().unwrap();
+    for key in 0..VALUES {
+        cache.insert(key, value(key, 0)).unwrap();
+    }
+    cache.close().unwrap();
+    // What is in the oldest segment comes late: it begins behind the label.
+    let late = Rule::new(Fault::Delay(std::time::Duration::from_secs(3))).on(Op::Read);
+    faults.add(late.within((64 << 10) + 4096..1 << 20));
+    let cache = builder().build().unwrap();
+    // The newest is known at some time.
+    while cache.get(&(VALUES - 1)).is_none() {
+        assert!(!cache.level().rebuild().done, "the last value is not on the device");
+        std::thread::yield_now();
+    }
+    assert!(!cache.level().rebuild().done);
     cache.close().unwrap();
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
-use forebay_cache::Class;
+use forebay_cache::{Attributes, Begin, Class};
 use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
 
 use crate::support::{Numbers, Value, World, memory, options};
@@ -399,5 +399,30 @@ fn many_threads_see_what_they_wrote_and_nothing_older() {
         let found = world.get(key).map(|value| value.version);
         assert!(found.is_none() || found == now.get(&key).copied(), "{key}: {found:?}");
     }
+    world.close();
+}
+
+#[test]
+fn what_was_handed_out_uncached_is_carried_like_what_memory_does_not_have() {
+    let device = memory(8 << 20);
+    let world = World::create(&device, &options());
+    (0..50).for_each(|key| world.insert(key, 1, 4000));
+    world.spill();
+    for key in 0..50 {
+        // Heavier than memory, as far as the loader knows.
+        let begun = world.cache.begin(key, 2 << 30, Attributes::DATA).unwrap();
+        let Begin::InFlight(flight) = begun else { panic!("the level has {key}") };
+        flight.wait().unwrap().check(key);
+        assert!(!world.cache.contains(&key));
+    }
+    // The ring comes round once.
+    for round in 1..=10 {
+        (0..250).for_each(|n| world.insert(round * 1000 + n, 1, 4000));
+        world.spill();
+    }
+    let stats = world.level.stats();
+    assert!(stats.count("overrun") > 200, "{:?}", stats.short());
+    let survived = (0..50).filter(|key| world.get(*key).is_some()).count();
+    assert!(survived >= 40, "{survived} of 50 blocks that were asked for: {:?}", stats.short());
     world.close();
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_cache::{Attributes, Cache, Class, Reclaim};
@@ -391,5 +391,66 @@ fn a_codec_that_panics_ends_it_and_nothing_else() {
     assert_eq!(warm(&world), WarmUpEnd::Failed);
     (0..100).for_each(|n| assert!(world.get(noted(n)).is_some()));
     world.cache.insert_with(noted(1), Value::new(noted(1), 2, 10), Attributes::DATA).unwrap();
+    world.close();
+}
+
+/// The first thread of the warm-up panics once another one is at work, and that one takes its time then.
+#[derive(Default)]
+struct Meeting {
+    inside: AtomicU64,
+    panicked: AtomicBool,
+}
+
+impl Codec<u64, Value> for Meeting {
+    fn key_bytes(&self) -> usize {
+        8
+    }
+    fn encode_key(&self, key: &u64, out: &mut [u8]) {
+        Numbers.encode_key(key, out);
+    }
+    fn decodes_keys(&self) -> bool {
+        true
+    }
+    #[allow(clippy::disallowed_methods, reason = "it is about which thread this is")]
+    fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<u64> {
+        let of_the_first = std::thread::current().name() == Some("l2-warm");
+        if of_the_first {
+            while self.inside.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            self.panicked.store(true, Ordering::SeqCst);
+            panic!("as it was told");
+        }
+        if !self.panicked.load(Ordering::SeqCst) {
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            while !self.panicked.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+        Numbers.decode_key(key, note)
+    }
+    fn encoded_len(&self, value: &Value) -> usize {
+        Numbers.encoded_len(value)
+    }
+    fn encode(&self, value: &Value, out: &mut [u8]) {
+        Numbers.encode(value, out);
+    }
+    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
+        Numbers.decode(key, bytes)
+    }
+}
+
+#[test]
+fn who_hears_that_it_has_ended_by_a_panic_finds_none_of_its_threads_at_work() {
+    let device = memory(32 * MIB);
+    filled(&device, std::slice::from_ref(&(0..4000)));
+    let two = options();
+    two.tunables.set("warm_up_threads", "2").unwrap();
+    let codec = Arc::new(Meeting::default());
+    let world = reopen_with(&device, codec.clone(), &two, 64 * MIB);
+    assert_eq!(warm(&world), WarmUpEnd::Failed);
+    assert_eq!(codec.inside.load(Ordering::SeqCst), 0);
     world.close();
 }

@@ -74,6 +74,8 @@ pub struct DeviceLook {
     pub size_bytes: u64,
     /// Where labels should be, and what is there: at the front, at the end, and where the front label says that the device ended, if that is elsewhere.
     pub labels: Vec<(u64, LabelState)>,
+    /// If it is no device of a pool, but one's cache device: which, of which pool, and how large. Then it has no such labels, and that is right.
+    pub cache_device: Option<String>,
 }
 
 /// A place of a ring where an uberblock is not sound.
@@ -121,7 +123,7 @@ pub struct UberblocksLook {
 impl Inspector {
     /// The labels of each device, sound or not.
     pub fn labels(&self) -> Vec<DeviceLook> {
-        self.devices.iter().map(|device| look_at(&**device, &self.cache)).collect()
+        self.devices.iter().map(|device| look_at(device, &self.cache)).collect()
     }
 
     /// All uberblocks, of whatever pool.
@@ -231,11 +233,17 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
     places
 }
 
-fn look_at(device: &dyn Device, memory: &BlockCache) -> DeviceLook {
+fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLook {
     let info = device.info();
-    let places = label_places(device, memory);
-    let labels = places.into_iter().map(|place| (place, label_at(device, place, memory))).collect();
-    DeviceLook { name: info.name.to_string(), size_bytes: info.size_bytes, labels }
+    let places = label_places(&**device, memory);
+    let label = |place| (place, label_at(&**device, place, memory));
+    let mut labels: Vec<_> = places.into_iter().map(label).collect();
+    let sound = labels.iter().any(|(_, state)| matches!(state, LabelState::Sound(_)));
+    let cache_device = if sound { None } else { crate::second::level::describe(device) };
+    if cache_device.is_some() {
+        labels.clear();
+    }
+    DeviceLook { name: info.name.to_string(), size_bytes: info.size_bytes, labels, cache_device }
 }
 
 fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState {
@@ -324,6 +332,9 @@ impl fmt::Display for LabelLook {
 impl fmt::Display for DeviceLook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {} bytes", self.name, self.size_bytes)?;
+        if let Some(what) = &self.cache_device {
+            return writeln!(f, "  is {what}");
+        }
         if self.labels.is_empty() {
             writeln!(f, "  is too small for a label")?;
         }

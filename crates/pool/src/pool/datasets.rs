@@ -141,13 +141,14 @@ impl Inner {
             Some(store) => store,
             None => self.dataset_store(&dataset::Inner::settings_of(dnode.attributes())?)?,
         };
-        store.set_number(number);
         let dataset = dataset::Inner::open(
             (store, &self.mos.ahead),
             (name, number),
             dnode.attributes(),
             self.rng.lock().next_u64(),
         )?;
+        // Not before it is open: levels would put blocks back for an owner that goes at once.
+        dataset.objset.store.set_number(number);
         datasets.insert(name.to_owned(), Arc::clone(&dataset));
         Ok(dataset)
     }

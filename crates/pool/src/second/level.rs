@@ -265,6 +265,26 @@ impl CacheLevel for DeviceLevel {
     }
 }
 
+/// What is on a device that is a cache device, in words; nothing if it is none.
+pub(crate) fn describe(device: &Arc<dyn Device>) -> Option<String> {
+    let label = match forebay_l2::read_label(device) {
+        Ok(label) => label,
+        Err(error) if error.kind() == forebay_l2::ErrorKind::Unsupported => {
+            return Some(format!("a cache device that is not readable here: {error}"));
+        }
+        Err(_) => return None,
+    };
+    let whose = match label.owner.split_at(OWNER_MAGIC.len()) {
+        (magic, pool) if magic == OWNER_MAGIC => {
+            let pool: [u8; 8] = pool.try_into().expect("the other half");
+            format!("of the pool {:016x}", u64::from_le_bytes(pool))
+        }
+        _ => "of a program, not of a pool".to_owned(),
+    };
+    let (guid, segments, bytes) = (label.guid, label.segments, label.segment_bytes);
+    Some(format!("a cache device ({guid:016x}) {whose}: {segments} segments of {bytes} bytes"))
+}
+
 /// Which level a device holds, if it is one's.
 pub(crate) fn guid_of(device: &Arc<dyn Device>) -> Option<u64> {
     forebay_l2::read_label(device).ok().map(|label| label.guid)

@@ -1,0 +1,56 @@
+//! What a device may hold that is not ours to write over: what is known by a few bytes at a place.
+
+/// What is known, where its bytes are, and what they are; the first that fits is told.
+const KNOWN: [(&str, usize, &[u8]); 17] = [
+    ("a Forebay pool", 0, b"forebay\x01"),
+    ("a cache device of Forebay", 0, b"forelvl"),
+    ("a GPT partition table", 512, b"EFI PART"),
+    ("a GPT partition table", 4096, b"EFI PART"),
+    ("an XFS file system", 0, b"XFSB"),
+    ("an ext2, ext3 or ext4 file system", 1080, &[0x53, 0xef]),
+    ("a btrfs file system", 65600, b"_BHRfS_M"),
+    ("a squashfs file system", 0, b"hsqs"),
+    ("LUKS encryption", 0, b"LUKS\xba\xbe"),
+    ("an LVM physical volume", 512, b"LABELONE"),
+    ("swap space", 4086, b"SWAPSPACE2"),
+    ("a tar archive", 257, b"ustar"),
+    ("a gzip file", 0, &[0x1f, 0x8b]),
+    ("a zip archive", 0, b"PK\x03\x04"),
+    ("a qcow image", 0, b"QFI\xfb"),
+    ("an SQLite database", 0, b"SQLite format 3\0"),
+    ("a partition table or boot sector", 510, &[0x55, 0xaa]),
+];
+
+/// What a device holds, in words that follow "it holds", by `bytes` that were read from it at the offset `start`. Nothing if they are zeros.
+///
+/// Whoever asks reads the first and the last MiB: there file systems, archives, images and tables of partitions have what they are
+/// known by.
+pub fn content_of(start: u64, bytes: &[u8]) -> Option<String> {
+    let at = bytes.iter().position(|byte| *byte != 0)?;
+    let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
+        start == 0 && bytes.get(*at..).is_some_and(|rest| rest.starts_with(magic))
+    };
+    Some(match KNOWN.iter().find(fits) {
+        Some((name, ..)) => (*name).to_owned(),
+        None => format!("data of an unknown kind at byte {}", start + at as u64),
+    })
+}
+
+#[cfg(all(test, not(forebay_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_known_is_named_where_it_should_be_and_all_else_has_its_place() {
+        for (name, at, magic) in KNOWN {
+            let mut bytes = vec![0; 1 << 17];
+            bytes[at..at + magic.len()].copy_from_slice(magic);
+            assert_eq!(content_of(0, &bytes).as_deref(), Some(name));
+            let elsewhere = content_of(4096, &bytes).unwrap();
+            let first = 4096 + at + magic.iter().position(|byte| *byte != 0).unwrap();
+            assert_eq!(elsewhere, format!("data of an unknown kind at byte {first}"));
+        }
+        assert_eq!(content_of(0, &[0; 4096]), None);
+        assert_eq!(content_of(0, &[]), None);
+    }
+}
