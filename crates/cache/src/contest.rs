@@ -15,6 +15,7 @@ use crate::bury::Victim;
 use crate::counters::CacheCounters;
 use crate::evict::{Judged, Out, Scratch, Spent, is_at};
 use crate::frequency::Frequency;
+use crate::guard::OwnedRef;
 use crate::header::{Header, List, MARK, State, WRITING};
 use crate::inner::Inner;
 use crate::key::Key;
@@ -69,7 +70,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         };
         let from = self.list(List::Mru, class).nth(n);
         let overflow = overflow.min(goal.saturating_mul(FLOW.into()));
-        self.take(scratch, from, goal.saturating_add(overflow));
+        self.take(scratch, (from, List::Mru), goal.saturating_add(overflow));
         let mut stayed = u64::from(scratch.taken.is_empty());
         let mut flowed = 0;
         let mut out = Contested::default();
@@ -150,7 +151,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 }
                 continue;
             };
-            if rule.prefers(uses, rival.uses, now) {
+            let preferred = rule.prefers(uses, rival.uses, now)
+                && !(rule.is_narrow(uses, rival.uses, now) && self.would_be_written(&rival, class));
+            if preferred {
                 if let Some(victim) = self.retire_victim(rival.header, rival.state) {
                     scratch.demoted.push(victim);
                     out.mfu.add(rival.weight);
@@ -170,6 +173,19 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             // One of them was used meanwhile, or has gone.
             scratch.staying.push(rival.staying(m, None));
         }
+    }
+
+    /// Whether the second level would write the block if it went. If the one that stays in its stead is there already, it is in both
+    /// places from then on, and the other one takes a place as well: that is not worth a difference that may be chance.
+    fn would_be_written(&self, rival: &Taken<K, V>, class: Class) -> bool {
+        let Some(second) = self.active_second() else { return false };
+        // SAFETY: headers are type-stable.
+        let h = unsafe { rival.header.as_ref() };
+        // A key is read under a pin.
+        let Some(_) = h.update(|s| (s == rival.state).then(|| s.pinned())) else { return false };
+        // SAFETY: pinned just now, from a valid state.
+        let block = unsafe { OwnedRef::from_pin(self, rival.header) };
+        second.would_write(block.key(), class)
     }
 
     /// Whether the evictor may let go of a block when it comes to it, as far as that can be told. One that stays comes by again.

@@ -48,6 +48,10 @@ pub(crate) struct Scratch<K, V> {
     pub(crate) headers: Vec<NonNull<Header<K, V>>>,
     /// Keys of what has gone in this pass, if a second level wants to know.
     pub(crate) gone: Vec<K>,
+    /// Whether blocks have to be offered to the second level before they go.
+    only_offered: bool,
+    /// Whether a batch has come to one that was not.
+    unoffered: bool,
     /// Weight freed since the reclaimer was last called to look after memory.
     since_upkeep: u64,
 }
@@ -60,6 +64,10 @@ unsafe impl<K: Send, V: Send> Send for Scratch<K, V> {}
 pub(crate) struct Passed {
     /// Whether it freed what it was asked to.
     pub(crate) enough: bool,
+    /// Bytes freed.
+    pub(crate) freed: u64,
+    /// Whether it ended early, since what comes next has to be offered to the second level first.
+    pub(crate) unoffered: bool,
     /// Whether so much has gone that memory should be looked after.
     pub(crate) upkeep_due: bool,
 }
@@ -78,6 +86,8 @@ impl<K, V> Scratch<K, V> {
             groups: ByPartition::default(),
             headers: Vec::new(),
             gone: Vec::new(),
+            only_offered: false,
+            unoffered: false,
             since_upkeep: 0,
         }
     }
@@ -89,8 +99,9 @@ const PATIENCE: u64 = if cfg!(forebay_model) { 4 } else { 4096 };
 const COMPACT_STEP: usize = if cfg!(forebay_model) { 2 } else { 256 };
 
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// Evicts until `goal` bytes are free that were not, or nothing more can go.
-    pub(crate) fn evict(&self, goal: u64) -> Passed {
+    /// Evicts until `goal` bytes are free that were not, or nothing more can go; with `only_offered` until it comes to a block that an
+    /// active second level has not been offered.
+    pub(crate) fn evict(&self, goal: u64, only_offered: bool) -> Passed {
         let upkeep_every = self.upkeep_every();
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
         // First: a mark that should not count must not save a block.
@@ -99,7 +110,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let scratch = &mut *locked;
         let mut freed = 0;
         let mut spent = Spent::default();
-        while freed < goal {
+        (scratch.only_offered, scratch.unoffered) = (only_offered && self.offers(), false);
+        while freed < goal && !scratch.unoffered {
             let mut sizes = self.sizes();
             self.learn(&sizes);
             spent.lists.iter().for_each(|(list, class)| sizes.hide(*list, *class));
@@ -112,7 +124,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             };
             self.trim_ghosts(scratch);
         }
-        if freed < goal {
+        let unoffered = scratch.unoffered;
+        if freed < goal && !unoffered {
             self.counters.add(CacheCounters::EVICT_NOT_ENOUGH, 0, 1);
         }
         scratch.since_upkeep += freed;
@@ -123,7 +136,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let gone = std::mem::take(&mut scratch.gone);
         drop(locked);
         self.tell_second(&gone);
-        Passed { enough: freed >= goal, upkeep_due }
+        Passed { enough: freed >= goal, freed, unoffered, upkeep_due }
     }
 
     /// Something to work with, of this thread's shard if nobody has that.
@@ -145,7 +158,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> u64 {
         let from = self.list(list, class);
         let Some(n) = self.draw_sublist(scratch, spent, list, class) else { return 0 };
-        self.take(scratch, from.nth(n), goal);
+        self.take(scratch, (from.nth(n), list), goal);
         // An empty ring's blocks are just being counted out.
         let mut stayed = u64::from(scratch.taken.is_empty());
         let (mut freed, mut out) = (0, Out::default());
@@ -192,12 +205,24 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         drawn
     }
 
-    /// Takes entries off the cold end: as many as should do if they are of average weight.
-    pub(crate) fn take(&self, scratch: &mut Scratch<K, V>, sublist: &Sublist, goal: u64) {
+    /// Takes entries off the cold end: as many as should do if they are of average weight, and none that has to be offered to
+    /// the second level first.
+    pub(crate) fn take(
+        &self,
+        scratch: &mut Scratch<K, V>,
+        (sublist, list): (&Sublist, List),
+        goal: u64,
+    ) {
         let average = (sublist.bytes() / sublist.blocks().max(1)).max(1);
         let most = u64::from(self.tunables.evict_batch_limit()).min(goal.div_ceil(average));
+        let offers = list != List::Once && scratch.only_offered;
         let mut ring = sublist.lock();
+        let until = if offers { ring.passed(Hand::Offer) } else { u64::MAX };
         while (scratch.taken.len() as u64) < most {
+            if ring.tail() >= until && !ring.is_empty() {
+                scratch.unoffered = true;
+                break;
+            }
             let Some((position, id)) = ring.pop() else { break };
             let Some(header) = self.slab.by_id(id) else { continue };
             prefetch_line(header.as_ptr());
@@ -317,16 +342,30 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    /// Blocks near the cold ends that the second level has not been offered yet.
-    pub(crate) fn candidates(&self) -> Vec<Candidate<K, V>> {
+    /// Blocks near the cold ends that the second level has not been offered yet: a part of those that `goal` bytes will be found among,
+    /// and a few more. Not many at once: the later a block is offered, the more is known of it.
+    pub(crate) fn candidates(&self, goal: u64) -> Vec<Candidate<K, V>> {
         let mut candidates = Vec::new();
+        let ahead = self.tunables.offer_ahead() as usize;
+        if ahead == 0 {
+            return candidates;
+        }
         for (list, class) in
             [List::Mru, List::Mfu].into_iter().flat_map(|l| Class::ALL.map(|c| (l, c)))
         {
             let multilist = self.list(list, class);
-            let ahead = (self.tunables.offer_ahead() as usize).div_ceil(multilist.len());
+            let ahead = ahead.div_ceil(multilist.len());
+            let bytes: u64 = multilist.iter().map(|sublist| sublist.bytes()).sum();
             let before = candidates.len();
             for sublist in multilist.iter() {
+                // A quarter of its share of what goes from mru; of mfu little does.
+                let share = match list {
+                    List::Mru => {
+                        u128::from(goal) * u128::from(sublist.blocks()) / u128::from(bytes.max(1))
+                    }
+                    _ => 0,
+                };
+                let ahead = ahead + (share / 4).min(u128::from(sublist.blocks())) as usize;
                 let mut ring = sublist.lock();
                 let end = ring.tail() + ahead as u64;
                 ring.pass(Hand::Offer, end, ahead, |position, id| {

@@ -16,7 +16,8 @@
 //!    asked for more often, it takes the rival's place; else it goes, and the rival moves to the warm end, so that not
 //!    always the same block is asked. On a tie the older one stays: of a loop that does not fit, a part
 //!    stays put and hits. (The window, the admission by frequency and the tie are W-TinyLFU's: Einziger, Friedman and Manes, ACM ToS
-//!    2017; there the window is an LRU list and the frequency an estimate that sees every hit.)
+//!    2017; there the window is an LRU list and the frequency an estimate that sees every hit.) A lead of a single use does not decide
+//!    against a rival that a second level would have to write: it may be chance.
 //! 4. *The rules.* mru is meant to have 5, 20 or 50 % of the room of its class. Or 1 %, and then not the number of uses decides a contest but
 //!    their distance: the newcomer stays if its last two uses are less apart than its rival's last one is
 //!    ago, so that what a phase has left behind goes at once, however popular it was (Jiang and Zhang, "LIRS", SIGMETRICS 2002). Or
@@ -74,6 +75,11 @@ impl Rule {
         } else {
             newcomer.count(now) > rival.count(now)
         }
+    }
+
+    /// Whether a newcomer that is preferred is so by a single use: that may be chance.
+    pub(crate) fn is_narrow(self, newcomer: Frequency, rival: Frequency, now: u32) -> bool {
+        !self.by_gap && newcomer.count(now) <= rival.count(now) + 1
     }
 
     const fn by_count(mru_percent: u32) -> Self {

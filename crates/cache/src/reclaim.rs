@@ -6,7 +6,7 @@
 //! overflow limit an inserter evicts again, and if that does not help it waits, first come, first served (with
 //! [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its work). Evicting never waits for a
 //! lock that a user can hold: it meets users' blocks through their state words only, and runs no user code but
-//! `V`'s drop (which must not block) and the second level's `offer` and `evicted` (which must not either).
+//! `V`'s drop (which must not block) and the second level's `offer`, `evicted` and `would_write` (which must not either).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -32,6 +32,8 @@ const INSERTERS_SHARE: u64 = 64;
 const TIDY_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };
 /// While a cache with a hard bound fills up, its overhead is looked at this many times.
 const LOOKS_A_BOUND: u64 = 64;
+/// After so many offers in a row after which nothing could go, blocks go that were not offered.
+const OFFERS_IN_VAIN: u32 = 2;
 /// How often the reclaimer looks after memory when nobody calls.
 const TICK: Duration = Duration::from_secs(1);
 /// How often it does while inserters wait for room.
@@ -77,7 +79,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if over == 0 || self.active_second().is_some() {
             return self.wake_reclaimer();
         }
-        let passed = self.evict(over.min(share) + share.max(1));
+        let passed = self.evict(over.min(share) + share.max(1), false);
         if !passed.enough || passed.upkeep_due {
             self.wake_reclaimer();
         }
@@ -149,8 +151,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let goal = if inline { over } else { over.min(extra.max(self.overflow() / DIRECT_SHARE)) };
         let mut enough = false;
         if goal > 0 {
-            self.offer_to_second();
-            enough = self.evict(goal).enough;
+            enough = self.offer_and_evict(goal).enough;
         }
         if inline {
             let mut passes = self.reclaim.lock();
@@ -195,10 +196,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let wanted = (self.room.leased() + weight).saturating_sub(self.room.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
-        let mut passed = Passed { enough: true, upkeep_due: false };
+        let mut passed = Passed { enough: true, ..Passed::default() };
         if goal > 0 {
-            self.offer_to_second();
-            passed = self.evict(goal);
+            passed = self.offer_and_evict(goal);
         }
         self.tidy_up();
         // This thread inserts nothing.
@@ -211,9 +211,31 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         passed
     }
 
-    fn offer_to_second(&self) {
+    /// Evicts `goal` bytes, of blocks that the second level has been offered before, if there is one. But if those that it was offered
+    /// cannot go, since it is writing them, others go without: else the level's queue could fill all memory.
+    fn offer_and_evict(&self, goal: u64) -> Passed {
+        let (mut freed, mut in_vain, mut upkeep_due) = (0, 0, false);
+        loop {
+            self.offer_to_second(goal - freed);
+            let passed = self.evict(goal - freed, in_vain < OFFERS_IN_VAIN);
+            freed += passed.freed.min(goal - freed);
+            upkeep_due |= passed.upkeep_due;
+            in_vain = if passed.freed > 0 { 0 } else { in_vain + 1 };
+            if freed >= goal || !passed.unoffered {
+                return Passed { enough: freed >= goal, freed, upkeep_due, ..passed };
+            }
+        }
+    }
+
+    /// Whether blocks are offered to a second level before they are evicted.
+    pub(crate) fn offers(&self) -> bool {
+        self.tunables.offer_ahead() > 0 && self.active_second().is_some()
+    }
+
+    /// Offers what the eviction of `goal` bytes will come to, and a little more.
+    fn offer_to_second(&self, goal: u64) {
         let Some(second) = self.active_second() else { return };
-        let candidates = self.candidates();
+        let candidates = self.candidates(goal);
         if candidates.is_empty() {
             return;
         }

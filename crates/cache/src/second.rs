@@ -39,6 +39,13 @@ pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
         let _ = keys;
     }
 
+    /// Whether letting go of this block would cost a write, since this level does not have it and takes blocks like it, as far as
+    /// that can be told. Asked of a block that could as well stay as another. Must not block.
+    fn would_write(&self, key: &K, class: Class) -> bool {
+        let _ = (key, class);
+        false
+    }
+
     /// A load begins. If this level has the block, it keeps the filler, and publishes it when its I/O
     /// is done, from any thread; else it hands the filler back at once. If it turns out that it cannot give the block
     /// after all, it [withdraws](Filler::withdraw) the filler, and hands the next one of that key back: those who wait begin

@@ -52,7 +52,9 @@ impl Geometry {
         let last_page = device_bytes / PAGE_BYTES * PAGE_BYTES - PAGE_BYTES;
         let room = last_page - SEGMENTS_OFFSET;
         let usual = (room / WANTED_SEGMENTS).clamp(SMALLEST_USUAL_BYTES, LARGEST_BYTES);
-        let bytes = segment_bytes.unwrap_or(usual.min(room / WANTED_SMALL_SEGMENTS));
+        let usual = usual.min(room / WANTED_SMALL_SEGMENTS);
+        // As many as fit, and as large as so many can be: what is left over would be of no use to anybody.
+        let bytes = segment_bytes.unwrap_or_else(|| (room / (room / usual)).min(LARGEST_BYTES));
         let bytes = bytes / PAGE_BYTES * PAGE_BYTES;
         let segments = (room / bytes.max(1)).min(u64::from(MAX_SEGMENTS)) as u32;
         Self { segment_bytes: bytes, segments, last_page }.checked().map_err(|why| {
@@ -148,6 +150,24 @@ impl Geometry {
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nearly_all_of_a_device_is_in_segments() {
+        let sizes =
+            (22..46).flat_map(|shift| [0, 1 << 12, 12_345_678].map(|more| (1u64 << shift) + more));
+        for device_bytes in sizes {
+            let geometry = Geometry::choose("device", device_bytes, None).unwrap();
+            assert_eq!(geometry.checked(), Ok(geometry));
+            assert!(geometry.used_bytes() <= device_bytes, "{geometry:?}");
+            let segments = u64::from(geometry.segments);
+            let left = device_bytes - segments * geometry.segment_bytes;
+            let most = (segments + 2) * PAGE_BYTES + SEGMENTS_OFFSET + LABEL_BYTES as u64;
+            // More only where segments are as large as they get.
+            let largest = geometry.segment_bytes == LARGEST_BYTES;
+            let most = if largest { 2 * LARGEST_BYTES } else { most };
+            assert!(left <= most, "{left} bytes of {device_bytes} are left: {geometry:?}");
+        }
+    }
 
     #[test]
     fn no_device_is_large_enough_for_a_label_at_the_end_of_all_numbers() {

@@ -420,6 +420,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Level<K, V> {
         self.inner.evicted(keys);
     }
 
+    fn would_write(&self, key: &K, class: Class) -> bool {
+        self.inner.would_write(key, class)
+    }
+
     fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
         self.inner.load(filler)
     }

@@ -165,6 +165,11 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
+    /// Up to where a hand has passed: it meets entries below this no more.
+    pub(crate) fn passed(&self, hand: Hand) -> u64 {
+        self.hands[hand as usize]
+    }
+
     /// Shows a hand the entries below `end` that it has not passed yet, oldest first, at most `most`.
     pub(crate) fn pass(&mut self, hand: Hand, end: u64, most: usize, mut f: impl FnMut(u64, T)) {
         let start = self.hands[hand as usize].max(self.tail);

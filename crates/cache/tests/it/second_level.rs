@@ -27,6 +27,10 @@ struct Double {
     /// Begin writes of what is offered, instead of declining.
     takes: AtomicBool,
     panics: AtomicBool,
+    /// Writes at once at most; 0 for no bound.
+    queue: AtomicU64,
+    /// Say that what is let go of would be written.
+    writes: AtomicBool,
     loads: AtomicU64,
     /// There is nothing behind the hook.
     absent: AtomicBool,
@@ -62,7 +66,9 @@ impl SecondLevel<u64, u64> for Double {
         for candidate in candidates {
             assert_eq!(*candidate.key() % 1000, *candidate.value() % 1000);
             offered.push((*candidate.key(), candidate.class, candidate.reused));
-            if self.takes.load(Ordering::SeqCst) {
+            let busy = self.queue.load(Ordering::SeqCst);
+            let full = busy > 0 && self.writing.lock().unwrap().len() as u64 >= busy;
+            if self.takes.load(Ordering::SeqCst) && !full {
                 self.writing.lock().unwrap().extend(candidate.write());
             }
         }
@@ -70,6 +76,10 @@ impl SecondLevel<u64, u64> for Double {
 
     fn evicted(&self, keys: &[u64]) {
         self.evicted.lock().unwrap().extend(keys);
+    }
+
+    fn would_write(&self, _key: &u64, _class: Class) -> bool {
+        self.writes.load(Ordering::SeqCst)
     }
 
     fn load(&self, filler: Filler<u64, u64>) -> Result<(), Filler<u64, u64>> {
@@ -149,6 +159,62 @@ fn what_is_near_the_cold_end_is_offered_once_oldest_first() {
     assert!((50..=70 + moved).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
     assert_eq!(cache.stats().counter("second_offered"), all as u64);
     audit(&cache);
+}
+
+#[test]
+fn what_leaves_mru_to_make_room_was_offered_before() {
+    for takes in [false, true] {
+        let double = Arc::new(Double::default());
+        let cache = Cache::builder()
+            .capacity(10_000)
+            // One is as heavy as many others: much goes at once for it.
+            .weigher(|key, _| if *key == 777_777 { 300 } else { 1 })
+            .reclaim(Reclaim::Inline)
+            .seed(1)
+            .tunable("sublists", "1")
+            .tunable("offer_ahead", "10")
+            .second_level(double.clone())
+            .build()
+            .unwrap();
+        (0..30_000).for_each(|key: u64| cache.insert(key, key).unwrap());
+        double.queue.store(50, Ordering::SeqCst);
+        double.takes.store(takes, Ordering::SeqCst);
+        double.evicted.lock().unwrap().clear();
+        let before = cache.stats().counter("evicted_mfu");
+        cache.insert(777_777, 777_777).unwrap();
+        let gone = std::mem::take(&mut *double.evicted.lock().unwrap());
+        let of_mfu = cache.stats().counter("evicted_mfu") - before;
+        assert!(gone.len() >= 250 && of_mfu < 50, "{of_mfu} of {}", gone.len());
+        let offered: Vec<u64> = double.offered.lock().unwrap().iter().map(|o| o.0).collect();
+        let unoffered = gone.iter().filter(|key| !offered.contains(key)).count() as u64;
+        // One of mfu is offered only if it is used as little as those that lose.
+        assert!(unoffered <= of_mfu, "{unoffered} of {} that went, {of_mfu} from mfu", gone.len());
+        double.complete();
+        audit(&cache);
+    }
+}
+
+#[test]
+fn a_rival_that_would_have_to_be_written_is_not_driven_out_by_a_single_use() {
+    let won = |writes: bool| {
+        let (cache, double) = with_double(200, 10);
+        double.writes.store(writes, Ordering::SeqCst);
+        let mut rng = forebay_base::rng::SmallRng::from_seed(5);
+        for _ in 0..50_000 {
+            // Skewed, so that what is asked for often differs by a use or two.
+            let key = (0..2).fold(rng.below(2000), |below, _| rng.below(1 + below));
+            if cache.get(&key).is_none() {
+                cache.insert(key, key).unwrap();
+            }
+        }
+        audit(&cache);
+        let stats = cache.stats();
+        (stats.counter("contests_won"), stats.counter("contests_lost"))
+    };
+    let (easily, _) = won(false);
+    let (narrowly, lost) = won(true);
+    assert!(narrowly < easily * 2 / 3, "{narrowly} and {easily} contests were won");
+    assert!(narrowly > 0 && lost > 0, "more than a single use still decides: {narrowly}, {lost}");
 }
 
 #[test]

@@ -73,6 +73,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         keys.iter().for_each(|key| self.index.leave_memory(self.identity(key)));
     }
 
+    /// Whether the block would be written if memory let go of it, as far as that can be told.
+    pub(crate) fn would_write(&self, key: &K, class: Class) -> bool {
+        self.refusal().is_none()
+            && self.codec.admit(key, class).is_ok()
+            && self.index.find(self.identity(key)).is_none()
+    }
+
     /// Nothing will be written any more: who waits is told, and what waits is dropped.
     pub(crate) fn end_feed(&self) {
         self.lose(self.feed.die());

@@ -21,8 +21,8 @@ use std::fmt;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_cache::{
-    Attributes, Begin, Cache, Candidate, Filler, Key, LoadError, OwnedRef, Refused, SecondLevel,
-    Stats,
+    Attributes, Begin, Cache, Candidate, Class, Filler, Key, LoadError, OwnedRef, Refused,
+    SecondLevel, Stats,
 };
 
 pub use builder::HybridBuilder;
@@ -91,6 +91,10 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
 
     fn evicted(&self, keys: &[K]) {
         self.0.evicted(keys);
+    }
+
+    fn would_write(&self, key: &K, class: Class) -> bool {
+        self.0.would_write(key, class)
     }
 
     fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {

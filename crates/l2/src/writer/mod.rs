@@ -39,6 +39,8 @@ use carry::{Carried, Evacuation};
 
 /// Failures in a row after which the level has failed.
 const FAILURES: u32 = 3;
+/// Batches of the smallest segment, at least.
+const LEAST_BATCHES: u64 = 2;
 /// How often more it is tried for want of memory, and how long it is waited for each time.
 const MEMORY_WAITS: u32 = 40;
 const MEMORY_WAIT: Duration = Duration::from_millis(50);
@@ -149,11 +151,11 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         })
     }
 
-    /// Bytes of the usual batch: blocks as wanted, and a log for small ones. Several fit into a segment, so that what is carried
-    /// forward can be spread over it.
+    /// Bytes of the usual batch: blocks as wanted, and a log for small ones. More than one fits into a segment, so that what is
+    /// carried forward is spread over it; but of small segments each batch's log is a part that tells.
     fn buffer_bytes(inner: &Inner<K, V>) -> u64 {
         let batch = inner.tunables.batch_bytes();
-        let share = inner.ring.geometry.batch_room() / 4;
+        let share = inner.ring.geometry.batch_room() / LEAST_BATCHES;
         (batch + batch / 4).min(share).max(16 << 10).next_multiple_of(PAGE_BYTES)
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use forebay_base::arena::Buffer;
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Candidate, Filler, SecondLevel, SpareRoom};
+use forebay_cache::{Candidate, Class, Filler, SecondLevel, SpareRoom};
 use forebay_io::{Device, OpenOptions};
 use forebay_l2::{Health, Level, LevelOptions};
 
@@ -244,6 +244,10 @@ impl SecondLevel<BlockKey, Buffer> for DeviceLevel {
 
     fn evicted(&self, keys: &[BlockKey]) {
         self.level.evicted(keys);
+    }
+
+    fn would_write(&self, key: &BlockKey, class: Class) -> bool {
+        self.level.would_write(key, class)
     }
 
     fn load(&self, filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {

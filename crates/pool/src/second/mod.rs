@@ -135,6 +135,12 @@ impl SecondLevel<BlockKey, Buffer> for Mux {
         }
     }
 
+    fn would_write(&self, key: &BlockKey, class: Class) -> bool {
+        // It may be on any of them.
+        let attached = self.of(key.owner());
+        attached.is_some_and(|all| all.iter().all(|level| level.would_write(key, class)))
+    }
+
     fn load(&self, mut filler: Filler<BlockKey, Buffer>) -> Result<(), Filler<BlockKey, Buffer>> {
         let owner = filler.key().owner();
         let Some(attached) = self.of(owner) else { return Err(filler) };
