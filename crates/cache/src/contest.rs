@@ -5,6 +5,7 @@
 //! of mfu, when the batch ends; the other is retired. Nothing is locked while two are compared, so that anything may happen to either meanwhile: then the
 //! update of its state fails, and it is looked at again.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use forebay_base::counters::Counter;
@@ -185,7 +186,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let Some(_) = h.update(|s| (s == rival.state).then(|| s.pinned())) else { return false };
         // SAFETY: pinned just now, from a valid state.
         let block = unsafe { OwnedRef::from_pin(self, rival.header) };
-        second.would_write(block.key(), class)
+        let asked = catch_unwind(AssertUnwindSafe(|| second.would_write(block.key(), class)));
+        asked.unwrap_or_else(|_| {
+            self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
+            false
+        })
     }
 
     /// Whether the evictor may let go of a block when it comes to it, as far as that can be told. One that stays comes by again.

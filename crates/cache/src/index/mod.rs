@@ -134,8 +134,8 @@ impl Index {
         }
     }
 
-    /// Looks for a resident entry where most lie, without taking a lock. It is most of what a hit costs, so that the
-    /// processor can begin the next one while it waits for memory: it looks only so far ahead.
+    /// Looks for a resident entry where most lie, without taking a lock. Few instructions: while a processor waits for memory it begins
+    /// what comes next, but looks only so far ahead.
     #[inline(always)]
     pub(crate) fn glance(&self, hash: u64) -> Glance {
         let partition = &self.partitions[partition_of(hash)];

@@ -27,6 +27,8 @@ struct Double {
     /// Begin writes of what is offered, instead of declining.
     takes: AtomicBool,
     panics: AtomicBool,
+    /// The next time that it is asked what would be written.
+    panics_when_asked: AtomicBool,
     /// Writes at once at most; 0 for no bound.
     queue: AtomicU64,
     /// Say that what is let go of would be written.
@@ -79,6 +81,7 @@ impl SecondLevel<u64, u64> for Double {
     }
 
     fn would_write(&self, _key: &u64, _class: Class) -> bool {
+        assert!(!self.panics_when_asked.swap(false, Ordering::SeqCst), "a bug in the second level");
         self.writes.load(Ordering::SeqCst)
     }
 
@@ -199,6 +202,7 @@ fn a_rival_that_would_have_to_be_written_is_not_driven_out_by_a_single_use() {
     let won = |writes: bool| {
         let (cache, double) = with_double(200, 10);
         double.writes.store(writes, Ordering::SeqCst);
+        double.panics_when_asked.store(writes, Ordering::SeqCst);
         let mut rng = forebay_base::rng::SmallRng::from_seed(5);
         for _ in 0..50_000 {
             // Skewed, so that what is asked for often differs by a use or two.
@@ -209,6 +213,8 @@ fn a_rival_that_would_have_to_be_written_is_not_driven_out_by_a_single_use() {
         }
         audit(&cache);
         let stats = cache.stats();
+        // What the level does not answer does not hold up evictions.
+        assert_eq!(stats.counter("panics_caught"), u64::from(writes));
         (stats.counter("contests_won"), stats.counter("contests_lost"))
     };
     let (easily, _) = won(false);
