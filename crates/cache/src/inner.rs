@@ -223,11 +223,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Glance::At(address) => {
                 let header = Self::header_at(address);
                 // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
-                let pinned = unsafe { self.pin_if_key(header, key, mark) };
-                pinned
-                    .ok()
-                    .map(|before| (header, before))
-                    .or_else(|| self.pin_looked_for(hash, key, mark))
+                match unsafe { self.pin_if_key(header, key, mark) } {
+                    Ok(before) => Some((header, before)),
+                    Err(_) => self.pin_looked_for(hash, key, mark),
+                }
             }
             Glance::Nothing => None,
             Glance::Unclear => self.pin_looked_for(hash, key, mark),
