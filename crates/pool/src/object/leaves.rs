@@ -151,6 +151,11 @@ impl LeafStore for Leaves {
     }
 
     fn new_leaf<R>(&self, tx: &Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        if !self.0.is_hole(id)? {
+            let text = "there is a leaf where another one says that there is none";
+            let text = format!("{}: leaf {id}: {text}", self.describe());
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         let whole = Wanted { whole: true, missing: Missing::Create, ..WHOLE_LEAF };
         let new = self.0.modify(tx, id, whole, |leaf| {
             leaf.fill(0);

@@ -315,8 +315,29 @@ impl Node {
                 None => self.pin(block)?,
             }
         }
-        Err(self
-            .naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read")))
+        Err(self.never_still(block))
+    }
+
+    /// Whether there is nothing at a block: neither stored nor in a group. Waits if an indirect block has to be read.
+    pub(crate) fn is_hole(&self, block: u64) -> Result<bool> {
+        for _ in 0..RETRIES_MAX {
+            {
+                let state = self.lock();
+                self.check_alive(&state)?;
+                match state.find(block) {
+                    Found::Hole => return Ok(true),
+                    Found::Dirty(_) | Found::Stored(_) => return Ok(false),
+                    Found::Unknown => {}
+                }
+            }
+            self.pin(block)?;
+        }
+        Err(self.never_still(block))
+    }
+
+    /// The error of who has tried often enough.
+    pub(super) fn never_still(&self, block: u64) -> Error {
+        self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read"))
     }
 
     /// Sees to it that the group has a buffer of the block, if that needs no reading.

@@ -8,6 +8,7 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use super::DNODE_BLOCKS_MAX;
 use crate::format::{DNODES_PER_BLOCK, ObjectKind, ObjsetPhys};
 use crate::tx::Tx;
+use crate::zap::LeafStore;
 use crate::{
     BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, ErrorKind, Pool,
     Transaction,
@@ -59,6 +60,29 @@ fn a_directory_with_odd_records_is_corrupt() {
     set_record_shift(&pool, &data, number, 9);
     let error = data.directory(number).err().expect("it is odd");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[test]
+fn a_leaf_is_not_made_where_there_is_one() {
+    let (pool, data) = pool();
+    let tx = pool.begin().expect("room");
+    let number = data.create_directory(&tx, &[]).expect("a directory");
+    let directory = data.directory(number).expect("it");
+    for name in 0..2000u64 {
+        directory.insert(&tx, &name.to_le_bytes(), b"value").expect("room");
+    }
+    let zap = data.inner.directory(number).expect("it");
+    // As a leaf would that says that it is less deep than it is, when it is split.
+    let refused = |tx: &Transaction<'_>| {
+        let made = zap.store().new_leaf(tx.tx(), 1, |_| unreachable!("it is there"));
+        made.expect_err("it is there").kind()
+    };
+    assert_eq!(refused(&tx), ErrorKind::Corrupt);
+    drop(tx);
+    pool.sync().expect("a group");
+    let tx = pool.begin().expect("room");
+    assert_eq!(refused(&tx), ErrorKind::Corrupt);
+    assert_eq!(directory.audit().expect("it is whole").entries, 2000);
 }
 
 #[test]

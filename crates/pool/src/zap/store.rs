@@ -68,6 +68,9 @@ pub(crate) trait LeafStore {
 
     /// Makes a leaf where there is none: `f` gets a buffer of `ZAP_LEAF_BYTES` zeros. Nobody sees the leaf before
     /// `f` is done, nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).
+    ///
+    /// # Errors
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if there is one, which stays as it is: then another leaf does not say the truth about its depth.
     fn new_leaf<R>(&self, tx: &Self::Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>;
 
     /// Makes a hole where a leaf is.
