@@ -37,6 +37,12 @@ pub(super) struct Unserved(Vec<Range<u64>>);
 const UNSERVED_MAX: usize = 64;
 
 impl Unserved {
+    /// Whether there are none.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether such a read was noted already.
     #[inline]
     pub(super) fn take(&mut self, blocks: &Range<u64>) -> bool {
@@ -58,7 +64,7 @@ impl Unserved {
 }
 
 impl Node {
-    /// Notes a read of blocks, and says what will be wanted next. How the read before was served is what the
+    /// Notes a read of blocks, and says what will be wanted next. How the one noted before was served is what the
     /// stream learns from: this one is not served yet.
     pub(super) fn note_read(&self, state: &mut State, blocks: &Range<u64>) -> Option<Plan> {
         let ahead = &self.objset.ahead;

@@ -34,14 +34,25 @@ pub(crate) struct Node {
     pub(crate) kind: ObjectKind,
     pub(crate) record_shift: u8,
     pub(crate) created_txg: u64,
-    /// Whoever changes the object and notes it for the log has this meanwhile.
-    pub(crate) turn: Mutex<()>,
     /// The state of the directory that it is, while somebody has that open.
     pub(crate) directory: Mutex<Weak<Zap<Leaves>>>,
+    locked: Locked,
+}
+
+/// Locks and what they protect. The locks' line of memory is all that a read of a cached block writes of an object; what it only
+/// looks at lies in others, so that several processors can have that at the same time.
+#[repr(C, align(64))]
+struct Locked {
+    /// Whoever changes the object and notes it for the log has this meanwhile.
+    turn: Mutex<()>,
     state: Mutex<State>,
 }
 
+/// The first fields share the locks' line: a glance (see `read.rs`) does not look at them.
+#[repr(C)]
 pub(crate) struct State {
+    /// The group that destroyed it.
+    pub(crate) destroyed: Option<u64>,
     pub(crate) tree: Tree,
     pub(crate) size: u64,
     /// The length as of the newest group that has synced the object.
@@ -52,11 +63,9 @@ pub(crate) struct State {
     /// By the low bit of the group's number.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
-    /// The group that destroyed it.
-    pub(crate) destroyed: Option<u64>,
     /// What is known of reads.
     pub(super) prefetcher: Option<Box<Prefetcher>>,
-    /// Where the newest read found its first block.
+    /// Where the newest read that was noted found its first block.
     pub(super) last_found: prefetch::Found,
     pub(super) unserved: Unserved,
     /// What was to be read ahead by a thread that must not wait, and needs an indirect block first: the next read goes on.
@@ -166,6 +175,19 @@ impl State {
         }
     }
 
+    /// Whether all of it is as the tree says, and no read of one block that is in memory need be noted.
+    #[inline]
+    pub(super) fn is_quiet(&self, block: u64) -> bool {
+        let unchanged = self.pending[0].txg == 0 && self.pending[1].txg == 0;
+        let streams = self.prefetcher.as_ref();
+        unchanged
+            && self.unserved.is_empty()
+            && self.postponed.is_none()
+            // A stream would take a miss of long ago for its own.
+            && self.last_found == prefetch::Found::Hit
+            && !streams.is_some_and(|streams| streams.is_near_a_stream(block))
+    }
+
     /// Levels that its tree will have once what is known now is synced.
     pub(crate) fn height(&self) -> u8 {
         let pending = self.pending.iter().map(|pending| pending.paths.height);
@@ -215,6 +237,7 @@ impl Node {
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let state = State {
+            destroyed: None,
             tree: data.tree,
             size: data.size,
             synced_size: data.size,
@@ -222,7 +245,6 @@ impl Node {
             synced_entries: None,
             pending: Default::default(),
             pins: Pins::default(),
-            destroyed: None,
             prefetcher: None,
             last_found: prefetch::Found::Hit,
             unserved: Unserved::default(),
@@ -234,9 +256,11 @@ impl Node {
             kind,
             record_shift: dnode.record_shift,
             created_txg: dnode.created_txg.get(),
-            turn: Mutex::named("object-turn", ()),
             directory: Mutex::named("object-directory", Weak::new()),
-            state: Mutex::named("object", state),
+            locked: Locked {
+                turn: Mutex::named("object-turn", ()),
+                state: Mutex::named("object", state),
+            },
         }))
     }
 
@@ -245,11 +269,11 @@ impl Node {
     /// # Errors
     /// `WouldBlock` on a thread that must not wait, if somebody else has it.
     pub(crate) fn lock_turn(&self) -> Result<MutexGuard<'_, ()>> {
-        waiting::lock(&self.turn, "another change of the object")
+        waiting::lock(&self.locked.turn, "another change of the object")
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.locked.state.lock()
     }
 
     /// How its level-0 blocks are to be cached.

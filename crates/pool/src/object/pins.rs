@@ -50,7 +50,32 @@ impl Spot {
     }
 }
 
+/// A block that was in memory the last time.
+pub(super) struct Known<'a> {
+    pub(super) ptr: &'a BlockPtrPhys,
+    /// Where the cache had it.
+    pub(super) place: Place,
+    /// Where its content began: an address to prefetch from, and for nothing else.
+    pub(super) content: *const u8,
+}
+
 impl Pins {
+    /// What is known of a block, if the cache had it when it was noted.
+    #[inline]
+    pub(super) fn known(&self, block: u64) -> Option<Known<'_>> {
+        let parent = Tree::parent_of(block);
+        let pin = self.slots.as_ref()?[parent as usize % SLOTS].as_ref()?;
+        let (content, spots) = (pin.content.as_ref()?, pin.spots.as_ref()?);
+        let index = block as usize % POINTERS;
+        let spot = spots[index];
+        if pin.parent != parent || spot.place == Place::UNKNOWN {
+            return None;
+        }
+        let at = index * size_of::<BlockPtrPhys>();
+        let ptr = BlockPtrPhys::ref_from_bytes(content.get(at..at + size_of::<BlockPtrPhys>())?);
+        Some(Known { ptr: ptr.ok()?, place: spot.place, content: spot.content(content) })
+    }
+
     /// The pointer of a block, if the indirect block that has it is pinned.
     #[inline]
     pub(crate) fn find(&self, parent: u64, block: u64) -> Option<BlockPtrPhys> {

@@ -3,11 +3,17 @@
 //! A read of a cached block takes the object's lock once, to find out where the block is, and pins the block in the
 //! cache. Where the cache had it is remembered beside the pinned indirect block that points to it, so that the next
 //! read spares the cache's index.
+//!
+//! A read of one block that was found so before is a *glance*: few instructions, so that the processor has begun to fetch
+//! what comes next while it waits for memory. It is not noted for read-ahead, unless a stream may expect it: reads of what is
+//! cached, in no order, then write nothing of an object but its lock. All else, and all that a glance does not settle, takes
+//! the long way.
 
-use forebay_base::sync::hint;
+use forebay_base::sync::{MutexGuard, hint};
 use forebay_cache::Place;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::block_cache::BlockKey;
+use crate::error::{ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::prefetch;
 
@@ -25,6 +31,8 @@ enum Looked {
     Done,
     /// They are in that block, which the cache may have at that place.
     Stored(BlockPtrPhys, Place),
+    /// They are in that block, which the cache does not have.
+    Gone(BlockPtrPhys),
     /// The indirect block that knows is not pinned.
     Unknown,
 }
@@ -36,10 +44,63 @@ struct Part<'a> {
     out: &'a mut [u8],
 }
 
+impl Part<'_> {
+    /// Has the processor fetch the beginning of what will be copied of a block whose content may begin there. It follows a copy
+    /// once that has begun: what takes long is the beginning.
+    #[inline]
+    fn approach(&self, content: *const u8) {
+        let from = content.wrapping_add(self.within);
+        let lines = self.out.len().div_ceil(LINE_BYTES).min(LINES_AHEAD);
+        (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * LINE_BYTES)));
+    }
+}
+
 impl Node {
     /// Fills `out` from `offset` on, and returns how many bytes there were before the end.
+    #[inline]
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let mut state = self.lock();
+        let within = offset as usize & (self.record_bytes() - 1);
+        let mut part = Part { block: offset >> self.record_shift, within, out };
+        let state = self.lock();
+        let Some((key, place)) = self.glance(&state, offset, &part) else {
+            return self.read_noted(state, offset, part.out, None);
+        };
+        drop(state);
+        let Some(content) = self.objset.store.peek_key_at(&key, place) else {
+            return self.read_noted(self.lock(), offset, part.out, Some(key));
+        };
+        copy_out(&content, &mut part);
+        if content.place() != place {
+            self.lock().pins.set_spot(part.block, content.place(), &content);
+        }
+        Ok(part.out.len())
+    }
+
+    /// What is to be read, and where the cache had it: if that is all in one block, and it need not be noted.
+    #[inline]
+    fn glance(&self, state: &State, offset: u64, part: &Part<'_>) -> Option<(BlockKey, Place)> {
+        if part.out.is_empty() || part.out.len() > self.record_bytes() - part.within {
+            return None;
+        }
+        let known = state.pins.known(part.block)?;
+        let store = &self.objset.store;
+        store.approach(known.place);
+        part.approach(known.content);
+        let end = offset.saturating_add(part.out.len() as u64);
+        let settled = end <= state.size && state.is_quiet(part.block);
+        settled.then(|| (store.key(known.ptr), known.place))
+    }
+
+    /// As [`read`](Self::read), whatever is to be read and wherever that is. `gone`: a block that the cache was asked
+    /// for in vain just now.
+    #[inline(never)]
+    fn read_noted(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        offset: u64,
+        out: &mut [u8],
+        gone: Option<BlockKey>,
+    ) -> Result<usize> {
         let len = (out.len() as u64).min(state.size.saturating_sub(offset)) as usize;
         if len == 0 {
             return Ok(0);
@@ -52,7 +113,12 @@ impl Node {
         let plan = if again { None } else { self.note_read(&mut state, &blocks) };
         // Not written to for nothing: most reads leave none, and others read that line.
         let postponed = if state.postponed.is_some() { state.postponed.take() } else { None };
-        let looked = first.as_mut().map_or(Looked::Done, |part| self.look(&state, part));
+        let looked = match first.as_mut().map_or(Looked::Done, |part| self.look(&state, part)) {
+            Looked::Stored(ptr, _) if gone == Some(self.objset.store.key(&ptr)) => {
+                Looked::Gone(ptr)
+            }
+            looked => looked,
+        };
         drop(state);
         for plan in [postponed, plan].into_iter().flatten() {
             self.read_ahead(plan);
@@ -100,10 +166,7 @@ impl Node {
         let (place, content) = state.pins.spot(part.block);
         self.objset.store.approach(place);
         if let Some(content) = content {
-            // The processor follows a copy once it has begun: what takes long is the beginning.
-            let from = content.wrapping_add(part.within);
-            let lines = part.out.len().div_ceil(LINE_BYTES).min(LINES_AHEAD);
-            (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * LINE_BYTES)));
+            part.approach(content);
         }
         match state.find(part.block) {
             Found::Dirty(buffer) => copy_out(buffer, part),
@@ -128,6 +191,10 @@ impl Node {
                         }
                         return Ok(());
                     }
+                    looked = Looked::Gone(ptr);
+                    continue;
+                }
+                Looked::Gone(ptr) => {
                     if !again {
                         self.lock().last_found = match self.objset.store.is_read_ahead(&ptr) {
                             true => prefetch::Found::InFlight,
@@ -142,8 +209,7 @@ impl Node {
             }
             looked = self.look(&self.lock(), part);
         }
-        let error = Error::new(ErrorKind::Corrupt, "it moves faster than it can be read");
-        Err(self.naming(part.block, error))
+        Err(self.never_still(part.block))
     }
 }
 
@@ -152,6 +218,9 @@ impl Node {
 fn copy_out(content: &[u8], part: &mut Part<'_>) {
     let there = content.get(part.within..).unwrap_or_default();
     let len = there.len().min(part.out.len());
-    part.out[..len].copy_from_slice(&there[..len]);
-    part.out[len..].fill(0);
+    let (out, behind) = part.out.split_at_mut(len);
+    out.copy_from_slice(&there[..len]);
+    if !behind.is_empty() {
+        behind.fill(0);
+    }
 }

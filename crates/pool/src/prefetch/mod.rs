@@ -1,6 +1,6 @@
 //! Prefetch: recognizing streams among an object's reads, and saying what to read ahead of them.
 //!
-//! A state machine without I/O: it is told of each read ([`Prefetcher::on_read`]) and answers with what to read
+//! A state machine without I/O: it is told of reads ([`Prefetcher::on_read`]; not of those of cached blocks that no stream may expect) and answers with what to read
 //! ahead. Streams are sequential, or strided with a constant step in either direction.
 //!
 //! # How
@@ -108,7 +108,7 @@ struct Candidate {
     stride: i64,
 }
 
-/// What is known of the reads of one object. Each read changes it, whichever processor it is on: what random reads look at
+/// What is known of the reads of one object. Each read that it is told of changes it, whichever processor it is on: what random reads look at
 /// is in few cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
@@ -129,6 +129,12 @@ impl Prefetcher {
     /// Without any knowledge.
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    /// Whether a read of that block may concern a stream. Changes nothing.
+    #[inline]
+    pub(crate) fn is_near_a_stream(&self, block: u64) -> bool {
+        self.streams.iter().any(|stream| stream.is_near(block))
     }
 
     /// Notes a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and says what is to be

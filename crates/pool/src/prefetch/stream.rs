@@ -51,14 +51,21 @@ impl Stream {
         u64::from(self.ahead) * u64::from(self.run)
     }
 
+    /// Whether a read from that block on may be one of this stream.
+    #[inline]
+    pub(super) fn is_near(&self, first: u64) -> bool {
+        let delta = first.wrapping_sub(self.next) as i64;
+        let window = (i64::from(self.ahead) + BEHIND).saturating_mul(self.stride.saturating_abs());
+        -window <= delta && delta <= window
+    }
+
     /// What a read of `blocks` blocks from `first` on is to this stream.
     #[inline]
     pub(super) fn matches(&self, first: u64, blocks: u32) -> Match {
-        let delta = first.wrapping_sub(self.next) as i64;
-        let window = (i64::from(self.ahead) + BEHIND).saturating_mul(self.stride.saturating_abs());
-        if delta > window || delta < -window {
+        if !self.is_near(first) {
             return Match::None;
         }
+        let delta = first.wrapping_sub(self.next) as i64;
         let accesses = delta / self.stride;
         let most = i64::from(self.ahead).min(JUMP);
         let chance = self.jumps >= JUMPS_MAX;

@@ -66,7 +66,17 @@ impl Store {
         bp: &BlockPtrPhys,
         place: Place,
     ) -> Option<Ref<'_, BlockKey, Buffer>> {
-        self.cache.cache().get_at(place, &self.key(bp))
+        self.peek_key_at(&self.key(bp), place)
+    }
+
+    /// The same, of a block whose key is known.
+    #[inline]
+    pub(crate) fn peek_key_at(
+        &self,
+        key: &BlockKey,
+        place: Place,
+    ) -> Option<Ref<'_, BlockKey, Buffer>> {
+        self.cache.cache().get_at(place, key)
     }
 
     /// Has the processor fetch what [`peek_at`](Self::peek_at) will look at.
