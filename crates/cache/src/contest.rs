@@ -194,15 +194,25 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Whether the evictor may let go of a block when it comes to it, as far as that can be told. One that stays comes by again.
-    pub(crate) fn may_go(&self, state: State, h: &Header<K, V>, list: List, class: Class) -> bool {
-        if !self.policy.rule(class).contest {
-            return !state.has(MARK);
+    /// `gives`: its list has to give up what it has.
+    pub(crate) fn may_go(
+        &self,
+        state: State,
+        h: &Header<K, V>,
+        (list, class): (List, Class),
+        gives: bool,
+    ) -> bool {
+        let contest = self.policy.rule(class).contest;
+        match list {
+            // It goes at once, or meets a rival, and most of them lose.
+            List::Mru if contest => true,
+            // A rival goes only if it is used as little as those that lose.
+            List::Mfu if contest && !gives => {
+                let uses = h.frequency().count(self.policy.now());
+                !state.has(MARK) && uses <= self.beaten[class as usize].load(Ordering::Relaxed)
+            }
+            _ => !state.has(MARK),
         }
-        // A newcomer goes at once, or meets a rival, and most of them lose. A rival goes only if it is used as little as
-        // those that lose.
-        let uses = || h.frequency().count(self.policy.now());
-        list == List::Mru
-            || !state.has(MARK) && uses() <= self.beaten[class as usize].load(Ordering::Relaxed)
     }
 
     /// A block of mfu that may go: the coldest that is not marked, or the second that is looked at.

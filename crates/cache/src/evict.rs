@@ -13,14 +13,13 @@ use std::ptr::NonNull;
 
 use forebay_base::counters::Counter;
 use forebay_base::rng::SmallRng;
-use forebay_base::sync::{MutexGuard, thread_slot};
+use forebay_base::sync::{MutexGuard, hint, thread_slot};
 
 use crate::attributes::{Cause, Class};
 use crate::bury::{ByPartition, NO_GHOST, Victim};
 use crate::counters::CacheCounters;
 use crate::guard::OwnedRef;
 use crate::header::{Header, List, MARK, State, VALID, WRITING};
-use crate::index::prefetch_line;
 use crate::inner::Inner;
 use crate::key::Key;
 use crate::lists::ghosts::Ghost;
@@ -225,7 +224,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
             let Some((position, id)) = ring.pop() else { break };
             let Some(header) = self.slab.by_id(id) else { continue };
-            prefetch_line(header.as_ptr());
+            hint::prefetch(header.as_ptr());
             scratch.taken.push((sublist.stamp(position), header));
         }
     }
@@ -343,13 +342,17 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Blocks near the cold ends that the second level has not been offered yet: a part of those that `goal` bytes will be found among,
-    /// and a few more. Not many at once: the later a block is offered, the more is known of it.
+    /// and a few more. Not many at once: the later a block is offered, the more is known of it. While mru gives up its blocks, mfu loses one
+    /// now and then, to a newcomer; most of what comes to its cold end stays, and would be in both places from then on.
     pub(crate) fn candidates(&self, goal: u64) -> Vec<Candidate<K, V>> {
         let mut candidates = Vec::new();
         let ahead = self.tunables.offer_ahead() as usize;
         if ahead == 0 {
             return candidates;
         }
+        // Blocks with the hint `Once` are not offered, but while there are some they go first.
+        let sizes = Sizes { once: [0; 2], ..self.sizes() };
+        let giving = self.policy.victim(&sizes, &self.tunables);
         for (list, class) in
             [List::Mru, List::Mfu].into_iter().flat_map(|l| Class::ALL.map(|c| (l, c)))
         {
@@ -357,20 +360,21 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let ahead = ahead.div_ceil(multilist.len());
             let bytes: u64 = multilist.iter().map(|sublist| sublist.bytes()).sum();
             let before = candidates.len();
+            let gives = giving == Some((list, class));
             for sublist in multilist.iter() {
-                // A quarter of its share of what goes from mru; of mfu little does.
-                let share = match list {
-                    List::Mru => {
-                        u128::from(goal) * u128::from(sublist.blocks()) / u128::from(bytes.max(1))
-                    }
-                    _ => 0,
+                let ahead = if list == List::Mru || gives {
+                    // And a quarter of its share of what goes.
+                    let blocks = u128::from(sublist.blocks());
+                    let share = u128::from(goal) * blocks / u128::from(bytes.max(1));
+                    ahead + (share / 4).min(blocks) as usize
+                } else {
+                    1
                 };
-                let ahead = ahead + (share / 4).min(u128::from(sublist.blocks())) as usize;
                 let mut ring = sublist.lock();
                 let end = ring.tail() + ahead as u64;
                 ring.pass(Hand::Offer, end, ahead, |position, id| {
                     let at = (list, class, sublist.stamp(position));
-                    candidates.extend(self.candidate(id, at));
+                    candidates.extend(self.candidate(id, at, gives));
                 });
             }
             let fresh = (candidates.len() - before) as u64;
@@ -379,13 +383,15 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         candidates
     }
 
-    fn candidate(&self, id: u32, at: (List, Class, u32)) -> Option<Candidate<K, V>> {
+    /// The block at a place if it may go; `gives`: its list has to give up what it has.
+    fn candidate(&self, id: u32, at: (List, Class, u32), gives: bool) -> Option<Candidate<K, V>> {
         let (list, class, position) = at;
         let header = self.slab.by_id(id)?;
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
         let fits = |s: State| {
-            is_at(s, list, class, position) && !s.has(WRITING) && self.may_go(s, h, list, class)
+            let free = is_at(s, list, class, position) && !s.has(WRITING);
+            free && self.may_go(s, h, (list, class), gives)
         };
         let before = h.update(|s| fits(s).then(|| s.pinned()))?;
         // SAFETY: pinned just now, from a valid state.

@@ -8,7 +8,7 @@ forebay_base::tunables! {
     batch_bytes: bytes = 1 << 20, 64 << 10..=16 << 20, build, "bytes";
 
     /// How long a block waits for others to be written with.
-    linger_ms: u32 = 20, 0..=10000, runtime, "ms";
+    linger_ms: u32 = 50, 0..=10000, runtime, "ms";
 
     /// Bytes of blocks that may wait to be written; more is refused.
     queue_bytes: bytes = 8 << 20, 64 << 10..=1 << 30, runtime, "bytes";

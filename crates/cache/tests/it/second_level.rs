@@ -267,10 +267,30 @@ fn both_lists_and_classes_are_offered_and_counted_once_but_not_once_blocks() {
         cache.insert_with(key, key, Attributes::DATA.once()).unwrap();
     }
     let offered = double.offered.lock().unwrap().clone();
-    assert_eq!(offered.len(), 20, "{offered:?}");
-    assert_eq!(offered.iter().filter(|o| o.1 == Class::Metadata).count(), 10);
-    assert_eq!(offered.iter().filter(|o| o.2).count(), 10);
-    assert_eq!(cache.stats().counter("second_offered"), 20);
+    // All of mru, and of each mfu the block that would lose first.
+    assert_eq!(offered.len(), 12, "{offered:?}");
+    assert_eq!(offered.iter().filter(|o| o.1 == Class::Metadata).count(), 6);
+    let of_mfu: Vec<u64> = offered.iter().filter(|o| o.2).map(|o| o.0).collect();
+    assert_eq!(of_mfu, [0, 1000]);
+    assert_eq!(cache.stats().counter("second_offered"), 12);
+    audit(&cache);
+}
+
+#[test]
+fn what_mfu_has_to_give_up_was_offered_before() {
+    let (cache, double) = with_double(200, 4);
+    for key in 0..400 {
+        cache.insert(key, key).unwrap();
+        // So it goes to mfu, and mru has less than it is meant to have.
+        cache.get(&key).unwrap();
+        cache.insert(key, key).unwrap();
+    }
+    let stats = cache.stats();
+    assert!(stats.counter("evicted_mfu") >= 190, "{stats}");
+    let offered = double.offered.lock().unwrap().clone();
+    for key in (0..400).filter(|key| !cache.contains(key)) {
+        assert!(offered.iter().any(|o| o.0 == key), "{key} has gone without a word");
+    }
     audit(&cache);
 }
 

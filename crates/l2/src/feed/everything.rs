@@ -61,7 +61,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Waits until the queue has room for one block more.
     fn wait_for_room(&self) -> Result<()> {
-        let (batch, room) = (self.tunables.batch_bytes(), self.tunables.queue_bytes());
+        let (batch, room) = (self.lot_bytes(), self.tunables.queue_bytes());
         loop {
             let (queued, stopping) = self.feed.with(|state| (state.queued_bytes, state.stopping));
             if stopping {

@@ -285,7 +285,11 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
         let urgent = flushing || state.stopping || work.tombs > 0 || due;
         if !backlog && (urgent || state.queued_bytes >= batch_bytes) {
             let mut bytes = 0;
-            while bytes < batch_bytes
+            // What would be one too many waits for the next ones.
+            while state
+                .queue
+                .front()
+                .is_some_and(|next| bytes == 0 || bytes + next.bytes <= batch_bytes)
                 && let Some(queued) = state.queue.pop_front()
             {
                 bytes += queued.bytes;

@@ -70,7 +70,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// The cache has let go of blocks.
     pub(crate) fn evicted(&self, keys: &[K]) {
-        keys.iter().for_each(|key| self.index.leave_memory(self.identity(key)));
+        for id in keys.iter().map(|key| self.identity(key)) {
+            self.index.leave_memory(id);
+            self.worth.left(id);
+        }
     }
 
     /// Whether the block would be written if memory let go of it, as far as that can be told.
@@ -147,6 +150,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     fn queue(&self, chosen: Vec<(Candidate<K, V>, Wish)>, passed: &mut Vec<Candidate<K, V>>) {
         let now = self.clock.now_ns();
         let (bounds, room) = (self.rate_bounds(), self.tunables.queue_bytes());
+        let lot = self.lot_bytes();
         let mut refused = Vec::new();
         let mut admitted = [0; 2];
         let mut in_vain = [0; 2];
@@ -193,7 +197,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
             // Once it knows that something waits, the writer looks by itself when that has waited long enough.
             let first = was_empty && !state.queue.is_empty();
-            first || state.queued_bytes >= self.tunables.batch_bytes()
+            first || state.queued_bytes >= lot
         });
         if ready {
             self.feed.wake();

@@ -3,7 +3,8 @@
 //! A block that is written takes the place of one that the ring drops for it. Which of the two will be asked for sooner nobody knows;
 //! how often blocks of their kinds were, lately, can be counted. The kind of a candidate is how often it was seen lately (see
 //! [`Seen`](super::Seen)); blocks that the ring ran over are a kind of their own, [`DROPPED`]. Of a sample, each block that is
-//! offered or dropped is watched: either it is asked for within a *horizon*, or it is not. A kind's *worth* is the share that was.
+//! offered or dropped is watched from when memory does not have it any more: either it is asked for within a *horizon*, or it is not. A
+//! kind's *worth* is the share that was. What memory keeps for a horizon though it was offered tells nothing: nobody asks here for what is there.
 //! Candidates of a kind are worth writing as long as its worth is no less than that of what is dropped: then the
 //! device gains by each. What is refused is watched like what is written, so that nothing has to be tried.
 //!
@@ -12,7 +13,7 @@
 //!
 //! # Invariants
 //!
-//! - At most [`MOST`] blocks are watched: when there would be more, the sample is halved. When there have been fewer than [`FEW`] for
+//! - At most [`MOST`] blocks are watched, of which one that was offered and has left counts twice: when there would be more, the sample is halved. When there have been fewer than [`FEW`] for
 //!   a horizon, it is doubled: what was a flood once must not leave too small a sample for good.
 //! - The horizon is as many loads as the level has blocks. Time is told in loads of the sample.
 //! - If nothing was dropped for a horizon, what is known of that halves: a level that takes nothing finds out when that is wrong.
@@ -58,6 +59,8 @@ pub(crate) struct Worth {
 struct Watched {
     kind: usize,
     since: u64,
+    /// Memory has let go of it.
+    left: bool,
 }
 
 struct Watch {
@@ -108,13 +111,25 @@ impl Worth {
         Self { shift: AtomicU32::new(0), watch: Mutex::named("l2-worth", watch) }
     }
 
-    /// A block of that kind was offered, or dropped: it is watched from now on.
+    /// A block of that kind was offered, or the ring has dropped one that memory does not have.
     pub(crate) fn note(&self, id: Identity, kind: usize) {
+        self.watch(id, |_| Some((kind, kind == DROPPED)));
+    }
+
+    /// Memory has let go of a block: if it was offered, no longer than a horizon ago, it is watched from now on.
+    pub(crate) fn left(&self, id: Identity) {
+        self.watch(id, |watched| watched.filter(|watched| !watched.left).map(|w| (w.kind, true)));
+    }
+
+    /// Watches a block from now on, if it is of the sample: as of the kind that `f` makes of what is known of it, and whether memory has
+    /// let go of it.
+    fn watch(&self, id: Identity, f: impl FnOnce(Option<Watched>) -> Option<(usize, bool)>) {
         if !is_sampled(id, self.shift.load(Ordering::Relaxed)) {
             return;
         }
         let mut watch = self.watch.lock();
         let watch = &mut *watch;
+        let Some((kind, left)) = f(watch.open.get(&id.0).copied()) else { return };
         if watch.queue.len() >= MOST {
             let shift = (self.shift.load(Ordering::Relaxed) + 1).min(MOST_SHIFT);
             watch.halve(shift);
@@ -126,7 +141,7 @@ impl Worth {
         if kind == DROPPED {
             watch.dropped_at = watch.now;
         }
-        let watched = Watched { kind, since: watch.now };
+        let watched = Watched { kind, since: watch.now, left };
         watch.open.insert(id.0, watched);
         watch.queue.push_back((id.0, watched));
     }
@@ -177,7 +192,9 @@ impl Watch {
             self.queue.pop_front();
             if self.open.get(&id) == Some(&watched) {
                 self.open.remove(&id);
-                self.means[watched.kind].learn(false);
+                if watched.left {
+                    self.means[watched.kind].learn(false);
+                }
             }
         }
         if self.now - self.dropped_at > horizon {
@@ -240,28 +257,40 @@ mod tests {
             for (id, watched, open) in &mut self.noted {
                 if *open && which(*id, *watched) {
                     *open = false;
-                    if let Some(outcome) = outcome {
+                    if let Some(outcome) = outcome.filter(|again| *again || watched.left) {
                         self.means[watched.kind].learn(outcome);
                     }
                 }
             }
         }
+
+        fn note(&mut self, n: u64, kind: usize, left: bool) {
+            self.close(|other, _| other == n, None);
+            self.noted.push((n, Watched { kind, since: self.now, left }, true));
+        }
     }
 
     proptest! {
         #[test]
-        fn learns_as_one_that_remembers_all(ops in prop::collection::vec((0..40u64, 0..9usize, 0..200u64), 1..1500)) {
+        fn learns_as_one_that_remembers_all(ops in prop::collection::vec((0..40u64, 0..14usize, 0..200u64), 1..1500)) {
             let worth = Worth::new();
             let means = worth.watch.lock().means;
             let mut twin = Twin { now: 0, dropped_at: 0, noted: Vec::new(), means };
             for (n, kind, blocks) in ops {
                 if kind <= DROPPED {
                     worth.note(id(n), kind);
-                    twin.close(|other, _| other == n, None);
                     if kind == DROPPED {
                         twin.dropped_at = twin.now;
                     }
-                    twin.noted.push((n, Watched { kind, since: twin.now }, true));
+                    twin.note(n, kind, kind == DROPPED);
+                } else if kind <= 2 * DROPPED {
+                    worth.left(id(n));
+                    let open = |(other, watched, open): &&(u64, Watched, bool)| {
+                        *open && *other == n && !watched.left
+                    };
+                    if let Some((_, watched, _)) = twin.noted.iter().find(open).copied() {
+                        twin.note(n, watched.kind, true);
+                    }
                 } else {
                     worth.asked(id(n), blocks);
                     twin.now += 1;
@@ -291,6 +320,7 @@ mod tests {
             // Of kind 2, three in ten are asked for again; of what is dropped, one in ten.
             let (kind, tenths) = if n % 2 == 0 { (2, 3) } else { (DROPPED, 1) };
             worth.note(id(n), kind);
+            worth.left(id(n));
             let again = rng.below(10) < tenths;
             worth.asked(if again { id(n) } else { id(u64::MAX - n) }, blocks);
             let watch = worth.watch.lock();
@@ -317,6 +347,7 @@ mod tests {
         // Then one in fifty loads is noted, and of those two thirds are asked for again: a sample of as few would take long to find out.
         for n in 1 << 32..(1 << 32) + 20_000u64 {
             worth.note(id(n), 2);
+            worth.left(id(n));
             (0..50).for_each(|_| worth.asked(id(rng.next_u64() | 1 << 63), 5_000));
             if n % 3 > 0 {
                 worth.asked(id(n), 5_000);
@@ -324,6 +355,21 @@ mod tests {
         }
         assert_eq!(shift(), 0, "of {flooded}");
         assert!((60..=72).contains(&percent(&worth, 2)), "{}", percent(&worth, 2));
+    }
+
+    #[test]
+    fn what_stays_in_memory_tells_nothing_of_its_kind() {
+        let worth = Worth::new();
+        let mut rng = SmallRng::from_seed(11);
+        for n in 0..20_000 {
+            // Of kind 3 half stay in memory, where they are asked for; of the others half are asked for here.
+            worth.note(id(n), 3);
+            if n % 2 == 0 {
+                worth.left(id(n));
+            }
+            worth.asked(id(if n % 4 == 0 { n } else { rng.next_u64() | 1 << 63 }), 1000);
+        }
+        assert!((42..=58).contains(&percent(&worth, 3)), "{}", percent(&worth, 3));
     }
 
     #[test]
@@ -342,11 +388,13 @@ mod tests {
             worth.note(id(n), DROPPED);
             worth.asked(id(n), 100);
             worth.note(id(1 << 32 | n), 0);
+            worth.left(id(1 << 32 | n));
         }
         assert!(!worth.is_enough(0) && percent(&worth, DROPPED) > 90);
         // Then something else, of which a third comes again. Nothing is dropped.
         for n in 0..2000 {
             worth.note(id(1 << 40 | n), 0);
+            worth.left(id(1 << 40 | n));
             worth.asked(id(1 << 40 | if n % 3 == 0 { n } else { u64::MAX }), 100);
         }
         assert!(worth.is_enough(0), "{}", percent(&worth, 0));

@@ -281,7 +281,9 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         }
     }
 
-    /// Writes all values that are in memory only to the device, as far as there is room, and waits until they are durable.
+    /// Writes all values that are in memory only to the device, as far as there is room, and waits until they are durable. What leaves memory
+    /// meanwhile, because there was too much in it, is not among them: with a slow device that may be what came last, since what is being
+    /// written has to stay.
     ///
     /// # Errors
     /// When the device fails.

@@ -59,7 +59,8 @@ impl Carried {
 /// Ranks: hits, and one more for metadata.
 const RANKS: usize = MAX_HITS as usize + 2;
 
-/// How much a block is worth; 0 is nothing. So is data that memory has: it is offered again when memory lets go of it.
+/// How much a block is worth; 0 is nothing. So is data that memory has: most of it is offered again when memory
+/// lets go of it.
 pub(super) fn rank(record: &Record) -> usize {
     let hits = usize::from(record.hits.min(MAX_HITS));
     match record.class {

@@ -41,6 +41,8 @@ use carry::{Carried, Evacuation};
 const FAILURES: u32 = 3;
 /// Batches of the smallest segment, at least.
 const LEAST_BATCHES: u64 = 2;
+/// Bytes of a batch's memory, at least.
+const LEAST_BATCH_BYTES: u64 = 16 << 10;
 /// How often more it is tried for want of memory, and how long it is waited for each time.
 const MEMORY_WAITS: u32 = 40;
 const MEMORY_WAIT: Duration = Duration::from_millis(50);
@@ -130,6 +132,22 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
     }
 }
 
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// What a batch may take of a segment. More than one fits, so that what is carried forward is spread over it; but of small segments each
+    /// batch's log is a part that tells.
+    fn batch_share(&self) -> u64 {
+        self.ring.geometry.batch_room() / LEAST_BATCHES
+    }
+
+    /// Bytes of blocks that are written at once, if so much waits: about as many as a batch has room for, since the cache keeps
+    /// them as long as they wait (of blocks below 256 bytes, whose log takes more, a rest goes by itself), and never more than may wait.
+    pub(crate) fn lot_bytes(&self) -> u64 {
+        let share = self.batch_share();
+        let most = self.tunables.batch_bytes().min(self.tunables.queue_bytes());
+        most.min(share - share / 16).max(LEAST_BATCH_BYTES)
+    }
+}
+
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     /// A writer with memory for batches.
     pub(crate) fn new(inner: Arc<Inner<K, V>>) -> Result<Self, Trouble> {
@@ -151,12 +169,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         })
     }
 
-    /// Bytes of the usual batch: blocks as wanted, and a log for small ones. More than one fits into a segment, so that what is
-    /// carried forward is spread over it; but of small segments each batch's log is a part that tells.
+    /// Bytes of the usual batch: blocks as wanted, and a log for small ones.
     fn buffer_bytes(inner: &Inner<K, V>) -> u64 {
         let batch = inner.tunables.batch_bytes();
-        let share = inner.ring.geometry.batch_room() / LEAST_BATCHES;
-        (batch + batch / 4).min(share).max(16 << 10).next_multiple_of(PAGE_BYTES)
+        (batch + batch / 4)
+            .min(inner.batch_share())
+            .max(LEAST_BATCH_BYTES)
+            .next_multiple_of(PAGE_BYTES)
     }
 
     /// The thread's body.
@@ -166,7 +185,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             let linger = u64::from(self.inner.tunables.linger_ms()) * 1_000_000;
             let inner = Arc::clone(&self.inner);
             let now = || inner.clock.now_ns();
-            let batch = inner.tunables.batch_bytes();
+            let batch = inner.lot_bytes();
             let Some(work) = inner.feed.next(now, (batch, linger), !self.backlog.is_empty()) else {
                 break;
             };
