@@ -159,11 +159,26 @@ impl<const CELLS: usize> Sharded<CELLS> {
     /// If there is no such cell.
     #[inline]
     pub fn add_at(&self, flat: usize, n: u64) {
+        if !self.add_at_own(flat, n) {
+            self.other_shard().add_at(flat, n);
+        }
+    }
+
+    /// As [`add_at`](Self::add_at), if the calling thread has counted before and has a shard of its own; else it says no, and nothing
+    /// is counted: for who would rather call something else than be interrupted by a call.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such cell.
+    #[inline]
+    pub fn add_at_own(&self, flat: usize, n: u64) -> bool {
         #[cfg(not(forebay_model))]
         if let Some(own) = sync::own_slot() {
-            return add_alone(&self.shards[own].0[flat], n);
+            add_alone(&self.shards[own].0[flat], n);
+            return true;
         }
-        self.other_shard().add_at(flat, n);
+        let _ = (flat, n);
+        false
     }
 
     /// The shard on which the calling thread counts, to be resolved once for several adds.
@@ -439,6 +454,17 @@ macro_rules! counters {
             #[inline]
             $vis fn add_at(&self, flat: usize, n: u64) {
                 self.sharded.add_at(flat, n);
+            }
+
+            /// Adds `n` to a cell that `Counter::at` named, if the calling thread has counted before and shares with nobody;
+            /// else it says no, and nothing is counted.
+            ///
+            /// # Panics
+            ///
+            /// If there is no such cell.
+            #[inline]
+            $vis fn add_at_own(&self, flat: usize, n: u64) -> bool {
+                self.sharded.add_at_own(flat, n)
             }
 
             /// Where the calling thread counts, resolved once for several adds.

@@ -9,10 +9,8 @@ use forebay_base::tunables::TunableError;
 
 use crate::attributes::{Attributes, Cause, Class};
 use crate::builder::Builder;
-use crate::counters::CacheCounters;
 use crate::error::{OwnerError, Refused};
 use crate::guard::{OwnedRef, Place, Ref};
-use crate::header::MARK;
 use crate::inner::Inner;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
@@ -73,18 +71,25 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// block's own header.
     #[inline]
     pub fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
-        let inner = self.inner();
-        match inner.pin(inner.hash(key), key, MARK) {
-            Some((header, before)) => {
-                inner.count_hit(header, before);
-                // SAFETY: pinned just now, from a valid state.
-                Some(unsafe { Ref::from_pin(inner, header) })
-            }
-            None => {
-                inner.counters.add(CacheCounters::LOOKUPS_MISSED, 0, 1);
-                None
-            }
-        }
+        self.inner().get(key)
+    }
+
+    /// As [`get`](Self::get) for each of the keys, for who needs several blocks and knows them beforehand: what the lookups need is fetched from
+    /// memory side by side, which takes a fraction of the time. `found` is emptied, and then has an entry for each key, in their order.
+    ///
+    /// The blocks stay pinned as long as they are in `found`: let them be few beside what the cache holds.
+    ///
+    /// ```
+    /// # use forebay_cache::Cache;
+    /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
+    /// cache.insert(7, 70)?;
+    /// let mut found = Vec::new();
+    /// cache.get_many(&[6, 7], &mut found);
+    /// assert_eq!((found[0].as_deref(), found[1].as_deref()), (None, Some(&70)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn get_many<'a>(&'a self, keys: &[K], found: &mut Vec<Option<Ref<'a, K, V>>>) {
+        self.inner().get_many(keys, found);
     }
 
     /// As [`get`](Self::get), for who remembers where the block was: looks there first, which spares a hit the index.
@@ -100,15 +105,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// ```
     #[inline]
     pub fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
-        let inner = self.inner();
-        match inner.pin_at(place, key, MARK) {
-            Some((header, before)) => {
-                inner.count_hit(header, before);
-                // SAFETY: pinned just now, from a valid state.
-                Some(unsafe { Ref::from_pin(inner, header) })
-            }
-            None => self.get(key),
-        }
+        self.inner().get_at(place, key)
     }
 
     /// Has the processor fetch what [`get_at`](Self::get_at) will look at, without waiting for it.

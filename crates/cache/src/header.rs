@@ -8,8 +8,8 @@
 //! | 17 | `SAMPLED`: its hits are told to the shadows | who occupies it |
 //! | 18 | `VALID`: may be pinned by a lookup | set by the publisher; cleared by who retires |
 //! | 19 | `MARK`: looked up since the evictor last came by | set by a hit; cleared by the evictor |
-//! | 20–21 | the list it is in | the publisher (under the sublist's lock), then the evictor |
-//! | 22 | class | the publisher, before it is reachable |
+//! | 20 | class | the publisher, before it is reachable |
+//! | 21–22 | the list it is in | the publisher (under the sublist's lock), then the evictor |
 //! | 23 | `WRITING`: the second level is writing it | the second level's guard, which holds a pin |
 //! | 24 | `RETIRED`: on its way out | whoever evicts, removes or replaces; never cleared but by freeing |
 //! | 25 | `LOADING`: a filler will publish or abandon it | the filler |
@@ -53,10 +53,10 @@ const MOST_PINS: u64 = 1 << (PIN_BITS - 1);
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
-const LIST_SHIFT: u32 = 20;
-const LIST: u64 = 3 << LIST_SHIFT;
-const CLASS_SHIFT: u32 = 22;
+const CLASS_SHIFT: u32 = 20;
 const CLASS: u64 = 1 << CLASS_SHIFT;
+const LIST_SHIFT: u32 = 21;
+const LIST: u64 = 3 << LIST_SHIFT;
 pub(crate) const WRITING: u64 = 1 << 23;
 pub(crate) const RETIRED: u64 = 1 << 24;
 pub(crate) const LOADING: u64 = 1 << 25;
@@ -131,6 +131,11 @@ impl State {
     #[inline]
     pub(crate) fn class_index(self) -> usize {
         ((self.0 >> CLASS_SHIFT) & 1) as usize
+    }
+    /// The number of the list (0 for none) and the class in one number: twice the one plus the other.
+    #[inline]
+    pub(crate) fn list_and_class(self) -> usize {
+        ((self.0 & (LIST | CLASS)) >> CLASS_SHIFT) as usize
     }
     #[inline]
     pub(crate) fn position(self) -> u32 {
@@ -274,12 +279,21 @@ impl<K: Copy, V> Header<K, V> {
     /// Rule 1. Also sets the mark, so that a hit is one atomic update.
     #[inline]
     pub(crate) fn pin_valid(&self, mark: u64) -> Pin {
+        match self.try_pin(mark) {
+            Ok(before) => Pin::Pinned(before),
+            Err(state) => Self::not_pinned(state),
+        }
+    }
+
+    /// As [`pin_valid`](Self::pin_valid), but too many pins are no reason to panic. What was met instead may be that, or not valid.
+    #[inline(always)]
+    pub(crate) fn try_pin(&self, mark: u64) -> Result<State, State> {
         // Acquire, so that a slot that is read again after an invalid header is read after it.
         let mut state = self.state.load(Ordering::Acquire);
         loop {
             // Both at once: whether it may be pinned, and whether so many pins are no mistake.
             if state & (VALID | MOST_PINS) != VALID {
-                return Self::not_pinned(State(state));
+                return Err(State(state));
             }
             match self.state.compare_exchange_weak(
                 state,
@@ -287,7 +301,7 @@ impl<K: Copy, V> Header<K, V> {
                 Ordering::Acquire,
                 Ordering::Acquire,
             ) {
-                Ok(_) => return Pin::Pinned(State(state)),
+                Ok(_) => return Ok(State(state)),
                 Err(now) => state = now,
             }
         }

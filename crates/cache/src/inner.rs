@@ -25,10 +25,9 @@ use crate::callbacks::Callbacks;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
 use crate::flight::Flights;
-use crate::guard::Place;
-use crate::header::{Header, List, Pin, SAMPLED, State};
+use crate::header::{Header, List};
+use crate::index::Index;
 use crate::index::line::Slot;
-use crate::index::{Glance, Index, Visit};
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{GhostList, Ghosts};
@@ -209,106 +208,5 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     pub(crate) fn slot_of(hash: u64, header: NonNull<Header<K, V>>) -> Slot {
         Slot::resident(hash, header.as_ptr().expose_provenance())
-    }
-
-    /// Pins the block of that key, if it is there: the lock-free hit. Returns the state before.
-    #[inline(always)]
-    pub(crate) fn pin(
-        &self,
-        hash: u64,
-        key: &K,
-        mark: u64,
-    ) -> Option<(NonNull<Header<K, V>>, State)> {
-        match self.index.glance(hash) {
-            Glance::At(address) => {
-                let header = Self::header_at(address);
-                // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
-                match unsafe { self.pin_if_key(header, key, mark) } {
-                    Ok(before) => Some((header, before)),
-                    Err(_) => self.pin_looked_for(hash, key, mark),
-                }
-            }
-            Glance::Nothing => None,
-            Glance::Unclear => self.pin_looked_for(hash, key, mark),
-        }
-    }
-
-    /// As [`pin`](Self::pin), if a glance at the index was not enough.
-    #[inline(never)]
-    fn pin_looked_for(
-        &self,
-        hash: u64,
-        key: &K,
-        mark: u64,
-    ) -> Option<(NonNull<Header<K, V>>, State)> {
-        self.index.find(hash, |address| {
-            let header = Self::header_at(address);
-            // SAFETY: as in `pin`.
-            match unsafe { self.pin_if_key(header, key, mark) } {
-                Ok(before) => Visit::Found((header, before)),
-                Err(state) => Visit::Missed(state.life()),
-            }
-        })
-    }
-
-    /// Pins a block if it has that key. Returns the state before, or what was met instead.
-    ///
-    /// # Safety
-    /// It is a header of this cache, used or free.
-    #[inline(always)]
-    unsafe fn pin_if_key(
-        &self,
-        header: NonNull<Header<K, V>>,
-        key: &K,
-        mark: u64,
-    ) -> Result<State, State> {
-        // SAFETY: headers are type-stable.
-        let h = unsafe { header.as_ref() };
-        match h.pin_valid(mark) {
-            Pin::Pinned(before) => {
-                // SAFETY: pinned from a valid state.
-                if unsafe { h.key() } == key {
-                    return Ok(before);
-                }
-                // SAFETY: the pin taken above; the cache is borrowed.
-                unsafe { Self::unpin(NonNull::from(self), header) };
-                Err(before)
-            }
-            Pin::Invalid(state) => Err(state),
-        }
-    }
-
-    /// Pins the block of that key, if it is where it was: the lock-free hit without the index.
-    #[inline]
-    pub(crate) fn pin_at(
-        &self,
-        place: Place,
-        key: &K,
-        mark: u64,
-    ) -> Option<(NonNull<Header<K, V>>, State)> {
-        let header = self.slab.by_id(place.0)?;
-        // SAFETY: headers are type-stable: never unmapped while the slab that has them lives.
-        let pinned = unsafe { self.pin_if_key(header, key, mark) };
-        pinned.ok().map(|before| (header, before))
-    }
-
-    /// Counts a hit on a block that the caller has pinned.
-    #[inline]
-    pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: State) {
-        // The four rows stand in the order of list numbers.
-        let list = before.list().map_or(0, |list| list as usize);
-        let row = CacheCounters::HITS_NEW.at(0) + list * 2 + before.class_index();
-        self.counters.add_at(row, 1);
-        if before.has(SAMPLED) {
-            self.tell_shadows(header, before.class());
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn tell_shadows(&self, header: NonNull<Header<K, V>>, class: Class) {
-        // SAFETY: pinned by the caller, from a state that was valid or is filled.
-        let (h, key) = unsafe { (header.as_ref(), header.as_ref().key()) };
-        self.shadows.note_hit(self.hash(key), class, h.weight());
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
 use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID};
 use crate::index::line::Slot;
+use crate::index::{Full, Known, Locked};
 use crate::inner::{Inner, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
@@ -112,36 +113,62 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         header: NonNull<Header<K, V>>,
         class: Class,
     ) -> Result<Met<K, V>, Refusal> {
-        let slot = Self::slot_of(hash, header);
         let mut locked = self.index.lock(hash);
         // Asked again under the lock: a close that passes the barrier after this sees the header.
         if let Some(reason) = self.refuse(key, class, 0) {
             return Err(reason);
         }
+        let known = Self::find_known(&locked, key);
+        let bits = VALID | FILLED;
+        self.put(&mut locked, known, (hash, header), bits, Cause::Replaced)
+            .map_err(|_| Refusal::NoMemory)
+    }
+
+    /// What the index has of a key, whose partition is locked.
+    pub(crate) fn find_known(locked: &Locked<'_>, key: &K) -> Known {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
-        let same = |address| unsafe { Self::header_at(address).as_ref().key() == key };
-        // SAFETY: the caller occupies the header.
+        locked.find_known(|address| unsafe { Self::header_at(address).as_ref().key() == key })
+    }
+
+    /// Puts a header, which the caller occupies, in the place of what is known of its key, and announces it. A header that was there is
+    /// retired for `cause`.
+    ///
+    /// # Errors
+    /// When the index is full: then nothing has changed.
+    pub(crate) fn put(
+        &self,
+        locked: &mut Locked<'_>,
+        known: Known,
+        (hash, header): (u64, NonNull<Header<K, V>>),
+        bits: u64,
+        cause: Cause,
+    ) -> Result<Met<K, V>, Full> {
+        let slot = Self::slot_of(hash, header);
+        // SAFETY: the caller occupies it.
         let h = unsafe { header.as_ref() };
-        if let Some((place, address)) = locked.find_resident(same) {
-            h.announce(VALID | FILLED);
-            // First the slot, then the old header: a reader that finds the old one invalid looks at
-            // the slot again.
-            locked.replace(place, slot);
-            let old = Self::header_at(address);
-            // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
-            // remover finds the slot taken and does the rest.
-            let before = unsafe { old.as_ref() }.retire(Cause::Replaced);
-            return Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)));
+        match known {
+            Known::Resident(place, address) => {
+                h.announce(bits);
+                // First the slot, then the old header: a reader that finds the old one invalid looks at
+                // the slot again.
+                locked.replace(place, slot);
+                let old = Self::header_at(address);
+                // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
+                // remover finds the slot taken and does the rest.
+                let before = unsafe { old.as_ref() }.retire(cause);
+                Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)))
+            }
+            Known::Ghost(place, ghost) => {
+                h.announce(bits);
+                locked.replace(place, slot);
+                Ok(Met::Ghost(GhostList::from_number(ghost.ghost_list()), ghost))
+            }
+            Known::Nothing => {
+                locked.insert(slot, &|address| self.hash_of(address))?;
+                h.announce(bits);
+                Ok(Met::Nothing)
+            }
         }
-        if let Some((place, list, ghost)) = locked.find_ghost() {
-            h.announce(VALID | FILLED);
-            locked.replace(place, slot);
-            return Ok(Met::Ghost(GhostList::from_number(list), ghost));
-        }
-        let full = locked.insert(slot, &|address| self.hash_of(address));
-        full.map_err(|_| Refusal::NoMemory)?;
-        h.announce(VALID | FILLED);
-        Ok(Met::Nothing)
     }
 
     /// The hash of a resident's key, under its partition's lock.
@@ -170,7 +197,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let h = unsafe { header.as_ref() };
         let weight = h.weight();
         let mut frequency = Frequency::default();
-        let mut frequent = false;
+        let (mut frequent, mut ghost_of) = (false, None);
         match *met {
             Met::Nothing => {}
             Met::Ghost(list, ghost) => {
@@ -180,7 +207,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                     CacheCounters::GHOST_HITS_MRU
                 };
                 self.counters.add(row, list.class as usize, 1);
-                self.ghost_hits.note(list, u64::from(weight));
+                ghost_of = Some(list);
                 frequency = ghost.ghost_uses(self.policy.now());
             }
             Met::Resident(old, before) => {
@@ -193,7 +220,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             }
         }
         h.set_frequency(frequency.used(self.policy.now()));
-        self.ghost_hits.note_use(u64::from(weight));
+        self.ghost_hits.note(ghost_of, weight);
         // One that is refused weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;
         if sampled || self.shadows.wait_to_be_played() {
@@ -271,9 +298,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Removes the block of that key. True if there was one.
     pub(crate) fn remove(&self, hash: u64, key: &K, cause: Cause) -> bool {
         let mut locked = self.index.lock(hash);
-        // SAFETY: headers in slots of a locked partition have keys that may be read.
-        let same = |address| unsafe { Self::header_at(address).as_ref().key() == key };
-        let Some((place, address)) = locked.find_resident(same) else { return false };
+        let Some((place, address)) = Self::find_key(&locked, key) else { return false };
         let header = Self::header_at(address);
         // SAFETY: not freed while its slot is there.
         let Some(before) = unsafe { header.as_ref() }.retire(cause) else { return false };

@@ -68,6 +68,7 @@ mod insert;
 mod key;
 mod lists;
 mod load;
+mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;

@@ -7,18 +7,17 @@ use std::task::{Context, Poll};
 
 use forebay_base::sync::Arc;
 
-use crate::attributes::{Attributes, Class};
+use crate::attributes::{Attributes, Cause, Class};
 use crate::counters::CacheCounters;
 use crate::error::{LoadError, Refusal};
 use crate::filler::{Begin, Filler, InFlight, LoadingPin};
 use crate::flight::Ending;
 use crate::guard::Ref;
 use crate::header::{FILLED, Header, LOADING, MARK, RETIRED, State, VALID, WAITERS};
-use crate::index::{Locked, Place};
+use crate::index::{Known, Locked, Place};
 use crate::inner::{Inner, Reclaim};
 use crate::insert::Met;
 use crate::key::Key;
-use crate::lists::ghosts::GhostList;
 use crate::room::{Reserved, Ticket};
 
 /// What a request found under the partition's lock.
@@ -132,30 +131,15 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if self.refuse(key, class, 0) == Some(Refusal::Closed) {
             return Claim::Closed;
         }
-        let slot = Self::slot_of(hash, mine);
-        // SAFETY: this thread occupies it.
-        let h = unsafe { mine.as_ref() };
-        if let Some((place, address)) = Self::find_key(&locked, key) {
-            if let Some(found) = Self::pin_found(Self::header_at(address)) {
-                return found;
-            }
-            // On its way out: whoever retired it finds the slot taken.
-            h.announce(LOADING);
-            locked.replace(place, slot);
-            return Claim::Mine(Met::Nothing);
+        let known = Self::find_known(&locked, key);
+        if let Known::Resident(_, address) = known
+            && let Some(found) = Self::pin_found(Self::header_at(address))
+        {
+            return found;
         }
-        if let Some((place, list, ghost)) = locked.find_ghost() {
-            h.announce(LOADING);
-            locked.replace(place, slot);
-            return Claim::Mine(Met::Ghost(GhostList::from_number(list), ghost));
-        }
-        match locked.insert(slot, &|address| self.hash_of(address)) {
-            Ok(()) => {
-                h.announce(LOADING);
-                Claim::Mine(Met::Nothing)
-            }
-            Err(full) => Claim::Full(full.to_string()),
-        }
+        // One that is on its way out: whoever retired it finds the slot taken.
+        let put = self.put(&mut locked, known, (hash, mine), LOADING, Cause::Replaced);
+        put.map_or_else(|full| Claim::Full(full.to_string()), Claim::Mine)
     }
 
     /// The block, or its load, if there is either.

@@ -183,19 +183,16 @@ impl GhostHits {
         Self { shards: (0..shards).map(|_| CachePadded::new(Hits::default())).collect() }
     }
 
-    /// A block of that weight was asked for whose ghost was still there. Evictions collect the hits long
-    /// before their number overflows, since every ghost hit brings a block in.
-    pub(crate) fn note(&self, list: GhostList, weight: u64) {
-        let hits = &self.shards[thread_slot().index(self.shards.len())];
-        let weight = weight.min(u64::from(u32::MAX));
-        hits.0[list.number()].fetch_add((weight << HIT_WEIGHT_SHIFT) | 1, Ordering::Relaxed);
-    }
-
-    /// A block of that weight came in. Some may be lost or told twice if threads share a shard, which shortens or lengthens
-    /// an epoch by as much.
-    pub(crate) fn note_use(&self, weight: u64) {
-        let uses = &self.shards[thread_slot().index(self.shards.len())].1;
-        uses.store(uses.load(Ordering::Relaxed).wrapping_add(weight), Ordering::Relaxed);
+    /// A block of that weight came in, whose ghost was still in that list, if in any. Evictions collect the hits long
+    /// before their number overflows, since every ghost hit brings a block in. Of the weight of all blocks, some may be lost or told twice if
+    /// threads share a shard, which shortens or lengthens an epoch by as much.
+    pub(crate) fn note(&self, ghost: Option<GhostList>, weight: u32) {
+        let Hits(hits, uses) = &*self.shards[thread_slot().index(self.shards.len())];
+        if let Some(list) = ghost {
+            let hit = (u64::from(weight) << HIT_WEIGHT_SHIFT) | 1;
+            hits[list.number()].fetch_add(hit, Ordering::Relaxed);
+        }
+        uses.store(uses.load(Ordering::Relaxed).wrapping_add(weight.into()), Ordering::Relaxed);
     }
 
     /// Weight of the blocks that came in; it is forgotten here.
@@ -421,9 +418,9 @@ mod tests {
 
     const RECENT_DATA: GhostList = GhostList { frequent: false, class: Class::Data };
 
-    fn hit(policy: &Policy, list: GhostList, weight: u64, sizes: Sizes) {
+    fn hit(policy: &Policy, list: GhostList, weight: u32, sizes: Sizes) {
         let hits = GhostHits::new(2);
-        hits.note(list, weight);
+        hits.note(Some(list), weight);
         policy
             .learn(&hits, &sizes, |number, count| assert_eq!((number, count), (list.number(), 1)));
         policy.learn(&hits, &sizes, |_, _| unreachable!("nothing is learnt twice"));

@@ -21,7 +21,6 @@ use crate::header::{FILLED, LOADING, RETIRED, State, VALID, WRITING};
 use crate::inner::Inner;
 use crate::insert::Met;
 use crate::key::Key;
-use crate::lists::ghosts::GhostList;
 
 /// A second level. All calls come from threads of the cache or of its users; none may call back into the
 /// same cache except through what it is handed.
@@ -261,29 +260,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let h = unsafe { header.as_ref() };
         // SAFETY: as above.
         unsafe { h.occupy(*key, weight, None, self.sampled(hash, attributes)) };
-        let slot = Self::slot_of(hash, header);
         let met = {
             let mut locked = self.index.lock(hash);
             if self.refuse(key, attributes.class, 0) == Some(Refusal::Closed) {
                 Err(Refusal::Closed)
-            } else if let Some((place, address)) = Self::find_key(&locked, key) {
-                h.announce(LOADING);
-                locked.replace(place, slot);
-                let old = Self::header_at(address);
-                // SAFETY: not freed before its slot was replaced; if it is retired already, whoever
-                // did that finds the slot taken and does the rest.
-                let before = unsafe { old.as_ref() }.retire(cause);
-                Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)))
-            } else if let Some((place, list, ghost)) = locked.find_ghost() {
-                h.announce(LOADING);
-                locked.replace(place, slot);
-                Ok(Met::Ghost(GhostList::from_number(list), ghost))
             } else {
-                let inserted = locked.insert(slot, &|address| self.hash_of(address));
-                inserted.map_err(|_| Refusal::NoMemory).map(|()| {
-                    h.announce(LOADING);
-                    Met::Nothing
-                })
+                let known = Self::find_known(&locked, key);
+                let put = self.put(&mut locked, known, (hash, header), LOADING, cause);
+                put.map_err(|_| Refusal::NoMemory)
             }
         };
         let inner = NonNull::from(self);

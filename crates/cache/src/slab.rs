@@ -16,11 +16,10 @@ use std::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use forebay_base::sync::{Mutex, thread_slot};
+use forebay_base::sync::{Mutex, hint, thread_slot};
 use forebay_base::vm::{self, StableChunk, ZeroInit};
 
 use crate::header::Header;
-use crate::index::prefetch_line;
 
 #[cfg(not(any(miri, forebay_model)))]
 const CHUNK_BYTES: usize = 2 << 20;
@@ -123,7 +122,7 @@ impl<K: Copy, V> Slab<K, V> {
             if let Some(header) = magazine.pop() {
                 // The next one to be taken was last used by an evictor, perhaps on another processor.
                 if let Some(next) = magazine.last() {
-                    prefetch_line(next.as_ptr());
+                    hint::prefetch(next.as_ptr());
                 }
                 return Ok(header);
             }

@@ -208,7 +208,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if Self::find_key(&locked, key).is_some() {
             return Err(NotTaken::There);
         }
-        if locked.find_ghost().is_some() {
+        if locked.has_ghost() {
             return Err(NotTaken::LetGo);
         }
         let slot = Self::slot_of(hash, header);

@@ -11,11 +11,11 @@
 use std::ptr::NonNull;
 
 use forebay_base::counters::Counter;
+use forebay_base::sync::hint;
 
 use crate::attributes::Class;
 use crate::evict::{Out, Scratch, is_at};
 use crate::header::{Header, List, MARK, State};
-use crate::index::prefetch_line;
 use crate::inner::Inner;
 use crate::key::Key;
 use crate::lists::ring::{Ring, Seen};
@@ -58,7 +58,7 @@ impl<K, V> Rivals<K, V> {
         let next = *self.found.get(self.next)?;
         self.next += 1;
         if let Some((_, later)) = self.found.get(self.next + AHEAD) {
-            prefetch_line(later.as_ptr());
+            hint::prefetch(later.as_ptr());
         }
         Some(next)
     }
@@ -193,7 +193,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 found.extend(self.slab.by_id(id).map(|header| (position, header)));
             });
             drop(ring);
-            rivals.found.iter().take(AHEAD + 1).for_each(|(_, h)| prefetch_line(h.as_ptr()));
+            rivals.found.iter().take(AHEAD + 1).for_each(|(_, h)| hint::prefetch(h.as_ptr()));
         }
         came
     }

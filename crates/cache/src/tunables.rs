@@ -41,7 +41,7 @@ forebay_base::tunables! {
     /// Evictions that may wait for the user's callback; beyond, callbacks are dropped and counted.
     callback_queue: u32 = 4096, 1..=1048576, runtime, "count";
 
-    /// Blocks near the cold end that the second level is offered before they are evicted, beside those that are about to be; 0: nothing is
-    /// offered.
+    /// Blocks near the cold end that the second level is offered before they are evicted, beside those that are about to be (of mfu one a
+    /// sublist, unless mfu has to give up blocks); 0: nothing is offered.
     offer_ahead: u32 = 32, 0..=65536, runtime, "count";
 }

@@ -69,12 +69,12 @@ pub mod hint {
     #[inline]
     pub fn prefetch<T>(at: *const T) {
         // SAFETY: a prefetch accesses nothing: it is ignored where there is no memory.
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = at;
     }
 }

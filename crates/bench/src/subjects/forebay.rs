@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
-use forebay_cache::{Attributes, Builder, Cache, Key, Reclaim};
+use forebay_cache::{Attributes, Builder, Cache, Key, Reclaim, Ref};
 
-use super::{EvictSubject, Inserter, ReadBlocks, ReadSubject, Reader, Value, touch, touch_block};
+use super::{
+    EvictSubject, Inserter, ReadBlocks, ReadPlan, ReadSubject, Reader, Using, Value, run_readers,
+    touch, touch_block,
+};
 use crate::benches::freeing::Freeing;
 use crate::benches::r5::Kind;
 use crate::blocks::{BLOCK_BYTES, fill};
 use crate::freeing::{block_bytes, use_block};
+use crate::keys::KeyStream;
+use crate::measure::Worker;
 use crate::options::Failure;
 
 /// Why a cache or its arena could be made in vain: the bench cannot go on.
@@ -25,11 +30,48 @@ pub(crate) fn arena(limit_bytes: u64) -> Arc<Arena> {
     Arena::new(ArenaConfig { limit_bytes, huge_pages: HugePages::Auto }).expect(NO_CACHE)
 }
 
-impl Reader for Cache<u64, Buffer> {
+impl Reader for Arc<Cache<u64, Buffer>> {
     #[inline]
     fn read<R>(&self, key: u64, touch: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let block = self.get(&key)?;
         Some(touch(&block))
+    }
+}
+
+/// Keys that a reader of many asks for at once.
+const MANY: usize = 16;
+
+/// Reads as one who knows the next [`MANY`] keys.
+struct ManyWorker<'a> {
+    cache: &'a Cache<u64, Buffer>,
+    keys: KeyStream,
+    using: Using,
+    wanted: Vec<u64>,
+    found: Vec<Option<Ref<'a, u64, Buffer>>>,
+    /// Of `found`, the next to be used.
+    next: usize,
+}
+
+impl<'a> ManyWorker<'a> {
+    fn new(cache: &'a Cache<u64, Buffer>, keys: KeyStream, using: Using) -> Self {
+        let (wanted, found) = (Vec::with_capacity(MANY), Vec::with_capacity(MANY));
+        Self { cache, keys, using, wanted, found, next: 0 }
+    }
+}
+
+impl Worker for ManyWorker<'_> {
+    #[inline]
+    fn step(&mut self) -> bool {
+        if self.next == self.found.len() {
+            self.wanted.clear();
+            self.wanted.extend((0..MANY).map(|_| self.keys.next()));
+            self.cache.get_many(&self.wanted, &mut self.found);
+            self.next = 0;
+        }
+        let offset = self.using.offset(&mut self.keys);
+        let block = self.found[self.next].as_deref();
+        self.next += 1;
+        block.map(|block| self.using.block(block, offset)).is_some()
     }
 }
 
@@ -43,7 +85,16 @@ pub(super) fn readers(blocks: &ReadBlocks) -> Vec<ReadSubject> {
         fill(&mut block, key);
         cache.insert(key, block).expect("the cache has twice the room");
     }
-    vec![ReadSubject::new("forebay", "defaults, arena", cache)]
+    let cache = Arc::new(cache);
+    let shared = Arc::clone(&cache);
+    let many = move |plan: &ReadPlan| {
+        run_readers(plan, |keys, using| ManyWorker::new(&shared, keys, using))
+    };
+    let of_many = format!("defaults, arena, {MANY} keys at once");
+    vec![
+        ReadSubject::new("forebay", "defaults, arena", cache),
+        ReadSubject::measured("forebay-many", of_many, many),
+    ]
 }
 
 impl Inserter for Cache<u64, u64> {

@@ -80,49 +80,70 @@ impl ReadSubject {
     }
 }
 
-struct ReadWorker<'a, S> {
-    reader: &'a S,
-    keys: KeyStream,
+/// What is done with a block that was read.
+pub(crate) struct Using {
     copy: bool,
     sink: Box<[u8]>,
     sum: u64,
+}
+
+impl Using {
+    fn new(copy: bool) -> Self {
+        Self { copy, sink: vec![0u8; BLOCK_BYTES].into_boxed_slice(), sum: 0 }
+    }
+
+    /// Where in the next block to look.
+    #[inline]
+    fn offset(&self, keys: &mut KeyStream) -> usize {
+        if self.copy { 0 } else { keys.rng().below(BLOCK_BYTES as u64 / 8) as usize * 8 }
+    }
+
+    #[inline]
+    fn block(&mut self, block: &[u8], offset: usize) {
+        if self.copy {
+            self.sink.copy_from_slice(block);
+            black_box(&self.sink);
+        } else {
+            let bytes = &block[offset..offset + 8];
+            let word = bytes.iter().fold(0u64, |w, b| w << 8 | u64::from(*b));
+            self.sum = self.sum.wrapping_add(word);
+        }
+    }
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        black_box(self.sum);
+    }
+}
+
+struct ReadWorker<'a, S> {
+    reader: &'a S,
+    keys: KeyStream,
+    using: Using,
 }
 
 impl<S: Reader> Worker for ReadWorker<'_, S> {
     #[inline]
     fn step(&mut self) -> bool {
         let key = self.keys.next();
-        if self.copy {
-            let sink = &mut self.sink;
-            let done = self.reader.read(key, |block| sink.copy_from_slice(block));
-            black_box(&self.sink);
-            done.is_some()
-        } else {
-            let offset = self.keys.rng().below(BLOCK_BYTES as u64 / 8) as usize * 8;
-            let word = self.reader.read(key, |block| {
-                block[offset..offset + 8].iter().fold(0u64, |w, b| w << 8 | u64::from(*b))
-            });
-            self.sum = self.sum.wrapping_add(word.unwrap_or(0));
-            word.is_some()
-        }
+        let offset = self.using.offset(&mut self.keys);
+        self.reader.read(key, |block| self.using.block(block, offset)).is_some()
     }
 }
 
-impl<S> Drop for ReadWorker<'_, S> {
-    fn drop(&mut self) {
-        black_box(self.sum);
-    }
+/// Runs a load of hits; `worker` makes one of a stream of keys and of what is done with their blocks.
+fn run_readers<W: Worker>(
+    plan: &ReadPlan,
+    worker: impl Fn(KeyStream, Using) -> W + Sync,
+) -> Sample {
+    let stream = |thread| plan.keys.stream(thread, plan.threads, plan.seed);
+    let make = |thread| worker(stream(thread), Using::new(plan.copy));
+    measure::run(plan.threads, plan.limit, make, || {})
 }
 
 fn run_reader<S: Reader>(reader: &S, plan: &ReadPlan) -> Sample {
-    let make = |thread| ReadWorker {
-        reader,
-        keys: plan.keys.stream(thread, plan.threads, plan.seed),
-        copy: plan.copy,
-        sink: vec![0u8; BLOCK_BYTES].into_boxed_slice(),
-        sum: 0,
-    };
-    measure::run(plan.threads, plan.limit, make, || {})
+    run_readers(plan, |keys, using| ReadWorker { reader, keys, using })
 }
 
 /// What the hit-only subjects are filled with.

@@ -8,21 +8,28 @@ use super::PARTITION_BITS;
 use super::line::{COUNT_SHIFT, Line, Slot};
 use super::memory::GRANULE_LINES;
 
-/// Address and depth of a directory, in one word: a reader needs both at once.
+/// Address and depth of a directory, in one word: a reader needs both at once. Laid out for the reader, who shifts hash bits by
+/// the lower part, as it is, and gets the address with one shift.
+///
+/// | bits | |
+/// |---|---|
+/// | 0–15 | [`NUMBER_BITS`] less the depth |
+/// | 16–63 | address |
 #[derive(Clone, Copy)]
 pub(super) struct Directory(u64);
 
-/// Bits of a directory word that hold the depth; addresses are multiples of eight, and of
-/// at most 48 bits.
-const DEPTH_SHIFT: u32 = 48;
+const DIRECTORY_ADDRESS_SHIFT: u32 = 16;
+/// Hash bits below the partition's of which a cell's number is made: the top ones of these.
+const NUMBER_BITS: u32 = 32;
 pub(super) const MAX_DEPTH: u32 = 30;
 
 impl Directory {
     pub(super) fn new(cells: &[AtomicU64]) -> Self {
         debug_assert!(cells.len().is_power_of_two());
         let address = cells.as_ptr().expose_provenance() as u64;
-        debug_assert_eq!(address >> DEPTH_SHIFT, 0);
-        Self(address | (u64::from(cells.len().trailing_zeros()) << DEPTH_SHIFT))
+        debug_assert_eq!(address >> (u64::BITS - DIRECTORY_ADDRESS_SHIFT), 0, "48 bits of address");
+        let shift = NUMBER_BITS - cells.len().trailing_zeros();
+        Self((address << DIRECTORY_ADDRESS_SHIFT) | u64::from(shift))
     }
     #[inline]
     pub(super) fn from_word(word: u64) -> Option<Self> {
@@ -33,7 +40,7 @@ impl Directory {
     }
     #[inline]
     pub(super) fn depth(self) -> u32 {
-        (self.0 >> DEPTH_SHIFT) as u32
+        NUMBER_BITS - (self.0 & 63) as u32
     }
     pub(super) fn len(self) -> usize {
         1 << self.depth()
@@ -41,8 +48,8 @@ impl Directory {
     /// The number of the cell for `hash`.
     #[inline]
     pub(super) fn number(self, hash: u64) -> usize {
-        // Two shifts, since shifting by 64 (depth 0) is not defined.
-        (((hash << PARTITION_BITS) >> 1) >> (63 - self.depth())) as usize
+        let bits = (hash >> (u64::BITS - PARTITION_BITS - NUMBER_BITS)) as u32;
+        (u64::from(bits) >> (self.0 & 63)) as usize
     }
     /// # Safety
     /// The index that this directory belongs to lives, for as long as the answer is used.
@@ -55,7 +62,7 @@ impl Directory {
     /// As for `cell`, and `number` is below `len`.
     #[inline]
     pub(super) unsafe fn nth<'a>(self, number: usize) -> &'a AtomicU64 {
-        let address = (self.0 & ((1 << DEPTH_SHIFT) - 1)) as usize;
+        let address = (self.0 >> DIRECTORY_ADDRESS_SHIFT) as usize;
         let cells = std::ptr::with_exposed_provenance::<AtomicU64>(address);
         // SAFETY: by contract.
         unsafe { &*cells.add(number) }
@@ -66,41 +73,45 @@ impl Directory {
 ///
 /// | bits | |
 /// |---|---|
-/// | 0–37 | address / 1 KiB |
-/// | 38–42 | granules |
-/// | 43–47 | depth: how many hash bits all its entries share below the partition's |
-/// | 48–63 | version: changes with every change of the segment |
+/// | 0–4 | granules |
+/// | 5–9 | depth: how many hash bits all its entries share below the partition's |
+/// | 10–25 | version: changes with every change of the segment |
+/// | 26–63 | address / 1 KiB |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry(pub(super) u64);
 
 const ADDRESS_ALIGN_SHIFT: u32 = 10;
-const ADDRESS_BITS: u32 = 38;
-const GRANULES_SHIFT: u32 = 38;
-const SEGMENT_DEPTH_SHIFT: u32 = 43;
-const VERSION_SHIFT: u32 = 48;
+const GRANULES: u64 = 31;
+const SEGMENT_DEPTH_SHIFT: u32 = 5;
+const VERSION_SHIFT: u32 = 10;
+const VERSION_BITS: u32 = 16;
+const ADDRESS_SHIFT: u32 = 16;
+
+const _: () = assert!(VERSION_SHIFT + VERSION_BITS == ADDRESS_SHIFT + ADDRESS_ALIGN_SHIFT);
 
 impl Entry {
     pub(super) fn new(segment: NonNull<Line>, granules: usize, depth: u32, version: u64) -> Self {
         let address = segment.as_ptr().expose_provenance() as u64;
         debug_assert_eq!(address & ((1 << ADDRESS_ALIGN_SHIFT) - 1), 0);
+        debug_assert_eq!(address >> (u64::BITS - ADDRESS_SHIFT), 0, "48 bits of address");
         debug_assert!((1..32).contains(&granules) && depth <= MAX_DEPTH);
         Self(
-            (address >> ADDRESS_ALIGN_SHIFT)
-                | ((granules as u64) << GRANULES_SHIFT)
+            (address << ADDRESS_SHIFT)
+                | ((version & ((1 << VERSION_BITS) - 1)) << VERSION_SHIFT)
                 | (u64::from(depth) << SEGMENT_DEPTH_SHIFT)
-                | (version << VERSION_SHIFT),
+                | (granules as u64),
         )
     }
     #[inline]
     pub(super) fn segment(self) -> NonNull<Line> {
-        let address = (self.0 & ((1 << ADDRESS_BITS) - 1)) << ADDRESS_ALIGN_SHIFT;
+        let address = (self.0 >> ADDRESS_SHIFT) & !((1 << ADDRESS_ALIGN_SHIFT) - 1);
         let lines = std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: an entry is made from a segment's address, which is not null.
         unsafe { NonNull::new_unchecked(lines) }
     }
     #[inline]
     pub(super) fn granules(self) -> usize {
-        ((self.0 >> GRANULES_SHIFT) & 31) as usize
+        (self.0 & GRANULES) as usize
     }
     #[inline]
     pub(super) fn lines(self) -> usize {
@@ -110,7 +121,7 @@ impl Entry {
         ((self.0 >> SEGMENT_DEPTH_SHIFT) & 31) as u32
     }
     pub(super) fn version(self) -> u64 {
-        self.0 >> VERSION_SHIFT
+        (self.0 >> VERSION_SHIFT) & ((1 << VERSION_BITS) - 1)
     }
 
     pub(super) fn all_lines<'a>(self) -> impl Iterator<Item = &'a Line> {

@@ -33,7 +33,7 @@ use std::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::sync::{Mutex, MutexGuard, count};
+use forebay_base::sync::{Mutex, MutexGuard, count, hint};
 use forebay_base::vm;
 
 use entry::{Directory, Entry};
@@ -56,6 +56,7 @@ pub(crate) enum Visit<R> {
 }
 
 /// What a glance at the home line of a hash shows.
+#[derive(Clone, Copy)]
 pub(crate) enum Glance {
     /// The address of the header of a resident slot with the right tag. Others can have the same tag.
     At(usize),
@@ -147,12 +148,13 @@ impl Index {
         let tag = line::tag(hash);
         // SAFETY: within the segment, whose memory is lines for ever.
         let home = unsafe { entry.segment().add(line::home(tag, entry.lines())).as_ref() };
-        if let Some(address) = home.one_with_tag(tag) {
-            return Glance::At(address);
+        if let Some(cell) =
+            home.with_top(line::resident_top(tag)).next().and_then(|n| home.slots.get(n))
+        {
+            let slot = Slot(cell.load(Ordering::Acquire));
+            return slot.resident_at(tag).map_or(Glance::Unclear, Glance::At);
         }
-        // An empty slot has the top bits of a resident with tag zero.
-        let all_seen = tag != 0 && home.farthest() == 0;
-        if all_seen
+        if home.farthest() == 0
             && cell.load(Ordering::Acquire) == entry.0
             && partition.directory.load(Ordering::Acquire) == word
         {
@@ -237,7 +239,7 @@ impl Index {
             let entry = Entry(unsafe { directory.cell(hash) }.load(Ordering::Acquire));
             let home = line::home(line::tag(hash), entry.lines());
             // SAFETY: within the segment.
-            prefetch_line(unsafe { entry.segment().add(home) }.as_ptr());
+            hint::prefetch(unsafe { entry.segment().add(home) }.as_ptr());
         }
     }
 
@@ -321,18 +323,6 @@ enum Scan<R> {
     Again,
 }
 
-/// Asks the processor for the line at `address`; harmless for any address.
-#[inline]
-pub(crate) fn prefetch_line<T>(address: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch reads nothing that the program can see.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = address;
-}
-
 impl Partition {
     /// Each segment once, with the number of its first directory cell.
     fn distinct_segments(&self) -> impl Iterator<Item = (Entry, usize)> {
@@ -367,6 +357,15 @@ pub(crate) struct Place {
     slot: usize,
 }
 
+/// What the index has of a key.
+pub(crate) enum Known {
+    /// The slot of a header, and its address.
+    Resident(Place, usize),
+    /// That of a ghost, which tells its list, and when and how often its block was asked for.
+    Ghost(Place, Slot),
+    Nothing,
+}
+
 impl Locked<'_> {
     /// Goes on with another hash of the same partition.
     pub(crate) fn turn_to(&mut self, hash: u64) {
@@ -380,9 +379,9 @@ impl Locked<'_> {
         Some(Entry(unsafe { directory.cell(self.hash) }.load(Ordering::Relaxed)))
     }
 
-    /// The first slot with these top bits that is wanted.
+    /// Shows the lines in which an entry of this hash can lie, until one of them has what is looked for.
     #[inline]
-    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
+    fn find_line<R>(&self, mut look: impl FnMut(NonNull<Line>, &Line) -> Option<R>) -> Option<R> {
         let entry = self.entry()?;
         let lines = entry.lines();
         let home = line::home(line::tag(self.hash), lines);
@@ -395,14 +394,36 @@ impl Locked<'_> {
             if distance == 0 {
                 farthest = here.farthest();
             }
-            let mut places = here.with_top(top).map(|slot| Place { line, slot });
-            if let Some(place) = places.find(|place| wanted(place.get())) {
-                return Some(place);
-            }
-            if distance == farthest {
-                return None;
+            let found = look(line, here);
+            if found.is_some() || distance == farthest {
+                return found;
             }
             distance += 1;
+        }
+    }
+
+    /// The first slot with these top bits that is wanted.
+    #[inline]
+    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
+        self.find_line(|line, here| Place::first(line, here, top, &wanted))
+    }
+
+    /// What the index has of a key: its resident slot, for which `is_it` says yes as in [`find_resident`](Self::find_resident), or else its
+    /// ghost. The lines are gone through once.
+    pub(crate) fn find_known(&self, is_it: impl Fn(usize) -> bool) -> Known {
+        let tag = line::tag(self.hash);
+        let bits = split_bits(self.hash);
+        let resident = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
+        let mut ghost = None;
+        let place = self.find_line(|line, here| {
+            let is_ghost = |slot: Slot| slot.ghost_matches(self.hash, bits);
+            ghost = ghost.or_else(|| Place::first(line, here, line::ghost_top(tag), is_ghost));
+            Place::first(line, here, line::resident_top(tag), resident)
+        });
+        match (place, ghost) {
+            (Some(place), _) => Known::Resident(place, place.get().address()),
+            (None, Some(place)) => Known::Ghost(place, place.get()),
+            (None, None) => Known::Nothing,
         }
     }
 
@@ -414,13 +435,11 @@ impl Locked<'_> {
         Some((place, place.get().address()))
     }
 
-    /// The ghost of this hash, with the number of its list and its slot, which tells when and how often its block was asked for.
-    pub(crate) fn find_ghost(&self) -> Option<(Place, usize, Slot)> {
+    /// Whether there is a ghost of this hash.
+    pub(crate) fn has_ghost(&self) -> bool {
         let bits = split_bits(self.hash);
         let top = line::ghost_top(line::tag(self.hash));
-        let place = self.find_slot(top, |slot| slot.ghost_matches(self.hash, bits))?;
-        let slot = place.get();
-        Some((place, slot.ghost_list(), slot))
+        self.find_slot(top, |slot| slot.ghost_matches(self.hash, bits)).is_some()
     }
 
     /// The ghost of this hash at exactly this place of that list.
@@ -443,6 +462,17 @@ impl Locked<'_> {
 }
 
 impl Place {
+    /// The first slot of a line with these top bits that is wanted.
+    #[inline]
+    fn first(
+        line: NonNull<Line>,
+        here: &Line,
+        top: u64,
+        wanted: impl Fn(Slot) -> bool,
+    ) -> Option<Self> {
+        let mut places = here.with_top(top).map(|slot| Self { line, slot });
+        places.find(|place| wanted(place.get()))
+    }
     fn cell(&self) -> &AtomicU64 {
         // SAFETY: made from a segment of a locked partition, whose memory is lines for ever.
         unsafe { &self.line.as_ref().slots[self.slot] }

@@ -7,6 +7,7 @@ use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::thread::spawn_named;
+use forebay_base::vm::ZeroInit;
 use proptest::prelude::*;
 
 use super::grow::MAX_ENTRIES_MOVED;
@@ -126,7 +127,7 @@ impl Twin {
             Some(Kind::Ghost(list, position)) => {
                 assert!(!resident);
                 assert!(locked.find_ghost_at(*list, *position).is_some(), "ghost of {key} is lost");
-                assert!(locked.find_ghost().is_some());
+                assert!(locked.has_ghost());
             }
             None => assert!(!resident, "{key} was removed"),
         }
@@ -382,6 +383,41 @@ proptest! {
             }
         }
         twin.audit();
+    }
+}
+
+/// All slots of a line are compared at once; its naive twin looks at one after the other.
+#[test]
+fn a_line_has_the_slots_that_its_twin_finds() {
+    let mut rng = SmallRng::from_seed(1);
+    let tags = [0, 1, 2, 0x10_0000, 0x1f_fffe, 0x1f_ffff];
+    let tops = tags.map(|tag| [line::resident_top(tag), line::ghost_top(tag)]).concat();
+    for _ in 0..2_000 {
+        let line = line::Line::zero();
+        // The first word is not a slot, whatever it looks like.
+        let word = |rng: &mut SmallRng| {
+            let hash = tags[rng.below(tags.len() as u64) as usize];
+            match rng.below(3) {
+                0 => Slot::EMPTY,
+                1 => Slot::resident(hash, (rng.below((1 << 42) - 1) as usize + 1) * 64),
+                _ => {
+                    Slot::ghost(hash, rng.below(1 << 10), rng.below(4) as usize, rng.below(1 << 17))
+                }
+            }
+        };
+        line.meta.store(word(&mut rng).0, Ordering::Relaxed);
+        line.slots.iter().for_each(|slot| slot.store(word(&mut rng).0, Ordering::Relaxed));
+        for top in &tops {
+            let naive = |n: &usize| line.slots[*n].load(Ordering::Relaxed) >> 42 == *top;
+            let twin: Vec<usize> = (0..line::SLOTS).filter(naive).collect();
+            assert_eq!(line.with_top(*top).collect::<Vec<_>>(), twin, "{top:x}");
+        }
+        for slot in line.slots.iter().map(|slot| Slot(slot.load(Ordering::Relaxed))) {
+            for tag in tags {
+                let is_one = !slot.is_empty() && !slot.is_ghost() && slot.tag() == tag;
+                assert_eq!(slot.resident_at(tag), is_one.then(|| slot.address()));
+            }
+        }
     }
 }
 

@@ -61,6 +61,8 @@ impl Ghost {
 /// The ghosts of one state and class.
 pub(crate) struct Ghosts {
     sublists: Box<[CachePadded<GhostSublist>]>,
+    /// There are two to the power of it.
+    shift: u32,
     /// Weights of all entries in the rings.
     bytes: AtomicU64,
     /// Those that have a slot.
@@ -101,10 +103,10 @@ impl Ghosts {
             entries: AtomicU64::new(0),
             oldest: AtomicU32::new(0),
         };
+        let sublists = sublists.min(MAX_SUBLISTS);
         Self {
-            sublists: (0..sublists.min(MAX_SUBLISTS))
-                .map(|_| CachePadded::new(sublist()))
-                .collect(),
+            sublists: (0..sublists).map(|_| CachePadded::new(sublist())).collect(),
+            shift: sublists.trailing_zeros(),
             bytes: AtomicU64::new(0),
             live: AtomicU64::new(0),
         }
@@ -112,13 +114,12 @@ impl Ghosts {
 
     /// The sublist that a position names, and the position in its ring.
     fn at(&self, position: u64) -> (&GhostSublist, u64) {
-        let last = self.sublists.len() - 1;
-        (&self.sublists[position as usize & last], position >> last.count_ones())
+        (&self.sublists[position as usize & (self.sublists.len() - 1)], position >> self.shift)
     }
 
     /// A position that names the sublist too.
     fn stamp(&self, sublist: usize, position: u64) -> u64 {
-        (position << (self.sublists.len() - 1).count_ones()) | sublist as u64
+        (position << self.shift) | sublist as u64
     }
 
     /// Remembers blocks of the `nth` sublist of their list, and tells the place of each.

@@ -29,6 +29,31 @@ fn what_is_inserted_is_found_until_it_is_removed() {
 }
 
 #[test]
+fn many_are_found_in_their_order_and_counted_like_one() {
+    let cache = inline(1000);
+    for i in 0..100 {
+        cache.insert(i, i * 2).unwrap();
+    }
+    let mut found = Vec::new();
+    // More than are looked up side by side, some of them missing and some twice.
+    let keys: Vec<u64> = (80..120).chain(90..110).collect();
+    cache.get_many(&keys, &mut found);
+    let wanted: Vec<_> = keys.iter().map(|key| (*key < 100).then_some(key * 2)).collect();
+    assert_eq!(found.iter().map(|v| v.as_deref().copied()).collect::<Vec<_>>(), wanted);
+    let hits = wanted.iter().flatten().count() as u64;
+    let stats = cache.stats();
+    assert_eq!((stats.counter("hits_mru"), stats.counter("lookups_missed")), (hits, 60 - hits));
+    // They are pinned as long as they are there.
+    assert!(cache.remove(&99));
+    assert_eq!(found[19].as_deref(), Some(&198));
+    cache.get_many(&[99, 1], &mut found);
+    assert_eq!(found.iter().map(|v| v.as_deref().copied()).collect::<Vec<_>>(), [None, Some(2)]);
+    cache.get_many(&[], &mut found);
+    assert!(found.is_empty());
+    cache.audit();
+}
+
+#[test]
 fn the_capacity_is_kept_exactly_when_the_inserter_evicts() {
     let cache = inline(100);
     for i in 0..10_000 {

@@ -50,6 +50,12 @@ fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
     cheap(cost(|key| assert_eq!(*cache.get(&key).unwrap(), key)));
     cheap(cost(|key| assert_eq!(*cache.get_owned(&key).unwrap(), key)));
     cheap(cost(|key| assert!(cache.contains(&key))));
+    let mut found = Vec::new();
+    cheap(cost(|key| {
+        cache.get_many(&[key], &mut found);
+        assert_eq!(found[0].as_deref(), Some(&key));
+    }));
+    drop(found);
     let begin = |key| match cache.begin(key, 1, Attributes::DATA).unwrap() {
         Begin::Hit(block) => assert_eq!(*block, key),
         other => panic!("{other:?}"),

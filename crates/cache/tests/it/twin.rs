@@ -31,6 +31,7 @@ unsafe impl Key for BlockKey {
 enum Op {
     Insert(u8, u8, u64, Attributes),
     Get(u8, u8),
+    GetMany(u8, u8, u8),
     Pin(u8, u8),
     Unpin(usize),
     Contains(u8, u8),
@@ -84,6 +85,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         20 => (owner(), block(), weight(), attributes()).prop_map(|(o, b, w, a)| Op::Insert(o, b, w, a)),
         20 => (owner(), block()).prop_map(|(o, b)| Op::Get(o, b)),
+        2 => (owner(), block(), 0..40u8).prop_map(|(o, b, n)| Op::GetMany(o, b, n)),
         4 => (owner(), block()).prop_map(|(o, b)| Op::Pin(o, b)),
         4 => any::<usize>().prop_map(Op::Unpin),
         3 => (owner(), block()).prop_map(|(o, b)| Op::Contains(o, b)),
@@ -373,6 +375,19 @@ impl Twin {
                 assert_eq!((block.key, block.version), (key, version), "changed under a pin");
             }
             Op::Unpin(_) => {}
+            Op::GetMany(owner, block, count) => {
+                // Every third one comes twice.
+                let number = |n: u8| block.wrapping_add(n - n / 3) % 60;
+                let keys: Vec<_> = (0..count).map(|n| self.key(owner, number(n))).collect();
+                let there: Vec<_> = keys.iter().map(|key| self.cache.contains(key)).collect();
+                let mut found = Vec::new();
+                self.cache.get_many(&keys, &mut found);
+                let some: Vec<_> = found.iter().map(Option::is_some).collect();
+                assert_eq!(some, there);
+                for (key, block) in keys.iter().zip(&found) {
+                    block.iter().for_each(|block| self.check_found(*key, block));
+                }
+            }
             Op::Contains(owner, block) => {
                 let key = self.key(owner, block);
                 assert!(!self.cache.contains(&key) || self.last.contains_key(&key));

@@ -1,11 +1,38 @@
 //! The header protocol through the public interface: hits against evictions, removals, overwrites,
 //! resizes and flushes, each of which frees headers that are used again at once.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use shuttle::thread::JoinHandle;
+
 use crate::harness::World;
 use forebay_base::model::{below, check, go, join};
+
+/// Overwrites key 1 with these versions, and tells of each when its insert has returned.
+fn overwrite(
+    world: &Arc<World>,
+    inserted: &Arc<AtomicU64>,
+    versions: Range<u64>,
+) -> JoinHandle<()> {
+    let (world, inserted) = (world.clone(), inserted.clone());
+    go(move || {
+        for version in versions {
+            world.cache().insert(1, world.block(1, version)).unwrap();
+            inserted.store(version, Ordering::Relaxed);
+        }
+    })
+}
+
+/// Makes a header come and go.
+fn come_and_go(world: &Arc<World>) -> JoinHandle<()> {
+    let world = world.clone();
+    go(move || {
+        assert!(world.insert(2));
+        assert!(world.cache().remove(&2));
+    })
+}
 
 /// A writer overwrites, another makes headers come and go; a reader must never miss the key, nor see a
 /// version older than the last whose insert had returned when the lookup began. (A version that is being
@@ -16,22 +43,8 @@ fn an_overwritten_key_is_always_there() {
         let world = Arc::new(World::inline(100));
         world.insert(1);
         let inserted = Arc::new(AtomicU64::new(0));
-        let writer = {
-            let (world, inserted) = (world.clone(), inserted.clone());
-            go(move || {
-                for version in 1..4 {
-                    world.cache().insert(1, world.block(1, version)).unwrap();
-                    inserted.store(version, Ordering::Relaxed);
-                }
-            })
-        };
-        let other = {
-            let world = world.clone();
-            go(move || {
-                assert!(world.insert(2));
-                assert!(world.cache().remove(&2));
-            })
-        };
+        let writer = overwrite(&world, &inserted, 1..4);
+        let other = come_and_go(&world);
         for _ in 0..3 {
             let least = inserted.load(Ordering::Relaxed);
             let block = world.cache().get(&1).expect("a key that is only ever overwritten");
@@ -57,6 +70,32 @@ fn a_header_that_comes_back_to_its_slot_hides_nothing() {
         };
         assert!(world.get(1), "a key that is only ever overwritten was missed");
         join([writer]);
+        World::end(world);
+    });
+}
+
+/// As the first, for lookups of several keys side by side, between whose glances and pins more can happen.
+#[test]
+fn many_at_once_miss_nothing() {
+    check(12_000, || {
+        let world = Arc::new(World::inline(100));
+        world.insert(1);
+        world.insert(3);
+        let inserted = Arc::new(AtomicU64::new(0));
+        let writer = overwrite(&world, &inserted, 1..3);
+        let other = come_and_go(&world);
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let least = inserted.load(Ordering::Relaxed);
+            world.cache().get_many(&[2, 1, 3], &mut found);
+            found[0].iter().for_each(|block| block.check(2));
+            let block = found[1].as_ref().expect("a key that is only ever overwritten");
+            block.check(1);
+            assert!(block.version >= least, "an older version came back");
+            found[2].as_ref().expect("a key that stays").check(3);
+        }
+        drop(found);
+        join([writer, other]);
         World::end(world);
     });
 }

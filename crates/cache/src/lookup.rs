@@ -1,0 +1,228 @@
+//! Lookups: from a key to its block, pinned. A hit takes no lock and writes to no shared line but its header's.
+//!
+//! While a processor waits for memory it begins what comes next, but looks only so far ahead: some hundred instructions. The lines
+//! that a lookup needs (of the index, the header, the block) are seldom in the processor's cache, so that what counts is how many
+//! lookups lie within its view. Hence few instructions, and no branch that often depends on what memory has yet to bring.
+
+use std::ptr::NonNull;
+
+use forebay_base::sync::hint;
+
+use crate::attributes::Class;
+use crate::counters::CacheCounters;
+use crate::guard::{Place, Ref};
+use crate::header::{Header, MARK, Pin, SAMPLED, State};
+use crate::index::{Glance, Visit};
+use crate::inner::Inner;
+use crate::key::Key;
+
+/// Keys that are looked up side by side: what they need has to fit into what a processor asks memory for at once.
+const SIDE_BY_SIDE: usize = 16;
+
+impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+    /// The block of that key, pinned and counted as used, if it is there: the lock-free hit. What most hits do is here, and
+    /// calls nothing; all else is done by functions that are called last, so that nothing has to be kept for when they return.
+    #[inline(always)]
+    pub(crate) fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
+        let hash = self.hash(key);
+        self.get_glanced(self.index.glance(hash), hash, key)
+    }
+
+    #[inline(always)]
+    fn get_glanced(&self, glance: Glance, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
+        match glance {
+            Glance::At(address) => {
+                // SAFETY: the slots of residents are of this cache's headers.
+                unsafe {
+                    self.get_from(Self::header_at(address), key, || self.get_looked_for(hash, key))
+                }
+            }
+            Glance::Nothing => self.count_miss(),
+            Glance::Unclear => self.get_looked_for(hash, key),
+        }
+    }
+
+    /// As [`get`](Self::get) for each key, the next ones' lines being on their way while one is waited for: first all lines of the index, then all
+    /// headers. A block is found if it was there when it was pinned, as with one key.
+    pub(crate) fn get_many<'a>(&'a self, keys: &[K], found: &mut Vec<Option<Ref<'a, K, V>>>) {
+        found.clear();
+        found.reserve(keys.len());
+        for keys in keys.chunks(SIDE_BY_SIDE) {
+            let mut hashes = [0; SIDE_BY_SIDE];
+            for (hash, key) in hashes.iter_mut().zip(keys) {
+                *hash = self.hash(key);
+                self.index.prefetch(*hash);
+            }
+            let mut glances = [Glance::Unclear; SIDE_BY_SIDE];
+            for (glance, hash) in glances.iter_mut().zip(&hashes).take(keys.len()) {
+                *glance = self.index.glance(*hash);
+                if let Glance::At(address) = glance {
+                    hint::prefetch(Self::header_at(*address).as_ptr());
+                }
+            }
+            for ((key, hash), glance) in keys.iter().zip(hashes).zip(glances) {
+                found.push(self.get_glanced(glance, hash, key));
+            }
+        }
+    }
+
+    /// As [`get`](Self::get), after a look at the place where the block was.
+    #[inline]
+    pub(crate) fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
+        match self.slab.by_id(place.0) {
+            // SAFETY: ids are of this cache's headers.
+            Some(header) => unsafe { self.get_from(header, key, || self.get_elsewhere(key)) },
+            None => self.get_elsewhere(key),
+        }
+    }
+
+    /// The block of a header, if it has that key; else what `otherwise` finds.
+    ///
+    /// # Safety
+    /// It is a header of this cache, used or free.
+    #[inline(always)]
+    unsafe fn get_from<'a>(
+        &'a self,
+        header: NonNull<Header<K, V>>,
+        key: &K,
+        otherwise: impl FnOnce() -> Option<Ref<'a, K, V>>,
+    ) -> Option<Ref<'a, K, V>> {
+        // SAFETY: headers are type-stable: never unmapped while the cache that has them lives.
+        let h = unsafe { header.as_ref() };
+        let Ok(before) = h.try_pin(MARK) else { return otherwise() };
+        // SAFETY: pinned from a valid state.
+        if unsafe { h.key() } != key {
+            self.let_go(header);
+            return otherwise();
+        }
+        if before.has(SAMPLED) || !self.counters.add_at_own(hits_of(before), 1) {
+            return self.count_hit_of(header, before);
+        }
+        // SAFETY: pinned just now, from a valid state.
+        Some(unsafe { Ref::from_pin(self, header) })
+    }
+
+    #[inline(never)]
+    fn get_looked_for(&self, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
+        match self.pin_looked_for(hash, key, MARK) {
+            Some((header, before)) => self.count_hit_of(header, before),
+            None => self.count_miss(),
+        }
+    }
+
+    #[inline(never)]
+    fn get_elsewhere(&self, key: &K) -> Option<Ref<'_, K, V>> {
+        self.get(key)
+    }
+
+    /// Gives up the caller's pin on another key's block.
+    #[cold]
+    #[inline(never)]
+    fn let_go(&self, other: NonNull<Header<K, V>>) {
+        // SAFETY: the caller's pin; the cache is borrowed.
+        unsafe { Self::unpin(NonNull::from(self), other) };
+    }
+
+    #[inline(never)]
+    fn count_hit_of(&self, header: NonNull<Header<K, V>>, before: State) -> Option<Ref<'_, K, V>> {
+        self.count_hit(header, before);
+        // SAFETY: pinned by the caller, from a valid state.
+        Some(unsafe { Ref::from_pin(self, header) })
+    }
+
+    #[inline(never)]
+    fn count_miss(&self) -> Option<Ref<'_, K, V>> {
+        self.counters.add(CacheCounters::LOOKUPS_MISSED, 0, 1);
+        None
+    }
+
+    /// Pins the block of that key, if it is there, without counting it. Returns the state before.
+    #[inline]
+    pub(crate) fn pin(
+        &self,
+        hash: u64,
+        key: &K,
+        mark: u64,
+    ) -> Option<(NonNull<Header<K, V>>, State)> {
+        match self.index.glance(hash) {
+            Glance::At(address) => {
+                let header = Self::header_at(address);
+                // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
+                match unsafe { self.pin_if_key(header, key, mark) } {
+                    Ok(before) => Some((header, before)),
+                    Err(_) => self.pin_looked_for(hash, key, mark),
+                }
+            }
+            Glance::Nothing => None,
+            Glance::Unclear => self.pin_looked_for(hash, key, mark),
+        }
+    }
+
+    /// As [`pin`](Self::pin), if a glance at the index was not enough.
+    #[inline(never)]
+    fn pin_looked_for(
+        &self,
+        hash: u64,
+        key: &K,
+        mark: u64,
+    ) -> Option<(NonNull<Header<K, V>>, State)> {
+        self.index.find(hash, |address| {
+            let header = Self::header_at(address);
+            // SAFETY: as in `pin`.
+            match unsafe { self.pin_if_key(header, key, mark) } {
+                Ok(before) => Visit::Found((header, before)),
+                Err(state) => Visit::Missed(state.life()),
+            }
+        })
+    }
+
+    /// Pins a block if it has that key. Returns the state before, or what was met instead.
+    ///
+    /// # Safety
+    /// It is a header of this cache, used or free.
+    #[inline(always)]
+    unsafe fn pin_if_key(
+        &self,
+        header: NonNull<Header<K, V>>,
+        key: &K,
+        mark: u64,
+    ) -> Result<State, State> {
+        // SAFETY: headers are type-stable.
+        let h = unsafe { header.as_ref() };
+        match h.pin_valid(mark) {
+            Pin::Pinned(before) => {
+                // SAFETY: pinned from a valid state.
+                if unsafe { h.key() } == key {
+                    return Ok(before);
+                }
+                self.let_go(header);
+                Err(before)
+            }
+            Pin::Invalid(state) => Err(state),
+        }
+    }
+
+    /// Counts a hit on a block that the caller has pinned.
+    #[inline]
+    pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: State) {
+        self.counters.add_at(hits_of(before), 1);
+        if before.has(SAMPLED) {
+            self.tell_shadows(header, before.class());
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_shadows(&self, header: NonNull<Header<K, V>>, class: Class) {
+        // SAFETY: pinned by the caller, from a state that was valid or is filled.
+        let (h, key) = unsafe { (header.as_ref(), header.as_ref().key()) };
+        self.shadows.note_hit(self.hash(key), class, h.weight());
+    }
+}
+
+/// The counter of hits on a block that is in this state.
+#[inline]
+fn hits_of(state: State) -> usize {
+    // The four rows stand in the order of list numbers, and are split by class.
+    CacheCounters::HITS_NEW.at(0) + state.list_and_class()
+}
