@@ -92,6 +92,8 @@ pub(crate) struct Bed {
     medium: Arc<dyn Device>,
     /// The same, as the next pool gets it.
     device: Arc<dyn Device>,
+    /// It is in memory that is there only once it is written to: too large to have it all from the start.
+    sparse: bool,
     seed: u64,
     overwrite: bool,
     // Removed last.
@@ -105,16 +107,19 @@ impl Bed {
     /// If it cannot be made.
     pub(crate) fn new(args: &MediumArgs, seed: u64) -> Result<Self, Failure> {
         let size_bytes = args.device_size;
+        let mut sparse = false;
         let (device, file): (Arc<dyn Device>, _) = match &args.device {
             Medium::Memory => {
-                let options = MemoryOptions::default();
+                sparse = size_bytes > forebay_base::memory::limit_bytes() / 2;
+                let options = MemoryOptions { populated: !sparse, ..MemoryOptions::default() };
                 (Arc::new(MemoryDevice::new("bench", size_bytes, &options)?), None)
             }
             Medium::File(path) => Self::file(path.clone(), size_bytes)?,
             Medium::Temporary(folder) => Self::file(temporary_path(folder), size_bytes)?,
         };
         let overwrite = args.overwrite;
-        Ok(Self { device: Arc::clone(&device), medium: device, seed, overwrite, _file: file })
+        let device_again = Arc::clone(&device);
+        Ok(Self { device: device_again, medium: device, sparse, seed, overwrite, _file: file })
     }
 
     fn file(path: PathBuf, size_bytes: u64) -> Result<(Arc<dyn Device>, Option<BedFile>), Failure> {
@@ -127,7 +132,8 @@ impl Bed {
     /// How the device is reached.
     pub(crate) fn config(&self) -> String {
         let info = self.medium.info();
-        format!("{}, direct {}", info.engine, info.direct)
+        let sparse = if self.sparse { ", sparse" } else { "" };
+        format!("{}, direct {}{sparse}", info.engine, info.direct)
     }
 
     /// A new pool.

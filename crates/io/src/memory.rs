@@ -1,6 +1,6 @@
 //! A device in memory, with a latency if wanted: for tests and for measuring what is above it.
 //!
-//! Content is sparse: chunks come into being when written, and what was never written reads as
+//! Content is sparse, unless it is asked for at once: chunks come into being when written, and what was never written reads as
 //! zero. Requests go through the same queues as those of a file. Without latency an operation is
 //! executed by whoever submits it; with latency, or if a callback submits it, or if it had to wait for a
 //! permit that another lane gave back, by its lane's thread when it is due.
@@ -30,6 +30,8 @@ use crate::waiter::Waiter;
 
 /// Bytes of a chunk: a multiple of the largest sector.
 const CHUNK_BYTES: u64 = 256 << 10;
+/// Bytes that the system gives at once, at least.
+const PAGE_BYTES: usize = 4 << 10;
 /// Most operations that a lane's thread executes before it tells of them.
 const BATCH: usize = 64;
 
@@ -45,6 +47,9 @@ pub struct MemoryOptions {
     pub lanes: usize,
     /// Refuse writes and discards.
     pub read_only: bool,
+    /// Have all memory from the start, so that no first write waits until the system has cleared it. What is discarded goes back
+    /// all the same.
+    pub populated: bool,
     /// Limits of the queues.
     pub tunables: Arc<IoTunables>,
 }
@@ -56,6 +61,7 @@ impl Default for MemoryOptions {
             latency_ns: 0,
             lanes: 0,
             read_only: false,
+            populated: false,
             tunables: Arc::new(IoTunables::default()),
         }
     }
@@ -84,7 +90,9 @@ impl MemoryDevice {
         };
         let chunks = size_bytes.div_ceil(CHUNK_BYTES);
         let backend = Memory {
-            chunks: (0..chunks).map(|_| Mutex::named("memory-chunk", None)).collect(),
+            chunks: (0..chunks)
+                .map(|_| Mutex::named("memory-chunk", options.populated.then(populated)))
+                .collect(),
             latency_ns: options.latency_ns,
             clock: SystemClock::new(),
             due: (0..lanes).map(|_| Condvar::new()).collect(),
@@ -322,6 +330,16 @@ impl Memory {
             }
         }
     }
+}
+
+/// A chunk whose memory is there.
+fn populated() -> Box<[u8]> {
+    let mut content: Box<[u8]> = vec![0; CHUNK_BYTES as usize].into();
+    // Zeros that nobody has written yet may be promises of the system.
+    for page in content.chunks_mut(PAGE_BYTES) {
+        page[0] = std::hint::black_box(0);
+    }
+    content
 }
 
 /// A range of the device, chunk by chunk: which chunk, where in it, and which part of the range.

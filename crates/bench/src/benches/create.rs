@@ -188,6 +188,7 @@ fn row(subject: &str, threads: usize, bucket: &Bucket) -> Record {
         .figure("cached_data_bytes", bucket.cached[1] as f64)
         .figure("cached_mru_bytes", bucket.newcomers as f64)
         .figure("dirty_bytes", bucket.dirty_bytes as f64)
+        .figure("reads_waited_for", bucket.waited_reads as f64)
 }
 
 /// A pool as the load finds it, and the bytes of leaves that are in it.

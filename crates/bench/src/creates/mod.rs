@@ -33,6 +33,8 @@ pub(crate) struct Bucket {
     pub(crate) newcomers: u64,
     /// Bytes that wait to be written.
     pub(crate) dirty_bytes: u64,
+    /// Reads of the pool in it that somebody waited for.
+    pub(crate) waited_reads: u64,
 }
 
 /// What a load found.
@@ -101,7 +103,8 @@ pub(crate) fn run(
         let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         barrier.wait();
         let (cpu_before, begun) = (cpu_seconds(), Instant::now());
-        let mut watch = Watch { begun, seen: 0, since: begun, buckets: Vec::new() };
+        let reads = waited_reads(pooled);
+        let mut watch = Watch { begun, seen: 0, since: begun, reads, buckets: Vec::new() };
         while !handles.iter().all(|handle| handle.is_finished()) {
             std::thread::sleep(LOOK_EVERY);
             watch.look(pooled, bucket, &done);
@@ -123,7 +126,15 @@ struct Watch {
     begun: Instant,
     seen: u64,
     since: Instant,
+    reads: u64,
     buckets: Vec<Bucket>,
+}
+
+/// Reads of the pool that somebody has waited for.
+fn waited_reads(pooled: &Pooled) -> u64 {
+    let counters = pooled.pool.stats().counters;
+    let waited = counters.iter().filter(|c| (c.0, c.1) == ("reads", "miss"));
+    waited.map(|c| c.2).sum()
 }
 
 impl Watch {
@@ -133,14 +144,15 @@ impl Watch {
         if elapsed < bucket {
             return;
         }
-        let all = done.load(Ordering::Relaxed);
+        let (all, reads) = (done.load(Ordering::Relaxed), waited_reads(pooled));
         self.buckets.push(Bucket {
             end_s: now.duration_since(self.begun).as_secs_f64(),
             per_s: (all - self.seen) as f64 / elapsed.as_secs_f64(),
             cached: resident_by_class(&pooled.cache),
             newcomers: resident_newcomers(&pooled.cache),
             dirty_bytes: pooled.cache.dirty_bytes(),
+            waited_reads: reads - self.reads,
         });
-        (self.seen, self.since) = (all, now);
+        (self.seen, self.since, self.reads) = (all, now, reads);
     }
 }

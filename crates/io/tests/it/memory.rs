@@ -36,6 +36,13 @@ fn what_was_never_written_is_zero() {
         assert_eq!(read.into_buffer().unwrap()[..], [0; 8192]);
     }
     assert_eq!(device.info().engine, Engine::Memory);
+    // A last chunk that is not whole, too.
+    let options = MemoryOptions { populated: true, ..MemoryOptions::default() };
+    let device = MemoryDevice::new("populated", (1 << 20) + 8192, &options).unwrap();
+    for offset in [0, 1 << 20] {
+        let read = run(&device, Request::read(offset, buffer(&arena, 8192, 9)));
+        assert_eq!(read.into_buffer().unwrap()[..], [0; 8192]);
+    }
 }
 
 proptest! {
