@@ -5,6 +5,7 @@ use forebay_base::arena::Buffer;
 
 use crate::error::Result;
 use crate::format::BlockPtrPhys;
+use crate::store::codec::Sealed;
 use crate::store::{Allocate, Store, WriteProps};
 
 /// The one place that allocates, writes and frees blocks; there is one at a time, on the sync thread.
@@ -33,6 +34,18 @@ impl<'a> SyncContext<'a> {
         props: &WriteProps,
     ) -> Result<BlockPtrPhys> {
         let ptr = self.store.write_new(content, props, self.space)?;
+        self.born(&ptr);
+        Ok(ptr)
+    }
+
+    /// The same for a block that was sealed.
+    pub(crate) fn write_sealed(
+        &mut self,
+        content: Buffer,
+        sealed: Sealed,
+        props: &WriteProps,
+    ) -> Result<BlockPtrPhys> {
+        let ptr = self.store.write_sealed(content, sealed, props, self.space)?;
         self.born(&ptr);
         Ok(ptr)
     }

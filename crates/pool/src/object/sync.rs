@@ -3,9 +3,9 @@
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys, ObjectKind};
-use crate::store::{WritePayload, WriteProps};
+use crate::store::{Content, PackJob, Packed, Packer, Packing, WritePayload, WriteProps};
 use crate::sync::SyncContext;
 use crate::zap;
 
@@ -17,29 +17,84 @@ use super::tree::{self, Change, Changes};
 const TRIM_BYTES: usize = 512;
 
 /// What a group has changed of an object.
-struct Work {
+pub(crate) struct Work {
     freed: Vec<std::ops::Range<u64>>,
-    blocks: Vec<(u64, Arc<Buffer>)>,
+    /// Ascending.
+    blocks: Vec<u64>,
 }
 
 impl Node {
-    /// Writes what the group of `ctx` has changed, and returns what the dnode has to say then; nothing if the
-    /// same group has destroyed the object.
+    /// What the group `txg` has changed; nothing if the same group has destroyed the object. Blocks are packed by `jobs` that are added:
+    /// as `packer` packs records, or leaves, of which this object has either.
+    pub(crate) fn take_work(
+        &self,
+        txg: u64,
+        packer: &Packer,
+        jobs: &mut Vec<PackJob>,
+    ) -> Option<Work> {
+        let mut state = self.lock();
+        if state.destroyed == Some(txg) {
+            let pending = std::mem::take(&mut state.pending[(txg & 1) as usize]);
+            drop(state);
+            self.objset.store.cache().sub_dirty(pending.dirty_bytes);
+            return None;
+        }
+        let pending = &state.pending[(txg & 1) as usize];
+        debug_assert_eq!(pending.txg, txg, "the object was listed by this group");
+        let mut contents: Vec<_> = pending
+            .blocks
+            .iter()
+            .filter_map(|(block, slot)| match slot {
+                Slot::Dirty(content) => Some((*block, Arc::clone(content))),
+                Slot::Written(_) => None,
+            })
+            .collect();
+        let freed = pending.freed.clone();
+        drop(state);
+        contents.sort_unstable_by_key(|(block, _)| *block);
+        let blocks = contents.iter().map(|(block, _)| *block).collect();
+        let pack = self.pack();
+        jobs.extend(contents.into_iter().map(|(_, content)| {
+            let packer = packer.clone();
+            PackJob { bytes: content.len(), work: Box::new(move || pack(&packer, content)) }
+        }));
+        Some(Work { freed, blocks })
+    }
+
+    /// Writes what the group of `ctx` has changed, and returns what the dnode has to say then.
     ///
-    /// `data` is how records are written, `metadata` how leaves and indirect blocks are.
+    /// `packing` has its blocks next. `data` is how records are written, `metadata` how leaves and indirect blocks are.
     pub(crate) fn sync(
         self: &Arc<Self>,
         ctx: &mut SyncContext<'_>,
-        data: &WriteProps,
-        metadata: &WriteProps,
-    ) -> Result<Option<DataFields>> {
-        let Some(work) = self.take_work(ctx.txg) else { return Ok(None) };
+        work: Work,
+        packing: &mut Packing<'_>,
+        (data, metadata): (&WriteProps, &WriteProps),
+    ) -> Result<DataFields> {
+        let props = match self.kind {
+            ObjectKind::Zap => {
+                // Who inserts into a leaf has looked at it: its new version is no newcomer.
+                let cache = Some(self.attributes().again());
+                WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*metadata }
+            }
+            _ => {
+                let cache = Some(self.attributes());
+                WriteProps { kind: BlockKind::Data, level: 0, fill: 1, cache, ..*data }
+            }
+        };
         let mut written = Vec::with_capacity(work.blocks.len());
-        for (block, content) in work.blocks {
-            let ptr = match self.kind {
-                ObjectKind::Zap => self.write_leaf(ctx, content, metadata),
-                _ => self.write_record(ctx, block, content, data),
+        for block in work.blocks {
+            let packed = match packing.next().expect("each block is packed") {
+                // Others were being packed at the same time, and wanted memory too.
+                Err(error) if error.kind() == ErrorKind::NoMemory => {
+                    self.pack_again(ctx.txg, block, &ctx.store.packer(&props), error)
+                }
+                packed => packed,
             };
+            let ptr = packed.and_then(|packed| match packed {
+                Some(packed) => self.write_packed(ctx, block, packed, &props),
+                None => Ok(BlockPtrPhys::HOLE),
+            });
             let ptr = ptr.map_err(|error| self.naming(block, error))?;
             self.settle(ctx, block, ptr);
             written.push(Change { block, ptr });
@@ -60,51 +115,46 @@ impl Node {
         let (allocated, entries) = (state.allocated, pending.entries);
         drop(state);
         self.objset.store.cache().sub_dirty(pending.dirty_bytes);
-        Ok(Some(DataFields { tree, size, allocated, entries }))
+        Ok(DataFields { tree, size, allocated, entries })
     }
 
-    fn take_work(&self, txg: u64) -> Option<Work> {
-        let mut state = self.lock();
-        if state.destroyed == Some(txg) {
-            let pending = std::mem::take(&mut state.pending[(txg & 1) as usize]);
-            drop(state);
-            self.objset.store.cache().sub_dirty(pending.dirty_bytes);
-            return None;
+    /// How its blocks are packed.
+    fn pack(&self) -> fn(&Packer, Arc<Buffer>) -> Result<Option<Packed>> {
+        match self.kind {
+            ObjectKind::Zap => pack_leaf,
+            _ => pack_record,
         }
-        let pending = &state.pending[(txg & 1) as usize];
-        debug_assert_eq!(pending.txg, txg, "the object was listed by this group");
-        let mut blocks: Vec<_> = pending
-            .blocks
-            .iter()
-            .filter_map(|(block, slot)| match slot {
-                Slot::Dirty(content) => Some((*block, Arc::clone(content))),
-                Slot::Written(_) => None,
-            })
-            .collect();
-        blocks.sort_unstable_by_key(|(block, _)| *block);
-        Some(Work { freed: pending.freed.clone(), blocks })
     }
 
-    fn write_record(
+    /// Packs a block of a group, of which it was told before that it cannot be.
+    fn pack_again(
+        &self,
+        txg: u64,
+        block: u64,
+        packer: &Packer,
+        error: Error,
+    ) -> Result<Option<Packed>> {
+        let content = match self.lock().pending[(txg & 1) as usize].blocks.get(&block) {
+            Some(Slot::Dirty(content)) => Arc::clone(content),
+            _ => return Err(error),
+        };
+        self.pack()(packer, content)
+    }
+
+    /// Writes a block that is packed.
+    fn write_packed(
         &self,
         ctx: &mut SyncContext<'_>,
         block: u64,
-        content: Arc<Buffer>,
+        packed: Packed,
         props: &WriteProps,
     ) -> Result<BlockPtrPhys> {
-        let len = trimmed_len(&content);
-        if len == 0 {
-            return Ok(BlockPtrPhys::HOLE);
-        }
-        let cache = Some(self.attributes());
-        let props = WriteProps { kind: BlockKind::Data, level: 0, fill: 1, cache, ..*props };
-        if len < content.len() {
-            let mut copy = ctx.store.cache().alloc(len)?;
-            copy.copy_from_slice(&content[..len]);
-            return ctx.write_new(copy, &props);
-        }
-        let sealed = ctx.store.seal(&content, &props)?;
-        let placed = ctx.store.place(&sealed, &content, &props, ctx.space)?;
+        let Packed { content, sealed } = packed;
+        let content = match content {
+            Content::Own(content) => return ctx.write_sealed(content, sealed, props),
+            Content::Shared(content) => content,
+        };
+        let placed = ctx.store.place(&sealed, &content, props, ctx.space)?;
         let ptr = placed.bp;
         ctx.born(&ptr);
         // The buffer itself goes into the cache; who reads the block meanwhile waits for the lock.
@@ -117,7 +167,7 @@ impl Node {
                 pending.dirty_bytes -= bytes;
                 ctx.store.cache().sub_dirty(bytes);
                 match Arc::try_unwrap(buffer) {
-                    Ok(buffer) => ctx.store.hold(&ptr, buffer, cache),
+                    Ok(buffer) => ctx.store.hold(&ptr, buffer, props.cache),
                     Err(shared) => ctx.store.hold_shared(&ptr, shared),
                 }
             }
@@ -127,26 +177,6 @@ impl Node {
         drop(state);
         ctx.store.submit(placed, WritePayload::new(sealed, held));
         Ok(ptr)
-    }
-
-    fn write_leaf(
-        &self,
-        ctx: &mut SyncContext<'_>,
-        content: Arc<Buffer>,
-        props: &WriteProps,
-    ) -> Result<BlockPtrPhys> {
-        let mut full = ctx.store.cache().alloc(content.len())?;
-        full.copy_from_slice(&content);
-        drop(content);
-        let len = zap::pack(&mut full);
-        let mut leaf = ctx.store.cache().alloc(len)?;
-        leaf.copy_from_slice(&full[..len]);
-        // Who inserts into a leaf has looked at it: its new version is no newcomer.
-        let cache = Some(self.attributes().again());
-        ctx.write_new(
-            leaf,
-            &WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*props },
-        )
     }
 
     /// The block is written: who reads it follows its pointer from now on. Its buffer goes now rather than at the
@@ -163,6 +193,30 @@ impl Node {
             self.objset.store.cache().sub_dirty(bytes);
         }
     }
+}
+
+fn pack_leaf(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {
+    let mut full = packer.alloc(content.len())?;
+    full.copy_from_slice(&content);
+    drop(content);
+    let len = zap::pack(&mut full);
+    let mut leaf = packer.alloc(len)?;
+    leaf.copy_from_slice(&full[..len]);
+    packer.pack(Content::Own(leaf)).map(Some)
+}
+
+/// A record without the zeros at its end; nothing if it has nothing else.
+fn pack_record(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {
+    let len = trimmed_len(&content);
+    if len == 0 {
+        return Ok(None);
+    }
+    if len == content.len() {
+        return packer.pack(Content::Shared(content)).map(Some);
+    }
+    let mut copy = packer.alloc(len)?;
+    copy.copy_from_slice(&content[..len]);
+    packer.pack(Content::Own(copy)).map(Some)
 }
 
 /// Length without zeros at the end, in multiples of [`TRIM_BYTES`] unless the content itself is shorter.

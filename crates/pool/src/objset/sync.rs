@@ -7,7 +7,7 @@ use forebay_cache::Attributes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjsetPhys,
+    BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
 };
 use crate::object::tree::{self, Change, Changes};
 use crate::object::{DataFields, Node};
@@ -52,17 +52,30 @@ impl Objset {
         }
         let mut cost = 0;
         let mut fields = Vec::with_capacity(nodes.len());
-        for node in nodes {
+        let (data_packer, metadata_packer) = (self.store.packer(data), self.store.packer(metadata));
+        let mut jobs = Vec::new();
+        let work: Vec<_> = nodes
+            .iter()
+            .filter_map(|node| {
+                let packer = match node.kind {
+                    ObjectKind::Zap => &metadata_packer,
+                    _ => &data_packer,
+                };
+                Some((node, node.take_work(ctx.txg, packer, &mut jobs)?))
+            })
+            .collect();
+        let mut packing = self.store.pack(jobs);
+        for (node, work) in work {
             let before = node.lock().allocated;
-            if let Some(synced) = node.sync(ctx, data, metadata)? {
-                cost += synced.allocated as i64 - before as i64;
-                fields.push(Synced {
-                    number: node.number,
-                    created_txg: node.created_txg,
-                    data: synced,
-                });
-            }
+            let synced = node.sync(ctx, work, &mut packing, (data, metadata))?;
+            cost += synced.allocated as i64 - before as i64;
+            fields.push(Synced {
+                number: node.number,
+                created_txg: node.created_txg,
+                data: synced,
+            });
         }
+        drop(packing);
         add_blocks_of(&fields, &mut patched);
         self.read_ahead(&patched)?;
         let old = self.tree();

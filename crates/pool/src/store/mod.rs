@@ -5,6 +5,7 @@
 //! * [`prefetch`]: reading before somebody waits for it;
 //! * [`write`](mod@write): sealing, placing and submitting blocks; keeping them in the cache
 //!   meanwhile;
+//! * [`line`](mod@line): packing blocks on several threads, for a writer who takes them in order;
 //! * [`writing`]: the content of blocks that are on their way to devices;
 //! * [`flight`]: how many bytes are on their way, and what of them failed;
 //! * [`gang`]: blocks in pieces;
@@ -21,7 +22,7 @@
 //! # Locking
 //!
 //! `store-flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) are leaf
-//! locks; nothing is called under them.
+//! locks; nothing is called under them. So is `line`; `line-turn` is held while the blocks of a group are written, and comes right after `space`.
 //!
 //! # What it does not do
 //!
@@ -31,6 +32,7 @@ pub(crate) mod codec;
 pub(crate) mod counters;
 mod flight;
 pub(crate) mod gang;
+mod line;
 #[cfg(all(test, forebay_model))]
 mod model;
 mod prefetch;
@@ -52,9 +54,10 @@ use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhy
 use crate::second::Levels;
 use counters::StoreCounters;
 use flight::Flight;
+use line::Line;
 use prefetch::Prefetches;
 use readers::Readers;
-pub(crate) use write::WritePayload;
+pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, WritePayload};
 use writing::Writing;
 
 /// Who gives out room for blocks and takes it back. `bytes` are whole sectors of the pool.
@@ -138,9 +141,15 @@ pub(crate) struct Store {
     devices: Arc<Devices>,
     shared: Arc<Shared>,
     levels: Arc<Levels>,
+    packers: Arc<Line<write::MaybePacked>>,
     /// Whether bad copies may be written anew.
     heals: bool,
 }
+
+/// Most threads that pack blocks beside the one that writes them.
+const PACKERS_MAX: usize = 7;
+/// Bytes of blocks that they have packed before they are placed, at most; less where the cache is small.
+const PACKED_AHEAD_BYTES: u64 = 4 << 20;
 
 impl Store {
     /// A store over `devices`. Keys carry `owner`, which is open in the cache, and which the store
@@ -164,7 +173,10 @@ impl Store {
         let levels = Levels::new(cache.second());
         let hold = hold(&cache, &levels, owner, CacheMode::All);
         levels.number(owner, 0);
-        Self { cache, owner, _owner: hold, devices, shared, levels, heals: !read_only }
+        let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
+        let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
+        let packers = Arc::new(Line::new(helpers, ahead));
+        Self { cache, owner, _owner: hold, devices, shared, levels, packers, heals: !read_only }
     }
 
     /// A store over the same devices whose keys carry another owner, which it closes; what cache devices hold of its

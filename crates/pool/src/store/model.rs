@@ -1,10 +1,11 @@
-//! Readers and those who wait for them, and writers that wait for room, under many schedules.
+//! Readers and those who wait for them, writers that wait for room, and jobs side by side, under many schedules.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
 
 use super::flight::Flight;
+use super::line::{Job, Line};
 use super::readers::Readers;
 use crate::error::{Error, ErrorKind};
 
@@ -82,4 +83,30 @@ fn writes_come_and_go() {
         assert_eq!(flight.bytes(), 0);
     };
     shuttle::check_pct(body, SCHEDULES, 4);
+}
+
+/// Whoever does the jobs, and however many may be done ahead: the taker gets each result, in order, and nobody waits for ever; what
+/// it leaves is dropped, also by a helper that comes late.
+#[test]
+fn results_come_in_order() {
+    let body = || {
+        let line = Line::new(2, 4 << 20);
+        let held = Arc::new(());
+        for (bytes, taken) in [(1, 10), (3 << 20, 4), (1, 10)] {
+            let jobs = (0..10).map(|n| {
+                let held = Arc::clone(&held);
+                Job { bytes, work: Box::new(move || (n, held)) }
+            });
+            let mut taking = line.give(jobs.collect());
+            for n in 0..taken {
+                assert_eq!(taking.next().map(|(n, _)| n), Some(n));
+            }
+            if taken == 10 {
+                assert!(taking.next().is_none());
+            }
+        }
+        drop(line);
+        assert_eq!(Arc::strong_count(&held), 1);
+    };
+    shuttle::check_pct(body, SCHEDULES / 5, 4);
 }

@@ -14,10 +14,12 @@ use zerocopy::little_endian::{U32, U64};
 use super::codec::{self, Sealed};
 use super::counters::StoreCounters;
 use super::gang::{self, GangPlan};
+use super::line::{Job, Taking};
 use super::writing::Held;
 use super::{Allocate, Store, WriteProps};
+use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{BlockPtrPhys, Checksum, DvaPhys};
+use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
 
 /// The bytes of a block on their way to a device, and its content, which readers find until then.
 pub(crate) struct WritePayload {
@@ -62,6 +64,57 @@ unsafe impl StableBytes for Part {
     }
 }
 
+/// What a block is to have.
+pub(crate) enum Content {
+    Own(Buffer),
+    /// Who changes the object may still look at it.
+    Shared(Arc<Buffer>),
+}
+
+/// A block that has no place yet.
+pub(crate) struct Packed {
+    pub(crate) content: Content,
+    pub(crate) sealed: Sealed,
+}
+
+/// Nothing comes of a block that is all zeros.
+pub(super) type MaybePacked = Result<Option<Packed>>;
+
+/// The packing of a block, to be done by whoever has time.
+pub(crate) type PackJob = Job<MaybePacked>;
+
+/// Blocks that are being packed, in order.
+pub(crate) type Packing<'a> = Taking<'a, MaybePacked>;
+
+/// Packs blocks, on whatever thread.
+#[derive(Clone)]
+pub(crate) struct Packer {
+    cache: Arc<BlockCache>,
+    compression: Compression,
+    sector_bytes: usize,
+}
+
+impl Packer {
+    /// Memory for `len` bytes.
+    pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
+        self.cache.alloc(len)
+    }
+
+    /// Packs a block.
+    ///
+    /// # Errors
+    /// As [`Store::seal`].
+    pub(crate) fn pack(&self, content: Content) -> Result<Packed> {
+        let bytes: &[u8] = match &content {
+            Content::Own(content) => content,
+            Content::Shared(content) => content,
+        };
+        let alloc = |len| self.cache.alloc(len);
+        let sealed = codec::seal(bytes, self.compression, self.sector_bytes, alloc)?;
+        Ok(Packed { content, sealed })
+    }
+}
+
 /// A block that has its place.
 pub(crate) struct Placed {
     /// The pointer to it.
@@ -77,6 +130,20 @@ impl Store {
     pub(crate) fn seal(&self, content: &[u8], props: &WriteProps) -> Result<Sealed> {
         let alloc = |len| self.cache.alloc(len);
         codec::seal(content, props.compression, self.sector_bytes() as usize, alloc)
+    }
+
+    /// Who packs as `props` say.
+    pub(crate) fn packer(&self, props: &WriteProps) -> Packer {
+        Packer {
+            cache: Arc::clone(&self.cache),
+            compression: props.compression,
+            sector_bytes: self.sector_bytes() as usize,
+        }
+    }
+
+    /// Has blocks packed by several threads, for who takes them in order.
+    pub(crate) fn pack(&self, jobs: Vec<PackJob>) -> Packing<'_> {
+        self.packers.give(jobs)
     }
 
     /// Finds room for a sealed block: in one place, or in pieces if there is none. `content` is
@@ -182,6 +249,20 @@ impl Store {
         allocate: &mut dyn Allocate,
     ) -> Result<BlockPtrPhys> {
         let sealed = self.seal(&content, props)?;
+        self.write_sealed(content, sealed, props, allocate)
+    }
+
+    /// The rest of that, for a block that was sealed.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place).
+    pub(crate) fn write_sealed(
+        &self,
+        content: Buffer,
+        sealed: Sealed,
+        props: &WriteProps,
+        allocate: &mut dyn Allocate,
+    ) -> Result<BlockPtrPhys> {
         let placed = self.place(&sealed, &content, props, allocate)?;
         let bp = placed.bp;
         let held = self.hold(&bp, content, props.cache);
@@ -200,7 +281,7 @@ impl Store {
         content: Buffer,
         props: &WriteProps,
     ) -> Result<BlockPtrPhys> {
-        let props = WriteProps { compression: crate::format::Compression::Off, ..*props };
+        let props = WriteProps { compression: Compression::Off, ..*props };
         let sealed = self.seal(&content, &props)?;
         let mut bp = pointer(&sealed, &props);
         bp.copies = places;

@@ -2,6 +2,7 @@
 
 mod codec;
 mod gangs;
+mod line;
 mod readers;
 mod reads;
 mod second;
