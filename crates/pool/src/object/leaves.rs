@@ -178,14 +178,31 @@ impl LeafStore for Leaves {
         }
     }
 
-    fn prefetch(&self, ids: &[u64]) {
-        let _reading = self.0.objset.store.readers().enter();
+    fn has_leaf(fetched: &Option<Fetched>) -> bool {
+        fetched.is_some()
+    }
+
+    fn prefetch(&self, ids: &[u64]) -> usize {
+        let store = &self.0.objset.store;
+        let _reading = store.readers().enter();
+        let mut away = 0;
         for id in ids {
             let state = self.0.lock();
-            let Found::Stored(ptr) = state.find(*id) else { continue };
+            let ptr = match state.find(*id) {
+                Found::Stored(ptr) => ptr,
+                Found::Unknown => {
+                    away += 1;
+                    continue;
+                }
+                Found::Dirty(_) | Found::Hole => continue,
+            };
             drop(state);
-            self.0.objset.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+            if !store.cache().cache().contains(&store.key(&ptr)) {
+                away += 1;
+                store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
+            }
         }
+        away
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Inside {
     pub(super) leaves: HashMap<u64, Leaf>,
     pub(super) prefetched: Vec<u64>,
     pub(super) fetches: u64,
+    /// Leaves that were away when they were asked for ahead.
+    pub(super) read_ahead: u64,
     /// What is fetched stays with who fetched it: no cache keeps it.
     uncached: bool,
     inline_dirty: bool,
@@ -218,13 +220,16 @@ impl LeafStore for MemoryStore {
         }
     }
 
-    fn prefetch(&self, ids: &[u64]) {
+    fn prefetch(&self, ids: &[u64]) -> usize {
         let mut inside = self.inside.lock();
         inside.prefetched.extend_from_slice(ids);
+        let mut away = 0;
         for id in ids {
             if let Some(leaf) = inside.leaves.get_mut(id) {
-                leaf.away = false;
+                away += usize::from(std::mem::take(&mut leaf.away));
             }
         }
+        inside.read_ahead += away as u64;
+        away
     }
 }

@@ -64,6 +64,8 @@ use readahead::Readahead;
 
 /// How often an operation starts over with one more block fetched, at most.
 const TRIES: usize = 200;
+/// Leaves that one operation looks at to find some that are away, about.
+const READ_AHEAD_LOOKS: usize = 1024;
 /// Blocks that an operation keeps in its hand; the oldest go first. More than any operation looks at.
 const IN_HAND: usize = 8;
 
@@ -329,7 +331,7 @@ impl<S: LeafStore> Zap<S> {
             match step(&mut state, Reach { store: &self.store, fetched: &fetched })? {
                 Step::Done(result) => {
                     if !fetched.is_empty() && walk_at.is_none() {
-                        self.read_ahead(state);
+                        self.read_ahead(state, fetched.iter().any(S::has_leaf));
                     }
                     return Ok(result);
                 }
@@ -348,20 +350,34 @@ impl<S: LeafStore> Zap<S> {
         waiting::lock(&self.changing.state, "another operation of the directory")
     }
 
-    /// After an operation that had to fetch something: by now the store knows where leaves are.
+    /// After an operation that had to fetch a leaf, or what says where it is: by now the store knows where leaves are.
     #[cold]
-    fn read_ahead(&self, mut state: MutexGuard<'_, State>) {
-        let State { form, ahead } = &mut *state;
-        let ids: Vec<u64> = match form {
-            Form::Micro(_) => return,
-            Form::Fat(fat) => {
-                let operations = self.changing.operations.get();
-                ahead.miss(operations, fat.leaves(), 1 << fat.header.depth).collect()
+    fn read_ahead<'a>(&'a self, mut state: MutexGuard<'a, State>, missed: bool) {
+        let (mut away, mut looked_at) = (0, 0);
+        loop {
+            let State { form, ahead } = &mut *state;
+            let Form::Fat(fat) = form else { return };
+            let (leaves, end) = (fat.leaves(), 1 << fat.header.depth);
+            let ids: Vec<u64> = match looked_at {
+                0 if missed => ahead.miss(self.changing.operations.get(), leaves, end).collect(),
+                0 => ahead.look(self.changing.operations.get(), leaves, end).collect(),
+                _ => ahead.more(leaves, end).collect(),
+            };
+            drop(state);
+            if ids.is_empty() {
+                return;
             }
-        };
-        drop(state);
-        if !ids.is_empty() {
-            self.store.prefetch(&ids);
+            looked_at += ids.len();
+            away += self.store.prefetch(&ids);
+            let is_enough = away as u64 >= readahead::BATCH || looked_at >= READ_AHEAD_LOOKS;
+            let Ok(again) = self.lock() else { return };
+            state = again;
+            if away > 0 {
+                state.ahead.asked();
+            }
+            if is_enough {
+                return;
+            }
         }
     }
 

@@ -3,12 +3,14 @@
 //! Names' hashes are even, so that a directory in use wants all of its leaves, in no order: when several
 //! lookups within a short time miss, the remaining leaves are asked for in the order of their blocks, a batch
 //! for each further miss. A second pass comes only after so many operations that the first was worth it: a
-//! directory that does not fit the cache does not chase its own leaves out.
+//! directory that does not fit the cache does not chase its own leaves out. After as many operations, one miss is enough: where one
+//! leaf of a directory in use has left memory, others have. As often it is looked, by the first operation of a transaction group, whether any leaf
+//! is away, before it is missed. Batches follow each other until so many leaves as a batch has were away.
 
 use std::ops::Range;
 
-/// Leaves asked for at once.
-const BATCH: u64 = 64;
+/// Leaves asked for at once; more follow as long as fewer of those asked for are away.
+pub(super) const BATCH: u64 = 64;
 /// What a miss adds to the level, of which an operation takes one away.
 const MISS_WEIGHT: u32 = 8;
 /// Batches are asked for from this level on: with the second miss of two that are near each other.
@@ -23,8 +25,10 @@ pub(super) struct Readahead {
     level: u32,
     /// Leaves with lower numbers have been asked for.
     next: u64,
-    /// Operations since the last batch.
+    /// Operations since leaves were asked for last.
     hits: u64,
+    /// Operations since it was looked last whether any are away.
+    unseen: u64,
     /// Operations as of the last miss.
     operations: u64,
 }
@@ -33,23 +37,48 @@ impl Readahead {
     /// An operation had to wait for its leaf: which leaves to ask for, of `leaves` with numbers below `end`.
     /// There were about `operations` operations by now.
     pub(super) fn miss(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
+        self.pass(operations);
+        self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
+        if self.hits >= leaves.saturating_mul(HITS_A_LEAF) {
+            self.next = 0;
+        } else if self.level < START_LEVEL {
+            return 0..0;
+        }
+        self.more(leaves, end)
+    }
+
+    /// An operation had to find its leaf anew, as the first one of a transaction group: which leaves to look at, if that was not done for
+    /// long, before somebody misses one.
+    pub(super) fn look(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
+        self.pass(operations);
+        if self.unseen < leaves.saturating_mul(HITS_A_LEAF) {
+            return 0..0;
+        }
+        self.next = 0;
+        self.more(leaves, end)
+    }
+
+    /// Some of the leaves that were looked at were away, and have been asked for.
+    pub(super) fn asked(&mut self) {
+        self.hits = 0;
+    }
+
+    fn pass(&mut self, operations: u64) {
         let since = operations.saturating_sub(self.operations);
         self.operations = operations;
         self.hits += since;
+        self.unseen += since;
         self.level = self.level.saturating_sub(since.min(u64::from(LEVEL_MAX)) as u32);
-        self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
-        if self.level < START_LEVEL {
-            return 0..0;
-        }
+    }
+
+    /// The next leaves of a pass that has begun.
+    pub(super) fn more(&mut self, leaves: u64, end: u64) -> Range<u64> {
         // A lopsided directory has few leaves and many numbers.
         let end = end.min(leaves.saturating_mul(4));
         if self.next >= end {
-            if self.hits < leaves.saturating_mul(HITS_A_LEAF) {
-                return 0..0;
-            }
-            self.next = 0;
+            return 0..0;
         }
-        self.hits = 0;
+        self.unseen = 0;
         let first = self.next;
         self.next = (first + BATCH).min(end);
         first..self.next
@@ -75,8 +104,35 @@ mod tests {
         assert_eq!(asked, (0..128).collect::<Vec<_>>());
         assert!(ahead.miss(100, 100, 128).is_empty());
         assert!(ahead.miss(100, 100, 128).is_empty());
-        assert!(ahead.miss(400, 100, 128).is_empty());
         assert_eq!(ahead.miss(400, 100, 128), 0..BATCH);
+    }
+
+    #[test]
+    fn in_a_directory_in_use_one_miss_asks_for_all_that_left_memory() {
+        let mut ahead = Readahead::default();
+        assert!(ahead.miss(399, 100, 128).is_empty());
+        assert_eq!(ahead.miss(400, 100, 128), 0..BATCH);
+        // Most of them were in memory.
+        assert_eq!(ahead.more(100, 128), BATCH..128);
+        assert!(ahead.more(100, 128).is_empty());
+        ahead.asked();
+        // Not again at once, since its leaves may be too many for the cache.
+        assert!(ahead.miss(799, 100, 128).is_empty());
+        assert_eq!(ahead.miss(800, 100, 128), 0..BATCH);
+    }
+
+    #[test]
+    fn a_look_in_vain_takes_nothing_from_who_misses_a_leaf() {
+        let mut ahead = Readahead::default();
+        assert!(ahead.look(399, 100, 128).is_empty());
+        assert_eq!(ahead.look(400, 100, 128), 0..BATCH);
+        assert_eq!(ahead.more(100, 128), BATCH..128);
+        assert!(ahead.look(799, 100, 128).is_empty());
+        assert_eq!(ahead.miss(799, 100, 128), 0..BATCH);
+        ahead.asked();
+        assert!(ahead.look(800, 100, 128).is_empty());
+        assert!(ahead.miss(1198, 100, 128).is_empty());
+        assert_eq!(ahead.look(1199, 100, 128), 0..BATCH);
     }
 
     #[test]

@@ -79,6 +79,13 @@ pub(crate) trait LeafStore {
     /// Reads what was away. Waits.
     fn fetch(&self, ticket: Self::Ticket) -> Result<Self::Fetched>;
 
-    /// These leaves are likely to be wanted soon, if they exist.
-    fn prefetch(&self, _ids: &[u64]) {}
+    /// Whether what was fetched is a leaf, and not what says where leaves are.
+    fn has_leaf(_fetched: &Self::Fetched) -> bool {
+        true
+    }
+
+    /// These leaves are likely to be wanted soon, if they exist. Returns how many of them were away, or cannot be told to be in memory.
+    fn prefetch(&self, _ids: &[u64]) -> usize {
+        0
+    }
 }

@@ -94,6 +94,43 @@ fn removing_what_is_not_in_memory_gives_all_back() {
     assert_eq!(zap.store().leaf_count(), 0);
 }
 
+/// A directory of more than a hundred leaves, and its store, after it was used for a while.
+fn in_use() -> (Zap<MemoryStore>, MemoryStore) {
+    let zap = new(1);
+    for number in 0..60_000u32 {
+        zap.insert(&(), number.to_string().as_bytes(), &VALUE).expect("it is new");
+    }
+    let store = zap.store().clone();
+    store.commit();
+    assert!(store.leaf_count() > 64);
+    (zap, store)
+}
+
+#[test]
+fn in_a_directory_in_use_the_first_miss_brings_all_that_left() {
+    let (zap, store) = in_use();
+    store.evict(&mut SmallRng::from_seed(1), 10);
+    for number in 0..60_000u32 {
+        zap.lookup(number.to_string().as_bytes()).expect("it is possible");
+    }
+    let inside = store.inside.lock();
+    assert!(inside.read_ahead > 4, "{} were away", inside.read_ahead);
+    assert_eq!(inside.fetches, 1);
+}
+
+#[test]
+fn one_miss_brings_no_more_than_a_batch_and_what_is_asked_for_with_its_last_part() {
+    let (zap, store) = in_use();
+    store.evict(&mut SmallRng::from_seed(1), 2);
+    let mut number = 0u32;
+    while store.inside.lock().fetches == 0 {
+        zap.lookup(number.to_string().as_bytes()).expect("it is possible");
+        number += 1;
+    }
+    let read_ahead = store.inside.lock().read_ahead;
+    assert!((32..128).contains(&read_ahead), "{read_ahead} were read ahead");
+}
+
 #[test]
 fn cold_directories_are_read_ahead() {
     let zap = new(1);
