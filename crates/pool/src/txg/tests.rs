@@ -272,7 +272,7 @@ proptest! {
         prop_assert_eq!(bounds.delay_ns(start), Some(0));
         prop_assert_eq!(bounds.delay_ns(max), None);
         prop_assert_eq!(bounds.delay_ns(max + 1), None);
-        let at = |part: u64| bounds.delay_ns(start + (max - start) / 1000 * part).unwrap();
+        let at = |part: u64| bounds.delay_ns(start + (max - start) * part / 1000).unwrap();
         let mut before = 0;
         for part in 0..1000 {
             let now = at(part);
