@@ -22,6 +22,8 @@
 //! # What it does not do
 //!
 //! It knows of no labels, paths or records of devices: `pool::cache_devices` does.
+//!
+//! It counts no refusals: levels do. That a block's pool has no level is none: there is nobody to refuse it.
 
 pub(crate) mod codec;
 pub(crate) mod level;
