@@ -9,7 +9,7 @@ use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, P
 use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
-use crate::inode::{Away, Inode};
+use crate::inode::{Extent, Inode};
 use crate::ops::{RETRIES_MAX, too_fast};
 use crate::options::FsOptions;
 use crate::reclaim::Reclaim;
@@ -436,7 +436,7 @@ impl FileSystem {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
             _ => info.size_bytes,
         };
-        let away = Away { size, allocated: info.allocated_bytes, record: info.record_bytes };
+        let away = Extent { size, allocated: info.allocated_bytes, record: info.record_bytes };
         Ok(Inode::new(number, info.created_txg, meta, away, 0))
     }
 
@@ -448,10 +448,11 @@ impl FileSystem {
     }
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
+        let (extent, blocks_guessed) = inode.extent();
         let (size, allocated, block_bytes) = match inode.kind {
-            FileKind::File => inode.extent(),
-            FileKind::Symlink => (inode.extent().0, 0, PREFERRED_BYTES),
-            FileKind::Directory => (u64::from(PREFERRED_BYTES), inode.extent().1, PREFERRED_BYTES),
+            FileKind::File => (extent.size, extent.allocated, extent.record),
+            FileKind::Symlink => (extent.size, 0, PREFERRED_BYTES),
+            FileKind::Directory => (u64::from(PREFERRED_BYTES), extent.allocated, PREFERRED_BYTES),
             _ => (0, 0, PREFERRED_BYTES),
         };
         let known = inode.known();
@@ -466,6 +467,7 @@ impl FileSystem {
             rdev: meta.rdev,
             size,
             blocks: allocated.div_ceil(BLOCK_BYTES),
+            blocks_guessed,
             block_bytes,
             atime: meta.atime,
             mtime: meta.mtime,

@@ -49,9 +49,9 @@ pub(crate) struct Known {
     pub(crate) place: Option<(u64, Box<[u8]>)>,
 }
 
-/// What is known of content that is not open: so it was when the inode was read, and so it is as long as nobody opens it.
+/// How long and large content is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Away {
+pub(crate) struct Extent {
     /// Length in bytes; of a symlink that of its path.
     pub(crate) size: u64,
     /// Bytes on devices.
@@ -62,15 +62,15 @@ pub(crate) struct Away {
 
 /// Its content, if it was needed so far.
 enum Body {
-    /// It was not.
-    Away(Away),
+    /// It was not: so it was when the inode was read, and so it is as long as nobody opens it.
+    Away(Extent),
     File(Arc<Object>),
     /// With the bytes that it took on devices when the inode was read.
     Directory(Arc<Directory>, u64),
 }
 
 impl Inode {
-    pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Away, txg: u64) -> Self {
+    pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Extent, txg: u64) -> Self {
         let kind = meta.kind;
         let known = Known { meta, times_pending: false, stored_txg: txg, opens: 0, place: None };
         Self {
@@ -162,12 +162,19 @@ impl Inode {
         }
     }
 
-    /// Its length in bytes, what it takes on devices, and the size of its records.
-    pub(crate) fn extent(&self) -> (u64, u64, u32) {
+    /// How long and large it is, and whether what it takes on devices is a guess so far.
+    pub(crate) fn extent(&self) -> (Extent, bool) {
         match &*self.body.lock() {
-            Body::Away(away) => (away.size, away.allocated, away.record),
-            Body::File(object) => (object.size(), object.allocated_bytes(), object.record_bytes()),
-            Body::Directory(_, allocated) => (0, *allocated, 0),
+            Body::Away(extent) => (*extent, false),
+            Body::File(object) => {
+                // In this order: what is written in between is no guess.
+                let guessed = object.is_dirty();
+                let (size, allocated) = (object.size(), object.allocated_bytes());
+                (Extent { size, allocated, record: object.record_bytes() }, guessed)
+            }
+            Body::Directory(_, allocated) => {
+                (Extent { size: 0, allocated: *allocated, record: 0 }, false)
+            }
         }
     }
 

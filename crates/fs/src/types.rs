@@ -94,6 +94,8 @@ pub struct Attr {
     pub size: u64,
     /// What it takes on devices, in units of 512 bytes.
     pub blocks: u64,
+    /// Whether `blocks` is a guess, because content is not written yet: it changes by itself once that is.
+    pub blocks_guessed: bool,
     /// Bytes in which it is best read and written.
     pub block_bytes: u32,
     /// When it was last read, roughly.
@@ -223,7 +225,7 @@ pub struct FsUsage {
     pub blocks: u64,
     /// Blocks that are free.
     pub free: u64,
-    /// Blocks of them that files can have.
+    /// Blocks of them that files can have: without what is kept for deleting, and for changes that are not written yet.
     pub available: u64,
     /// Inodes that there are or could be.
     pub files: u64,

@@ -153,6 +153,7 @@ impl Null {
             rdev: node.rdev,
             size: node.size,
             blocks: node.size.div_ceil(512),
+            blocks_guessed: false,
             block_bytes: 4096,
             atime: epoch,
             mtime: epoch,

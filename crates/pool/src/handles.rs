@@ -330,6 +330,12 @@ impl Object {
         self.node.allocated_bytes()
     }
 
+    /// Whether content of it was changed and is not written yet: until then
+    /// [`allocated_bytes`](Self::allocated_bytes) is a guess, which knows nothing of compression.
+    pub fn is_dirty(&self) -> bool {
+        self.node.is_dirty()
+    }
+
     /// Writes `data` at `offset`; the object becomes longer if need be. If it fails, a beginning of `data` may have been
     /// written, as if that had been all.
     ///

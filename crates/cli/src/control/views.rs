@@ -58,6 +58,8 @@ pub(crate) struct PoolStatus {
     pub(crate) allocated_bytes: u64,
     pub(crate) deferred_bytes: u64,
     pub(crate) free_bytes: u64,
+    #[serde(default)]
+    pub(crate) available_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) devices: Vec<DeviceView>,
     #[serde(default)]

@@ -160,6 +160,7 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
         allocated_bytes: stats.allocated_bytes,
         deferred_bytes: stats.deferred_bytes,
         free_bytes: stats.free_bytes,
+        available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
         devices: pool.devices().into_iter().map(device).collect(),
         cache_devices: cache_devices(pool),

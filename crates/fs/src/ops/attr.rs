@@ -1,7 +1,7 @@
 //! Attributes, and figures of the whole.
 
 use forebay_base::sync::Arc;
-use forebay_pool::without_waiting;
+use forebay_pool::{PoolUsage, without_waiting};
 
 use crate::attrs::{MODE_BITS, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -48,7 +48,7 @@ impl FileSystem {
             self.prepare_resize(&inode, size)?;
         }
         self.warm(&inode)?;
-        let shrinks = set.size.is_some_and(|size| size < inode.extent().0);
+        let shrinks = set.size.is_some_and(|size| size < inode.extent().0.size);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
             let _turn = inode.turn()?;
@@ -95,16 +95,15 @@ impl FileSystem {
     /// [`Closed`](ErrorKind::Closed).
     pub fn statfs(&self) -> Result<FsUsage> {
         self.enter(Op::Statfs)?;
-        let stats = self.pool().stats();
+        let usage = self.pool().usage();
         let inodes = self.dataset().object_count();
-        // Deferred room comes back by itself: counted as free, it is there by the time somebody has written so much.
-        let free = stats.free_bytes + stats.deferred_bytes;
-        let files_free = free / INODE_BYTES;
+        let room = room_for_files(&usage);
+        let files_free = room / INODE_BYTES;
         Ok(FsUsage {
             block_bytes: USAGE_BYTES as u32,
-            blocks: stats.total_bytes / USAGE_BYTES,
-            free: free / USAGE_BYTES,
-            available: free.saturating_sub(stats.dirty_bytes) / USAGE_BYTES,
+            blocks: usage.total_bytes / USAGE_BYTES,
+            free: (usage.free_bytes + usage.deferred_bytes) / USAGE_BYTES,
+            available: room / USAGE_BYTES,
             files: inodes + files_free,
             files_free,
             name_max: NAME_MAX as u32,
@@ -156,6 +155,11 @@ impl FileSystem {
             inode.set_atime_fresh(fresh_until(&inode.known().meta));
         }
     }
+}
+
+/// Bytes that files can still have. Deferred room comes back by itself: it is there by the time somebody has written so much.
+pub(super) fn room_for_files(usage: &PoolUsage) -> u64 {
+    usage.available_bytes + usage.deferred_bytes
 }
 
 fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, now: Time) {

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{LINKS_MAX, TARGET_MAX};
 use crate::fs::{FileSystem, InodeRef};
-use crate::inode::{Away, Inode};
+use crate::inode::{Extent, Inode};
 use crate::lock::Turns;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
@@ -179,7 +179,7 @@ impl FileSystem {
                 meta.extras = extras::place(self.dataset(), &tx, items)?;
             }
             let size = target.map_or(0, |target| target.len() as u64);
-            let away = Away { size, allocated: 0, record };
+            let away = Extent { size, allocated: 0, record };
             let made = self.put_new(&tx, parent, name, &meta, away);
             if made.is_err() {
                 extras::discard(self.dataset(), &tx, &meta.extras)?;
@@ -195,7 +195,7 @@ impl FileSystem {
         parent: &Inode,
         name: &[u8],
         meta: &Meta,
-        away: Away,
+        away: Extent,
     ) -> Result<InodeRef<'_>> {
         let dataset = self.dataset();
         let is_directory = meta.kind == FileKind::Directory;

@@ -9,6 +9,7 @@ use crate::stats::Op;
 use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
 use super::apply;
+use super::attr::room_for_files;
 use super::file::{check_end, warm};
 
 /// Copied at once.
@@ -66,10 +67,10 @@ impl FileSystem {
 
     /// Whether there is room for a range today.
     fn check_room(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
-        let stats = self.pool().stats();
+        let room = room_for_files(&self.pool().usage());
         // What has data already takes as much again when it is written, and gives back what it had.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        match wanted <= stats.free_bytes + stats.deferred_bytes {
+        match wanted <= room {
             true => Ok(()),
             false => {
                 let text =

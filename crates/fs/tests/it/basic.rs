@@ -35,7 +35,7 @@ fn files_are_there_after_a_remount() {
     let found = fs.lookup(dir.ino, b"name").unwrap().attr;
     assert_eq!(fs.lookup(ROOT, b"other").unwrap().attr, found);
     // What it takes was an estimate before it was written.
-    assert_eq!(found, forebay_fs::Attr { blocks: found.blocks, ..attr });
+    assert_eq!(found, forebay_fs::Attr { blocks: found.blocks, blocks_guessed: false, ..attr });
     assert!(found.blocks >= 100_000 / 512, "{}", found.blocks);
     assert_eq!(read(&fs, ino, 5000, 200_000), content);
     assert_eq!(read(&fs, ino, 0, 5000), [0; 5000]);
@@ -199,6 +199,61 @@ fn ranges_can_be_punched_copied_and_extended() {
         kind(fs.fallocate(ino, handle, i64::MAX as u64, 1, mode, ME)),
         ErrorKind::FileTooLarge
     );
+    unmount(fs);
+}
+
+#[test]
+fn what_a_file_takes_is_a_guess_until_it_is_written() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (zeros, _) = file(&fs, ROOT, b"zeros");
+    let (data, _) = file(&fs, ROOT, b"data");
+    assert!(!fs.getattr(zeros).unwrap().blocks_guessed, "there is nothing to guess yet");
+    fs.pool().sync().unwrap();
+    write(&fs, zeros, 0, &[0; 100_000]);
+    write(&fs, data, 0, &[7; 100_000]);
+    let attr = fs.getattr(zeros).unwrap();
+    // The group may have been written by its timer.
+    assert_eq!(attr.blocks_guessed, attr.blocks > 0);
+    fs.pool().sync().unwrap();
+    let attr = fs.getattr(zeros).unwrap();
+    assert_eq!((attr.blocks, attr.blocks_guessed), (0, false), "zeros take nothing");
+    let attr = fs.getattr(data).unwrap();
+    assert!(attr.blocks >= 100_000 / 512 && !attr.blocks_guessed, "{attr:?}");
+    unmount(fs);
+}
+
+#[test]
+fn a_full_file_system_says_that_it_is_full() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let empty = fs.statfs().unwrap();
+    assert!(empty.available < empty.free, "some is kept for deleting: {empty:?}");
+    let (ino, handle) = file(&fs, ROOT, b"name");
+    let mut end = 0;
+    while fs.write(ino, handle, end, &[7; 100_000], Default::default()).is_ok() {
+        end += 100_000;
+        assert!(end < 64 * MIB, "it ends");
+    }
+    assert!(end > 48 * MIB, "ended at {end}");
+    // Full before all of it is written, and after that.
+    let full = fs.statfs().unwrap();
+    assert!(full.available * 4096 < 4 * MIB, "{full:?}");
+    fs.pool().sync().unwrap();
+    let full = fs.statfs().unwrap();
+    assert!(full.available * 4096 < 4 * MIB, "{full:?}");
+    assert!(full.free > full.available, "what is kept for deleting is there: {full:?}");
+    let mode = FallocateMode::Allocate { keep_size: true };
+    let wanted = full.free * 4096;
+    assert_eq!(kind(fs.fallocate(ino, handle, end, wanted, mode, ME)), ErrorKind::NoSpace);
+    fs.release(handle);
+    fs.unlink(ROOT, b"name").unwrap();
+    fs.forget(ino, 1);
+    for _ in 0..4 {
+        fs.pool().sync().unwrap();
+    }
+    let after = fs.statfs().unwrap();
+    assert!(after.available > empty.available / 10 * 9, "{after:?}, before {empty:?}");
     unmount(fs);
 }
 

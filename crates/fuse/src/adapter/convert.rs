@@ -54,6 +54,7 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
         rdev: attr.rdev,
         size: attr.size,
         blocks: attr.blocks,
+        blocks_guessed: attr.blocks_guessed,
         block_bytes: attr.block_bytes,
         atime: time(attr.atime),
         mtime: time(attr.mtime),

@@ -20,6 +20,8 @@ use std::time::Duration;
 /// How long the kernel may believe names and attributes: for good, since nobody but this server changes them. (A year, in
 /// case that a kernel computes with it.)
 pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The same of attributes in which something is a guess until the content is written, some seconds later.
+const VALID_GUESS: Duration = Duration::from_secs(1);
 
 /// Number of the root of a mount.
 pub(crate) const ROOT: u64 = 1;
@@ -64,11 +66,20 @@ pub(crate) struct Attributes {
     pub(crate) size: u64,
     /// In units of 512 bytes.
     pub(crate) blocks: u64,
+    /// `blocks` will change by itself.
+    pub(crate) blocks_guessed: bool,
     pub(crate) block_bytes: u32,
     pub(crate) atime: Time,
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
     pub(crate) generation: u64,
+}
+
+impl Attributes {
+    /// How long the kernel may believe them.
+    pub(crate) fn valid(&self) -> Duration {
+        if self.blocks_guessed { VALID_GUESS } else { VALID }
+    }
 }
 
 /// What a name leads to.

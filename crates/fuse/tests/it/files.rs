@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_fs::{FileSystem, FsOptions, Owner};
 use forebay_fuse::{Mount, is_mounted};
@@ -185,6 +186,27 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
     file.read_exact_at(&mut word, 2).expect("a read");
     assert_eq!(word, [&pattern(0, 5)[2..], &[0; 5]].concat()[..]);
     drop(file);
+    mounted.end();
+}
+
+#[test]
+fn what_a_file_takes_is_seen_once_it_is_written() {
+    if !permitted() {
+        return;
+    }
+    let rig = Rig::new();
+    let mounted = rig.mount(false);
+    let path = rig.at().join("zeros");
+    let blocks = || fs::metadata(&path).expect("its attributes").blocks();
+    fs::write(&path, [0; 100_000]).expect("a file");
+    // The kernel keeps what it is told here: a guess, unless the group was written just now.
+    blocks();
+    mounted.fs.pool().sync().expect("the group is written");
+    let until = Instant::now() + Duration::from_secs(60);
+    while blocks() > 0 {
+        assert!(Instant::now() < until, "{} blocks, for nothing but zeros", blocks());
+        std::thread::sleep(Duration::from_millis(50));
+    }
     mounted.end();
 }
 

@@ -307,6 +307,11 @@ impl Node {
         bytes
     }
 
+    /// Whether content of it was changed by groups that are not written yet.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.lock().pending.iter().any(|pending| !pending.is_empty())
+    }
+
     /// An error unless it can still be used.
     pub(crate) fn check_alive(&self, state: &State) -> Result<()> {
         match state.destroyed {

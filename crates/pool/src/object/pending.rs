@@ -51,6 +51,11 @@ impl Pending {
         self.freed.first().is_some_and(|range| *range == (0..u64::MAX))
     }
 
+    /// Whether nothing of its content was changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.freed.is_empty()
+    }
+
     /// Frees a range: what was written there is dropped. Returns the bytes of memory that gives back.
     pub(crate) fn free(&mut self, range: Range<u64>) -> u64 {
         let mut bytes = 0;

@@ -39,13 +39,13 @@ macro_rules! answers {
 
 answers! {
     ReplyEmpty, (), |this, _nothing| this.ok();
-    ReplyAttr, Attributes, |this, it| this.attr(&VALID, &attributes_of(&it));
+    ReplyAttr, Attributes, |this, it| this.attr(&it.valid(), &attributes_of(&it));
     ReplyEntry, Found, |this, it| match it {
-        Found::There(it) => this.entry(&VALID, &attributes_of(&it), Generation(it.generation)),
+        Found::There(it) => this.entry(&it.valid(), &attributes_of(&it), Generation(it.generation)),
         Found::Absent => this.entry(&VALID, &attributes_of(&NOTHING), Generation(0)),
     };
     ReplyCreate, Created, |this, it| this.created(
-        &VALID,
+        &it.attributes.valid(),
         &attributes_of(&it.attributes),
         Generation(it.attributes.generation),
         FileHandle(it.opened.handle),
@@ -69,6 +69,7 @@ const NOTHING: Attributes = Attributes {
     rdev: 0,
     size: 0,
     blocks: 0,
+    blocks_guessed: false,
     block_bytes: 0,
     atime: Time { seconds: 0, nanos: 0 },
     mtime: Time { seconds: 0, nanos: 0 },
@@ -165,7 +166,7 @@ impl FolderAnswer for NamesPlus {
         // For "." and ".." the kernel takes no reference, whatever is sent. Anything else without attributes is damaged: it
         // is shown, and expires at once, so that whoever looks at it asks for it by name and gets the error.
         let nothing = Attributes { ino: entry.ino, kind: entry.kind, ..NOTHING };
-        let valid = if attributes.is_some() { VALID } else { Duration::ZERO };
+        let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
         let attributes = attributes.unwrap_or(&nothing);
         let full = self.reply.add(
             INodeNo(entry.ino),
