@@ -65,8 +65,7 @@ enum Body {
     /// It was not: so it was when the inode was read, and so it is as long as nobody opens it.
     Away(Extent),
     File(Arc<Object>),
-    /// With the bytes that it took on devices when the inode was read.
-    Directory(Arc<Directory>, u64),
+    Directory(Arc<Directory>),
 }
 
 impl Inode {
@@ -139,17 +138,16 @@ impl Inode {
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), and what opening it brings.
     pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
-        if let Body::Directory(directory, _) = &*self.body.lock() {
+        if let Body::Directory(directory) = &*self.body.lock() {
             return Ok(Arc::clone(directory));
         }
         self.check_directory()?;
         let directory = Arc::new(dataset.directory(self.number)?);
         let mut body = self.body.lock();
-        if let Body::Directory(directory, _) = &*body {
+        if let Body::Directory(directory) = &*body {
             return Ok(Arc::clone(directory));
         }
-        let allocated = if let Body::Away(away) = &*body { away.allocated } else { 0 };
-        *body = Body::Directory(Arc::clone(&directory), allocated);
+        *body = Body::Directory(Arc::clone(&directory));
         Ok(directory)
     }
 
@@ -172,8 +170,9 @@ impl Inode {
                 let (size, allocated) = (object.size(), object.allocated_bytes());
                 (Extent { size, allocated, record: object.record_bytes() }, guessed)
             }
-            Body::Directory(_, allocated) => {
-                (Extent { size: 0, allocated: *allocated, record: 0 }, false)
+            Body::Directory(directory) => {
+                let guessed = directory.is_dirty();
+                (Extent { size: 0, allocated: directory.allocated_bytes(), record: 0 }, guessed)
             }
         }
     }

@@ -480,6 +480,16 @@ impl Directory {
         self.zap.is_empty()
     }
 
+    /// As [`Object::allocated_bytes`]; 0 for one that is small enough to lie where its attributes do.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.zap.store().0.allocated_bytes()
+    }
+
+    /// As [`Object::is_dirty`].
+    pub fn is_dirty(&self) -> bool {
+        self.zap.store().0.is_dirty()
+    }
+
     /// How it is built: leaves by fill, by depth, entries a leaf. Reads all leaves.
     ///
     /// # Errors

@@ -224,6 +224,30 @@ fn what_a_file_takes_is_a_guess_until_it_is_written() {
 }
 
 #[test]
+fn what_a_directory_takes_follows_its_names() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let dir = mkdir(&fs, ROOT, b"names");
+    let takes = |wanted: &str| {
+        fs.pool().sync().unwrap();
+        let attr = fs.getattr(dir).unwrap();
+        assert!(!attr.blocks_guessed, "{wanted}: {attr:?}");
+        attr.blocks
+    };
+    assert_eq!(takes("empty"), 0, "it lies where its attributes do");
+    for n in 0..2_000 {
+        symlink(&fs, dir, format!("name-{n}").as_bytes(), b"/");
+    }
+    let full = takes("full");
+    assert!(full > 0);
+    for n in 0..2_000 {
+        fs.unlink(dir, format!("name-{n}").as_bytes()).unwrap();
+    }
+    assert_eq!(takes("empty again"), 0, "of {full}");
+    unmount(fs);
+}
+
+#[test]
 fn a_full_file_system_says_that_it_is_full() {
     let rig = Rig::new(64 * MIB);
     let fs = rig.mount();
