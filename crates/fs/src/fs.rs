@@ -434,10 +434,21 @@ impl FileSystem {
         self.counters.add(FsCounters::INODES_LOADED, 0, 1);
         let size = match meta.kind {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
-            _ => info.size_bytes,
+            _ => info.usage.size_bytes,
         };
-        let away = Extent { size, allocated: info.allocated_bytes, record: info.record_bytes };
-        Ok(Inode::new(number, info.created_txg, meta, away, 0))
+        let kind = meta.kind;
+        let away =
+            Extent { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
+        let inode = Inode::new(number, info.created_txg, meta, away, 0);
+        if info.usage.is_guess {
+            // Its object is in memory, and knows what comes of it.
+            match kind {
+                FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,
+                FileKind::Directory => inode.directory(&self.dataset).map(drop).map_err(doing)?,
+                _ => {}
+            }
+        }
+        Ok(inode)
     }
 
     /// Ends the use of an inode.

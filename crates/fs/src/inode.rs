@@ -61,8 +61,9 @@ pub(crate) struct Extent {
 }
 
 /// Its content, if it was needed so far.
+#[derive(Clone)]
 enum Body {
-    /// It was not: so it was when the inode was read, and so it is as long as nobody opens it.
+    /// It was not: so it was when the inode was read, no guess, and so it is as long as nobody opens it.
     Away(Extent),
     File(Arc<Object>),
     Directory(Arc<Directory>),
@@ -162,19 +163,15 @@ impl Inode {
 
     /// How long and large it is, and whether what it takes on devices is a guess so far.
     pub(crate) fn extent(&self) -> (Extent, bool) {
-        match &*self.body.lock() {
-            Body::Away(extent) => (*extent, false),
-            Body::File(object) => {
-                // In this order: what is written in between is no guess.
-                let guessed = object.is_dirty();
-                let (size, allocated) = (object.size(), object.allocated_bytes());
-                (Extent { size, allocated, record: object.record_bytes() }, guessed)
-            }
-            Body::Directory(directory) => {
-                let guessed = directory.is_dirty();
-                (Extent { size: 0, allocated: directory.allocated_bytes(), record: 0 }, guessed)
-            }
-        }
+        // The pool is asked without the lock.
+        let body = self.body.lock().clone();
+        let (usage, record) = match body {
+            Body::Away(extent) => return (extent, false),
+            Body::File(object) => (object.usage(), object.record_bytes()),
+            Body::Directory(directory) => (directory.usage(), 0),
+        };
+        let (size, allocated) = (usage.size_bytes, usage.allocated_bytes);
+        (Extent { size, allocated, record }, usage.is_guess)
     }
 
     /// How often names went from it, so far. If it is the same before a name is looked up and after its inode is held, the inode

@@ -392,7 +392,7 @@ impl FileSystem {
         let step_bytes = STEP_RECORDS * u64::from(object.record_bytes());
         let end = to.min(object.size());
         let mut at = from;
-        if object.allocated_bytes() <= step_bytes {
+        if object.usage().allocated_bytes <= step_bytes {
             return Ok(true);
         }
         while let Some(data) = object.next_data(at)?

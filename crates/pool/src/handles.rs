@@ -8,7 +8,7 @@ use crate::dataset::{DatasetSettings, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
-use crate::object::{Content, Leaves, Node};
+use crate::object::{Content, Leaves, Node, ObjectUsage};
 use crate::pool::Inner as PoolInner;
 use crate::tx::Transaction;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
@@ -46,10 +46,8 @@ pub struct ObjectInfo {
     pub created_txg: u64,
     /// Its attributes, for its user to understand.
     pub attributes: Vec<u8>,
-    /// Its length in bytes; 0 for a directory.
-    pub size_bytes: u64,
-    /// As [`Object::allocated_bytes`]; 0 for a directory that is small enough to lie where its attributes do.
-    pub allocated_bytes: u64,
+    /// How long it is, and what it takes.
+    pub usage: ObjectUsage,
 }
 
 impl Dataset {
@@ -168,14 +166,12 @@ impl Dataset {
     pub fn object_info(&self, number: u64) -> Result<ObjectInfo> {
         let dnode = self.inner.objset.dnode(number)?;
         let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
-        let (size_bytes, allocated_bytes) = self.inner.objset.sizes(number)?;
         Ok(ObjectInfo {
             kind,
             record_bytes: 1u32.checked_shl(u32::from(dnode.record_shift)).unwrap_or(0),
             created_txg: dnode.created_txg.get(),
             attributes: dnode.attributes().to_vec(),
-            size_bytes,
-            allocated_bytes,
+            usage: self.inner.objset.usage(number)?,
         })
     }
 
@@ -324,16 +320,9 @@ impl Object {
         self.node.seek(from, Content::Hole)
     }
 
-    /// Bytes that it takes on devices: all copies, indirect blocks; and about what will come to that of what is not
-    /// written yet.
-    pub fn allocated_bytes(&self) -> u64 {
-        self.node.allocated_bytes()
-    }
-
-    /// Whether content of it was changed and is not written yet: until then
-    /// [`allocated_bytes`](Self::allocated_bytes) is a guess, which knows nothing of compression.
-    pub fn is_dirty(&self) -> bool {
-        self.node.is_dirty()
+    /// How long it is, and what it takes on devices.
+    pub fn usage(&self) -> ObjectUsage {
+        self.node.usage()
     }
 
     /// Writes `data` at `offset`; the object becomes longer if need be. If it fails, a beginning of `data` may have been
@@ -480,14 +469,9 @@ impl Directory {
         self.zap.is_empty()
     }
 
-    /// As [`Object::allocated_bytes`]; 0 for one that is small enough to lie where its attributes do.
-    pub fn allocated_bytes(&self) -> u64 {
-        self.zap.store().0.allocated_bytes()
-    }
-
-    /// As [`Object::is_dirty`].
-    pub fn is_dirty(&self) -> bool {
-        self.zap.store().0.is_dirty()
+    /// What it takes on devices.
+    pub fn usage(&self) -> ObjectUsage {
+        self.zap.store().0.usage()
     }
 
     /// How it is built: leaves by fill, by depth, entries a leaf. Reads all leaves.

@@ -93,6 +93,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use format::label::MIN_DEVICE_BYTES;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use log::{LogCounters, LogTunables};
+pub use object::ObjectUsage;
 pub use pool::{
     CacheDevice, CacheDeviceFigures, CacheDeviceState, CheckProgress, CheckReport, CreateOptions,
     Durations, ImportOptions, LabelInfo, Pool, PoolDevice, PoolStats, PoolUsage, Rebuild,

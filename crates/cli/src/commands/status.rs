@@ -63,12 +63,12 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
     put(
         "space",
         format!(
-            "{} in all, {} used, {} free ({} for new data), {} freed and free again two groups later",
+            "{} in all, {} used, {} free, {} freed and free again two groups later; {} for new data",
             units::bytes(status.total_bytes),
             units::bytes(status.allocated_bytes),
             units::bytes(status.free_bytes),
-            units::bytes(status.available_bytes),
-            units::bytes(status.deferred_bytes)
+            units::bytes(status.deferred_bytes),
+            units::bytes(status.available_bytes)
         ),
     );
     put(

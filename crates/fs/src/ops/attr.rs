@@ -1,7 +1,7 @@
 //! Attributes, and figures of the whole.
 
 use forebay_base::sync::Arc;
-use forebay_pool::{PoolUsage, without_waiting};
+use forebay_pool::without_waiting;
 
 use crate::attrs::{MODE_BITS, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -89,7 +89,8 @@ impl FileSystem {
         Ok(target.value)
     }
 
-    /// How full it is. Room that was freed counts once it can be used again, two transaction groups later.
+    /// How full it is. Room that was freed and can be used again two transaction groups later counts as free: who needs it
+    /// waits for it.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed).
@@ -97,13 +98,12 @@ impl FileSystem {
         self.enter(Op::Statfs)?;
         let usage = self.pool().usage();
         let inodes = self.dataset().object_count();
-        let room = room_for_files(&usage);
-        let files_free = room / INODE_BYTES;
+        let files_free = usage.available_bytes / INODE_BYTES;
         Ok(FsUsage {
             block_bytes: USAGE_BYTES as u32,
             blocks: usage.total_bytes / USAGE_BYTES,
             free: (usage.free_bytes + usage.deferred_bytes) / USAGE_BYTES,
-            available: room / USAGE_BYTES,
+            available: usage.available_bytes / USAGE_BYTES,
             files: inodes + files_free,
             files_free,
             name_max: NAME_MAX as u32,
@@ -155,11 +155,6 @@ impl FileSystem {
             inode.set_atime_fresh(fresh_until(&inode.known().meta));
         }
     }
-}
-
-/// Bytes that files can still have. Deferred room comes back by itself: it is there by the time somebody has written so much.
-pub(super) fn room_for_files(usage: &PoolUsage) -> u64 {
-    usage.available_bytes + usage.deferred_bytes
 }
 
 fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, now: Time) {

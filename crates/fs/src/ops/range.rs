@@ -9,7 +9,6 @@ use crate::stats::Op;
 use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
 use super::apply;
-use super::attr::room_for_files;
 use super::file::{check_end, warm};
 
 /// Copied at once.
@@ -67,17 +66,19 @@ impl FileSystem {
 
     /// Whether there is room for a range today.
     fn check_room(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
-        let room = room_for_files(&self.pool().usage());
         // What has data already takes as much again when it is written, and gives back what it had.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        match wanted <= room {
-            true => Ok(()),
-            false => {
-                let text =
-                    format!("there is no room for {len} bytes: delete something, or add a device");
-                Err(Error::new(ErrorKind::NoSpace, text))
-            }
+        if wanted <= self.pool().usage().available_bytes {
+            return Ok(());
         }
+        // What changes hold until they are written is more than they will take.
+        check_waiting("room that a transaction group gives back")?;
+        self.pool().sync()?;
+        if wanted <= self.pool().usage().available_bytes {
+            return Ok(());
+        }
+        let text = format!("there is no room for {len} bytes: delete something, or add a device");
+        Err(Error::new(ErrorKind::NoSpace, text))
     }
 
     fn extend(&self, range: &Range<'_>, keep_size: bool) -> Result<()> {

@@ -224,6 +224,46 @@ fn what_a_file_takes_is_a_guess_until_it_is_written() {
 }
 
 #[test]
+fn a_guess_stays_one_when_its_inode_leaves_memory() {
+    let rig = Rig::new(64 * MIB);
+    let fs = rig.mount();
+    let (zeros, handle) = file(&fs, ROOT, b"zeros");
+    write(&fs, zeros, 0, &[0; 100_000]);
+    let dirty = fs.getattr(zeros).unwrap();
+    fs.release(handle);
+    fs.forget(zeros, 1);
+    // Its times are written; its content is not.
+    fs.quiesce();
+    let loaded = |fs: &forebay_fs::FileSystem| {
+        fs.stats().counters.iter().find(|row| row.0 == "inodes_loaded").unwrap().2
+    };
+    let before = loaded(&fs);
+    let again = fs.lookup(ROOT, b"zeros").unwrap().attr;
+    assert_eq!(loaded(&fs), before + 1, "it was read again");
+    // Unless the timer wrote the group.
+    assert_eq!(again.blocks_guessed, again.blocks > 0, "{again:?}, before {dirty:?}");
+    fs.pool().sync().unwrap();
+    let attr = fs.getattr(zeros).unwrap();
+    assert_eq!((attr.blocks, attr.blocks_guessed), (0, false), "zeros take nothing");
+    unmount(fs);
+}
+
+#[test]
+fn room_that_zeros_hold_until_they_are_written_can_be_promised() {
+    let rig = Rig::new(128 * MIB);
+    let fs = rig.mount();
+    let (ino, handle) = file(&fs, ROOT, b"name");
+    let room = fs.statfs().unwrap().available * 4096;
+    for at in 0..40 {
+        write(&fs, ino, at * MIB, &[0; MIB as usize]);
+    }
+    let mode = FallocateMode::Allocate { keep_size: true };
+    fs.fallocate(ino, handle, 40 * MIB, room - 4 * MIB, mode, ME).unwrap();
+    fs.release(handle);
+    unmount(fs);
+}
+
+#[test]
 fn what_a_directory_takes_follows_its_names() {
     let rig = Rig::new(64 * MIB);
     let fs = rig.mount();
@@ -273,6 +313,7 @@ fn a_full_file_system_says_that_it_is_full() {
     fs.release(handle);
     fs.unlink(ROOT, b"name").unwrap();
     fs.forget(ino, 1);
+    fs.quiesce();
     for _ in 0..4 {
         fs.pool().sync().unwrap();
     }

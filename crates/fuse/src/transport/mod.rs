@@ -20,7 +20,8 @@ use std::time::Duration;
 /// How long the kernel may believe names and attributes: for good, since nobody but this server changes them. (A year, in
 /// case that a kernel computes with it.)
 pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The same of attributes in which something is a guess until the content is written, some seconds later.
+/// The same of attributes in which something is a guess until the content is written, some seconds later. In a listing the name is
+/// valid as long as they are: the protocol's library has one time for both there.
 const VALID_GUESS: Duration = Duration::from_secs(1);
 
 /// Number of the root of a mount.

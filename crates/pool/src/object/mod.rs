@@ -22,6 +22,7 @@ mod write;
 
 pub(crate) use ahead::ReadAhead;
 pub(crate) use leaves::Leaves;
+pub use node::ObjectUsage;
 pub(crate) use node::{DataFields, Node};
 pub(crate) use tree::Content;
 

@@ -27,6 +27,20 @@ use super::tree::{self, BLOCKS_MAX, Tree};
 /// The largest records, as a power of two.
 const RECORD_SHIFT_MAX: u8 = 24;
 
+/// How long an object is and what it takes on devices, as of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObjectUsage {
+    /// Its length in bytes; 0 for a directory.
+    pub size_bytes: u64,
+    /// Bytes on devices: all copies, indirect blocks; and about what will come to that of what is not written yet. 0 for a
+    /// directory that is small enough to lie where its attributes do.
+    pub allocated_bytes: u64,
+    /// Whether content was changed and is not written yet: until then `allocated_bytes` is a guess, which knows nothing of
+    /// compression.
+    pub is_guess: bool,
+}
+
 /// An open object. It stays in memory while somebody holds it or a group has changes of it.
 pub(crate) struct Node {
     pub(crate) objset: Arc<Objset>,
@@ -293,8 +307,8 @@ impl Node {
         self.lock().size
     }
 
-    /// Bytes that it takes on devices, and about what groups that are not written yet will add to them.
-    pub(crate) fn allocated_bytes(&self) -> u64 {
+    /// How long it is, what it takes on devices, and about what groups that are not written yet will add to that.
+    pub(crate) fn usage(&self) -> ObjectUsage {
         let state = self.lock();
         let newer = usize::from(state.pending[1].txg > state.pending[0].txg);
         let mut bytes = state.allocated;
@@ -304,12 +318,11 @@ impl Node {
             }
             bytes = bytes.saturating_add(self.objset.cost_of_block(self.kind, pending.new_bytes));
         }
-        bytes
-    }
-
-    /// Whether content of it was changed by groups that are not written yet.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.lock().pending.iter().any(|pending| !pending.is_empty())
+        ObjectUsage {
+            size_bytes: state.size,
+            allocated_bytes: bytes,
+            is_guess: state.pending.iter().any(|pending| !pending.is_empty()),
+        }
     }
 
     /// An error unless it can still be used.

@@ -23,7 +23,7 @@ use crate::format::{
     ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
 };
 use crate::object::tree::{self, Tree};
-use crate::object::{DataFields, Node, ReadAhead};
+use crate::object::{DataFields, Node, ObjectUsage, ReadAhead};
 use crate::store::Store;
 use crate::tx::Tx;
 use crate::zap;
@@ -326,19 +326,20 @@ impl Objset {
         if dnode.kind == 0 { Err(self.no_object(number)) } else { Ok(dnode) }
     }
 
-    /// Length and allocated bytes of an object, as they are now. `number` is in use.
-    pub(crate) fn sizes(&self, number: u64) -> Result<(u64, u64)> {
+    /// What an object takes now. `number` is in use.
+    pub(crate) fn usage(&self, number: u64) -> Result<ObjectUsage> {
         // Who has changes that are not stored is open.
         let node = self.nodes[shard_of(number)].lock().get(&number).and_then(Weak::upgrade);
         if let Some(node) = node {
-            return Ok((node.size(), node.allocated_bytes()));
+            return Ok(node.usage());
         }
         match self.dnodes.newest(number) {
-            Newest::Patched(_, true) => Ok((0, 0)),
+            Newest::Patched(_, true) => Ok(ObjectUsage::default()),
             _ => {
                 let data = DataFields::of(&self.stored_dnode(number)?)
                     .map_err(|error| error.doing(format_args!("object {number}")))?;
-                Ok((data.size, data.allocated))
+                let (size_bytes, allocated_bytes) = (data.size, data.allocated);
+                Ok(ObjectUsage { size_bytes, allocated_bytes, is_guess: false })
             }
         }
     }

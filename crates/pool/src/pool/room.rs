@@ -13,6 +13,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, thread_slot};
 
+use crate::space::SpaceStats;
 use crate::txg::Txgs;
 
 /// Shards of the count of first steps; a power of two.
@@ -38,6 +39,8 @@ pub(super) struct Room {
     txgs: Arc<Txgs>,
     /// Bytes that are free, as of the newest group that was written.
     free: AtomicU64,
+    /// The same with those that were freed and will be free some groups later.
+    free_later: AtomicU64,
     /// Bytes of them that are no transaction's, by intent.
     kept: [AtomicU64; 2],
     /// What transactions have beyond their first steps.
@@ -68,6 +71,7 @@ impl Shards {
         let room = Arc::new(Room {
             txgs: Arc::clone(txgs),
             free: AtomicU64::new(0),
+            free_later: AtomicU64::new(0),
             kept: [AtomicU64::new(0), AtomicU64::new(0)],
             grown: AtomicU64::new(0),
             first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
@@ -78,16 +82,18 @@ impl Shards {
     }
 
     /// Learns how much is free, and how much of that is not for transactions that use and that free room.
-    pub(super) fn set(&self, free: u64, kept_from_use: u64, kept_from_free: u64) {
+    pub(super) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
         let room = &self.0[0].room;
         room.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
         room.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
-        room.free.store(free, Ordering::SeqCst);
+        room.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
+        room.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// What changes that make the pool fuller can still take.
+    /// What changes that make the pool fuller can still take, if they wait for what was freed.
     pub(super) fn available(&self) -> u64 {
-        self.0[0].room.left(Intent::Use, true).unwrap_or(0)
+        let room = &self.0[0].room;
+        room.left_of(&room.free_later, Intent::Use, true).unwrap_or(0)
     }
 
     /// What a transaction begins with; nothing if there is no room for it.
@@ -118,6 +124,10 @@ impl Room {
     /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the groups' cells have not told
     /// yet, count if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
+        self.left_of(&self.free, intent, exact)
+    }
+
+    fn left_of(&self, free: &AtomicU64, intent: Intent, exact: bool) -> Option<u64> {
         // In the order in which a byte goes through them, from reservation to use: none is missed.
         let first: u64 = match exact {
             true => self.first.iter().map(|shard| shard.load(Ordering::SeqCst)).sum(),
@@ -128,7 +138,7 @@ impl Room {
             true => self.txgs.dirty_bytes(),
             false => self.txgs.dirty_estimate(),
         };
-        let free = self.free.load(Ordering::SeqCst);
+        let free = free.load(Ordering::SeqCst);
         let kept = self.kept[intent as usize].load(Ordering::Relaxed);
         free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
@@ -179,5 +189,35 @@ impl Drop for Reservation {
             room.grown.fetch_sub(self.grown.get(), Ordering::SeqCst);
         }
         room.first[*index].fetch_sub(self.first, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_base::clock::SystemClock;
+
+    use super::*;
+    use crate::txg::TxgTunables;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_was_freed_first_fills_what_is_kept() {
+        let txgs = Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(TxgTunables::default()));
+        let shards = Shards::new(&Arc::new(txgs));
+        let available = |free_bytes, deferred_bytes| {
+            let space = SpaceStats { free_bytes, deferred_bytes, ..SpaceStats::default() };
+            shards.set(&space, 33 * MIB, 16 * MIB);
+            shards.available()
+        };
+        // What frees room may take some of what is kept.
+        assert_eq!(available(20 * MIB, 10 * MIB), 0);
+        assert_eq!(available(20 * MIB, 15 * MIB), 2 * MIB);
+        assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB);
+        let reserved = shards.reserve(Intent::Use).expect("there is room");
+        assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB - FIRST_BYTES);
+        assert_eq!(available(33 * MIB, FIRST_BYTES), 0);
+        drop(reserved);
+        assert_eq!(available(33 * MIB, FIRST_BYTES), FIRST_BYTES);
     }
 }

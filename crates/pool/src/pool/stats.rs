@@ -39,8 +39,8 @@ pub struct PoolUsage {
     pub deferred_bytes: u64,
     /// Not in use.
     pub free_bytes: u64,
-    /// What of that changes can still take: without what is kept for deleting, and without what is promised to changes that are
-    /// not written yet, as if nothing of them could be compressed.
+    /// What changes can still take, now or by waiting for what was freed: without what is kept for deleting, and without what is
+    /// promised to changes that are not written yet, as if nothing of them could be compressed.
     pub available_bytes: u64,
 }
 

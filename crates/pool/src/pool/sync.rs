@@ -129,7 +129,7 @@ impl Inner {
         let reserve = self.reserve_bytes();
         let figures = space.stats();
         // The other half of the reserve is for what the sync itself needs.
-        self.room.set(figures.free_bytes, reserve + MARGIN_BYTES, reserve / 2);
+        self.room.set(&figures, reserve + MARGIN_BYTES, reserve / 2);
         *self.figures.lock() = figures;
     }
 }

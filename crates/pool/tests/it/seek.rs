@@ -131,36 +131,42 @@ fn sizes_are_told_before_and_after_they_are_on_devices() {
     let (one, two) =
         (data.create_object(&tx, &[]).unwrap(), data.create_directory(&tx, &[]).unwrap());
     let object = data.object(one).unwrap();
-    assert_eq!((object.allocated_bytes(), data.object_info(one).unwrap().size_bytes), (0, 0));
+    assert_eq!(
+        (object.usage().allocated_bytes, data.object_info(one).unwrap().usage.size_bytes),
+        (0, 0)
+    );
     object.write(&tx, 0, &vec![1; 100 * 8192]).unwrap();
-    let estimate = object.allocated_bytes();
+    let estimate = object.usage().allocated_bytes;
     assert!((100 * 8192..110 * 8192).contains(&estimate), "{estimate}");
     // Overwriting adds nothing.
     object.write(&tx, 8192, &vec![2; 50 * 8192]).unwrap();
-    assert_eq!(object.allocated_bytes(), estimate);
+    assert_eq!(object.usage().allocated_bytes, estimate);
     drop(tx);
     pool.sync().unwrap();
-    let allocated = object.allocated_bytes();
+    let allocated = object.usage().allocated_bytes;
     assert!((100 * 8192..110 * 8192).contains(&allocated), "{allocated}");
     let tx = pool.begin().unwrap();
     object.write(&tx, 8192, &vec![3; 50 * 8192]).unwrap();
-    assert_eq!(object.allocated_bytes(), allocated);
+    assert_eq!(object.usage().allocated_bytes, allocated);
     object.truncate(&tx, 0).unwrap();
-    assert_eq!(object.allocated_bytes(), 0);
+    assert_eq!(object.usage().allocated_bytes, 0);
     object.write(&tx, 0, &[1]).unwrap();
     drop(tx);
     let info = data.object_info(one).unwrap();
-    assert_eq!((info.kind, info.size_bytes), (ObjectKind::Data, 1));
-    assert_eq!(info.allocated_bytes, object.allocated_bytes());
-    assert!((1..=8192).contains(&info.allocated_bytes));
+    assert_eq!((info.kind, info.usage.size_bytes), (ObjectKind::Data, 1));
+    assert_eq!(info.usage.allocated_bytes, object.usage().allocated_bytes);
+    assert!((1..=8192).contains(&info.usage.allocated_bytes));
     drop(object);
     pool.sync().unwrap();
     let info = data.object_info(one).unwrap();
-    assert_eq!(info.size_bytes, 1);
-    assert_eq!(info.allocated_bytes, data.object(one).unwrap().allocated_bytes());
-    assert!((1..=8192).contains(&info.allocated_bytes));
+    assert_eq!(info.usage.size_bytes, 1);
+    assert_eq!(info.usage.allocated_bytes, data.object(one).unwrap().usage().allocated_bytes);
+    assert!((1..=8192).contains(&info.usage.allocated_bytes));
     let info = data.object_info(two).unwrap();
-    assert_eq!((info.kind, info.size_bytes, info.allocated_bytes), (ObjectKind::Zap, 0, 0));
+    assert_eq!(
+        (info.kind, info.usage.size_bytes, info.usage.allocated_bytes),
+        (ObjectKind::Zap, 0, 0)
+    );
 }
 
 #[test]

@@ -41,7 +41,9 @@ answers! {
     ReplyEmpty, (), |this, _nothing| this.ok();
     ReplyAttr, Attributes, |this, it| this.attr(&it.valid(), &attributes_of(&it));
     ReplyEntry, Found, |this, it| match it {
-        Found::There(it) => this.entry(&it.valid(), &attributes_of(&it), Generation(it.generation)),
+        // Where the name leads is no guess, whatever the attributes are.
+        Found::There(it) =>
+            this.entry_with_ttls(&it.valid(), &VALID, &attributes_of(&it), Generation(it.generation)),
         Found::Absent => this.entry(&VALID, &attributes_of(&NOTHING), Generation(0)),
     };
     ReplyCreate, Created, |this, it| this.created(
