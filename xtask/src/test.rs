@@ -52,7 +52,7 @@ fn steps(tree: &Tree, full: bool) -> Vec<Step> {
         Step::new("tidy", "xtask tidy"),
         Step::new("clippy", "clippy --workspace --all-targets -- -D warnings"),
     ];
-    for feature in ["counting", "bench_internals", "peers"] {
+    for feature in ["counting", "bench_internals", "peers", "fuzzing"] {
         if let Some((features, _)) = with_feature(tree, feature) {
             let command =
                 format!("clippy --workspace --all-targets --features {features} -- -D warnings");

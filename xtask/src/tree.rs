@@ -87,7 +87,7 @@ pub(crate) struct Tree {
 }
 
 /// Folders that hold nothing of ours.
-const SKIPPED: [&str; 3] = [".git", "target", "node_modules"];
+const SKIPPED: [&str; 5] = [".git", "target", "node_modules", "fuzz/artifacts", "fuzz/corpus"];
 
 impl Tree {
     /// Reads everything below `root`, but for build output and git's own folder.

@@ -3,6 +3,8 @@
 //! A forger who knows checksums can make any block say anything: [`Forge::deep`] goes from an uberblock down to some
 //! block, changes it, and makes all that leads there right again. Pointers are found by looking at every place of a block for what
 //! could be one and whose checksum is right, so nothing of the formats need be known.
+//!
+//! What is changed is for [`Choices`] to say: a seed, or a [`Script`] of bytes that a fuzzer writes.
 
 use forebay_base::rng::SmallRng;
 use forebay_io::record::Image;
@@ -18,6 +20,67 @@ const BLOCK_BYTES_MAX: usize = 1 << 20;
 /// Blocks that lead to a forged one, at most.
 const DEPTH_MAX: usize = 12;
 const SUM_BYTES: usize = 16;
+
+/// Says what is to be changed, where and how.
+pub trait Choices {
+    /// A number below `n`, which is not 0.
+    fn below(&mut self, n: u64) -> u64;
+
+    /// Any number.
+    fn next_u64(&mut self) -> u64;
+
+    /// Any bytes.
+    fn fill(&mut self, bytes: &mut [u8]);
+}
+
+impl Choices for SmallRng {
+    fn below(&mut self, n: u64) -> u64 {
+        SmallRng::below(self, n)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        SmallRng::next_u64(self)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        SmallRng::fill(self, bytes);
+    }
+}
+
+/// Choices that were written down: each takes as many bytes as it needs, so that a small change of the bytes is a small
+/// change of what is done. Behind the end all are 0.
+pub struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    /// The choices that these bytes are.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    fn take(&mut self, len: usize) -> u64 {
+        let mut number = [0; 8];
+        self.fill(&mut number[..len]);
+        u64::from_le_bytes(number)
+    }
+}
+
+impl Choices for Script<'_> {
+    fn below(&mut self, n: u64) -> u64 {
+        let bits = u64::BITS - (n - 1).leading_zeros();
+        self.take(bits.div_ceil(8) as usize) % n
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        self.take(size_of::<u64>())
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        let (now, later) = self.0.split_at(bytes.len().min(self.0.len()));
+        bytes[..now.len()].copy_from_slice(now);
+        bytes[now.len()..].fill(0);
+        self.0 = later;
+    }
+}
 
 /// A device of a pool with one device, to be changed.
 #[derive(Clone)]
@@ -47,22 +110,41 @@ impl Forge {
         Self { bytes, free: free.next_multiple_of(SECTOR_UNIT as usize) }
     }
 
+    /// One to three of the changes below, one after the other; at last it is cut off, now and then.
+    pub fn any(&mut self, choices: &mut impl Choices) {
+        for _ in 0..choices.below(3) + 1 {
+            match choices.below(6) {
+                0 => self.deep(choices),
+                1 => self.slot(choices),
+                2 => self.log(choices),
+                3 => self.flip(choices),
+                4 => self.swap(choices),
+                _ => self.wipe(choices),
+            }
+        }
+        if choices.below(8) == 7 {
+            self.truncate(choices);
+        }
+    }
+
     /// Flips bits of what was written, anywhere or in the labels.
-    pub fn flip(&mut self, rng: &mut SmallRng) {
-        let labels = rng.below(2) == 0;
-        for _ in 0..rng.below(30) + 1 {
-            let at = self.written(labels, rng);
-            self.bytes[at] ^= 1 << rng.below(8);
+    pub fn flip(&mut self, choices: &mut impl Choices) {
+        let labels = choices.below(2) == 0;
+        for _ in 0..choices.below(30) + 1 {
+            let at = self.written(labels, choices);
+            self.bytes[at] ^= 1 << choices.below(8);
         }
     }
 
     /// Moves sectors to where others belong.
-    pub fn swap(&mut self, rng: &mut SmallRng) {
-        for _ in 0..rng.below(8) + 1 {
-            let len = 512 << rng.below(6);
-            let labels = rng.below(4) == 0;
-            let (from, to) =
-                (self.written(labels, rng) / 512 * 512, self.written(false, rng) / 512 * 512);
+    pub fn swap(&mut self, choices: &mut impl Choices) {
+        for _ in 0..choices.below(8) + 1 {
+            let len = 512 << choices.below(6);
+            let labels = choices.below(4) == 0;
+            let (from, to) = (
+                self.written(labels, choices) / 512 * 512,
+                self.written(false, choices) / 512 * 512,
+            );
             let end = (from + len).min(self.bytes.len());
             let len = (end - from).min(self.bytes.len() - to);
             self.bytes.copy_within(from..from + len, to);
@@ -70,58 +152,58 @@ impl Forge {
     }
 
     /// Makes stretches zeros, or noise.
-    pub fn wipe(&mut self, rng: &mut SmallRng) {
-        for _ in 0..rng.below(4) + 1 {
-            let at = self.written(false, rng);
-            let end = (at + rng.below(100_000) as usize).min(self.bytes.len());
-            match rng.below(2) {
+    pub fn wipe(&mut self, choices: &mut impl Choices) {
+        for _ in 0..choices.below(4) + 1 {
+            let at = self.written(false, choices);
+            let end = (at + choices.below(100_000) as usize).min(self.bytes.len());
+            match choices.below(2) {
                 0 => self.bytes[at..end].fill(0),
-                _ => rng.fill(&mut self.bytes[at..end]),
+                _ => choices.fill(&mut self.bytes[at..end]),
             }
         }
     }
 
     /// Cuts the device off.
-    pub fn truncate(&mut self, rng: &mut SmallRng) {
-        let sectors = rng.below(self.bytes.len() as u64 / 512) + 1;
+    pub fn truncate(&mut self, choices: &mut impl Choices) {
+        let sectors = choices.below(self.bytes.len() as u64 / 512) + 1;
         self.bytes.truncate(sectors as usize * 512);
     }
 
     /// Changes a label or an uberblock and makes its checksum right; its copies too, sometimes.
-    pub fn slot(&mut self, rng: &mut SmallRng) {
+    pub fn slot(&mut self, choices: &mut impl Choices) {
         let slots = self.slots();
-        let Some(&at) = pick(&slots, rng) else { return };
+        let Some(&at) = pick(&slots, choices) else { return };
         let old = self.bytes[at..at + SLOT_BYTES].to_vec();
         let mut new = old.clone();
         // What comes behind is zeros in all of them.
-        let used = if rng.below(3) == 0 { SLOT_BYTES - SUM_BYTES } else { 200 };
-        mutate(&mut new[8..used], rng);
-        self.replace(&old, &mut new, rng.below(2) == 0);
+        let used = if choices.below(3) == 0 { SLOT_BYTES - SUM_BYTES } else { 200 };
+        mutate(&mut new[8..used], choices);
+        self.replace(&old, &mut new, choices.below(2) == 0);
     }
 
     /// Changes a block of the intent log and makes its checksum right.
-    pub fn log(&mut self, rng: &mut SmallRng) {
+    pub fn log(&mut self, choices: &mut impl Choices) {
         let is_log = |at: &usize| {
             LogBlockPhys::read_from_prefix(&self.bytes[*at..])
                 .is_ok_and(|(head, _)| head.magic.get() == LOG_BLOCK_MAGIC)
         };
         let blocks: Vec<usize> = (0..self.bytes.len() - 512).step_by(512).filter(is_log).collect();
-        let Some(&at) = pick(&blocks, rng) else { return };
+        let Some(&at) = pick(&blocks, choices) else { return };
         let payload = |bytes: &[u8]| {
             let head = LogBlockPhys::read_from_prefix(bytes).expect("it was read before").0;
             (size_of::<LogBlockPhys>() + head.payload_bytes.get() as usize).min(bytes.len())
         };
         let end = payload(&self.bytes[at..]);
         let block = &mut self.bytes[at..];
-        let first = if rng.below(3) == 0 { SUM_BYTES + 8 } else { size_of::<LogBlockPhys>() };
-        mutate(&mut block[first..end], rng);
+        let first = if choices.below(3) == 0 { SUM_BYTES + 8 } else { size_of::<LogBlockPhys>() };
+        mutate(&mut block[first..end], choices);
         let end = payload(block);
         let sum = xxh3_128(&block[SUM_BYTES..end]).to_le_bytes();
         block[..SUM_BYTES].copy_from_slice(&sum);
     }
 
     /// Changes some block that the newest uberblock leads to, and makes all that leads there right.
-    pub fn deep(&mut self, rng: &mut SmallRng) {
+    pub fn deep(&mut self, choices: &mut impl Choices) {
         let newest = |at: &usize| {
             let found = UberblockPhys::read_from_prefix(&self.bytes[*at..]).ok();
             found.filter(|(found, _)| found.magic.get() == UBERBLOCK_MAGIC).map(|(found, _)| found)
@@ -131,27 +213,27 @@ impl Forge {
             return;
         };
         let mut new = old;
-        let depth = rng.below(DEPTH_MAX as u64) as usize;
-        self.forge(&mut new.root, depth, rng);
+        let depth = choices.below(DEPTH_MAX as u64) as usize;
+        self.forge(&mut new.root, depth, choices);
         let mut bytes = new.as_bytes().to_vec();
         self.replace(old.as_bytes(), &mut bytes, true);
     }
 
-    fn forge(&mut self, ptr: &mut BlockPtrPhys, depth: usize, rng: &mut SmallRng) {
+    fn forge(&mut self, ptr: &mut BlockPtrPhys, depth: usize, choices: &mut impl Choices) {
         let Some(mut content) = self.content(ptr) else { return };
         let children = self.pointers(&content);
-        match pick(&children, rng) {
+        match pick(&children, choices) {
             Some(&at) if depth > 0 => {
                 let field = &mut content[at..at + size_of::<BlockPtrPhys>()];
                 let Ok(mut child) = BlockPtrPhys::read_from_bytes(field) else { return };
-                self.forge(&mut child, depth - 1, rng);
+                self.forge(&mut child, depth - 1, choices);
                 content[at..at + size_of::<BlockPtrPhys>()].copy_from_slice(child.as_bytes());
             }
             // What a pointer says, where it still leads somewhere.
-            Some(&at) if rng.below(3) == 0 => {
-                mutate(&mut content[at + 24..at + size_of::<BlockPtrPhys>()], rng);
+            Some(&at) if choices.below(3) == 0 => {
+                mutate(&mut content[at + 24..at + size_of::<BlockPtrPhys>()], choices);
             }
-            _ => mutate(&mut content, rng),
+            _ => mutate(&mut content, choices),
         }
         let end = self.free + content.len().next_multiple_of(SECTOR_UNIT as usize);
         if end > self.bytes.len() {
@@ -228,14 +310,14 @@ impl Forge {
     }
 
     /// A byte in a sector that is not zero.
-    fn written(&self, labels: bool, rng: &mut SmallRng) -> usize {
+    fn written(&self, labels: bool, choices: &mut impl Choices) -> usize {
         let label = LABEL_BYTES;
         let len = self.bytes.len() as u64;
         for _ in 0..10_000 {
             let at = match labels {
-                true if rng.below(2) == 0 => rng.below(label),
-                true => len - 1 - rng.below(label),
-                false => rng.below(len),
+                true if choices.below(2) == 0 => choices.below(label),
+                true => len - 1 - choices.below(label),
+                false => choices.below(len),
             } as usize;
             let sector = at / 512 * 512;
             if self.bytes[sector..sector + 512].iter().any(|byte| *byte != 0) {
@@ -246,37 +328,37 @@ impl Forge {
     }
 }
 
-fn pick<'a, T>(all: &'a [T], rng: &mut SmallRng) -> Option<&'a T> {
-    (!all.is_empty()).then(|| &all[rng.below(all.len() as u64) as usize])
+fn pick<'a, T>(all: &'a [T], choices: &mut impl Choices) -> Option<&'a T> {
+    (!all.is_empty()).then(|| &all[choices.below(all.len() as u64) as usize])
 }
 
 /// Changes some bytes: bits, numbers that are at the edge of something, copies of others.
-fn mutate(bytes: &mut [u8], rng: &mut SmallRng) {
+fn mutate(bytes: &mut [u8], choices: &mut impl Choices) {
     if bytes.len() < 16 {
-        return bytes.fill(rng.below(256) as u8);
+        return bytes.fill(choices.below(256) as u8);
     }
-    for _ in 0..rng.below(3) + 1 {
-        let at = rng.below(bytes.len() as u64 - 8) as usize;
+    for _ in 0..choices.below(3) + 1 {
+        let at = choices.below(bytes.len() as u64 - 8) as usize;
         let aligned = at / 4 * 4;
         let edge = [
             0,
             1,
             u64::MAX,
             u64::MAX / 2,
-            1 << rng.below(64),
-            (1 << rng.below(64)) - 1,
-            rng.below(256),
-            rng.next_u64(),
-        ][rng.below(8) as usize];
-        match rng.below(6) {
-            0 => bytes[at] ^= 1 << rng.below(8),
+            1 << choices.below(64),
+            (1 << choices.below(64)) - 1,
+            choices.below(256),
+            choices.next_u64(),
+        ][choices.below(8) as usize];
+        match choices.below(6) {
+            0 => bytes[at] ^= 1 << choices.below(8),
             1 => bytes[at] = edge as u8,
             2 => bytes[aligned..aligned + 2].copy_from_slice(&edge.to_le_bytes()[..2]),
             3 => bytes[aligned..aligned + 4].copy_from_slice(&edge.to_le_bytes()[..4]),
             4 => bytes[aligned..aligned + 8].copy_from_slice(&edge.to_le_bytes()),
             _ => {
-                let from = rng.below(bytes.len() as u64 - 8) as usize;
-                let len = (rng.below(64) as usize + 1).min(bytes.len() - at.max(from));
+                let from = choices.below(bytes.len() as u64 - 8) as usize;
+                let len = (choices.below(64) as usize + 1).min(bytes.len() - at.max(from));
                 bytes.copy_within(from..from + len, at);
             }
         }

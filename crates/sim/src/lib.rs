@@ -6,6 +6,7 @@
 //! * [`workload`]: random changes, from a seed.
 //! * [`crash`]: recorded devices, images of crashes, and what must be true of each.
 //! * [`compare`]: a pool beside its twin.
+//! * [`forge`]: images that somebody made wrong; [`hostile`]: what one tries with them.
 //!
 //! A failure is a panic that names the seed which repeats it.
 //!
@@ -19,6 +20,7 @@ pub mod compare;
 pub mod crash;
 pub mod forge;
 pub mod history;
+pub mod hostile;
 pub mod journal;
 pub mod medium;
 pub mod model;

@@ -1,0 +1,28 @@
+//! Images of pools that a fuzzer changed: each is looked at, imported, checked, read, changed, scrubbed and exported. That
+//! works or says why not; it does not panic, hang, or touch memory that is not its own.
+//!
+//! The fuzzer writes a [`Script`]: which pool is changed, where, and how. Blocks that are changed on purpose get the right checksum, so
+//! it comes to what is behind that.
+
+#![no_main]
+
+use std::sync::OnceLock;
+
+use forebay_sim::forge::{Choices, Forge, Script};
+use forebay_sim::hostile::{original, try_everything};
+use forebay_sim::rig::{self, MIB};
+use libfuzzer_sys::fuzz_target;
+
+const CACHE_BYTES: u64 = 24 * MIB;
+
+fuzz_target!(|script: &[u8]| {
+    // Half of them exported, the others as a crash leaves them.
+    static ORIGINALS: OnceLock<[Forge; 4]> = OnceLock::new();
+    let originals =
+        ORIGINALS.get_or_init(|| [0, 1, 2, 3].map(|seed| original(seed, seed % 2 == 0)));
+    let mut choices = Script::new(script);
+    let mut forge = originals[choices.below(originals.len() as u64) as usize].clone();
+    forge.any(&mut choices);
+    // What does not work says so.
+    drop(try_everything(&forge, &rig::cache(CACHE_BYTES), &mut choices));
+});
