@@ -206,7 +206,7 @@ pub struct Row {
     pub op: Op,
     /// The priority with which it was submitted.
     pub priority: Priority,
-    /// Submitted and not ended.
+    /// Submitted and not ended. What was submitted while this was counted may be in it too, ended or not.
     pub in_flight: u64,
     /// Ended with an error.
     pub failed: u64,
@@ -227,7 +227,7 @@ impl Metrics {
         &self.rows[kind(op, priority)]
     }
 
-    /// Requests that were submitted and have not ended.
+    /// Requests that were submitted and have not ended: [`Row::in_flight`] of all kinds.
     pub fn in_flight(&self) -> u64 {
         self.rows.iter().map(|row| row.in_flight).sum()
     }
