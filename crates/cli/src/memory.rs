@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use crate::error::{Failure, Result};
 use crate::units;
 
-/// The program, its stacks, the allocator's slack.
+/// The program, its stacks, data of writes that wait (16 MiB a mount), the allocator's slack.
 const FIXED_BYTES: u64 = 40 << 20;
 /// What the arena of blocks may have beside the cache's bound and a quarter of it.
 const ARENA_MARGIN_BYTES: u64 = 64 << 20;

@@ -4,7 +4,8 @@
 //!
 //! 1. On the thread that took it, under `without_waiting`. What is in memory is answered here.
 //! 2. What would have to wait has changed nothing. Reads go on with their I/O ([`FileSystem::read_then`]); everything else is
-//!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait.
+//!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait. Of data of writes so much
+//!    waits there at a time; what comes then waits where it was taken, and with it the kernel.
 //! 3. `fsync` always waits. It is executed where it was taken while at most half of the transport's threads do that, since handing it to
 //!    another thread costs a good part of what it takes; else it goes to such a thread at once.
 //!
@@ -17,6 +18,7 @@
 //! It checks no permissions: the kernel does, from the attributes it is given. It decides nothing about files.
 
 mod convert;
+mod copies;
 mod forget;
 mod in_place;
 mod serve;
@@ -26,6 +28,7 @@ use std::path::Path;
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, ErrorKind, FileSystem};
 
+use self::copies::Copies;
 use self::forget::Forgetting;
 use self::in_place::InPlace;
 use crate::counters::{MountCounters, Op, Tally};
@@ -45,8 +48,9 @@ use crate::transport::Answer;
 pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     let kernel_cache = options.kernel_cache;
     let waits = InPlace::among(options.clamped().threads);
-    let server =
-        |tally| Adapter { fs, kernel_cache, tally, forgetting: Forgetting::default(), waits };
+    let copies = Copies::default();
+    let forgetting = Forgetting::default();
+    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies };
     mount::serve(server, at, options)
 }
 
@@ -57,6 +61,7 @@ struct Adapter {
     tally: Arc<Tally>,
     forgetting: Forgetting,
     waits: InPlace,
+    copies: Copies,
 }
 
 impl Adapter {

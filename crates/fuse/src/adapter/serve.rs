@@ -292,10 +292,20 @@ impl Server for Adapter {
     fn write(&self, ino: u64, handle: u64, content: Content<'_>, answer: impl Answer<Written>) {
         // The kernel has placed what is appended, and lets one appending writer in at a time.
         let how = Write { append: false, clear_suid: content.drops_privileges };
-        let Content { offset, data, .. } = content;
-        answer!(self, Op::Write, answer, [data], |fs| fs
-            .write(Ino(ino), Handle(handle), offset, data, how)
-            .map(|bytes| Written(bytes as u32)));
+        let write = move |fs: &FileSystem, data: &[u8]| {
+            let written = fs.write(Ino(ino), Handle(handle), content.offset, data, how);
+            written.map(|bytes| Written(bytes as u32))
+        };
+        let result = without_waiting(|| write(&self.fs, content.data));
+        if !waits(&result) {
+            return finish(&self.tally, answer, result);
+        }
+        match self.copies.of(content.data) {
+            Some(copied) => self.later(Op::Write, move |fs, tally| {
+                finish(tally, answer, write(fs, &copied.data));
+            }),
+            None => finish(&self.tally, answer, write(&self.fs, content.data)),
+        }
     }
 
     fn fsync(&self, ino: u64, data_only: bool, answer: impl Answer<()>) {
