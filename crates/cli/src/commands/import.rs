@@ -29,9 +29,9 @@ pub(crate) fn run(args: &ImportArgs) -> Result<()> {
         super::cache::warn(&process.ask(&Request::Status { pool: pool.guid })?);
     }
     output::line(&format!(
-        "imported pool {}, {} of {} free; process {} has it; `forebay export {}` lets go of it",
+        "imported pool {}, {} of {} left for data; process {} has it; `forebay export {}` lets go of it",
         pool.name,
-        units::bytes(pool.free_bytes),
+        units::bytes(pool.available_bytes),
         units::bytes(pool.total_bytes),
         process.view.pid,
         pool.name

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<()> {
     match rows.is_empty() {
         true => output::line("no pools are in use; `forebay mount` mounts one"),
         false => output::print(&units::table(
-            &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">FREE", ">PROCESS", "DEVICES"],
+            &["POOL", "DATASET", "MOUNTED AT", "OPTIONS", ">SIZE", ">AVAIL", ">PROCESS", "DEVICES"],
             &rows,
         )),
     }
@@ -37,7 +37,7 @@ fn rows_of(process: &ProcessView, pool: &PoolView) -> Vec<Vec<String>> {
             at,
             options,
             units::bytes(pool.total_bytes),
-            units::bytes(pool.free_bytes),
+            units::bytes(pool.available_bytes),
             process.pid.to_string(),
             devices.join(" "),
         ]

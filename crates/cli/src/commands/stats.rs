@@ -65,7 +65,7 @@ fn text(view: &StatsView, before: Option<&StatsView>) -> String {
     out.push('\n');
     let pools: Vec<Vec<String>> = view.pools.iter().map(pool_row).collect();
     let headings =
-        ["POOL", ">GROUP", ">SIZE", ">USED", ">FREE", ">DIRTY", ">SLOWED", ">P99", "STATE"];
+        ["POOL", ">GROUP", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">SLOWED", ">P99", "STATE"];
     out.push_str(&units::table(&headings, &pools));
     out.push('\n');
     let devices: Vec<_> = view.pools.iter().flat_map(|pool| pool.cache_devices.clone()).collect();
@@ -115,7 +115,7 @@ fn pool_row(pool: &crate::control::views::PoolFigures) -> Vec<String> {
         pool.txg.to_string(),
         units::bytes(pool.total_bytes),
         units::bytes(pool.allocated_bytes),
-        units::bytes(pool.free_bytes),
+        units::bytes(pool.available_bytes),
         units::bytes(pool.dirty_bytes),
         units::count(pool.throttled as f64),
         units::nanoseconds(pool.throttled_p99_ns),

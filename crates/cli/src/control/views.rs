@@ -29,6 +29,8 @@ pub(crate) struct PoolView {
     pub(crate) mounts: Vec<MountView>,
     pub(crate) total_bytes: u64,
     pub(crate) free_bytes: u64,
+    #[serde(default)]
+    pub(crate) available_bytes: u64,
     pub(crate) suspended: Option<String>,
 }
 
@@ -282,6 +284,8 @@ pub(crate) struct PoolFigures {
     pub(crate) total_bytes: u64,
     pub(crate) allocated_bytes: u64,
     pub(crate) free_bytes: u64,
+    #[serde(default)]
+    pub(crate) available_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
     #[serde(default)]

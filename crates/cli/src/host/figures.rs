@@ -85,6 +85,7 @@ fn pool_figures(pool: &Pool) -> PoolFigures {
         total_bytes: stats.total_bytes,
         allocated_bytes: stats.allocated_bytes,
         free_bytes: stats.free_bytes,
+        available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
         suspended: stats.suspended.clone(),
         cache_devices: cache_devices(pool),

@@ -115,7 +115,7 @@ pub(crate) fn line(before: &StatsView, after: &StatsView, wide: bool) -> String 
     let reads = rate(&|view| view.mounts.iter().map(|mount| mount.read_bytes).sum());
     let writes = rate(&|view| view.mounts.iter().map(|mount| mount.write_bytes).sum());
     let memory = after.in_memory(Some(before));
-    let free: u64 = after.pools.iter().map(|pool| pool.free_bytes).sum();
+    let free: u64 = after.pools.iter().map(|pool| pool.available_bytes).sum();
     let suspended = after.pools.iter().filter(|pool| pool.suspended.is_some());
     let suspended: Vec<&str> = suspended.map(|pool| pool.name.as_str()).collect();
     let cache = &after.cache;

@@ -480,6 +480,7 @@ pub(crate) fn pool_view(held: &Held) -> PoolView {
         mounts: held.mounts().iter().map(|mount| mount_view(mount)).collect(),
         total_bytes: stats.total_bytes,
         free_bytes: stats.free_bytes,
+        available_bytes: stats.available_bytes,
         suspended: stats.suspended,
     }
 }

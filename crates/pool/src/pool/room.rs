@@ -90,10 +90,12 @@ impl Shards {
         room.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// What changes that make the pool fuller can still take, if they wait for what was freed.
+    /// What changes that make the pool fuller can still take, if they wait for what was freed. With less than one begins with it
+    /// is nothing.
     pub(super) fn available(&self) -> u64 {
         let room = &self.0[0].room;
-        room.left_of(&room.free_later, Intent::Use, true).unwrap_or(0)
+        let left = room.left_of(&room.free_later, Intent::Use, true);
+        left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
     /// What a transaction begins with; nothing if there is no room for it.
@@ -219,5 +221,6 @@ mod tests {
         assert_eq!(available(33 * MIB, FIRST_BYTES), 0);
         drop(reserved);
         assert_eq!(available(33 * MIB, FIRST_BYTES), FIRST_BYTES);
+        assert_eq!(available(33 * MIB, FIRST_BYTES - 1), 0, "nothing begins with that");
     }
 }
