@@ -9,17 +9,15 @@
 use std::sync::OnceLock;
 
 use forebay_sim::forge::{Choices, Forge, Script};
-use forebay_sim::hostile::{original, try_everything};
+use forebay_sim::hostile::{originals, try_everything};
 use forebay_sim::rig::{self, MIB};
 use libfuzzer_sys::fuzz_target;
 
 const CACHE_BYTES: u64 = 24 * MIB;
 
 fuzz_target!(|script: &[u8]| {
-    // Half of them exported, the others as a crash leaves them.
-    static ORIGINALS: OnceLock<[Forge; 4]> = OnceLock::new();
-    let originals =
-        ORIGINALS.get_or_init(|| [0, 1, 2, 3].map(|seed| original(seed, seed % 2 == 0)));
+    static ORIGINALS: OnceLock<Vec<Forge>> = OnceLock::new();
+    let originals = ORIGINALS.get_or_init(originals);
     let mut choices = Script::new(script);
     let mut forge = originals[choices.below(originals.len() as u64) as usize].clone();
     forge.any(&mut choices);

@@ -436,13 +436,12 @@ impl FileSystem {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
             _ => info.usage.size_bytes,
         };
-        let kind = meta.kind;
         let away =
             Extent { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
         let inode = Inode::new(number, info.created_txg, meta, away, 0);
         if info.usage.is_guess {
             // Its object is in memory, and knows what comes of it.
-            match kind {
+            match inode.kind {
                 FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,
                 FileKind::Directory => inode.directory(&self.dataset).map(drop).map_err(doing)?,
                 _ => {}

@@ -39,6 +39,14 @@ pub fn original(seed: u64, exported: bool) -> Forge {
     Forge::new(&Medium::new(&device).image())
 }
 
+/// Four of them, half of them exported.
+///
+/// # Panics
+/// As [`original`].
+pub fn originals() -> Vec<Forge> {
+    (0..4).map(|seed| original(seed, seed % 2 == 0)).collect()
+}
+
 fn device_of(forge: &Forge) -> Arc<dyn Device> {
     let device = rig::memory("a", forge.bytes.len() as u64, 512);
     let medium = Medium::new(&device);

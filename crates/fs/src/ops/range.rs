@@ -68,13 +68,14 @@ impl FileSystem {
     fn check_room(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
         // What has data already takes as much again when it is written, and gives back what it had.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        if wanted <= self.pool().usage().available_bytes {
+        let has_room = || wanted <= self.pool().usage().available_bytes;
+        if has_room() {
             return Ok(());
         }
         // What changes hold until they are written is more than they will take.
         check_waiting("room that a transaction group gives back")?;
         self.pool().sync()?;
-        if wanted <= self.pool().usage().available_bytes {
+        if has_room() {
             return Ok(());
         }
         let text = format!("there is no room for {len} bytes: delete something, or add a device");

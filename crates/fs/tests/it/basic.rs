@@ -4,7 +4,9 @@ use forebay_fs::{
     Caller, ErrorKind, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode,
 };
 
-use crate::common::{ME, MIB, ROOT, Rig, file, list, mkdir, read, symlink, unmount, write};
+use crate::common::{
+    ME, MIB, ROOT, Rig, counter, file, list, mkdir, read, symlink, unmount, write,
+};
 
 fn kind<T: std::fmt::Debug>(result: Result<T, forebay_fs::Error>) -> ErrorKind {
     result.expect_err("it is refused").kind()
@@ -234,12 +236,9 @@ fn a_guess_stays_one_when_its_inode_leaves_memory() {
     fs.forget(zeros, 1);
     // Its times are written; its content is not.
     fs.quiesce();
-    let loaded = |fs: &forebay_fs::FileSystem| {
-        fs.stats().counters.iter().find(|row| row.0 == "inodes_loaded").unwrap().2
-    };
-    let before = loaded(&fs);
+    let before = counter(&fs, "inodes_loaded");
     let again = fs.lookup(ROOT, b"zeros").unwrap().attr;
-    assert_eq!(loaded(&fs), before + 1, "it was read again");
+    assert_eq!(counter(&fs, "inodes_loaded"), before + 1, "it was read again");
     // Unless the timer wrote the group.
     assert_eq!(again.blocks_guessed, again.blocks > 0, "{again:?}, before {dirty:?}");
     fs.pool().sync().unwrap();

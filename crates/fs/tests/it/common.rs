@@ -99,6 +99,11 @@ pub(crate) fn unmount(fs: Arc<FileSystem>) {
     Arc::into_inner(pool).expect("nobody else has the pool").export().expect("an export");
 }
 
+/// A counter without a label.
+pub(crate) fn counter(fs: &FileSystem, name: &str) -> u64 {
+    fs.stats().counters.iter().find(|row| row.0 == name).expect("a counter").2
+}
+
 pub(crate) fn audit(fs: &FileSystem) {
     let report = fs.audit().expect("an audit");
     assert!(report.is_clean(), "{report}");

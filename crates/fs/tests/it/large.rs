@@ -2,7 +2,7 @@
 
 use forebay_fs::{Handle, SetAttr};
 
-use crate::common::{ME, MIB, ROOT, Rig, file, unmount, write};
+use crate::common::{ME, MIB, ROOT, Rig, counter, file, unmount, write};
 
 #[test]
 fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
@@ -35,7 +35,7 @@ fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
     fs.quiesce();
     let after = room(&fs);
     assert!(after < before + MIB, "{after} {before}");
-    let steps = fs.stats().counters.iter().find(|row| row.0 == "steps_freed").unwrap().2;
+    let steps = counter(&fs, "steps_freed");
     assert!(steps >= 2, "{steps}");
     assert_eq!(
         fs.seek(ino, Handle(ino.0), 0, forebay_fs::Seek::Data).unwrap_err().kind(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_base::rng::SmallRng;
 use forebay_sim::forge::{Forge, Script};
-use forebay_sim::hostile::{original, try_everything};
+use forebay_sim::hostile::{original, originals, try_everything};
 use forebay_sim::rig::{self, MIB};
 
 /// A case takes longer only if it hangs.
@@ -79,10 +79,6 @@ fn cases(
         assert!(peak_kib() < MEMORY_KIB, "{name}, FOREBAY_SEED={seed}: {} KiB", peak_kib());
     }
     println!("{name}: {worked} worked, {refused} refused");
-}
-
-fn originals() -> Vec<Forge> {
-    (0..4).map(|seed| original(seed, seed % 2 == 0)).collect()
 }
 
 #[test]
