@@ -8,7 +8,8 @@
 //! * [`clock`], [`rng`]: injected time and randomness;
 //! * [`mod@counters`], [`histogram`], [`mod@tunables`]: the tables from which counters and
 //!   tunables are made, with their documentation;
-//! * [`memory`]: what this process may use and what it uses.
+//! * [`memory`]: what this process may use and what it uses;
+//! * `testing` (a feature): seeds and skipped tests, for the tests of all crates.
 //!
 //! Linux only: it relies on `madvise`, `/proc` and cgroups.
 
@@ -21,5 +22,7 @@ pub mod memory;
 pub mod model;
 pub mod rng;
 pub mod sync;
+#[cfg(any(test, forebay_model, feature = "testing"))]
+pub mod testing;
 pub mod tunables;
 pub mod vm;

@@ -20,14 +20,9 @@ pub fn check(schedules: usize, body: impl Fn() + Send + Sync + 'static) {
     if let Some(scheduler) = replay() {
         return run(scheduler, body);
     }
-    let full = std::env::var("FOREBAY_FULL").is_ok_and(|v| v == "1");
-    let count = if full { 20 * schedules } else { schedules };
-    let seed = match std::env::var("FOREBAY_SEED") {
-        Ok(seed) => seed.parse().expect("FOREBAY_SEED is a number"),
-        Err(_) if full => crate::rng::seed_from_system(),
-        Err(_) => 1,
-    };
-    println!("{count} schedules, FOREBAY_SEED={seed}");
+    let count = if crate::testing::full() { 20 * schedules } else { schedules };
+    let seed = crate::testing::seed(1);
+    println!("{count} schedules");
     run(Bursts::new(seed, count), body);
     run(PctScheduler::new_from_seed(seed, 2, count.div_ceil(6)), body);
     run(PctScheduler::new_from_seed(seed, 4, count.div_ceil(6)), body);
