@@ -1,7 +1,8 @@
-//! The project's own chores: `cargo xtask test`, `tidy`, `model`, `docs`, `conformance`, `soak`.
+//! The project's own chores: `cargo xtask check`, `test`, `tidy`, `docs`, `conformance` and others.
 //!
-//! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that and
-//! nothing else. Steps run as child processes, so a step's command can be repeated by hand.
+//! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that
+//! and nothing else. Steps run as child processes, so a step's command can be repeated by hand. This
+//! crate links none of the others, so that `tidy` starts at once.
 
 #![allow(
     clippy::disallowed_methods,
@@ -10,21 +11,24 @@
 )]
 
 mod conformance;
-mod docs;
-mod runner;
 mod source;
 mod test;
 mod tidy;
 mod tree;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  test [--full]   everything that a change must pass; --full adds the long runs
-  tidy            the rules of the house: floors, sizes, SAFETY comments, links, ...
+  check           formatting, tidy, clippy, unit and property tests; before each commit
+  test            everything that a change must pass: what CI runs
+  test --full [--resume]
+                  the long searches as well; --resume goes on after the steps that passed
+  flaky N         all tests, N times, beside a busy loop on each core
+  tidy            the house rules: layers, sizes, SAFETY comments, links, ...
   model [--full]  the model checks alone
   docs            writes the generated files of docs/
   conformance [NAME..] [--full]
@@ -32,6 +36,11 @@ usage: cargo xtask <command>
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]
                   pools under work, faults and kills, ten minutes by default
   help            prints this
+
+environment:
+  FOREBAY_SEED=N              the seed of randomised tests, to repeat one
+  FOREBAY_REQUIRE=fuse,...    a test that lacks one of these fails instead of being skipped:
+                              fuse, uring, loop, root, or a tool's name
 ";
 
 fn main() -> ExitCode {
@@ -43,14 +52,20 @@ fn main() -> ExitCode {
             print!("{HELP}");
             Ok(true)
         }
-        ["test"] => test::run(&root, false),
-        ["test", "--full"] => test::run(&root, true),
+        ["check"] => test::check(&root),
+        ["test"] => test::test(&root, false, false),
+        ["test", "--full"] => test::test(&root, true, false),
+        ["test", "--full", "--resume"] => test::test(&root, true, true),
+        ["flaky", rounds] => match rounds.parse() {
+            Ok(rounds) => test::flaky(&root, rounds),
+            Err(_) => Err(io::Error::other(format!("`{rounds}` is no number of rounds"))),
+        },
         ["model"] => test::model(&root, false),
         ["model", "--full"] => test::model(&root, true),
         ["tidy"] => tidy::run(&root),
         ["soak", arguments @ ..] => test::soak(&root, arguments),
         ["conformance", arguments @ ..] => conformance::run(&root, arguments),
-        ["docs"] => docs::write(&root).map(|()| true),
+        ["docs"] => test::docs(&root),
         other => {
             eprintln!("xtask: do not know `{}`\n", other.join(" "));
             eprint!("{HELP}");

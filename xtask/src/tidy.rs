@@ -9,7 +9,6 @@
 mod floors;
 mod format_types;
 mod functions;
-mod generated;
 mod leftovers;
 mod links;
 mod locks;
@@ -28,7 +27,6 @@ pub(crate) fn run(root: &Path) -> io::Result<bool> {
     let tree = Tree::load(root)?;
     let mut out = Findings::default();
     check(&tree, &mut out);
-    generated::check(&tree, &crate::docs::generate(), &mut out);
     for finding in &out.all {
         let level = match finding.level {
             Level::Warning => "warning",

@@ -64,16 +64,6 @@ pub(crate) struct Package {
     pub(crate) manifest: toml::Table,
 }
 
-impl Package {
-    /// Whether the manifest declares the cargo feature.
-    pub(crate) fn has_feature(&self, feature: &str) -> bool {
-        self.manifest
-            .get("features")
-            .and_then(toml::Value::as_table)
-            .is_some_and(|features| features.contains_key(feature))
-    }
-}
-
 /// All files that the checks read.
 pub(crate) struct Tree {
     /// Path (relative, `/` between parts) to text, of every file that is UTF-8.

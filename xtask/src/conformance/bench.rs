@@ -21,10 +21,10 @@ const COMMAND_TIME: Duration = Duration::from_secs(600);
 /// Bytes of a log's end that a failure shows.
 const TAIL: u64 = 3000;
 
-/// Whether mounts can be made here; if not, why.
-pub(super) fn permitted() -> Result<(), String> {
+/// Whether mounts can be made here; if not, what is missing and why.
+pub(super) fn permitted() -> Result<(), (&'static str, String)> {
     let device = File::options().read(true).write(true).open("/dev/fuse");
-    device.map_err(|error| format!("/dev/fuse: {error}"))?;
+    device.map_err(|error| ("fuse", format!("/dev/fuse: {error}")))?;
     // Who owns what this process makes is who it runs as.
     let probe = std::env::temp_dir().join(format!("forebay-probe-{}", std::process::id()));
     let owner = File::create(&probe)
@@ -33,8 +33,8 @@ pub(super) fn permitted() -> Result<(), String> {
     let _ = fs::remove_file(&probe);
     match owner {
         Ok(0) => Ok(()),
-        Ok(_) => Err("this is not root, and the suites change users".to_owned()),
-        Err(error) => Err(format!("{}: {error}", probe.display())),
+        Ok(_) => Err(("root", "the suites change users".to_owned())),
+        Err(error) => Err(("root", format!("{}: {error}", probe.display()))),
     }
 }
 

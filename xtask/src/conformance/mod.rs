@@ -4,8 +4,8 @@
 //! workspace, does its work, unmounts, and has `forebay check` look at what is left. Output goes to a file; a failure
 //! prints its end.
 //!
-//! Mounting needs `/dev/fuse` and root (the suites change users). Where that is missing nothing is run, and the run says so and counts as
-//! passed: a machine cannot fail for what it does not have. A tool that cannot be had is said in the same way.
+//! Mounting needs `/dev/fuse` and root, because the suites change users. Checks that cannot run here
+//! are reported as skipped, with the reason; `FOREBAY_REQUIRE` makes that a failure.
 
 mod bench;
 mod kill;
@@ -19,12 +19,14 @@ use std::time::Instant;
 
 use bench::Bench;
 
+use crate::test::skip;
+
 /// What a check says when it has not failed.
 pub(crate) enum Outcome {
     /// It was done, as the text tells.
     Passed(String),
-    /// It could not be done here, and why.
-    Skipped(String),
+    /// It cannot be done here: what is missing, in a word, and why.
+    Skipped(&'static str, String),
 }
 
 /// Why a check failed.
@@ -58,9 +60,12 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
         eprintln!("xtask: no check `{wrong}`; there are: {}", names.join(", "));
         return Ok(false);
     }
-    if let Err(why) = bench::permitted() {
-        println!("SKIPPED: nothing can be mounted here: {why}");
-        return Ok(true);
+    let wanted: Vec<&Check> =
+        CHECKS.iter().filter(|check| named.is_empty() || named.contains(&check.name)).collect();
+    let mut counts = Counts::default();
+    if let Err((need, why)) = bench::permitted() {
+        wanted.iter().for_each(|check| counts.skip(check.name, need, &why));
+        return Ok(counts.end());
     }
     let bench = match Bench::new(root, full) {
         Ok(bench) => bench,
@@ -69,22 +74,49 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
             return Ok(false);
         }
     };
-    let mut failed = 0;
-    let wanted = CHECKS.iter().filter(|check| named.is_empty() || named.contains(&check.name));
     for check in wanted {
         let start = Instant::now();
         let outcome = (check.run)(&bench);
         let took = start.elapsed().as_secs();
         match outcome {
             Ok(Outcome::Passed(what)) => {
-                println!("{:<10} ok       {took:>4} s  {what}", check.name)
+                counts.passed += 1;
+                println!("{:<10} ok       {took:>4} s  {what}", check.name);
             }
-            Ok(Outcome::Skipped(why)) => println!("{:<10} SKIPPED  {took:>4} s  {why}", check.name),
+            Ok(Outcome::Skipped(need, why)) => counts.skip(check.name, need, &why),
             Err(why) => {
-                failed += 1;
+                counts.failed += 1;
                 println!("{:<10} FAILED   {took:>4} s  {why}", check.name);
             }
         }
     }
-    Ok(failed == 0)
+    Ok(counts.end())
+}
+
+/// How many checks ended in which way.
+#[derive(Default)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+}
+
+impl Counts {
+    /// Reports a check that cannot run. As a test that is skipped it counts as run, and is taken off
+    /// again by who reads the report; it fails if what is missing is required.
+    fn skip(&mut self, check: &str, need: &str, why: &str) {
+        match skip::report(&format!("conformance {check}"), need, why) {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                self.failed += 1;
+                println!("{check:<10} FAILED  {error}");
+            }
+        }
+    }
+
+    /// Prints the counts as a test harness does; says whether all is well.
+    fn end(&self) -> bool {
+        let verdict = if self.failed == 0 { "ok" } else { "FAILED" };
+        println!("test result: {verdict}. {} passed; {} failed", self.passed, self.failed);
+        self.failed == 0
+    }
 }

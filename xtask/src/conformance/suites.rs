@@ -166,6 +166,7 @@ pub(super) fn fsx(bench: &Bench) -> Result<Outcome, Failure> {
 pub(super) fn fio(bench: &Bench) -> Result<Outcome, Failure> {
     if !packaged("fio", "fio") {
         return Ok(Outcome::Skipped(
+            "fio",
             "fio is not installed, and could not be (package fio)".to_owned(),
         ));
     }
@@ -193,6 +194,7 @@ pub(super) fn fio(bench: &Bench) -> Result<Outcome, Failure> {
 pub(super) fn fs_mark(bench: &Bench) -> Result<Outcome, Failure> {
     if !packaged("fs_mark", "fsmark") {
         return Ok(Outcome::Skipped(
+            "fs_mark",
             "fs_mark is not installed, and could not be (package fsmark)".to_owned(),
         ));
     }

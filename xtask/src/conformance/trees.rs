@@ -55,7 +55,7 @@ pub(super) fn tar(bench: &Bench) -> Result<Outcome, Failure> {
 /// A clone of this repository; git's own check of all it wrote.
 pub(super) fn git(bench: &Bench) -> Result<Outcome, Failure> {
     if !bench.root.join(".git").exists() {
-        return Ok(Outcome::Skipped("this is no git repository".to_owned()));
+        return Ok(Outcome::Skipped("git", "this is no git repository".to_owned()));
     }
     for kernel_cache in [false, true] {
         let mut mounted =

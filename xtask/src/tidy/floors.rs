@@ -49,6 +49,7 @@ const PROTOCOLS: &[&str] = &["fuser", "fuse3", "fuse-backend-rs"];
 /// Every crate that may exist. A row does not mean that the crate exists already.
 pub(crate) const HOUSE: &[Resident] = &[
     tool("xtask", Floor::Chore),
+    tool("forebay-docs", Floor::Chore),
     tool("forebay-fuzz", Floor::Chore),
     tool("forebay-cli", Floor::At(6)),
     tool("forebay-bench", Floor::At(6)),

@@ -11,7 +11,6 @@ mod async_loading;
 mod bad_input;
 mod basics;
 mod callbacks;
-mod counting;
 mod lifetimes;
 mod loading;
 mod memory;

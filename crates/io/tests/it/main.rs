@@ -15,6 +15,5 @@ mod record;
 mod refused;
 mod request;
 mod roots;
-mod roots_counting;
 mod roots_load;
 mod roots_twin;

@@ -9,7 +9,6 @@ mod about;
 mod ahead;
 mod cache_devices;
 mod common;
-mod counting;
 mod damage;
 mod failures;
 mod fsync;

@@ -1,19 +1,33 @@
 //! What a cached read and an insert cost, as the counting build counts it: `--features counting`.
-#![cfg(feature = "counting")]
+
+use std::sync::Arc;
 
 use forebay_base::sync::count;
+use forebay_io::{MemoryDevice, MemoryOptions};
+use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, Dataset, DatasetSettings, Pool};
 
-use crate::common::{MIB, cache, create, dataset, memory};
+const BYTES: u64 = 64 << 20;
 
 const RECORD: u64 = 8192;
 const RECORDS: u64 = 2000;
 const READS: u64 = 10_000;
 
+/// A pool on a memory device, and a dataset with records of [`RECORD`] bytes.
+fn pool() -> (Pool, Dataset) {
+    let device = MemoryDevice::new("counted", BYTES, &MemoryOptions::default()).unwrap();
+    let options = BlockCacheOptions { bytes: BYTES, ..BlockCacheOptions::default() };
+    let cache = BlockCache::new(options).unwrap();
+    let options = CreateOptions { seed: Some(7), ..CreateOptions::new("tank", cache) };
+    let device: Arc<dyn forebay_io::Device> = Arc::new(device);
+    let pool = Pool::create(vec![device.into()], &options).unwrap();
+    let settings = DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
+    let data = pool.create_dataset("data", &settings).unwrap();
+    (pool, data)
+}
+
 #[test]
 fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
-    let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
-    let pool = create(&device, &cache);
-    let data = dataset(&pool);
+    let (pool, data) = pool();
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
     object.write(&tx, 0, &vec![3; (RECORD * RECORDS) as usize]).unwrap();
@@ -39,9 +53,7 @@ fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
 #[test]
 fn an_insert_into_a_leaf_takes_locks_of_its_directory_and_its_thread_only() {
     const NAMES: u64 = 100;
-    let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
-    let pool = create(&device, &cache);
-    let data = dataset(&pool);
+    let (pool, data) = pool();
     let tx = pool.begin().unwrap();
     let directory = data.directory(data.create_directory(&tx, &[]).unwrap()).unwrap();
     let insert = |name: u64| directory.insert(&tx, &name.to_le_bytes(), &[1]).unwrap();

@@ -1,9 +1,11 @@
-//! `cargo xtask docs`: files that are made from tables in the code.
+//! The pages of `docs/` that are made from tables in the code: counters and tunables.
 //!
-//! The tables are the truth: parser, validation and help come from the same rows. `tidy` checks
-//! that what lies in `docs/` is what this makes.
+//! The tables are the truth: parser, validation and help come from the same rows. `cargo xtask docs`
+//! writes the pages, and a test here fails when a page is stale. A crate of its own, because it links
+//! the whole product, which `cargo xtask tidy` must not wait for.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::{fs, io};
 
 use forebay_cache::counters::CacheCounters;
@@ -20,10 +22,10 @@ use forebay_pool::{
 };
 
 /// A file and what it must hold.
-pub(crate) struct Generated {
+struct Generated {
     /// Relative to the workspace.
-    pub(crate) path: &'static str,
-    pub(crate) text: String,
+    path: &'static str,
+    text: String,
 }
 
 const NOTICE: &str = "<!-- Made by `cargo xtask docs`. Edit the table in the code instead. -->\n";
@@ -43,7 +45,7 @@ counts each of the named parts by itself.
 ";
 
 /// Makes all generated files.
-pub(crate) fn generate() -> Vec<Generated> {
+fn generate() -> Vec<Generated> {
     let tunables = [
         ("forebay-cache", forebay_base::tunables::markdown(CacheTunables::ROWS)),
         ("forebay-io", forebay_base::tunables::markdown(IoTunables::ROWS)),
@@ -85,8 +87,13 @@ fn page(introduction: &str, tables: &[(&str, String)]) -> String {
     text
 }
 
+/// The workspace's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 /// Writes all generated files.
-pub(crate) fn write(root: &Path) -> io::Result<()> {
+fn write(root: &Path) -> io::Result<()> {
     for file in generate() {
         fs::write(root.join(file.path), file.text)?;
         println!("wrote {}", file.path);
@@ -94,9 +101,31 @@ pub(crate) fn write(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() != Some("write") {
+        eprintln!("usage: forebay-docs write (`cargo xtask docs` does that)");
+        return ExitCode::from(2);
+    }
+    match write(&root()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("forebay-docs: cannot write a page of docs/: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_not_stale() {
+        for file in generate() {
+            let text = fs::read_to_string(root().join(file.path)).unwrap_or_default();
+            assert!(text == file.text, "{} is stale: run `cargo xtask docs`", file.path);
+        }
+    }
 
     #[test]
     fn every_row_has_its_line() {

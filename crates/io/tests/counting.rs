@@ -1,12 +1,16 @@
 //! What a root costs a request, as the counting build counts it: `--features counting`.
-#![cfg(feature = "counting")]
+#![allow(clippy::disallowed_methods, reason = "a channel makes a gate")]
+
+use std::sync::mpsc::sync_channel;
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::count::{self, Counts};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request, Roots};
 
-use crate::double::Double;
-use crate::roots::set;
+#[path = "it/double.rs"]
+mod double;
+
+use double::Double;
 
 const REQUESTS: u64 = 10_000;
 
@@ -29,7 +33,7 @@ fn cost(mut f: impl FnMut()) -> Counts {
 #[test]
 fn a_root_takes_no_lock_and_one_update_each_way() {
     let device = Double::new();
-    let roots = set(&device, 2);
+    let roots = Roots::new(device.clone(), 2);
     // The double ends a flush without a lock of its own.
     let bare = cost(|| device.submit(Request::flush().on_done(|_| {})));
     assert_eq!((bare.locks, bare.rmw), (0, 0));
@@ -50,15 +54,24 @@ fn a_root_takes_no_lock_and_one_update_each_way() {
 #[test]
 fn a_submit_under_a_root_takes_its_lane_and_no_other_lock() {
     const SUBMITS: u64 = 4;
-    // Long enough that none ends, and returns its permit, while the others are submitted.
-    let options = MemoryOptions { latency_ns: 1_000_000_000, lanes: 1, ..MemoryOptions::default() };
+    // One lane, whose thread waits in the callback of the first request: no other request ends, and
+    // returns its permit, while the submits are counted.
+    let options = MemoryOptions { latency_ns: 1, lanes: 1, ..MemoryOptions::default() };
     let device = Arc::new(MemoryDevice::new("counted", 1 << 20, &options).unwrap());
     let roots = Roots::new(device.clone(), 2);
+    let (entered, is_in) = sync_channel(0);
+    let (go, gate) = sync_channel::<()>(0);
+    roots.submit(Request::flush().on_done(move |_| {
+        entered.send(()).unwrap();
+        gate.recv().unwrap();
+    }));
+    is_in.recv().unwrap();
     let submit = || roots.submit(Request::flush().on_done(|_| {}));
-    // The first one leases a lot of permits.
+    // The first one takes a batch of permits.
     submit();
     let before = count::thread().locks;
     (0..SUBMITS).for_each(|_| submit());
     assert_eq!(count::thread().locks - before, SUBMITS);
+    go.send(()).unwrap();
     roots.drain().unwrap();
 }

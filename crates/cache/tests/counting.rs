@@ -1,5 +1,5 @@
 //! What a hit costs, as the counting build counts it: `--features counting`.
-#![cfg(feature = "counting")]
+#![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
 
 use std::thread;
 

@@ -1,0 +1,321 @@
+//! Runs steps one after another and keeps count.
+//!
+//! Output is passed on line by line and read on the way for the result lines of Rust's test
+//! harness, so that tests are counted, not only steps. The first step that fails ends the run. Its
+//! last lines are repeated at the end, because that is what one gets to see of a long log.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use super::build::{Builds, cargo};
+use super::resume::State;
+use super::skip::{self, Skip};
+use super::step::{Binary, Step, Work};
+use super::table;
+
+/// Lines of a failed step that the end of the run repeats.
+const LAST_LINES: usize = 40;
+/// A test binary that is silent for so long hangs: it is killed, and its step fails.
+const SILENCE: Duration = Duration::from_secs(900);
+
+/// How many tests ran, as the harness's result lines tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tests {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Tests {
+    /// Adds the counts of a line such as
+    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...`; others are passed over.
+    pub(crate) fn read(&mut self, line: &str) {
+        let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
+            return;
+        };
+        let counts = counts.split_once(". ").map_or("", |(_, counts)| counts);
+        for part in counts.split(';') {
+            let mut words = part.split_whitespace();
+            let count = words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+            match words.next() {
+                Some("passed") => self.passed += count,
+                Some("failed") => self.failed += count,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What became of a step.
+pub(crate) struct Done {
+    pub(crate) name: String,
+    pub(crate) ok: bool,
+    pub(crate) building: Duration,
+    pub(crate) running: Duration,
+    pub(crate) tests: Tests,
+    pub(crate) skips: Vec<Skip>,
+    /// The end of its output, as far as [`LAST_LINES`].
+    pub(crate) last: VecDeque<String>,
+}
+
+impl Done {
+    pub(crate) fn new(name: &str) -> Self {
+        Done {
+            name: name.to_owned(),
+            ok: true,
+            building: Duration::ZERO,
+            running: Duration::ZERO,
+            tests: Tests::default(),
+            skips: Vec::new(),
+            last: VecDeque::new(),
+        }
+    }
+
+    /// Passed and failed. A step without tests counts itself; so does one that fails though none of
+    /// its tests did, since it may not have compiled. A skipped test returns early and the harness
+    /// takes it for passed: it is not.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let Tests { passed, failed } = self.tests;
+        let skipped = self.skips.len() as u64;
+        match (passed + failed > 0, self.ok) {
+            (false, true) => (u64::from(skipped == 0), 0),
+            (_, false) if failed == 0 => (passed.saturating_sub(skipped), 1),
+            _ => (passed.saturating_sub(skipped), failed),
+        }
+    }
+
+    fn say(&mut self, line: &str) -> io::Result<()> {
+        self.tests.read(line);
+        if self.last.len() == LAST_LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(line.trim_end().to_owned());
+        io::stdout().write_all(line.as_bytes())
+    }
+}
+
+/// Where runs keep their state, below cargo's output folder.
+pub(crate) fn scratch(root: &Path) -> io::Result<PathBuf> {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
+    let folder = std::path::absolute(target)?.join("xtask");
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// Runs the steps until one fails, and prints the table.
+pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<State>) -> io::Result<bool> {
+    let mut runner = Runner::new(root)?;
+    let mut done: Vec<Done> = Vec::new();
+    let start = Instant::now();
+    for (at, step) in steps.iter().enumerate() {
+        println!("\n=== {}/{} {}\n    {}", at + 1, steps.len(), step.name, step.command_line());
+        if state.as_ref().is_some_and(|state| state.has_passed(&step.name)) {
+            println!("passed in the run that is resumed");
+            continue;
+        }
+        let one = runner.step(step)?;
+        let ok = one.ok;
+        println!("--- {}: {}", one.name, if ok { "ok" } else { "FAILED" });
+        // A step with skips runs again: what was missing may be there by then.
+        if let Some(state) = state.as_mut().filter(|_| ok && one.skips.is_empty()) {
+            state.pass(&step.name)?;
+        }
+        done.push(one);
+        if !ok {
+            println!("\nto repeat it:\n    {}", step.command_line());
+            let rest = steps[at + 1..].iter().map(|step| step.name.as_str()).collect::<Vec<_>>();
+            table::print(&done, &rest, start.elapsed());
+            return Ok(false);
+        }
+    }
+    table::print(&done, &[], start.elapsed());
+    Ok(true)
+}
+
+/// Runs steps, and remembers what was built.
+pub(crate) struct Runner {
+    root: PathBuf,
+    builds: Builds,
+    /// The file in which tests report that they were skipped.
+    skips: PathBuf,
+}
+
+impl Runner {
+    pub(crate) fn new(root: &Path) -> io::Result<Self> {
+        let skips = scratch(root)?.join(format!("skips-{}", std::process::id()));
+        Ok(Runner { root: root.to_path_buf(), builds: Builds::default(), skips })
+    }
+
+    /// Runs one step.
+    fn step(&mut self, step: &Step) -> io::Result<Done> {
+        let mut done = Done::new(&step.name);
+        if let Some((need, Err(why))) = step.needs.map(|(need, missing)| (need, missing())) {
+            return Ok(missing_tool(done, need, why));
+        }
+        let start = Instant::now();
+        match &step.work {
+            Work::Cargo(arguments) => {
+                let mut command = self.command(cargo(), arguments, step);
+                done.ok = command.status()?.success();
+                done.building = start.elapsed();
+            }
+            Work::Run(arguments) => {
+                let command = self.command(cargo(), arguments, step);
+                self.follow(command, &mut done)?;
+            }
+            Work::Xtask(arguments) => {
+                let command = self.command(Command::new(std::env::current_exe()?), arguments, step);
+                self.follow(command, &mut done)?;
+            }
+            Work::Tests { build, pick, arguments } => {
+                let binaries = self.builds.binaries(&self.root, build, &step.environment)?;
+                done.building = start.elapsed();
+                let binaries = binaries.map(|all| all.into_iter().filter(pick).collect::<Vec<_>>());
+                self.binaries(step, binaries, arguments, &mut done)?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Runs the binaries of a build, each to its end, so that one failure does not hide another.
+    fn binaries(
+        &self,
+        step: &Step,
+        binaries: Option<Vec<Binary>>,
+        arguments: &[String],
+        done: &mut Done,
+    ) -> io::Result<()> {
+        let Some(binaries) = binaries else {
+            done.ok = false;
+            return Ok(());
+        };
+        let mut ok = true;
+        for binary in &binaries {
+            println!("\n    {} ({})", binary.name(), binary.path.display());
+            self.binary(binary, arguments, &step.environment, done)?;
+            ok &= std::mem::replace(&mut done.ok, true);
+        }
+        done.ok = ok;
+        if ok && done.tests.passed == 0 {
+            done.say("no test ran, though this step is there to run some\n")?;
+            done.ok = false;
+        }
+        Ok(())
+    }
+
+    /// Runs one test binary as cargo would.
+    pub(crate) fn binary(
+        &self,
+        binary: &Binary,
+        arguments: &[String],
+        environment: &[(&'static str, String)],
+        done: &mut Done,
+    ) -> io::Result<()> {
+        let mut command = Command::new(&binary.path);
+        command.args(arguments).current_dir(&binary.folder);
+        command.env("CARGO_MANIFEST_DIR", &binary.folder);
+        command.envs(environment.iter().map(|(key, value)| (key, value)));
+        self.follow(command, done)
+    }
+
+    fn command(&self, mut command: Command, arguments: &[String], step: &Step) -> Command {
+        command.args(arguments).current_dir(&self.root);
+        command.envs(step.environment.iter().map(|(key, value)| (key, value)));
+        command
+    }
+
+    /// Runs a command whose output tells of tests.
+    fn follow(&self, mut command: Command, done: &mut Done) -> io::Result<()> {
+        let start = Instant::now();
+        io::stdout().flush()?;
+        let _ = fs::remove_file(&self.skips);
+        let child = command.env("FOREBAY_SKIPS", &self.skips).stdout(Stdio::piped()).spawn()?;
+        done.ok = read_output(child, done)?;
+        done.skips.extend(skip::read(&fs::read_to_string(&self.skips).unwrap_or_default()));
+        let _ = fs::remove_file(&self.skips);
+        done.running += start.elapsed();
+        Ok(())
+    }
+}
+
+/// Passes output on until the command ends; kills one that is silent for too long.
+fn read_output(mut child: Child, done: &mut Done) -> io::Result<bool> {
+    let output = child.stdout.take().expect("its output is piped");
+    let (sender, lines) = channel();
+    let reader = thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line).into_owned();
+            line.clear();
+            if sender.send(text).is_err() {
+                break;
+            }
+        }
+    });
+    loop {
+        match lines.recv_timeout(SILENCE) {
+            Ok(line) => done.say(&line)?,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                done.say(&format!("nothing was printed for {} s: killed\n", SILENCE.as_secs()))?;
+                child.kill()?;
+                child.wait()?;
+                // What the command started may hold the pipe: its output is not waited for.
+                return Ok(false);
+            }
+        }
+    }
+    let _ = reader.join();
+    Ok(child.wait()?.success())
+}
+
+/// A step whose tool is not there: skipped, or failed if that tool is required.
+fn missing_tool(mut done: Done, need: &str, reason: String) -> Done {
+    done.ok = !skip::is_required(need);
+    println!("SKIPPED: no {need}: {reason}");
+    let test = format!("the step `{}`", done.name);
+    done.skips.push(Skip { test, need: need.to_owned(), reason });
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_are_counted() {
+        let mut tests = Tests::default();
+        tests.read("running 4 tests");
+        tests.read("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; finished in 0.01s");
+        tests.read("test result: FAILED. 5 passed; 2 failed; 0 ignored; 0 measured");
+        assert_eq!(tests, Tests { passed: 8, failed: 2 });
+    }
+
+    fn counts(ok: bool, passed: u64, failed: u64, skipped: usize) -> (u64, u64) {
+        let mut done = Done::new("x");
+        (done.ok, done.tests) = (ok, Tests { passed, failed });
+        done.skips = skip::read(&"a test\tfuse\tno /dev/fuse\n".repeat(skipped));
+        done.counts()
+    }
+
+    #[test]
+    fn a_step_counts_its_tests_or_itself() {
+        assert_eq!(counts(true, 0, 0, 0), (1, 0));
+        assert_eq!(counts(false, 0, 0, 0), (0, 1));
+        assert_eq!(counts(true, 7, 0, 0), (7, 0));
+        assert_eq!(counts(false, 7, 2, 0), (7, 2));
+        assert_eq!(counts(false, 7, 0, 0), (7, 1), "one binary passed, the next did not compile");
+    }
+
+    #[test]
+    fn skipped_tests_and_steps_are_not_passed() {
+        assert_eq!(counts(true, 7, 0, 2), (5, 0));
+        assert_eq!(counts(true, 0, 0, 1), (0, 0), "a step whose tool is missing");
+    }
+}

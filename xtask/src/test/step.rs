@@ -1,0 +1,137 @@
+//! One step of a tier: what it builds, what it runs, and what it needs.
+
+/// Which of the test binaries that a build made a step runs.
+pub(crate) type Pick = fn(&Binary) -> bool;
+
+/// A test binary that cargo built.
+#[derive(Clone, Debug)]
+pub(crate) struct Binary {
+    pub(crate) package: String,
+    /// Name of the target: `it`, `model`, or the crate's own for its unit tests.
+    pub(crate) target: String,
+    pub(crate) path: std::path::PathBuf,
+    /// The package's folder, where its tests run.
+    pub(crate) folder: std::path::PathBuf,
+}
+
+impl Binary {
+    /// `package target`, to be printed.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.package, self.target)
+    }
+}
+
+/// What a step does.
+pub(crate) enum Work {
+    /// A cargo command that only builds, or checks what it reads.
+    Cargo(Vec<String>),
+    /// Builds by `cargo test --no-run` with `build`, then runs the binaries that `pick` accepts.
+    Tests { build: Vec<String>, pick: Pick, arguments: Vec<String> },
+    /// A cargo command that builds and runs in one go.
+    Run(Vec<String>),
+    /// A command of this program.
+    Xtask(Vec<String>),
+}
+
+/// One step.
+pub(crate) struct Step {
+    /// A heading of a few words; the key by which a run is resumed.
+    pub(crate) name: String,
+    pub(crate) work: Work,
+    pub(crate) environment: Vec<(&'static str, String)>,
+    /// What the step needs of the machine: one word, and a test of it that says why it is missing.
+    pub(crate) needs: Option<(&'static str, fn() -> Result<(), String>)>,
+}
+
+impl Step {
+    fn new(name: &str, work: Work) -> Self {
+        Step { name: name.to_owned(), work, environment: Vec::new(), needs: None }
+    }
+
+    /// A step of a cargo command that builds or checks; `command` is split at blanks.
+    pub(crate) fn cargo(name: &str, command: &str) -> Self {
+        Self::new(name, Work::Cargo(words(command)))
+    }
+
+    /// A step that builds and runs in one go.
+    pub(crate) fn run(name: &str, command: &str) -> Self {
+        Self::new(name, Work::Run(words(command)))
+    }
+
+    /// A step of a command of this program.
+    pub(crate) fn xtask(name: &str, command: &str) -> Self {
+        Self::new(name, Work::Xtask(words(command)))
+    }
+
+    /// A step that runs the binaries `pick` of `cargo test {build} --no-run`.
+    pub(crate) fn tests(name: &str, build: &str, pick: Pick) -> Self {
+        let build = words(&format!("test {build} --no-run"));
+        Self::new(name, Work::Tests { build, pick, arguments: Vec::new() })
+    }
+
+    /// Adds an argument that each test binary gets.
+    pub(crate) fn argument(mut self, argument: &str) -> Self {
+        if let Work::Tests { arguments, .. } = &mut self.work {
+            arguments.push(argument.to_owned());
+        }
+        self
+    }
+
+    /// Adds an environment variable.
+    pub(crate) fn with(mut self, key: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((key, value.into()));
+        self
+    }
+
+    /// Makes the step a skipped one where the machine lacks what `missing` looks for.
+    pub(crate) fn needs(self, need: &'static str, missing: fn() -> Result<(), String>) -> Self {
+        Step { needs: Some((need, missing)), ..self }
+    }
+
+    /// The long form: the same code searches longer.
+    pub(crate) fn long(self) -> Self {
+        self.with("FOREBAY_FULL", "1").with("PROPTEST_CASES", "4096")
+    }
+
+    /// A line to type to run this step alone.
+    pub(crate) fn command_line(&self) -> String {
+        let environment = self.environment.iter();
+        let mut line: Vec<String> =
+            environment.map(|(key, value)| format!("{key}={}", quoted(value))).collect();
+        let (start, rest, after) = match &self.work {
+            Work::Cargo(rest) | Work::Run(rest) => ("cargo", rest, &[][..]),
+            Work::Xtask(rest) => ("cargo xtask", rest, &[][..]),
+            Work::Tests { build, arguments, .. } => ("cargo", build, &arguments[..]),
+        };
+        line.push(start.to_owned());
+        line.extend(rest.iter().filter(|word| *word != "--no-run").map(|word| quoted(word)));
+        if !after.is_empty() {
+            line.push("--".to_owned());
+            line.extend(after.iter().map(|word| quoted(word)));
+        }
+        line.join(" ")
+    }
+}
+
+fn words(command: &str) -> Vec<String> {
+    command.split_whitespace().map(str::to_owned).collect()
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{word}'") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_can_be_pasted() {
+        let step = Step::tests("x", "-p a --test model", |_| true);
+        let step = step.argument("model::").with("RUSTFLAGS", "--cfg a_model");
+        let line = "RUSTFLAGS='--cfg a_model' cargo test -p a --test model -- model::";
+        assert_eq!(step.command_line(), line);
+        assert_eq!(Step::xtask("tidy", "tidy").command_line(), "cargo xtask tidy");
+    }
+}
