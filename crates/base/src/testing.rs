@@ -47,7 +47,7 @@ pub fn skip(need: &str, reason: impl Display) {
         !required.split(',').any(|word| word.trim() == need),
         "FOREBAY_REQUIRE has `{need}`, but this test cannot run: {reason}"
     );
-    // tidy: shim, because the harness names the system's thread after the test
+    // tidy: std, because the harness names the system's thread after the test
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
     println!("SKIPPED {test}: no {need}: {reason}");
