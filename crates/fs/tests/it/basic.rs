@@ -363,10 +363,10 @@ fn set_user_id_goes_when_somebody_else_changes_content() {
         FallocateMode::Allocate { keep_size: true },
     ];
     let mut end = 40_000;
-    for (mode, left) in [(0o6755, 0o755), (0o6744, 0o2744)] {
-        for uid in [0, 7] {
-            let caller = Caller { uid, gid: 7, pid: 0 };
-            let left = if uid == 0 { mode } else { left };
+    // By root, by a member of the file's group, and by somebody else.
+    for (mode, left) in [(0o6755, [0o6755, 0o755, 0o755]), (0o6744, [0o6744, 0o2744, 0o744])] {
+        for ((uid, gid), left) in [(0, 7), (7, 0), (7, 7)].into_iter().zip(left) {
+            let caller = Caller { uid, gid, pid: 0 };
             let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
             for how in modes {
                 fs.setattr(ino, &set, ME).unwrap();
