@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::flags::Flags;
 use crate::units::{pair, parse_bytes};
 
 /// What a pool may be called, for every command's help.
@@ -254,7 +255,7 @@ pub(crate) struct MountArgs {
     /// Let other users in (root's default)
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Do not keep times of access
+    /// Do not keep times of access (the same as -o noatime)
     #[arg(long)]
     pub(crate) no_atime: bool,
     /// Threads that serve requests
@@ -262,9 +263,21 @@ pub(crate) struct MountArgs {
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) import: ImportOptionArgs,
-    /// The same options as mount(8) writes them: ro, noatime, dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate
+    /// Options as mount(8) writes them, with commas between: ro, nosuid, nodev, noexec, noatime,
+    /// nodiratime, relatime (the default), strictatime and their opposites; remount with any of these for
+    /// what is mounted already; dataset=NAME, memory=BYTES, kernel_cache, allow_other, threads=N, separate,
+    /// force, rewind, discard_log, tunable=NAME:VALUE
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
+    /// Flags by -o
+    #[arg(skip)]
+    pub(crate) flags: Flags,
+    /// Their names, in order
+    #[arg(skip)]
+    pub(crate) flag_names: Vec<String>,
+    /// -o has said remount
+    #[arg(skip)]
+    pub(crate) remount: bool,
 }
 
 #[derive(Debug, Args)]

@@ -21,6 +21,7 @@ mod claims;
 mod commands;
 mod control;
 mod error;
+mod flags;
 mod foreign;
 mod host;
 mod inspect;

@@ -1,6 +1,6 @@
 //! A file system: what all operations share.
 
-use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_pool::format::ObjectKind;
@@ -12,7 +12,7 @@ use crate::format::FLAVOUR;
 use crate::inode::{Extent, Inode};
 use crate::ops::privileges::Client;
 use crate::ops::{RETRIES_MAX, too_fast};
-use crate::options::FsOptions;
+use crate::options::{AtimeMode, FsOptions};
 use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
 use crate::table::{Found, Table};
@@ -41,11 +41,32 @@ pub struct FileSystem {
     /// One at a time moves directories between directories: whoever does looks at all above them.
     pub(crate) moving: Mutex<()>,
     pub(crate) options: FsOptions,
+    /// When reading changes times, as [`set_atime`](Self::set_atime) encodes it.
+    atime: AtomicU8,
     pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
     counters: FsCounters,
     /// The transaction group that somebody last began a transaction in.
     last_txg: AtomicU64,
     closed: AtomicBool,
+}
+
+/// Two bits for the mode, and one for directories.
+fn encode_atime(mode: AtimeMode, directories: bool) -> u8 {
+    let mode = match mode {
+        AtimeMode::Relative => 0,
+        AtimeMode::Strict => 1,
+        AtimeMode::Off => 2,
+    };
+    mode | u8::from(directories) << 2
+}
+
+fn decode_atime(bits: u8) -> (AtimeMode, bool) {
+    let mode = match bits & 3 {
+        0 => AtimeMode::Relative,
+        1 => AtimeMode::Strict,
+        _ => AtimeMode::Off,
+    };
+    (mode, bits & 4 != 0)
 }
 
 /// An inode that somebody uses: it stays in memory meanwhile.
@@ -139,6 +160,7 @@ impl FileSystem {
             workers: Workers::new(options.workers),
             reclaim: Reclaim::new(),
             moving: Mutex::named("fs-moving", ()),
+            atime: AtomicU8::new(encode_atime(options.atime, options.dir_atime)),
             options,
             client: Mutex::named("fs-client", None),
             counters: FsCounters::new(),
@@ -177,6 +199,17 @@ impl FileSystem {
             self.pool.sync()?;
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Sets when reading changes times, and whether it does so for directories too.
+    pub fn set_atime(&self, mode: AtimeMode, directories: bool) {
+        self.atime.store(encode_atime(mode, directories), Ordering::Relaxed);
+    }
+
+    /// When reading an inode of that kind changes its time of access.
+    pub(crate) fn atime_of(&self, kind: FileKind) -> AtimeMode {
+        let (mode, directories) = decode_atime(self.atime.load(Ordering::Relaxed));
+        if directories || kind != FileKind::Directory { mode } else { AtimeMode::Off }
     }
 
     /// The pool that it is on.

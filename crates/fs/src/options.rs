@@ -8,6 +8,8 @@ use forebay_base::sync::Arc;
 pub enum AtimeMode {
     /// If it would otherwise be older than a change, or than a day.
     Relative,
+    /// With every read that comes here.
+    Strict,
     /// Never.
     Off,
 }
@@ -22,6 +24,8 @@ pub struct FsOptions {
     pub read_only: bool,
     /// When reading changes times.
     pub atime: AtimeMode,
+    /// Whether it does so for directories too.
+    pub dir_atime: bool,
     /// Threads for what must wait, at most; at least one.
     pub workers: usize,
     /// Where the times of files come from.
@@ -35,6 +39,7 @@ impl Default for FsOptions {
             memory_bytes: 64 << 20,
             read_only: false,
             atime: AtimeMode::Relative,
+            dir_atime: true,
             workers: 16,
             clock: Arc::new(SystemWallClock),
         }

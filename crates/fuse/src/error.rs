@@ -25,6 +25,24 @@ impl fmt::Display for User {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
+    /// The right to mount is needed to change flags of a mount.
+    #[error(
+        "{}: cannot remount: that needs root; unmount it, and mount it again with these options",
+        path.display()
+    )]
+    RemountNotPermitted {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// A mount becomes read-only once nobody writes to it.
+    #[error(
+        "{}: cannot become read-only: files there are open for writing; close them first (`fuser -vm {}` \
+         names who has them)", path.display(), path.display()
+    )]
+    OpenForWriting {
+        /// The mount point.
+        path: PathBuf,
+    },
     /// The kernel has no FUSE, or a container hides it.
     #[error(
         "/dev/fuse does not exist, or is something else: FUSE is not loaded (`modprobe fuse`, as root) or this container hides it (start it with `--device /dev/fuse --cap-add SYS_ADMIN`)"

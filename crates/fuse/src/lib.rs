@@ -43,4 +43,4 @@ pub use counters::{MountCounters, MountStats};
 pub use error::{MountError, User};
 pub use mount::{Mount, Mounted, available, is_mounted, served_at, unmount_dead};
 pub use null::mount_null;
-pub use options::MountOptions;
+pub use options::{Atime, MountFlags, MountOptions};

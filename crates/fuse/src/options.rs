@@ -16,14 +16,12 @@ pub struct MountOptions {
     /// Lets the kernel keep content of files, and write it back later. Without it, every read and write comes here (`mmap` still works), and
     /// memory is used once, by the pool's cache.
     pub kernel_cache: bool,
-    /// Refuses changes in the kernel already.
-    pub read_only: bool,
+    /// What the kernel is to do with the mount.
+    pub flags: MountFlags,
     /// Other users than the one who mounts may come in. Root has it by default; others need `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// Honours set-user-id bits and device nodes, as a system's own file system does. Root's default; nobody else is permitted to.
     pub trusted: bool,
-    /// Shown as `noatime` in the table of mounts. That the times of accesses are not kept is an option of the file system.
-    pub no_atime: bool,
     /// What the table of mounts shows as source: `pool/dataset`.
     pub fs_name: String,
     /// Bytes of the largest write in one request, and of the largest read: 4 KiB to 1 MiB.
@@ -34,6 +32,39 @@ pub struct MountOptions {
     pub max_background: u16,
 }
 
+/// Flags of a mount that the kernel honours, or shows in the table of mounts. They can be changed while it
+/// is mounted: see [`Mount::remount`](crate::Mount::remount).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MountFlags {
+    /// Refuses changes in the kernel already.
+    pub read_only: bool,
+    /// Ignores set-user-id and set-group-id bits and file capabilities.
+    pub no_suid: bool,
+    /// Refuses to open device nodes.
+    pub no_dev: bool,
+    /// Refuses to execute files.
+    pub no_exec: bool,
+    /// Shown in the table of mounts. Times of access are kept by the file system, whose option this is.
+    pub atime: Atime,
+    /// The same for times of access of directories.
+    pub no_dir_atime: bool,
+    /// Shown in the table of mounts. The file system always writes times that only reading changed later.
+    pub lazy_time: bool,
+}
+
+/// When reading changes times of access, as the table of mounts shows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Atime {
+    /// `relatime`.
+    #[default]
+    Relative,
+    /// `strictatime`, which the table does not name.
+    Strict,
+    /// `noatime`.
+    Off,
+}
+
 impl Default for MountOptions {
     fn default() -> Self {
         let root = nix::unistd::geteuid().is_root();
@@ -41,10 +72,9 @@ impl Default for MountOptions {
         Self {
             threads: threads.clamp(2, MAX_THREADS),
             kernel_cache: false,
-            read_only: false,
+            flags: MountFlags::default(),
             allow_other: root,
             trusted: root,
-            no_atime: false,
             fs_name: "forebay".to_owned(),
             max_write_bytes: MAX_WRITE_BYTES,
             read_ahead_bytes: 1 << 20,

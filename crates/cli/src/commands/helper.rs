@@ -8,39 +8,31 @@ use std::path::Path;
 
 use crate::args::MountArgs;
 use crate::error::{Failure, Result};
+use crate::flags::{Access, Flags};
 use crate::units::{self, parse_bytes};
 
 /// The name by which mount(8) calls it.
 const NAME: &str = "mount.forebay";
-/// What fstab may have that is not for us, or that we do anyway.
-const IGNORED: [&str; 21] = [
-    "rw",
-    "defaults",
-    "auto",
-    "noauto",
-    "user",
-    "nouser",
-    "users",
-    "owner",
-    "nofail",
-    "_netdev",
-    "async",
-    "exec",
-    "noexec",
-    "suid",
-    "nosuid",
-    "dev",
-    "nodev",
-    "relatime",
-    "strictatime",
-    "lazytime",
-    "atime",
+/// The name by which mount(8) calls it for what is mounted, by the type that the table of mounts has.
+const NAME_OF_TYPE: &str = "mount.fuse.forebay";
+/// What mount(8) itself owns, or what changes nothing here.
+const IGNORED: [&str; 11] = [
+    "auto", "noauto", "nouser", "nousers", "noowner", "nogroup", "nofail", "_netdev", "async",
+    "silent", "loud",
+];
+/// What the kernel shows of a mount, and mount(8) repeats when it remounts.
+const SHOWN: [&str; 5] = ["user_id", "group_id", "rootmode", "default_permissions", "max_read"];
+/// Known elsewhere, and not to be had here: name and way out.
+const REFUSED: [(&str, &str); 3] = [
+    ("sync", "open files with O_SYNC, or call fsync"),
+    ("dirsync", "call fsync on the directory"),
+    ("mand", "Linux has no mandatory locks any more"),
 ];
 
 /// The arguments of `forebay mount`, if the program was called as a helper of mount(8).
 pub(crate) fn arguments(given: &[OsString]) -> Option<Result<Vec<OsString>>> {
     let name = Path::new(given.first()?).file_name()?;
-    (name == OsStr::new(NAME)).then(|| translate(&given[1..]))
+    (name == OsStr::new(NAME) || name == OsStr::new(NAME_OF_TYPE)).then(|| translate(&given[1..]))
 }
 
 fn translate(given: &[OsString]) -> Result<Vec<OsString>> {
@@ -96,8 +88,7 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
             None => (option, None),
         };
         match (name, value) {
-            ("ro", None) => args.import.read_only = true,
-            ("noatime", None) => args.no_atime = true,
+            ("remount", None) => args.remount = true,
             ("kernel_cache", None) => args.kernel_cache = true,
             ("allow_other", None) => args.allow_other = true,
             ("separate", None) => args.separate = true,
@@ -118,19 +109,36 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 })?;
                 args.import.tunables.push((name.to_owned(), value.to_owned()));
             }
-            (name, _)
-                if IGNORED.contains(&name)
-                    || name.starts_with("x-")
-                    || name.starts_with("comment") => {}
+            (name, None) if args.flags.take(name) => args.flag_names.push(name.to_owned()),
+            (name, _) if is_passed_over(name, value) => {}
             _ => {
+                if let Some((_, way_out)) = REFUSED.iter().find(|row| row.0 == option) {
+                    let text = format!("-o {option}: forebay does not have it; {way_out}");
+                    return Err(Failure::usage(text));
+                }
                 return Err(Failure::usage(format!(
-                    "-o {option}: no such option; there are ro, noatime, dataset=NAME, memory=BYTES, kernel_cache, \
-                     allow_other, threads=N, separate, force, rewind, discard_log, tunable=NAME:VALUE"
+                    "-o {option}: no such option; there are {}, remount, dataset=NAME, memory=BYTES, \
+                     kernel_cache, allow_other, threads=N, separate, force, rewind, discard_log, \
+                     tunable=NAME:VALUE",
+                    Flags::NAMES
                 )));
             }
         }
     }
+    // The command line's own options say the same in other words.
+    if args.no_atime {
+        args.flags.atime = Access::Off;
+    }
+    args.flags.read_only |= args.import.read_only;
+    args.import.read_only |= args.flags.read_only;
     Ok(())
+}
+
+/// Whether an option is not for this program.
+fn is_passed_over(name: &str, value: Option<&str>) -> bool {
+    let of_mount = IGNORED.contains(&name) && value.is_none();
+    let remark = ["x-", "X-"].iter().any(|start| name.starts_with(start)) || name == "comment";
+    of_mount || remark || SHOWN.contains(&name)
 }
 
 #[cfg(test)]
@@ -163,7 +171,8 @@ mod tests {
         let args = parsed(&line).unwrap();
         assert_eq!(args.pool.as_deref(), Some("/dev/sdb"));
         assert_eq!(args.at.as_deref(), Some(Path::new("/srv")));
-        assert!(args.daemon && args.no_atime && !args.import.read_only);
+        assert!(args.daemon && !args.import.read_only);
+        assert_eq!(args.flags, Flags { atime: Access::Off, ..Flags::default() });
         assert_eq!(args.memory, Some(1 << 30));
     }
 
@@ -173,6 +182,8 @@ mod tests {
             &["mount.forebay", "/dev/sdb"][..],
             &["mount.forebay", "/dev/sdb", "/srv", "-o"],
             &["mount.forebay", "/dev/sdb", "/srv", "-o", "fast"],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o", "nosuid,dirsync"],
+            &["mount.forebay", "/dev/sdb", "/srv", "-o", "nosuid=1"],
             &["mount.forebay", "/dev/sdb", "/srv", "-o", "threads=0"],
             &["mount.forebay", "/dev/sdb", "/srv", "-o", "ro=1"],
         ] {

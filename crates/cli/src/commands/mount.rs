@@ -25,6 +25,9 @@ const DEFAULT_POOL: &str = "forebay.pool";
 
 pub(crate) fn run(mut args: MountArgs) -> Result<()> {
     super::helper::take_options(&mut args)?;
+    if args.remount {
+        return remount(&args);
+    }
     // Before anything is made.
     forebay_fuse::available()?;
     let target = match &args.pool {
@@ -51,10 +54,9 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
     let mount = MountWanted {
         dataset: args.dataset.clone(),
         at,
-        read_only: args.import.read_only,
+        flags: args.flags,
         kernel_cache: args.kernel_cache,
         allow_other: args.allow_other || run_dir::uid() == 0,
-        no_atime: args.no_atime,
         threads: args.threads.map(usize::from),
     };
     match target {
@@ -83,6 +85,23 @@ fn mount_at(args: &MountArgs, target: Target, at: PathBuf) -> Result<()> {
             }
         }
     }
+}
+
+/// Gives what is mounted other flags.
+fn remount(args: &MountArgs) -> Result<()> {
+    let at = args.at.as_deref().or(args.pool.as_deref().map(Path::new));
+    let at = at.ok_or_else(|| Failure::usage("-o remount: name the mount point"))?;
+    let Some((process, at)) = client::served(at) else {
+        return Err(Failure::new(format!(
+            "{0}: cannot remount: no running forebay of yours has mounted it; `forebay list` shows \
+             mounts",
+            at.display()
+        )));
+    };
+    let view: MountView = process.ask(&Request::Remount { at, flags: args.flag_names.clone() })?;
+    let mode = if view.read_only { "read-only" } else { "read-write" };
+    output::line(&format!("remounted {}, {mode}", view.at.display()));
+    Ok(())
 }
 
 /// `./forebay.pool`, made if it is not there.

@@ -1,16 +1,16 @@
 //! `forebay umount`: the end of a mount, of all mounts of a pool, or of what a killed process left.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::args::UmountArgs;
 use crate::control::Request;
-use crate::control::client::{self, Process, Target};
+use crate::control::client::{self, Target};
 use crate::error::{Failure, Result};
 use crate::output;
 
 pub(crate) fn run(args: &UmountArgs) -> Result<()> {
     let at = Path::new(&args.what);
-    if let Some((process, at)) = served(at) {
+    if let Some((process, at)) = client::served(at) {
         process.ask::<()>(&Request::Unmount { at: at.clone(), lazy: args.lazy })?;
         output::line(&format!("unmounted {}", at.display()));
         return Ok(());
@@ -64,15 +64,4 @@ fn umount_pool(args: &UmountArgs) -> Result<()> {
             args.what
         ))),
     }
-}
-
-/// The process that serves what is mounted at a place, and the place as that process calls it.
-fn served(at: &Path) -> Option<(Process, PathBuf)> {
-    let canonical = at.canonicalize().ok()?;
-    let mounted = |process: &Process| {
-        let mut mounts = process.view.pools.iter().flat_map(|pool| &pool.mounts);
-        mounts.any(|mount| mount.at == canonical)
-    };
-    let process = client::processes().into_iter().find(mounted)?;
-    Some((process, canonical))
 }

@@ -108,6 +108,17 @@ pub(crate) fn find(spec: &str) -> Result<Target> {
     }
 }
 
+/// The process that serves what is mounted at a place, and the place as that process calls it.
+pub(crate) fn served(at: &Path) -> Option<(Process, PathBuf)> {
+    let canonical = at.canonicalize().ok()?;
+    let mounted = |process: &Process| {
+        let mut mounts = process.view.pools.iter().flat_map(|pool| &pool.mounts);
+        mounts.any(|mount| mount.at == canonical)
+    };
+    let process = processes().into_iter().find(mounted)?;
+    Some((process, canonical))
+}
+
 enum Asked<T> {
     Answered(T),
     NobodyThere,

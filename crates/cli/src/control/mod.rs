@@ -48,6 +48,8 @@ pub(crate) enum Request {
     Import { import: ImportWanted },
     /// Have a pool, if it has it not yet, and mount a dataset of it: [`views::MountView`].
     Mount { import: ImportWanted, mount: MountWanted },
+    /// Change flags of what is mounted there, named as mount(8) does: [`views::MountView`].
+    Remount { at: PathBuf, flags: Vec<String> },
     /// Unmount what is mounted there, and export its pool if that was all: nothing.
     Unmount { at: PathBuf, lazy: bool },
     /// Unmount all of a pool, and export it: nothing.

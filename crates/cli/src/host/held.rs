@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_base::sync::Mutex;
-use forebay_fs::{AtimeMode, FileSystem, FsOptions, FsStats};
+use forebay_fs::{FileSystem, FsOptions, FsStats};
 use forebay_fuse::{Mount, MountError, MountOptions, MountStats};
 use forebay_pool::Pool;
 
 use super::MountWanted;
 use crate::control::views::PoolView;
 use crate::error::{Failure, Result};
+use crate::flags::Flags;
 use crate::memory::{MAX_WRITE_BYTES, MemoryPlan};
 
 /// The tunable that says how much of a pool may be dirty.
@@ -108,8 +109,10 @@ impl Held {
 pub(crate) struct HeldMount {
     pub(crate) pool: String,
     pub(crate) dataset: String,
-    pub(crate) read_only: bool,
     pub(crate) kernel_cache: bool,
+    /// The files were opened for reading only: no flag changes that.
+    only_read: bool,
+    flags: Mutex<Flags>,
     files: Arc<FileSystem>,
     mount: Mount,
     /// How its end went, once all is closed.
@@ -124,22 +127,23 @@ impl HeldMount {
     pub(super) fn begin(held: &Held, wanted: &MountWanted, plan: &MemoryPlan) -> Result<Self> {
         forebay_fuse::available()?;
         let pool = held.pool.name().to_owned();
-        let read_only = wanted.read_only || held.pool.is_read_only();
+        let read_only = wanted.flags.read_only || held.pool.is_read_only();
         let files = open_files(&held.pool, wanted, plan)?;
         let mut options = MountOptions::default();
         options.threads = wanted.threads.unwrap_or(plan.threads);
         options.kernel_cache = wanted.kernel_cache;
-        options.read_only = read_only;
+        let flags = Flags { read_only, ..wanted.flags };
+        options.flags = flags.for_kernel();
         options.allow_other = wanted.allow_other;
-        options.no_atime = wanted.no_atime;
         options.fs_name = format!("{pool}/{}", wanted.dataset);
         options.max_write_bytes = MAX_WRITE_BYTES;
         match forebay_fuse::mount(Arc::clone(&files), &wanted.at, &options) {
             Ok(mount) => Ok(Self {
                 pool,
                 dataset: wanted.dataset.clone(),
-                read_only,
                 kernel_cache: wanted.kernel_cache,
+                only_read: read_only,
+                flags: Mutex::named("mount-flags", flags),
                 files,
                 mount,
                 outcome: Mutex::named("mount-outcome", None),
@@ -150,6 +154,37 @@ impl HeldMount {
                 Err(error.into())
             }
         }
+    }
+
+    pub(crate) fn flags(&self) -> Flags {
+        *self.flags.lock()
+    }
+
+    /// Changes the flags of these names; others stay.
+    ///
+    /// # Errors
+    /// If there is none of a name, if it was mounted for reading only and is to be written to, and what
+    /// the kernel says.
+    pub(super) fn remount(&self, names: &[String]) -> Result<()> {
+        let mut flags = self.flags.lock();
+        let mut wanted = *flags;
+        if let Some(unknown) = names.iter().find(|name| !wanted.take(name)) {
+            return Err(Failure::new(format!(
+                "-o {unknown}: no such flag; there are {}",
+                Flags::NAMES
+            )));
+        }
+        if self.only_read && !wanted.read_only {
+            return Err(Failure::new(format!(
+                "{0}: cannot become writable: it was mounted for reading only; `forebay umount {0}`, and \
+                 mount it without ro",
+                self.at().display()
+            )));
+        }
+        self.mount.remount(&wanted.for_kernel())?;
+        self.files.set_atime(wanted.atime_mode(), !wanted.no_dir_atime);
+        *flags = wanted;
+        Ok(())
     }
 
     pub(crate) fn at(&self) -> &Path {
@@ -196,8 +231,9 @@ fn open_files(
 ) -> Result<Arc<FileSystem>> {
     let options = FsOptions {
         memory_bytes: plan.inode_bytes,
-        read_only: wanted.read_only || pool.is_read_only(),
-        atime: if wanted.no_atime { AtimeMode::Off } else { AtimeMode::Relative },
+        read_only: wanted.flags.read_only || pool.is_read_only(),
+        atime: wanted.flags.atime_mode(),
+        dir_atime: !wanted.flags.no_dir_atime,
         workers: WORKERS,
         ..FsOptions::default()
     };

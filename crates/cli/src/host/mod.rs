@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::views::{MountView, PoolView, ProcessView};
 use crate::error::{Failure, Result};
+use crate::flags::Flags;
 use crate::memory::MemoryPlan;
 use crate::pools::{self, ImportWanted};
 pub(crate) use held::{Held, HeldMount};
@@ -50,11 +51,10 @@ pub(crate) struct MountWanted {
     pub(crate) dataset: String,
     /// Where; an absolute path if it travels to another process.
     pub(crate) at: PathBuf,
-    pub(crate) read_only: bool,
+    pub(crate) flags: Flags,
     pub(crate) kernel_cache: bool,
     /// Root's default is yes, others' no.
     pub(crate) allow_other: bool,
-    pub(crate) no_atime: bool,
     /// Threads that serve requests; the process's default if nothing is said.
     pub(crate) threads: Option<usize>,
 }
@@ -491,7 +491,7 @@ pub(crate) fn mount_view(mount: &HeldMount) -> MountView {
         pool: mount.pool.clone(),
         dataset: mount.dataset.clone(),
         at: mount.at().to_owned(),
-        read_only: mount.read_only,
+        read_only: mount.flags().read_only,
         kernel_cache: mount.kernel_cache,
         pid: std::process::id(),
     }

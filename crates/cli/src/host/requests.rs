@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::long::OnProgress;
 use super::{Host, figures, long, mount_view, pool_view};
 use crate::control::Request;
-use crate::control::views::{CacheDeviceView, Expanded, Flushed};
+use crate::control::views::{CacheDeviceView, Expanded, Flushed, MountView};
 use crate::error::{Failure, Result};
 use crate::pools;
 
@@ -47,6 +47,7 @@ impl Host {
                 ));
                 answer(&view)
             }
+            Request::Remount { at, flags } => answer(&self.remount(&at, &flags)?),
             Request::Unmount { at, lazy } => {
                 answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(lazily)?)
             }
@@ -91,6 +92,14 @@ impl Host {
             }
             Request::Stats => answer(&figures::stats(self)),
         }
+    }
+
+    /// Changes flags of a mount.
+    fn remount(&self, at: &Path, flags: &[String]) -> Result<MountView> {
+        let mount = self.mount_at(at)?;
+        mount.remount(flags)?;
+        self.screen.say(&format!("remounted {}", at.display()));
+        Ok(mount_view(&mount))
     }
 
     fn take_pools(&self) -> Result<()> {

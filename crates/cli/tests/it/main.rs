@@ -13,6 +13,7 @@ mod durable;
 mod holes;
 mod inspect;
 mod life;
+mod mount_options;
 mod mounts;
 mod overwrite;
 mod place;

@@ -124,8 +124,9 @@ impl FileSystem {
 
     /// Whether reading may change the time of access.
     pub(crate) fn access_is_due(&self, inode: &Inode) -> bool {
-        let kept = self.options.atime != AtimeMode::Off && self.check_writable().is_ok();
-        kept && inode.atime_needs_look(self.now())
+        let mode = self.atime_of(inode.kind);
+        let kept = mode != AtimeMode::Off && self.check_writable().is_ok();
+        kept && (mode == AtimeMode::Strict || inode.atime_needs_look(self.now()))
     }
 
     /// As [`note_access`](Self::note_access), by a worker thread, for a thread that may have a transaction: one that waits for a device
@@ -154,7 +155,7 @@ impl FileSystem {
             if fresh { meta.atime.seconds.saturating_add(DAY_SECONDS) } else { 0 }
         };
         let until = fresh_until(&inode.known().meta);
-        if until > now.seconds {
+        if until > now.seconds && self.atime_of(inode.kind) == AtimeMode::Relative {
             inode.set_atime_fresh(until);
             return;
         }

@@ -18,7 +18,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use super::{detach, table};
 use crate::error::MountError;
-use crate::options::MountOptions;
+use crate::options::{Atime, MountFlags, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
 /// Its major and minor number, which are its own in every Linux.
@@ -151,12 +151,39 @@ pub(super) fn attach(
     }
 }
 
-fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Result<(), Errno> {
+fn system_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
     let mut flags = MsFlags::empty();
-    flags.set(MsFlags::MS_NODEV, !options.trusted);
-    flags.set(MsFlags::MS_NOSUID, !options.trusted);
-    flags.set(MsFlags::MS_RDONLY, options.read_only);
-    flags.set(MsFlags::MS_NOATIME, options.no_atime);
+    flags.set(MsFlags::MS_NODEV, chosen.no_dev || !trusted);
+    flags.set(MsFlags::MS_NOSUID, chosen.no_suid || !trusted);
+    flags.set(MsFlags::MS_NOEXEC, chosen.no_exec);
+    flags.set(MsFlags::MS_RDONLY, chosen.read_only);
+    flags.set(MsFlags::MS_NODIRATIME, chosen.no_dir_atime);
+    flags.set(MsFlags::MS_LAZYTIME, chosen.lazy_time);
+    flags.insert(match chosen.atime {
+        Atime::Relative => MsFlags::MS_RELATIME,
+        Atime::Strict => MsFlags::MS_STRICTATIME,
+        Atime::Off => MsFlags::MS_NOATIME,
+    });
+    flags
+}
+
+/// Gives a mount other flags.
+pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<(), MountError> {
+    if !may_mount() {
+        return Err(MountError::RemountNotPermitted { path: full.to_path_buf() });
+    }
+    let flags = MsFlags::MS_REMOUNT | system_flags(flags, trusted);
+    nix::mount::mount(None::<&str>, full, None::<&str>, flags, None::<&str>).map_err(|error| {
+        let path = full.to_path_buf();
+        match error {
+            Errno::EBUSY => MountError::OpenForWriting { path },
+            _ => MountError::System { what: "remount", path, source: error.into() },
+        }
+    })
+}
+
+fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Result<(), Errno> {
+    let flags = system_flags(&options.flags, options.trusted);
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
         device.as_raw_fd(),
@@ -174,14 +201,18 @@ fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Re
 fn helper_options(options: &MountOptions) -> String {
     let name = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
     let mut text = format!("fsname={name},subtype={SUBTYPE},default_permissions");
+    let flags = &options.flags;
+    let (no_suid, no_dev) = (flags.no_suid || !options.trusted, flags.no_dev || !options.trusted);
     let chosen = [
         (options.allow_other, "allow_other"),
-        (options.read_only, "ro"),
-        (options.no_atime, "noatime"),
-        (options.trusted, "suid"),
-        (options.trusted, "dev"),
-        (!options.trusted, "nosuid"),
-        (!options.trusted, "nodev"),
+        (flags.read_only, "ro"),
+        (flags.no_exec, "noexec"),
+        (flags.atime == Atime::Off, "noatime"),
+        (flags.no_dir_atime, "nodiratime"),
+        (!no_suid, "suid"),
+        (!no_dev, "dev"),
+        (no_suid, "nosuid"),
+        (no_dev, "nodev"),
     ];
     for (_, option) in chosen.into_iter().filter(|(chosen, _)| *chosen) {
         text.push(',');
@@ -274,7 +305,7 @@ mod tests {
             fs_name: "a,b\\c".to_owned(),
             trusted: false,
             allow_other: false,
-            read_only: true,
+            flags: MountFlags { read_only: true, ..MountFlags::default() },
             ..MountOptions::default()
         };
         let text = helper_options(&options);

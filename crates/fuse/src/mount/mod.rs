@@ -31,7 +31,7 @@ pub use self::detach::{Mounted, is_mounted, served_at, unmount_dead};
 
 use crate::counters::{MountStats, Tally};
 use crate::error::MountError;
-use crate::options::MountOptions;
+use crate::options::{MountFlags, MountOptions};
 use crate::transport::{self, Server};
 
 /// An unmount waits so long for the session's end, which follows at once if nothing else holds it.
@@ -81,6 +81,7 @@ pub(crate) fn serve<S: Server>(
         shared,
         tally,
         threads: options.threads,
+        trusted: options.trusted,
         thread: Mutex::named("mount-thread", Some(thread)),
     })
 }
@@ -134,6 +135,7 @@ pub struct Mount {
     shared: Arc<Shared>,
     tally: Arc<Tally>,
     threads: usize,
+    trusted: bool,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -147,6 +149,15 @@ impl Mount {
     /// Full path of the mount point.
     pub fn path(&self) -> &Path {
         &self.shared.path
+    }
+
+    /// Gives it other flags, all of them anew. Who keeps times of access is the file system: tell it too.
+    ///
+    /// # Errors
+    ///
+    /// Without the right to mount; if it is to become read-only while files are open for writing.
+    pub fn remount(&self, flags: &MountFlags) -> Result<(), MountError> {
+        attach::remount(&self.shared.path, flags, self.trusted)
     }
 
     /// Waits until it is unmounted, by anybody. Returns what broke the session, if it did not end by being unmounted.

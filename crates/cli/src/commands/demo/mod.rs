@@ -17,6 +17,7 @@ use forebay_pool::DatasetSettings;
 use super::create::{New, create};
 use crate::args::DemoArgs;
 use crate::error::{Failure, Result};
+use crate::flags::Flags;
 use crate::host::live::Screen;
 use crate::host::{Event, HeldMount, Host, MountWanted, figures, long};
 use crate::memory::MemoryPlan;
@@ -184,10 +185,9 @@ impl Session {
         let wanted = MountWanted {
             dataset: "main".to_owned(),
             at: at.to_owned(),
-            read_only: false,
+            flags: Flags::default(),
             kernel_cache: false,
             allow_other: false,
-            no_atime: false,
             threads: None,
         };
         let mount = host.mount(&import, &wanted)?;
