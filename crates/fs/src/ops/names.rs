@@ -101,6 +101,7 @@ impl FileSystem {
                 check_alive(&inode)?;
                 check_links(&inode)?;
                 let now = self.now();
+                self.order_content(&tx, &inode);
                 // First: once the link is made, nothing may fail any more.
                 self.touch(&tx, &parent, |meta| meta.changed(now))?;
                 let dirent = Dirent { number: inode.number, kind: inode.kind };
