@@ -13,7 +13,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 use forebay_fs::FileSystem;
 
 use crate::counters::{MountCounters, Tally};
-use crate::transport::Forgetter;
+use crate::transport::Kernel;
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(250);
@@ -47,7 +47,7 @@ impl Default for Forgetting {
 
 impl Forgetting {
     /// Starts the thread. Without one (the system has none to give) the kernel forgets when it likes.
-    pub(super) fn start(&self, fs: Arc<FileSystem>, tally: Arc<Tally>, kernel: Box<dyn Forgetter>) {
+    pub(super) fn start(&self, fs: Arc<FileSystem>, tally: Arc<Tally>, kernel: Arc<dyn Kernel>) {
         let shared = self.shared.clone();
         let work = move || shared.work(&fs, &tally, &*kernel);
         *self.thread.lock() = thread::spawn_named("fuse-forget", work).ok();
@@ -69,7 +69,7 @@ impl Shared {
         self.ended.load(Ordering::Acquire)
     }
 
-    fn work(&self, fs: &FileSystem, tally: &Tally, kernel: &dyn Forgetter) {
+    fn work(&self, fs: &FileSystem, tally: &Tally, kernel: &dyn Kernel) {
         loop {
             {
                 let mut sleep = self.sleep.lock();

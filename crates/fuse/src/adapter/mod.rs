@@ -9,9 +9,12 @@
 //! 3. `fsync` always waits. It is executed where it was taken while at most half of the transport's threads do that, since handing it to
 //!    another thread costs a good part of what it takes; else it goes to such a thread at once.
 //!
+//! 4. A rename or a link of an open file waits under the kernel's cache until the kernel has written what
+//!    it holds of the file, on the thread that is there for that.
+//!
 //! # Locking
 //!
-//! `mount-failure` (the last failure, as text) and `mount-forget` (sleep of the thread that has the kernel forget); nothing is done under them.
+//! `mount-failure` (the last failure, as text), `mount-write-back` (what waits for the kernel to write) and `mount-forget` (sleep of the thread that has the kernel forget); nothing is done under them.
 //!
 //! # What it does not do
 //!
@@ -21,7 +24,9 @@ mod convert;
 mod copies;
 mod forget;
 mod in_place;
+mod ordered;
 mod serve;
+mod write_back;
 
 use std::path::Path;
 
@@ -31,6 +36,7 @@ use forebay_fs::{Error, ErrorKind, FileSystem};
 use self::copies::Copies;
 use self::forget::Forgetting;
 use self::in_place::InPlace;
+use self::write_back::WriteBack;
 use crate::counters::{MountCounters, Op, Tally};
 use crate::error::MountError;
 use crate::mount::{self, Mount};
@@ -50,7 +56,8 @@ pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<M
     let waits = InPlace::among(options.clamped().threads);
     let copies = Copies::default();
     let forgetting = Forgetting::default();
-    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies };
+    let write_back = WriteBack::default();
+    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies, write_back };
     mount::serve(server, at, options)
 }
 
@@ -62,6 +69,7 @@ struct Adapter {
     forgetting: Forgetting,
     waits: InPlace,
     copies: Copies,
+    write_back: WriteBack,
 }
 
 impl Adapter {

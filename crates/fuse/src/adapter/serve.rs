@@ -1,13 +1,15 @@
 //! Requests, one after the other.
 
+use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, SetAttr, Write};
 use forebay_pool::without_waiting;
 
+use super::ordered::Renamed;
 use super::{Adapter, convert, finish, number, waits};
 use crate::counters::{Op, Tally};
 use crate::transport::{
     self, Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer,
-    FolderEntry, Forgetter, Found, Opened, Position, Server, SetAttributes, SizedAnswer, Usage,
+    FolderEntry, Found, Kernel, Opened, Position, Server, SetAttributes, SizedAnswer, Usage,
     Written,
 };
 
@@ -233,9 +235,18 @@ impl Server for Adapter {
     }
 
     fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>) {
-        answer!(self, Op::Link, answer, [name], |fs| fs
-            .link(Ino(ino), Ino(parent), name)
-            .map(|entry| Found::There(convert::attributes(&entry.attr))));
+        let link = move |fs: &FileSystem, name: &[u8]| {
+            let linked = fs.link(Ino(ino), Ino(parent), name);
+            linked.map(|entry| Found::There(convert::attributes(&entry.attr)))
+        };
+        let files = Renamed::Inode(ino);
+        if self.kernel_cache && self.is_held_back(&files) {
+            let name = name.to_vec();
+            return self.once_written(Op::Link, files, move |fs, tally| {
+                finish(tally, answer, link(fs, &name));
+            });
+        }
+        answer!(self, Op::Link, answer, [name], |fs| link(fs, name));
     }
 
     fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
@@ -249,13 +260,23 @@ impl Server for Adapter {
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>) {
         let Some(mode) = rename_mode(flags) else { return answer.error(libc::EINVAL) };
         let ((parent, name), (new_parent, new_name)) = (from, to);
-        answer!(self, Op::Rename, answer, [name, new_name], |fs| fs.rename(
-            Ino(parent),
-            name,
-            Ino(new_parent),
-            new_name,
-            mode
-        ));
+        let rename = move |fs: &FileSystem, name: &[u8], new_name: &[u8]| {
+            fs.rename(Ino(parent), name, Ino(new_parent), new_name, mode)
+        };
+        if self.kernel_cache {
+            let (name, new_name) = (name.to_vec(), new_name.to_vec());
+            let mut names = vec![(parent, name.clone())];
+            if mode == RenameMode::Exchange {
+                names.push((new_parent, new_name.clone()));
+            }
+            let files = Renamed::Names(names);
+            if self.is_held_back(&files) {
+                return self.once_written(Op::Rename, files, move |fs, tally| {
+                    finish(tally, answer, rename(fs, &name, &new_name));
+                });
+            }
+        }
+        answer!(self, Op::Rename, answer, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
     fn open(&self, caller: Caller, ino: u64, truncate: bool, answer: impl Answer<Opened>) {
@@ -293,7 +314,10 @@ impl Server for Adapter {
         // The kernel has placed what is appended, and lets one appending writer in at a time.
         let how = Write { append: false, clear_suid: content.drops_privileges };
         let write = move |fs: &FileSystem, data: &[u8]| {
-            let written = fs.write(Ino(ino), Handle(handle), content.offset, data, how);
+            let written = match content.held_back {
+                true => fs.write_back(Ino(ino), Handle(handle), content.offset, data, how),
+                false => fs.write(Ino(ino), Handle(handle), content.offset, data, how),
+            };
             written.map(|bytes| Written(bytes as u32))
         };
         let result = without_waiting(|| write(&self.fs, content.data));
@@ -420,11 +444,13 @@ impl Server for Adapter {
         });
     }
 
-    fn started(&self, forgetter: Box<dyn Forgetter>) {
-        self.forgetting.start(self.fs.clone(), self.tally.clone(), forgetter);
+    fn started(&self, kernel: Arc<dyn Kernel>) {
+        self.write_back.start(kernel.clone());
+        self.forgetting.start(self.fs.clone(), self.tally.clone(), kernel);
     }
 
     fn ended(&self) {
+        self.write_back.end();
         self.forgetting.end();
     }
 }

@@ -17,6 +17,8 @@ pub(crate) mod fuser;
 
 use std::time::Duration;
 
+use forebay_base::sync::Arc;
+
 /// How long the kernel may believe names and attributes: for good, since nobody but this server changes them. (A year, in
 /// case that a kernel computes with it.)
 pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -173,6 +175,8 @@ pub(crate) struct Content<'a> {
     pub(crate) data: &'a [u8],
     /// The writer may not keep set-user-id and set-group-id bits.
     pub(crate) drops_privileges: bool,
+    /// The kernel held the content back: its writer is not told when this is answered.
+    pub(crate) held_back: bool,
 }
 
 /// A range to copy between files.
@@ -215,11 +219,14 @@ pub(crate) trait SizedAnswer: Send + 'static {
     fn error(self, errno: i32);
 }
 
-/// Asks the kernel to forget.
-pub(crate) trait Forgetter: Send + Sync + 'static {
+/// Calls of the server to the kernel.
+pub(crate) trait Kernel: Send + Sync + 'static {
     /// Has the kernel forget the name, and with it what it leads to, if nobody uses it. May wait for requests: never to be called by a server's
     /// method. Says whether the kernel still listens.
     fn forget_name(&self, parent: u64, name: &[u8]) -> bool;
+    /// Has the kernel write what it holds of the inode's content; returns when that is done. Waits for
+    /// requests: never to be called by a server's method.
+    fn write_back(&self, ino: u64);
 }
 
 /// What serves a mount. All calls return without waiting for devices.
@@ -287,8 +294,8 @@ pub(crate) trait Server: Send + Sync + 'static {
     /// `whence` as `lseek` has it: data or hole only.
     fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, answer: impl Answer<Position>);
     fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>);
-    /// Called once, before any request, if the transport can have the kernel forget names.
-    fn started(&self, _forgetter: Box<dyn Forgetter>) {}
+    /// Called once, before any request, if the transport can call the kernel.
+    fn started(&self, _kernel: Arc<dyn Kernel>) {}
     /// Called once, when no request comes any more. Answers may still be on their way to nowhere.
     fn ended(&self) {}
 }

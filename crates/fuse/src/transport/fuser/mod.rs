@@ -34,7 +34,7 @@ use fuser::{
 
 use self::answers::{FileOpened, FolderOpened, Names, NamesPlus};
 use self::convert::{kind_of_mode, permissions, set_time, time_of};
-use super::{Caller, Content, CopyRange, Forgetter, Kind, NewNode, Server, SetAttributes};
+use super::{Caller, Content, CopyRange, Kernel, Kind, NewNode, Server, SetAttributes};
 use crate::counters::{MountCounters, Op, Tally};
 use crate::options::MountOptions;
 
@@ -63,16 +63,16 @@ pub(crate) fn start<S: Server>(
 impl<S: Server> Session<S> {
     /// Takes requests, on threads of its own, until the kernel ends it; returns then.
     pub(crate) fn run(self) -> io::Result<()> {
-        self.server.started(Box::new(KernelNames(self.inner.notifier())));
+        self.server.started(Arc::new(Connection(self.inner.notifier())));
         let end = self.inner.run();
         self.server.ended();
         end
     }
 }
 
-struct KernelNames(fuser::Notifier);
+struct Connection(fuser::Notifier);
 
-impl Forgetter for KernelNames {
+impl Kernel for Connection {
     fn forget_name(&self, parent: u64, name: &[u8]) -> bool {
         match self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name)) {
             Ok(()) => true,
@@ -81,6 +81,12 @@ impl Forgetter for KernelNames {
                 !matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTCONN | libc::EBADF))
             }
         }
+    }
+
+    fn write_back(&self, ino: u64) {
+        // Before it lets go of pages, the kernel writes those that are dirty, and waits for that. What
+        // it could not write is reported by the next fsync, as ever.
+        let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
     }
 }
 
@@ -358,6 +364,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
             offset,
             data,
             drops_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+            held_back: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
         };
         self.server.write(ino.0, handle.0, content, reply);
     }

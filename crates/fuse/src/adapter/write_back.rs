@@ -1,0 +1,94 @@
+//! Has the kernel write what it holds of an inode, before something that depends on it is answered.
+//!
+//! Under the kernel's write-back cache, and in pages of a mapping, there is content that no request has
+//! brought yet. A file can be given another name, or its holes be told, only once it is here.
+//!
+//! A thread of its own does it, because it waits for writes to be answered: a thread of the transport
+//! would not take them meanwhile, and a worker of the file system may be needed by one of them.
+
+use std::collections::VecDeque;
+
+use forebay_base::sync::{Arc, Condvar, Mutex, thread};
+
+use crate::transport::Kernel;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread, and what it has to do.
+#[derive(Clone)]
+pub(super) struct WriteBack {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<(u64, Job)>,
+    /// There is a thread.
+    serves: bool,
+}
+
+impl Default for WriteBack {
+    fn default() -> Self {
+        let queue = Mutex::named("mount-write-back", Queue::default());
+        let thread = Mutex::named("mount-thread", None);
+        Self { shared: Arc::new(Shared { thread, queue, wake: Condvar::new() }) }
+    }
+}
+
+impl WriteBack {
+    /// Starts the thread. Without one (the system has none to give) jobs run at once.
+    pub(super) fn start(&self, kernel: Arc<dyn Kernel>) {
+        let shared = self.shared.clone();
+        self.shared.queue.lock().serves = true;
+        match thread::spawn_named("fuse-write-back", move || shared.work(&*kernel)) {
+            Ok(thread) => *self.shared.thread.lock() = Some(thread),
+            Err(_) => self.shared.queue.lock().serves = false,
+        }
+    }
+
+    /// Does `job` once the kernel has written what it holds of `ino`.
+    pub(super) fn then(&self, ino: u64, job: Job) {
+        let mut queue = self.shared.queue.lock();
+        if !queue.serves {
+            drop(queue);
+            return job();
+        }
+        // Each is a request of a process that waits for it: as many as there are such processes.
+        queue.jobs.push_back((ino, job));
+        drop(queue);
+        self.shared.wake.notify_one();
+    }
+
+    /// Ends the thread; what is left is done at once.
+    pub(super) fn end(&self) {
+        self.shared.queue.lock().serves = false;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.shared.thread.lock().take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, kernel: &dyn Kernel) {
+        loop {
+            let mut queue = self.queue.lock();
+            while queue.jobs.is_empty() && queue.serves {
+                self.wake.wait(&mut queue);
+            }
+            let serves = queue.serves;
+            let Some((ino, job)) = queue.jobs.pop_front() else { return };
+            drop(queue);
+            if serves {
+                kernel.write_back(ino);
+            }
+            job();
+        }
+    }
+}
