@@ -151,12 +151,18 @@ impl Meta {
         })
     }
 
-    /// Takes away what lets others act as its owner, as a change by somebody else must.
-    pub(crate) fn clear_suid(&mut self) {
+    /// Takes away what lets others act as its owner, as a change by somebody else must. Set-group-id
+    /// without the right to execute marks a file for locking: a member of its group may keep that.
+    pub(crate) fn clear_set_id(&mut self, member: bool) {
         self.mode &= !SUID;
-        if self.mode & GROUP_EXEC != 0 {
+        if self.mode & GROUP_EXEC != 0 || !member {
             self.mode &= !SGID;
         }
+    }
+
+    /// Whether [`clear_set_id`](Self::clear_set_id) depends on who does it.
+    pub(crate) fn has_group_mark(&self) -> bool {
+        self.mode & SGID != 0 && self.mode & GROUP_EXEC == 0
     }
 
     /// Content was changed.

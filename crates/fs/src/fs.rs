@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
 use crate::inode::{Extent, Inode};
 use crate::lost::LostWrites;
+use crate::ops::privileges::Client;
 use crate::ops::{RETRIES_MAX, too_fast};
 use crate::options::FsOptions;
 use crate::reclaim::Reclaim;
@@ -42,6 +43,7 @@ pub struct FileSystem {
     /// One at a time moves directories between directories: whoever does looks at all above them.
     pub(crate) moving: Mutex<()>,
     pub(crate) options: FsOptions,
+    pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
     counters: FsCounters,
     /// The transaction group that somebody last began a transaction in.
     last_txg: AtomicU64,
@@ -141,6 +143,7 @@ impl FileSystem {
             lost: LostWrites::new(),
             moving: Mutex::named("fs-moving", ()),
             options,
+            client: Mutex::named("fs-client", None),
             counters: FsCounters::new(),
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),

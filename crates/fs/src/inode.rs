@@ -43,6 +43,8 @@ pub(crate) struct Known {
     pub(crate) times_pending: bool,
     /// The transaction group that the object's attributes were last changed in.
     pub(crate) stored_txg: u64,
+    /// Whether its extended attributes hold file capabilities, if that was looked at.
+    pub(crate) capability: Option<bool>,
     /// How many have it open.
     pub(crate) opens: u64,
     /// Where it was last looked up: a directory's number, and a name.
@@ -72,7 +74,14 @@ enum Body {
 impl Inode {
     pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Extent, txg: u64) -> Self {
         let kind = meta.kind;
-        let known = Known { meta, times_pending: false, stored_txg: txg, opens: 0, place: None };
+        let known = Known {
+            meta,
+            times_pending: false,
+            stored_txg: txg,
+            capability: None,
+            opens: 0,
+            place: None,
+        };
         Self {
             number,
             kind,

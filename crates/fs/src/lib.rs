@@ -20,7 +20,7 @@
 //! let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
 //! FileSystem::create_in(&pool, "files", &DatasetSettings::default(), owner)?;
 //! let fs = FileSystem::open_in(Arc::new(pool), "files", &FsOptions::default())?;
-//! let me = Caller { uid: 0, gid: 0 };
+//! let me = Caller { uid: 0, gid: 0, pid: 0 };
 //! let (entry, handle) = fs.create(Ino::ROOT, b"name", 0o644, me)?;
 //! fs.write(entry.attr.ino, handle, 0, b"content", Default::default())?;
 //! fs.fsync(entry.attr.ino, false)?;
@@ -77,6 +77,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use format::{EXTRAS_MAX, NAME_MAX, TARGET_MAX, VALUE_MAX};
 pub use fs::FileSystem;
 pub use ops::dir::DirEntry;
+pub use ops::privileges::Client;
 pub use options::{AtimeMode, FsOptions};
 pub use stats::{FsCounters, FsStats};
 pub use types::{

@@ -23,7 +23,7 @@ use crate::types::{
 };
 use crate::workers::Turn;
 
-const ME: Caller = Caller { uid: 0, gid: 0 };
+const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const MIB: u64 = 1 << 20;
 
 /// Something that happens at a moment of somebody else's.
@@ -204,7 +204,7 @@ fn what_cannot_be_destroyed_keeps_no_other_and_goes_when_it_can() {
     let rig = Rig::new();
     let names: Vec<Vec<u8>> = (0..100).map(|n| format!("f{n}").into_bytes()).collect();
     let inos: Vec<Ino> = names.iter().map(|name| file(&rig.fs, name)).collect();
-    let handles: Vec<_> = inos.iter().map(|ino| rig.fs.open(*ino, false).unwrap()).collect();
+    let handles: Vec<_> = inos.iter().map(|ino| rig.fs.open(*ino, None).unwrap()).collect();
     names.iter().for_each(|name| rig.fs.unlink(Ino::ROOT, name).unwrap());
     rig.fs.quiesce();
     assert_eq!(rig.fs.stats().orphans, 100);

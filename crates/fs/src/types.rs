@@ -22,6 +22,8 @@ pub struct Caller {
     pub uid: u32,
     /// Their group.
     pub gid: u32,
+    /// Their process, 0 if it is not known: it may be in more groups.
+    pub pid: u32,
 }
 
 /// Whom the root directory of a new file system belongs to.
@@ -163,8 +165,11 @@ pub struct NewNode<'a> {
 pub struct Write {
     /// At the end, whatever the offset says.
     pub append: bool,
-    /// Clear set-user-id and set-group-id, because the writer may not keep them.
-    pub clear_suid: bool,
+    /// Clear set-user-id and set-group-id, because this writer may not keep them.
+    pub clear_suid: Option<Caller>,
+    /// Remove file capabilities, as any write does. Not to be asked for when content is written that was
+    /// changed earlier: the capabilities may be younger.
+    pub clear_capability: bool,
 }
 
 /// What to do about a name that is taken.

@@ -24,8 +24,8 @@ use crate::mount::{self, Mount};
 use crate::options::{MAX_WRITE_BYTES, MountOptions};
 use crate::transport::{
     Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer, FolderEntry,
-    Found, Kind, NewNode, Opened, Position, ROOT, Server, SetAttributes, SizedAnswer, Time, Usage,
-    Written,
+    Found, Kind, NewNode, OpenHow, Opened, Position, ROOT, Server, SetAttributes, SizedAnswer,
+    Time, Usage, Written,
 };
 
 /// Mounts the ceiling at `at`: names, sizes, and nothing else, over the same transport as [`mount`](crate::mount()).
@@ -174,7 +174,7 @@ impl Null {
         }
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
         let nlink = if new.kind == Kind::Folder { 2 } else { 1 };
-        let Caller { uid, gid } = caller;
+        let Caller { uid, gid, .. } = caller;
         let node =
             Node { kind: new.kind, mode: new.mode, uid, gid, rdev: new.rdev, nlink, size: 0 };
         self.shard_of_nodes(ino).lock().insert(ino, node);
@@ -337,6 +337,7 @@ impl Server for Null {
         parent: u64,
         name: &[u8],
         mode: u16,
+        _how: OpenHow,
         answer: impl Answer<Created>,
     ) {
         let node = NewNode { kind: Kind::File, mode, rdev: 0, target: None };
@@ -370,8 +371,8 @@ impl Server for Null {
         send(answer, self.move_name(from, to));
     }
 
-    fn open(&self, _caller: Caller, ino: u64, truncate: bool, answer: impl Answer<Opened>) {
-        let done = if truncate { self.of_node(ino, |node| node.size = 0) } else { Ok(()) };
+    fn open(&self, _caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>) {
+        let done = if how.truncate { self.of_node(ino, |node| node.size = 0) } else { Ok(()) };
         send(answer, done.map(|()| self.opened()));
     }
 

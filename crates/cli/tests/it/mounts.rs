@@ -3,19 +3,9 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
 
-use crate::place::{Place, Running, failed, fuse, is_mounted, root, signal, texts, wait_until};
-
-fn mounted(place: &Place, arguments: &[&str], at: &Path) -> Running {
-    let mut running = place.start(arguments);
-    wait_until("it is mounted", || {
-        assert!(!running.has_ended(), "it has ended");
-        is_mounted(at)
-    });
-    running
-}
+use crate::place::{Place, failed, fuse, is_mounted, mounted, root, signal, texts, wait_until};
 
 #[test]
 fn without_arguments_a_pool_is_made_and_mounted_until_a_signal() {
@@ -189,7 +179,7 @@ fn what_a_killed_process_leaves_is_cleared() {
 }
 
 /// Kills the process that serves `at`, and clears the mount.
-fn kill(place: &Place, at: &Path) {
+fn kill(place: &Place, at: &std::path::Path) {
     let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
     signal(pid, libc::SIGKILL);
     wait_until("the mount is dead", || {

@@ -232,3 +232,13 @@ pub(crate) fn root() -> bool {
     }
     root
 }
+
+/// Starts a mount in the foreground, and waits until it is there.
+pub(crate) fn mounted(place: &Place, arguments: &[&str], at: &Path) -> Running {
+    let mut running = place.start(arguments);
+    wait_until("it is mounted", || {
+        assert!(!running.has_ended(), "it has ended");
+        is_mounted(at)
+    });
+    running
+}

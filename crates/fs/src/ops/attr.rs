@@ -36,8 +36,8 @@ impl FileSystem {
     /// Changes attributes, the length among them, and returns them. A large file is shortened in steps: after a crash it may have its
     /// old length, and zeros for some of what was to go.
     ///
-    /// If somebody other than user 0 changes the owner, the group or the length, set-user-id goes, and set-group-id if its group may
-    /// execute it.
+    /// A change of owner or group takes set-user-id away from what is no directory, and set-group-id if
+    /// its group may execute it. So does a change of the length by anybody but user 0.
     ///
     /// # Errors
     /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory), [`NoSpace`](ErrorKind::NoSpace), …
@@ -53,7 +53,9 @@ impl FileSystem {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
             let _turn = inode.turn()?;
             let now = self.now();
-            let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, caller, now));
+            let member = self.keeps_group_mark(&inode, caller);
+            let change =
+                || self.change(&tx, &inode, |meta| set_meta(meta, set, caller, member, now));
             // The first change may say that it would wait; what follows may wait.
             match set.size {
                 Some(size) => {
@@ -65,6 +67,16 @@ impl FileSystem {
             }
         }
         Ok(self.attr(&inode))
+    }
+
+    /// Empties a file for a caller who opens it, and tells the watcher if that takes set-user-id away.
+    pub(crate) fn truncate_on_open(&self, ino: Ino, caller: Caller) -> Result<()> {
+        let mode = self.inode_of(ino)?.meta().mode;
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        if self.setattr(ino, &set, caller)?.mode != mode {
+            self.mode_changed(&*self.inode_of(ino)?);
+        }
+        Ok(())
     }
 
     /// The path in a symlink.
@@ -158,7 +170,7 @@ impl FileSystem {
     }
 }
 
-fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, now: Time) {
+fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, member: bool, now: Time) {
     let time = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::At(time) => time,
@@ -166,11 +178,10 @@ fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, now: Time) {
     let is_owner_change = set.uid.is_some() || set.gid.is_some();
     if let Some(mode) = set.mode {
         meta.mode = mode & MODE_BITS;
-    } else if caller.uid != 0
-        && meta.kind != FileKind::Directory
-        && (is_owner_change || set.size.is_some())
+    } else if meta.kind != FileKind::Directory
+        && (is_owner_change || (set.size.is_some() && caller.uid != 0))
     {
-        meta.clear_suid();
+        meta.clear_set_id(member);
     }
     meta.uid = set.uid.unwrap_or(meta.uid);
     meta.gid = set.gid.unwrap_or(meta.gid);

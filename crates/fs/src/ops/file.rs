@@ -3,17 +3,17 @@
 use std::cell::RefCell;
 
 use forebay_base::sync::{Arc, thread_local};
-use forebay_pool::{Object, Transaction, without_waiting};
+use forebay_pool::{Object, without_waiting};
 
-use crate::attrs::{SGID, SUID};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef, stale};
 use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
-use crate::types::{Caller, FileKind, Handle, Ino, SetAttr, Write};
+use crate::types::{Caller, FileKind, Handle, Ino, Write};
 use crate::workers::Turn;
 
 use super::apply;
+use super::privileges::Dropped;
 
 /// Written in one transaction, at most.
 const PIECE_BYTES: usize = 1 << 20;
@@ -45,17 +45,16 @@ struct ReadThen {
 }
 
 impl FileSystem {
-    /// Opens an inode; with `truncate`, its content goes. It stays, even without names, until the handle is released.
+    /// Opens an inode; with `truncate`, its content goes on behalf of that caller. The inode stays, even
+    /// without names, until the handle is released.
     ///
     /// # Errors
     /// [`Stale`](ErrorKind::Stale), and those of [`setattr`](Self::setattr).
-    pub fn open(&self, ino: Ino, truncate: bool) -> Result<Handle> {
+    pub fn open(&self, ino: Ino, truncate: Option<Caller>) -> Result<Handle> {
         self.enter(Op::Open)?;
         let inode = self.inode_of(ino)?;
-        if truncate && inode.kind == FileKind::File {
-            let set = SetAttr { size: Some(0), ..SetAttr::default() };
-            // The handle is root's: whoever opens for writing has been checked, and set-user-id is theirs to clear.
-            self.setattr(ino, &set, Caller { uid: 0, gid: 0 })?;
+        if let Some(caller) = truncate.filter(|_| inode.kind == FileKind::File) {
+            self.truncate_on_open(ino, caller)?;
         }
         Ok(self.add_open(&inode))
     }
@@ -254,25 +253,9 @@ impl FileSystem {
             return failed.map(|()| 0).map_err(Error::from);
         }
         self.lost().replaced(inode.number, at..at + written);
-        apply(|| self.content_changed(&tx, inode, how.clear_suid))?;
+        let dropped = Dropped { set_id: how.clear_suid, capability: how.clear_capability };
+        apply(|| self.content_changed(&tx, inode, dropped))?;
         Ok(written as usize)
-    }
-
-    /// Content was changed: sets times, and takes set-user-id away if whoever did it may not keep that. The caller has the turn.
-    pub(super) fn content_changed(
-        &self,
-        tx: &Transaction<'_>,
-        inode: &Inode,
-        clear_suid: bool,
-    ) -> Result<()> {
-        let now = self.now();
-        match clear_suid && inode.known().meta.mode & (SUID | SGID) != 0 {
-            true => self.change(tx, inode, |meta| {
-                meta.clear_suid();
-                meta.changed(now);
-            }),
-            false => self.touch(tx, inode, |meta| meta.changed(now)),
-        }
     }
 
     /// Returns once the inode's content and attributes are durable, and all names of the file system with them. `data_only` may

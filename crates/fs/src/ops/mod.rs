@@ -10,6 +10,7 @@ mod attr;
 pub(crate) mod dir;
 mod file;
 mod names;
+pub(crate) mod privileges;
 mod range;
 mod remove;
 mod rename;

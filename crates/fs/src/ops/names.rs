@@ -120,22 +120,13 @@ impl FileSystem {
         Ok(inode.into_entry(parent.number, name))
     }
 
-    /// The file that a name leads to, if somebody has it open.
+    /// What a name leads to, without counting a lookup.
     ///
     /// # Errors
-    /// Why it cannot be found.
-    pub fn open_file(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+    /// As [`lookup`](Self::lookup), but for a name that is not there.
+    pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         let parent = self.directory_of(parent)?;
-        let child = self.resolve(&parent, name)?;
-        Ok(child.filter(|child| is_open_file(child)).map(|child| self.ino(child.number)))
-    }
-
-    /// Whether the inode is a file that somebody has open.
-    ///
-    /// # Errors
-    /// [`Stale`](ErrorKind::Stale).
-    pub fn is_open_file(&self, ino: Ino) -> Result<bool> {
-        Ok(is_open_file(&*self.inode_of(ino)?))
+        Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
     }
 
     /// The inode that a name leads to, if there is one.
@@ -275,10 +266,6 @@ impl FileSystem {
         }
         meta
     }
-}
-
-fn is_open_file(inode: &Inode) -> bool {
-    inode.kind == FileKind::File && inode.known().opens > 0
 }
 
 /// The path of a new symlink.

@@ -10,6 +10,7 @@ use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
 use super::apply;
 use super::file::{check_end, warm};
+use super::privileges::Dropped;
 
 /// Copied at once.
 const COPY_BYTES: usize = 1 << 20;
@@ -21,6 +22,11 @@ struct Range<'a> {
     offset: u64,
     end: u64,
     caller: Caller,
+}
+
+/// What a change by `caller` takes away from the file.
+fn dropped(caller: Caller) -> Dropped {
+    Dropped { set_id: (caller.uid != 0).then_some(caller), capability: true }
 }
 
 impl FileSystem {
@@ -89,10 +95,10 @@ impl FileSystem {
         let _turn = inode.turn()?;
         // The first change may say that it would wait; what follows may wait.
         if keep_size || end <= object.size() {
-            return self.content_changed(&tx, inode, caller.uid != 0);
+            return self.content_changed(&tx, inode, dropped(caller));
         }
         object.truncate(&tx, end)?;
-        apply(|| self.content_changed(&tx, inode, caller.uid != 0))
+        apply(|| self.content_changed(&tx, inode, dropped(caller)))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
@@ -105,7 +111,7 @@ impl FileSystem {
         let _turn = inode.turn()?;
         object.punch(&tx, offset, end - offset)?;
         self.lost().replaced(inode.number, offset..end);
-        apply(|| self.content_changed(&tx, inode, caller.uid != 0))
+        apply(|| self.content_changed(&tx, inode, dropped(caller)))
     }
 
     /// The first offset from `offset` on that has data, or that has none.
@@ -148,7 +154,8 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::Invalid, "the ranges overlap"));
         }
         self.check_writable()?;
-        let how = Write { clear_suid: caller.uid != 0, ..Write::default() };
+        let clear_suid = (caller.uid != 0).then_some(caller);
+        let how = Write { clear_suid, clear_capability: true, append: false };
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;
         while done < len {

@@ -1,5 +1,7 @@
 //! Extended attributes.
 
+use forebay_pool::Transaction;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{NAME_MAX, NAMES_MAX, VALUE_MAX};
@@ -112,19 +114,34 @@ impl FileSystem {
         let _turn = inode.turn()?;
         let mut items = self.extras(inode)?;
         edit(&mut items)?;
-        apply(|| {
-            let before = inode.meta().extras;
-            let placed = extras::place(self.dataset(), &tx, extras::encode(&items)?)?;
-            let now = self.now();
-            let changed = self.change(&tx, inode, |meta| {
-                meta.extras = placed.clone();
-                meta.ctime = now;
-            });
-            match changed {
-                Ok(()) => extras::discard(self.dataset(), &tx, &before),
-                Err(error) => extras::discard(self.dataset(), &tx, &placed).and(Err(error)),
-            }
-        })
+        apply(|| self.place_extras(&tx, inode, &items))
+    }
+
+    /// Edits the extras in a transaction that has begun. The caller has the inode's lock.
+    pub(super) fn replace_extras(
+        &self,
+        tx: &Transaction<'_>,
+        inode: &Inode,
+        edit: impl FnOnce(&mut Vec<Item>) -> Result<()>,
+    ) -> Result<()> {
+        let mut items = self.extras(inode)?;
+        edit(&mut items)?;
+        self.place_extras(tx, inode, &items)
+    }
+
+    fn place_extras(&self, tx: &Transaction<'_>, inode: &Inode, items: &[Item]) -> Result<()> {
+        let before = inode.meta().extras;
+        let placed = extras::place(self.dataset(), tx, extras::encode(items)?)?;
+        let now = self.now();
+        let changed = self.change(tx, inode, |meta| {
+            meta.extras = placed.clone();
+            meta.ctime = now;
+        });
+        inode.known().capability = None;
+        match changed {
+            Ok(()) => extras::discard(self.dataset(), tx, &before),
+            Err(error) => extras::discard(self.dataset(), tx, &placed).and(Err(error)),
+        }
     }
 }
 

@@ -155,7 +155,7 @@ fn owners_and_modes_follow_the_rules() {
     let dir = mkdir(&fs, ROOT, b"dir");
     let set = SetAttr { mode: Some(0o2775), gid: Some(77), ..SetAttr::default() };
     fs.setattr(dir, &set, ME).unwrap();
-    let them = Caller { uid: 5, gid: 6 };
+    let them = Caller { uid: 5, gid: 6, pid: 0 };
     let (entry, handle) = fs.create(dir, b"file", 0o6755, them).unwrap();
     assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode), (5, 77, 0o4755));
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -167,7 +167,7 @@ fn owners_and_modes_follow_the_rules() {
     assert_eq!((after.mode, after.size), (0o755, 10));
     assert!(after.mtime > before.mtime && after.ctime > before.ctime);
     fs.setattr(ino, &SetAttr { mode: Some(0o6711), ..SetAttr::default() }, ME).unwrap();
-    let how = forebay_fs::Write { clear_suid: true, ..Default::default() };
+    let how = forebay_fs::Write { clear_suid: Some(them), ..Default::default() };
     fs.write(ino, handle, 0, b"x", how).unwrap();
     assert_eq!(fs.getattr(ino).unwrap().mode, 0o711);
     unmount(fs);
@@ -363,10 +363,10 @@ fn set_user_id_goes_when_somebody_else_changes_content() {
         FallocateMode::Allocate { keep_size: true },
     ];
     let mut end = 40_000;
-    for (mode, left) in [(0o6755, 0o755), (0o6744, 0o2744)] {
-        for uid in [0, 7] {
-            let caller = Caller { uid, gid: 7 };
-            let left = if uid == 0 { mode } else { left };
+    // By root, by a member of the file's group, and by somebody else.
+    for (mode, left) in [(0o6755, [0o6755, 0o755, 0o755]), (0o6744, [0o6744, 0o2744, 0o744])] {
+        for ((uid, gid), left) in [(0, 7), (7, 0), (7, 7)].into_iter().zip(left) {
+            let caller = Caller { uid, gid, pid: 0 };
             let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
             for how in modes {
                 fs.setattr(ino, &set, ME).unwrap();

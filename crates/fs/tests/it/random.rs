@@ -209,7 +209,7 @@ impl Work {
             self.fs.release(handle);
         } else {
             let node = pick(&self.twin.alive(|_| true), b);
-            self.open.push((node, self.fs.open(self.ino(node), false).unwrap()));
+            self.open.push((node, self.fs.open(self.ino(node), None).unwrap()));
         }
     }
 

@@ -8,7 +8,7 @@ use crate::transport;
 use crate::transport::{Attributes, Kind, SetAttributes, Usage};
 
 pub(super) fn caller(caller: transport::Caller) -> Caller {
-    Caller { uid: caller.uid, gid: caller.gid }
+    Caller { uid: caller.uid, gid: caller.gid, pid: caller.pid }
 }
 
 pub(super) fn kind(kind: FileKind) -> Kind {

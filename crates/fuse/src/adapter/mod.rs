@@ -6,23 +6,27 @@
 //! 2. What would have to wait has changed nothing. Reads go on with their I/O ([`FileSystem::read_then`]); everything else is
 //!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait. Of data of writes so much
 //!    waits there at a time; what comes then waits where it was taken, and with it the kernel.
-//! 3. `fsync` always waits. It is executed where it was taken while at most half of the transport's threads do that, since handing it to
+//! 3. A seek for data or holes in a file that is open for writing waits until the kernel has written what
+//!    it holds of the file, on the thread that is there for that. So does, under the kernel's cache, a
+//!    rename or a link of such a file.
+//! 4. `fsync` always waits, and so does a write that has to be durable (`O_DSYNC` and its like). It is executed where it was taken while at most half of the transport's threads do that, since handing it to
 //!    another thread costs a good part of what it takes; else it goes to such a thread at once.
-//!
-//! 4. A rename or a link of an open file waits under the kernel's cache until the kernel has written what
-//!    it holds of the file, on the thread that is there for that.
 //!
 //! # Locking
 //!
-//! `mount-failure` (the last failure, as text), `mount-write-back` (what waits for the kernel to write) and `mount-forget` (sleep of the thread that has the kernel forget); nothing is done under them.
+//! `mount-failure` (the last failure, as text), `mount-forget` (sleep of the thread that has the kernel
+//! forget), `mount-write-back` (what waits for the kernel to write) and `mount-writers` (files open for
+//! writing); nothing is done under them.
 //!
 //! # What it does not do
 //!
 //! It checks no permissions: the kernel does, from the attributes it is given. It decides nothing about files.
 
+mod client;
 mod convert;
 mod copies;
 mod forget;
+mod handles;
 mod in_place;
 mod ordered;
 mod serve;
@@ -35,6 +39,7 @@ use forebay_fs::{Error, ErrorKind, FileSystem};
 
 use self::copies::Copies;
 use self::forget::Forgetting;
+use self::handles::Writers;
 use self::in_place::InPlace;
 use self::write_back::WriteBack;
 use crate::counters::{MountCounters, Op, Tally};
@@ -56,8 +61,9 @@ pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<M
     let waits = InPlace::among(options.clamped().threads);
     let copies = Copies::default();
     let forgetting = Forgetting::default();
-    let write_back = WriteBack::default();
-    let server = |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies, write_back };
+    let (writers, write_back) = (Writers::default(), WriteBack::default());
+    let server =
+        |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies, writers, write_back };
     mount::serve(server, at, options)
 }
 
@@ -69,6 +75,7 @@ struct Adapter {
     forgetting: Forgetting,
     waits: InPlace,
     copies: Copies,
+    writers: Writers,
     write_back: WriteBack,
 }
 

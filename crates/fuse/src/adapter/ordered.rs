@@ -9,6 +9,7 @@ use forebay_fs::{Error, FileSystem, Ino};
 use forebay_pool::without_waiting;
 
 use super::Adapter;
+use super::handles::Writers;
 use crate::counters::{Op, Tally};
 
 /// Files that get another name.
@@ -19,24 +20,27 @@ pub(super) enum Renamed {
 }
 
 impl Renamed {
-    /// Those that are open.
-    fn open(&self, fs: &FileSystem) -> Result<Vec<u64>, Error> {
-        match self {
-            Self::Inode(ino) => {
-                Ok(fs.is_open_file(Ino(*ino))?.then_some(*ino).into_iter().collect())
-            }
+    /// Those that are open for writing.
+    fn open(&self, fs: &FileSystem, writers: &Writers) -> Result<Vec<u64>, Error> {
+        let mut files = match self {
+            Self::Inode(ino) => vec![*ino],
             Self::Names(names) => {
-                let open = names.iter().map(|(parent, name)| fs.open_file(Ino(*parent), name));
-                open.filter_map(|found| found.map(|ino| ino.map(|ino| ino.0)).transpose()).collect()
+                let mut files = Vec::new();
+                for (parent, name) in names {
+                    files.extend(fs.peek(Ino(*parent), name)?.map(|ino| ino.0));
+                }
+                files
             }
-        }
+        };
+        files.retain(|ino| writers.has(*ino));
+        Ok(files)
     }
 }
 
 impl Adapter {
     /// Whether the kernel may hold content of these files.
     pub(super) fn is_held_back(&self, files: &Renamed) -> bool {
-        let open = without_waiting(|| files.open(&self.fs));
+        let open = without_waiting(|| files.open(&self.fs, &self.writers));
         !open.is_ok_and(|open| open.is_empty())
     }
 
@@ -47,10 +51,11 @@ impl Adapter {
         files: Renamed,
         job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static,
     ) {
+        let writers = self.writers.clone();
         let (write_back, tally) = (self.write_back.clone(), self.tally.clone());
         self.later(op, move |fs, _| {
             // Whoever does the job says what is wrong with the names.
-            let open = files.open(fs).unwrap_or_default();
+            let open = files.open(fs, &writers).unwrap_or_default();
             let Some((last, others)) = open.split_last() else { return job(fs, &tally) };
             // One after the other, on one thread.
             others.iter().for_each(|ino| write_back.then(*ino, Box::new(|| {})));

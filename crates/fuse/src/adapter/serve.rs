@@ -1,16 +1,17 @@
 //! Requests, one after the other.
 
 use forebay_base::sync::Arc;
-use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, SetAttr, Write};
+use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
 use forebay_pool::without_waiting;
 
+use super::client::Client;
 use super::ordered::Renamed;
-use super::{Adapter, convert, finish, number, waits};
+use super::{Adapter, convert, finish, handles, number, waits};
 use crate::counters::{Op, Tally};
 use crate::transport::{
-    self, Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer,
-    FolderEntry, Found, Kernel, Opened, Position, Server, SetAttributes, SizedAnswer, Usage,
-    Written,
+    self, Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, Durable,
+    FolderAnswer, FolderEntry, Found, Kernel, OpenHow, Opened, Position, Server, SetAttributes,
+    SizedAnswer, Usage, Written,
 };
 
 /// Bytes that one request copies at most.
@@ -44,20 +45,12 @@ macro_rules! answer {
     };
 }
 
-/// Opens a file. One who is not root and truncates loses its set-user-id bits; the transport does not say so, and a change of the size
-/// on behalf of the caller does it.
-fn open(fs: &FileSystem, caller: Caller, ino: Ino, truncate: bool) -> Result<Handle, Error> {
-    if !truncate || caller.uid == 0 {
-        return fs.open(ino, truncate);
-    }
-    let handle = fs.open(ino, false)?;
-    let set = SetAttr { size: Some(0), ..SetAttr::default() };
-    match fs.setattr(ino, &set, convert::caller(caller)) {
-        Ok(_) => Ok(handle),
-        Err(error) => {
-            fs.release(handle);
-            Err(error)
-        }
+/// Makes a change of that inode as durable as it has to be; then it is answered with `value`.
+fn made_durable<T>(fs: &FileSystem, ino: u64, durable: Durable, value: T) -> Result<T, Error> {
+    match durable {
+        Durable::No => Ok(value),
+        Durable::Data => fs.fsync(Ino(ino), true).map(|()| value),
+        Durable::All => fs.fsync(Ino(ino), false).map(|()| value),
     }
 }
 
@@ -142,7 +135,7 @@ impl Adapter {
             Ok(data) => answer.data(data),
             Err(error) => answer.error(number(&tally, &error)),
         };
-        self.fs.read_then(Ino(ino), Handle(handle), offset, len as usize, Box::new(done));
+        self.fs.read_then(Ino(ino), handles::handle(handle), offset, len as usize, Box::new(done));
     }
 }
 
@@ -223,14 +216,17 @@ impl Server for Adapter {
         parent: u64,
         name: &[u8],
         mode: u16,
+        how: OpenHow,
         answer: impl Answer<Created>,
     ) {
         let (caller, cached) = (convert::caller(caller), self.kernel_cache);
+        let writers = self.writers.clone();
         answer!(self, Op::Create, answer, [name], |fs| fs
             .create(Ino(parent), name, mode, caller)
-            .map(|(entry, handle)| Created {
-                attributes: convert::attributes(&entry.attr),
-                opened: Opened { handle: handle.0, cached },
+            .map(|(entry, handle)| {
+                writers.opened(entry.attr.ino.0, how);
+                let opened = Opened { handle: handles::pack(handle, how), cached };
+                Created { attributes: convert::attributes(&entry.attr), opened }
             }));
     }
 
@@ -279,21 +275,28 @@ impl Server for Adapter {
         answer!(self, Op::Rename, answer, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
-    fn open(&self, caller: Caller, ino: u64, truncate: bool, answer: impl Answer<Opened>) {
+    fn open(&self, caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>) {
         let cached = self.kernel_cache;
-        answer!(self, Op::Open, answer, [], |fs| open(fs, caller, Ino(ino), truncate)
-            .map(|handle| Opened { handle: handle.0, cached }));
+        let truncate = how.truncate.then(|| convert::caller(caller));
+        let writers = self.writers.clone();
+        answer!(self, Op::Open, answer, [], |fs| fs.open(Ino(ino), truncate).map(|handle| {
+            writers.opened(ino, how);
+            Opened { handle: handles::pack(handle, how), cached }
+        }));
     }
 
-    fn release(&self, _ino: u64, handle: u64, answer: impl Answer<()>) {
-        self.fs.release(Handle(handle));
+    fn release(&self, ino: u64, handle: u64, answer: impl Answer<()>) {
+        if handles::writes(handle) {
+            self.writers.released(ino);
+        }
+        self.fs.release(handles::handle(handle));
         answer.ok(());
     }
 
     fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, answer: impl DataAnswer) {
         let mut answer = Some(answer);
         let result = without_waiting(|| {
-            self.fs.read(Ino(ino), Handle(handle), offset, len as usize, &mut |data| {
+            self.fs.read(Ino(ino), handles::handle(handle), offset, len as usize, &mut |data| {
                 if let Some(answer) = answer.take() {
                     answer.data(data);
                 }
@@ -312,23 +315,38 @@ impl Server for Adapter {
 
     fn write(&self, ino: u64, handle: u64, content: Content<'_>, answer: impl Answer<Written>) {
         // The kernel has placed what is appended, and lets one appending writer in at a time.
-        let how = Write { append: false, clear_suid: content.drops_privileges };
+        let how = Write {
+            append: false,
+            clear_suid: content.drops_privileges.map(convert::caller),
+            clear_capability: !content.held_back,
+        };
+        let (offset, durable) = (content.offset, content.durable);
         let write = move |fs: &FileSystem, data: &[u8]| {
             let written = match content.held_back {
-                true => fs.write_back(Ino(ino), Handle(handle), content.offset, data, how),
-                false => fs.write(Ino(ino), Handle(handle), content.offset, data, how),
+                true => fs.write_back(Ino(ino), handles::handle(handle), offset, data, how),
+                false => fs.write(Ino(ino), handles::handle(handle), offset, data, how),
             };
             written.map(|bytes| Written(bytes as u32))
         };
+        let end = move |fs: &FileSystem, tally: &Tally, result: Result<Written, Error>| {
+            let result = result.and_then(|written| made_durable(fs, ino, durable, written));
+            finish(tally, answer, result);
+        };
         let result = without_waiting(|| write(&self.fs, content.data));
-        if !waits(&result) {
-            return finish(&self.tally, answer, result);
-        }
-        match self.copies.of(content.data) {
-            Some(copied) => self.later(Op::Write, move |fs, tally| {
-                finish(tally, answer, write(fs, &copied.data));
-            }),
-            None => finish(&self.tally, answer, write(&self.fs, content.data)),
+        match (result, durable) {
+            (result, Durable::No) if !waits(&result) => end(&self.fs, &self.tally, result),
+            // It waits as an fsync does, and shares its batches.
+            (result, _) if !waits(&result) => {
+                self.waiting(Op::Write, move |fs, tally| end(fs, tally, result));
+            }
+            _ => match self.copies.of(content.data) {
+                Some(copied) => self.later(Op::Write, move |fs, tally| {
+                    let result = write(fs, &copied.data);
+                    drop(copied);
+                    end(fs, tally, result);
+                }),
+                None => end(&self.fs, &self.tally, write(&self.fs, content.data)),
+            },
         }
     }
 
@@ -405,15 +423,18 @@ impl Server for Adapter {
         answer: impl Answer<()>,
     ) {
         let Some(mode) = convert::fallocate(mode) else { return answer.error(libc::EOPNOTSUPP) };
-        let (offset, len) = range;
-        answer!(self, Op::Fallocate, answer, [], |fs| fs.fallocate(
-            Ino(ino),
-            Handle(handle),
-            offset,
-            len,
-            mode,
-            convert::caller(caller)
-        ));
+        let ((offset, len), caller) = (range, convert::caller(caller));
+        let durable = handles::durable(handle);
+        let allocate = move |fs: &FileSystem| {
+            fs.fallocate(Ino(ino), handles::handle(handle), offset, len, mode, caller)
+        };
+        if durable == Durable::No {
+            return answer!(self, Op::Fallocate, answer, [], |fs| allocate(fs));
+        }
+        self.later(Op::Fallocate, move |fs, tally| {
+            let done = allocate(fs).and_then(|()| made_durable(fs, ino, durable, ()));
+            finish(tally, answer, done);
+        });
     }
 
     fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, answer: impl Answer<Position>) {
@@ -422,15 +443,20 @@ impl Server for Adapter {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return answer.error(libc::EINVAL),
         };
-        answer!(self, Op::Seek, answer, [], |fs| fs
-            .seek(Ino(ino), Handle(handle), offset, what)
-            .map(Position));
+        let seek = move |fs: &FileSystem| {
+            fs.seek(Ino(ino), handles::handle(handle), offset, what).map(Position)
+        };
+        if !self.writers.has(ino) {
+            return answer!(self, Op::Seek, answer, [], |fs| seek(fs));
+        }
+        let (fs, tally) = (self.fs.clone(), self.tally.clone());
+        self.write_back.then(ino, Box::new(move || finish(&tally, answer, seek(&fs))));
     }
 
     fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>) {
         // Nobody can interrupt it: so much at a time, and the system asks on. It reads and writes, so it is not for this thread.
-        let CopyRange { from, from_offset, to, to_offset, len } = range;
-        let len = len.min(COPY_BYTES);
+        let CopyRange { from, from_offset, to, to_handle, to_offset, len } = range;
+        let (len, durable) = (len.min(COPY_BYTES), handles::durable(to_handle));
         self.later(Op::Copy, move |fs, tally| {
             let copied = fs.copy_range(
                 Ino(from),
@@ -440,16 +466,21 @@ impl Server for Adapter {
                 len,
                 convert::caller(caller),
             );
-            finish(tally, answer, copied.map(|bytes| Written(bytes as u32)));
+            let copied =
+                copied.and_then(|bytes| made_durable(fs, to, durable, Written(bytes as u32)));
+            finish(tally, answer, copied);
         });
     }
 
     fn started(&self, kernel: Arc<dyn Kernel>) {
         self.write_back.start(kernel.clone());
+        self.fs.set_client(Some(Arc::new(Client(kernel.clone()))));
         self.forgetting.start(self.fs.clone(), self.tally.clone(), kernel);
     }
 
     fn ended(&self) {
+        // It holds the connection, which has to end.
+        self.fs.set_client(None);
         self.write_back.end();
         self.forgetting.end();
     }

@@ -34,6 +34,8 @@ pub(crate) const ROOT: u64 = 1;
 pub(crate) struct Caller {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// Their process, 0 if the kernel does not say.
+    pub(crate) pid: u32,
 }
 
 /// A time: seconds since 1970, perhaps negative, and nanoseconds onwards from there.
@@ -173,10 +175,31 @@ pub(crate) struct FolderEntry<'a> {
 pub(crate) struct Content<'a> {
     pub(crate) offset: u64,
     pub(crate) data: &'a [u8],
-    /// The writer may not keep set-user-id and set-group-id bits.
-    pub(crate) drops_privileges: bool,
+    /// The writer, if it may not keep set-user-id and set-group-id bits.
+    pub(crate) drops_privileges: Option<Caller>,
     /// The kernel held the content back: its writer is not told when this is answered.
     pub(crate) held_back: bool,
+    /// What has to be durable before this is answered.
+    pub(crate) durable: Durable,
+}
+
+/// What has to be durable before a change is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durable {
+    /// Nothing.
+    No,
+    /// The content (`O_DSYNC`, `RWF_DSYNC`).
+    Data,
+    /// The content and all attributes (`O_SYNC`, `RWF_SYNC`).
+    All,
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenHow {
+    pub(crate) truncate: bool,
+    pub(crate) writes: bool,
+    pub(crate) durable: Durable,
 }
 
 /// A range to copy between files.
@@ -185,6 +208,7 @@ pub(crate) struct CopyRange {
     pub(crate) from: u64,
     pub(crate) from_offset: u64,
     pub(crate) to: u64,
+    pub(crate) to_handle: u64,
     pub(crate) to_offset: u64,
     pub(crate) len: u64,
 }
@@ -224,6 +248,8 @@ pub(crate) trait Kernel: Send + Sync + 'static {
     /// Has the kernel forget the name, and with it what it leads to, if nobody uses it. May wait for requests: never to be called by a server's
     /// method. Says whether the kernel still listens.
     fn forget_name(&self, parent: u64, name: &[u8]) -> bool;
+    /// Has the kernel ask for attributes of the inode before it shows them again. Waits for nothing.
+    fn forget_attributes(&self, ino: u64);
     /// Has the kernel write what it holds of the inode's content; returns when that is done. Waits for
     /// requests: never to be called by a server's method.
     fn write_back(&self, ino: u64);
@@ -256,6 +282,7 @@ pub(crate) trait Server: Send + Sync + 'static {
         parent: u64,
         name: &[u8],
         mode: u16,
+        how: OpenHow,
         answer: impl Answer<Created>,
     );
     fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>);
@@ -263,7 +290,7 @@ pub(crate) trait Server: Send + Sync + 'static {
     fn rmdir(&self, parent: u64, name: &[u8], answer: impl Answer<()>);
     /// `flags` as `renameat2` has them.
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>);
-    fn open(&self, caller: Caller, ino: u64, truncate: bool, answer: impl Answer<Opened>);
+    fn open(&self, caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>);
     fn release(&self, ino: u64, handle: u64, answer: impl Answer<()>);
     fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, answer: impl DataAnswer);
     fn write(&self, ino: u64, handle: u64, content: Content<'_>, answer: impl Answer<Written>);

@@ -8,8 +8,9 @@
 //! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`convert::time_of`] undoes that.
 //! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to. So for an entry without attributes the
 //!    kernel takes a reference that the server has not counted, and gives it back in a `forget` too many.
-//! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits (`FUSE_HANDLE_KILLPRIV_V2`); the server goes by the
-//!    caller instead. Writes do show it.
+//! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits
+//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server goes by the caller: everybody but user 0 drops them. Writes do
+//!    show it.
 //! 4. It answers `interrupt` with `ENOSYS`: a request that waits cannot be interrupted.
 //!
 //! # Locking
@@ -34,7 +35,9 @@ use fuser::{
 
 use self::answers::{FileOpened, FolderOpened, Names, NamesPlus};
 use self::convert::{kind_of_mode, permissions, set_time, time_of};
-use super::{Caller, Content, CopyRange, Kernel, Kind, NewNode, Server, SetAttributes};
+use super::{
+    Caller, Content, CopyRange, Durable, Kernel, Kind, NewNode, OpenHow, Server, SetAttributes,
+};
 use crate::counters::{MountCounters, Op, Tally};
 use crate::options::MountOptions;
 
@@ -83,6 +86,11 @@ impl Kernel for Connection {
         }
     }
 
+    fn forget_attributes(&self, ino: u64) {
+        // A negative offset: attributes alone. An error says that the kernel does not know the inode.
+        let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
+    }
+
     fn write_back(&self, ino: u64) {
         // Before it lets go of pages, the kernel writes those that are dirty, and waits for that. What
         // it could not write is reported by the next fsync, as ever.
@@ -124,8 +132,23 @@ fn wanted(options: &MountOptions) -> InitFlags {
     flags
 }
 
+/// What has to be durable before a write with these flags of an open is answered.
+fn durable(flags: i32) -> Durable {
+    // `O_SYNC` has the bit of `O_DSYNC` and one more.
+    match flags & libc::O_SYNC {
+        libc::O_SYNC => Durable::All,
+        libc::O_DSYNC => Durable::Data,
+        _ => Durable::No,
+    }
+}
+
+fn open_how(flags: i32) -> OpenHow {
+    let writes = matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
+    OpenHow { truncate: flags & libc::O_TRUNC != 0, writes, durable: durable(flags) }
+}
+
 fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid() }
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
 #[allow(clippy::too_many_arguments, reason = "the crate's trait has them")]
@@ -289,17 +312,17 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         name: &OsStr,
         mode: u32,
         _umask: u32,
-        _flags: i32,
+        flags: i32,
         reply: fuser::ReplyCreate,
     ) {
         self.count(Op::Create);
-        self.server.create(caller(request), parent.0, name.as_bytes(), permissions(mode), reply);
+        let (name, mode, how) = (name.as_bytes(), permissions(mode), open_how(flags));
+        self.server.create(caller(request), parent.0, name, mode, how, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: fuser::ReplyOpen) {
         self.count(Op::Open);
-        let truncate = flags.0 & libc::O_TRUNC != 0;
-        self.server.open(caller(request), ino.0, truncate, FileOpened(reply));
+        self.server.open(caller(request), ino.0, open_how(flags.0), FileOpened(reply));
     }
 
     fn release(
@@ -347,13 +370,13 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _owner: Option<LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
@@ -363,8 +386,11 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         let content = Content {
             offset,
             data,
-            drops_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+            drops_privileges: write_flags
+                .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
+                .then(|| caller(request)),
             held_back: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            durable: durable(flags.0),
         };
         self.server.write(ino.0, handle.0, content, reply);
     }
@@ -535,14 +561,15 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _from_handle: FileHandle,
         from_offset: u64,
         to: INodeNo,
-        _to_handle: FileHandle,
+        to_handle: FileHandle,
         to_offset: u64,
         len: u64,
         _flags: fuser::CopyFileRangeFlags,
         reply: fuser::ReplyWrite,
     ) {
         self.count(Op::Copy);
-        let range = CopyRange { from: from.0, from_offset, to: to.0, to_offset, len };
+        let (from, to, to_handle) = (from.0, to.0, to_handle.0);
+        let range = CopyRange { from, from_offset, to, to_handle, to_offset, len };
         self.server.copy(caller(request), range, reply);
     }
 

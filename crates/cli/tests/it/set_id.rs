@@ -1,0 +1,162 @@
+//! Set-user-id, set-group-id and file capabilities go when somebody changes a file who may not keep them.
+//! The table is what ext4 does.
+
+use std::ffi::CString;
+use std::fs;
+use std::io::Error;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
+use crate::place::{Place, fuse, mounted, root};
+
+const NOBODY: u32 = 65534;
+const BYTES: usize = 8192;
+const CAPABILITY: &std::ffi::CStr = c"security.capability";
+/// `cap_net_raw=ep`, as `setcap` writes it.
+const NET_RAW: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// What is done to a file by a name; 0 says that it worked. Runs between `fork` and `exec`, so it calls
+/// the system and nothing else.
+type Change = fn(&std::ffi::CStr, &std::ffi::CStr, &mut Aligned) -> i32;
+
+#[repr(align(4096))]
+struct Aligned([u8; BYTES]);
+
+fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
+    // SAFETY: the path is a string with its zero.
+    unsafe { libc::open(path.as_ptr(), flags) }
+}
+
+fn write(path: &std::ffi::CStr, flags: i32, buffer: &Aligned) -> i32 {
+    let file = open(path, libc::O_WRONLY | flags);
+    // SAFETY: the buffer has so many bytes.
+    i32::from(unsafe { libc::write(file, buffer.0.as_ptr().cast(), BYTES) } != BYTES as isize)
+}
+
+fn allocate(path: &std::ffi::CStr, mode: i32) -> i32 {
+    let file = open(path, libc::O_WRONLY);
+    // SAFETY: it takes numbers only.
+    unsafe { libc::fallocate(file, mode, 0, 3000) }
+}
+
+const CHANGES: [(&str, Change); 10] = [
+    ("write", |path, _, buffer| write(path, 0, buffer)),
+    ("direct write", |path, _, buffer| write(path, libc::O_DIRECT, buffer)),
+    ("append", |path, _, buffer| write(path, libc::O_APPEND, buffer)),
+    ("fallocate", |path, _, _| allocate(path, 0)),
+    ("punch", |path, _, _| allocate(path, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)),
+    ("zero range", |path, _, _| allocate(path, libc::FALLOC_FL_ZERO_RANGE)),
+    // SAFETY: the path is a string with its zero.
+    ("truncate", |path, _, _| unsafe { libc::truncate(path.as_ptr(), 7) }),
+    ("ftruncate", |path, _, _| {
+        let file = open(path, libc::O_WRONLY);
+        // SAFETY: it takes numbers only.
+        unsafe { libc::ftruncate(file, 7) }
+    }),
+    ("O_TRUNC", |path, _, _| i32::from(open(path, libc::O_WRONLY | libc::O_TRUNC) < 0)),
+    ("copy_file_range", |path, other, _| {
+        let (from, to) = (open(other, libc::O_RDONLY), open(path, libc::O_WRONLY));
+        let none = std::ptr::null_mut();
+        // SAFETY: without offsets it takes numbers only.
+        i32::from(unsafe { libc::copy_file_range(from, none, to, none, 100, 0) } != 100)
+    }),
+];
+
+/// Has a child do it as `nobody`, with `groups` beside its own.
+fn as_nobody(groups: &[u32], path: &Path, other: &Path, change: Change) {
+    let c = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
+    let (path, other, mut buffer) = (c(path), c(other), Box::new(Aligned([1; BYTES])));
+    // SAFETY: until it exits, the child calls the system only, and touches memory that is its own.
+    let done = unsafe {
+        match libc::fork() {
+            0 => {
+                let became = libc::setgroups(groups.len(), groups.as_ptr()) == 0
+                    && libc::setgid(NOBODY) == 0
+                    && libc::setuid(NOBODY) == 0;
+                let done = if became { change(&path, &other, &mut buffer) } else { 77 };
+                libc::_exit(done.abs());
+            }
+            child => {
+                let mut status = 0;
+                assert_eq!(
+                    libc::waitpid(child, &mut status, 0),
+                    child,
+                    "{}",
+                    Error::last_os_error()
+                );
+                status
+            }
+        }
+    };
+    assert_eq!(done, 0, "the child could not do it");
+}
+
+fn set_capability(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let (name, value) = (CAPABILITY.as_ptr(), NET_RAW.as_ptr().cast());
+    // SAFETY: strings with their zeros, and a value of that length.
+    let set = unsafe { libc::setxattr(path.as_ptr(), name, value, NET_RAW.len(), 0) };
+    assert_eq!(set, 0, "{}", Error::last_os_error());
+}
+
+fn has_capability(path: &Path) -> bool {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: strings with their zeros; no value is written.
+    unsafe { libc::getxattr(path.as_ptr(), CAPABILITY.as_ptr(), std::ptr::null_mut(), 0) >= 0 }
+}
+
+#[test]
+fn set_id_bits_and_capabilities_do_not_survive_a_change() {
+    if !fuse() || !root() {
+        return;
+    }
+    for mode in [&[][..], &["--kernel-cache"]] {
+        let place = Place::new();
+        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+        place.pool("tank.img");
+        let at = place.folder("at");
+        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let (file, other) = (at.join("file"), at.join("other"));
+        fs::write(&other, [3; BYTES]).unwrap();
+        let fresh = |bits: u32| {
+            let _ = fs::remove_file(&file);
+            fs::write(&file, [2; BYTES]).unwrap();
+            set_capability(&file);
+            // Last: setting attributes of any kind may clear them.
+            fs::set_permissions(&file, fs::Permissions::from_mode(bits)).unwrap();
+            assert_eq!(bits_of(&file), bits);
+        };
+        for (what, change) in CHANGES {
+            for (groups, before, after) in [
+                (&[][..], 0o6777, 0o777),
+                (&[], 0o2777, 0o777),
+                (&[], 0o6666, 0o666),
+                // A mark for locking, which a member of the group may keep.
+                (&[0], 0o6666, 0o2666),
+            ] {
+                fresh(before);
+                as_nobody(groups, &file, &other, change);
+                let told = format!("{what} {mode:?}: {before:o}, groups {groups:?}");
+                assert_eq!(format!("{:o}", bits_of(&file)), format!("{after:o}"), "{told}");
+                assert!(!has_capability(&file), "{told}: capabilities");
+            }
+        }
+        for (before, after) in [(0o6777, 0o777), (0o6666, 0o2666)] {
+            fresh(before);
+            chown(&file, Some(1), Some(1)).unwrap();
+            assert_eq!(bits_of(&file), after, "chown {mode:?}");
+            assert!(!has_capability(&file), "chown {mode:?}: capabilities");
+        }
+        // Root keeps the bits, and nobody keeps capabilities.
+        fresh(0o6777);
+        fs::write(&other, [4; BYTES]).unwrap();
+        fs::File::options().write(true).open(&file).unwrap().set_len(5).unwrap();
+        assert_eq!(bits_of(&file), 0o6777);
+        assert!(!has_capability(&file));
+    }
+}
+
+fn bits_of(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}

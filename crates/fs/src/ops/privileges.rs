@@ -1,0 +1,118 @@
+//! Set-user-id, set-group-id and file capabilities, which a change of content takes away.
+//!
+//! A kernel that caches attributes learns of it by the [`Client`]: the answer to a write has no attributes
+//! in it.
+
+use forebay_base::sync::Arc;
+use forebay_pool::Transaction;
+
+use crate::attrs::{SGID, SUID};
+use crate::error::Result;
+use crate::extras::{self, Extras, Item};
+use crate::fs::FileSystem;
+use crate::inode::Inode;
+use crate::types::{Caller, Ino};
+
+/// The extended attribute that holds file capabilities.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// What a writer takes away from the file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Dropped {
+    /// Set-user-id and set-group-id, if whoever writes may not keep them.
+    pub(crate) set_id: Option<Caller>,
+    /// File capabilities.
+    pub(crate) capability: bool,
+}
+
+/// Who uses a file system on behalf of others: a mount.
+pub trait Client: Send + Sync {
+    /// An operation changed the inode's mode without returning its attributes: a write, `fallocate`,
+    /// `copy_range`, or an open that truncates. Called under the lock of the inode; it must not call the
+    /// file system.
+    fn mode_changed(&self, ino: Ino);
+
+    /// Whether the caller is in the group, perhaps by more than their process's own group.
+    fn is_member(&self, caller: Caller, gid: u32) -> bool;
+}
+
+impl FileSystem {
+    /// Sets who uses the file system on behalf of others; `None` ends that.
+    pub fn set_client(&self, client: Option<Arc<dyn Client>>) {
+        *self.client.lock() = client;
+    }
+
+    fn client(&self) -> Option<Arc<dyn Client>> {
+        self.client.lock().clone()
+    }
+
+    /// Tells the client that an inode's mode is another one.
+    pub(super) fn mode_changed(&self, inode: &Inode) {
+        if let Some(client) = self.client() {
+            client.mode_changed(self.ino(inode.number));
+        }
+    }
+
+    /// Whether the caller may keep the inode's mark for locking, see `Meta::clear_set_id`.
+    pub(super) fn keeps_group_mark(&self, inode: &Inode, caller: Caller) -> bool {
+        let (marked, gid) = {
+            let meta = &inode.known().meta;
+            (meta.has_group_mark(), meta.gid)
+        };
+        let is_member = || match self.client() {
+            Some(client) => client.is_member(caller, gid),
+            None => caller.gid == gid,
+        };
+        marked && (caller.uid == 0 || is_member())
+    }
+
+    /// Content was changed: sets times, and takes away what the writer may not keep. The caller has the
+    /// inode's lock.
+    pub(super) fn content_changed(
+        &self,
+        tx: &Transaction<'_>,
+        inode: &Inode,
+        dropped: Dropped,
+    ) -> Result<()> {
+        let now = self.now();
+        if dropped.capability && self.has_capability(inode)? {
+            self.replace_extras(tx, inode, |items| {
+                items.retain(|item| !is_capability(item));
+                Ok(())
+            })?;
+        }
+        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
+        let Some(caller) = dropped.set_id.filter(|_| has_set_id) else {
+            return self.touch(tx, inode, |meta| meta.changed(now));
+        };
+        let member = self.keeps_group_mark(inode, caller);
+        self.change(tx, inode, |meta| {
+            meta.clear_set_id(member);
+            meta.changed(now);
+        })?;
+        self.mode_changed(inode);
+        Ok(())
+    }
+
+    /// Whether it has file capabilities. Most inodes have no extended attributes at all.
+    fn has_capability(&self, inode: &Inode) -> Result<bool> {
+        let before = {
+            let known = inode.known();
+            match (&known.meta.extras, known.capability) {
+                (Extras::Inline(bytes), _) if bytes.is_empty() => return Ok(false),
+                (_, Some(has)) => return Ok(has),
+                (extras, None) => extras.clone(),
+            }
+        };
+        let has = extras::read(self.dataset(), &before)?.iter().any(is_capability);
+        let mut known = inode.known();
+        if known.meta.extras == before {
+            known.capability = Some(has);
+        }
+        Ok(has)
+    }
+}
+
+fn is_capability(item: &Item) -> bool {
+    item.is_xattr() && item.name == CAPABILITY
+}

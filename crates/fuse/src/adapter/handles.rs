@@ -1,0 +1,119 @@
+//! What a handle was opened for, kept in the number by which the kernel names it.
+//!
+//! The kernel repeats the flags of an open with some requests only: not with `fallocate`, not with
+//! `copy_file_range`. The upper bits of a handle's number hold what these need.
+
+use std::collections::HashMap;
+
+use forebay_base::sync::{Arc, Mutex};
+use forebay_fs::Handle;
+
+use crate::transport::{Durable, OpenHow};
+
+const WRITES: u64 = 1 << 63;
+const DATA: u64 = 1 << 62;
+const ALL: u64 = 1 << 61;
+
+/// The number of a handle for the kernel.
+pub(super) fn pack(handle: Handle, how: OpenHow) -> u64 {
+    debug_assert!(handle.0 & (WRITES | DATA | ALL) == 0, "a handle has 61 bits");
+    let durable = match how.durable {
+        Durable::No => 0,
+        Durable::Data => DATA,
+        Durable::All => ALL,
+    };
+    handle.0 | durable | if how.writes { WRITES } else { 0 }
+}
+
+/// The file system's handle.
+pub(super) fn handle(number: u64) -> Handle {
+    Handle(number & !(WRITES | DATA | ALL))
+}
+
+/// What has to be durable before a change through the handle is answered.
+pub(super) fn durable(number: u64) -> Durable {
+    match (number & ALL != 0, number & DATA != 0) {
+        (true, _) => Durable::All,
+        (false, true) => Durable::Data,
+        (false, false) => Durable::No,
+    }
+}
+
+/// Whether the handle can write.
+pub(super) fn writes(number: u64) -> bool {
+    number & WRITES != 0
+}
+
+/// Inodes that are open for writing: the kernel may have content of them that was not written yet, in
+/// pages of a mapping or held back for later.
+#[derive(Clone)]
+pub(super) struct Writers(Arc<[Mutex<HashMap<u64, u32>>]>);
+
+const SHARDS: u64 = 16;
+
+impl Default for Writers {
+    fn default() -> Self {
+        Self((0..SHARDS).map(|_| Mutex::named("mount-writers", HashMap::new())).collect())
+    }
+}
+
+impl Writers {
+    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, u32>> {
+        &self.0[(ino % SHARDS) as usize]
+    }
+
+    /// One more handle, if it writes.
+    pub(super) fn opened(&self, ino: u64, how: OpenHow) {
+        if !how.writes {
+            return;
+        }
+        *self.shard(ino).lock().entry(ino).or_default() += 1;
+    }
+
+    /// One handle less.
+    pub(super) fn released(&self, ino: u64) {
+        let mut inodes = self.shard(ino).lock();
+        if let Some(count) = inodes.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                inodes.remove(&ino);
+            }
+        }
+    }
+
+    /// Whether the inode is open for writing.
+    pub(super) fn has(&self, ino: u64) -> bool {
+        self.shard(ino).lock().contains_key(&ino)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_tell_what_a_handle_was_opened_for() {
+        for how in [Durable::No, Durable::Data, Durable::All] {
+            for writable in [false, true] {
+                let how = OpenHow { truncate: false, writes: writable, durable: how };
+                let number = pack(Handle(77), how);
+                assert_eq!((handle(number), writes(number)), (Handle(77), writable));
+                assert_eq!(durable(number), how.durable);
+            }
+        }
+    }
+
+    #[test]
+    fn writers_are_counted() {
+        let writers = Writers::default();
+        let how = |writes| OpenHow { truncate: false, writes, durable: Durable::No };
+        writers.opened(3, how(true));
+        writers.opened(3, how(true));
+        writers.opened(3, how(false));
+        writers.released(3);
+        assert!(writers.has(3) && !writers.has(4));
+        writers.released(3);
+        writers.released(3);
+        assert!(!writers.has(3));
+    }
+}
