@@ -233,7 +233,7 @@ impl IntentLog {
             };
             // After the records: an object is bound before the names are noted that it is bound for.
             let asked = objects.len();
-            self.objects.take_bound(&mut objects);
+            self.objects.take_bound(self.synced.load(Ordering::SeqCst), &mut objects);
             if objects.len() > asked {
                 objects.sort_unstable();
                 objects.dedup();

@@ -238,9 +238,10 @@ impl Objects {
         self.all_bound_txg.fetch_max(txg, Ordering::SeqCst);
     }
 
-    /// Adds the bound objects to `objects`; they are not bound any more.
-    pub(super) fn take_bound(&self, objects: &mut Vec<(u64, u64)>) {
-        let all = self.all_bound_txg.swap(0, Ordering::SeqCst) != 0;
+    /// Adds the bound objects to `objects`; they are not bound any more. What was bound up to group `synced` is durable.
+    pub(super) fn take_bound(&self, synced: u64, objects: &mut Vec<(u64, u64)>) {
+        let all = self.all_bound_txg.load(Ordering::SeqCst) != 0
+            && self.all_bound_txg.swap(0, Ordering::SeqCst) > synced;
         if !all && self.bound.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -280,8 +281,6 @@ impl Objects {
             });
             self.bound.fetch_add(bound.len() as u64, Ordering::SeqCst);
         }
-        let durable = |bound: u64| (bound <= txg).then_some(0);
-        let _ = self.all_bound_txg.fetch_update(Ordering::SeqCst, Ordering::SeqCst, durable);
     }
 }
 
