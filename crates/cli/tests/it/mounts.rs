@@ -231,6 +231,38 @@ fn files_with_new_names_keep_their_content_when_the_process_is_killed() {
     }
 }
 
+/// The kernel's write-back needs the threads that answer requests: more renames wait for it than there are.
+#[test]
+fn many_open_files_are_renamed_at_a_time() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.ok(&["create", "tank.img", "--size", "512M"]);
+    let at = place.folder("at");
+    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
+    let rename = |thread: u8| {
+        for round in 0..20 {
+            let (tmp, to) = (at.join(format!("tmp {thread}")), at.join(format!("{thread}")));
+            let mut file = fs::File::create(&tmp).unwrap();
+            file.write_all(&vec![round; 200_000]).unwrap();
+            fs::rename(&tmp, &to).unwrap();
+            assert_eq!(fs::read(&to).unwrap(), vec![round; 200_000]);
+            // Its content stays the file's, under the new name.
+            file.write_all(b"more").unwrap();
+            assert_eq!(fs::metadata(&to).unwrap().len(), 200_004);
+        }
+    };
+    std::thread::scope(|scope| {
+        let rename = &rename;
+        for thread in 0..24 {
+            scope.spawn(move || rename(thread));
+        }
+    });
+    place.ok(&["umount", "at"]);
+    place.ok(&["check", "tank.img"]);
+}
+
 #[test]
 fn a_lost_write_fails_each_fsync_until_it_is_made_good() {
     if !fuse() {
