@@ -10,6 +10,7 @@ use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
 use crate::inode::{Extent, Inode};
+use crate::lost::LostWrites;
 use crate::ops::privileges::Client;
 use crate::ops::{RETRIES_MAX, too_fast};
 use crate::options::{AtimeMode, FsOptions};
@@ -38,6 +39,7 @@ pub struct FileSystem {
     table: Table,
     pub(crate) workers: Workers,
     reclaim: Arc<Reclaim>,
+    lost: LostWrites,
     /// One at a time moves directories between directories: whoever does looks at all above them.
     pub(crate) moving: Mutex<()>,
     pub(crate) options: FsOptions,
@@ -159,6 +161,7 @@ impl FileSystem {
             table: Table::new(),
             workers: Workers::new(options.workers),
             reclaim: Reclaim::new(),
+            lost: LostWrites::new(),
             moving: Mutex::named("fs-moving", ()),
             atime: AtomicU8::new(encode_atime(options.atime, options.dir_atime)),
             options,
@@ -313,6 +316,10 @@ impl FileSystem {
 
     pub(crate) fn reclaim(&self) -> &Reclaim {
         &self.reclaim
+    }
+
+    pub(crate) fn lost(&self) -> &LostWrites {
+        &self.lost
     }
 
     pub(crate) fn counters(&self) -> &FsCounters {

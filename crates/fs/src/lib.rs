@@ -57,6 +57,7 @@ pub mod format;
 mod fs;
 mod inode;
 mod lock;
+mod lost;
 mod ops;
 mod options;
 mod reclaim;

@@ -374,8 +374,10 @@ impl FileSystem {
         };
         let destroyed =
             discarded.and_then(|()| gone_is_fine(self.dataset().destroy(tx, doomed.number)));
-        if destroyed.is_err() {
-            self.orphans().update(tx, name.as_bytes(), &[1])?;
+        match destroyed {
+            // Its number may be given to another inode.
+            Ok(()) => self.lost().replaced(doomed.number, 0..u64::MAX),
+            Err(_) => drop(self.orphans().update(tx, name.as_bytes(), &[1])?),
         }
         destroyed
     }

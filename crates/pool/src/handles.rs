@@ -259,6 +259,17 @@ impl Dataset {
         self.pool.fsync(&self.inner, number)
     }
 
+    /// From here on, no fsync makes names of this transaction, or of a later one, durable without the content
+    /// that object `number` has now. To be called before the names are changed. Costs nothing if that content is durable.
+    pub fn order_content(&self, tx: &Transaction<'_>, number: u64) {
+        self.log(tx, number, || Change::Bind);
+    }
+
+    /// The same for the content of all objects. The next fsync writes all that is not durable yet.
+    pub fn order_all_content(&self, tx: &Transaction<'_>) {
+        self.log(tx, 0, || Change::BindAll);
+    }
+
     /// Notes a change for the intent log.
     fn log<'c>(&self, tx: &Transaction<'_>, number: u64, change: impl FnOnce() -> Change<'c>) {
         if self.inner.logs() {

@@ -1,6 +1,7 @@
 //! Mounts: in the foreground and in the background, and every way in which they end.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
@@ -175,6 +176,119 @@ fn what_a_killed_process_leaves_is_cleared() {
     place.ok(&["umount", "at"]);
     let checked = place.ok(&["check", "tank.img"]);
     assert!(checked.contains("1 folders, 3 other files"), "{checked}");
+}
+
+/// Kills the process that serves `at`, and clears the mount.
+fn kill(place: &Place, at: &std::path::Path) {
+    let pid = place.processes()[0]["pid"].as_i64().unwrap() as i32;
+    signal(pid, libc::SIGKILL);
+    wait_until("the mount is dead", || {
+        let error = fs::metadata(at).err();
+        error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    });
+    place.ok(&["umount", "at"]);
+}
+
+#[test]
+fn files_with_new_names_keep_their_content_when_the_process_is_killed() {
+    if !fuse() {
+        return;
+    }
+    for (kernel_cache, open) in [(false, false), (false, true), (true, false), (true, true)] {
+        let place = Place::new();
+        place.pool("tank.img");
+        let at = place.folder("at");
+        let option = if kernel_cache { "--kernel-cache" } else { "--separate" };
+        let mount = ["mount", "tank.img", "at", "--daemon", "--memory", "192M", option];
+        place.ok(&mount);
+        fs::write(at.join("config"), b"old").unwrap();
+        fs::File::open(at.join("config")).unwrap().sync_all().unwrap();
+        let content = |n: u8| vec![n; 300_000];
+        let mut files = Vec::new();
+        for (n, name) in [(1, "tmp"), (2, "linked"), (3, "renamed")] {
+            let mut file = fs::File::create(at.join(name)).unwrap();
+            file.write_all(&content(n)).unwrap();
+            // Its pages may be in the kernel as long as it is open.
+            files.extend(open.then_some(file));
+        }
+        fs::rename(at.join("tmp"), at.join("config")).unwrap();
+        fs::hard_link(at.join("linked"), at.join("link")).unwrap();
+        fs::remove_file(at.join("linked")).unwrap();
+        fs::rename(at.join("renamed"), at.join("to")).unwrap();
+        let mut other = fs::File::create(at.join("other")).unwrap();
+        other.write_all(b"other").unwrap();
+        other.sync_all().unwrap();
+        kill(&place, &at);
+        drop((files, other));
+        place.ok(&mount);
+        for (n, name) in [(1, "config"), (2, "link"), (3, "to")] {
+            let found = fs::read(at.join(name)).unwrap();
+            let said = format!("{name}: {} bytes, kernel_cache {kernel_cache}", found.len());
+            assert!(found == content(n), "{said}, open {open}");
+        }
+        assert!(!at.join("linked").exists());
+        place.ok(&["umount", "at"]);
+    }
+}
+
+/// The kernel's write-back needs the threads that answer requests: more renames wait for it than there are.
+#[test]
+fn many_open_files_are_renamed_at_a_time() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.ok(&["create", "tank.img", "--size", "512M"]);
+    let at = place.folder("at");
+    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
+    let rename = |thread: u8| {
+        for round in 0..20 {
+            let (tmp, to) = (at.join(format!("tmp {thread}")), at.join(format!("{thread}")));
+            let mut file = fs::File::create(&tmp).unwrap();
+            file.write_all(&vec![round; 200_000]).unwrap();
+            fs::rename(&tmp, &to).unwrap();
+            assert_eq!(fs::read(&to).unwrap(), vec![round; 200_000]);
+            // Its content stays the file's, under the new name.
+            file.write_all(b"more").unwrap();
+            assert_eq!(fs::metadata(&to).unwrap().len(), 200_004);
+        }
+    };
+    std::thread::scope(|scope| {
+        let rename = &rename;
+        for thread in 0..24 {
+            scope.spawn(move || rename(thread));
+        }
+    });
+    place.ok(&["umount", "at"]);
+    place.ok(&["check", "tank.img"]);
+}
+
+#[test]
+fn a_lost_write_fails_each_fsync_until_it_is_made_good() {
+    if !fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.pool("tank.img");
+    let at = place.folder("at");
+    place.ok(&["mount", "tank.img", "at", "--daemon", "--memory", "192M", "--kernel-cache"]);
+    let mut file = fs::File::create(at.join("lost")).unwrap();
+    // More than the pool has. The kernel may say so in a write, or later.
+    let wrote = (0..100).try_for_each(|n| file.write_all(&vec![n; 1 << 20]));
+    let first = file.sync_all();
+    assert!(wrote.is_err() || first.is_err(), "all of it was written");
+    // The kernel reports what it learns itself, each once; then the file system is asked.
+    for _ in 0..10 {
+        file.sync_all().unwrap_err();
+    }
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(libc::EIO));
+    // Another one has lost nothing.
+    fs::File::open(&at).unwrap().sync_all().unwrap();
+    file.set_len(0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    place.ok(&["umount", "at"]);
 }
 
 #[test]

@@ -60,6 +60,7 @@ impl FileSystem {
             match set.size {
                 Some(size) => {
                     inode.file(self.dataset())?.truncate(&tx, size)?;
+                    self.lost().replaced(inode.number, size..u64::MAX);
                     apply(change)?;
                 }
                 None => change()?,

@@ -252,6 +252,7 @@ impl FileSystem {
         if written == 0 {
             return failed.map(|()| 0).map_err(Error::from);
         }
+        self.lost().replaced(inode.number, at..at + written);
         let dropped = Dropped { set_id: how.clear_suid, capability: how.clear_capability };
         apply(|| self.content_changed(&tx, inode, dropped))?;
         Ok(written as usize)
@@ -261,11 +262,13 @@ impl FileSystem {
     /// leave its times behind.
     ///
     /// # Errors
-    /// Why they are not.
+    /// Why they are not; [`Io`](ErrorKind::Io) also as long as something is missing that
+    /// [`write_back`](Self::write_back) has lost.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         self.enter(Op::Fsync)?;
         let inode = self.inode_of(ino)?;
         self.check_writable()?;
+        self.lost().check(inode.number)?;
         if !data_only {
             self.flush_times(&inode)?;
         }

@@ -101,6 +101,7 @@ impl FileSystem {
                 check_alive(&inode)?;
                 check_links(&inode)?;
                 let now = self.now();
+                self.order_content(&tx, &inode);
                 // First: once the link is made, nothing may fail any more.
                 self.touch(&tx, &parent, |meta| meta.changed(now))?;
                 let dirent = Dirent { number: inode.number, kind: inode.kind };
@@ -117,6 +118,15 @@ impl FileSystem {
             })?;
         }
         Ok(inode.into_entry(parent.number, name))
+    }
+
+    /// What a name leads to, without counting a lookup.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup), but for a name that is not there.
+    pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        let parent = self.directory_of(parent)?;
+        Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
     }
 
     /// The inode that a name leads to, if there is one.

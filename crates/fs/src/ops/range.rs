@@ -110,6 +110,7 @@ impl FileSystem {
         let tx = self.begin_freeing()?;
         let _turn = inode.turn()?;
         object.punch(&tx, offset, end - offset)?;
+        self.lost().replaced(inode.number, offset..end);
         apply(|| self.content_changed(&tx, inode, dropped(caller)))
     }
 

@@ -88,6 +88,16 @@ impl FileSystem {
         Err(too_fast())
     }
 
+    /// Before an inode gets another name: a crash leaves the new name only with the content that it had by then,
+    /// a directory with that of all files, since those below it are not known.
+    pub(super) fn order_content(&self, tx: &Transaction<'_>, inode: &Inode) {
+        match inode.kind {
+            FileKind::File => self.dataset().order_content(tx, inode.number),
+            FileKind::Directory => self.dataset().order_all_content(tx),
+            _ => {}
+        }
+    }
+
     /// Whether the names lead where they led when they were resolved.
     fn is_still_so(&self, rename: &Rename<'_>) -> Result<bool> {
         check_alive(rename.from)?;
@@ -163,6 +173,10 @@ impl FileSystem {
 
     fn rename_now(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
         let now = self.now();
+        self.order_content(tx, rename.source);
+        if let Some(exchanged) = rename.exchanged() {
+            self.order_content(tx, exchanged);
+        }
         self.swap_names(tx, rename)?;
         let mut told = Told { fs: self, tx, before: Vec::new() };
         let replaced = rename.target.filter(|_| rename.mode != RenameMode::Exchange);

@@ -12,7 +12,7 @@ use forebay_fs::{
 use forebay_io::Device;
 use forebay_io::record::{CrashPoint, Image, RecordDevice, RecordOptions, Survives};
 
-use crate::common::{ME, MIB, ROOT, Rig, mkdir, read};
+use crate::common::{ME, MIB, ROOT, Rig, file, mkdir, read, write};
 
 const STEPS: usize = 250;
 const IMAGES: u64 = 40;
@@ -237,6 +237,131 @@ fn run(seed: u64) -> usize {
     }
     fs.close().unwrap();
     looked_for
+}
+
+/// What is left of the work when all writes that were not flushed are lost. The work begins with the log open, and with a
+/// durable file `config` that has the content `old`.
+fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
+    let memory = crate::common::memory(96 * MIB);
+    let options = RecordOptions { max_bytes: 1 << 30, base: None };
+    let device = Arc::new(RecordDevice::new(memory, options));
+    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = rig.mount();
+    let (config, _) = file(&fs, ROOT, b"config");
+    write(&fs, config, 0, b"old");
+    fs.pool().sync().unwrap();
+    work(&fs);
+    let position = device.position();
+    let recording = device.recording();
+    assert!(recording.is_complete());
+    let image = recording.at(position).at_least();
+    let arena = ArenaConfig { limit_bytes: 16 * MIB, huge_pages: HugePages::Never };
+    let left = crate::common::memory(image.size_bytes());
+    image.write_to(&*left, &Arena::new(arena).unwrap()).unwrap();
+    fs.close().unwrap();
+    Rig::of(left).mount()
+}
+
+/// Has the fsync of another file make all names durable that were changed before.
+fn fsync_another(fs: &FileSystem) {
+    let (other, _) = file(fs, ROOT, b"other");
+    write(fs, other, 0, b"x");
+    fs.fsync(other, false).unwrap();
+}
+
+fn content(fs: &FileSystem, dir: Ino, name: &[u8]) -> Vec<u8> {
+    let ino = fs.lookup(dir, name).unwrap().attr.ino;
+    read(fs, ino, 0, 20 << 20)
+}
+
+fn rename(fs: &FileSystem, name: &[u8], new_name: &[u8], mode: RenameMode) {
+    fs.rename(ROOT, name, ROOT, new_name, mode).unwrap();
+}
+
+#[test]
+fn a_replaced_file_has_its_old_or_its_new_content() {
+    let fs = after_crash(|fs| {
+        let (new, _) = file(fs, ROOT, b"tmp");
+        write(fs, new, 0, b"new");
+        rename(fs, b"tmp", b"config", RenameMode::Replace);
+        fsync_another(fs);
+    });
+    assert_eq!(content(&fs, ROOT, b"config"), b"new");
+}
+
+#[test]
+fn a_replaced_file_too_large_for_the_log_has_its_content() {
+    let new_content = vec![5; 9 << 20];
+    let fs = after_crash(|fs| {
+        let (new, _) = file(fs, ROOT, b"tmp");
+        write(fs, new, 0, &new_content);
+        rename(fs, b"tmp", b"config", RenameMode::Replace);
+        fsync_another(fs);
+    });
+    // One read gives at most so much.
+    assert!(content(&fs, ROOT, b"config") == new_content[..4 << 20]);
+    let config = fs.lookup(ROOT, b"config").unwrap().attr.ino;
+    assert!(read(&fs, config, 8 << 20, 4 << 20) == new_content[8 << 20..]);
+}
+
+#[test]
+fn files_that_were_exchanged_linked_or_renamed_have_their_content() {
+    let fs = after_crash(|fs| {
+        for (name, content) in [(&b"tmp"[..], &b"new"[..]), (b"linked", b"l"), (b"renamed", b"r")] {
+            let (new, _) = file(fs, ROOT, name);
+            write(fs, new, 0, content);
+        }
+        let config = fs.lookup(ROOT, b"config").unwrap().attr.ino;
+        write(fs, config, 3, b"er");
+        rename(fs, b"tmp", b"config", RenameMode::Exchange);
+        let linked = fs.lookup(ROOT, b"linked").unwrap().attr.ino;
+        fs.link(linked, ROOT, b"link").unwrap();
+        fs.unlink(ROOT, b"linked").unwrap();
+        rename(fs, b"renamed", b"to", RenameMode::NoReplace);
+        fsync_another(fs);
+    });
+    assert_eq!(content(&fs, ROOT, b"config"), b"new");
+    assert_eq!(content(&fs, ROOT, b"tmp"), b"older");
+    assert_eq!(content(&fs, ROOT, b"link"), b"l");
+    assert_eq!(content(&fs, ROOT, b"to"), b"r");
+}
+
+#[test]
+fn a_directory_that_was_renamed_has_the_content_of_its_files() {
+    let fs = after_crash(|fs| {
+        let dir = mkdir(fs, ROOT, b"new");
+        let (new, _) = file(fs, dir, b"file");
+        write(fs, new, 0, b"new");
+        rename(fs, b"new", b"current", RenameMode::Replace);
+        fsync_another(fs);
+    });
+    let dir = fs.lookup(ROOT, b"current").unwrap().attr.ino;
+    assert_eq!(content(&fs, dir, b"file"), b"new");
+}
+
+#[test]
+fn only_names_that_were_changed_cost_their_content() {
+    let log = |fs: &FileSystem, name: &str| {
+        let counters = fs.pool().stats().counters;
+        counters.iter().find(|row| row.0 == name).unwrap().2
+    };
+    let fs = after_crash(|fs| {
+        // Durable already, and renamed afterwards.
+        let (safe, _) = file(fs, ROOT, b"safe");
+        write(fs, safe, 0, &[1; 100_000]);
+        fs.fsync(safe, false).unwrap();
+        rename(fs, b"safe", b"config", RenameMode::Replace);
+        for n in 0..20u8 {
+            let (new, _) = file(fs, ROOT, &[b'n', b'a' + n]);
+            write(fs, new, 0, &[2; 100_000]);
+        }
+        let before = log(fs, "bytes");
+        fsync_another(fs);
+        assert!(log(fs, "bytes") - before < 50_000, "files that nobody renamed were written");
+        assert_eq!(log(fs, "bound"), 0);
+    });
+    assert_eq!(content(&fs, ROOT, b"config"), vec![1; 100_000]);
+    fs.lookup(ROOT, b"na").unwrap();
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod basic;
 mod common;
 mod crash;
 mod large;
+mod lost;
 mod random;
 mod threads;
 mod twin;

@@ -7,7 +7,8 @@
 //!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait. Of data of writes so much
 //!    waits there at a time; what comes then waits where it was taken, and with it the kernel.
 //! 3. A seek for data or holes in a file that is open for writing waits until the kernel has written what
-//!    it holds of the file, on the thread that is there for that.
+//!    it holds of the file, on the thread that is there for that. So does, under the kernel's cache, a
+//!    rename or a link of such a file.
 //! 4. `fsync` always waits, and so does a write that has to be durable (`O_DSYNC` and its like). It is executed where it was taken while at most half of the transport's threads do that, since handing it to
 //!    another thread costs a good part of what it takes; else it goes to such a thread at once.
 //!
@@ -27,6 +28,7 @@ mod copies;
 mod forget;
 mod handles;
 mod in_place;
+mod ordered;
 mod serve;
 mod write_back;
 

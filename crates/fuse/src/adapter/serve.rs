@@ -5,6 +5,7 @@ use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Writ
 use forebay_pool::without_waiting;
 
 use super::client::Client;
+use super::ordered::Renamed;
 use super::{Adapter, convert, finish, handles, number, waits};
 use crate::counters::{Op, Tally};
 use crate::transport::{
@@ -230,9 +231,18 @@ impl Server for Adapter {
     }
 
     fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>) {
-        answer!(self, Op::Link, answer, [name], |fs| fs
-            .link(Ino(ino), Ino(parent), name)
-            .map(|entry| Found::There(convert::attributes(&entry.attr))));
+        let link = move |fs: &FileSystem, name: &[u8]| {
+            let linked = fs.link(Ino(ino), Ino(parent), name);
+            linked.map(|entry| Found::There(convert::attributes(&entry.attr)))
+        };
+        let files = Renamed::Inode(ino);
+        if self.kernel_cache && self.is_held_back(&files) {
+            let name = name.to_vec();
+            return self.once_written(Op::Link, files, move |fs, tally| {
+                finish(tally, answer, link(fs, &name));
+            });
+        }
+        answer!(self, Op::Link, answer, [name], |fs| link(fs, name));
     }
 
     fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
@@ -246,13 +256,23 @@ impl Server for Adapter {
     fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>) {
         let Some(mode) = rename_mode(flags) else { return answer.error(libc::EINVAL) };
         let ((parent, name), (new_parent, new_name)) = (from, to);
-        answer!(self, Op::Rename, answer, [name, new_name], |fs| fs.rename(
-            Ino(parent),
-            name,
-            Ino(new_parent),
-            new_name,
-            mode
-        ));
+        let rename = move |fs: &FileSystem, name: &[u8], new_name: &[u8]| {
+            fs.rename(Ino(parent), name, Ino(new_parent), new_name, mode)
+        };
+        if self.kernel_cache {
+            let (name, new_name) = (name.to_vec(), new_name.to_vec());
+            let mut names = vec![(parent, name.clone())];
+            if mode == RenameMode::Exchange {
+                names.push((new_parent, new_name.clone()));
+            }
+            let files = Renamed::Names(names);
+            if self.is_held_back(&files) {
+                return self.once_written(Op::Rename, files, move |fs, tally| {
+                    finish(tally, answer, rename(fs, &name, &new_name));
+                });
+            }
+        }
+        answer!(self, Op::Rename, answer, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
     fn open(&self, caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>) {
@@ -302,7 +322,10 @@ impl Server for Adapter {
         };
         let (offset, durable) = (content.offset, content.durable);
         let write = move |fs: &FileSystem, data: &[u8]| {
-            let written = fs.write(Ino(ino), handles::handle(handle), offset, data, how);
+            let written = match content.held_back {
+                true => fs.write_back(Ino(ino), handles::handle(handle), offset, data, how),
+                false => fs.write(Ino(ino), handles::handle(handle), offset, data, how),
+            };
             written.map(|bytes| Written(bytes as u32))
         };
         let end = move |fs: &FileSystem, tally: &Tally, result: Result<Written, Error>| {

@@ -1,7 +1,7 @@
 //! Has the kernel write what it holds of an inode, before something that depends on it is answered.
 //!
 //! Under the kernel's write-back cache, and in pages of a mapping, there is content that no request has
-//! brought yet. Where data begins and where holes are, for one, can be said only once it is here.
+//! brought yet. A file can be given another name, or its holes be told, only once it is here.
 //!
 //! A thread of its own does it, because it waits for writes to be answered: a thread of the transport
 //! would not take them meanwhile, and a worker of the file system may be needed by one of them.
@@ -15,12 +15,13 @@ use crate::transport::Kernel;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread, and what it has to do.
+#[derive(Clone)]
 pub(super) struct WriteBack {
     shared: Arc<Shared>,
-    thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 struct Shared {
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
     queue: Mutex<Queue>,
     wake: Condvar,
 }
@@ -35,8 +36,8 @@ struct Queue {
 impl Default for WriteBack {
     fn default() -> Self {
         let queue = Mutex::named("mount-write-back", Queue::default());
-        let shared = Arc::new(Shared { queue, wake: Condvar::new() });
-        Self { shared, thread: Mutex::named("mount-thread", None) }
+        let thread = Mutex::named("mount-thread", None);
+        Self { shared: Arc::new(Shared { thread, queue, wake: Condvar::new() }) }
     }
 }
 
@@ -46,7 +47,7 @@ impl WriteBack {
         let shared = self.shared.clone();
         self.shared.queue.lock().serves = true;
         match thread::spawn_named("fuse-write-back", move || shared.work(&*kernel)) {
-            Ok(thread) => *self.thread.lock() = Some(thread),
+            Ok(thread) => *self.shared.thread.lock() = Some(thread),
             Err(_) => self.shared.queue.lock().serves = false,
         }
     }
@@ -68,7 +69,7 @@ impl WriteBack {
     pub(super) fn end(&self) {
         self.shared.queue.lock().serves = false;
         self.shared.wake.notify_one();
-        if let Some(thread) = self.thread.lock().take() {
+        if let Some(thread) = self.shared.thread.lock().take() {
             let _ = thread.join();
         }
     }

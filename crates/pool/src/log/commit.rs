@@ -186,12 +186,18 @@ impl IntentLog {
         for object in &objects {
             self.check(Some(*object))?;
         }
-        let (records, touched, synced) = self.take(&objects, fetch)?;
+        let asked = objects.len() as u64;
+        let (records, touched, synced) = self.take(objects, fetch)?;
         let txg_high = newest(&records).max(newest_touch(&touched));
         let mut lost = Taken { log: self, txg_high, kept: false };
         // Only now is it certain: since the look above, others may have changed more of an object than is kept.
         if touched.iter().any(|taken| taken.changes.lost_txg > synced) {
             return Err(Cause::Lost);
+        }
+        // Each commit may write so much, and bound objects together as much again.
+        let bytes = touched.iter().map(|taken| taken.changes.bytes()).fold(0, u64::saturating_add);
+        if bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
+            return Err(Cause::Large);
         }
         let items = items(&records, &touched)?;
         // After the taking: what was dropped before or meanwhile is of this group or older.
@@ -209,10 +215,11 @@ impl IntentLog {
         Ok(())
     }
 
-    /// Takes all that is noted, at a moment when all transactions are whole, and says which group was durable then.
+    /// Takes all changes of names and existence, and those of `objects` and of bound ones, at a moment when all
+    /// transactions are whole. Says which group was durable then.
     fn take(
         &self,
-        objects: &[(u64, u64)],
+        mut objects: Vec<(u64, u64)>,
         fetch: &dyn Fetch,
     ) -> Result<(Vec<Records>, Vec<TakenObject>, u64), Cause> {
         let mut taken = None;
@@ -224,7 +231,17 @@ impl IntentLog {
                 changes: self.objects.take(dataset, object),
                 cuts: self.objects.cuts(dataset, object),
             };
-            let touched = objects.iter().map(of).collect();
+            // After the records: an object is bound before the names are noted that it is bound for.
+            let asked = objects.len();
+            self.objects.take_bound(self.synced.load(Ordering::SeqCst), &mut objects);
+            if objects.len() > asked {
+                objects.sort_unstable();
+                objects.dedup();
+                let bound = (objects.len() - asked) as u64;
+                self.counters.add(LogCounters::BOUND, 0, bound);
+            }
+            let taken_of = objects.iter().map(of);
+            let touched = taken_of.filter(|taken| !taken.changes.is_empty()).collect();
             taken = Some((records, touched, self.synced.load(Ordering::SeqCst)));
         });
         rested.ok().and(taken).ok_or(Cause::Failed)

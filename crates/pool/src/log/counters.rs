@@ -24,6 +24,8 @@ forebay_base::counters! {
     to_group: cause;
     /// Changes of directories that were not kept because too many waited.
     dropped;
+    /// Objects whose content a commit wrote because a name was changed that needs it.
+    bound;
     /// Records replayed.
     replayed;
 }

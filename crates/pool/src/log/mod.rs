@@ -5,7 +5,8 @@
 //! devices. After a crash [`IntentLog::replay`] reads it back.
 //!
 //! What a commit writes: all changes of existence and names so far, of all objects ([`pending`]), and
-//! the content of its own object ([`objects`]), fetched as it is by then. So the log is always the beginning of the pool's
+//! the content of its own object ([`objects`]), fetched as it is by then; also that of *bound* objects, whose
+//! content such a change of names needs ([`Change::Bind`]). So the log is always the beginning of the pool's
 //! history, but for content that nobody asked to be durable.
 //!
 //! # Invariants
@@ -158,6 +159,8 @@ impl IntentLog {
                 let serial = || self.pending.next_serial();
                 return self.objects.note_attributes((txg, dataset, object), attributes, serial);
             }
+            Change::Bind => return self.objects.bind((txg, dataset, object)),
+            Change::BindAll => return self.objects.bind_all(txg),
             Change::Create { kind, record_shift, attributes } => {
                 Record::Create { kind, record_shift, attributes }
             }

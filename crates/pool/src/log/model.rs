@@ -92,6 +92,11 @@ impl ModelLog {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 });
     }
 
+    /// Binds an object.
+    pub fn bind(&self, txg: u64, object: u64) {
+        self.log.append(txg, 0, object, Change::Bind);
+    }
+
     /// Notes a write of more of an object than is kept.
     pub fn write_too_much(&self, txg: u64, object: u64) {
         self.log.append(txg, 0, object, Change::Write { offset: object, len: 1 << 40 });

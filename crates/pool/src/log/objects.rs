@@ -2,6 +2,9 @@
 //! kept, only where; it is fetched when a commit wants it. Attributes are kept, as the newest touch left them: those that an
 //! object has when the commit comes to it may be of a transaction that the commit does not take.
 //!
+//! An object is *bound* when a change of names must not become durable without its content: the next
+//! commit, of whichever object, takes its changes too.
+//!
 //! Invariant: an object's list of one group is in the order of its serial numbers. Two writes in a row
 //! that touch are one; it keeps the first one's number, which is right because no other change of the object is
 //! between them.
@@ -66,6 +69,15 @@ struct ObjectLog {
     slots: [Slot; 2],
     /// The newest group of which changes were not kept; 0 if there is none.
     lost_txg: u64,
+    /// The newest group in which it was bound, and no commit has taken it since; 0 if there is none.
+    bound_txg: u64,
+}
+
+/// Objects, and which of them are bound (dataset and number).
+#[derive(Default)]
+struct Shard {
+    logs: HashTable<ObjectLog>,
+    bound: Vec<(u64, u64)>,
 }
 
 /// What a commit finds of its object.
@@ -79,9 +91,13 @@ pub(super) enum Look {
 
 /// All objects with such changes.
 pub(super) struct Objects {
-    shards: Box<[CachePadded<Mutex<HashTable<ObjectLog>>>]>,
+    shards: Box<[CachePadded<Mutex<Shard>>]>,
     /// By shard: how often one of its objects was cut, punched or destroyed. Changed under the shard's lock.
     cuts: Box<[AtomicU64]>,
+    /// Entries in the shards' lists of bound objects. Changed under the shard's lock.
+    bound: AtomicU64,
+    /// The newest group in which all objects were bound, and no commit has taken them since; 0 if there is none.
+    all_bound_txg: AtomicU64,
 }
 
 /// Spreads numbers of datasets and objects.
@@ -93,12 +109,17 @@ fn hash(dataset: u64, object: u64) -> u64 {
 
 impl Objects {
     pub(super) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("log-objects", HashTable::new()));
+        let shard = |_| CachePadded::new(Mutex::named("log-objects", Shard::default()));
         let cuts = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
-        Self { shards: (0..SHARDS).map(shard).collect(), cuts }
+        Self {
+            shards: (0..SHARDS).map(shard).collect(),
+            cuts,
+            bound: AtomicU64::new(0),
+            all_bound_txg: AtomicU64::new(0),
+        }
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<HashTable<ObjectLog>> {
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 
@@ -124,7 +145,7 @@ impl Objects {
         if matches!(touch, Touch::Truncate { .. } | Touch::Punch { .. }) {
             self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
         }
-        object_in(&mut shard, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
+        object_in(&mut shard.logs, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
     }
 
     /// Notes attributes, in place of those before. The caller has the object's turn. `serial` is asked for their number under
@@ -137,7 +158,7 @@ impl Objects {
     ) {
         let hash = hash(dataset, object);
         let mut shard = self.shard(hash).lock();
-        let log = object_in(&mut shard, hash, (dataset, object));
+        let log = object_in(&mut shard.logs, hash, (dataset, object));
         if log.lost_txg == txg {
             return;
         }
@@ -152,7 +173,7 @@ impl Objects {
     pub(super) fn forget_attributes(&self, dataset: u64, object: u64) {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
-        if let Some(log) = self.shard(hash).lock().find_mut(hash, same) {
+        if let Some(log) = self.shard(hash).lock().logs.find_mut(hash, same) {
             log.slots.iter_mut().for_each(|slot| slot.attributes = None);
         }
     }
@@ -163,7 +184,7 @@ impl Objects {
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         let mut shard = self.shard(hash).lock();
         self.cuts_of(hash).fetch_add(1, Ordering::SeqCst);
-        if let Ok(found) = shard.find_entry(hash, same) {
+        if let Ok(found) = shard.logs.find_entry(hash, same) {
             found.remove();
         }
     }
@@ -172,7 +193,7 @@ impl Objects {
     pub(super) fn look(&self, dataset: u64, object: u64) -> Look {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
-        match self.shard(hash).lock().find(hash, same) {
+        match self.shard(hash).lock().logs.find(hash, same) {
             None => Look::Bytes(0),
             Some(log) if log.lost_txg != 0 => Look::Lost(log.lost_txg),
             Some(log) => Look::Bytes(log.slots[0].bytes + log.slots[1].bytes),
@@ -183,7 +204,7 @@ impl Objects {
     pub(super) fn take(&self, dataset: u64, object: u64) -> Changes {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
-        match self.shard(hash).lock().find_mut(hash, same) {
+        match self.shard(hash).lock().logs.find_mut(hash, same) {
             None => Changes::default(),
             Some(log) => {
                 let mut taken = Changes { lost_txg: log.lost_txg, ..Changes::default() };
@@ -197,17 +218,68 @@ impl Objects {
         }
     }
 
+    /// Binds an object, if a commit would have something to take. The caller has noted the changes before,
+    /// and notes the change of names afterwards.
+    pub(super) fn bind(&self, (txg, dataset, object): (u64, u64, u64)) {
+        let hash = hash(dataset, object);
+        let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+        let mut shard = self.shard(hash).lock();
+        let Shard { logs, bound } = &mut *shard;
+        let Some(log) = logs.find_mut(hash, same).filter(|log| !log.is_empty()) else { return };
+        if log.bound_txg == 0 {
+            bound.push((dataset, object));
+            self.bound.fetch_add(1, Ordering::SeqCst);
+        }
+        log.bound_txg = log.bound_txg.max(txg);
+    }
+
+    /// Binds all objects.
+    pub(super) fn bind_all(&self, txg: u64) {
+        self.all_bound_txg.fetch_max(txg, Ordering::SeqCst);
+    }
+
+    /// Adds the bound objects to `objects`; they are not bound any more. What was bound up to group `synced` is durable.
+    pub(super) fn take_bound(&self, synced: u64, objects: &mut Vec<(u64, u64)>) {
+        let all = self.all_bound_txg.load(Ordering::SeqCst) != 0
+            && self.all_bound_txg.swap(0, Ordering::SeqCst) > synced;
+        if !all && self.bound.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let Shard { logs, bound } = &mut *shard;
+            self.bound.fetch_sub(bound.len() as u64, Ordering::SeqCst);
+            if all {
+                bound.clear();
+                logs.iter_mut().for_each(|log| log.bound_txg = 0);
+                objects.extend(logs.iter().map(|log| (log.dataset, log.object)));
+                continue;
+            }
+            for (dataset, object) in bound.drain(..) {
+                let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
+                if let Some(log) = logs.find_mut(hash(dataset, object), same) {
+                    log.bound_txg = 0;
+                    objects.push((dataset, object));
+                }
+            }
+        }
+    }
+
     /// Drops the changes of a group, and objects without any.
     pub(super) fn drop_group(&self, txg: u64) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            shard.retain(|log| {
-                log.slots[slot_of(txg)] = Slot::default();
-                if log.lost_txg <= txg {
-                    log.lost_txg = 0;
+            let Shard { logs, bound } = &mut *shard;
+            self.bound.fetch_sub(bound.len() as u64, Ordering::SeqCst);
+            bound.clear();
+            logs.retain(|log| {
+                log.drop_group(txg);
+                if log.bound_txg != 0 && !log.is_empty() {
+                    bound.push((log.dataset, log.object));
                 }
-                !log.slots.iter().all(Slot::is_empty) || log.lost_txg != 0
+                !log.is_empty()
             });
+            self.bound.fetch_add(bound.len() as u64, Ordering::SeqCst);
         }
     }
 }
@@ -222,12 +294,44 @@ fn object_in(
     let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
     let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
         let slots = [Slot::default(), Slot::default()];
-        ObjectLog { dataset, object, slots, lost_txg: 0 }
+        ObjectLog { dataset, object, slots, lost_txg: 0, bound_txg: 0 }
     });
     entry.into_mut()
 }
 
+impl Changes {
+    /// Whether there are none, and none were lost.
+    pub(super) fn is_empty(&self) -> bool {
+        self.touched.is_empty() && self.attributes.is_empty() && self.lost_txg == 0
+    }
+
+    /// Bytes of content to be fetched.
+    pub(super) fn bytes(&self) -> u64 {
+        let of = |touched: &Touched| match touched.touch {
+            Touch::Write { len, .. } => len,
+            _ => 0,
+        };
+        self.touched.iter().map(of).fold(0, u64::saturating_add)
+    }
+}
+
 impl ObjectLog {
+    /// Whether there are no changes, and none were lost.
+    fn is_empty(&self) -> bool {
+        self.slots.iter().all(Slot::is_empty) && self.lost_txg == 0
+    }
+
+    /// Forgets what is durable with that group.
+    fn drop_group(&mut self, txg: u64) {
+        self.slots[slot_of(txg)] = Slot::default();
+        if self.lost_txg <= txg {
+            self.lost_txg = 0;
+        }
+        if self.bound_txg <= txg {
+            self.bound_txg = 0;
+        }
+    }
+
     fn note(&mut self, txg: u64, touch: Touch, max_bytes: u64, serial: impl FnOnce() -> u64) {
         if self.lost_txg == txg {
             return;

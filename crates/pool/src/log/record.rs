@@ -27,6 +27,10 @@ pub(crate) enum Change<'a> {
     Truncate { size: u64 },
     /// A range of it became zero.
     Punch { offset: u64, len: u64 },
+    /// No commit is to write the names that are noted from here on without the content that it has by now.
+    Bind,
+    /// The same for all objects of the pool.
+    BindAll,
     /// A name was added.
     ZapInsert { name: &'a [u8], value: &'a [u8] },
     /// A name was added, or its value changed.

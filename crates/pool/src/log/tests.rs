@@ -157,6 +157,70 @@ fn sync(log: &IntentLog, txg: u64) -> LogRootPhys {
 }
 
 #[test]
+fn names_take_the_content_that_they_are_bound_to_along() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    versions.0.borrow_mut().extend([(5, 50), (6, 60), (7, 70), (8, 80)]);
+    let root = sync(&log, 1);
+    let name = Change::ZapUpdate { name: b"n", value: b"v" };
+    for object in 5..9 {
+        log.append(2, DATASET, object, Change::Write { offset: 0, len: 10 });
+    }
+    log.append(2, DATASET, 5, Change::Bind);
+    log.append(2, DATASET, 5, Change::Bind);
+    log.append(2, DATASET, 1, name);
+    // Another object's commit: with what is bound, without the rest.
+    assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
+    assert_eq!(log.counters().total(LogCounters::BOUND), 1);
+    let texts = |root| -> Vec<String> {
+        replay_all(&open(&medium, root), root).into_iter().map(|seen| seen.text).collect()
+    };
+    let first = ["write 0+10 50", "write 0+10 60", "ZapUpdate { name: [110], value: [118] }"];
+    assert_eq!(texts(&root), first);
+    // It was written already: binding it again costs nothing.
+    log.append(2, DATASET, 5, Change::Bind);
+    log.append(2, DATASET, 1, name);
+    assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
+    assert_eq!(log.counters().total(LogCounters::BOUND), 1);
+    log.append(2, DATASET, 0, Change::BindAll);
+    log.append(2, DATASET, 1, name);
+    assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
+    let all = texts(&root);
+    assert!(all.contains(&"write 0+10 70".to_owned()), "{all:?}");
+    assert!(all.contains(&"write 0+10 80".to_owned()), "{all:?}");
+}
+
+#[test]
+fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
+    let medium = memory();
+    let log = create(&medium, &extents());
+    let versions = Versions::default();
+    versions.0.borrow_mut().extend([(5, 50), (6, 60)]);
+    let root = sync(&log, 1);
+    log.append(2, DATASET, 5, Change::Write { offset: 0, len: 1 << 40 });
+    log.append(2, DATASET, 5, Change::Bind);
+    log.append(2, DATASET, 1, Change::ZapRemove { name: b"n" });
+    log.append(2, DATASET, 6, Change::Write { offset: 0, len: 10 });
+    for _ in 0..2 {
+        assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Group);
+    }
+    assert_eq!(replay_all(&open(&medium, &root), &root), []);
+    sync(&log, 2);
+    log.append(3, DATASET, 6, Change::Write { offset: 0, len: 10 });
+    assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
+    // What a durable group has is bound no more, what a later one has is.
+    log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
+    log.append(3, DATASET, 5, Change::Bind);
+    log.append(4, DATASET, 6, Change::Write { offset: 0, len: 10 });
+    log.append(4, DATASET, 6, Change::Bind);
+    sync(&log, 3);
+    let before = log.counters().total(LogCounters::BOUND);
+    assert_eq!(log.commit(None, &versions), Committed::Durable);
+    assert_eq!(log.counters().total(LogCounters::BOUND) - before, 1);
+}
+
+#[test]
 fn what_is_committed_is_replayed_in_order() {
     let medium = memory();
     let log = create(&medium, &extents());

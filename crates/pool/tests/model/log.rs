@@ -76,6 +76,37 @@ fn what_is_not_kept_is_not_promised() {
     });
 }
 
+/// A name that needs the content of an object is never in the log without it, whoever commits.
+#[test]
+fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
+    check(600, || {
+        let log = Arc::new(ModelLog::new());
+        let root = log.root_for(1);
+        let renamer = |object: u64| {
+            let log = log.clone();
+            go(move || {
+                log.write(2, object);
+                log.bind(2, object);
+                log.append(2, object);
+                0
+            })
+        };
+        let committer = || {
+            let log = log.clone();
+            go(move || {
+                log.append(2, 9);
+                u64::from(log.commit(9))
+            })
+        };
+        let promised = join([renamer(1), renamer(2), committer(), committer()]);
+        let (numbers, objects) = log.replay(&root);
+        for object in [1, 2] {
+            assert!(!numbers.contains(&object) || objects.contains(&object), "{object}");
+        }
+        assert!(numbers.contains(&9) || promised.iter().sum::<u64>() == 0, "9 was promised");
+    });
+}
+
 /// A group becomes durable while others commit: from each root, what it does not hold and was promised is there, and
 /// nothing that followed from what is missing.
 #[test]

@@ -1,0 +1,195 @@
+//! Writes that were lost: their writer was told that they succeeded, and they failed later.
+//!
+//! The kernel writes pages back long after the application has written them. If that fails, it drops the
+//! pages, reports the error to one `fsync`, and lets the next one succeed. So the file system keeps a mark on
+//! the inode, and `fsync` fails until all of the range was written again, cut off or punched, or the inode
+//! is destroyed. Marks live in memory: a new mount begins without them.
+//!
+//! Invariant: memory is bounded. An inode has one range, which covers all that it has lost. Past
+//! [`MARKS_MAX`] inodes, `fsync` fails for every inode until the file system is opened again.
+//!
+//! # Locking
+//!
+//! `fs-lost`, for a look; nothing is locked under it. Without marks no operation takes it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::FileSystem;
+use crate::types::{Handle, Ino, Write};
+
+/// Inodes with marks, at most.
+const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16_384 };
+
+/// The marks of a file system.
+pub(crate) struct LostWrites {
+    marks: Mutex<Marks>,
+    /// Whether there are any. Changed under the lock.
+    any: AtomicBool,
+}
+
+#[derive(Default)]
+struct Marks {
+    /// By number of the inode.
+    ranges: HashMap<u64, Range<u64>>,
+    /// There were more inodes than there is space for.
+    overflowed: bool,
+}
+
+impl LostWrites {
+    pub(crate) fn new() -> Self {
+        let marks = Mutex::named("fs-lost", Marks::default());
+        Self { marks, any: AtomicBool::new(false) }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Marks)) {
+        let mut marks = self.marks.lock();
+        change(&mut marks);
+        let any = marks.overflowed || !marks.ranges.is_empty();
+        self.any.store(any, Ordering::Release);
+    }
+
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Marks a range that was lost.
+    fn note(&self, number: u64, lost: Range<u64>) {
+        self.change(|marks| {
+            let full = marks.ranges.len() >= MARKS_MAX;
+            match marks.ranges.get_mut(&number) {
+                Some(range) => *range = range.start.min(lost.start)..range.end.max(lost.end),
+                None if full => marks.overflowed = true,
+                None => drop(marks.ranges.insert(number, lost)),
+            }
+        });
+    }
+
+    /// A range has the content that its writer wants: it was written, punched or cut off.
+    #[inline]
+    pub(crate) fn replaced(&self, number: u64, by: Range<u64>) {
+        if self.any() {
+            self.shrink(number, &by);
+        }
+    }
+
+    #[cold]
+    fn shrink(&self, number: u64, by: &Range<u64>) {
+        self.change(|marks| {
+            let Some(range) = marks.ranges.get_mut(&number) else { return };
+            if by.start <= range.start {
+                range.start = range.start.max(by.end);
+            }
+            if by.end >= range.end {
+                range.end = range.end.min(by.start);
+            }
+            if range.is_empty() {
+                marks.ranges.remove(&number);
+            }
+        });
+    }
+
+    /// # Errors
+    /// [`Io`](ErrorKind::Io) if the inode has lost a write.
+    #[inline]
+    pub(crate) fn check(&self, number: u64) -> Result<()> {
+        match self.any() {
+            false => Ok(()),
+            true => self.check_marks(number),
+        }
+    }
+
+    #[cold]
+    fn check_marks(&self, number: u64) -> Result<()> {
+        let marks = self.marks.lock();
+        let text = match marks.ranges.get(&number) {
+            Some(Range { start, end }) => format!(
+                "inode {number} lost writes between bytes {start} and {end}: write them again, \
+                 truncate the file, or remove it"
+            ),
+            None if marks.overflowed => format!(
+                "inode {number} may have lost writes: more than {MARKS_MAX} inodes have; check what \
+                 they hold, and mount again"
+            ),
+            None => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Io, text))
+    }
+}
+
+impl FileSystem {
+    /// Writes content whose writer was told before that it is written. If some of it fails, `fsync` of the inode fails
+    /// until that range is written again, cut off or punched.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) all of it is to be written again,
+    /// where it may wait; nothing counts as lost.
+    pub fn write_back(
+        &self,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        how: Write,
+    ) -> Result<usize> {
+        let mut done = 0;
+        let failed = loop {
+            match self.write(ino, handle, offset.saturating_add(done as u64), &data[done..], how) {
+                Ok(0) if done < data.len() => {
+                    break Error::new(ErrorKind::Io, "a write came to nothing");
+                }
+                Ok(written) => done += written,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
+                Err(error) => break error,
+            }
+            if done == data.len() {
+                return Ok(done);
+            }
+        };
+        let end = offset.saturating_add(data.len() as u64);
+        self.lost().note(self.number(ino)?, offset.saturating_add(done as u64)..end);
+        Err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_goes_when_all_of_its_range_was_replaced() {
+        let lost = LostWrites::new();
+        lost.check(1).unwrap();
+        lost.note(1, 100..200);
+        lost.note(1, 300..400);
+        assert!(lost.check(1).is_err());
+        lost.check(2).unwrap();
+        // In the middle, and beside it.
+        lost.replaced(1, 150..390);
+        lost.replaced(1, 0..100);
+        lost.replaced(1, 400..500);
+        lost.replaced(2, 0..500);
+        assert!(lost.check(1).unwrap_err().to_string().contains("100 and 400"));
+        lost.replaced(1, 50..120);
+        lost.replaced(1, 390..u64::MAX);
+        assert!(lost.check(1).unwrap_err().to_string().contains("120 and 390"));
+        lost.replaced(1, 120..390);
+        lost.check(1).unwrap();
+        assert!(!lost.any());
+    }
+
+    #[test]
+    fn past_the_bound_no_fsync_succeeds() {
+        let lost = LostWrites::new();
+        (0..4).for_each(|number| lost.note(number, 0..1));
+        lost.check(9).unwrap();
+        lost.note(4, 0..1);
+        (0..4).for_each(|number| lost.replaced(number, 0..1));
+        assert!(lost.check(4).is_err());
+        assert!(lost.check(9).is_err());
+    }
+}
