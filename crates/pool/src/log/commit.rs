@@ -61,9 +61,32 @@ struct TakenObject {
     cuts: u64,
 }
 
-/// Whether any record's content was fetched.
-fn items_fetch(blocks: &[&[Item<'_>]]) -> bool {
-    blocks.iter().flat_map(|items| items.iter()).any(|item| matches!(item, Item::Write { .. }))
+/// How often what was cut while it was fetched is fetched again.
+const FETCHES_MAX: usize = 4;
+
+/// All that was taken for a batch.
+#[derive(Default)]
+struct Harvest {
+    records: Vec<Records>,
+    touched: Vec<TakenObject>,
+    /// The newest durable group when the last of it was taken.
+    synced: u64,
+}
+
+impl Harvest {
+    /// The newest group of which something was taken.
+    fn txg_high(&self) -> u64 {
+        newest(&self.records).max(newest_touch(&self.touched))
+    }
+}
+
+/// A block with its records, which has no place yet.
+struct Filled {
+    buffer: Buffer,
+    payload_bytes: usize,
+    records: u32,
+    txg_low: u64,
+    txg_high: u64,
 }
 
 /// Commits that are written together.
@@ -187,123 +210,149 @@ impl IntentLog {
             self.check(Some(*object))?;
         }
         let asked = objects.len() as u64;
-        let (records, touched, synced) = self.take(objects, fetch)?;
-        let txg_high = newest(&records).max(newest_touch(&touched));
-        let mut lost = Taken { log: self, txg_high, kept: false };
-        // Only now is it certain: since the look above, others may have changed more of an object than is kept.
-        if touched.iter().any(|taken| taken.changes.lost_txg > synced) {
+        let mut harvest = Harvest::default();
+        let mut lost = Taken { log: self, txg_high: 0, kept: false };
+        fetch.at_rest(&mut || self.take(&mut objects, &mut harvest)).or(Err(Cause::Failed))?;
+        for _ in 0..FETCHES_MAX {
+            lost.txg_high = harvest.txg_high();
+            self.check_taken(&harvest, asked)?;
+            let items = items(&harvest.records, &harvest.touched)?;
+            // After the taking: what was dropped before or meanwhile is of this group or older.
+            let needs_txg = self.synced.load(Ordering::SeqCst);
+            if self.has_lost() {
+                return Err(Cause::Lost);
+            }
+            if items.is_empty() {
+                lost.kept = true;
+                self.counters.add(LogCounters::EMPTY, 0, 1);
+                return Ok(());
+            }
+            let fetches = items.iter().any(|item| matches!(item, Item::Write { .. }));
+            let blocks = self.fill_blocks(&items, fetch).or(Err(Cause::Failed))?;
+            if !fetches || self.is_whole_or_take(&mut objects, &mut harvest, fetch)? {
+                self.write_blocks(blocks, needs_txg)?;
+                lost.kept = true;
+                return Ok(());
+            }
+            self.counters.add(LogCounters::REFETCHED, 0, 1);
+        }
+        Err(Cause::Failed)
+    }
+
+    /// Takes all changes of names and existence, and those of `objects` and of bound ones, which it adds to them. To be called
+    /// when all transactions are whole.
+    fn take(&self, objects: &mut Vec<(u64, u64)>, harvest: &mut Harvest) {
+        harvest.synced = self.synced.load(Ordering::SeqCst);
+        harvest.records.extend(self.pending.take_below(self.pending.cut()));
+        // After the records: an object is bound before the names are noted that it is bound for.
+        let before = objects.len();
+        self.objects.take_bound(harvest.synced, objects);
+        if objects.len() > before {
+            objects.sort_unstable();
+            objects.dedup();
+            self.counters.add(LogCounters::BOUND, 0, (objects.len() - before) as u64);
+        }
+        let of = |&(dataset, object): &(u64, u64)| TakenObject {
+            dataset,
+            object,
+            changes: self.objects.take(dataset, object),
+            cuts: 0,
+        };
+        let taken = objects.iter().map(of).filter(|taken| !taken.changes.is_empty());
+        harvest.touched.extend(taken);
+        for taken in &mut harvest.touched {
+            taken.cuts = self.objects.cuts(taken.dataset, taken.object);
+        }
+    }
+
+    /// Whether what was taken may be written.
+    fn check_taken(&self, harvest: &Harvest, asked: u64) -> Result<(), Cause> {
+        let changes = || harvest.touched.iter().map(|taken| &taken.changes);
+        // Only now is it certain: since the look before, others may have changed more of an object than is kept.
+        if changes().any(|changes| changes.lost_txg > harvest.synced) {
             return Err(Cause::Lost);
         }
         // Each commit may write so much, and bound objects together as much again.
-        let bytes = touched.iter().map(|taken| taken.changes.bytes()).fold(0, u64::saturating_add);
-        if bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
-            return Err(Cause::Large);
+        let bytes = changes().map(Changes::bytes).fold(0, u64::saturating_add);
+        match bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
+            true => Err(Cause::Large),
+            false => Ok(()),
         }
-        let items = items(&records, &touched)?;
-        // After the taking: what was dropped before or meanwhile is of this group or older.
-        let needs_txg = self.synced.load(Ordering::SeqCst);
-        if self.has_lost() {
-            return Err(Cause::Lost);
-        }
-        if items.is_empty() {
-            lost.kept = true;
-            self.counters.add(LogCounters::EMPTY, 0, 1);
-            return Ok(());
-        }
-        self.write_items(&items, needs_txg, (&touched, fetch))?;
-        lost.kept = true;
-        Ok(())
-    }
-
-    /// Takes all changes of names and existence, and those of `objects` and of bound ones, at a moment when all
-    /// transactions are whole. Says which group was durable then.
-    fn take(
-        &self,
-        mut objects: Vec<(u64, u64)>,
-        fetch: &dyn Fetch,
-    ) -> Result<(Vec<Records>, Vec<TakenObject>, u64), Cause> {
-        let mut taken = None;
-        let rested = fetch.at_rest(&mut || {
-            let records = self.pending.take_below(self.pending.cut());
-            let of = |&(dataset, object): &(u64, u64)| TakenObject {
-                dataset,
-                object,
-                changes: self.objects.take(dataset, object),
-                cuts: self.objects.cuts(dataset, object),
-            };
-            // After the records: an object is bound before the names are noted that it is bound for.
-            let asked = objects.len();
-            self.objects.take_bound(self.synced.load(Ordering::SeqCst), &mut objects);
-            if objects.len() > asked {
-                objects.sort_unstable();
-                objects.dedup();
-                let bound = (objects.len() - asked) as u64;
-                self.counters.add(LogCounters::BOUND, 0, bound);
-            }
-            let taken_of = objects.iter().map(of);
-            let touched = taken_of.filter(|taken| !taken.changes.is_empty()).collect();
-            taken = Some((records, touched, self.synced.load(Ordering::SeqCst)));
-        });
-        rested.ok().and(taken).ok_or(Cause::Failed)
     }
 
     /// Whether what was fetched is what its objects had: nobody has cut or destroyed one since its changes were
-    /// taken.
-    fn is_whole(&self, touched: &[TakenObject], fetch: &dyn Fetch) -> bool {
+    /// taken. Otherwise takes what has changed since, so that all of it can be fetched again.
+    fn is_whole_or_take(
+        &self,
+        objects: &mut Vec<(u64, u64)>,
+        harvest: &mut Harvest,
+        fetch: &dyn Fetch,
+    ) -> Result<bool, Cause> {
         let mut whole = true;
         // At rest: who has cut something has noted it by then.
         let rested = fetch.at_rest(&mut || {
-            whole = touched
-                .iter()
-                .all(|taken| self.objects.cuts(taken.dataset, taken.object) == taken.cuts);
+            let is_same =
+                |taken: &TakenObject| self.objects.cuts(taken.dataset, taken.object) == taken.cuts;
+            whole = harvest.touched.iter().all(is_same);
+            if !whole {
+                self.take(objects, harvest);
+            }
         });
-        rested.is_ok() && whole
+        rested.map(|()| whole).or(Err(Cause::Failed))
     }
 
-    fn write_items(
-        &self,
-        items: &[Item<'_>],
-        needs_txg: u64,
-        content: (&[TakenObject], &dyn Fetch),
-    ) -> Result<(), Cause> {
+    fn fill_blocks(&self, items: &[Item<'_>], fetch: &dyn Fetch) -> Result<Vec<Filled>> {
         let sector = self.medium.sector_bytes() as usize;
-        let blocks = pack(items);
-        let sizes: Vec<usize> = blocks.iter().map(|block| block_bytes(block, sector)).collect();
-        let total = sizes.iter().sum::<usize>() as u64;
-        let txg_high = items.iter().map(Item::txg).max().unwrap_or(0);
+        let filled = |items: &[Item<'_>]| {
+            let mut buffer = self.medium.alloc(block_bytes(items, sector))?;
+            let payload_bytes = fill(items, &mut buffer[BLOCK_HEAD_BYTES..], fetch)?;
+            let txgs = || items.iter().map(Item::txg);
+            Ok(Filled {
+                buffer,
+                payload_bytes,
+                records: items.len() as u32,
+                txg_low: txgs().min().unwrap_or(0),
+                txg_high: txgs().max().unwrap_or(0),
+            })
+        };
+        pack(items).into_iter().map(filled).collect()
+    }
+
+    fn write_blocks(&self, blocks: Vec<Filled>, needs_txg: u64) -> Result<(), Cause> {
+        let count = blocks.len() as u64;
+        let records = blocks.iter().map(|block| u64::from(block.records)).sum();
+        let total = blocks.iter().map(|block| block.buffer.len() as u64).sum();
+        let txg_high = blocks.iter().map(|block| block.txg_high).max().unwrap_or(0);
         let reserved = {
             let mut ring = self.ring.lock();
             if !ring.is_open() {
                 return Err(Cause::Closed);
             }
-            ring.reserve(total, blocks.len() as u64, txg_high).ok_or(Cause::Full)?
+            ring.reserve(total, count, txg_high).ok_or(Cause::Full)?
         };
-        let written = self.write_blocks(&blocks, &sizes, reserved, needs_txg, content);
-        if written.is_err() {
+        if self.write_reserved(blocks, reserved, needs_txg).is_err() {
             self.ring.lock().fail();
             return Err(Cause::Failed);
         }
         self.counters.add(LogCounters::BATCHES, 0, 1);
-        self.counters.add(LogCounters::BLOCKS, 0, blocks.len() as u64);
+        self.counters.add(LogCounters::BLOCKS, 0, count);
         self.counters.add(LogCounters::BYTES, 0, total);
-        self.counters.add(LogCounters::RECORDS, 0, items.len() as u64);
+        self.counters.add(LogCounters::RECORDS, 0, records);
         Ok(())
     }
 
-    fn write_blocks(
+    fn write_reserved(
         &self,
-        blocks: &[&[Item<'_>]],
-        sizes: &[usize],
+        blocks: Vec<Filled>,
         reserved: Reserved,
         needs_txg: u64,
-        (touched, fetch): (&[TakenObject], &dyn Fetch),
     ) -> Result<()> {
         let Reserved { mut head, generation } = reserved;
         let mut writes = Vec::with_capacity(blocks.len() + 1);
-        for (at, (items, size)) in blocks.iter().zip(sizes).enumerate() {
-            let mut buffer = self.medium.alloc(*size)?;
-            let payload_bytes = fill(items, &mut buffer[BLOCK_HEAD_BYTES..], fetch)?;
-            let txgs = || items.iter().map(Item::txg);
+        let mut following = blocks.len() as u32;
+        for Filled { mut buffer, payload_bytes, records, txg_low, txg_high } in blocks {
+            following -= 1;
+            let bytes = buffer.len();
             let phys = LogBlockPhys {
                 checksum: [0; 16],
                 magic: LOG_BLOCK_MAGIC.into(),
@@ -312,24 +361,19 @@ impl IntentLog {
                 sequence: head.sequence.into(),
                 offset: head.offset.into(),
                 needs_txg: needs_txg.into(),
-                txg_low: txgs().min().unwrap_or(0).into(),
-                txg_high: txgs().max().unwrap_or(0).into(),
-                block_bytes: (*size as u32).into(),
+                txg_low: txg_low.into(),
+                txg_high: txg_high.into(),
+                block_bytes: (bytes as u32).into(),
                 payload_bytes: (payload_bytes as u32).into(),
-                records: (items.len() as u32).into(),
-                following: ((blocks.len() - 1 - at) as u32).into(),
+                records: records.into(),
+                following: following.into(),
             };
             buffer[..BLOCK_HEAD_BYTES].copy_from_slice(phys.as_bytes());
             let sum = checksum(&buffer[..BLOCK_HEAD_BYTES + payload_bytes]);
             buffer[..sum.len()].copy_from_slice(&sum);
             self.place(head.offset, buffer, &mut writes)?;
-            head.offset += *size as u64;
+            head.offset += bytes as u64;
             head.sequence += 1;
-        }
-        let fetched = items_fetch(blocks);
-        if fetched && !self.is_whole(touched, fetch) {
-            let text = "an object was cut or destroyed while its content was fetched for the log";
-            return Err(Error::new(ErrorKind::Closed, text));
         }
         self.medium.write(writes)?;
         self.medium.flush()

@@ -26,6 +26,8 @@ forebay_base::counters! {
     dropped;
     /// Objects whose content a commit wrote because a name was changed that needs it.
     bound;
+    /// Times that content was fetched again, because an object was cut or destroyed meanwhile.
+    refetched;
     /// Records replayed.
     replayed;
 }
