@@ -127,10 +127,7 @@ pub fn check(pool: &Pool) -> Result<(), String> {
     }
 }
 
-/// Whether the long forms of the tests were asked for.
-pub fn full() -> bool {
-    std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1")
-}
+pub use forebay_base::testing::full;
 
 /// The number in an environment variable.
 ///

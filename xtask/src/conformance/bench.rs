@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Failure;
 
@@ -38,6 +38,18 @@ pub(super) fn permitted() -> Result<(), (&'static str, String)> {
     }
 }
 
+/// The seed of random work: `FOREBAY_SEED`, otherwise 1, or the clock in a long run.
+fn seed(full: bool) -> Result<u64, Failure> {
+    match std::env::var("FOREBAY_SEED") {
+        Ok(text) => text.parse().map_err(|_| format!("FOREBAY_SEED={text} is not a number")),
+        Err(_) if full => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            Ok(now.as_nanos() as u64 >> 10)
+        }
+        Err(_) => Ok(1),
+    }
+}
+
 /// What all checks share.
 pub(super) struct Bench {
     pub(super) root: PathBuf,
@@ -46,6 +58,8 @@ pub(super) struct Bench {
     forebay: PathBuf,
     /// Long runs.
     pub(super) full: bool,
+    /// `FOREBAY_SEED`; without it, the same in every ordinary run.
+    pub(super) seed: u64,
 }
 
 impl Bench {
@@ -54,16 +68,20 @@ impl Bench {
         let target =
             std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let target = std::path::absolute(target).map_err(|error| error.to_string())?;
+        let seed = seed(full)?;
+        println!("FOREBAY_SEED={seed}");
+        let root = root.to_path_buf();
         if let Some(binary) = std::env::var_os(BINARY) {
-            return Ok(Self { root: root.to_path_buf(), forebay: binary.into(), target, full });
+            let forebay = std::path::absolute(binary).map_err(|error| error.to_string())?;
+            return Ok(Self { root, forebay, target, full, seed });
         }
         let mut build = cargo();
-        build.args(["build", "--quiet", "-p", "forebay-cli"]).current_dir(root);
+        build.args(["build", "--quiet", "-p", "forebay-cli"]).current_dir(&root);
         let built = build.status().map_err(|error| format!("cargo: {error}"))?;
         if !built.success() {
             return Err("the forebay binary cannot be built".to_owned());
         }
-        Ok(Self { root: root.to_path_buf(), forebay: target.join("debug/forebay"), target, full })
+        Ok(Self { root, forebay: target.join("debug/forebay"), target, full, seed })
     }
 
     /// A folder for the check of this name, and a mount in it.

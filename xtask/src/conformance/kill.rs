@@ -1,7 +1,7 @@
 //! SIGKILL of the server at random moments, under a load that fsyncs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::bench::Bench;
 use super::load::{Promises, WRITERS};
@@ -13,8 +13,7 @@ const LONGEST_MS: u64 = 1500;
 /// Each round: mount, check what was promised before, work, kill, clear the dead mount, check the pool.
 pub(super) fn run(bench: &Bench) -> Result<Outcome, Failure> {
     let rounds = if bench.full { 200 } else { 10 };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seed = u64::from(now.subsec_nanos()) ^ now.as_secs();
+    let seed = bench.seed;
     let mut mounted = bench.mounted("kill", false)?;
     let promises: Result<Vec<Promises>, _> =
         (0..WRITERS).map(|n| Promises::new(&mounted.at, n, seed)).collect();

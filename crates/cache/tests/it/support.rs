@@ -14,17 +14,12 @@ use forebay_cache::{Builder, Cache, Key, Reclaim};
 /// A wait of this length means that something hangs. Nothing is measured by it.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// Whether the long forms of the tests were asked for.
-pub(crate) fn full() -> bool {
-    std::env::var_os("FOREBAY_FULL").is_some_and(|v| v == "1")
-}
+pub(crate) use forebay_base::testing::full;
 
-/// The seed of a randomised test: printed when the test fails, and set by `FOREBAY_SEED` to replay.
+/// The seed of a randomised test.
 pub(crate) fn seed(test: &str) -> u64 {
-    let given = std::env::var("FOREBAY_SEED").ok().and_then(|s| s.parse().ok());
-    let seed = given.unwrap_or(0x5eed);
-    println!("{test}: FOREBAY_SEED={seed}");
-    seed
+    print!("{test}: ");
+    forebay_base::testing::seed(0x5eed)
 }
 
 /// A cache that evicts in the inserting thread, in exact order: one sublist.

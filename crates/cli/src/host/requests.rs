@@ -51,12 +51,7 @@ impl Host {
             Request::Unmount { at, lazy } => {
                 answer(&self.unmount(&self.mount_at(&at)?, lazy).map_err(lazily)?)
             }
-            Request::Export { pool, lazy } => {
-                let held = self.pool(pool)?;
-                self.export(&held, lazy).map_err(lazily)?;
-                self.screen.say(&format!("exported pool {}", held.pool.name()));
-                answer(&())
-            }
+            Request::Export { pool, lazy } => answer(&self.export_pool(pool, lazy)?),
             Request::Status { pool } => {
                 let held = self.pool(pool)?;
                 let state = if held.mounts().is_empty() { "imported" } else { "mounted" };
@@ -92,6 +87,13 @@ impl Host {
             }
             Request::Stats => answer(&figures::stats(self)),
         }
+    }
+
+    fn export_pool(self: &Arc<Self>, pool: u64, lazy: bool) -> Result<()> {
+        let held = self.pool(pool)?;
+        self.export(&held, lazy).map_err(lazily)?;
+        self.screen.say(&format!("exported pool {}", held.pool.name()));
+        Ok(())
     }
 
     /// Changes flags of a mount.

@@ -12,7 +12,8 @@ impl Loop {
     fn new(file: &Path) -> Option<Self> {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
         if !made.status.success() {
-            println!("skipped: no loop device to be had");
+            let why = String::from_utf8_lossy(&made.stderr).into_owned();
+            forebay_base::testing::skip("loop", why);
             return None;
         }
         Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()))

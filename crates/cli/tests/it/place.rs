@@ -1,5 +1,6 @@
 //! A folder of a test's own, with a run directory in it, and the program run there.
 
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -184,6 +185,21 @@ impl Running {
         signal(self.pid(), number);
     }
 
+    /// Reads lines of its standard output up to the first that has this text.
+    #[track_caller]
+    pub(crate) fn read_until(&mut self, text: &str) -> String {
+        let output = self.child.as_mut().and_then(|child| child.stdout.as_mut()).expect("it runs");
+        let (mut read, mut byte) = (Vec::new(), [0]);
+        // Byte by byte: what follows is for others to read.
+        while output.read(&mut byte).expect("its output") > 0 {
+            read.push(byte[0]);
+            if byte[0] == b'\n' && String::from_utf8_lossy(&read).contains(text) {
+                return String::from_utf8_lossy(&read).into_owned();
+            }
+        }
+        panic!("it ended without {text:?}: {}", String::from_utf8_lossy(&read));
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(mut self) -> Output {
         self.child.take().expect("it runs").wait_with_output().expect("it ends")
@@ -217,7 +233,7 @@ pub(crate) fn fuse() -> bool {
     match forebay_fuse::available() {
         Ok(()) => true,
         Err(error) => {
-            println!("skipped: {error}");
+            forebay_base::testing::skip("fuse", error);
             false
         }
     }
@@ -228,7 +244,7 @@ pub(crate) fn root() -> bool {
     // SAFETY: it has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        println!("skipped: needs root");
+        forebay_base::testing::skip("root", "the test changes users, or mounts by itself");
     }
     root
 }

@@ -367,7 +367,7 @@ fn only_names_that_were_changed_cost_their_content() {
 #[test]
 fn whatever_a_crash_leaves_is_whole() {
     // The long form was asked for.
-    let full = std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1");
+    let full = forebay_base::testing::full();
     let seeds = if full { 0..100 } else { 0..3 };
     let looked_for: usize = seeds.map(run).sum();
     assert!(looked_for > 100, "{looked_for}");

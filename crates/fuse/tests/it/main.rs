@@ -1,4 +1,4 @@
-//! Tests of mounts, through the kernel. Where FUSE is not permitted they say so and pass.
+//! Tests of mounts, through the kernel. Where FUSE is not permitted they are skipped.
 
 #![allow(
     clippy::disallowed_methods,
@@ -18,7 +18,7 @@ fn permitted() -> bool {
     match forebay_fuse::available() {
         Ok(()) => true,
         Err(why) => {
-            eprintln!("SKIPPED: {why}");
+            forebay_base::testing::skip("fuse", why);
             false
         }
     }

@@ -171,9 +171,11 @@ impl FaultDevice {
         self.shared.state.lock().rules.remove(rule)
     }
 
-    /// Removes all rules. What is in the volatile cache stays there until it is flushed.
+    /// Removes all rules, and hands on what is delayed. What is in the volatile cache stays there until
+    /// it is flushed.
     pub fn clear(&self) {
         self.shared.state.lock().rules.clear();
+        self.timer.hurry();
     }
 
     /// The latest faults, the oldest first. All are counted ([`Device::stats`]); about a

@@ -90,6 +90,15 @@ impl<T: Send + 'static> Timer<T> {
         Kept::Yes
     }
 
+    /// Makes everything that is kept due now.
+    pub(super) fn hurry(&self) {
+        let mut state = self.shared.state.lock();
+        let held = std::mem::take(&mut state.held);
+        state.held = held.into_iter().map(|((_, number), thing)| ((0, number), thing)).collect();
+        drop(state);
+        self.shared.earlier.notify_one();
+    }
+
     /// Whether anything was ever kept.
     pub(super) fn is_used(&self) -> bool {
         self.shared.state.lock().thread.is_some()

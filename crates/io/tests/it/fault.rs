@@ -233,6 +233,14 @@ fn a_delay_delays_and_closing_ends_it() {
     assert!(before.elapsed() >= delay);
     device.remove(rule);
     device.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
+    // Taking the rules away ends delays.
+    let (told, ends) = std::sync::mpsc::channel();
+    let late = Request::read(0, arena.alloc(512).unwrap());
+    device.submit(late.on_done(move |completion| told.send(completion.result.is_ok()).unwrap()));
+    assert!(ends.try_recv().is_err());
+    device.clear();
+    assert_eq!(ends.recv(), Ok(true));
+    device.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
     let ended = Arc::new(AtomicU64::new(0));
     for at in 0..10 {
         let (arena, ended) = (arena.alloc(512).unwrap(), ended.clone());

@@ -286,11 +286,9 @@ impl Plan {
 }
 
 fn seeds(few: u64) -> Vec<u64> {
-    if let Some(seed) = std::env::var("FOREBAY_SEED").ok().and_then(|text| text.parse().ok()) {
-        return vec![seed];
-    }
-    let full = std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1");
-    (1..=if full { few * 10 } else { few }).collect()
+    let first = forebay_base::testing::seed(1);
+    let count = if forebay_base::testing::full() { few * 10 } else { few };
+    (0..count).map(|nth| first.wrapping_add(nth)).collect()
 }
 
 #[test]

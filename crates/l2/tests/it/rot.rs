@@ -73,10 +73,9 @@ fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
 #[test]
 fn whatever_rots_nothing_is_wrong_and_nothing_old_comes_back() {
     let (image, now) = history(1);
-    let mut rng = SmallRng::from_seed(2);
-    let full = std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1");
+    let mut rng = SmallRng::from_seed(forebay_base::testing::seed(2));
     let (mut found, mut damaged) = (0, 0);
-    let images = if full { 1000 } else { 100 };
+    let images = if forebay_base::testing::full() { 1000 } else { 100 };
     for number in 0..images {
         println!("image {number}");
         let device = copy(&image);

@@ -307,15 +307,18 @@ fn figures_do_not_wait_for_a_group_that_is_written() {
     drop(tx);
     // What is dirty is not available any more.
     assert!(rig.pool.usage().available_bytes <= before.available_bytes - 4 * MIB);
-    rig.faults.add(Rule::new(Fault::Delay(Duration::from_millis(500))).on(Op::Write));
+    // Writes wait until the rule is taken away.
+    rig.faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Write));
     std::thread::scope(|scope| {
-        let sync = scope.spawn(|| rig.pool.sync().unwrap());
         let synced = rig.pool.stats().synced_txg;
-        std::thread::sleep(Duration::from_millis(50));
+        let sync = scope.spawn(|| rig.pool.sync().unwrap());
+        while rig.faults.injected().is_empty() {
+            std::thread::yield_now();
+        }
         let stats = rig.pool.stats();
-        assert!(!sync.is_finished(), "writes take longer");
         assert_eq!((stats.synced_txg, stats.allocated_bytes), (synced, before.allocated_bytes));
+        rig.faults.clear();
+        sync.join().unwrap();
     });
-    rig.faults.clear();
     assert!(rig.pool.usage().allocated_bytes >= before.allocated_bytes + 3 * MIB);
 }
