@@ -40,7 +40,8 @@
 //!     can be kept from counting: a hand clears the marks of blocks as they leave the window.
 //!
 //! Sizes are bytes of weight, not blocks; who was asked for more often is compared block by block, whatever they weigh.
-//! `docs/decisions.md` has the steps that led here, with their effect.
+//! `docs/decisions/0087-admission-by-uses-and-simulated-rules.md` has the reasons, and
+//! `docs/benchmarks.md` the experiments that led here.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
