@@ -14,7 +14,7 @@ use crate::creates::{self, Bucket, Found};
 use crate::names::{FIRST_NAME, PoolSetting, Pooled};
 use crate::options::{Common, Failure};
 use crate::pools::{self, MediumArgs};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, fold, fold_all};
 
 const NAME: &str = "create";
@@ -273,22 +273,21 @@ fn cycle(
 /// Creates over time, the cache over time, changes by iteration; whichever there is.
 pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let figures = [
-        (BY_TIME, "creates_per_s", "second"),
-        (BY_TIME, "cached_metadata_bytes", "second"),
-        (CYCLE, "changes_per_s", "iteration"),
+        (BY_TIME, "Creates while the cache fills", "creates_per_s", "second"),
+        (BY_TIME, "Metadata in the cache", "cached_metadata_bytes", "second"),
+        (CYCLE, "Creates and removes after an import", "changes_per_s", "iteration"),
     ];
     let mut panels = Vec::new();
-    for (bench, figure, x) in figures {
+    for (bench, title, figure, x) in figures {
         let own: Vec<&Record> =
             records.iter().filter(|r| r.get("bench") == Some(&bench.into())).collect();
         if own.is_empty() {
             continue;
         }
         panels.push(Panel {
-            title: format!("{bench}: {figure}"),
-            x_label: x.to_owned(),
-            y_label: figure.to_owned(),
-            log_y: false,
+            title: title.to_owned(),
+            x: Axis::of(x),
+            y: Axis::of(figure),
             series: lines(&own, |r| x_of(r, x), figure),
         });
     }

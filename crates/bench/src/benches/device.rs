@@ -6,7 +6,7 @@ use super::{interleave, lines};
 use crate::iops::{Engines, Fio, Found, Plan, ours, theirs};
 use crate::medium::{BLOCK_BYTES, TestFile};
 use crate::options::{Common, Failure};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel, words};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
 
 const NAME: &str = "device";
@@ -144,9 +144,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
         for figure in ["iops", "p99_ns"] {
             panels.push(Panel {
                 title: if direct { "direct" } else { "through the page cache" }.to_owned(),
-                x_label: "reads in flight".to_owned(),
-                y_label: figure.to_owned(),
-                log_y: figure == "p99_ns",
+                x: Axis::doubling("reads in flight"),
+                y: if figure == "p99_ns" { Axis::log(&words(figure)) } else { Axis::of(figure) },
                 series: lines(&own, depth, figure),
             });
         }

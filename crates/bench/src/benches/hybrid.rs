@@ -15,7 +15,7 @@ use crate::hybrids::{Found, Plan, Scratch, Subject, Tiered};
 use crate::keys::{Distribution, KeySpace};
 use crate::options::{Common, Failure};
 use crate::pools;
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, fold_all};
 
 const NAME: &str = "hybrid";
@@ -224,10 +224,9 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     };
     let all: Vec<&Record> = records.iter().collect();
     let panel = |figure: &str| Panel {
-        title: "0 zipf, 1 metadata".to_owned(),
-        x_label: "load".to_owned(),
-        y_label: figure.to_owned(),
-        log_y: false,
+        title: "Memory and device".to_owned(),
+        x: Axis::linear("load (0 zipf, 1 metadata)"),
+        y: Axis::of(figure),
         series: lines(&all, of, figure),
     };
     vec![panel("hit_ratio"), panel("written_per_inserted_byte")]

@@ -14,7 +14,7 @@ use crate::index::{FixedChains, HashTables, Table};
 use crate::keys::{XorShift, scramble};
 use crate::measure::preemptions;
 use crate::options::{Common, Failure};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel, words};
 use crate::report::{Against, Ratio, Record, fold_all};
 
 const NAME: &str = "index";
@@ -209,10 +209,9 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
         _ => 0.0,
     };
     let panel = |figure: &str| Panel {
-        title: figure.to_owned(),
-        x_label: "entries".to_owned(),
-        y_label: figure.to_owned(),
-        log_y: true,
+        title: "Index".to_owned(),
+        x: Axis::log("entries"),
+        y: Axis::log(&words(figure)),
         series: lines(&all, entries, figure),
     };
     ["ns_per_lookup", "bytes_per_entry", "worst_insert_ns"].map(panel).into()

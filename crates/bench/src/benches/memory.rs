@@ -12,7 +12,7 @@ use crate::blocks::fill;
 use crate::keys::XorShift;
 use crate::measure::{self, Worker, peak_rss_bytes, rss_bytes};
 use crate::options::{Common, Failure};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, Value};
 use crate::subjects::forebay::{bounded, built};
 
@@ -248,9 +248,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     };
     vec![Panel {
         title: "what an entry costs".to_owned(),
-        x_label: "entries".to_owned(),
-        y_label: "bytes".to_owned(),
-        log_y: true,
+        x: Axis::log("entries"),
+        y: Axis::log("memory per entry (bytes)"),
         series: figures.iter().flat_map(line).collect(),
     }]
 }

@@ -21,7 +21,7 @@ pub(crate) mod strided_read;
 pub(crate) mod zap;
 
 use crate::report::Value;
-use crate::report::plot::{Panel, Series};
+use crate::report::plot::{Axis, Panel, Series};
 use crate::report::{Record, fold};
 
 /// Turns rows into lines: one a subject, through (x, figure).
@@ -66,9 +66,8 @@ fn panels_over_threads(
         let title: Vec<String> = by.iter().zip(&combination).map(say).collect();
         Panel {
             title: title.join(", "),
-            x_label: "threads".to_owned(),
-            y_label: figure.to_owned(),
-            log_y: false,
+            x: Axis::doubling("threads"),
+            y: Axis::of(figure),
             series: lines(&own, |r| r.threads() as f64, figure),
         }
     };

@@ -12,7 +12,7 @@ use crate::keys::{Distribution, KeySpace};
 use crate::model::costs::{ArcCosts, LockCost, arc_costs, line_transfer_ns};
 use crate::model::mva::{Station, solve};
 use crate::options::{Common, Failure, cpus};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, median};
 use crate::subjects::{ReadBlocks, ReadPlan, ReadSubject, filled_arc, readers, sublists};
 
@@ -297,9 +297,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     }
     vec![Panel {
         title: "a model, not a measurement: speed over one CPU".to_owned(),
-        x_label: "CPUs".to_owned(),
-        y_label: "speedup".to_owned(),
-        log_y: false,
+        x: Axis::doubling("CPUs"),
+        y: Axis::linear("speed, as a multiple of one CPU"),
         series: speedup,
     }]
 }

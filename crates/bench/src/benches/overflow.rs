@@ -16,7 +16,7 @@ use crate::blocks::fill;
 use crate::freeing::block_bytes;
 use crate::measure::{self, Worker};
 use crate::options::{Common, Failure};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, Value, fold_all};
 use crate::subjects::forebay::{arena, built};
 
@@ -234,7 +234,7 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
         let own = |r: &&Record| r.subject() == subject && r.threads() == threads;
         let rows: Vec<&Record> = records.iter().filter(own).collect();
         let limit = |r: &Record| 0.5f64.powi(shift_of(r) as i32);
-        let panel = |figures: &[&str], y_label: &str, log_y: bool| {
+        let panel = |figures: &[&str], y: Axis| {
             let line = |figure: &&str| {
                 let mut series = lines(&rows, limit, figure);
                 series.iter_mut().for_each(|s| s.name = (*figure).to_owned());
@@ -242,16 +242,16 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
             };
             Panel {
                 title: format!("{subject}, {threads} threads"),
-                x_label: "overflow limit over target".to_owned(),
-                y_label: y_label.to_owned(),
-                log_y,
+                x: Axis::log("overflow limit (share of the target)"),
+                y,
                 series: figures.iter().flat_map(line).collect(),
             }
         };
         let latency = ["insert_p50_ns", "insert_p99_ns", "insert_p999_ns"];
-        panels.push(panel(&latency, "ns an insert", true));
-        panels.push(panel(&["ops_per_s"], "ops_per_s", false));
-        panels.push(panel(&["overshoot_max_ratio", "overshoot_mean_ratio"], "overshoot", false));
+        panels.push(panel(&latency, Axis::log("time per insert (ns)")));
+        panels.push(panel(&["ops_per_s"], Axis::of("ops_per_s")));
+        let overshoot = ["overshoot_max_ratio", "overshoot_mean_ratio"];
+        panels.push(panel(&overshoot, Axis::linear("bytes held (share of the target)")));
     }
     panels
 }

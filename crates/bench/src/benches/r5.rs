@@ -11,7 +11,7 @@
 use crate::baseline::{TextbookArc, TextbookLru};
 use crate::options::{Common, Failure};
 use crate::report::Record;
-use crate::report::plot::{Panel, Series};
+use crate::report::plot::{Axis, Panel, Series};
 use crate::subjects::forebay::r5_player;
 
 const NAME: &str = "r5";
@@ -124,9 +124,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     };
     vec![Panel {
         title: "R5's pattern: hits of the loop".to_owned(),
-        x_label: "pass".to_owned(),
-        y_label: "hit_ratio".to_owned(),
-        log_y: false,
+        x: Axis::linear("pass over the loop"),
+        y: Axis::of("hit_ratio"),
         series: records.iter().map(line).collect(),
     }]
 }

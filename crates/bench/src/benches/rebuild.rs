@@ -14,7 +14,7 @@ use crate::hybrids::{Plan, Scratch, Subject, Tiered};
 use crate::keys::XorShift;
 use crate::measure::{cpu_seconds, rss_bytes};
 use crate::options::{Common, Failure};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Against, Ratio, Record, Value, fold_all};
 
 const NAME: &str = "rebuild";
@@ -197,9 +197,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     let all: Vec<&Record> = records.iter().collect();
     vec![Panel {
         title: "rebuild after a kill".to_owned(),
-        x_label: "entries".to_owned(),
-        y_label: "entries_per_s".to_owned(),
-        log_y: false,
+        x: Axis::log("entries"),
+        y: Axis::of("entries_per_s"),
         series: lines(&all, entries, "entries_per_s"),
     }]
 }

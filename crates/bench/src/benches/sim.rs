@@ -15,7 +15,7 @@ use forebay_sim::cache::trace::Trace;
 
 use super::lines;
 use crate::options::{Common, Failure, cpus};
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::report::{Record, Value};
 
 pub(crate) const NAME: &str = "sim";
@@ -194,9 +194,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
                 Value::Text(name) => name.clone(),
                 other => format!("{other:?}"),
             }),
-            x_label: "capacity".to_owned(),
-            y_label: "hit_ratio".to_owned(),
-            log_y: false,
+            x: Axis::log("capacity (blocks)"),
+            y: Axis::of("hit_ratio"),
             series: lines(&own, capacity, "hit_ratio"),
         }
     };

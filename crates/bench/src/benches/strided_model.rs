@@ -13,7 +13,7 @@ use crate::model::costs::{LockCost, line_transfer_ns, root_costs};
 use crate::model::mva::{Station, solve};
 use crate::options::{Common, Failure};
 use crate::report::Record;
-use crate::report::plot::Panel;
+use crate::report::plot::{Axis, Panel};
 use crate::strided::Kind;
 
 const NAME: &str = "strided-read-model";
@@ -185,9 +185,8 @@ pub(crate) fn panels(records: &[Record]) -> Vec<Panel> {
     }
     vec![Panel {
         title: "a model, not a measurement: speed over one CPU".to_owned(),
-        x_label: "CPUs".to_owned(),
-        y_label: "speedup".to_owned(),
-        log_y: false,
+        x: Axis::doubling("CPUs"),
+        y: Axis::linear("speed, as a multiple of one CPU"),
         series: lines(&rows, |r| r.threads() as f64, "predicted_speedup"),
     }]
 }

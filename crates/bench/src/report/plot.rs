@@ -3,6 +3,9 @@
 use std::path::Path;
 
 use plotters::coord::Shift;
+use plotters::coord::combinators::LogCoord;
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 type Fault = Box<dyn std::error::Error>;
@@ -15,22 +18,99 @@ pub(crate) struct Series {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
+impl Series {
+    fn xs(&self) -> impl Iterator<Item = f64> {
+        self.points.iter().map(|point| point.0)
+    }
+
+    fn ys(&self) -> impl Iterator<Item = f64> {
+        self.points.iter().map(|point| point.1)
+    }
+}
+
+/// One axis of a panel.
+#[derive(Clone, Debug)]
+pub(crate) struct Axis {
+    /// Its title: words, and the unit.
+    title: String,
+    /// The base of a logarithmic scale; a linear one otherwise.
+    log_base: Option<f64>,
+}
+
+impl Axis {
+    /// A linear axis, for time, shares and rates.
+    pub(crate) fn linear(title: &str) -> Self {
+        Self { title: title.to_owned(), log_base: None }
+    }
+
+    /// A logarithmic axis, for values that span decades.
+    pub(crate) fn log(title: &str) -> Self {
+        Self { title: title.to_owned(), log_base: Some(10.0) }
+    }
+
+    /// A logarithmic axis of base 2, for numbers of threads and queue depths.
+    pub(crate) fn doubling(title: &str) -> Self {
+        Self { title: title.to_owned(), log_base: Some(2.0) }
+    }
+
+    /// A linear axis for the figure of this name.
+    pub(crate) fn of(figure: &str) -> Self {
+        Self::linear(&words(figure))
+    }
+}
+
+/// The title of an axis for the figure of this name: words, and the unit.
+pub(crate) fn words(figure: &str) -> String {
+    let known = match figure {
+        "ops_per_s" => "operations per second",
+        "creates_per_s" => "creates per second",
+        "changes_per_s" => "creates and removes per second",
+        "entries_per_s" => "entries per second",
+        "iops" => "reads per second",
+        "hit_ratio" => "hit ratio (share of requests)",
+        "cached_metadata_bytes" => "metadata in the cache (bytes)",
+        "peak_rss_bytes" => "peak resident memory (bytes)",
+        "cpu_s_per_million" => "CPU time per million operations (s)",
+        "ns_per_lookup" => "time per lookup (ns)",
+        "worst_insert_ns" => "slowest insert (ns)",
+        "bytes_per_entry" => "memory per entry (bytes)",
+        "p99_ns" => "99th percentile of latency (ns)",
+        "written_per_inserted_byte" => "bytes written per byte inserted",
+        "second" => "time (s)",
+        other => return other.replace('_', " "),
+    };
+    known.to_owned()
+}
+
 /// One coordinate system with its lines.
 pub(crate) struct Panel {
     /// Above the panel.
     pub(crate) title: String,
-    /// Under the x axis, which is logarithmic.
-    pub(crate) x_label: String,
-    /// Beside the y axis.
-    pub(crate) y_label: String,
-    /// True if y spans decades.
-    pub(crate) log_y: bool,
+    /// The horizontal axis.
+    pub(crate) x: Axis,
+    /// The vertical axis.
+    pub(crate) y: Axis,
     /// The lines.
     pub(crate) series: Vec<Series>,
 }
 
-const PANEL_SIZE: (u32, u32) = (640, 420);
+const PANEL_SIZE: (u32, u32) = (640, 400);
 const COLUMNS: usize = 2;
+/// Okabe and Ito's colours, which people with any kind of colour blindness can tell apart. Yellow
+/// is left out: it is too light on white.
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+const GRID: RGBColor = RGBColor(225, 225, 225);
+const FRAME: RGBColor = RGBColor(120, 120, 120);
+/// More points than this are drawn as a line without marks.
+const MARKED_POINTS: usize = 24;
 
 /// Writes the panels as one SVG file.
 pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), Fault> {
@@ -47,63 +127,98 @@ pub(crate) fn write(path: &Path, panels: &[Panel]) -> Result<(), Fault> {
 }
 
 fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), Fault> {
-    let points = || panel.series.iter().flat_map(|s| s.points.iter().copied());
-    let (x_min, x_max) = bounds(points().map(|p| p.0).filter(|x| *x > 0.0));
-    let (y_min, y_max) = bounds(points().map(|p| p.1));
-    let mut builder = ChartBuilder::on(area);
-    builder
-        .caption(&panel.title, ("sans-serif", 16))
-        .margin(10)
-        .x_label_area_size(36)
-        .y_label_area_size(72);
-    // The two axes are different types in plotters, so the drawing is written once as a macro.
-    macro_rules! body {
-        ($y:expr) => {{
-            let mut chart = builder.build_cartesian_2d((x_min..x_max).log_scale(), $y)?;
-            chart
-                .configure_mesh()
-                .x_desc(&panel.x_label)
-                .y_desc(&panel.y_label)
-                .x_label_formatter(&|x| super::table::human(*x))
-                .y_label_formatter(&|y| super::table::human(*y))
-                .draw()?;
-            for (i, series) in panel.series.iter().enumerate() {
-                let color = Palette99::pick(i).to_rgba();
-                let positive = || series.points.iter().copied().filter(|p| p.0 > 0.0);
-                chart
-                    .draw_series(LineSeries::new(positive(), color.stroke_width(2)))?
-                    .label(series.name.as_str())
-                    .legend(move |(x, y)| {
-                        PathElement::new(vec![(x, y), (x + 16, y)], color.stroke_width(2))
-                    });
-                chart.draw_series(positive().map(|p| Circle::new(p, 3, color.filled())))?;
-            }
-            chart
-                .configure_series_labels()
-                .background_style(WHITE.mix(0.8))
-                .position(SeriesLabelPosition::UpperLeft)
-                .draw()?;
-        }};
+    let x = Range::of(panel.x.log_base, panel.series.iter().flat_map(Series::xs));
+    let y = Range::of(panel.y.log_base, panel.series.iter().flat_map(Series::ys));
+    // Each kind of axis is a type of its own in plotters.
+    match (panel.x.log_base, panel.y.log_base) {
+        (None, None) => draw_on(area, panel, x.linear(), y.linear()),
+        (Some(base), None) => draw_on(area, panel, x.log(base), y.linear()),
+        (None, Some(base)) => draw_on(area, panel, x.linear(), y.log(base)),
+        (Some(of_x), Some(of_y)) => draw_on(area, panel, x.log(of_x), y.log(of_y)),
     }
-    if panel.log_y {
-        body!((y_min.max(y_max * 1e-9).max(1e-9)..y_max).log_scale());
-    } else {
-        body!(0.0..y_max);
+}
+
+fn draw_on<X, Y>(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    panel: &Panel,
+    x: X,
+    y: Y,
+) -> Result<(), Fault>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, ("sans-serif", 16))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(72)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(FRAME)
+        .x_desc(&panel.x.title)
+        .y_desc(&panel.y.title)
+        .x_label_formatter(&|x| super::table::human(*x))
+        .y_label_formatter(&|y| super::table::human(*y))
+        .label_style(("sans-serif", 13))
+        .draw()?;
+    for (i, series) in panel.series.iter().enumerate() {
+        let colour = COLOURS[i % COLOURS.len()];
+        let points =
+            || series.points.iter().copied().filter(|p| p.0 > 0.0 || panel.x.log_base.is_none());
+        chart
+            .draw_series(LineSeries::new(points(), colour.stroke_width(2)))?
+            .label(series.name.as_str())
+            .legend(move |(x, y)| {
+                PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2))
+            });
+        if series.points.len() <= MARKED_POINTS {
+            chart.draw_series(points().map(|p| Circle::new(p, 3, colour.filled())))?;
+        }
+    }
+    if panel.series.len() > 1 {
+        chart
+            .configure_series_labels()
+            .background_style(WHITE.mix(0.85))
+            .border_style(GRID)
+            .label_font(("sans-serif", 13))
+            .position(SeriesLabelPosition::UpperRight)
+            .draw()?;
     }
     Ok(())
 }
 
-/// Smallest and largest value, with room so that a single point is still a range.
-fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (mut low, mut high) = (f64::INFINITY, 0.0f64);
-    for value in values.filter(|v| v.is_finite()) {
-        low = low.min(value);
-        high = high.max(value);
+/// Smallest and largest value of an axis.
+struct Range {
+    low: f64,
+    high: f64,
+}
+
+impl Range {
+    /// Covers the values, with a margin, so that a single point is still a range.
+    fn of(log_base: Option<f64>, values: impl Iterator<Item = f64>) -> Self {
+        let (mut low, mut high) = (f64::INFINITY, 0.0f64);
+        for value in values.filter(|v| v.is_finite() && (*v > 0.0 || log_base.is_none())) {
+            low = low.min(value);
+            high = high.max(value);
+        }
+        if !low.is_finite() || high <= 0.0 {
+            return Self { low: 0.5, high: 1.0 };
+        }
+        Self { low: low * 0.9, high: high * 1.05 }
     }
-    if !low.is_finite() || high <= 0.0 {
-        return (0.5, 1.0);
+
+    /// From zero.
+    fn linear(&self) -> RangedCoordf64 {
+        (0.0..self.high).into()
     }
-    (if low > 0.0 { low * 0.9 } else { 0.0 }, high * 1.1)
+
+    fn log(&self, base: f64) -> LogCoord<f64> {
+        (self.low..self.high).log_scale().base(base).into()
+    }
 }
 
 #[cfg(test)]
@@ -111,18 +226,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_scales_are_written() {
-        let panel = |log_y| Panel {
-            title: "t".into(),
-            x_label: "threads".into(),
-            y_label: "ops_per_s".into(),
-            log_y,
-            series: vec![Series { name: "a".into(), points: vec![(1.0, 10.0), (32.0, 1e6)] }],
+    fn each_pair_of_scales_is_written() {
+        let axes = [Axis::linear("time (s)"), Axis::log("latency (ns)"), Axis::doubling("threads")];
+        let series = || {
+            vec![Series { name: "a".into(), points: vec![(0.0, 1.0), (1.0, 10.0), (32.0, 1e6)] }]
         };
+        let pairs = axes.iter().flat_map(|x| axes.iter().map(move |y| (x.clone(), y.clone())));
+        let panels: Vec<Panel> =
+            pairs.map(|(x, y)| Panel { title: "t".into(), x, y, series: series() }).collect();
         let path = std::env::temp_dir().join(format!("forebay-plot-{}.svg", std::process::id()));
-        write(&path, &[panel(false), panel(true), panel(false)]).expect("writes a plot");
+        write(&path, &panels).expect("writes a plot");
         let text = std::fs::read_to_string(&path).expect("reads it back");
         let _ = std::fs::remove_file(&path);
-        assert!(text.contains("<svg") && text.contains("threads"));
+        for title in ["<svg", "time (s)", "latency (ns)", "threads"] {
+            assert!(text.contains(title), "{title}");
+        }
+    }
+
+    #[test]
+    fn a_figure_without_words_of_its_own_has_its_name() {
+        assert_eq!(words("ops_per_s"), "operations per second");
+        assert_eq!(words("some_new_figure"), "some new figure");
     }
 }
