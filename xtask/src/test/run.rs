@@ -28,6 +28,8 @@ const SILENCE: Duration = Duration::from_secs(900);
 pub(crate) struct Tests {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
+    /// Result lines read.
+    pub(crate) results: u64,
 }
 
 impl Tests {
@@ -37,6 +39,7 @@ impl Tests {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return;
         };
+        self.results += 1;
         let counts = counts.split_once(". ").map_or("", |(_, counts)| counts);
         for part in counts.split(';') {
             let mut words = part.split_whitespace();
@@ -46,6 +49,15 @@ impl Tests {
                 Some("failed") => self.failed += count,
                 _ => {}
             }
+        }
+    }
+
+    /// Counts a binary that ended with `ok` as one test, unless it printed a result line since
+    /// `before`. An example has no harness, and a harness that crashed printed none.
+    fn count_binary(&mut self, before: Tests, ok: bool) {
+        if self.results == before.results {
+            self.passed += u64::from(ok);
+            self.failed += u64::from(!ok);
         }
     }
 }
@@ -79,7 +91,7 @@ impl Done {
     /// its tests did, since it may not have compiled. A skipped test returns early and the harness
     /// takes it for passed: it is not.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        let Tests { passed, failed } = self.tests;
+        let Tests { passed, failed, .. } = self.tests;
         let skipped = self.skips.len() as u64;
         match (passed + failed > 0, self.ok) {
             (false, true) => (u64::from(skipped == 0), 0),
@@ -208,7 +220,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs one test binary as cargo would.
+    /// Runs one test binary, or an example without a harness, as cargo would.
     pub(crate) fn binary(
         &self,
         binary: &Binary,
@@ -220,7 +232,10 @@ impl Runner {
         command.args(arguments).current_dir(&binary.folder);
         command.env("CARGO_MANIFEST_DIR", &binary.folder);
         command.envs(environment.iter().map(|(key, value)| (key, value)));
-        self.follow(command, done)
+        let before = done.tests;
+        self.follow(command, done)?;
+        done.tests.count_binary(before, done.ok);
+        Ok(())
     }
 
     fn command(&self, mut command: Command, arguments: &[String], step: &Step) -> Command {
@@ -294,12 +309,43 @@ mod tests {
         tests.read("running 4 tests");
         tests.read("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; finished in 0.01s");
         tests.read("test result: FAILED. 5 passed; 2 failed; 0 ignored; 0 measured");
-        assert_eq!(tests, Tests { passed: 8, failed: 2 });
+        assert_eq!(tests, Tests { passed: 8, failed: 2, results: 2 });
+    }
+
+    #[test]
+    fn an_example_counts_as_one_test() {
+        let root = std::env::temp_dir().join(format!("xtask-example-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let runner =
+            Runner { root: root.clone(), builds: Builds::default(), skips: root.join("s") };
+        let run = |script: &str| {
+            let path = PathBuf::from("/bin/sh");
+            let (package, target) = ("cache".to_owned(), "classes".to_owned());
+            let binary = Binary { package, target, path, folder: root.clone() };
+            let mut done = Done::new("examples");
+            runner.binary(&binary, &["-c".to_owned(), script.to_owned()], &[], &mut done).unwrap();
+            (done.ok, done.tests.passed, done.tests.failed)
+        };
+        assert_eq!(run("echo it holds"), (true, 1, 0));
+        assert_eq!(run("exit 101"), (false, 0, 1));
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_harness_counts_by_its_result_line() {
+        let before = Tests { passed: 5, failed: 0, results: 1 };
+        let mut tests = before;
+        tests.read("test result: ok. 0 passed; 0 failed");
+        tests.count_binary(before, true);
+        assert_eq!((tests.passed, tests.failed), (5, 0), "an example with a harness has no tests");
+        let before = tests;
+        tests.count_binary(before, false);
+        assert_eq!((tests.passed, tests.failed), (5, 1), "a harness that crashed");
     }
 
     fn counts(ok: bool, passed: u64, failed: u64, skipped: usize) -> (u64, u64) {
         let mut done = Done::new("x");
-        (done.ok, done.tests) = (ok, Tests { passed, failed });
+        (done.ok, done.tests) = (ok, Tests { passed, failed, results: 1 });
         done.skips = skip::read(&"a test\tfuse\tno /dev/fuse\n".repeat(skipped));
         done.counts()
     }

@@ -67,7 +67,7 @@ mod tests {
         let mut tests = Done::new("tests");
         tests.building = Duration::from_millis(61_400);
         tests.running = Duration::from_secs(100);
-        tests.tests = Tests { passed: 10, failed: 0 };
+        tests.tests = Tests { passed: 10, ..Tests::default() };
         let skip = |test: &str| Skip {
             test: test.to_owned(),
             need: "loop".to_owned(),

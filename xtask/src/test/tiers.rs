@@ -12,7 +12,8 @@ use super::step::{Binary, Step};
 use crate::tree::{Package, Tree};
 
 /// The targets that the build of the tests makes. Always all of the workspace: with fewer packages,
-/// cargo would choose other features for crates of others, and build those again.
+/// cargo would choose other features for crates of others, and build those again. An example whose
+/// manifest says `harness = false` is built with its own `main`, which the step runs as one test.
 pub(crate) const WORKSPACE: &str = "--workspace --lib --bins --tests --examples";
 
 /// Features that clippy checks in one build.
