@@ -58,6 +58,7 @@ fn target() -> PathBuf {
 /// The same, and all that takes minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     let mut steps = still();
+    steps.extend([deny(), advisories()]);
     steps.push(
         Step::cargo("documentation", "doc --workspace --no-deps")
             .with("RUSTDOCFLAGS", "-D warnings"),
@@ -169,6 +170,22 @@ fn fuzz() -> Step {
     })
 }
 
+/// Licences, duplicates and sources of dependencies, as `deny.toml` allows them.
+fn deny() -> Step {
+    let step = Step::run("licences of dependencies", "deny check licenses bans sources");
+    step.needs("cargo-deny", || {
+        answers(&["deny", "--version"]).map_err(|why| format!("{why}; `cargo install cargo-deny`"))
+    })
+}
+
+/// Known vulnerabilities of dependencies, by a database from the network.
+fn advisories() -> Step {
+    let step = Step::run("advisories on dependencies", "deny check advisories");
+    step.needs("advisory-db", || {
+        answers(&["deny", "fetch", "db"]).map_err(|why| format!("{why}; needs cargo-deny, network"))
+    })
+}
+
 /// Undefined behaviour in what has `unsafe` and needs no device.
 fn miri() -> Step {
     let command = "+nightly miri test -p forebay-base -p forebay-cache -p forebay-l2 --lib -- \
@@ -264,6 +281,17 @@ mod tests {
         let full = lines(&full(&tree));
         let tests = full.iter().filter(|line| line.contains("cargo test --workspace"));
         assert!(tests.clone().count() > 1 && tests.clone().all(|l| l.contains("FOREBAY_FULL=1")));
+    }
+
+    #[test]
+    fn only_long_runs_look_at_dependencies() {
+        let tree = Tree::fixture(&[BASE]);
+        let asks = |step: &&Step| step.command_line().contains("cargo deny check");
+        assert!(!check().iter().chain(&test(&tree)).any(|step| asks(&step)));
+        let full = full(&tree);
+        let asking: Vec<_> = full.iter().filter(asks).collect();
+        assert_eq!(asking.len(), 2);
+        assert!(asking.iter().all(|step| step.needs.is_some()), "skipped without cargo-deny");
     }
 
     #[test]
