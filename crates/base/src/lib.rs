@@ -26,3 +26,8 @@ pub mod sync;
 pub mod testing;
 pub mod tunables;
 pub mod vm;
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -102,3 +102,8 @@ pub use owner::OwnerCaching;
 pub use second::{Candidate, SecondLevel, Writing};
 pub use spare::{NotTaken, SpareRoom};
 pub use stats::{StateStats, Stats};
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -84,3 +84,8 @@ pub use types::{
     Attr, Caller, Entry, FallocateMode, FileKind, FsUsage, Handle, Ino, NewNode, Owner, RenameMode,
     Seek, SetAttr, SetTime, Time, Write, XattrMode,
 };
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -44,3 +44,8 @@ pub use error::{MountError, User};
 pub use mount::{Mount, Mounted, available, is_mounted, served_at, unmount_dead};
 pub use null::mount_null;
 pub use options::{Atime, MountFlags, MountOptions};
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -74,3 +74,8 @@ pub mod model {
         Issue, Kick, Lane, Limits, MAX_LANES, MAX_PIECES, PermitStats, Permits, Pieces, Seat,
     };
 }
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

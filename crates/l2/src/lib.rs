@@ -75,3 +75,8 @@ pub use recover::RebuildStats;
 pub use stats::LevelStats;
 pub use tunables::LevelTunables;
 pub use warm::{WarmUp, WarmUpEnd};
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -117,3 +117,8 @@ pub mod model {
     pub use crate::log::model::ModelLog;
     pub use crate::txg::{Hold, TxgCounters, TxgTunables, Txgs, Wake};
 }
+
+/// The example of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
