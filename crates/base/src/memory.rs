@@ -55,7 +55,7 @@ pub fn rss_bytes() -> Option<u64> {
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
     // Pages: total, resident, and others.
     let resident: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(resident * rustix::param::page_size() as u64)
+    Some(resident * crate::vm::PageSize::system().bytes() as u64)
 }
 
 /// The processors that this process may use at once, at least 1: the machine's, or less by

@@ -133,7 +133,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         Ok(Self {
             hasher: foldhash::quality::FixedState::with_seed(parts.seed),
             index: Index::new(),
-            slab: Slab::new(parts.shards)?,
+            slab: Slab::new(forebay_base::vm::PageSize::system(), parts.shards)?,
             resident: [lists(), lists(), lists()],
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
             policy: Policy::new(parts.target, parts.tunables.plain_lru()),

@@ -82,7 +82,10 @@ unsafe impl Send for Handle {}
 impl Slab {
     /// An empty slab.
     pub fn new() -> Self {
-        Self(slab::Slab::new(1).expect("memory for a small slab"))
+        Self(
+            slab::Slab::new(forebay_base::vm::PageSize::system(), 1)
+                .expect("memory for a small slab"),
+        )
     }
     /// A header, occupied and published with `key`.
     pub fn take(&self, key: u64) -> Handle {

@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use forebay_base::sync::{Mutex, hint, thread_slot};
-use forebay_base::vm::{self, StableChunk, ZeroInit};
+use forebay_base::vm::{self, PageSize, StableChunk, ZeroInit};
 
 use crate::header::Header;
 
@@ -41,8 +41,10 @@ pub(crate) struct Slab<K, V> {
     starts: StableChunk<Start>,
     /// Headers carved out of chunks.
     carved: AtomicU64,
-    /// Headers whose memory is or may be resident: those carved, and all of a huge page.
+    /// Bytes of pages that are or may be resident: the sum over the chunks.
     resident: AtomicU64,
+    /// The size of a page.
+    page: PageSize,
     /// Chunks up to this one would hold all headers in use: free headers of later ones are not for
     /// magazines, so that these chunks drain.
     dense: AtomicUsize,
@@ -82,6 +84,8 @@ struct Chunk<K, V> {
     free_count: usize,
     /// Headers in use so far since the chunk was last empty; the rest is untouched memory.
     carved: usize,
+    /// Bytes of whole pages, from the start on, that were touched since they were last given back.
+    resident: usize,
     /// The chunk is one huge page: all of it is resident.
     huge: bool,
 }
@@ -89,9 +93,12 @@ struct Chunk<K, V> {
 impl<K: Copy, V> Slab<K, V> {
     const PER_CHUNK: usize = CHUNK_BYTES / size_of::<Header<K, V>>();
 
-    pub(crate) fn new(shards: usize) -> Result<Self, vm::Error> {
+    /// Chunk bytes that headers take.
+    const CARVED_BYTES: usize = Self::PER_CHUNK * size_of::<Header<K, V>>();
+
+    pub(crate) fn new(page: PageSize, shards: usize) -> Result<Self, vm::Error> {
         assert!(Self::PER_CHUNK > 0, "a header of more than {CHUNK_BYTES} bytes: box the value");
-        let starts = StableChunk::new(MAX_CHUNKS, 64)?;
+        let starts = StableChunk::new(page, MAX_CHUNKS, 64)?;
         let magazine = || Mutex::named("slab-magazine", Vec::with_capacity(2 * BATCH));
         Ok(Self {
             magazines: (0..shards).map(|_| CachePadded::new(magazine())).collect(),
@@ -107,6 +114,7 @@ impl<K: Copy, V> Slab<K, V> {
             starts,
             carved: AtomicU64::new(0),
             resident: AtomicU64::new(0),
+            page,
             dense: AtomicUsize::new(0),
         })
     }
@@ -226,13 +234,18 @@ impl<K: Copy, V> Slab<K, V> {
         let chunk = &mut central.chunks[at];
         central.free_count -= chunk.free_count;
         debug_assert_eq!(chunk.free_count, chunk.carved);
-        let resident = if chunk.huge { Self::PER_CHUNK } else { chunk.carved };
         self.carved.fetch_sub(chunk.carved as u64, Ordering::Relaxed);
-        self.resident.fetch_sub(resident as u64, Ordering::Relaxed);
         chunk.memory.advise_huge(false);
         chunk.huge = false;
         // SAFETY: all headers of the chunk are free and in its own list, so nobody writes them.
-        unsafe { chunk.memory.wipe(0, Self::PER_CHUNK) };
+        if unsafe { chunk.memory.release(0, Self::PER_CHUNK) } {
+            self.resident.fetch_sub(chunk.resident as u64, Ordering::Relaxed);
+            chunk.resident = 0;
+        } else {
+            // Its pages are locked, and stay resident.
+            // SAFETY: as above.
+            unsafe { chunk.memory.wipe(0, chunk.carved) };
+        }
         (chunk.free, chunk.free_count, chunk.carved) = (NONE, 0, 0);
     }
 
@@ -257,11 +270,17 @@ impl<K: Copy, V> Slab<K, V> {
         let mut central = self.central.lock();
         let Some(chunk) = central.chunks.iter_mut().find(|c| wanted(c)) else { return };
         chunk.memory.collapse();
-        let rest = (Self::PER_CHUNK - chunk.carved) as u64;
-        self.resident.fetch_add(rest, Ordering::Relaxed);
+        self.touch(chunk, Self::CARVED_BYTES);
         // Where the kernel cannot do it, there is no use in asking again; what is counted then is what
         // a huge page would take.
         chunk.huge = true;
+    }
+
+    /// Counts the pages under the first `bytes` of a chunk.
+    fn touch(&self, chunk: &mut Chunk<K, V>, bytes: usize) {
+        let resident = self.page.round_up(bytes).max(chunk.resident);
+        self.resident.fetch_add((resident - chunk.resident) as u64, Ordering::Relaxed);
+        chunk.resident = resident;
     }
 
     fn refill(&self, batch: &mut Vec<NonNull<Header<K, V>>>) -> Result<(), vm::Error> {
@@ -293,7 +312,7 @@ impl<K: Copy, V> Slab<K, V> {
                 unsafe { header.as_ref() }.set_id(first_id + chunk.carved as u32);
                 chunk.carved += 1;
                 self.carved.fetch_add(1, Ordering::Relaxed);
-                self.resident.fetch_add(u64::from(!chunk.huge), Ordering::Relaxed);
+                self.touch(chunk, chunk.carved * size_of::<Header<K, V>>());
                 batch.push(header);
             } else {
                 central.with_room.remove(&at);
@@ -306,13 +325,15 @@ impl<K: Copy, V> Slab<K, V> {
     fn add_chunk(&self, central: &mut Central<K, V>) -> Result<(), vm::Error> {
         let at = central.chunks.len();
         assert!(at < MAX_CHUNKS, "more headers than ids");
-        let memory = StableChunk::<Header<K, V>>::new(Self::PER_CHUNK, CHUNK_BYTES.min(2 << 20))?;
+        let align = CHUNK_BYTES.min(2 << 20);
+        let memory = StableChunk::<Header<K, V>>::new(self.page, Self::PER_CHUNK, align)?;
         let start = memory.as_ptr().as_ptr().expose_provenance();
         // A small cache stays small; one that has filled a chunk gets huge pages for the next.
         let huge = at > 0;
         memory.advise_huge(huge);
-        self.resident.fetch_add(if huge { Self::PER_CHUNK as u64 } else { 0 }, Ordering::Relaxed);
-        central.chunks.push(Chunk { memory, free: NONE, free_count: 0, carved: 0, huge });
+        let mut chunk = Chunk { memory, free: NONE, free_count: 0, carved: 0, resident: 0, huge };
+        self.touch(&mut chunk, if huge { Self::CARVED_BYTES } else { 0 });
+        central.chunks.push(chunk);
         central.with_room.insert(at);
         // SAFETY: `at` is within the array of starts.
         unsafe { self.starts.as_ptr().add(at).as_ref() }.0.store(start, Ordering::Release);
@@ -355,10 +376,9 @@ impl<K: Copy, V> Slab<K, V> {
         self.carved.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
     }
 
-    /// Bytes beyond those that are or may be resident: the rest of huge pages.
+    /// Bytes beyond those that are or may be resident: the rest of pages, huge ones among them.
     pub(crate) fn slack_bytes(&self) -> u64 {
-        let resident = self.resident.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64;
-        resident.saturating_sub(self.bytes())
+        self.resident.load(Ordering::Relaxed).saturating_sub(self.bytes())
     }
 
     /// Headers taken and not given back. Exact when nothing else runs.
@@ -373,12 +393,14 @@ impl<K: Copy, V> Slab<K, V> {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
+    use forebay_base::vm::PageSize;
+
     use super::Slab;
     use crate::attributes::Class;
 
     #[test]
     fn headers_are_distinct_found_by_id_and_their_memory_comes_back() {
-        let slab = Slab::<u64, u64>::new(2).unwrap();
+        let slab = Slab::<u64, u64>::new(PageSize::system(), 2).unwrap();
         let count = if cfg!(miri) { 100 } else { 100_000 };
         let mut taken: Vec<_> = (0..count).map(|_| slab.take().unwrap()).collect();
         for header in &taken {
@@ -402,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_free_header_tells_whether_it_was_used() {
-        let slab = Slab::<u64, u64>::new(1).unwrap();
+        let slab = Slab::<u64, u64>::new(PageSize::system(), 1).unwrap();
         let header = slab.take().unwrap();
         // SAFETY: taken above, and the slab lives.
         let h = unsafe { header.as_ref() };
@@ -418,5 +440,54 @@ mod tests {
         lives.dedup();
         // A lookup that found the same life twice would take the block for absent in between.
         assert_eq!(lives.len(), 4, "{lives:?}");
+    }
+
+    /// Bytes that the slab says are resident.
+    #[cfg(not(miri))]
+    fn resident<K: Copy, V>(slab: &Slab<K, V>) -> u64 {
+        slab.bytes() + slab.slack_bytes()
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_header_makes_its_whole_page_resident_whatever_the_size_of_a_page() {
+        for kib in [16, 64] {
+            let slab = Slab::<u64, u64>::new(PageSize::of(kib << 10), 1).unwrap();
+            let header = slab.take().unwrap();
+            assert_eq!(resident(&slab), (kib << 10) as u64);
+            let taken: Vec<_> = (0..1000).map(|_| slab.take().unwrap()).collect();
+            let whole = slab.bytes().next_multiple_of((kib << 10) as u64);
+            assert_eq!(resident(&slab), whole);
+            taken.into_iter().chain([header]).for_each(|header| slab.give(header));
+            slab.trim();
+            assert_eq!((slab.bytes(), resident(&slab)), (0, 0));
+        }
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn locked_headers_stay_counted_and_are_as_new_when_taken_again() {
+        let slab = Slab::<u64, u64>::new(PageSize::system(), 1).unwrap();
+        let taken: Vec<_> = (0..1000).map(|_| slab.take().unwrap()).collect();
+        let (count, start) = (taken.len(), taken.iter().min().unwrap().as_ptr().cast());
+        // SAFETY: the page is the slab's.
+        if unsafe { libc::mlock(start, 1) } != 0 {
+            return forebay_base::testing::skip("memlock", "`ulimit -l` allows no locked page");
+        }
+        let all = resident(&slab);
+        taken.into_iter().for_each(|header| slab.give(header));
+        slab.trim();
+        assert_eq!((slab.bytes(), resident(&slab)), (0, all), "the system takes no locked page");
+        let again: Vec<_> = (0..count).map(|_| slab.take().unwrap()).collect();
+        for header in &again {
+            // SAFETY: taken above, and the slab lives.
+            assert!(unsafe { header.as_ref() }.state().is_free());
+        }
+        assert_eq!(resident(&slab), all);
+        again.into_iter().for_each(|header| slab.give(header));
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlock(start, 1) }, 0);
+        slab.trim();
+        assert_eq!((slab.bytes(), resident(&slab)), (0, 0));
     }
 }

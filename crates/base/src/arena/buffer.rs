@@ -10,9 +10,10 @@ use std::ptr::NonNull;
 
 use super::classes::{CHUNK_BYTES, RUN, SIZES};
 use super::region;
+use crate::vm::PageSize;
 
 /// Owned, aligned memory from an [`Arena`](super::Arena): at a multiple of 4,096 bytes, or of
-/// 512 if it is shorter than a page. Dropping it gives the memory back at once; it may outlive
+/// 512 if it is not longer than 2,048. Dropping it gives the memory back at once; it may outlive
 /// every handle of its arena.
 ///
 /// The content of a new buffer is unspecified: zeros, or what an earlier buffer left behind.
@@ -47,7 +48,9 @@ impl Buffer {
     /// Bytes of memory that the buffer takes: its block, or its whole pages if it is a run.
     #[inline]
     pub fn footprint(&self) -> usize {
-        footprint(self.class as usize, self.len())
+        // SAFETY: the arena exists while there is a buffer of it.
+        let page = unsafe { region::inner_of(self.start).as_ref() }.page;
+        footprint(self.class as usize, self.len(), page)
     }
 
     /// Sets every byte to zero.
@@ -56,10 +59,10 @@ impl Buffer {
     }
 }
 
-/// Bytes of memory for `len` bytes in `class`.
+/// Bytes of memory for `len` bytes in `class`: of a run, whole pages of `page`.
 #[inline]
-pub(super) fn footprint(class: usize, len: usize) -> usize {
-    SIZES.get(class).map_or(len.next_multiple_of(super::classes::PAGE_BYTES), |size| *size as usize)
+pub(super) fn footprint(class: usize, len: usize, page: PageSize) -> usize {
+    SIZES.get(class).map_or_else(|| page.round_up(len), |size| *size as usize)
 }
 
 /// Chunks of a run of `len` bytes.

@@ -9,6 +9,9 @@
 //! it is *idle* when it is backed and no live block touches it. A free block is *warm* when
 //! all its pages are backed.
 //!
+//! Pages are the system's, of whatever size: a block may have several, or share one with others, or
+//! both.
+//!
 //! Invariants: all pages of live blocks are backed; `live`, `warm` and `idle` are what the
 //! two bitmaps say ([`Chunk::audit`]).
 //!
@@ -17,9 +20,11 @@
 //! a run of chunks, or a thread that took it out of the pool. While `purging` is set, the
 //! purger works on idle pages outside the lock; the chunk is in no list then.
 
+use std::ops::RangeInclusive;
+
 use super::classes::{CHUNK_BYTES, Geometry};
 use super::lists::Links;
-use super::pages::{CHUNK_PAGES, PageSet};
+use super::pages::{PageSet, word_masks};
 
 /// Most blocks that a chunk can have.
 const MAX_BLOCKS: usize = CHUNK_BYTES / 512;
@@ -67,8 +72,7 @@ impl Chunk {
     }
 
     /// Starts to serve `class`. The chunk keeps its backed pages.
-    pub(super) fn assign(&mut self, class: usize) {
-        let g = Geometry::of(class);
+    pub(super) fn assign(&mut self, class: usize, g: Geometry) {
         self.class = class as u8;
         self.live = 0;
         self.free = [0; MAX_BLOCKS / 64];
@@ -80,11 +84,11 @@ impl Chunk {
         self.warm = self.count_warm(g) as u16;
     }
 
-    /// Makes it a huge chunk: all pages count as backed. Returns how many were not before.
-    pub(super) fn set_huge(&mut self) -> usize {
-        let added = CHUNK_PAGES - self.backed.count();
+    /// Makes it a huge chunk: `all` its pages count as backed. Returns how many were not before.
+    pub(super) fn set_huge(&mut self, all: &PageSet) -> usize {
+        let added = all.count() - self.backed.count();
         self.huge = true;
-        self.backed = PageSet::FULL;
+        self.backed = *all;
         added
     }
 
@@ -94,39 +98,27 @@ impl Chunk {
             return None;
         }
         let block = self.find_warm(g)?;
+        self.idle -= self.idle_under(g, block) as u16;
         self.clear_free(block);
         self.live += 1;
         self.warm -= 1;
-        if g.in_page == 1 {
-            self.idle -= g.pages as u16;
-        } else if self.free_in_page(g, block / g.in_page) == g.in_page - 1 {
-            self.idle -= 1;
-        }
         Some(block)
     }
 
     /// Takes any free block and backs the pages that it lacks. Returns it and their number.
     pub(super) fn take_any(&mut self, g: Geometry) -> Option<(usize, usize)> {
-        let word = self.free.iter().position(|word| *word != 0)?;
-        let block = word * 64 + self.free[word].trailing_zeros() as usize;
-        let page = block * g.pages / g.in_page;
-        let backed = self.backed.count_range(page, g.pages);
+        let block = self.next_free(0)?;
+        let (first, count) = g.pages_of(block);
+        // Blocks that share a page with it may become warm.
+        let neighbours = *g.blocks_on(first).start()..=*g.blocks_on(first + count - 1).end();
+        let warm_before = self.warm_among(g, neighbours.clone());
+        let backed = self.backed.count_range(first, count);
+        self.idle -= self.idle_under(g, block) as u16;
         self.clear_free(block);
         self.live += 1;
-        if g.in_page == 1 {
-            self.idle -= backed as u16;
-            self.warm -= u16::from(backed == g.pages);
-        } else {
-            let others = self.free_in_page(g, page);
-            if backed == 0 {
-                self.warm += others as u16;
-            } else {
-                self.warm -= 1;
-                self.idle -= u16::from(others == g.in_page - 1);
-            }
-        }
-        self.backed.insert_range(page, g.pages);
-        Some((block, g.pages - backed))
+        self.backed.insert_range(first, count);
+        self.warm = self.warm - warm_before as u16 + self.warm_among(g, neighbours) as u16;
+        Some((block, count - backed))
     }
 
     /// Takes a live block back.
@@ -137,27 +129,22 @@ impl Chunk {
         self.free[block / 64] |= bit;
         self.live -= 1;
         self.warm += 1;
-        if g.in_page == 1 {
-            self.idle += g.pages as u16;
-        } else if self.free_in_page(g, block / g.in_page) == g.in_page {
-            self.idle += 1;
-        }
+        self.idle += self.idle_under(g, block) as u16;
     }
 
     /// The backed pages that no live block touches.
     pub(super) fn idle_pages(&self, g: Geometry) -> PageSet {
         let mut idle = self.backed;
-        if g.in_page == 1 {
-            for block in 0..g.blocks {
-                if !self.is_free(block) {
-                    idle.remove_range(block * g.pages, g.pages);
+        if g.shares_pages() {
+            for page in 0..g.page.number_of(CHUNK_BYTES) {
+                if !self.all_free(g.blocks_on(page)) {
+                    idle.remove_range(page, 1);
                 }
             }
         } else {
-            for page in 0..CHUNK_PAGES {
-                if self.free_in_page(g, page) < g.in_page {
-                    idle.remove_range(page, 1);
-                }
+            for block in (0..g.blocks).filter(|block| !self.is_free(*block)) {
+                let (first, count) = g.pages_of(block);
+                idle.remove_range(first, count);
             }
         }
         idle
@@ -177,18 +164,18 @@ impl Chunk {
 
     /// Recounts everything from the bitmaps and panics where they disagree.
     #[cfg(all(test, not(forebay_model)))]
-    pub(super) fn audit(&self) {
-        let g = Geometry::of(self.class as usize);
+    pub(super) fn audit(&self, g: Geometry) {
         let free: usize = self.free.iter().map(|word| word.count_ones() as usize).sum();
         assert_eq!(free + self.live as usize, g.blocks, "free + live blocks");
         assert_eq!(self.warm as usize, self.count_warm(g), "warm blocks");
         assert_eq!(self.idle as usize, self.idle_pages(g).count(), "idle pages");
         let live = (0..g.blocks).filter(|block| !self.is_free(*block));
         for block in live {
-            let page = block * g.pages / g.in_page;
-            assert!(self.backed.contains_range(page, g.pages), "a live block is backed");
+            let (first, count) = g.pages_of(block);
+            assert!(self.backed.contains_range(first, count), "a live block is backed");
         }
-        assert!(!self.huge || self.backed == PageSet::FULL, "a huge chunk is backed whole");
+        let all = PageSet::first(g.page.number_of(CHUNK_BYTES));
+        assert!(!self.huge || self.backed == all, "a huge chunk is backed whole");
     }
 
     fn is_free(&self, block: usize) -> bool {
@@ -199,37 +186,70 @@ impl Chunk {
         self.free[block / 64] &= !(1 << (block % 64));
     }
 
-    /// Free blocks in `page`, for classes below a page.
-    fn free_in_page(&self, g: Geometry, page: usize) -> usize {
-        let first = page * g.in_page;
-        let mask = (1 << g.in_page) - 1;
-        (self.free[first / 64] >> (first % 64) & mask).count_ones() as usize
+    /// The first free block from `block` on.
+    fn next_free(&self, block: usize) -> Option<usize> {
+        let mut word = block / 64;
+        let mut rest = self.free.get(word)? >> (block % 64) << (block % 64);
+        while rest == 0 {
+            word += 1;
+            rest = *self.free.get(word)?;
+        }
+        Some(word * 64 + rest.trailing_zeros() as usize)
+    }
+
+    fn count_free(&self, blocks: RangeInclusive<usize>) -> usize {
+        if blocks.is_empty() {
+            return 0;
+        }
+        let words = word_masks(*blocks.start(), blocks.end() + 1 - blocks.start());
+        words.map(|(word, mask)| (self.free[word] & mask).count_ones() as usize).sum()
+    }
+
+    fn all_free(&self, blocks: RangeInclusive<usize>) -> bool {
+        let count = (blocks.end() + 1).saturating_sub(*blocks.start());
+        self.count_free(blocks) == count
+    }
+
+    /// The backed pages under `block`, which is free, that no live block touches.
+    fn idle_under(&self, g: Geometry, block: usize) -> usize {
+        let (first, count) = g.pages_of(block);
+        // Only the outer ones can be other blocks' too.
+        let inner = if count > 2 { self.backed.count_range(first + 1, count - 2) } else { 0 };
+        let idle = |page| self.backed.contains(page) && self.all_free(g.blocks_on(page));
+        inner + usize::from(idle(first)) + usize::from(count > 1 && idle(first + count - 1))
+    }
+
+    fn is_warm(&self, g: Geometry, block: usize) -> bool {
+        let (first, count) = g.pages_of(block);
+        self.is_free(block) && self.backed.contains_range(first, count)
+    }
+
+    fn warm_among(&self, g: Geometry, blocks: RangeInclusive<usize>) -> usize {
+        blocks.filter(|block| self.is_warm(g, *block)).count()
     }
 
     fn count_warm(&self, g: Geometry) -> usize {
-        if g.in_page > 1 {
-            let backed = (0..CHUNK_PAGES).filter(|page| self.backed.contains(*page));
-            backed.map(|page| self.free_in_page(g, page)).sum()
+        if g.shares_pages() {
+            let backed = (0..g.page.number_of(CHUNK_BYTES)).filter(|p| self.backed.contains(*p));
+            backed.map(|page| self.count_free(g.blocks_on(page))).sum()
         } else {
-            let free = (0..g.blocks).filter(|block| self.is_free(*block));
-            free.filter(|block| self.backed.contains_range(block * g.pages, g.pages)).count()
+            self.warm_among(g, 0..=g.blocks - 1)
         }
     }
 
     fn find_warm(&self, g: Geometry) -> Option<usize> {
-        for (index, word) in self.free.iter().enumerate() {
-            let mut rest = *word;
-            while rest != 0 {
-                let bit = rest.trailing_zeros() as usize;
-                let block = index * 64 + bit;
-                if self.backed.contains_range(block * g.pages / g.in_page, g.pages) {
-                    return Some(block);
-                }
-                // The rest of a page that is not backed can be skipped at once.
-                let first = bit / g.in_page * g.in_page;
-                rest &= !(((1 << g.in_page) - 1) << first);
+        let mut at = 0;
+        loop {
+            let block = self.next_free(at)?;
+            if self.is_warm(g, block) {
+                return Some(block);
             }
+            let page = g.pages_of(block).0;
+            // All blocks that begin on a page that is not backed can be skipped at once.
+            at = match self.backed.contains(page) {
+                true => block + 1,
+                false => ((page + 1) * g.page.bytes()).div_ceil(g.size),
+            };
         }
-        None
     }
 }

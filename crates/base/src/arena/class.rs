@@ -13,10 +13,11 @@
 
 use std::ptr::NonNull;
 
-use super::classes::{Geometry, PAGE_BYTES};
+use super::classes::Geometry;
 use super::lists::{ChunkPtr, Lane, Lists};
 use super::pages::PageSet;
 use super::region;
+use crate::vm::PageSize;
 
 /// Steps of fullness.
 const BUCKETS: usize = 8;
@@ -51,10 +52,10 @@ pub(super) struct Purge {
 }
 
 impl Class {
-    pub(super) fn new(class: usize) -> Self {
+    pub(super) fn new(class: usize, page: PageSize) -> Self {
         Self {
             class,
-            geometry: Geometry::of(class),
+            geometry: Geometry::of(class, page),
             alloc: Lists::new(Lane::Alloc),
             idle: Lists::new(Lane::Idle),
             chunks: 0,
@@ -76,7 +77,7 @@ impl Class {
     pub(super) unsafe fn adopt(&mut self, chunk: ChunkPtr) {
         // SAFETY: the caller's chunk.
         let c = unsafe { chunk.get() };
-        c.assign(self.class);
+        c.assign(self.class, self.geometry);
         self.chunks += 1;
         self.huge_chunks += usize::from(c.huge);
         self.place(chunk);
@@ -122,7 +123,7 @@ impl Class {
         let (block, added) = unsafe { chunk.get() }.take_any(self.geometry)?;
         self.live_blocks += 1;
         self.place(chunk);
-        Some((self.address(chunk, block), added * PAGE_BYTES))
+        Some((self.address(chunk, block), added * self.geometry.page.bytes()))
     }
 
     /// Takes a block back.
@@ -153,7 +154,7 @@ impl Class {
         let c = unsafe { chunk.get() };
         let mut pages = c.idle_pages(self.geometry);
         // Whole blocks, so that no block is left that is neither warm nor free of pages.
-        let unit = self.geometry.pages * PAGE_BYTES;
+        let unit = self.geometry.pages * self.geometry.page.bytes();
         pages.keep_highest((bytes.max(1).div_ceil(unit)).saturating_mul(self.geometry.pages));
         c.purging = true;
         let was_huge = std::mem::replace(&mut c.huge, false);
@@ -162,12 +163,12 @@ impl Class {
         Some(Purge { chunk, pages, was_huge })
     }
 
-    /// The pages of `purge` have been released.
-    pub(super) fn finish_purge(&mut self, purge: &Purge) -> Given {
+    /// Of the pages of `purge`, these have been released.
+    pub(super) fn finish_purge(&mut self, purge: &Purge, released: &PageSet) -> Given {
         // SAFETY: a chunk that is being purged is still ours under the class's lock.
         let c = unsafe { purge.chunk.get() };
         c.purging = false;
-        c.unback(self.geometry, &purge.pages);
+        c.unback(self.geometry, released);
         self.settle(purge.chunk)
     }
 
@@ -212,7 +213,7 @@ impl Class {
         unsafe { region::data_of(chunk).add(block * self.geometry.size) }
     }
 
-    /// Backed bytes that are not idle, for classes below a page.
+    /// Backed bytes that are not idle.
     #[cfg(all(test, not(forebay_model)))]
     pub(super) fn touched_bytes(&self) -> u64 {
         let (mut pages, mut listed_live) = (0, 0);
@@ -225,8 +226,9 @@ impl Class {
             });
         }
         // Chunks in no list are full.
-        pages += (self.live_blocks - listed_live) / self.geometry.in_page;
-        (pages * PAGE_BYTES) as u64
+        let g = self.geometry;
+        pages += (self.live_blocks - listed_live) / g.blocks * g.page.count(g.blocks * g.size);
+        (pages * g.page.bytes()) as u64
     }
 
     /// Checks every chunk that is in a list.
@@ -237,13 +239,13 @@ impl Class {
         unsafe {
             self.alloc.for_each(|list, chunk| {
                 let c = chunk.get();
-                c.audit();
+                c.audit(self.geometry);
                 assert_eq!(list >= BUCKETS, c.warm > 0, "warm chunks are in warm lists");
                 assert!(c.live > 0, "an empty chunk is not kept");
             });
             self.idle.for_each(|_, chunk| {
                 let c = chunk.get();
-                c.audit();
+                c.audit(self.geometry);
                 assert!(c.idle > 0, "chunks in idle lists have idle pages");
                 idle_pages += c.idle as usize;
             });

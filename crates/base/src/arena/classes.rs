@@ -1,11 +1,18 @@
 //! The table of size classes.
 //!
-//! Purpose: map a length to the block size that serves it. Below a page the sizes double;
-//! from a page to 32 KiB they are all multiples of a page; above, four steps to a doubling,
-//! so that at most a fifth of a block (and less than a page beyond that) is waste.
+//! Purpose: map a length to the block size that serves it. Below 4 KiB the sizes double;
+//! from there to 32 KiB they are all multiples of it; above, four steps to a doubling,
+//! so that at most a fifth of a block (and less than 4 KiB beyond that) is waste.
+//!
+//! The sizes are the same whatever the system's pages are: where these are larger, several blocks
+//! share a page, and a block may begin on one page and end on the next ([`Geometry`]).
 
-/// Granularity at which memory is backed and released.
-pub(super) const PAGE_BYTES: usize = crate::vm::PAGE;
+use std::ops::RangeInclusive;
+
+use crate::vm::PageSize;
+
+/// What blocks of this size and more are multiples of, and aligned to.
+const STEP_BYTES: usize = 4 << 10;
 
 /// A chunk serves one size class at a time; it is also the size of a huge page.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
@@ -77,16 +84,16 @@ pub(super) const fn magazine_capacity(class: usize) -> usize {
     if blocks < MAGAZINE_BLOCKS { blocks } else { MAGAZINE_BLOCKS }
 }
 
-/// The class by length in pages (rounded up, minus one), from one page on.
-static BY_PAGES: [u8; MAX_BLOCK / PAGE_BYTES] = {
-    let mut table = [0; MAX_BLOCK / PAGE_BYTES];
-    let (mut pages, mut class) = (1, 0);
-    while pages <= table.len() {
-        while (SIZES[class] as usize) < pages * PAGE_BYTES {
+/// The class by length in steps (rounded up, minus one), from one step on.
+static BY_STEPS: [u8; MAX_BLOCK / STEP_BYTES] = {
+    let mut table = [0; MAX_BLOCK / STEP_BYTES];
+    let (mut steps, mut class) = (1, 0);
+    while steps <= table.len() {
+        while (SIZES[class] as usize) < steps * STEP_BYTES {
             class += 1;
         }
-        table[pages - 1] = class as u8;
-        pages += 1;
+        table[steps - 1] = class as u8;
+        steps += 1;
     }
     table
 };
@@ -94,38 +101,62 @@ static BY_PAGES: [u8; MAX_BLOCK / PAGE_BYTES] = {
 /// The smallest class whose blocks hold `len` bytes, or [`RUN`]. `len` is not zero.
 #[inline]
 pub(super) fn class_of(len: usize) -> usize {
-    if len <= PAGE_BYTES / 2 {
+    if len <= STEP_BYTES / 2 {
         // 512, 1024 and 2048 bytes are classes 0, 1 and 2.
         (len.max(SIZES[0] as usize) - 1).ilog2() as usize - 8
     } else {
-        BY_PAGES.get((len - 1) / PAGE_BYTES).map_or(RUN, |class| *class as usize)
+        BY_STEPS.get((len - 1) / STEP_BYTES).map_or(RUN, |class| *class as usize)
     }
 }
 
-/// How blocks of a class lie in a chunk.
+/// How blocks of a class lie in a chunk, and on which pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     /// Bytes of a block.
     pub(super) size: usize,
     /// Blocks in a chunk.
     pub(super) blocks: usize,
-    /// Pages of a block, at least one.
+    /// Pages that a block touches, at most.
     pub(super) pages: usize,
-    /// Blocks in a page, for classes below a page; otherwise one.
-    pub(super) in_page: usize,
+    /// The size of a page.
+    pub(super) page: PageSize,
 }
 
 impl Geometry {
-    /// The geometry of `class`.
+    /// The geometry of `class` in pages of `page`.
     #[inline]
-    pub(super) const fn of(class: usize) -> Self {
+    pub(super) const fn of(class: usize, page: PageSize) -> Self {
         let size = SIZES[class] as usize;
-        let below_page = size < PAGE_BYTES;
-        Self {
-            size,
-            blocks: CHUNK_BYTES / size,
-            pages: if below_page { 1 } else { size / PAGE_BYTES },
-            in_page: if below_page { PAGE_BYTES / size } else { 1 },
-        }
+        // Blocks begin at multiples of this within a page; the last of these is the worst.
+        let step = 1
+            << if size.trailing_zeros() < page.bytes().trailing_zeros() {
+                size.trailing_zeros()
+            } else {
+                page.bytes().trailing_zeros()
+            };
+        let pages = page.number_of(page.bytes() - step + size - 1) + 1;
+        Self { size, blocks: CHUNK_BYTES / size, pages, page }
+    }
+
+    /// The pages that `block` touches: the first, and how many.
+    #[inline]
+    pub(super) const fn pages_of(&self, block: usize) -> (usize, usize) {
+        let first = self.page.number_of(block * self.size);
+        (first, self.page.number_of((block + 1) * self.size - 1) + 1 - first)
+    }
+
+    /// The blocks that touch `page`; an empty range behind the last block.
+    #[inline]
+    pub(super) const fn blocks_on(&self, page: usize) -> RangeInclusive<usize> {
+        let start = page * self.page.bytes();
+        let last = (start + self.page.bytes() - 1) / self.size;
+        let last = if last < self.blocks { last } else { self.blocks - 1 };
+        start / self.size..=last
+    }
+
+    /// Whether pages hold whole blocks, many of them.
+    #[inline]
+    pub(super) const fn shares_pages(&self) -> bool {
+        self.size < self.page.bytes() && self.page.bytes().is_multiple_of(self.size)
     }
 }

@@ -18,7 +18,7 @@ pub enum Error {
         least: u64,
     },
     /// The system refused the address space.
-    #[error("cannot reserve address space for an arena")]
+    #[error("an arena has no address space: {0}")]
     Reserve(#[from] vm::Error),
 }
 
@@ -39,7 +39,7 @@ pub enum AllocError {
     /// The limit is reached and nothing is free: free buffers, or raise the limit.
     #[error(
         "no room for {len} bytes ({needed} of memory): {used} bytes in use and {committed} \
-         committed, of a limit of {limit}; free buffers or raise the limit"
+         committed, of a limit of {limit}; {}", way_out(*locked)
     )]
     Exhausted {
         /// Bytes asked for.
@@ -52,13 +52,26 @@ pub enum AllocError {
         committed: u64,
         /// The limit in bytes.
         limit: u64,
+        /// The system did not take free memory back, since the process has locked it.
+        locked: bool,
     },
     /// The system refused more address space.
-    #[error("cannot reserve address space for a buffer of {len} bytes")]
+    #[error("no address space for a buffer of {len} bytes: {source}")]
     Reserve {
         /// Bytes asked for.
         len: usize,
         /// What the system said.
         source: ErrorArc<vm::Error>,
     },
+}
+
+/// What to do when there is no room.
+fn way_out(locked: bool) -> &'static str {
+    match locked {
+        false => "free buffers or raise the limit",
+        true => {
+            "free memory serves no other size, because the process has locked it (mlockall or mlock), and the \
+             system takes no locked page back; call munlockall"
+        }
+    }
 }

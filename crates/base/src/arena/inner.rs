@@ -18,17 +18,17 @@ use super::budget::{Account, Leave};
 use super::buffer::{Buffer, footprint, run_chunks};
 use super::class::{Class, Given};
 use super::classes::class_of;
-use super::classes::{CHUNK_BYTES, CLASSES, Geometry, MAGAZINE_CLASSES, PAGE_BYTES, RUN, SIZES};
+use super::classes::{CHUNK_BYTES, CLASSES, Geometry, MAGAZINE_CLASSES, RUN, SIZES};
 use super::error::{AllocError, Error};
 use super::lists::ChunkPtr;
-use super::pages::CHUNK_PAGES;
+use super::pages::PageSet;
 use super::pool::Pool;
 use super::region;
 use super::shard::{Magazine, Shard, State};
 use super::{ArenaConfig, HugePages, MAX_LEN};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, thread_slot};
-use crate::vm;
+use crate::vm::{self, PageSize};
 
 /// In `orphans` until the sum over the shards is complete; more than any sum.
 const OPEN: u64 = 1 << 63;
@@ -54,6 +54,8 @@ pub(super) struct Events {
 
 /// See the module's head.
 pub(super) struct Inner {
+    /// The size of a page, in which memory is committed and given back.
+    pub(super) page: PageSize,
     pub(super) account: Account,
     pub(super) events: Events,
     huge: HugePages,
@@ -63,23 +65,31 @@ pub(super) struct Inner {
     /// Purgers work one at a time; holds the class at which the next one starts.
     pub(super) reclaim: Mutex<usize>,
     pub(super) closed: AtomicBool,
+    /// The system did not take pages back when it was last asked: the process has locked them.
+    pub(super) locked: AtomicBool,
     orphans: AtomicU64,
 }
 
 impl Inner {
     /// A new arena; [`Inner::close`] ends it.
-    pub(super) fn open(config: &ArenaConfig, shards: usize) -> Result<NonNull<Self>, Error> {
+    pub(super) fn open(
+        config: &ArenaConfig,
+        shards: usize,
+        page: PageSize,
+    ) -> Result<NonNull<Self>, Error> {
         assert!(shards.is_power_of_two(), "the shard is found by masking");
-        let class = |class| ClassSlot(Mutex::named("arena-class", Class::new(class)));
+        let class = |class| ClassSlot(Mutex::named("arena-class", Class::new(class, page)));
         let inner = NonNull::from(Box::leak(Box::new(Self {
+            page,
             account: Account::new(config.limit_bytes),
             events: Events::default(),
             huge: config.huge_pages,
             shards: (0..shards).map(|_| Shard::new()).collect(),
             classes: (0..CLASSES).map(class).collect(),
-            pool: Mutex::named("arena-pool", Pool::new()),
+            pool: Mutex::named("arena-pool", Pool::new(page)),
             reclaim: Mutex::named("arena-reclaim", 0),
             closed: AtomicBool::new(false),
+            locked: AtomicBool::new(false),
             orphans: AtomicU64::new(OPEN),
         })));
         // SAFETY: just made, and known to nobody else.
@@ -94,6 +104,11 @@ impl Inner {
 
     pub(super) fn class(&self, class: usize) -> MutexGuard<'_, Class> {
         self.classes[class].0.lock()
+    }
+
+    /// All pages of a chunk.
+    fn all_pages(&self) -> PageSet {
+        PageSet::first(self.page.number_of(CHUNK_BYTES))
     }
 
     /// The shard of the calling thread.
@@ -121,7 +136,7 @@ impl Inner {
                 self.refill(class, magazine);
             }
             if let Some(block) = magazine.pop() {
-                return Ok(hand_out(shard, &mut state, block, class, len));
+                return Ok(hand_out(shard, &mut state, block, (class, len), self.page));
             }
         }
         self.alloc_slow(class, len)
@@ -136,7 +151,7 @@ impl Inner {
         };
         let shard = self.shard();
         let mut state = shard.state.lock();
-        Ok(hand_out(shard, &mut state, block, class, len))
+        Ok(hand_out(shard, &mut state, block, (class, len), self.page))
     }
 
     /// Takes a buffer's memory back.
@@ -165,7 +180,7 @@ impl Inner {
             // SAFETY: forwarded from the caller.
             unsafe { this.give_back(block, class, len) };
         }
-        let units = units(class, len);
+        let units = units(class, len, this.page);
         if shard.note_free(units) {
             // SAFETY: the arena is closed, and these units are still in the sum.
             unsafe { Self::settle(inner, units) };
@@ -218,13 +233,14 @@ impl Inner {
     }
 
     fn take_block(&self, class: usize, len: usize) -> Result<NonNull<u8>, AllocError> {
-        let needed = (Geometry::of(class).pages * PAGE_BYTES) as u64;
+        let needed = (Geometry::of(class, self.page).pages * self.page.bytes()) as u64;
         let reserve = |source| AllocError::Reserve { len, source: ErrorArc::new(source) };
         let mut block = None;
         self.take_blocks(class, 1, None, |b| block = Some(b)).map_err(reserve)?;
         if block.is_none() {
-            let leave = self.reserve_hard(needed).ok_or_else(|| self.exhausted(len, needed))?;
-            self.take_blocks(class, 1, Some(leave), |b| block = Some(b)).map_err(reserve)?;
+            // Without leave too: what was called back and is locked serves any class as it is.
+            let leave = self.reserve_hard(needed);
+            self.take_blocks(class, 1, leave, |b| block = Some(b)).map_err(reserve)?;
         }
         block.ok_or_else(|| self.exhausted(len, needed))
     }
@@ -239,7 +255,7 @@ impl Inner {
         leave: Option<Leave<'_>>,
         mut out: impl FnMut(NonNull<u8>),
     ) -> Result<usize, vm::Error> {
-        let g = Geometry::of(class);
+        let g = Geometry::of(class, self.page);
         let mut c = self.class(class);
         let taken = c.take_warm(want, &mut out);
         if taken > 0 {
@@ -251,7 +267,7 @@ impl Inner {
             unsafe { c.adopt(chunk) };
             return Ok(c.take_warm(want, &mut out));
         }
-        let unit = (g.pages * PAGE_BYTES) as u64;
+        let unit = (g.pages * self.page.bytes()) as u64;
         let spare = self.account.limit() / BATCH_SPARE;
         let leave = leave
             .or_else(|| self.account.try_reserve(unit * want as u64, spare))
@@ -293,12 +309,12 @@ impl Inner {
         if let Some(mut leave) = self.account.try_reserve(CHUNK_BYTES as u64, spare) {
             // SAFETY: a chunk of this arena.
             unsafe { region::advise_huge(chunk, true) };
-            leave.spend((c.set_huge() * PAGE_BYTES) as u64);
+            leave.spend((c.set_huge(&self.all_pages()) * self.page.bytes()) as u64);
         }
     }
 
     fn take_run(&self, len: usize) -> Result<NonNull<u8>, AllocError> {
-        let needed = footprint(RUN, len) as u64;
+        let needed = footprint(RUN, len, self.page) as u64;
         let mut leave = self
             .account
             .try_reserve(needed, 0)
@@ -312,7 +328,7 @@ impl Inner {
         for index in 0..run_chunks(len) {
             // SAFETY: the run's chunks are adjacent and ours.
             let chunk = unsafe { first.add(index) };
-            let pages = (len - index * CHUNK_BYTES).div_ceil(PAGE_BYTES).min(CHUNK_PAGES);
+            let pages = self.page.count((len - index * CHUNK_BYTES).min(CHUNK_BYTES));
             self.back_run_chunk(chunk, pages, &mut leave);
         }
         // SAFETY: a chunk of this arena.
@@ -327,10 +343,10 @@ impl Inner {
         let mut others = c.backed;
         others.remove_range(0, pages);
         if !others.is_empty() {
-            self.release(chunk, &others, std::mem::replace(&mut c.huge, false), leave);
-            c.backed.remove_all(&others);
+            let was_huge = std::mem::replace(&mut c.huge, false);
+            c.backed.remove_all(&self.release(chunk, &others, was_huge, leave));
         }
-        let whole = pages == CHUNK_PAGES && c.backed.is_empty();
+        let whole = pages == self.page.number_of(CHUNK_BYTES) && c.backed.is_empty();
         let wanted = match self.huge {
             HugePages::Never => false,
             HugePages::Auto => self.account.limit() >= AUTO_HUGE_LEAST,
@@ -341,7 +357,8 @@ impl Inner {
             unsafe { region::advise_huge(chunk, true) };
             c.huge = true;
         }
-        leave.spend(((pages - c.backed.count()) * PAGE_BYTES) as u64);
+        let missing = pages - c.backed.count_range(0, pages);
+        leave.spend((missing * self.page.bytes()) as u64);
         c.backed.insert_range(0, pages);
     }
 
@@ -353,6 +370,7 @@ impl Inner {
             used: self.used(),
             committed: self.account.committed(),
             limit: self.account.limit(),
+            locked: self.locked.load(Ordering::Relaxed),
         }
     }
 
@@ -402,16 +420,16 @@ fn hand_out(
     shard: &Shard,
     state: &mut State,
     block: NonNull<u8>,
-    class: usize,
-    len: usize,
+    (class, len): (usize, usize),
+    page: PageSize,
 ) -> Buffer {
-    shard.note_alloc(state, class, len, units(class, len));
+    shard.note_alloc(state, class, len, units(class, len, page));
     // SAFETY: the block was taken for this buffer and holds at least `len` bytes.
     unsafe { Buffer::new(block, len, class) }
 }
 
 /// A buffer's memory in units of the smallest block.
 #[inline]
-fn units(class: usize, len: usize) -> u64 {
-    (footprint(class, len) / SIZES[0] as usize) as u64
+fn units(class: usize, len: usize, page: PageSize) -> u64 {
+    (footprint(class, len, page) / SIZES[0] as usize) as u64
 }

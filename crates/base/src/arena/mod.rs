@@ -20,6 +20,9 @@
 //!   pages unless they are accounted for whole. Releasing a part of a huge chunk first ends
 //!   its being huge. (The kernel counts the part as released at once; the physical page may be
 //!   split only when memory gets short.)
+//! * The size of a page is the system's. A page is committed whole when a byte of it is handed out,
+//!   and is given back when no block in use touches it. Pages that the system does not take back,
+//!   because the process has locked them meanwhile, stay committed.
 //! * The memory exists until the last handle and the last buffer are gone (`inner`).
 //!
 //! Locks, in the order in which they may be taken, and never two of a kind:
@@ -31,7 +34,7 @@
 //! | `arena-class` | a batch of blocks | chunks of a size class: lists and headers |
 //! | `arena-pool` | a chunk or run; rarely a reservation | chunks in the pool, regions |
 //!
-//! Deliberately absent: growing or splitting a buffer, alignment beyond a page, zeroing
+//! Deliberately absent: growing or splitting a buffer, alignment beyond 4 KiB, zeroing
 //! (the content of a new buffer is unspecified), placement by NUMA node, and giving address
 //! space back before the end.
 
@@ -62,6 +65,7 @@ pub use error::{AllocError, Error};
 pub use stats::{ArenaStats, ClassStats};
 
 use crate::sync::Arc;
+use crate::vm::PageSize;
 use inner::Inner;
 
 /// The longest buffer, in bytes.
@@ -120,20 +124,21 @@ impl Arena {
     /// An arena that keeps at most `config.limit_bytes` resident.
     ///
     /// # Errors
-    /// When the limit does not cover a page, or the system refuses address space.
+    /// When the limit does not cover a page, the system refuses address space, or the process locks
+    /// what it maps (`mlockall`), so that the arena could never give memory back.
     pub fn new(config: ArenaConfig) -> Result<Arc<Self>, Error> {
         // Two a CPU, so that a thread that is preempted inside one is seldom in the way.
         let cpus = crate::memory::cpus().next_power_of_two();
         let shards = if cfg!(forebay_model) { 2 } else { 2 * cpus };
-        Self::with_shards(config, shards.min(MAX_SHARDS))
+        Self::with_shards(config, shards.min(MAX_SHARDS), PageSize::system())
     }
 
-    fn with_shards(config: ArenaConfig, shards: usize) -> Result<Arc<Self>, Error> {
-        let least = classes::PAGE_BYTES as u64;
+    fn with_shards(config: ArenaConfig, shards: usize, page: PageSize) -> Result<Arc<Self>, Error> {
+        let least = page.bytes() as u64;
         if config.limit_bytes < least {
             return Err(Error::LimitTooSmall { limit_bytes: config.limit_bytes, least });
         }
-        Ok(Arc::new(Self { inner: Inner::open(&config, shards)? }))
+        Ok(Arc::new(Self { inner: Inner::open(&config, shards, page)? }))
     }
 
     #[inline]
@@ -193,7 +198,8 @@ impl Arena {
         self.committed_bytes().saturating_sub(used)
     }
 
-    /// Gives all free memory back to the system. Returns how many bytes.
+    /// Gives all free memory back to the system, but for what the process has locked. Returns how
+    /// many bytes.
     pub fn purge(&self) -> u64 {
         self.inner().purge()
     }

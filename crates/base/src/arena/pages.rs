@@ -3,20 +3,20 @@
 //! Purpose: say which pages of a chunk are backed (may be resident), and find runs of pages
 //! that can be given back in one system call. Plain data: whoever owns the chunk owns the set.
 
-use super::classes::{CHUNK_BYTES, PAGE_BYTES};
+use super::classes::CHUNK_BYTES;
 
-/// Pages in a chunk.
-pub(super) const CHUNK_PAGES: usize = CHUNK_BYTES / PAGE_BYTES;
+/// Pages in a chunk where they are small; no system has smaller ones.
+pub(super) const MAX_PAGES: usize = CHUNK_BYTES / (4 << 10);
 
-const WORDS: usize = CHUNK_PAGES / 64;
+const WORDS: usize = MAX_PAGES / 64;
 
-/// A set of page numbers below [`CHUNK_PAGES`]. Zero bytes are the empty set.
+/// A set of page numbers below [`MAX_PAGES`]. Zero bytes are the empty set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageSet([u64; WORDS]);
 
-/// The words that `count` pages from `first` on lie in, each with the mask of those pages.
-fn masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
-    debug_assert!(first + count <= CHUNK_PAGES, "pages {first}+{count} outside the chunk");
+/// The words of a bitmap that `count` bits from `first` on lie in, each with the mask of those
+/// bits.
+pub(super) fn word_masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
     (first / 64..end.div_ceil(64)).map(move |word| {
         let from = first.max(word * 64) - word * 64;
@@ -25,11 +25,21 @@ fn masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+fn masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
+    debug_assert!(first + count <= MAX_PAGES, "pages {first}+{count} outside the chunk");
+    word_masks(first, count)
+}
+
 impl PageSet {
     /// No page.
     pub(super) const EMPTY: Self = Self([0; WORDS]);
-    /// Every page of the chunk.
-    pub(super) const FULL: Self = Self([u64::MAX; WORDS]);
+
+    /// The first `count` pages.
+    pub(super) fn first(count: usize) -> Self {
+        let mut set = Self::EMPTY;
+        set.insert_range(0, count);
+        set
+    }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
@@ -44,6 +54,7 @@ impl PageSet {
         masks(first, count).map(|(word, mask)| (self.0[word] & mask).count_ones() as usize).sum()
     }
 
+    #[inline]
     pub(super) fn contains(&self, page: usize) -> bool {
         self.0[page / 64] >> (page % 64) & 1 == 1
     }
@@ -89,10 +100,10 @@ pub(super) struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// The first page from `self.at` on whose membership is `wanted`, or [`CHUNK_PAGES`].
+    /// The first page from `self.at` on whose membership is `wanted`, or [`MAX_PAGES`].
     fn seek(&self, wanted: bool) -> usize {
         let mut at = self.at;
-        while at < CHUNK_PAGES {
+        while at < MAX_PAGES {
             let word = self.set.0[at / 64];
             let word = (if wanted { word } else { !word }) >> (at % 64);
             if word != 0 {
@@ -100,7 +111,7 @@ impl Runs<'_> {
             }
             at = (at / 64 + 1) * 64;
         }
-        CHUNK_PAGES
+        MAX_PAGES
     }
 }
 
@@ -109,7 +120,7 @@ impl Iterator for Runs<'_> {
 
     fn next(&mut self) -> Option<(usize, usize)> {
         let first = self.seek(true);
-        if first == CHUNK_PAGES {
+        if first == MAX_PAGES {
             return None;
         }
         self.at = first;

@@ -8,11 +8,11 @@
 //! belongs to whoever took it until it is put back.
 
 use super::chunk::Chunk;
+use super::classes::CHUNK_BYTES;
 use super::inner::Inner;
 use super::lists::{ChunkPtr, Lane, Lists};
-use super::pages::CHUNK_PAGES;
 use super::region::{self, REGION_CHUNKS};
-use crate::vm;
+use crate::vm::{self, PageSize};
 
 /// A region, and which of its chunks are in the pool.
 struct Slot {
@@ -25,6 +25,7 @@ struct Slot {
 
 /// See the module's head.
 pub(super) struct Pool {
+    page: PageSize,
     slots: Vec<Slot>,
     /// No region before this one has a chunk in the pool.
     first_free: usize,
@@ -37,8 +38,9 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(page: PageSize) -> Self {
         Self {
+            page,
             slots: Vec::new(),
             first_free: 0,
             warm: Lists::new(Lane::Alloc),
@@ -49,7 +51,7 @@ impl Pool {
 
     /// Reserves one more region.
     pub(super) fn grow(&mut self, inner: *const Inner) -> Result<(), vm::Error> {
-        let region = region::reserve(inner, self.slots.len())?;
+        let region = region::reserve(inner, self.page, self.slots.len())?;
         let all = u128::MAX >> (128 - REGION_CHUNKS);
         self.slots.push(Slot { region, free: all & !1, written: 0 });
         Ok(())
@@ -115,7 +117,7 @@ impl Pool {
         let backed = unsafe { chunk.get() }.backed.count();
         let list = match backed {
             0 => None,
-            CHUNK_PAGES => Some(0),
+            all if all == self.page.number_of(CHUNK_BYTES) => Some(0),
             _ => Some(1),
         };
         // SAFETY: the chunk is in no list of this lane (its class has unlinked it).

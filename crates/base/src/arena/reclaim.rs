@@ -12,7 +12,8 @@
 //! what another purger is about to release may be what it needs.
 
 use super::budget::Leave;
-use super::classes::{CLASSES, MAGAZINE_CLASSES, PAGE_BYTES};
+use super::class::Purge;
+use super::classes::{CLASSES, MAGAZINE_CLASSES};
 use super::inner::Inner;
 use super::lists::ChunkPtr;
 use super::pages::PageSet;
@@ -27,6 +28,10 @@ const PURGE_AHEAD_SHARE: u64 = 64;
 /// How often the magazines are called back and all is searched once more before an allocation
 /// fails. More than once, since a chunk can pass from the pool to a class behind the purger.
 const CALLS_BACK: usize = 2;
+
+/// Chunks of the pool or of a class of which the system takes not all pages, since the process has
+/// locked them: after this many, a purger looks no further there.
+const MOST_LOCKED: usize = 16;
 
 impl Inner {
     /// Leave for `needed` bytes, released from wherever they are free.
@@ -103,15 +108,27 @@ impl Inner {
 
     fn purge_pool(&self, want: u64, leave: &mut Leave<'_>) -> u64 {
         let mut freed = 0;
-        while freed < want {
+        // Put back at the end, or they would be the next ones again.
+        let mut locked = Vec::new();
+        while freed < want && locked.len() < MOST_LOCKED {
             let taken = self.pool.lock().take_warm(0);
             let Some(chunk) = taken else { break };
             // SAFETY: just taken from the pool, so it is ours.
             let c = unsafe { chunk.get() };
             let pages = c.backed;
-            freed += self.release(chunk, &pages, std::mem::replace(&mut c.huge, false), leave);
-            c.backed = PageSet::EMPTY;
-            // SAFETY: ours, and given up here.
+            let was_huge = std::mem::replace(&mut c.huge, false);
+            let released = self.release(chunk, &pages, was_huge, leave);
+            c.backed.remove_all(&released);
+            freed += self.bytes_of(&released);
+            if released == pages {
+                // SAFETY: ours, and given up here.
+                unsafe { self.pool.lock().put(chunk) };
+            } else {
+                locked.push(chunk);
+            }
+        }
+        for chunk in locked {
+            // SAFETY: ours since it was taken, and given up here.
             unsafe { self.pool.lock().put(chunk) };
         }
         freed
@@ -119,39 +136,56 @@ impl Inner {
 
     fn purge_class(&self, class: usize, want: u64, leave: &mut Leave<'_>) -> u64 {
         let mut freed = 0;
-        while freed < want {
+        // Finished at the end, or they would be the next ones again.
+        let mut locked = Vec::new();
+        let finish = |purge: &Purge, released: &PageSet| {
+            let mut c = self.class(class);
+            let given = c.finish_purge(purge, released);
+            self.retire(given);
+        };
+        while freed < want && locked.len() < MOST_LOCKED {
             let bytes = usize::try_from(want - freed).unwrap_or(usize::MAX);
             let begun = self.class(class).begin_purge(bytes);
             let Some(purge) = begun else { break };
-            freed += self.release(purge.chunk, &purge.pages, purge.was_huge, leave);
-            let mut c = self.class(class);
-            let given = c.finish_purge(&purge);
-            self.retire(given);
+            let released = self.release(purge.chunk, &purge.pages, purge.was_huge, leave);
+            freed += self.bytes_of(&released);
+            if released == purge.pages {
+                finish(&purge, &released);
+            } else {
+                locked.push((purge, released));
+            }
         }
+        locked.iter().for_each(|(purge, released)| finish(purge, released));
         freed
     }
 
-    /// Releases pages that the caller has to itself, and makes them its leave. Returns bytes.
+    /// Releases pages that the caller has to itself, and makes them its leave. Returns those that
+    /// the system took; the others are locked, stay backed, and are no leave.
     pub(super) fn release(
         &self,
         chunk: ChunkPtr,
         pages: &PageSet,
         was_huge: bool,
         leave: &mut Leave<'_>,
-    ) -> u64 {
+    ) -> PageSet {
         // SAFETY: a chunk of this arena, of which nobody else uses or takes these pages.
-        unsafe {
+        let released = unsafe {
             if was_huge {
                 // First, or the system could fill the hole again with a new huge page.
                 region::advise_huge(chunk, false);
             }
-            region::release(chunk, pages);
-        }
-        let bytes = (pages.count() * PAGE_BYTES) as u64;
+            region::release(chunk, pages)
+        };
+        let bytes = self.bytes_of(&released);
         leave.gain(bytes);
+        self.locked.store(released != *pages, Ordering::Relaxed);
         self.events.purges.fetch_add(1, Ordering::Relaxed);
         self.events.purged_bytes.fetch_add(bytes, Ordering::Relaxed);
-        bytes
+        released
+    }
+
+    fn bytes_of(&self, pages: &PageSet) -> u64 {
+        (pages.count() * self.page.bytes()) as u64
     }
 
     /// Calls all blocks in magazines back to their classes.

@@ -6,7 +6,7 @@
 //! chunk's header and its arena, and a buffer needs no more than an address and a length.
 //!
 //! Only the pages of headers that have been used are ever resident; they are counted
-//! ([`METADATA_BYTES`] a region at most) but are not part of the arena's limit.
+//! ([`metadata_bytes`] a region at most) but are not part of the arena's limit.
 //!
 //! Invariants: a head is written once, before any block of its region is handed out, and is
 //! not changed until the arena goes. Regions are never unmapped before that.
@@ -14,11 +14,11 @@
 use std::ptr::NonNull;
 
 use super::chunk::Chunk;
-use super::classes::{CHUNK_BYTES, PAGE_BYTES};
+use super::classes::CHUNK_BYTES;
 use super::inner::Inner;
 use super::lists::ChunkPtr;
 use super::pages::PageSet;
-use crate::vm;
+use crate::vm::{self, PageSize};
 
 /// Bytes and alignment of a region.
 #[cfg(not(forebay_model))]
@@ -31,14 +31,17 @@ pub(super) const REGION_BYTES: usize = 4 << 20;
 pub(super) const REGION_CHUNKS: usize = REGION_BYTES / CHUNK_BYTES;
 
 /// Most bytes of heads and headers that can be resident in a region.
-pub(super) const METADATA_BYTES: usize =
-    (HEADERS_AT + REGION_CHUNKS * size_of::<Chunk>()).next_multiple_of(PAGE_BYTES);
+pub(super) const fn metadata_bytes(page: PageSize) -> usize {
+    page.round_up(HEADERS_END)
+}
 
 /// Where the array of headers starts; entry 0 is not used.
 const HEADERS_AT: usize = 128;
+/// Where it ends.
+const HEADERS_END: usize = HEADERS_AT + REGION_CHUNKS * size_of::<Chunk>();
 
 const _: () = assert!(size_of::<Head>() <= HEADERS_AT, "the head fits before the headers");
-const _: () = assert!(METADATA_BYTES <= CHUNK_BYTES, "the headers fit the first chunk");
+const _: () = assert!(HEADERS_END <= CHUNK_BYTES, "the headers fit the first chunk");
 const _: () = assert!(REGION_CHUNKS <= 128, "the pool's bitmap of a region is a u128");
 
 /// What lies at the start of a region.
@@ -52,8 +55,12 @@ struct Head {
 ///
 /// The box keeps the region's own address stable, so that chunks can be released without
 /// looking their region up.
-pub(super) fn reserve(inner: *const Inner, number: usize) -> Result<Box<vm::Region>, vm::Error> {
-    let region = Box::new(vm::Region::reserve(REGION_BYTES, REGION_BYTES)?);
+pub(super) fn reserve(
+    inner: *const Inner,
+    page: PageSize,
+    number: usize,
+) -> Result<Box<vm::Region>, vm::Error> {
+    let region = Box::new(vm::Region::with_pages(page, REGION_BYTES, REGION_BYTES)?);
     // Without this, a system whose policy is `always` would make whole huge pages resident
     // where the arena has accounted for one small page.
     region.advise_huge(false, 0, REGION_BYTES);
@@ -127,18 +134,24 @@ pub(super) unsafe fn data_of(chunk: ChunkPtr) -> NonNull<u8> {
     unsafe { base.add(index * CHUNK_BYTES) }
 }
 
-/// Gives the pages of a chunk in `pages` back to the system.
+/// Gives the pages of a chunk in `pages` back to the system. Returns those that it took: not locked
+/// ones.
 ///
 /// # Safety
 /// As [`place_of`], and nobody uses or takes these pages meanwhile.
-pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) {
+pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) -> PageSet {
     // SAFETY: by contract; the region lives as long as the arena.
     let (region, (_, index)) = unsafe { (region_of(chunk), place_of(chunk)) };
+    let page_bytes = region.page().bytes();
+    let mut released = *pages;
     for (first, count) in pages.runs() {
-        let offset = index * CHUNK_BYTES + first * PAGE_BYTES;
+        let offset = index * CHUNK_BYTES + first * page_bytes;
         // SAFETY: the caller has these pages to itself.
-        unsafe { region.release(offset, count * PAGE_BYTES) };
+        if !unsafe { region.release(offset, count * page_bytes) } {
+            released.remove_range(first, count);
+        }
     }
+    released
 }
 
 /// Asks for a huge page for the whole chunk, or forbids it.

@@ -1,8 +1,8 @@
 //! What an arena says about itself.
 
-use super::classes::{CLASSES, MAGAZINE_CLASSES, PAGE_BYTES, RUN, SIZES};
+use super::classes::{CLASSES, MAGAZINE_CLASSES, RUN, SIZES};
 use super::inner::Inner;
-use super::region::METADATA_BYTES;
+use super::region::metadata_bytes;
 use crate::sync::atomic::Ordering;
 
 /// A picture of an [`Arena`](super::Arena). Its parts are read one after the other, so that
@@ -82,7 +82,7 @@ impl Inner {
                 used_blocks: live[class],
                 magazine_blocks: magazines.get(class).copied().unwrap_or(0),
                 chunks,
-                idle_bytes: (idle_pages * PAGE_BYTES) as u64,
+                idle_bytes: (idle_pages * self.page.bytes()) as u64,
             }
         };
         let classes: Vec<_> = (0..CLASSES).map(class_stats).collect();
@@ -96,9 +96,9 @@ impl Inner {
             requested_bytes: requested.max(0).cast_unsigned(),
             slack_bytes: committed.saturating_sub(used),
             idle_bytes: classes.iter().map(|c| c.idle_bytes).sum::<u64>()
-                + (pool_pages * PAGE_BYTES) as u64,
+                + (pool_pages * self.page.bytes()) as u64,
             magazine_bytes: classes.iter().map(magazine).sum(),
-            metadata_bytes: (regions * METADATA_BYTES) as u64,
+            metadata_bytes: (regions * metadata_bytes(self.page)) as u64,
             regions,
             chunks,
             huge_chunks,

@@ -3,13 +3,17 @@
 //! A chunk is only address space until it is used, never holds anything but lines, and stays mapped
 //! until the index goes: a reader with an outdated segment sees lines, if not its own.
 //!
+//! A granule is less than a page of the system: memory is counted, and given back, by whole pages,
+//! however large these are.
+//!
 //! Locking: `index-memory`, a leaf lock.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
-use forebay_base::vm::{self, PAGE, StableChunk};
+use forebay_base::vm::{self, PageSize, StableChunk};
 
 use super::line::Line;
 
@@ -27,14 +31,17 @@ const IDLE_SHARE: u64 = 8;
 const SPARED_BYTES: usize = CHUNK_GRANULES * GRANULE_BYTES / 16;
 
 pub(crate) struct Memory {
+    page: PageSize,
     chunks: Mutex<Vec<Chunk>>,
     /// Bytes of granules handed out.
     used: AtomicU64,
-    /// Bytes that were touched since they were last given back to the system.
+    /// Bytes of pages of which a granule was touched since they were last given back to the system.
     touched: AtomicU64,
 }
 
 struct Chunk {
+    /// Granules of a page.
+    per_page: usize,
     lines: StableChunk<Line>,
     used: [u64; WORDS],
     touched: [u64; WORDS],
@@ -55,8 +62,9 @@ fn set(bits: &mut [u64; WORDS], at: usize, value: bool) {
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(page: PageSize) -> Self {
         Self {
+            page,
             chunks: Mutex::named("index-memory", Vec::new()),
             used: AtomicU64::new(0),
             touched: AtomicU64::new(0),
@@ -75,7 +83,7 @@ impl Memory {
             Some(found) => found,
             None => {
                 // Aligned so that a granule's address has ten zero bits, see `Entry`.
-                let lines = StableChunk::new(CHUNK_GRANULES * GRANULE_LINES, 2 << 20)?;
+                let lines = StableChunk::new(self.page, CHUNK_GRANULES * GRANULE_LINES, 2 << 20)?;
                 // A small index stays small; one that has filled a chunk gets huge pages for the next.
                 let huge = !chunks.is_empty();
                 lines.advise_huge(huge);
@@ -83,7 +91,8 @@ impl Memory {
                 self.touched.fetch_add(resident as u64, Ordering::Relaxed);
                 let touched = [if huge { u64::MAX } else { 0 }; WORDS];
                 let (used, none_of) = ([0; WORDS], usize::MAX);
-                chunks.push(Chunk { lines, used, touched, used_count: 0, none_of, huge });
+                let per_page = self.page.bytes() / GRANULE_BYTES;
+                chunks.push(Chunk { per_page, lines, used, touched, used_count: 0, none_of, huge });
                 (chunks.len() - 1, 0)
             }
         };
@@ -94,8 +103,11 @@ impl Memory {
                 // SAFETY: the granule is free, so that only outdated readers look at it.
                 unsafe { chunk.lines.wipe(granule * GRANULE_LINES, GRANULE_LINES) };
             } else {
+                // The first one makes the page resident.
+                let added =
+                    if chunk.is_touched(granule / chunk.per_page) { 0 } else { chunk.page_bytes() };
+                self.touched.fetch_add(added as u64, Ordering::Relaxed);
                 set(&mut chunk.touched, granule, true);
-                self.touched.fetch_add(GRANULE_BYTES as u64, Ordering::Relaxed);
             }
         }
         chunk.used_count += granules;
@@ -125,7 +137,7 @@ impl Memory {
         }
     }
 
-    /// Gives all pages without a granule in use back to the system.
+    /// Gives all pages without a granule in use back to the system, but for locked ones.
     pub(crate) fn trim(&self) {
         let mut chunks = self.chunks.lock();
         for chunk in chunks.iter_mut() {
@@ -168,9 +180,30 @@ impl Chunk {
         (CHUNK_GRANULES - self.used_count) * GRANULE_BYTES
     }
 
+    fn pages(&self) -> usize {
+        CHUNK_GRANULES / self.per_page
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.per_page * GRANULE_BYTES
+    }
+
+    fn granules(&self, page: usize) -> Range<usize> {
+        page * self.per_page..(page + 1) * self.per_page
+    }
+
+    /// Whether a page may be resident.
+    fn is_touched(&self, page: usize) -> bool {
+        self.granules(page).any(|granule| get(&self.touched, granule))
+    }
+
+    /// Whether no granule of a page is in use.
+    fn is_free(&self, page: usize) -> bool {
+        self.granules(page).all(|granule| !get(&self.used, granule))
+    }
+
     fn untouched_bytes(&self) -> usize {
-        let touched: u32 = self.touched.iter().map(|word| word.count_ones()).sum();
-        (CHUNK_GRANULES - touched as usize) * GRANULE_BYTES
+        (0..self.pages()).filter(|page| !self.is_touched(*page)).count() * self.page_bytes()
     }
 
     fn find_run(&mut self, granules: usize) -> Option<usize> {
@@ -194,17 +227,14 @@ impl Chunk {
     }
 
     fn release_free_pages(&mut self, touched: &AtomicU64) {
-        const PER_PAGE: usize = PAGE / GRANULE_BYTES;
-        const PAGES: usize = CHUNK_GRANULES / PER_PAGE;
-        let granules = |page: usize| page * PER_PAGE..(page + 1) * PER_PAGE;
         let mut page = 0;
-        while page < PAGES {
+        while page < self.pages() {
             let first = page;
-            while page < PAGES && granules(page).all(|g| !get(&self.used, g)) {
+            while page < self.pages() && self.is_free(page) {
                 page += 1;
             }
-            let run = first * PER_PAGE..page * PER_PAGE;
-            let dirty = run.clone().filter(|g| get(&self.touched, *g)).count();
+            let run = first * self.per_page..page * self.per_page;
+            let dirty = (first..page).filter(|page| self.is_touched(*page)).count();
             if dirty > 0 {
                 if self.huge {
                     // Else the kernel might make it whole again.
@@ -212,11 +242,14 @@ impl Chunk {
                     self.huge = false;
                 }
                 // SAFETY: the granules are free, so that only outdated readers look at them.
-                unsafe {
-                    self.lines.wipe(run.start * GRANULE_LINES, run.len() * GRANULE_LINES);
+                let released = unsafe {
+                    self.lines.release(run.start * GRANULE_LINES, run.len() * GRANULE_LINES)
+                };
+                // Otherwise they are locked, stay resident, and are wiped before their next use.
+                if released {
+                    run.for_each(|g| set(&mut self.touched, g, false));
+                    touched.fetch_sub((dirty * self.page_bytes()) as u64, Ordering::Relaxed);
                 }
-                run.for_each(|g| set(&mut self.touched, g, false));
-                touched.fetch_sub((dirty * GRANULE_BYTES) as u64, Ordering::Relaxed);
             }
             page += 1;
         }
@@ -225,13 +258,85 @@ impl Chunk {
 
 #[cfg(all(test, not(any(miri, forebay_model))))]
 mod tests {
-    use super::{CHUNK_GRANULES, GRANULE_BYTES, Memory};
+    use std::ptr::NonNull;
+
+    use forebay_base::sync::atomic::AtomicU64;
+    use forebay_base::sync::atomic::Ordering::Relaxed;
+    use forebay_base::vm::PageSize;
+
+    use super::{CHUNK_GRANULES, GRANULE_BYTES, Line, Memory};
+
+    fn first_slot(run: NonNull<Line>) -> &'static AtomicU64 {
+        // SAFETY: tests look at runs only while the memory that they are of lives.
+        unsafe { &run.as_ref().slots[0] }
+    }
+
+    /// A granule that is in use keeps its page, whatever else on that page is free.
+    #[test]
+    fn pages_of_any_size_go_back_only_when_all_their_granules_are_free() {
+        for kib in [16, 64] {
+            let memory = Memory::new(PageSize::of(kib << 10));
+            let per_page = kib << 10 >> GRANULE_BYTES.ilog2();
+            let taken: Vec<_> = (0..CHUNK_GRANULES).map(|_| memory.take(1).unwrap()).collect();
+            taken.iter().for_each(|run| first_slot(*run).store(7, Relaxed));
+            assert_eq!(memory.bytes(), (2 << 20, 2 << 20));
+            // All but one of each page of the first half, and but one of all of the second.
+            let kept = |i: &usize| {
+                if *i < CHUNK_GRANULES / 2 { i % per_page == 5 } else { *i == CHUNK_GRANULES - 1 }
+            };
+            let (live, free): (Vec<_>, Vec<_>) = (0..CHUNK_GRANULES).partition(kept);
+            free.iter().for_each(|i| memory.give(taken[*i], 1));
+            memory.trim();
+            assert!(live.iter().all(|i| first_slot(taken[*i]).load(Relaxed) == 7), "{kib} KiB");
+            let used = (live.len() * GRANULE_BYTES) as u64;
+            assert_eq!(memory.bytes(), (used, (1 << 20) + (kib << 10) as u64), "{kib} KiB");
+            // What is taken again is zero, be its page an old or a new one.
+            let again: Vec<_> = free.iter().map(|_| memory.take(1).unwrap()).collect();
+            assert!(again.iter().all(|run| first_slot(*run).load(Relaxed) == 0));
+            assert_eq!(memory.bytes(), (2 << 20, 2 << 20));
+        }
+    }
+
+    #[test]
+    fn a_granule_makes_its_whole_page_resident() {
+        let memory = Memory::new(PageSize::of(64 << 10));
+        memory.take(1).unwrap();
+        assert_eq!(memory.bytes(), (GRANULE_BYTES as u64, 64 << 10));
+        memory.take(63).unwrap();
+        assert_eq!(memory.bytes(), (64 << 10, 64 << 10));
+    }
+
+    #[test]
+    fn locked_granules_stay_counted_and_are_zero_when_taken_again() {
+        let page = PageSize::system();
+        let memory = Memory::new(page);
+        let per_page = page.bytes() / GRANULE_BYTES;
+        let taken: Vec<_> = (0..4 * per_page).map(|_| memory.take(1).unwrap()).collect();
+        taken.iter().for_each(|run| first_slot(*run).store(7, Relaxed));
+        let third = taken[2 * per_page].as_ptr().cast();
+        // SAFETY: the page is this memory's.
+        if unsafe { libc::mlock(third, page.bytes()) } != 0 {
+            return forebay_base::testing::skip("memlock", "`ulimit -l` allows no locked page");
+        }
+        let all = 4 * page.bytes() as u64;
+        taken.iter().for_each(|run| memory.give(*run, 1));
+        memory.trim();
+        assert_eq!(memory.bytes(), (0, all), "the system takes no locked page");
+        let again: Vec<_> = taken.iter().map(|_| memory.take(1).unwrap()).collect();
+        assert!(again.iter().all(|run| first_slot(*run).load(Relaxed) == 0));
+        assert_eq!(memory.bytes(), (all, all));
+        again.iter().for_each(|run| memory.give(*run, 1));
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlock(third, page.bytes()) }, 0);
+        memory.trim();
+        assert_eq!(memory.bytes(), (0, 0));
+    }
 
     /// What is idle comes into proportion, and then stays as it is: no page is given back that is asked for again.
     #[test]
     fn balancing_ends() {
         for percent in (10..=250).step_by(15) {
-            let memory = Memory::new();
+            let memory = Memory::new(PageSize::system());
             let runs = CHUNK_GRANULES / 16 * percent / 100;
             let taken: Vec<_> = (0..runs).map(|_| memory.take(16).unwrap()).collect();
             // Holes here and there.
@@ -251,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_chunk_that_is_nearly_full_becomes_a_huge_page_and_stays_one() {
-        let memory = Memory::new();
+        let memory = Memory::new(PageSize::system());
         let taken: Vec<_> = (0..CHUNK_GRANULES / 16).map(|_| memory.take(16).unwrap()).collect();
         memory.balance();
         memory.give(taken[5], 16);

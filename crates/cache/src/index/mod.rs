@@ -131,7 +131,7 @@ impl Index {
         };
         Self {
             partitions: Box::new(std::array::from_fn(|_| CachePadded::new(partition()))),
-            memory: Memory::new(),
+            memory: Memory::new(vm::PageSize::system()),
         }
     }
 

@@ -4,12 +4,13 @@
 //! tables when the array grows: so growth copies nothing, leaves no holes in the heap, and what
 //! [`Slots::bytes`] says is what is resident, but for pages that were never touched.
 
-use forebay_base::vm::{self, PAGE, Region};
+use forebay_base::vm::{self, PageSize, Region};
 
 use super::slot::Slot;
 
-/// An array of this many bytes and more has pages of its own.
-const OWN_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 * PAGE } else { 16 * PAGE };
+/// An array of this many pages and more has pages of its own: what it cannot use of the last one is
+/// little then.
+const OWN_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 } else { 16 };
 
 /// There is no memory for the index.
 #[derive(Debug, thiserror::Error)]
@@ -80,9 +81,14 @@ impl Slots {
     /// # Errors
     /// When there is no memory; then nothing has changed.
     pub(super) fn resize(&mut self, wanted: usize) -> Result<(), NoMemory> {
+        self.resize_by_pages(PageSize::system(), wanted)
+    }
+
+    fn resize_by_pages(&mut self, page: PageSize, wanted: usize) -> Result<(), NoMemory> {
+        let own_pages = OWN_PAGES * page.bytes();
         let bytes = wanted * size_of::<Slot>();
         match self {
-            Self::Heap(slots) if bytes < OWN_PAGES => {
+            Self::Heap(slots) if bytes < own_pages => {
                 if let Some(more) = wanted.checked_sub(slots.len()) {
                     slots.try_reserve_exact(more).map_err(|_| NoMemory::Heap { bytes })?;
                 }
@@ -90,12 +96,13 @@ impl Slots {
                 slots.shrink_to_fit();
             }
             Self::Heap(slots) => {
-                let mut pages = Self::Pages(Region::reserve(bytes, PAGE)?);
+                let region = Region::with_pages(page, bytes, align_of::<Slot>())?;
+                let mut pages = Self::Pages(region);
                 pages.as_mut_slice()[..slots.len()].copy_from_slice(slots);
                 *self = pages;
             }
             // The same array does not go to and fro between heap and pages.
-            Self::Pages(_) if bytes < OWN_PAGES / 2 => {
+            Self::Pages(_) if bytes < own_pages / 2 => {
                 let mut slots = Vec::new();
                 slots.try_reserve_exact(wanted).map_err(|_| NoMemory::Heap { bytes })?;
                 slots.extend_from_slice(&self.as_slice()[..wanted]);
@@ -104,5 +111,29 @@ impl Slots {
             Self::Pages(region) => region.resize(bytes)?,
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(any(miri, forebay_model))))]
+mod tests {
+    use super::{OWN_PAGES, PageSize, Slot, Slots};
+
+    #[test]
+    fn an_array_has_whole_pages_of_its_own_whatever_the_size_of_a_page() {
+        for kib in [16, 64] {
+            let page = PageSize::of(kib << 10);
+            let own = OWN_PAGES * page.bytes() / size_of::<Slot>();
+            let mut slots = Slots::none();
+            slots.resize_by_pages(page, own - 1).unwrap();
+            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+            for wanted in [own, own + 1, 3 * own + 5, own, own / 2 + 1] {
+                slots.resize_by_pages(page, wanted).unwrap();
+                assert!(matches!(slots, Slots::Pages(_)), "{kib} KiB");
+                assert!(slots.len() >= wanted && page.divides(slots.bytes()), "{kib} KiB");
+                assert!(slots.as_slice().iter().all(|slot| slot.is_empty()));
+            }
+            slots.resize_by_pages(page, own / 2 - 1).unwrap();
+            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+        }
     }
 }
