@@ -340,11 +340,15 @@ impl<K: Copy, V> Slab<K, V> {
         Ok(())
     }
 
-    /// The header of that id, or `None` if there is no such chunk.
+    /// The header of that id, or `None` if there is no such chunk. Any id is allowed.
     #[inline]
     pub(crate) fn by_id(&self, id: u32) -> Option<NonNull<Header<K, V>>> {
         let at = id.checked_sub(1)? as usize;
-        // SAFETY: ids fit the array of starts, which spans `MAX_CHUNKS` chunks.
+        // An id may be of another cache, whose headers are smaller.
+        if at / Self::PER_CHUNK >= MAX_CHUNKS {
+            return None;
+        }
+        // SAFETY: within the array of starts, which has `MAX_CHUNKS` entries.
         let start = unsafe { self.starts.as_ptr().add(at / Self::PER_CHUNK).as_ref() };
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut::<Header<K, V>>(
             start.0.load(Ordering::Acquire),
@@ -420,6 +424,19 @@ mod tests {
         assert_eq!(slab.bytes(), 0, "{full} bytes at the most");
         slab.take().unwrap();
         assert_eq!(slab.in_use(), 1);
+    }
+
+    #[test]
+    fn an_id_of_another_slab_finds_a_header_of_this_one_or_none() {
+        // As few headers a chunk as there can be, so that most ids are past the last chunk.
+        let slab = Slab::<u64, [u8; super::CHUNK_BYTES / 2]>::new(1).unwrap();
+        let header = slab.take().unwrap();
+        // SAFETY: taken above, and the slab lives.
+        let id = unsafe { header.as_ref() }.id();
+        for other in (0..32).map(|bit| 1 << bit).chain([0, u32::MAX - 1, u32::MAX]) {
+            let found = slab.by_id(other);
+            assert_eq!(found, (other == id).then_some(header), "id {other}");
+        }
     }
 
     #[test]

@@ -304,3 +304,43 @@ fn keys_of_nobodys_owner_are_refused() {
     assert!(!cache.close_owner(OwnerId::from_raw(9999)));
     audit(&cache);
 }
+
+/// A place is a number: of any cache, at any time.
+#[test]
+fn a_place_of_another_cache_finds_the_block_or_nothing() {
+    let blocks: u64 = if cfg!(miri) { 500 } else { 200_000 };
+    let from = inline_blocks(blocks);
+    for key in 0..blocks {
+        from.insert(key, key).unwrap();
+    }
+    let places: Vec<_> =
+        (0..blocks).map(|key| from.get(&key).map(|block| block.place()).unwrap()).collect();
+    // So large that a chunk of headers has one: most of the numbers are past what it can ever have.
+    type Large = [u8; if cfg!(miri) { 2 << 10 } else { 1 << 20 }];
+    let large = inline(10, |_, _: &Box<Large>| 1).build().unwrap();
+    let inplace = inline(10, |_, _: &Large| 1).build().unwrap();
+    large.insert(1, Box::new([1; _])).unwrap();
+    let ask = || {
+        for place in &places {
+            inplace.approach(*place);
+            large.approach(*place);
+            assert!(inplace.get_at(*place, &1).is_none());
+            assert_eq!(large.get_at(*place, &1).map(|block| block[0]), Some(1));
+        }
+    };
+    ask();
+    // Of a cache that is gone, and of one that was emptied.
+    let emptied = inline_blocks(blocks);
+    for key in 0..blocks {
+        emptied.insert(key, key).unwrap();
+    }
+    let hints: Vec<_> =
+        (0..blocks).map(|key| emptied.get(&key).map(|block| block.place()).unwrap()).collect();
+    emptied.flush();
+    emptied.resize(10);
+    assert!(hints.iter().zip(0..).all(|(place, key)| emptied.get_at(*place, &key).is_none()));
+    drop(from);
+    ask();
+    audit(&large);
+    audit(&emptied);
+}
