@@ -50,8 +50,11 @@ unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Filler<K, V> {}
 
 /// A load that somebody else has begun. Dropping it gives up the wait, not the load.
 pub struct InFlight<K: Key, V: Send + Sync + 'static> {
-    pub(crate) pin: LoadingPin<K, V>,
-    pub(crate) seat: Arc<Seat>,
+    /// Until the wait is over, or somebody else has taken it over.
+    pin: Option<LoadingPin<K, V>>,
+    seat: Arc<Seat>,
+    /// The seat's.
+    number: u64,
 }
 
 /// A pin on a header that may not be filled yet.
@@ -83,24 +86,42 @@ impl<K: Key, V: Send + Sync + 'static> Drop for LoadingPin<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> InFlight<K, V> {
+    /// Waits in a seat for the load of a pinned header.
+    pub(crate) fn new(pin: LoadingPin<K, V>, (number, seat): (u64, Arc<Seat>)) -> Self {
+        Self { pin: Some(pin), seat, number }
+    }
+
+    fn take_pin(&mut self) -> LoadingPin<K, V> {
+        self.pin.take().expect("there until the wait is over")
+    }
+
     /// Blocks until the load has ended. Never call it on the thread that is to load the block.
     ///
     /// # Errors
     /// The load's error, which every waiter gets.
-    pub fn wait(self) -> Result<OwnedRef<K, V>, LoadError> {
+    pub fn wait(mut self) -> Result<OwnedRef<K, V>, LoadError> {
         let ending = self.seat.wait();
-        self.pin.into_ending(ending)
+        self.take_pin().into_ending(ending)
     }
 
     /// Runs `f` when the load has ended, on the thread that ends it; at once if it has. `f` should
     /// be short. A panic in it is caught and counted (not if it runs at once).
-    pub fn on_ready(self, f: impl FnOnce(Result<OwnedRef<K, V>, LoadError>) + Send + 'static) {
-        let pin = self.pin;
+    pub fn on_ready(mut self, f: impl FnOnce(Result<OwnedRef<K, V>, LoadError>) + Send + 'static) {
+        let pin = self.take_pin();
         self.seat.on_ready(Box::new(move |ending| f(pin.into_ending(ending))));
     }
 }
 
-/// The future of an [`InFlight`]; needs no runtime.
+impl<K: Key, V: Send + Sync + 'static> Drop for InFlight<K, V> {
+    fn drop(&mut self) {
+        if let Some(pin) = &self.pin {
+            // SAFETY: the pin keeps the cache alive.
+            unsafe { pin.inner.as_ref() }.flights.leave(pin.header.addr().get(), self.number);
+        }
+    }
+}
+
+/// The future of an [`InFlight`]; needs no runtime. Dropping it gives up the wait.
 pub struct Landing<K: Key, V: Send + Sync + 'static> {
     flight: Option<InFlight<K, V>>,
 }
@@ -113,8 +134,8 @@ impl<K: Key, V: Send + Sync + 'static> Future for Landing<K, V> {
         match flight.seat.poll(context.waker()) {
             None => Poll::Pending,
             Some(ending) => {
-                let flight = self.flight.take().expect("looked at just now");
-                Poll::Ready(flight.pin.into_ending(ending))
+                let mut flight = self.flight.take().expect("looked at just now");
+                Poll::Ready(flight.take_pin().into_ending(ending))
             }
         }
     }

@@ -184,7 +184,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let loading = || h.update(|s| s.has(LOADING).then(|| s.with(WAITERS))).is_some();
         if let Some(seat) = self.flights.join(pin.header.addr().get(), loading) {
             self.counters.add(CacheCounters::IN_FLIGHT_JOINS, h.state().class_index(), 1);
-            return Some(Begin::InFlight(InFlight { pin, seat }));
+            return Some(Begin::InFlight(InFlight::new(pin, seat)));
         }
         let state = h.state();
         if !state.has(FILLED) {
@@ -203,20 +203,21 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // SAFETY: the filler holds a pin.
         unsafe { header.as_ref() }.pin_again();
         let pin = LoadingPin { header, inner: filler.inner };
-        // The seat is taken before the filler goes: the load may end before `load` returns.
+        // The seat is taken before the filler goes: the load may end before `load` returns. If the filler
+        // comes back, the wait is given up.
         let loading = || {
             // SAFETY: pinned above.
             let h = unsafe { header.as_ref() };
             h.update(|s| Some(s.with(WAITERS))).is_some()
         };
         let seat = self.flights.join(header.addr().get(), loading);
-        match (second.load(filler), seat) {
-            (Ok(()), Some(seat)) => {
+        let flight = InFlight::new(pin, seat.expect("a filler's load is in flight"));
+        match second.load(filler) {
+            Ok(()) => {
                 self.counters.add(CacheCounters::SECOND_HITS, class, 1);
-                Begin::InFlight(InFlight { pin, seat })
+                Begin::InFlight(flight)
             }
-            (Ok(()), None) => unreachable!("a filler's load is in flight"),
-            (Err(filler), _) => Begin::Vacant(filler),
+            Err(filler) => Begin::Vacant(filler),
         }
     }
 

@@ -96,6 +96,48 @@ fn a_dropped_waiter_costs_the_others_nothing() {
     audit(&cache);
 }
 
+/// Waits on one load are begun and given up in every way there is. Each seat has a clone of its waker, so that the bell's
+/// references tell how many seats there are.
+#[test]
+fn cancelled_waits_leave_nothing_behind() {
+    let cancelled = if cfg!(miri) { 300 } else { 1_000_000 };
+    let cache = inline_blocks(100);
+    let begin = || cache.begin(1, 1, Attributes::DATA).unwrap();
+    let Begin::Vacant(filler) = begin() else { panic!("it is empty") };
+    let bell = Arc::new(Bell::default());
+    let wait = |n: u64| {
+        let load = || async { Err::<u64, _>("not asked") };
+        let mut whole = Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, load));
+        let Begin::InFlight(flight) = begin() else { panic!("it is loading") };
+        let mut landing = Box::pin(flight.into_future());
+        match n % 3 {
+            0 => assert!(poll(&mut whole, &bell).is_pending()),
+            1 => assert!(poll(&mut landing, &bell).is_pending()),
+            _ => {}
+        }
+        (whole, landing)
+    };
+    let mut kept = vec![wait(0), wait(1)];
+    for n in 0..cancelled {
+        drop(wait(n));
+        // The two that are kept, and this function's.
+        assert_eq!(Arc::strong_count(&bell), 3, "after {n} waits that were given up");
+    }
+    kept.push(wait(0));
+    assert_eq!(bell.rings.load(Ordering::SeqCst), 0);
+    drop(filler.publish(3));
+    assert_eq!(bell.rings.load(Ordering::SeqCst), 3);
+    for (n, (mut whole, mut landing)) in kept.into_iter().enumerate() {
+        match n {
+            1 => {
+                assert!(matches!(poll(&mut landing, &bell), Poll::Ready(Ok(block)) if *block == 3))
+            }
+            _ => assert!(matches!(poll(&mut whole, &bell), Poll::Ready(Ok(block)) if *block == 3)),
+        }
+    }
+    audit(&cache);
+}
+
 #[test]
 fn only_the_last_waker_is_rung() {
     let cache = inline_blocks(100);
