@@ -13,7 +13,7 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) {
     let reclaim = inner.reclaim.lock();
     inner.learn(&inner.sizes());
     let mut listed: HashMap<(usize, usize, u32), usize> = HashMap::new();
-    let (mut in_use, mut linked, mut weights) = (0, 0, 0);
+    let (mut in_use, mut linked, mut weights, mut spilled) = (0, 0, 0, 0);
     let mut by_list: HashMap<(usize, usize), (u64, u64)> = HashMap::new();
     inner.slab.for_each(|header| {
         // SAFETY: headers are type-stable.
@@ -23,6 +23,7 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) {
             return;
         }
         in_use += 1;
+        spilled += usize::from(state.is_spilled());
         weights += u64::from(h.weight());
         if state.has(RETIRED) {
             assert!(state.pins() > 0, "a retired header without a pin was not freed: {state:?}");
@@ -47,6 +48,7 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &Inner<K, V>) {
     });
     assert_eq!(in_use, inner.slab.in_use(), "headers that were neither used nor given back");
     assert_eq!(inner.flights.seats(), 0, "somebody waits for a load");
+    assert_eq!(inner.spilled.headers(), spilled, "headers with spilled pins");
     for list in List::ALL {
         for class in Class::ALL {
             let sums = by_list.get(&(list as usize, class as usize)).copied().unwrap_or_default();

@@ -183,7 +183,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // SAFETY: headers are type-stable.
         let h = unsafe { rival.header.as_ref() };
         // A key is read under a pin.
-        let Some(_) = h.update(|s| (s == rival.state).then(|| s.pinned())) else { return false };
+        let Some(_) = self.pin_if(h, |s| (s == rival.state).then_some(s)) else { return false };
         // SAFETY: pinned just now, from a valid state.
         let block = unsafe { OwnedRef::from_pin(self, rival.header) };
         let asked = catch_unwind(AssertUnwindSafe(|| second.would_write(block.key(), class)));

@@ -393,7 +393,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let free = is_at(s, list, class, position) && !s.has(WRITING);
             free && self.may_go(s, h, (list, class), gives)
         };
-        let before = h.update(|s| fits(s).then(|| s.pinned()))?;
+        let before = self.pin_if(h, |s| fits(s).then_some(s))?;
         // SAFETY: pinned just now, from a valid state.
         let block = unsafe { OwnedRef::from_pin(self, header) };
         Some(Candidate::new(block, class, list == List::Mfu || before.has(MARK)))

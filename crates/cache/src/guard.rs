@@ -75,8 +75,8 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
 
     /// A second pin, borrowing nothing.
     pub fn to_owned_ref(&self) -> OwnedRef<K, V> {
-        // SAFETY: this guard holds a pin, so that the header is in use.
-        unsafe { self.header.as_ref() }.pin_again();
+        // SAFETY: this guard holds a pin, so that the header is in use, and the cache lives.
+        unsafe { self.inner.as_ref().pin_again(self.header) };
         OwnedRef { header: self.header, inner: self.inner }
     }
 }
@@ -116,7 +116,8 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
 
 impl<K: Key, V: Send + Sync + 'static> Clone for OwnedRef<K, V> {
     fn clone(&self) -> Self {
-        self.header().pin_again();
+        // SAFETY: this guard holds a pin, so that the header is in use, and the cache lives.
+        unsafe { self.inner.as_ref().pin_again(self.header) };
         Self { header: self.header, inner: self.inner }
     }
 }

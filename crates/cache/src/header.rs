@@ -14,6 +14,7 @@
 //! | 24 | `RETIRED`: on its way out | whoever evicts, removes or replaces; never cleared but by freeing |
 //! | 25 | `LOADING`: a filler will publish or abandon it | the filler |
 //! | 26 | `WAITERS`: the filler must wake somebody | who joins, while `LOADING` |
+//! | 27 | `SPILLED`: more pins are counted in `spill` | who spills or refills, under the lock of `spill` |
 //! | 28–30 | cause of retirement; all ones: orphaned, see `Inner::hold` | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
 //! | 32–63 | position in its sublist's ring (in no list, and when free: generation) | the publisher and the evictor, under the sublist's lock |
@@ -31,7 +32,8 @@
 //! 3. *Last one out frees.* Whoever brings the pins of a retired header to zero owns it
 //!    alone. It takes the value out, and keeps one pin while it disposes of it, so that a close that
 //!    waits for what is in use waits for the value's drop; whoever brings the pins to zero again (a
-//!    sweep may have looked at the key meanwhile) gives the header back.
+//!    sweep may have looked at the key meanwhile) gives the header back. A header with pins elsewhere
+//!    (`SPILLED`) has some in the word as well, so that zero in the word means that there are none.
 //! 4. A header stays referenced by its index slot only while not freed: the slot is
 //!    cleared or replaced, under its partition's lock, before the retiring pin goes. Hence
 //!    under that lock the key of any header found in a slot may be read without a pin.
@@ -48,8 +50,14 @@ use crate::frequency::Frequency;
 const PIN_BITS: u32 = 17;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
-/// Guards stop here, so that the cache's own pins, a few at a time, never overflow.
-const MOST_PINS: u64 = 1 << (PIN_BITS - 1);
+/// With so many pins in the word, who wants another one spills first; but for the one pin that retiring
+/// takes. One bit, so that one test tells it.
+const CROWDED: u64 = 1 << if cfg!(forebay_model) { 3 } else { PIN_BITS - 1 };
+/// Pins that are moved at a time: out of a word that is crowded, or back into one that is sparse.
+const SPILL: u64 = CROWDED / 4;
+/// With fewer pins in the word, and others spilled, some are moved back. Far from what a spill leaves,
+/// so that a pin that comes and goes does not move them each time.
+const SPARSE: u64 = CROWDED / 2;
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
 pub(crate) const MARK: u64 = 1 << 19;
@@ -61,6 +69,7 @@ pub(crate) const WRITING: u64 = 1 << 23;
 pub(crate) const RETIRED: u64 = 1 << 24;
 pub(crate) const LOADING: u64 = 1 << 25;
 pub(crate) const WAITERS: u64 = 1 << 26;
+const SPILLED: u64 = 1 << 27;
 const CAUSE_SHIFT: u32 = 28;
 const CAUSE: u64 = 7 << CAUSE_SHIFT;
 pub(crate) const FILLED: u64 = 1 << 31;
@@ -105,15 +114,47 @@ impl State {
     /// it is the same twice, it was so in between.
     #[inline]
     pub(crate) fn life(self) -> u64 {
-        self.0 & !(PINS | MARK | WRITING | WAITERS | FILLED)
+        self.0 & !(PINS | MARK | WRITING | WAITERS | SPILLED | FILLED)
     }
     #[inline]
     pub(crate) fn has(self, bit: u64) -> bool {
         self.0 & bit != 0
     }
+    /// The pins in the word: zero if there are none at all, and fewer than there are if `SPILLED`.
     #[inline]
     pub(crate) fn pins(self) -> u64 {
         self.0 & PINS
+    }
+    /// Whether the header has been announced and not yet freed: valid, or kept by somebody's pin
+    /// (loading, retired). Not one that the evictor has retired: it owns that alone.
+    pub(crate) fn is_in_use(self) -> bool {
+        let victim = self.has(RETIRED) && self.cause() == Cause::Capacity;
+        let kept = self.pins() > 0 && (self.has(LOADING) || self.has(RETIRED)) && !victim;
+        self.has(VALID) || kept
+    }
+    /// Whether pins have to be spilled before there may be another one.
+    #[inline]
+    pub(crate) fn is_crowded(self) -> bool {
+        self.pins() >= CROWDED
+    }
+    /// With pins moved out of the word.
+    pub(crate) fn spilled(self) -> Self {
+        debug_assert!(self.is_crowded());
+        Self((self.0 - SPILL) | SPILLED)
+    }
+    #[inline]
+    pub(crate) fn is_spilled(self) -> bool {
+        self.0 & SPILLED != 0
+    }
+    /// Whether spilled pins have to be moved back.
+    #[inline]
+    pub(crate) fn is_sparse(self) -> bool {
+        self.is_spilled() && self.pins() < SPARSE
+    }
+    /// With pins moved back into the word; `all`: none are left elsewhere.
+    pub(crate) fn refilled(self, all: bool) -> Self {
+        debug_assert!(self.is_sparse());
+        Self(if all { (self.0 & !SPILLED) + SPILL } else { self.0 + SPILL })
     }
     #[inline]
     pub(crate) fn class(self) -> Class {
@@ -155,10 +196,12 @@ impl State {
         Self(self.0 & !bits)
     }
     /// One pin more.
+    #[inline]
     pub(crate) fn pinned(self) -> Self {
         Self(self.0 + PIN)
     }
     /// One pin fewer.
+    #[inline]
     pub(crate) fn unpinned(self) -> Self {
         debug_assert!(self.pins() > 0);
         Self(self.0 - PIN)
@@ -200,6 +243,7 @@ impl std::fmt::Debug for State {
             (WRITING, "being written"),
             (LOADING, "loading"),
             (WAITERS, "awaited"),
+            (SPILLED, "more pins spilled"),
             (FILLED, "filled"),
         ];
         for (bit, name) in bits {
@@ -262,12 +306,15 @@ pub(crate) struct Contents<K, V> {
     pub(crate) weight: u32,
 }
 
-/// What an attempt to pin met.
-pub(crate) enum Pin {
-    /// Pinned; the state before.
-    Pinned(State),
-    /// Not valid: free, loading or retired; the state.
-    Invalid(State),
+/// What has become of a header when a pin was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unpinned {
+    /// Nothing has to be done.
+    Kept,
+    /// The caller owns it alone, and must free it.
+    Last,
+    /// Pins have to be moved back into its word.
+    Sparse,
 }
 
 impl<K: Copy, V> Header<K, V> {
@@ -276,23 +323,17 @@ impl<K: Copy, V> Header<K, V> {
         State(self.state.load(Ordering::Acquire))
     }
 
-    /// Rule 1. Also sets the mark, so that a hit is one atomic update.
-    #[inline]
-    pub(crate) fn pin_valid(&self, mark: u64) -> Pin {
-        match self.try_pin(mark) {
-            Ok(before) => Pin::Pinned(before),
-            Err(state) => Self::not_pinned(state),
-        }
-    }
-
-    /// As [`pin_valid`](Self::pin_valid), but too many pins are no reason to panic. What was met instead may be that, or not valid.
+    /// Rule 1. Also sets the mark, so that a hit is one atomic update. Returns the state before.
+    ///
+    /// # Errors
+    /// What was met instead: not valid, or crowded.
     #[inline(always)]
     pub(crate) fn try_pin(&self, mark: u64) -> Result<State, State> {
         // Acquire, so that a slot that is read again after an invalid header is read after it.
         let mut state = self.state.load(Ordering::Acquire);
         loop {
-            // Both at once: whether it may be pinned, and whether so many pins are no mistake.
-            if state & (VALID | MOST_PINS) != VALID {
+            // Both at once: whether it may be pinned, and whether the word has room for a pin.
+            if state & (VALID | CROWDED) != VALID {
                 return Err(State(state));
             }
             match self.state.compare_exchange_weak(
@@ -307,25 +348,6 @@ impl<K: Copy, V> Header<K, V> {
         }
     }
 
-    #[cold]
-    fn not_pinned(state: State) -> Pin {
-        assert!(
-            !state.has(VALID) || state.pins() < MOST_PINS,
-            "a block has {MOST_PINS} pins: guards are being leaked"
-        );
-        Pin::Invalid(state)
-    }
-
-    /// Pins a header that has been announced and not yet freed: valid, or kept by somebody else's
-    /// pin (loading, retired). Not one that the evictor has retired: it owns that alone.
-    pub(crate) fn pin_in_use(&self) -> Option<State> {
-        self.update(|s| {
-            let victim = s.has(RETIRED) && s.cause() == Cause::Capacity;
-            let kept = s.pins() > 0 && (s.has(LOADING) || s.has(RETIRED)) && !victim;
-            (s.has(VALID) || kept).then_some(State(s.0 + PIN))
-        })
-    }
-
     /// Makes an anonymous header loading or valid. Only its occupier can have a pin on it before.
     pub(crate) fn announce(&self, bits: u64) {
         let state = self.state.load(Ordering::Relaxed);
@@ -333,35 +355,38 @@ impl<K: Copy, V> Header<K, V> {
         self.state.store(state | bits, Ordering::Release);
     }
 
-    /// One more pin for a holder of one.
-    #[inline]
-    pub(crate) fn pin_again(&self) {
-        // Checked before, not after: a panic must not leave a pin behind.
-        self.update(|s| {
-            debug_assert!(s.pins() > 0);
-            assert!(s.pins() < MOST_PINS, "a block has {MOST_PINS} pins: guards are being leaked");
-            Some(s.pinned())
-        });
-    }
-
-    /// Rule 3. Returns true if the caller now owns the header alone and must free it.
+    /// Rule 3.
     #[inline]
     #[must_use]
-    pub(crate) fn unpin(&self) -> bool {
+    pub(crate) fn unpin(&self) -> Unpinned {
         let before = State(self.state.fetch_sub(PIN, Ordering::Release));
         debug_assert!(before.pins() > 0, "unpinned too often: {before:?}");
-        if before.has(RETIRED) && before.pins() == 1 {
-            forebay_base::sync::atomic::fence(Ordering::Acquire);
-            return true;
+        if before.0 & (RETIRED | SPILLED) == 0 {
+            return Unpinned::Kept;
         }
-        false
+        if before.is_spilled() {
+            if before.pins() == PIN {
+                // Thousands of threads are between the update above and the refill that each owes. The next
+                // one would take from the bits beyond the pins.
+                std::process::abort();
+            }
+            let sparse = State(before.0 - PIN).is_sparse();
+            return if sparse { Unpinned::Sparse } else { Unpinned::Kept };
+        }
+        if before.pins() > PIN {
+            return Unpinned::Kept;
+        }
+        forebay_base::sync::atomic::fence(Ordering::Acquire);
+        Unpinned::Last
     }
 
-    /// As [`unpin`](Self::unpin), unless the header is retired: then nothing is done and `None` is
-    /// returned, so that the caller can first make sure that the cache outlives what follows.
+    /// As [`unpin`](Self::unpin), if nothing has to be done then. `None` if the header is retired or has
+    /// pins elsewhere: then nothing is done, so that the caller can first make sure that the cache
+    /// outlives what follows.
     #[must_use]
-    pub(crate) fn unpin_unless_retired(&self) -> Option<()> {
-        self.update(|s| (!s.has(RETIRED)).then(|| State(s.0 - PIN))).map(drop)
+    pub(crate) fn unpin_simply(&self) -> Option<()> {
+        let simple = |s: State| s.0 & (RETIRED | SPILLED) == 0;
+        self.update(|s| simple(s).then(|| s.unpinned())).map(drop)
     }
 
     /// Applies `change` until it succeeds or declines. Returns the state before.

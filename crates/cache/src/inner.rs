@@ -37,6 +37,7 @@ use crate::room::Room;
 use crate::second::SecondLevel;
 use crate::shadow::Shadows;
 use crate::slab::Slab;
+use crate::spill::SpilledPins;
 use crate::tunables::CacheTunables;
 
 /// Weighs a block, in bytes.
@@ -69,6 +70,7 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) room: Room,
     pub(crate) owners: Owners,
     pub(crate) flights: Flights,
+    pub(crate) spilled: SpilledPins,
     pub(crate) tunables: CacheTunables,
     pub(crate) counters: CacheCounters,
     pub(crate) throttle_wait_ns: AtomicHistogram,
@@ -142,6 +144,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             room: Room::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
             flights: Flights::new(),
+            spilled: SpilledPins::new(),
             tunables: parts.tunables,
             counters: CacheCounters::default(),
             throttle_wait_ns: AtomicHistogram::default(),

@@ -82,6 +82,7 @@ mod second;
 mod shadow;
 mod slab;
 mod spare;
+mod spill;
 mod stats;
 mod stay;
 mod sweep;

@@ -133,7 +133,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
         let known = Self::find_known(&locked, key);
         if let Known::Resident(_, address) = known
-            && let Some(found) = Self::pin_found(Self::header_at(address))
+            && let Some(found) = self.pin_found(Self::header_at(address))
         {
             return found;
         }
@@ -146,7 +146,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     fn look(&self, hash: u64, key: &K) -> Option<Claim<K, V>> {
         let locked = self.index.lock(hash);
         let (_, address) = Self::find_key(&locked, key)?;
-        Self::pin_found(Self::header_at(address))
+        self.pin_found(Self::header_at(address))
     }
 
     pub(crate) fn find_key(locked: &Locked<'_>, key: &K) -> Option<(Place, usize)> {
@@ -155,12 +155,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// Pins a header that was found under its partition's lock, unless it is retired.
-    fn pin_found(header: NonNull<Header<K, V>>) -> Option<Claim<K, V>> {
+    fn pin_found(&self, header: NonNull<Header<K, V>>) -> Option<Claim<K, V>> {
         // SAFETY: headers are type-stable, and this one is not freed while its slot is there.
         let h = unsafe { header.as_ref() };
         let usable = |s: State| !s.has(RETIRED) && (s.has(VALID) || s.has(LOADING));
         let mark = |s: State| if s.has(VALID) { s.with(MARK) } else { s };
-        let before = h.update(|s| usable(s).then(|| mark(s).pinned()))?;
+        let before = self.pin_if(h, |s| usable(s).then(|| mark(s)))?;
         Some(if before.has(VALID) { Claim::Hit(header, before) } else { Claim::Loading(header) })
     }
 
@@ -201,7 +201,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let header = filler.header;
         let class = filler.attributes.class as usize;
         // SAFETY: the filler holds a pin.
-        unsafe { header.as_ref() }.pin_again();
+        unsafe { self.pin_again(header) };
         let pin = LoadingPin { header, inner: filler.inner };
         // The seat is taken before the filler goes: the load may end before `load` returns. If the filler
         // comes back, the wait is given up.

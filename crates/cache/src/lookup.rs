@@ -11,7 +11,7 @@ use forebay_base::sync::hint;
 use crate::attributes::Class;
 use crate::counters::CacheCounters;
 use crate::guard::{Place, Ref};
-use crate::header::{Header, MARK, Pin, SAMPLED, State};
+use crate::header::{Header, MARK, SAMPLED, State, VALID};
 use crate::index::{Glance, Visit};
 use crate::inner::Inner;
 use crate::key::Key;
@@ -189,17 +189,16 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     ) -> Result<State, State> {
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
-        match h.pin_valid(mark) {
-            Pin::Pinned(before) => {
-                // SAFETY: pinned from a valid state.
-                if unsafe { h.key() } == key {
-                    return Ok(before);
-                }
-                self.let_go(header);
-                Err(before)
-            }
-            Pin::Invalid(state) => Err(state),
+        let before = match h.try_pin(mark) {
+            Err(state) if state.has(VALID) => self.pin_crowded(h, mark)?,
+            tried => tried?,
+        };
+        // SAFETY: pinned from a valid state.
+        if unsafe { h.key() } == key {
+            return Ok(before);
         }
+        self.let_go(header);
+        Err(before)
     }
 
     /// Counts a hit on a block that the caller has pinned.

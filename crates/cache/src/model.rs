@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_base::sync::Arc;
 
 use crate::attributes::Class;
-use crate::header::{Header, Pin};
+use crate::header::{Header, Unpinned};
 use crate::room::{self, Reserved};
 use crate::slab;
 
@@ -109,11 +109,8 @@ impl Slab {
     pub fn pin(&self, handle: Handle) -> Option<u64> {
         // SAFETY: headers are type-stable.
         let h = unsafe { handle.0.as_ref() };
-        match h.pin_valid(0) {
-            // SAFETY: pinned from a valid state.
-            Pin::Pinned(_) => Some(unsafe { *h.key() }),
-            Pin::Invalid(_) => None,
-        }
+        // SAFETY: pinned from a valid state.
+        h.try_pin(0).ok().map(|_| unsafe { *h.key() })
     }
     /// The key of a pinned header again.
     pub fn key(&self, handle: Handle) -> u64 {
@@ -124,13 +121,13 @@ impl Slab {
     pub fn unpin(&self, handle: Handle) {
         // SAFETY: headers are type-stable.
         let h = unsafe { handle.0.as_ref() };
-        if !h.unpin() {
+        if h.unpin() != Unpinned::Last {
             return;
         }
         // SAFETY: the last pin of a retired header has gone, and no index names it.
         let emptied = unsafe { h.empty() }.expect("it was filled");
         assert_eq!(emptied.value, Some(emptied.key));
-        assert!(h.unpin(), "nobody else pins a retired header");
+        assert_eq!(h.unpin(), Unpinned::Last, "nobody else pins a retired header");
         // SAFETY: as above.
         unsafe { h.vacate() };
         self.0.give(handle.0);

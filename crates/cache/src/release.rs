@@ -8,7 +8,7 @@ use forebay_base::sync::atomic::{Ordering, fence};
 use crate::attributes::Cause;
 use crate::callbacks::Evicted;
 use crate::counters::CacheCounters;
-use crate::header::{Contents, Header, RETIRED, State};
+use crate::header::{Contents, Header, RETIRED, State, Unpinned};
 use crate::inner::Inner;
 use crate::key::Key;
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
@@ -19,9 +19,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     #[inline]
     pub(crate) unsafe fn unpin(inner: NonNull<Self>, header: NonNull<Header<K, V>>) {
         // SAFETY: by contract.
-        if unsafe { header.as_ref() }.unpin() {
+        match unsafe { header.as_ref() }.unpin() {
+            Unpinned::Kept => {}
             // SAFETY: by contract; the header is this thread's alone now.
-            unsafe { inner.as_ref().free(header) };
+            Unpinned::Last => unsafe { inner.as_ref().free(header) },
+            // SAFETY: by contract.
+            Unpinned::Sparse => unsafe { inner.as_ref() }.refill(header),
         }
     }
 
@@ -32,7 +35,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     #[inline]
     pub(crate) unsafe fn unpin_owned(inner: NonNull<Self>, header: NonNull<Header<K, V>>) {
         // SAFETY: the pin keeps the header in use, and the cache alive (`hold`).
-        if unsafe { header.as_ref() }.unpin_unless_retired().is_some() {
+        if unsafe { header.as_ref() }.unpin_simply().is_some() {
             return;
         }
         // SAFETY: the pin still keeps the cache alive; from here the hold does.
@@ -71,7 +74,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         // SAFETY: as above.
         if let Some(contents) = unsafe { h.empty() } {
             self.dispose(contents, release);
-            if !h.unpin() {
+            if h.unpin() != Unpinned::Last {
                 return None;
             }
         }

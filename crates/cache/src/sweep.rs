@@ -34,7 +34,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.slab.for_each(|header| {
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };
-            let Some(before) = h.pin_in_use() else {
+            let Some(before) = self.pin_if(h, |s| s.is_in_use().then_some(s)) else {
                 let state = h.state();
                 if state.has(RETIRED) {
                     leaving(header, state);
@@ -77,7 +77,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             };
             // SAFETY: headers are type-stable.
             let h = unsafe { header.as_ref() };
-            let Some(before) = h.update(|s| away(s).then(|| s.pinned())) else { return };
+            let Some(before) = self.pin_if(h, |s| away(s).then_some(s)) else { return };
             // SAFETY: pinned just now, from a valid state.
             let block = unsafe { OwnedRef::from_pin(self, header) };
             let reused = before.list() == Some(List::Mfu) || before.has(MARK);

@@ -15,6 +15,7 @@ mod lifetimes;
 mod loading;
 mod memory;
 mod owners;
+mod pins;
 mod policy;
 mod second_level;
 mod spare;

@@ -29,4 +29,5 @@ mod lists;
 mod owned;
 mod second;
 mod slab;
+mod spill;
 mod throttle;

@@ -1,0 +1,110 @@
+//! Pins beyond what a header's word counts. The word is crowded with 8 pins in this build.
+
+use std::sync::Arc;
+
+use forebay_cache::{Attributes, Begin, OwnedRef};
+
+use crate::harness::{Block, World};
+use forebay_base::model::{below, check, go, join};
+
+const KEY: u64 = 1;
+
+/// Takes up to `most` pins in different ways, and gives them up in any order.
+fn come_and_go(world: &World, mut guards: Vec<OwnedRef<u64, Block>>, most: usize) {
+    for _ in 0..most {
+        let more = match below(3) {
+            0 => world.cache().get_owned(&KEY),
+            1 => match world.cache().begin(KEY, 1, Attributes::DATA).expect("nothing is closed") {
+                Begin::Hit(block) => Some(block.into_owned()),
+                // Removed: the filler is dropped.
+                _ => None,
+            },
+            _ => Some(guards[0].clone()),
+        };
+        guards.extend(more);
+        if below(4) == 0 {
+            let at = below(guards.len() as u64) as usize;
+            if guards.len() > 1 {
+                guards.swap_remove(at).check(KEY);
+            }
+        }
+    }
+    guards.into_iter().for_each(|guard| guard.check(KEY));
+}
+
+/// Guards come and go past the word's bounds, while the block is removed: it lives as long as any of them, and is freed once.
+#[test]
+fn spilled_pins_keep_the_block() {
+    check(12_000, || {
+        let world = Arc::new(World::inline(10));
+        assert!(world.insert(KEY));
+        let first = world.cache().get_owned(&KEY).expect("just inserted");
+        let guards: Vec<_> = (0..7).map(|_| first.clone()).collect();
+        let thread = |guards: Vec<OwnedRef<u64, Block>>| {
+            let world = world.clone();
+            go(move || come_and_go(&world, guards, 6))
+        };
+        let threads = [thread(vec![first]), thread(guards)];
+        if below(2) == 0 {
+            world.cache().remove(&KEY);
+        }
+        join(threads);
+        World::end(world);
+    });
+}
+
+/// The evictor never takes a block whose pins are elsewhere.
+#[test]
+fn spilled_pins_keep_the_block_from_the_evictor() {
+    check(6000, || {
+        let world = Arc::new(World::inline(3));
+        assert!(world.insert(KEY));
+        let first = world.cache().get_owned(&KEY).expect("just inserted");
+        let guards: Vec<_> = (0..10).map(|_| first.clone()).collect();
+        let dropper = go(move || drop(guards));
+        for key in 2..6 {
+            world.insert(key);
+        }
+        assert!(first.is_cached(), "evicted although it is pinned");
+        first.check(KEY);
+        drop(first);
+        join([dropper]);
+        World::end(world);
+    });
+}
+
+/// A load that is joined past the word's bounds, some of whose waiters give up.
+#[test]
+fn joined_past_the_bounds() {
+    check(9000, || {
+        let world = Arc::new(World::inline(10));
+        let begin = |world: &World| match world.cache().begin(KEY, 1, Attributes::DATA) {
+            Ok(Begin::InFlight(flight)) => Some(flight),
+            Ok(Begin::Hit(block)) => {
+                block.check(KEY);
+                None
+            }
+            Ok(Begin::Vacant(_)) | Err(_) => panic!("it is loading, or here"),
+        };
+        let Ok(Begin::Vacant(filler)) = world.cache().begin(KEY, 1, Attributes::DATA) else {
+            panic!("it is empty")
+        };
+        let flights: Vec<_> = (0..6).map(|_| begin(&world)).collect();
+        let joiner = {
+            let world = world.clone();
+            go(move || {
+                let more: Vec<_> = (0..5).map(|_| begin(&world)).collect();
+                for flight in more.into_iter().flatten() {
+                    match below(2) {
+                        0 => drop(flight),
+                        _ => flight.wait().expect("it is published").check(KEY),
+                    }
+                }
+            })
+        };
+        let leaver = go(move || drop(flights));
+        drop(filler.publish(world.block(KEY, 0)));
+        join([joiner, leaver]);
+        World::end(world);
+    });
+}
