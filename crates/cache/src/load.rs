@@ -217,7 +217,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 self.counters.add(CacheCounters::SECOND_HITS, class, 1);
                 Begin::InFlight(flight)
             }
-            Err(filler) => Begin::Vacant(filler),
+            Err(filler) => {
+                let same = (filler.header, filler.inner) == (header, NonNull::from(self));
+                assert!(same, "the second level has handed back the filler of another load");
+                Begin::Vacant(filler)
+            }
         }
     }
 

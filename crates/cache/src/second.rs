@@ -51,7 +51,7 @@ pub trait SecondLevel<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
     /// anew, and a level that goes on taking fillers that it withdraws has them passed over it.
     ///
     /// # Errors
-    /// The filler, when this level does not have the block.
+    /// The filler, when this level does not have the block. The cache panics if it is another's.
     fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>>;
 
     /// The key's content has changed or is gone: what this level has of it must never be returned

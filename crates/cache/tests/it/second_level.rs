@@ -691,3 +691,38 @@ fn the_hook_holds_under_load() {
     cache.close();
     audit(&cache);
 }
+
+/// A level that takes the first load over, and hands that one's filler back for the second.
+#[derive(Default)]
+struct Mixer(Mutex<Option<Filler<u64, u64>>>);
+
+impl SecondLevel<u64, u64> for Mixer {
+    fn offer(&self, _: Vec<Candidate<u64, u64>>) {}
+    fn load(&self, filler: Filler<u64, u64>) -> Result<(), Filler<u64, u64>> {
+        self.0.lock().unwrap().replace(filler).map_or(Ok(()), Err)
+    }
+    fn forget(&self, _: &u64) {}
+}
+
+#[test]
+fn a_filler_that_is_handed_back_must_be_the_loads_own() {
+    for of_another_cache in [false, true] {
+        let mixer = Arc::new(Mixer::default());
+        let build = || {
+            let builder = Cache::builder().capacity(10).weigher(|_, _: &u64| 1);
+            builder.reclaim(Reclaim::Inline).second_level(mixer.clone()).build().unwrap()
+        };
+        let (cache, other) = (build(), build());
+        let first = if of_another_cache { &other } else { &cache };
+        let Begin::InFlight(flight) = first.begin(1, 1, Attributes::DATA).unwrap() else {
+            panic!()
+        };
+        // The guard would say that it borrows this cache, and be of the other one.
+        let mixed = || drop(cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, LoadError>(2)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(mixed)).is_err());
+        assert!(matches!(flight.wait(), Err(LoadError::Panicked)));
+        drop(mixer.0.lock().unwrap().take());
+        audit(&cache);
+        audit(&other);
+    }
+}
