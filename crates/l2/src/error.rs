@@ -10,7 +10,7 @@ pub enum ErrorKind {
     NotALevel,
     /// The device holds something else, or the level of another: name another device, or force it.
     Foreign,
-    /// A newer version wrote it: open it with that one, or make it anew.
+    /// Another version wrote it: open it with that one, or make it anew.
     Unsupported,
     /// An argument cannot be right: fix the call.
     Invalid,

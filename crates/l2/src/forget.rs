@@ -14,6 +14,9 @@
 //!    record has left the index already. One is registered there before the index is looked at.
 //! 5. While the rebuild runs nobody knows what the device has: every key gets a tombstone, and a record in the index
 //!    that keeps the rebuild from bringing in what is older.
+//! 6. A batch whose write failed may be on the device all the same. The index keeps its records
+//!    until the next segment's header is durable, and that header says that the batch does not
+//!    count. So a key that is not in the index has nothing that a restart believes.
 //!
 //! With immutable keys there is nothing to fear, and the record just leaves.
 //!

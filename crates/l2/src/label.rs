@@ -70,12 +70,16 @@ impl LabelInfo {
     fn of(label: &LabelPhys, device: &str, device_bytes: u64) -> Result<Self> {
         let unsupported = |what: String| {
             let text = format!(
-                "the second level on {device} {what}: open it with a newer version, or make it anew by force"
+                "the second level on {device} {what}: open it with the program that made it, or make it anew by force"
             );
             Error::new(ErrorKind::Unsupported, text)
         };
-        if label.version.get() > VERSION || label.version.get() == 0 {
-            return Err(unsupported(format!("has version {}", label.version.get())));
+        let version = label.version.get();
+        if version != VERSION {
+            let age = if version < VERSION { "older" } else { "newer" };
+            return Err(unsupported(format!(
+                "has the {age} version {version} of its format, and only {VERSION} can be read here"
+            )));
         }
         // This version has no features, so each is unknown.
         if label.feature_count.get() > 0 {
@@ -120,7 +124,8 @@ impl LabelInfo {
 /// What the label of the level on `device` says.
 ///
 /// # Errors
-/// [`ErrorKind::NotALevel`] if there is none, [`ErrorKind::Unsupported`] if a newer version wrote it; and the device's.
+/// [`ErrorKind::NotALevel`] if there is none, [`ErrorKind::Unsupported`] if another version wrote
+/// it; and the device's.
 pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelInfo> {
     use forebay_base::arena::{Arena, ArenaConfig, HugePages};
     let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
@@ -137,16 +142,14 @@ pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelI
     read(&medium).map(|(info, _)| info)
 }
 
-/// The label, and whether both copies of it are there, as this version writes them.
+/// The label, and whether both copies of it are there.
 pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
     let info = medium.device.info();
     let (name, device_bytes) = (&*info.name, info.size_bytes);
     let back = last_page(device_bytes).ok_or_else(|| not_a_level(name))?;
-    let mut current = true;
-    let mut copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
+    let copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
         let page = medium.read(at, PAGE_BYTES).map_err(|t| trouble(medium, "read a label", t))?;
         let label = LabelPhys::parse(&page).ok();
-        current &= label.as_ref().is_some_and(|label| label.version.get() == VERSION);
         Ok(label.map(|label| LabelInfo::of(&label, name, device_bytes)))
     };
     // One copy that cannot be read must not hide the other.
@@ -155,7 +158,7 @@ pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
             let first = first?;
             let second = copy(first.last_page).unwrap_or_default();
             let whole = matches!(second, Some(Ok(second)) if second == first);
-            Ok((first, whole && current))
+            Ok((first, whole))
         }
         first => match copy(back) {
             Ok(Some(second)) => Ok((second?, false)),
@@ -307,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_version_is_read_and_is_to_be_written_anew() {
+    fn other_versions_are_refused_by_name() {
         let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
         let options = LevelOptions::new([3; 16], Arena::new(config).unwrap());
         let medium = Medium {
@@ -326,13 +329,16 @@ mod tests {
             put(&medium, &label, &old.seal()).unwrap();
         };
         assert_eq!(read(&medium).unwrap(), (label, true));
-        put_version(1);
-        assert_eq!(read(&medium).unwrap(), (label, false), "it is not as this version writes it");
+        for (version, age) in [(0, "older"), (2, "older"), (VERSION + 1, "newer")] {
+            put_version(version);
+            let error = read(&medium).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            let named = format!("the {age} version {version} of its format, and only {VERSION}");
+            assert!(error.to_string().contains(&named), "{error}");
+            // Nor is it made anew unasked.
+            assert_eq!(create(&medium, 8, &options).unwrap_err().kind(), ErrorKind::Unsupported);
+        }
         write(&medium, &label).unwrap();
         assert_eq!(read(&medium).unwrap(), (label, true));
-        for version in [0, VERSION + 1] {
-            put_version(version);
-            assert_eq!(read(&medium).unwrap_err().kind(), ErrorKind::Unsupported, "{version}");
-        }
     }
 }

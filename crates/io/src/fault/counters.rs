@@ -3,7 +3,7 @@
 forebay_base::counters! {
     /// What a [`FaultDevice`](super::FaultDevice) counts, since it was made.
     pub table FaultCounters;
-    labels fault = ["error", "rot", "torn", "lost", "volatile", "delay"];
+    labels fault = ["error", "rot", "torn", "lost", "volatile", "delay", "error after"];
 
     /// Faults injected.
     faults_injected: fault;

@@ -370,6 +370,15 @@ impl Flight {
                 let error = self.shared.system_error(&request, errno);
                 request.finish(Err(error));
             }
+            Fault::ErrorAfter(errno) => {
+                self.shared.count_error();
+                let error = self.shared.system_error(&request, errno);
+                self.execute(request.layered(move |completion| {
+                    if completion.result.is_ok() {
+                        completion.result = Err(error);
+                    }
+                }));
+            }
             Fault::Rot { bits } => {
                 self.execute(request.layered(move |completion| rot(completion, bits, &range, rng)));
             }

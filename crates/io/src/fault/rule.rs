@@ -23,6 +23,9 @@ pub enum Fault {
     /// The request is not executed and fails with this `errno` of the system: 5 (`EIO`) is a
     /// medium error, 28 (`ENOSPC`) no space, 19 (`ENODEV`) a device that is gone.
     Error(i32),
+    /// The request is executed, and fails with this `errno` all the same: as if only the device's
+    /// answer had been lost.
+    ErrorAfter(i32),
     /// A read succeeds with so many bits flipped, within the range of the rule.
     Rot {
         /// Bits to flip; the same one may be drawn twice.
@@ -53,12 +56,13 @@ impl Fault {
             Self::Lost => 3,
             Self::Volatile => 4,
             Self::Delay(_) => 5,
+            Self::ErrorAfter(_) => 6,
         }
     }
 
     fn can_hit(self, op: Op) -> bool {
         match self {
-            Self::Error(_) | Self::Delay(_) => true,
+            Self::Error(_) | Self::ErrorAfter(_) | Self::Delay(_) => true,
             Self::Rot { .. } => op == Op::Read,
             Self::Torn { .. } | Self::Lost | Self::Volatile => op == Op::Write,
         }

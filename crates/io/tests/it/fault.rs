@@ -140,6 +140,23 @@ fn a_torn_write_is_there_up_to_some_byte() {
 }
 
 #[test]
+fn what_fails_after_it_was_done_is_done() {
+    let (arena, memory) = (arena(), memory());
+    let device = FaultDevice::new(memory.clone(), 1);
+    let rule = device.add(Rule::new(Fault::ErrorAfter(EIO)).times(1));
+    assert!(write(&device, &arena, 0, 1, 7).is_err());
+    assert_eq!(device.remove(rule), Some(1));
+    assert_eq!(fills(&*memory, &arena)[0], 7);
+    // A flush has written the cache by then.
+    device.add(Rule::new(Fault::Volatile));
+    write(&device, &arena, 1, 1, 8).unwrap();
+    device.add(Rule::new(Fault::ErrorAfter(EIO)).on(Op::Flush));
+    assert!(flush(&device).is_err());
+    assert_eq!((device.volatile_bytes(), fills(&*memory, &arena)[1]), (0, 8));
+    assert_eq!(device.health(), Health::Degraded { errors: 2 });
+}
+
+#[test]
 fn a_lost_write_is_acknowledged_and_nowhere() {
     let (arena, memory) = (arena(), memory());
     let device = FaultDevice::new(memory.clone(), 1);

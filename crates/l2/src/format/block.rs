@@ -19,7 +19,7 @@ struct BlockPhys {
     value_bytes: U32,
     /// Bytes of the key.
     key_bytes: u8,
-    /// Bytes of the note; 0 in what version 1 wrote.
+    /// Bytes of the note.
     note_bytes: u8,
     /// Zeros.
     reserved: [u8; 2],

@@ -7,8 +7,8 @@ use super::sum;
 
 /// Size of a label.
 pub(crate) const LABEL_BYTES: usize = 4096;
-/// The version that this code writes, and the newest that it reads.
-pub(crate) const VERSION: u32 = 2;
+/// The version that this code writes, and the only one that it reads.
+pub(crate) const VERSION: u32 = 3;
 /// Features that a label can name.
 pub(crate) const MAX_FEATURES: usize = 16;
 /// Bytes of a feature's name, at most.

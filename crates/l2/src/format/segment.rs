@@ -34,8 +34,10 @@ struct SegmentPhys {
     floor_unit: U32,
     /// Batches of the segment before this one that were durable when this was written.
     previous_durable: U32,
+    /// Batches of the segment before this one that were written without an error: no others count.
+    previous_batches: U32,
     /// Zeros.
-    unused: [u8; 4032],
+    unused: [u8; 4028],
 }
 
 const _: () = assert!(size_of::<SegmentPhys>() as u64 == PAGE_BYTES);
@@ -52,6 +54,9 @@ pub(crate) struct SegmentHead {
     pub(crate) floor: (u64, u32),
     /// Batches of the segment before that were durable when this was written.
     pub(crate) previous_durable: u32,
+    /// Batches of the segment before that were written without an error: whatever else is there
+    /// does not count.
+    pub(crate) previous_batches: u32,
 }
 
 impl SegmentHead {
@@ -66,7 +71,8 @@ impl SegmentHead {
             floor_seq: self.floor.0.into(),
             floor_unit: self.floor.1.into(),
             previous_durable: self.previous_durable.into(),
-            unused: [0; 4032],
+            previous_batches: self.previous_batches.into(),
+            unused: [0; 4028],
         };
         head.checksum = sum(&head.as_bytes()[SEGMENT_COVERED_FROM..]);
         page[..size_of::<SegmentPhys>()].copy_from_slice(head.as_bytes());
@@ -87,6 +93,7 @@ impl SegmentHead {
             stamp: head.stamp.get(),
             floor: (head.floor_seq.get(), head.floor_unit.get()),
             previous_durable: head.previous_durable.get(),
+            previous_batches: head.previous_batches.get(),
         };
         Some((parsed, chain_of(&head.checksum)))
     }

@@ -96,10 +96,11 @@ proptest! {
         seq in 1..1u64 << 40,
         stamp in any::<u64>(),
         floor in any::<(u64, u32)>(),
-        durable in any::<u32>(),
+        (durable, batches) in any::<(u32, u32)>(),
         pages in prop::collection::vec((0..3u64, 1..4u64), 0..60),
     ) {
-        let head = SegmentHead { seq, stamp, floor, previous_durable: durable };
+        let (previous_durable, previous_batches) = (durable, batches);
+        let head = SegmentHead { seq, stamp, floor, previous_durable, previous_batches };
         let mut page = vec![7; PAGE_BYTES as usize];
         let chain = head.seal(GUID, &mut page);
         prop_assert_eq!(SegmentHead::parse(GUID, &page), Some((head, chain)));

@@ -3,7 +3,8 @@
 //! # How it goes
 //!
 //! 1. All headers are read. The segment with the largest sequence number is the newest; the one after it is the oldest.
-//! 2. The newest is read, batch after batch if it has no footer. Now it is known where the log goes on, and the writer starts.
+//! 2. The newest is read, batch after batch if it has no footer; then it gets one. Now it is known
+//!    where the log goes on, and the writer starts.
 //! 3. Some threads take the other segments from new to old, read their logs where the footers say they are, and put the
 //!    records into the index. Whatever is newer wins.
 //! 4. Tombstones leave the index: nothing older can come any more.
@@ -12,6 +13,11 @@
 //!
 //! - With keys whose content changes, a record is served only if all segments that are newer than its own have been read: else a
 //!   tombstone in one of them might not be known yet. *Frontier* is the oldest segment of which that is true.
+//! - Only batches that were written without an error count: the footer and the next header say
+//!   which. If the newest segment has neither, all of its whole batches count. No removal ended
+//!   after a failed batch at its end, since a removal takes the next header and a tombstone.
+//! - What was found in the newest segment, and where it ends, is durable before anything relies on
+//!   it.
 //! - A segment is not used again while it is being read, and not read once it is used again.
 //! - What was durable and cannot be read may have been a tombstone. Then everything older than it is void: *damage* is the
 //!   place in the log before which nothing is believed. Before that is final, it is made durable as the log's *floor*: else what was

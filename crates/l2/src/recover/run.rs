@@ -73,6 +73,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result
     let used = heads.newest + 1 - geometry.first_seq();
     inner.came_round.store(used >= u64::from(geometry.segments), Ordering::Relaxed);
     let reader = Reader::new(Arc::clone(inner), heads);
+    let mut whole = true;
     let newest = reader.heads.newest;
     if lost_newest {
         if inner.max_stamp < u64::MAX {
@@ -87,19 +88,25 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result
         inner.ring.set_head(newest, geometry.footer_offset());
     } else {
         let read = reader.read_newest(newest).map_err(say)?;
+        if inner.rebuild.was_incomplete() {
+            // Perhaps not all was read: nothing must say that this was all.
+            return Ok(());
+        }
         start.stamp = read.stamp;
         start.floor = read.floor;
         start.last = read.contents;
         inner.ring.set_head(newest, read.end);
+        whole = read.whole;
         if start.stamp > inner.max_stamp {
             return empty(inner, &reader.heads);
         }
     }
+    let settled = inner.immutable_keys || settle_end(inner, &mut start, whole).map_err(say)?;
     inner.rebuild.begin(reader.heads.oldest, newest, inner.clock.now_ns());
     reader.note_missing();
     inner.feed.start(start);
     read_the_rest(&Arc::new(reader))?;
-    settle(inner)
+    settle(inner, settled)
 }
 
 /// Reads all headers; what is none is `None`.
@@ -212,10 +219,52 @@ fn read_the_rest<K: Key, V: Send + Sync + 'static>(
     outcome
 }
 
-/// Voids what is older than what could not be read.
-fn settle<K: Key, V: Send + Sync + 'static>(inner: &Arc<Inner<K, V>>) -> Result<(), String> {
+/// Makes durable what was found in the newest segment, and where that ends. A missing batch may
+/// arrive later, and a batch that was read may be in the device's volatile cache only. After the
+/// rebuild, keys are forgotten without a tombstone because of what it found. False if the device
+/// failed: then the next header has to say it.
+fn settle_end<K: Key, V: Send + Sync + 'static>(
+    inner: &Inner<K, V>,
+    start: &mut Start,
+    whole: bool,
+) -> Result<bool, Trouble> {
+    if let Some(damage) = inner.rebuild.fresh_damage() {
+        // A footer would hide the hole from the next rebuild. The next header tells of it.
+        start.floor = start.floor.max(damage);
+        start.last.sealed = true;
+        return Ok(false);
+    }
+    let settled = inner.medium.flush().and_then(|()| {
+        if whole {
+            start.last.durable = start.last.places.len() as u32;
+        }
+        if start.last.sealed || start.last.seq == 0 {
+            return Ok(());
+        }
+        start.last.seal(inner, start.stamp)?;
+        inner.medium.flush()
+    });
+    match settled {
+        Ok(()) => Ok(true),
+        Err(trouble @ Trouble::Stalled(_)) => Err(trouble),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Voids what is older than what could not be read, and has the next header say so. Unless the end
+/// of the newest segment is `settled`, the next header says that too.
+fn settle<K: Key, V: Send + Sync + 'static>(
+    inner: &Arc<Inner<K, V>>,
+    settled: bool,
+) -> Result<(), String> {
+    if inner.rebuild.was_incomplete() {
+        return Ok(());
+    }
     let fresh = inner.rebuild.fresh_damage().filter(|_| !inner.immutable_keys);
-    let Some(damage) = fresh.filter(|_| !inner.rebuild.was_incomplete()) else { return Ok(()) };
+    if fresh.is_none() && settled {
+        return Ok(());
+    }
+    let damage = fresh.unwrap_or_default();
     let mut void = Vec::new();
     let is_void = |place: Place| (inner.ring.seq(place.segment), place.unit) < damage;
     inner.index.for_each(|id, record| {

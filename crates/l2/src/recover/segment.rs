@@ -39,6 +39,8 @@ pub(super) struct Newest {
     pub(super) floor: (u64, u32),
     /// Where its last batch ends, in bytes.
     pub(super) end: u64,
+    /// Whether all batches were read that it says it has.
+    pub(super) whole: bool,
 }
 
 /// Records on their way into the index.
@@ -148,13 +150,17 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         if self.heads.of(segment, seq).is_none() {
             return Ok(());
         }
-        // The next header knows how much was durable; if it is lost, that is damage of its own, and this is older.
+        // The next header knows which batches count, and how many were durable. If it is lost, that
+        // is damage of its own, and this is older; with immutable keys it does not matter.
         let next = self.heads.of(geometry.segment_of(seq + 1), seq + 1);
-        let durable = next.map_or(0, |(head, _)| head.previous_durable);
-        match self.footer(segment, seq) {
-            Some((places, _)) => self.read_places(sink, &places, durable)?,
+        let (durable, batches) = next.map_or((0, usize::MAX), |(head, _)| {
+            (head.previous_durable, head.previous_batches as usize)
+        });
+        let footer = self.footer(segment, seq);
+        match footer.filter(|(places, _)| next.is_none() || places.len() == batches) {
+            Some((places, _)) => _ = self.read_places(sink, &places, durable)?,
             None => {
-                let walked = self.walk(sink)?;
+                let walked = self.walk(sink, batches)?;
                 if walked.contents.places.len() < durable as usize {
                     self.damaged((seq, MAX_SEGMENT_UNITS));
                 }
@@ -174,19 +180,20 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Some((footer.places().collect(), (head.durable, head.records, head.stamp)))
     }
 
-    /// Reads log blocks at known places, several at once. Of the first `durable` each must be there.
+    /// Reads log blocks at known places, several at once. Each of the first `durable` must be
+    /// there. Returns whether all are.
     fn read_places(
         &self,
         sink: &mut Sink<'_, K, V>,
         places: &[BatchPlace],
         durable: u32,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let geometry = self.inner.ring.geometry;
         let (segment, seq) = (sink.segment, sink.seq);
         let guid = self.inner.ring.guid();
         let base = geometry.offset(segment);
         let ranges = places.iter().map(|place| (base + place.offset, place.log_bytes));
-        let mut outcome = Ok(());
+        let (mut outcome, mut all) = (Ok(()), true);
         self.inner.medium.read_each(ranges, |number, read| {
             let place = places[number];
             let room = geometry.footer_offset() - place.offset;
@@ -202,6 +209,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                     None
                 }
             };
+            all &= parsed.is_some();
             match parsed {
                 Some(log) if outcome.is_ok() => outcome = sink.take(log),
                 Some(_) => {}
@@ -214,11 +222,11 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 None => {}
             }
         });
-        outcome
+        outcome.map(|()| all)
     }
 
-    /// Reads batch after batch, as far as the chain leads.
-    fn walk(&self, sink: &mut Sink<'_, K, V>) -> Result<Newest, String> {
+    /// Reads batch after batch, as far as the chain leads, `most` of them at most.
+    fn walk(&self, sink: &mut Sink<'_, K, V>, most: usize) -> Result<Newest, String> {
         let (segment, seq) = (sink.segment, sink.seq);
         let inner = &self.inner;
         let geometry = inner.ring.geometry;
@@ -226,7 +234,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let (head, chain) = self.heads.of(segment, seq).unwrap_or_default();
         let mut contents = Contents { seq, chain, ..Contents::default() };
         let (mut offset, mut stamp) = (geometry.first_batch(), head.stamp);
-        while contents.places.len() < geometry.max_batches() && !inner.rebuild.was_incomplete() {
+        let most = most.min(geometry.max_batches());
+        while contents.places.len() < most && !inner.rebuild.was_incomplete() {
             let room = geometry.footer_offset() - offset;
             let at = geometry.offset(segment) + offset;
             if room < PAGE_BYTES {
@@ -258,7 +267,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
             contents.places.push(BatchPlace { offset, log_bytes });
             offset += log_bytes + payload;
         }
-        Ok(Newest { contents, stamp, floor: head.floor, end: offset })
+        Ok(Newest { contents, stamp, floor: head.floor, end: offset, whole: true })
     }
 
     /// Reads some bytes; `None` if they cannot be read, an error if the device hangs.
@@ -286,15 +295,15 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let mut sink = self.sink(segment, seq);
         let newest = match self.footer(segment, seq) {
             Some((places, (durable, records, stamp))) => {
-                self.read_places(&mut sink, &places, durable).map_err(stalled)?;
+                let whole = self.read_places(&mut sink, &places, durable).map_err(stalled)?;
                 let stamp = head.stamp.max(stamp);
                 let chain = 0;
                 let contents = Contents { seq, places, records, chain, durable, sealed: true };
                 let end = geometry.footer_offset();
-                Newest { contents, stamp, floor: head.floor, end }
+                Newest { contents, stamp, floor: head.floor, end, whole }
             }
             None => {
-                let walked = self.walk(&mut sink).map_err(stalled)?;
+                let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
                 if !self.inner.immutable_keys {
                     self.search(segment, seq, &walked);
                 }

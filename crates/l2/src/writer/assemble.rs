@@ -286,6 +286,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             }
             Err(trouble) => {
                 open.abandoned = true;
+                if !self.inner.immutable_keys {
+                    self.spoiled.insert(open.contents.seq);
+                }
                 self.spoil(placed);
                 return Err(trouble);
             }

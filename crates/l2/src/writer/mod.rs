@@ -8,8 +8,12 @@
 //! - One write is on its way at a time. A batch lies where the one before it ended, and its chain says so: what comes after
 //!   a batch that is not whole is never believed.
 //! - A segment's header is durable before anything else of its new use is written, and before what its old use held leaves the index.
-//! - A batch that could not be written may be there all the same. Nothing follows it in its segment, the next header says
-//!   how many batches were before it, and its blocks stay in the index as bad.
+//! - A batch that could not be written may be there all the same, or arrive later. Nothing is
+//!   written to its place or after it in its segment. Footer and next header say how many batches
+//!   count, and it is not among them. Until the next header is durable, the index knows all that is
+//!   in it: new blocks as bad, moved ones at their old places.
+//! - A header or footer that could not be written is written again with the same bytes, so that it
+//!   does not matter which of the writes arrives.
 //!
 //! # What it does not do
 //!
@@ -22,6 +26,7 @@ mod carry;
 mod segment;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_base::arena::Buffer;
@@ -70,7 +75,7 @@ pub(crate) struct Contents {
     pub(crate) chain: u64,
     /// Batches known to be durable.
     pub(crate) durable: u32,
-    /// Whether a footer is there.
+    /// Whether a footer is there, or none is to be.
     pub(crate) sealed: bool,
 }
 
@@ -94,6 +99,9 @@ pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
     open: Option<Open>,
     /// What the segment before the next one holds.
     last: Contents,
+    /// Segments in use with a batch that could not be written, by number of use. The index has bad
+    /// records of that batch, which are in no log that counts.
+    spoiled: BTreeSet<u64>,
     /// Memory of batches, as long as no stalled write has it.
     buffer: Option<Arc<Buffer>>,
     /// Blocks taken from the feed that did not fit into a batch yet.
@@ -159,6 +167,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             floor: (0, 0),
             open: None,
             last: Contents::default(),
+            spoiled: BTreeSet::new(),
             buffer: Some(Arc::new(buffer)),
             backlog: std::collections::VecDeque::new(),
             tombs: (Vec::new(), 0),

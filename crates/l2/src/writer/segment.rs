@@ -5,15 +5,57 @@ use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Class, Key};
 
 use super::carry::rank;
-use super::{Contents, Open, Writer};
+use super::{Contents, FAILURES, Open, Writer};
 use crate::counters::LevelCounters;
 use crate::feed::DROPPED;
 use crate::format::{
     BatchPlace, BlockSeed, Footer, FooterHead, LogBlock, LogRecord, PAGE_BYTES, SegmentHead,
     seal_footer,
 };
+use crate::inner::Inner;
 use crate::medium::Trouble;
 use crate::record::{Identity, Place};
+
+impl Contents {
+    /// Writes the footer, unless it is there, and tries a few times.
+    pub(crate) fn seal<K: Key, V: Send + Sync + 'static>(
+        &mut self,
+        inner: &Inner<K, V>,
+        stamp: u64,
+    ) -> Result<(), Trouble> {
+        let mut failures = 0;
+        while !self.sealed && self.seq != 0 {
+            let Err(trouble) = self.write_footer(inner, stamp) else {
+                self.sealed = true;
+                break;
+            };
+            inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+            failures += 1;
+            if failures == FAILURES || matches!(trouble, Trouble::Stalled(_)) {
+                return Err(trouble);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_footer<K: Key, V: Send + Sync + 'static>(
+        &self,
+        inner: &Inner<K, V>,
+        stamp: u64,
+    ) -> Result<(), Trouble> {
+        let geometry = inner.ring.geometry;
+        let bytes = geometry.footer_bytes();
+        let mut footer = inner.medium.alloc(bytes)?;
+        footer.zero();
+        let Self { seq, records, durable, ref places, .. } = *self;
+        let head = FooterHead { seq, records, stamp, durable };
+        seal_footer(inner.ring.guid(), head, places, &mut footer);
+        let at = geometry.offset(geometry.segment_of(seq)) + geometry.footer_offset();
+        inner.medium.write(at, footer)?;
+        inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, bytes);
+        Ok(())
+    }
+}
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     /// Ends the open segment, and begins the next one. After an error it can be tried again.
@@ -24,10 +66,9 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.carried.clear();
         }
         // Only so that the next rebuild is quick: the header says what it needs.
-        if !self.last.sealed && self.last.seq != 0 && self.write_footer().is_err() {
-            self.inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+        if let Err(trouble @ Trouble::Stalled(_)) = self.last.seal(&self.inner, self.stamp) {
+            return Err(trouble);
         }
-        self.last.sealed = true;
         let geometry = self.inner.ring.geometry;
         let seq = self.next_seq;
         let segment = geometry.segment_of(seq);
@@ -38,6 +79,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             stamp: self.stamp,
             floor: self.floor,
             previous_durable: self.last.durable,
+            previous_batches: self.last.places.len() as u32,
         };
         let mut page = self.inner.medium.alloc(PAGE_BYTES)?;
         let chain = head.seal(self.inner.ring.guid(), &mut page);
@@ -71,24 +113,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     pub(super) fn seal(&mut self) -> Result<(), Trouble> {
         let Some(open) = self.open.take() else { return Ok(()) };
         self.last = open.contents;
-        self.write_footer()?;
-        self.last.sealed = true;
+        self.last.seal(&self.inner, self.stamp)?;
         self.flush()
-    }
-
-    /// Writes the footer of the last segment.
-    fn write_footer(&mut self) -> Result<(), Trouble> {
-        let geometry = self.inner.ring.geometry;
-        let bytes = geometry.footer_bytes();
-        let mut footer = self.inner.medium.alloc(bytes)?;
-        footer.zero();
-        let Contents { seq, records, durable, ref places, .. } = self.last;
-        let head = FooterHead { seq, records, stamp: self.stamp, durable };
-        seal_footer(self.inner.ring.guid(), head, places, &mut footer);
-        let at = geometry.offset(geometry.segment_of(seq)) + geometry.footer_offset();
-        self.inner.medium.write(at, footer)?;
-        self.inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, bytes);
-        Ok(())
     }
 
     /// Takes what a segment held out of the index.
@@ -99,7 +125,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             Some(evacuation) if evacuation.seq == old => Some(evacuation.places),
             _ => self.places_of(segment, old),
         };
-        let mut whole = places.is_some();
+        // Bad records of a batch that could not be written are in none of its logs.
+        let mut whole = places.is_some() && !self.spoiled.remove(&old);
         for place in places.into_iter().flatten() {
             let read = self.read_log(segment, old, place, |log| {
                 let end = Place { segment, unit: log.end_unit(), units: 0 };

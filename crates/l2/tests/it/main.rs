@@ -13,4 +13,5 @@ mod own_threads;
 mod rot;
 mod set_back;
 mod support;
+mod unacknowledged;
 mod warm;

@@ -1,0 +1,253 @@
+//! Batches whose writes report an error and that are on the device all the same, and what else a
+//! restart must not believe once a removal relies on its absence.
+
+use std::sync::Arc;
+
+use forebay_cache::Class;
+use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
+use forebay_io::record::{Event, Image, RecordDevice, RecordOptions};
+use forebay_io::{Device, Op, Request};
+use forebay_l2::LevelOptions;
+
+use crate::crash;
+use crate::support::{World, arena, memory, options};
+
+const DEVICE: u64 = 4 << 20;
+const SEGMENT: u64 = 64 << 10;
+const PAGE: u64 = 4096;
+/// Keys that are written at once.
+const LOT: u64 = 20;
+
+/// Many small segments.
+fn narrow() -> LevelOptions {
+    LevelOptions { segment_bytes: Some(SEGMENT), ..options() }
+}
+
+/// Where the open segment begins, in a first life, and where the one after it does.
+fn open_segments(world: &World) -> [u64; 2] {
+    let segments = u64::from(world.level.label().segments);
+    let begun = world.level.stats().count("segments");
+    [begun - 1, begun].map(|nth| (64 << 10) + nth % segments * SEGMENT)
+}
+
+/// Writes keys from `first` on until the ring has used so many segments more. Returns the first key
+/// that was not written.
+fn fill(world: &World, first: u64, segments: u64, class: Class) -> u64 {
+    let until = world.level.stats().count("segments") + segments;
+    let mut next = first;
+    while world.level.stats().count("segments") < until {
+        (next..next + LOT).for_each(|key| world.insert_as(key, 1, 1000, class));
+        world.spill();
+        next += LOT;
+    }
+    next
+}
+
+/// What a crash would leave of a device whose every write is there.
+fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let copy = memory(DEVICE);
+    for offset in (0..DEVICE).step_by(1 << 20) {
+        let read = device.run(Request::read(offset, arena().alloc(1 << 20).unwrap()));
+        let written = copy.run(Request::write(offset, read.into_buffer().unwrap()));
+        written.result.unwrap();
+    }
+    copy
+}
+
+#[test]
+fn a_batch_that_failed_and_is_there_brings_nothing_back() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let world = World::create(&device, &narrow());
+    let segments = u64::from(world.level.label().segments);
+    // Metadata is carried forward: each segment has blocks of the one that is used again next.
+    let mut keys = fill(&world, 0, segments + 4, Class::Metadata);
+    assert!(world.level.stats().count("carried") > 0);
+    // The next batches fail and are there; so do footers, which are not.
+    for begin in open_segments(&world) {
+        let footer = begin + SEGMENT - PAGE;
+        let batch = Rule::new(Fault::ErrorAfter(5)).on(Op::Write).within(begin + PAGE..footer);
+        faults.add(batch.times(1));
+        faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(footer..footer + PAGE));
+    }
+    keys = fill(&world, keys, 4, Class::Metadata);
+    let batches = faults.injected().iter().filter(|one| one.fault == Fault::ErrorAfter(5)).count();
+    // Of the open segment only if there was room for one.
+    assert!(batches == 1 || batches == 2, "{batches}");
+    faults.clear();
+    // What it has not got is removed without a write.
+    let gone: Vec<u64> = (0..keys).filter(|key| world.get(*key).is_none()).collect();
+    assert!(gone.len() as u64 > LOT, "the ring has come round");
+    for key in &gone {
+        world.cache.remove(key);
+        world.level.forget_checked(key).unwrap();
+    }
+    let after = copy(&device);
+    world.close();
+    let world = World::open(&after, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.level.rebuild().damaged, 0);
+    for key in gone {
+        assert_eq!(world.get(key).map(|value| value.version), None, "{key} of {keys}");
+    }
+    world.close();
+}
+
+#[test]
+fn bad_records_go_with_their_segment() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let world = World::create(&device, &narrow());
+    let segments = u64::from(world.level.label().segments);
+    let first = fill(&world, 0, 2, Class::Data);
+    let [open, _] = open_segments(&world);
+    let batches = open + PAGE..open + SEGMENT - PAGE;
+    let rule = Rule::new(Fault::Error(5)).on(Op::Write).within(batches).times(1);
+    let rule = faults.add(rule);
+    let keys = fill(&world, first, segments + 2, Class::Data);
+    assert_eq!(faults.remove(rule), Some(1));
+    let found = (0..keys).filter(|key| world.get(*key).is_some()).count() as u64;
+    assert!(found > LOT && found < keys - LOT, "the ring has come round: {found} of {keys}");
+    assert_eq!(world.level.len(), found, "every record is of a block");
+    world.close();
+}
+
+/// Sectors of `after` that `before` has not, written to the device.
+fn put_difference(device: &dyn Device, before: &Image, after: &Image) {
+    for (offset, sector) in after.sectors() {
+        let mut old = vec![0; sector.len()];
+        before.read(offset, &mut old);
+        if old != sector {
+            let mut buffer = arena().alloc(sector.len()).unwrap();
+            buffer.copy_from_slice(sector);
+            device.run(Request::write(offset, buffer)).result.unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_a_restart_has_found_is_not_lost_by_a_crash() {
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let world = World::create(&device, &narrow());
+    world.insert(1, 1, 1000);
+    world.spill();
+    let begun = recorder.position();
+    world.level.forget_checked(&1).unwrap();
+    let recording = recorder.recording();
+    world.close();
+    // The process ends when the tombstone has been written, before it is flushed.
+    let is_flush = |event: &Event| matches!(event, Event::Flush);
+    let flush = begun + recording.events()[begun..].iter().position(is_flush).unwrap();
+    let crashed = recording.at(flush);
+    let medium = crash::memory(&crashed.at_least());
+    let faults = Arc::new(FaultDevice::new(medium.clone(), 7));
+    faults.add(Rule::new(Fault::Volatile));
+    put_difference(&*faults, &crashed.at_least(), &crashed.at_most());
+    assert!(faults.volatile_bytes() > 0);
+    let device: Arc<dyn Device> = faults.clone();
+    let world = World::open(&device, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.get(1).map(|value| value.version), None);
+    // By the tombstone. Once that has left the index, this needs none.
+    while !world.level.is_empty() {
+        std::thread::yield_now();
+    }
+    world.level.forget_checked(&1).unwrap();
+    assert_eq!(world.level.stats().count("tombstones"), 0);
+    faults.crash(Crash::LoseAll).unwrap();
+    world.close();
+    let world = World::open(&medium, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.get(1).map(|value| value.version), None);
+    world.close();
+}
+
+#[test]
+fn what_gets_there_after_a_restart_does_not_count() {
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let world = World::create(&device, &narrow());
+    world.insert(1, 1, 1000);
+    world.spill();
+    let begun = recorder.position();
+    world.insert(2, 1, 1000);
+    world.spill();
+    let recording = recorder.recording();
+    world.close();
+    // The batch with the second key has not got there when the level is opened.
+    let is_write = |event: &Event| matches!(event, Event::Write { .. });
+    let batch = begun + recording.events()[begun..].iter().position(is_write).unwrap();
+    let (before, after) = (recording.prefix(batch), recording.prefix(batch + 1));
+    let medium = crash::memory(&before);
+    let world = World::open(&medium, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.get(2).map(|value| value.version), None);
+    world.level.forget_checked(&2).unwrap();
+    assert_eq!(world.level.stats().count("tombstones"), 0);
+    put_difference(&*medium, &before, &after);
+    let crashed = copy(&medium);
+    world.close();
+    let world = World::open(&crashed, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.get(2).map(|value| value.version), None);
+    assert_eq!(world.get(1).map(|value| value.version), Some(1));
+    world.close();
+}
+
+#[test]
+fn a_footer_is_tried_again() {
+    let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
+    let device: Arc<dyn Device> = faults.clone();
+    let world = World::create(&device, &narrow());
+    let next = fill(&world, 0, 2, Class::Data);
+    let footer = open_segments(&world)[0] + SEGMENT - PAGE;
+    let rule = Rule::new(Fault::Error(5)).on(Op::Write).within(footer..footer + PAGE).times(2);
+    let rule = faults.add(rule);
+    fill(&world, next, 1, Class::Data);
+    assert_eq!(faults.remove(rule), Some(2));
+    let page = device.run(Request::read(footer, arena().alloc(PAGE as usize).unwrap()));
+    assert!(page.into_buffer().unwrap().starts_with(b"forelend"));
+    world.close();
+}
+
+#[test]
+fn a_hole_in_the_newest_segment_is_not_hidden_by_a_crash_of_the_rebuild() {
+    let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
+    let device: Arc<dyn Device> = recorder.clone();
+    let world = World::create(&device, &narrow());
+    (1..3).for_each(|key| world.insert(key, 1, 1000));
+    world.spill();
+    let begun = recorder.position();
+    world.level.forget_checked(&1).unwrap();
+    world.insert(3, 1, 1000);
+    world.spill();
+    let recording = recorder.recording();
+    world.close();
+    // The device loses the tombstone. The batch behind it knows that it was durable.
+    let tombstone = recording.events()[begun..].iter().find_map(|event| match event {
+        Event::Write { offset, .. } => Some(*offset),
+        _ => None,
+    });
+    let damaged = crash::memory(&recording.prefix(recording.len()));
+    let mut zeros = arena().alloc(PAGE as usize).unwrap();
+    zeros.fill(0);
+    damaged.run(Request::write(tombstone.unwrap(), zeros)).result.unwrap();
+    let base = Some(Image::of(&*damaged, &arena()).unwrap());
+    let options = RecordOptions { base, ..RecordOptions::default() };
+    let recorder = Arc::new(RecordDevice::new(damaged, options));
+    let device: Arc<dyn Device> = recorder.clone();
+    let world = World::open(&device, &narrow());
+    assert!(world.level.wait_rebuilt());
+    assert_eq!(world.level.rebuild().damaged, 1);
+    let recording = recorder.recording();
+    world.close();
+    assert!(recording.len() > 0);
+    for position in 0..=recording.len() {
+        let world = World::open(&crash::memory(&recording.prefix(position)), &narrow());
+        assert!(world.level.wait_rebuilt());
+        let found = world.get(1).map(|value| value.version);
+        assert_eq!(found, None, "at {position} of {}", recording.len());
+        world.close();
+    }
+}
