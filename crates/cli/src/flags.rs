@@ -62,6 +62,23 @@ impl Flags {
         true
     }
 
+    /// These, as the kernel has them by now: mount(8) and others can change them without this program.
+    pub(crate) fn as_the_kernel_has(self, shown: &MountFlags) -> Self {
+        Self {
+            read_only: shown.read_only,
+            no_suid: shown.no_suid,
+            no_dev: shown.no_dev,
+            no_exec: shown.no_exec,
+            no_dir_atime: shown.no_dir_atime,
+            lazy_time: self.lazy_time,
+            atime: match shown.atime {
+                Atime::Relative => Access::Relative,
+                Atime::Strict => Access::Strict,
+                Atime::Off => Access::Off,
+            },
+        }
+    }
+
     /// The same for the kernel.
     pub(crate) fn for_kernel(self) -> MountFlags {
         let mut flags = MountFlags::default();

@@ -2,11 +2,12 @@
 //!
 //! The kernel writes pages back long after the application has written them. If that fails, it drops the
 //! pages, reports the error to one `fsync`, and lets the next one succeed. So the file system keeps a mark on
-//! the inode, and `fsync` fails until all of the range was written again, cut off or punched, or the inode
+//! the inode, and `fsync` fails until all of what was lost was written again, cut off or punched, or the inode
 //! is destroyed. Marks live in memory: a new mount begins without them.
 //!
-//! Invariant: memory is bounded. An inode has one range, which covers all that it has lost. Past
-//! [`MARKS_MAX`] inodes, `fsync` fails for every inode until the file system is opened again.
+//! Invariant: memory is bounded. An inode has [`RANGES_MAX`] ranges, which cover all that it has lost; with
+//! more, the nearest become one with what is between them. Past [`MARKS_MAX`] inodes, `fsync` fails for every inode
+//! until the file system is opened again.
 //!
 //! # Locking
 //!
@@ -25,6 +26,9 @@ use crate::types::{Handle, Ino, Write};
 /// Inodes with marks, at most.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16_384 };
 
+/// Ranges of an inode, at most.
+const RANGES_MAX: usize = if cfg!(test) { 3 } else { 64 };
+
 /// The marks of a file system.
 pub(crate) struct LostWrites {
     marks: Mutex<Marks>,
@@ -35,9 +39,42 @@ pub(crate) struct LostWrites {
 #[derive(Default)]
 struct Marks {
     /// By number of the inode.
-    ranges: HashMap<u64, Range<u64>>,
+    lost: HashMap<u64, Ranges>,
     /// There were more inodes than there is space for.
     overflowed: bool,
+}
+
+/// What an inode has lost: in order, with something between any two.
+#[derive(Default)]
+struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    fn add(&mut self, lost: Range<u64>) {
+        let first = self.0.partition_point(|range| range.end < lost.start);
+        let behind = self.0.partition_point(|range| range.start <= lost.end);
+        let touched = &self.0[first..behind];
+        let start = touched.first().map_or(lost.start, |range| range.start.min(lost.start));
+        let end = touched.last().map_or(lost.end, |range| range.end.max(lost.end));
+        self.0.splice(first..behind, std::iter::once(start..end));
+        self.bound();
+    }
+
+    fn remove(&mut self, by: &Range<u64>) {
+        let left = |range: &Range<u64>| {
+            [range.start..range.end.min(by.start), range.start.max(by.end)..range.end]
+        };
+        self.0 = self.0.iter().flat_map(left).filter(|range| !range.is_empty()).collect();
+        self.bound();
+    }
+
+    /// Makes one of the two that are nearest to each other, if there are too many.
+    fn bound(&mut self) {
+        while self.0.len() > RANGES_MAX {
+            let gap = |at: &usize| self.0[at + 1].start - self.0[*at].end;
+            let Some(at) = (0..self.0.len() - 1).min_by_key(gap) else { return };
+            self.0[at].end = self.0.remove(at + 1).end;
+        }
+    }
 }
 
 impl LostWrites {
@@ -49,7 +86,7 @@ impl LostWrites {
     fn change(&self, change: impl FnOnce(&mut Marks)) {
         let mut marks = self.marks.lock();
         change(&mut marks);
-        let any = marks.overflowed || !marks.ranges.is_empty();
+        let any = marks.overflowed || !marks.lost.is_empty();
         self.any.store(any, Ordering::Release);
     }
 
@@ -60,11 +97,9 @@ impl LostWrites {
     /// Marks a range that was lost.
     fn note(&self, number: u64, lost: Range<u64>) {
         self.change(|marks| {
-            let full = marks.ranges.len() >= MARKS_MAX;
-            match marks.ranges.get_mut(&number) {
-                Some(range) => *range = range.start.min(lost.start)..range.end.max(lost.end),
-                None if full => marks.overflowed = true,
-                None => drop(marks.ranges.insert(number, lost)),
+            match marks.lost.len() >= MARKS_MAX && !marks.lost.contains_key(&number) {
+                true => marks.overflowed = true,
+                false => marks.lost.entry(number).or_default().add(lost),
             }
         });
     }
@@ -80,15 +115,10 @@ impl LostWrites {
     #[cold]
     fn shrink(&self, number: u64, by: &Range<u64>) {
         self.change(|marks| {
-            let Some(range) = marks.ranges.get_mut(&number) else { return };
-            if by.start <= range.start {
-                range.start = range.start.max(by.end);
-            }
-            if by.end >= range.end {
-                range.end = range.end.min(by.start);
-            }
-            if range.is_empty() {
-                marks.ranges.remove(&number);
+            let Some(ranges) = marks.lost.get_mut(&number) else { return };
+            ranges.remove(by);
+            if ranges.0.is_empty() {
+                marks.lost.remove(&number);
             }
         });
     }
@@ -106,16 +136,16 @@ impl LostWrites {
     #[cold]
     fn check_marks(&self, number: u64) -> Result<()> {
         let marks = self.marks.lock();
-        let text = match marks.ranges.get(&number) {
-            Some(Range { start, end }) => format!(
+        let text = match marks.lost.get(&number).map(|ranges| ranges.0.as_slice()) {
+            Some([Range { start, .. }, .., Range { end, .. }] | [Range { start, end }]) => format!(
                 "inode {number} lost writes between bytes {start} and {end}: write them again, \
                  truncate the file, or remove it"
             ),
-            None if marks.overflowed => format!(
+            _ if marks.overflowed => format!(
                 "inode {number} may have lost writes: more than {MARKS_MAX} inodes have; check what \
                  they hold, and mount again"
             ),
-            None => return Ok(()),
+            _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::Io, text))
     }
@@ -161,14 +191,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_goes_when_all_of_its_range_was_replaced() {
+    fn a_mark_goes_when_all_that_was_lost_was_replaced() {
         let lost = LostWrites::new();
         lost.check(1).unwrap();
         lost.note(1, 100..200);
         lost.note(1, 300..400);
         assert!(lost.check(1).is_err());
         lost.check(2).unwrap();
-        // In the middle, and beside it.
+        // In part, and beside it.
         lost.replaced(1, 150..390);
         lost.replaced(1, 0..100);
         lost.replaced(1, 400..500);
@@ -176,10 +206,47 @@ mod tests {
         assert!(lost.check(1).unwrap_err().to_string().contains("100 and 400"));
         lost.replaced(1, 50..120);
         lost.replaced(1, 390..u64::MAX);
-        assert!(lost.check(1).unwrap_err().to_string().contains("120 and 390"));
-        lost.replaced(1, 120..390);
+        assert!(lost.check(1).unwrap_err().to_string().contains("120 and 150"));
+        lost.replaced(1, 120..150);
         lost.check(1).unwrap();
         assert!(!lost.any());
+    }
+
+    #[test]
+    fn ranges_are_replaced_in_any_order_and_nothing_else_need_be() {
+        let lost = LostWrites::new();
+        for start in [500, 100, 300] {
+            lost.note(1, start..start + 100);
+        }
+        for start in [300, 500] {
+            lost.replaced(1, start..start + 100);
+            assert!(lost.check(1).is_err());
+        }
+        lost.replaced(1, 100..200);
+        lost.check(1).unwrap();
+        // From the middle, and two halves noted anew that touch what is left.
+        lost.note(1, 0..30);
+        lost.replaced(1, 10..20);
+        lost.note(1, 5..12);
+        lost.replaced(1, 20..30);
+        assert!(lost.check(1).unwrap_err().to_string().contains("0 and 12"));
+        lost.replaced(1, 0..12);
+        lost.check(1).unwrap();
+    }
+
+    #[test]
+    fn past_the_bound_the_nearest_ranges_become_one() {
+        let lost = LostWrites::new();
+        for start in [0, 100, 130, 300] {
+            lost.note(1, start..start + 10);
+        }
+        for start in [0, 100, 130, 300] {
+            lost.replaced(1, start..start + 10);
+        }
+        // What lies between two of them counts as lost as well.
+        assert!(lost.check(1).unwrap_err().to_string().contains("110 and 130"));
+        lost.replaced(1, 110..130);
+        lost.check(1).unwrap();
     }
 
     #[test]

@@ -53,6 +53,27 @@ pub struct MountFlags {
     pub lazy_time: bool,
 }
 
+impl MountFlags {
+    /// Those that the table of mounts shows so.
+    pub(crate) fn shown_as(text: &str) -> Self {
+        let has = |name: &str| text.split(',').any(|word| word == name);
+        Self {
+            read_only: has("ro"),
+            no_suid: has("nosuid"),
+            no_dev: has("nodev"),
+            no_exec: has("noexec"),
+            atime: match (has("noatime"), has("relatime")) {
+                (true, _) => Atime::Off,
+                (_, true) => Atime::Relative,
+                (false, false) => Atime::Strict,
+            },
+            no_dir_atime: has("nodiratime"),
+            // Shown with the file system, not with the mount.
+            lazy_time: false,
+        }
+    }
+}
+
 /// When reading changes times of access, as the table of mounts shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {

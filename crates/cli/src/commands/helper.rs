@@ -109,7 +109,10 @@ pub(crate) fn take_options(args: &mut MountArgs) -> Result<()> {
                 })?;
                 args.import.tunables.push((name.to_owned(), value.to_owned()));
             }
-            (name, None) if args.flags.take(name) => args.flag_names.push(name.to_owned()),
+            // mount(8) may say who: user=NAME.
+            (name, of) if (of.is_none() || name == "user") && args.flags.take(name) => {
+                args.flag_names.push(name.to_owned());
+            }
             (name, _) if is_passed_over(name, value) => {}
             _ => {
                 if let Some((_, way_out)) = REFUSED.iter().find(|row| row.0 == option) {
@@ -174,6 +177,8 @@ mod tests {
         assert!(args.daemon && !args.import.read_only);
         assert_eq!(args.flags, Flags { atime: Access::Off, ..Flags::default() });
         assert_eq!(args.memory, Some(1 << 30));
+        let of_user = parsed(&["mount.forebay", "/dev/sdb", "/srv", "-o", "user=me,exec"]).unwrap();
+        assert_eq!(of_user.flags, Flags { no_suid: true, no_dev: true, ..Flags::default() });
     }
 
     #[test]

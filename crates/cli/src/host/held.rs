@@ -156,8 +156,13 @@ impl HeldMount {
         }
     }
 
+    /// The flags that it has: as the kernel shows them, and as it was told if it is mounted no more.
     pub(crate) fn flags(&self) -> Flags {
-        *self.flags.lock()
+        self.shown(*self.flags.lock())
+    }
+
+    fn shown(&self, told: Flags) -> Flags {
+        self.mount.flags().map_or(told, |shown| told.as_the_kernel_has(&shown))
     }
 
     /// Changes the flags of these names; others stay.
@@ -167,7 +172,7 @@ impl HeldMount {
     /// the kernel says.
     pub(super) fn remount(&self, names: &[String]) -> Result<()> {
         let mut flags = self.flags.lock();
-        let mut wanted = *flags;
+        let mut wanted = self.shown(*flags);
         if let Some(unknown) = names.iter().find(|name| !wanted.take(name)) {
             return Err(Failure::new(format!(
                 "-o {unknown}: no such flag; there are {}",

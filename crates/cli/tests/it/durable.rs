@@ -129,3 +129,43 @@ fn synchronous_writes_survive_a_kill() {
         }
     }
 }
+
+#[test]
+fn a_mapping_that_finds_no_space_fails_each_fsync_until_it_is_made_good() {
+    if !fuse() {
+        return;
+    }
+    // More than the pool has. Each piece has other content, so that none is packed away.
+    const LEN: usize = 96 << 20;
+    for mode in [&[][..], &["--kernel-cache"]] {
+        let place = Place::new();
+        place.pool("tank.img");
+        let at = place.folder("at");
+        let _running = mounted(&place, &[&["mount", "tank.img", "at"], mode].concat(), &at);
+        let file = open(&at.join("file"), 0).unwrap();
+        file.set_len(LEN as u64).unwrap();
+        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let mut random = fs::File::open("/dev/urandom").unwrap();
+        // SAFETY: a new mapping of a file that is long enough; it is unmapped below, and nothing refers to
+        // it then.
+        unsafe {
+            let map = libc::mmap(ptr::null_mut(), LEN, access, shared, file.as_raw_fd(), 0);
+            assert!(map != libc::MAP_FAILED, "{}", Error::last_os_error());
+            let bytes = std::slice::from_raw_parts_mut(map.cast::<u8>(), LEN);
+            io::Read::read_exact(&mut random, bytes).unwrap();
+            assert!(libc::msync(map, LEN, libc::MS_SYNC) != 0, "{mode:?}: all of it was written");
+            libc::munmap(map, LEN);
+        }
+        // The kernel reports what it learns itself, each once; then the file system is asked.
+        for _ in 0..3 {
+            file.sync_all().unwrap_err();
+        }
+        for _ in 0..2 {
+            let failed = [file.sync_all(), file.sync_data()];
+            let numbers = failed.map(|done| done.unwrap_err().raw_os_error());
+            assert_eq!(numbers, [Some(libc::EIO); 2], "{mode:?}");
+        }
+        file.set_len(0).unwrap();
+        file.sync_all().unwrap();
+    }
+}

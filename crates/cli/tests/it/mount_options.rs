@@ -177,6 +177,14 @@ fn a_mount_changes_its_flags() {
     assert!(runs(&at) && has(&at, "noatime") && has(&at, "nosuid"));
     age(&at.join("file"), 1_000_000, 2_000_000);
     assert!(!touches(&at.join("file")));
+    // The kernel's flags can be changed without the program; they stay as well.
+    let alone = ["-i", "-o", "remount,ro,nodev,noexec", at.to_str().unwrap()];
+    assert!(Command::new("mount").args(alone).status().unwrap().success());
+    assert_eq!(place.processes()[0]["pools"][0]["mounts"][0]["read_only"], true);
+    place.ok(&["mount", "-o", "remount,relatime", "at"]);
+    for option in ["ro", "nosuid", "nodev", "noexec", "relatime"] {
+        assert!(has(&at, option), "{option}: {:?}", shown(&at));
+    }
     drop(running);
 
     let running = mounted(&place, &["mount", "tank.img", "at", "-o", "ro"], &at);

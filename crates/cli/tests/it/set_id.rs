@@ -63,18 +63,64 @@ const CHANGES: [(&str, Change); 10] = [
     }),
 ];
 
-/// Has a child do it as `nobody`, with `groups` beside its own.
-fn as_nobody(groups: &[u32], path: &Path, other: &Path, change: Change) {
+/// Who a child becomes; false if that fails. As [`Change`].
+type Become = fn() -> bool;
+
+fn nobody() -> bool {
+    // SAFETY: they take numbers, and no groups.
+    unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setgid(NOBODY) == 0
+            && libc::setuid(NOBODY) == 0
+    }
+}
+
+fn nobody_in_group_0() -> bool {
+    // SAFETY: one group, and numbers.
+    unsafe { libc::setgroups(1, &0) == 0 && libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 }
+}
+
+/// User 0 without the right to keep set-id bits, and in no group that has the file.
+fn weak_root() -> bool {
+    /// As `capset` takes it.
+    #[repr(C)]
+    struct Head {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Masks {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    const FSETID: u32 = 1 << 4;
+    let mut head = Head { version: VERSION_3, pid: 0 };
+    let mut masks = [Masks::default(); 2];
+    // SAFETY: a head, and two masks as this version has them.
+    if unsafe { libc::syscall(libc::SYS_capget, &mut head, masks.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    masks[0].effective &= !FSETID;
+    // SAFETY: the same; and no groups, and a number.
+    unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setgid(NOBODY) == 0
+            && libc::syscall(libc::SYS_capset, &mut head, masks.as_ptr()) == 0
+    }
+}
+
+/// Has a child do it as somebody else.
+fn by(become_them: Become, path: &Path, other: &Path, change: Change) {
     let c = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
     let (path, other, mut buffer) = (c(path), c(other), Box::new(Aligned([1; BYTES])));
     // SAFETY: until it exits, the child calls the system only, and touches memory that is its own.
     let done = unsafe {
         match libc::fork() {
             0 => {
-                let became = libc::setgroups(groups.len(), groups.as_ptr()) == 0
-                    && libc::setgid(NOBODY) == 0
-                    && libc::setuid(NOBODY) == 0;
-                let done = if became { change(&path, &other, &mut buffer) } else { 77 };
+                let done = if become_them() { change(&path, &other, &mut buffer) } else { 77 };
                 libc::_exit(done.abs());
             }
             child => {
@@ -128,32 +174,45 @@ fn set_id_bits_and_capabilities_do_not_survive_a_change() {
             assert_eq!(bits_of(&file), bits);
         };
         for (what, change) in CHANGES {
-            for (groups, before, after) in [
-                (&[][..], 0o6777, 0o777),
-                (&[], 0o2777, 0o777),
-                (&[], 0o6666, 0o666),
+            let cases: [(&str, Become, u32, u32); 6] = [
+                ("nobody", nobody, 0o6777, 0o777),
+                ("nobody", nobody, 0o2777, 0o777),
+                ("nobody", nobody, 0o6666, 0o666),
                 // A mark for locking, which a member of the group may keep.
-                (&[0], 0o6666, 0o2666),
-            ] {
+                ("a member", nobody_in_group_0, 0o6666, 0o2666),
+                ("root without CAP_FSETID", weak_root, 0o6777, 0o777),
+                ("root without CAP_FSETID", weak_root, 0o6666, 0o666),
+            ];
+            for (who, become_them, before, after) in cases {
                 fresh(before);
-                as_nobody(groups, &file, &other, change);
-                let told = format!("{what} {mode:?}: {before:o}, groups {groups:?}");
+                by(become_them, &file, &other, change);
+                let told = format!("{what} {mode:?}: {before:o}, by {who}");
                 assert_eq!(format!("{:o}", bits_of(&file)), format!("{after:o}"), "{told}");
                 assert!(!has_capability(&file), "{told}: capabilities");
             }
         }
         for (before, after) in [(0o6777, 0o777), (0o6666, 0o2666)] {
-            fresh(before);
-            chown(&file, Some(1), Some(1)).unwrap();
-            assert_eq!(bits_of(&file), after, "chown {mode:?}");
-            assert!(!has_capability(&file), "chown {mode:?}: capabilities");
+            for (uid, gid) in [(Some(1), Some(1)), (None, Some(1))] {
+                fresh(before);
+                chown(&file, uid, gid).unwrap();
+                assert_eq!(bits_of(&file), after, "chown {uid:?} {gid:?} {mode:?}");
+                assert!(!has_capability(&file), "chown {mode:?}: capabilities");
+            }
         }
+        // By the owner, to the same owner and group.
+        fresh(0o777);
+        chown(&file, Some(NOBODY), None).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+        // SAFETY: the path is a string with its zero.
+        by(nobody, &file, &other, |path, _, _| unsafe { libc::chown(path.as_ptr(), !0, !0) });
+        assert_eq!(bits_of(&file), 0o777, "chown to the same owner {mode:?}");
         // Root keeps the bits, and nobody keeps capabilities.
-        fresh(0o6777);
-        fs::write(&other, [4; BYTES]).unwrap();
-        fs::File::options().write(true).open(&file).unwrap().set_len(5).unwrap();
-        assert_eq!(bits_of(&file), 0o6777);
-        assert!(!has_capability(&file));
+        for (what, change) in CHANGES {
+            fresh(0o6777);
+            by(|| true, &file, &other, change);
+            assert_eq!(bits_of(&file), 0o6777, "{what} by root {mode:?}");
+            assert!(!has_capability(&file), "{what} by root {mode:?}");
+        }
     }
 }
 

@@ -37,7 +37,9 @@ impl FileSystem {
     /// old length, and zeros for some of what was to go.
     ///
     /// A change of owner or group takes set-user-id away from what is no directory, and set-group-id if
-    /// its group may execute it. So does a change of the length by anybody but user 0.
+    /// its group may execute it. So does a change of the length by anybody but user 0 with all rights, and
+    /// a change of nothing: that is what is left of a `chown` to the same owner, and of the wish that a
+    /// change of content takes such rights away.
     ///
     /// # Errors
     /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory), [`NoSpace`](ErrorKind::NoSpace), …
@@ -53,9 +55,13 @@ impl FileSystem {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
             let _turn = inode.turn()?;
             let now = self.now();
-            let member = self.keeps_group_mark(&inode, caller);
-            let change =
-                || self.change(&tx, &inode, |meta| set_meta(meta, set, caller, member, now));
+            let is_owner_change = set.uid.is_some() || set.gid.is_some();
+            let is_content_change = set.size.is_some() || changes_nothing(set);
+            let drops =
+                is_owner_change || is_content_change && !self.keeps_set_id_of(&inode, caller);
+            let member = drops && self.keeps_group_mark(&inode, caller);
+            let dropped = drops.then_some(member);
+            let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, dropped, now));
             // The first change may say that it would wait; what follows may wait.
             match set.size {
                 Some(size) => {
@@ -171,17 +177,21 @@ impl FileSystem {
     }
 }
 
-fn set_meta(meta: &mut Meta, set: &SetAttr, caller: Caller, member: bool, now: Time) {
+fn changes_nothing(set: &SetAttr) -> bool {
+    let SetAttr { mode, uid, gid, size, atime, mtime, ctime: _ } = set;
+    let (owner, times) = (uid.is_some() || gid.is_some(), atime.is_some() || mtime.is_some());
+    !owner && !times && mode.is_none() && size.is_none()
+}
+
+/// `dropped`: set-id bits go, but for what a member of the group may keep, who the caller is or not.
+fn set_meta(meta: &mut Meta, set: &SetAttr, dropped: Option<bool>, now: Time) {
     let time = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::At(time) => time,
     };
-    let is_owner_change = set.uid.is_some() || set.gid.is_some();
     if let Some(mode) = set.mode {
         meta.mode = mode & MODE_BITS;
-    } else if meta.kind != FileKind::Directory
-        && (is_owner_change || (set.size.is_some() && caller.uid != 0))
-    {
+    } else if let Some(member) = dropped.filter(|_| meta.kind != FileKind::Directory) {
         meta.clear_set_id(member);
     }
     meta.uid = set.uid.unwrap_or(meta.uid);

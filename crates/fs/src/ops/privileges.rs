@@ -34,6 +34,10 @@ pub trait Client: Send + Sync {
 
     /// Whether the caller is in the group, perhaps by more than their process's own group.
     fn is_member(&self, caller: Caller, gid: u32) -> bool;
+
+    /// Whether user 0's process has the right to keep set-user-id bits (`CAP_FSETID`): it may have given
+    /// that up.
+    fn has_fsetid(&self, caller: Caller) -> bool;
 }
 
 impl FileSystem {
@@ -53,6 +57,23 @@ impl FileSystem {
         }
     }
 
+    /// Whether the caller may keep set-user-id and set-group-id bits of what they change.
+    pub(super) fn keeps_set_id(&self, caller: Caller) -> bool {
+        caller.uid == 0 && self.client().is_none_or(|client| client.has_fsetid(caller))
+    }
+
+    /// The same for an inode, which most often has none; that is known without a look at the caller.
+    pub(super) fn keeps_set_id_of(&self, inode: &Inode, caller: Caller) -> bool {
+        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
+        !has_set_id || self.keeps_set_id(caller)
+    }
+
+    /// What a change of the inode's content by `caller` takes away.
+    pub(super) fn dropped_by(&self, inode: &Inode, caller: Caller) -> Dropped {
+        let keeps = self.keeps_set_id_of(inode, caller);
+        Dropped { set_id: (!keeps).then_some(caller), capability: true }
+    }
+
     /// Whether the caller may keep the inode's mark for locking, see `Meta::clear_set_id`.
     pub(super) fn keeps_group_mark(&self, inode: &Inode, caller: Caller) -> bool {
         let (marked, gid) = {
@@ -63,7 +84,7 @@ impl FileSystem {
             Some(client) => client.is_member(caller, gid),
             None => caller.gid == gid,
         };
-        marked && (caller.uid == 0 || is_member())
+        marked && (self.keeps_set_id(caller) || is_member())
     }
 
     /// Content was changed: sets times, and takes away what the writer may not keep. The caller has the

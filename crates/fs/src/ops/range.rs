@@ -10,7 +10,6 @@ use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 
 use super::apply;
 use super::file::{check_end, warm};
-use super::privileges::Dropped;
 
 /// Copied at once.
 const COPY_BYTES: usize = 1 << 20;
@@ -24,14 +23,9 @@ struct Range<'a> {
     caller: Caller,
 }
 
-/// What a change by `caller` takes away from the file.
-fn dropped(caller: Caller) -> Dropped {
-    Dropped { set_id: (caller.uid != 0).then_some(caller), capability: true }
-}
-
 impl FileSystem {
-    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps. If the caller is not user 0,
-    /// set-user-id goes, and set-group-id if its group may execute it.
+    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps. If the caller is not user 0
+    /// with all rights, set-user-id goes, and set-group-id if its group may execute it.
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) for an empty range, [`NoSpace`](ErrorKind::NoSpace),
@@ -95,10 +89,10 @@ impl FileSystem {
         let _turn = inode.turn()?;
         // The first change may say that it would wait; what follows may wait.
         if keep_size || end <= object.size() {
-            return self.content_changed(&tx, inode, dropped(caller));
+            return self.content_changed(&tx, inode, self.dropped_by(inode, caller));
         }
         object.truncate(&tx, end)?;
-        apply(|| self.content_changed(&tx, inode, dropped(caller)))
+        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
@@ -111,7 +105,7 @@ impl FileSystem {
         let _turn = inode.turn()?;
         object.punch(&tx, offset, end - offset)?;
         self.lost().replaced(inode.number, offset..end);
-        apply(|| self.content_changed(&tx, inode, dropped(caller)))
+        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
     }
 
     /// The first offset from `offset` on that has data, or that has none.
@@ -154,7 +148,7 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::Invalid, "the ranges overlap"));
         }
         self.check_writable()?;
-        let clear_suid = (caller.uid != 0).then_some(caller);
+        let clear_suid = (!self.keeps_set_id(caller)).then_some(caller);
         let how = Write { clear_suid, clear_capability: true, append: false };
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;

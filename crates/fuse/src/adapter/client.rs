@@ -15,10 +15,27 @@ impl forebay_fs::Client for Client {
 
     /// By the list of the process: a request names one group only.
     fn is_member(&self, caller: Caller, gid: u32) -> bool {
-        let status = format!("/proc/{}/status", caller.pid);
-        caller.gid == gid
-            || std::fs::read_to_string(status).is_ok_and(|status| lists_group(&status, gid))
+        caller.gid == gid || status(caller).is_some_and(|status| lists_group(&status, gid))
     }
+
+    /// By the process's capabilities, which no request names. One that cannot be looked at has none.
+    fn has_fsetid(&self, caller: Caller) -> bool {
+        status(caller).is_some_and(|status| has_capability(&status, FSETID))
+    }
+}
+
+/// Bit of `CAP_FSETID` in the masks of `/proc/PID/status`.
+const FSETID: u32 = 4;
+
+fn status(caller: Caller) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).ok()
+}
+
+/// Whether the text of `/proc/PID/status` has the capability in effect.
+fn has_capability(status: &str, bit: u32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << bit) != 0)
 }
 
 /// Whether the text of `/proc/PID/status` has the group in its list.
@@ -35,5 +52,12 @@ mod tests {
     fn groups_of_a_process_are_read() {
         let status = "Name:\tcat\nGid:\t7\t7\t7\t7\nGroups:\t4 24 27 \nNStgid:\t9\n";
         assert!(lists_group(status, 24) && !lists_group(status, 7) && !lists_group("", 0));
+    }
+
+    #[test]
+    fn capabilities_of_a_process_are_read() {
+        let all = "CapPrm:\t0\nCapEff:\t000001ffffffffff\n";
+        assert!(has_capability(all, FSETID) && !has_capability("", FSETID));
+        assert!(!has_capability("CapPrm:\t1ff\nCapEff:\t00000000000000ef\n", FSETID));
     }
 }

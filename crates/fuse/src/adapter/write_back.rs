@@ -7,6 +7,7 @@
 //! would not take them meanwhile, and a worker of the file system may be needed by one of them.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
@@ -88,7 +89,38 @@ impl Shared {
             if serves {
                 kernel.write_back(ino);
             }
-            job();
+            // Whoever asked has no answer; the thread goes on for others, who would wait for ever.
+            let _ = catch_unwind(AssertUnwindSafe(job));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_base::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    struct Nothing;
+
+    impl Kernel for Nothing {
+        fn forget_name(&self, _: u64, _: &[u8]) -> bool {
+            true
+        }
+        fn forget_attributes(&self, _: u64) {}
+        fn write_back(&self, _: u64) {}
+    }
+
+    #[test]
+    fn a_job_that_panics_does_not_end_the_thread() {
+        let write_back = WriteBack::default();
+        write_back.start(Arc::new(Nothing));
+        let done = Arc::new(AtomicBool::new(false));
+        let next = done.clone();
+        write_back.then(1, Box::new(|| panic!("on purpose")));
+        write_back.then(2, Box::new(move || next.store(true, Ordering::SeqCst)));
+        // It does what is left.
+        write_back.end();
+        assert!(done.load(Ordering::SeqCst));
     }
 }

@@ -151,6 +151,13 @@ impl Mount {
         &self.shared.path
     }
 
+    /// The flags that it has: others than this process may have changed them. None if the table of mounts
+    /// does not show it (any more).
+    pub fn flags(&self) -> Option<MountFlags> {
+        let row = table::at(&self.shared.path).ok()??;
+        Some(MountFlags::shown_as(&row.flags))
+    }
+
     /// Gives it other flags, all of them anew. Who keeps times of access is the file system: tell it too.
     ///
     /// # Errors

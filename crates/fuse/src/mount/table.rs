@@ -15,6 +15,8 @@ pub(super) struct Row {
     /// Major and minor number of its device, which no other file system shares while it lives.
     pub(super) device: (u32, u32),
     pub(super) path: PathBuf,
+    /// Flags of this mount, with commas between.
+    pub(super) flags: String,
     /// Such as `fuse.forebay`.
     pub(super) kind: String,
     pub(super) source: String,
@@ -47,10 +49,12 @@ fn row(line: &[u8]) -> Option<Row> {
     let device = std::str::from_utf8(words.nth(2)?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let path = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
+    let flags = String::from_utf8_lossy(words.next()?).into_owned();
     let mut rest = words.skip_while(|word| *word != b"-").skip(1);
     let kind = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
-    Some(Row { device: (major.parse().ok()?, minor.parse().ok()?), path, kind, source })
+    let device = (major.parse().ok()?, minor.parse().ok()?);
+    Some(Row { device, path, flags, kind, source })
 }
 
 /// Undoes `\040` and its like.
@@ -83,8 +87,8 @@ mod tests {
     #[test]
     fn the_deepest_mount_has_a_path_and_of_two_at_one_place_the_last() {
         let row = |path: &str, kind: &str| {
-            let (device, source) = ((0, 1), String::new());
-            Row { device, path: path.into(), kind: kind.to_owned(), source }
+            let (device, flags, source) = ((0, 1), String::new(), String::new());
+            Row { device, path: path.into(), flags, kind: kind.to_owned(), source }
         };
         let rows = [row("/", "ext4"), row("/a", "xfs"), row("/a/b", "ext4"), row("/a", "fuse.x")];
         let kind = |path: &str| rows[of(&rows, Path::new(path)).unwrap()].kind.as_str();
@@ -104,6 +108,7 @@ mod tests {
         let row = &rows[1];
         assert_eq!((row.device, row.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
         assert_eq!((row.kind.as_str(), row.source.as_str()), ("fuse.forebay", "pool/main"));
+        assert_eq!((rows[0].flags.as_str(), row.flags.as_str()), ("rw,nosuid", "rw"));
     }
 
     #[test]
