@@ -59,7 +59,7 @@ pub use buffer::{Payload, StableBytes};
 pub use completion::in_callback;
 pub use device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 pub use error::{Error, ErrorKind};
-pub use file::{Direct, EngineChoice, FileDevice, OpenError, OpenOptions};
+pub use file::{Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions};
 pub use foreign::content_of;
 pub use memory::{MemoryDevice, MemoryOptions};
 pub use priority::Priority;

@@ -131,7 +131,7 @@ fn a_pool_that_another_process_has_is_left_alone() {
     {
         let output = place.command(command).env("FOREBAY_RUN_DIR", &elsewhere).output().unwrap();
         let line = failed(&output, 1, command);
-        assert!(line.contains("another process has it open"), "{line}");
+        assert!(line.contains("is in use: process ") && line.contains("(forebay)"), "{line}");
     }
     place.ok(&["export", "tank"]);
 }

@@ -72,6 +72,17 @@ pub enum OpenError {
         /// What was to be opened.
         path: PathBuf,
     },
+    /// Somebody else has it open, or this process has, by another device.
+    #[error(
+        "{}: is in use: {holder} has it open; close it there, or give another file or device",
+        path.display()
+    )]
+    InUse {
+        /// What was to be opened.
+        path: PathBuf,
+        /// Who has it open, with the number of the process and the name of its program if they are known.
+        holder: String,
+    },
     /// The sector size that was asked for is smaller than what the medium can do.
     #[error(
         "{}: sectors of {asked_bytes} bytes were asked for, the medium needs multiples of \

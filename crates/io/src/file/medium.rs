@@ -4,11 +4,12 @@
 //! once more of what was opened.
 //!
 //! A block device is opened exclusively for writing: the kernel then refuses one that is mounted,
-//! or part of another device, and refuses to mount it meanwhile.
+//! or part of another device, and refuses to mount it meanwhile. Files have no such thing, so that both are
+//! locked as well ([`super::lock`]): first, so that who comes second is told who has it.
 //!
 //! # What it does not do
 //!
-//! No partitions, no locks of files against other processes.
+//! No partitions.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +19,8 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, SeekFrom, Statx, StatxFl
 use rustix::io::Errno;
 
 use super::error::OpenError;
-use super::options::{Direct, OpenOptions};
+use super::lock::FileLock;
+use super::options::{Direct, Locking, OpenOptions};
 
 /// The smallest sector, and what a buffer's memory is aligned to at least.
 const MIN_SECTOR_BYTES: u32 = 512;
@@ -35,6 +37,7 @@ pub(crate) struct Medium {
     pub(crate) sector_bytes: u32,
     pub(crate) read_only: bool,
     pub(crate) direct: bool,
+    pub(crate) lock: Option<FileLock>,
 }
 
 impl Medium {
@@ -48,15 +51,26 @@ impl Medium {
                 _ => return Err(refused(path, "stat", errno, Kind::File)),
             },
         };
+        let lock = match options.locking {
+            Locking::Auto => Some(FileLock::take(path, options.read_only, kind)?),
+            Locking::None => None,
+        };
         let wanted_direct = options.direct != Direct::Never;
-        match open_as(path, options, kind, wanted_direct)? {
-            Opened::Done(medium) => Ok(medium),
-            Opened::NotDirect(error) if options.direct == Direct::Always => Err(error),
+        let mut medium = match open_as(path, options, kind, wanted_direct)? {
+            Opened::Done(medium) => medium,
+            Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
             Opened::NotDirect(_) => match open_as(path, options, kind, false)? {
-                Opened::Done(medium) => Ok(medium),
-                Opened::NotDirect(error) => Err(error),
+                Opened::Done(medium) => medium,
+                Opened::NotDirect(error) => return Err(error),
             },
+        };
+        let is_of = |lock: &FileLock| lock.is_of(&medium.fd);
+        let same = lock.as_ref().map_or(Ok(true), is_of).map_err(|e| system(path, "stat", e))?;
+        if !same {
+            return Err(system(path, REPLACED, Errno::STALE));
         }
+        medium.lock = lock;
+        Ok(medium)
     }
 }
 
@@ -70,8 +84,11 @@ pub(crate) fn size_bytes_of(file: impl AsFd) -> Result<u64, Errno> {
     }
 }
 
+/// What was being done when something else was found at the path than a moment before.
+const REPLACED: &str = "it was replaced while it was opened";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     File,
     Block,
 }
@@ -146,7 +163,7 @@ fn open_as(
     let wanted = StatxFlags::TYPE | StatxFlags::DIOALIGN;
     let stat = fs::statx(&fd, "", AtFlags::EMPTY_PATH, wanted).map_err(|e| system("stat", e))?;
     if kind_of(path, &stat)? != kind {
-        return Err(system("it was replaced while it was opened", Errno::STALE));
+        return Err(system(REPLACED, Errno::STALE));
     }
     if kind == Kind::Block && !options.read_only && is_read_only(&stat) {
         return Err(OpenError::ReadOnlyMedium { path: path.to_owned() });
@@ -177,8 +194,8 @@ fn open_as(
     if size_bytes < min_bytes {
         return Err(OpenError::TooSmall { path: path.to_owned(), size_bytes, min_bytes });
     }
-    let read_only = options.read_only;
-    Ok(Opened::Done(Medium { fd, size_bytes, sector_bytes, read_only, direct }))
+    let (read_only, lock) = (options.read_only, None);
+    Ok(Opened::Done(Medium { fd, size_bytes, sector_bytes, read_only, direct, lock }))
 }
 
 /// The sector size that direct I/O needs, or `None` if there is none with our buffers.
@@ -227,7 +244,7 @@ fn create(path: &Path, bytes: u64) -> Result<Kind, OpenError> {
     Ok(Kind::File)
 }
 
-fn refused(path: &Path, doing: &'static str, errno: Errno, kind: Kind) -> OpenError {
+pub(super) fn refused(path: &Path, doing: &'static str, errno: Errno, kind: Kind) -> OpenError {
     let path = path.to_owned();
     match errno {
         Errno::NOENT | Errno::NOTDIR => OpenError::Missing { path },
@@ -248,6 +265,6 @@ fn is_read_only(stat: &Statx) -> bool {
         .is_ok_and(|text| text.trim() == "1")
 }
 
-fn system(path: &Path, doing: &'static str, errno: Errno) -> OpenError {
+pub(super) fn system(path: &Path, doing: &'static str, errno: Errno) -> OpenError {
     OpenError::System { path: path.to_owned(), doing, source: io::Error::from(errno) }
 }

@@ -10,6 +10,8 @@
 //!   nothing succeeds until it is opened again.
 //! - A flush that succeeds was executed neither beside nor after one that failed (`flush`).
 //! - Dropping the device closes it.
+//! - Nobody else has opened the medium meanwhile, of those who lock it as well (`lock`): from the opening until
+//!   the device is closed, or who has [taken the lock over](FileDevice::take_lock) lets go of it.
 //!
 //! # A medium that shrinks
 //!
@@ -29,7 +31,7 @@
 //!
 //! # Locking
 //!
-//! `io-flush`, see `flush`.
+//! `io-flush`, see `flush`. `io-file-lock`: taking over or letting go of the lock of the file.
 //!
 //! # What it does not do
 //!
@@ -37,6 +39,7 @@
 
 mod error;
 mod flush;
+mod lock;
 mod medium;
 mod options;
 
@@ -45,13 +48,14 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use forebay_base::sync::{Arc, Weak};
+use forebay_base::sync::{Arc, Mutex, Weak};
 
 pub use error::OpenError;
 use flush::Flushes;
+pub use lock::FileLock;
 use medium::Medium;
 pub(crate) use medium::size_bytes_of;
-pub use options::{Direct, EngineChoice, OpenOptions};
+pub use options::{Direct, EngineChoice, Locking, OpenOptions};
 
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::engine::{self, FileEngine, Setup};
@@ -69,6 +73,8 @@ pub struct FileDevice {
     cut: AtomicBool,
     // Requests that failed here.
     errors: AtomicU64,
+    // Until the device is closed.
+    lock: Mutex<Option<FileLock>>,
 }
 
 /// What is told to requests of a device that is known to be gone.
@@ -76,13 +82,15 @@ const GONE: &str = "the device has vanished, or become shorter than when it was 
                     again to go on with what is left of it";
 
 impl FileDevice {
-    /// Opens the file or block device at `path`.
+    /// Opens the file or block device at `path`, locked against others ([`OpenOptions::locking`]) until it is closed or
+    /// dropped.
     ///
     /// # Errors
     /// [`OpenError`] says which, what is wrong and the way out.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let medium = Medium::open(path, options)?;
+        let mut medium = Medium::open(path, options)?;
+        let lock = Mutex::named("io-file-lock", medium.lock.take());
         let info = DeviceInfo {
             name: path.to_string_lossy().into(),
             size_bytes: medium.size_bytes,
@@ -113,7 +121,13 @@ impl FileDevice {
         let weak: Weak<FileEngine> = Arc::downgrade(&engine);
         let flushes = Flushes::new(weak, &engine.info().name);
         let (cut, errors) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Self { engine, flushes, file, cut, errors })
+        Ok(Self { engine, flushes, file, cut, errors, lock })
+    }
+
+    /// Hands over the lock of the file, for who lets go of it at another time than the device is closed. `None` if the
+    /// device has none, or not any more.
+    pub fn take_lock(&self) -> Option<FileLock> {
+        self.lock.lock().take()
     }
 
     /// Whether the engine is not to have the request just so.
@@ -202,6 +216,7 @@ impl Device for FileDevice {
     fn close(&self) {
         self.flushes.close();
         self.engine.close();
+        drop(self.take_lock());
     }
 }
 

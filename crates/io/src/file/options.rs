@@ -28,11 +28,23 @@ pub enum EngineChoice {
     Threads,
 }
 
+/// Whether to lock the medium against other opens, of this process or another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locking {
+    /// Alone; with `read_only`, beside others that read.
+    #[default]
+    Auto,
+    /// Not at all: for who looks at what somebody else has open, and for file systems that have no locks.
+    None,
+}
+
 /// How to open a file or block device. The default opens what is there for reading and writing.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Refuse writes, flushes and discards; the medium may be read-only itself.
     pub read_only: bool,
+    /// Whether to lock the medium against other opens.
+    pub locking: Locking,
     /// Whether to go around the page cache.
     pub direct: Direct,
     /// What is to execute the requests.

@@ -8,7 +8,8 @@ use std::process::Command;
 use forebay_base::arena::Arena;
 use forebay_base::sync::Arc;
 use forebay_io::{
-    Device, Direct, EngineChoice, ErrorKind, FileDevice, Health, OpenError, OpenOptions, Request,
+    Device, Direct, EngineChoice, ErrorKind, FileDevice, Health, Locking, OpenError, OpenOptions,
+    Request,
 };
 
 use crate::common::{arena, filled, setup};
@@ -372,7 +373,8 @@ fn a_closed_device_refuses_and_dropping_closes() {
     let device = FileDevice::open(&path, &options()).unwrap();
     let (request, pending) = Request::write(0, filled(&arena, 4096, 9)).pending();
     device.submit(request);
-    let other = FileDevice::open(&path, &options()).unwrap();
+    let beside = OpenOptions { locking: Locking::None, ..options() };
+    let other = FileDevice::open(&path, &beside).unwrap();
     drop(device);
     pending.wait(&other).result.unwrap();
     assert_eq!(read(&other, &arena, 0, 4096), vec![9; 4096]);
@@ -459,8 +461,14 @@ fn a_block_device_is_opened_for_writing_by_one_only() {
     };
     let _device = FileDevice::open(&medium.path, &options()).unwrap();
     let error = refused(&medium.path, &options());
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    let read_only = OpenOptions { read_only: true, ..options() };
+    let error = refused(&medium.path, &read_only);
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    // Whether they lock or not.
+    let error = refused(&medium.path, &OpenOptions { locking: Locking::None, ..options() });
     assert!(matches!(error, OpenError::Busy { .. }), "{error}");
-    FileDevice::open(&medium.path, &OpenOptions { read_only: true, ..options() }).unwrap();
+    FileDevice::open(&medium.path, &OpenOptions { locking: Locking::None, ..read_only }).unwrap();
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod common;
 mod double;
 mod fault;
 mod files;
+mod lock;
 mod memory;
 mod metrics;
 mod record;

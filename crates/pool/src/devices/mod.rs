@@ -41,7 +41,7 @@ use forebay_io::{Completion, Device, Pending, Priority, RaiseHandle, Request, Ro
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::format::label::{LABEL_BYTES, MAX_DEVICES, MIN_DEVICE_BYTES};
-use open::{FileLock, Opened};
+use open::{Locks, Opened};
 
 /// Where blocks can lie on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) struct Member {
     /// Bytes that the pool uses, labels included: whole labels' sizes.
     size_bytes: AtomicU64,
     /// Held until the set is closed.
-    lock: Mutex<Option<FileLock>>,
+    lock: Mutex<Option<Locks>>,
 }
 
 impl Member {

@@ -1,71 +1,37 @@
-//! Opening files and block devices by path, with a lock against other processes, and who this host
-//! is.
+//! Opening files and block devices by path, with their locks, and who this host is.
 //!
-//! The lock is the kernel's (`flock`), on a descriptor of its own: it ends with the process,
-//! however that ends, and holds between processes of this host only. Against other hosts the label
-//! says who has the pool.
+//! A device's lock ([`FileLock`]) holds between processes of this host only. Against other hosts the label says who has
+//! the pool.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, FileDevice, OpenError, OpenOptions};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use rustix::io::Errno;
+use forebay_io::{Device, FileDevice, FileLock, OpenError, OpenOptions};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 
-/// A lock on a file, held until it is dropped.
-#[derive(Debug)]
-pub(crate) struct FileLock {
-    _fds: Vec<OwnedFd>,
-}
-
-impl FileLock {
-    /// Locks what is at `path`: for this process alone, or, `shared`, with others that read.
-    fn take(path: &Path, shared: bool) -> Result<Self> {
-        let failed = |doing: &str, errno: Errno| {
-            let text = format!("{}: cannot {doing} it: {errno}", path.display());
-            let kind = match errno {
-                Errno::NOENT => ErrorKind::NotFound,
-                _ => ErrorKind::Device,
-            };
-            Error::new(kind, text)
-        };
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed("open", e))?;
-        let operation = match shared {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
-        };
-        match flock(&fd, operation) {
-            Ok(()) => Ok(Self { _fds: vec![fd] }),
-            Err(Errno::WOULDBLOCK) => {
-                let text = format!(
-                    "{}: another process has it open; end that one, or have it export the pool",
-                    path.display()
-                );
-                Err(Error::new(ErrorKind::InUse, text))
-            }
-            Err(errno) => Err(failed("lock", errno)),
-        }
-    }
+/// Locks that are held until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    _file: Option<FileLock>,
+    kept: Vec<OwnedFd>,
 }
 
 /// A device that was opened for a pool.
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) lock: Option<FileLock>,
+    pub(crate) lock: Option<Locks>,
 }
 
 impl Opened {
     /// Lets go of `lock`, any lock of the caller's, when the device's own lock is let go: when the pool is closed.
     #[must_use]
     pub fn keep(mut self, lock: OwnedFd) -> Self {
-        self.lock.get_or_insert_with(|| FileLock { _fds: Vec::new() })._fds.push(lock);
+        self.lock.get_or_insert_default().kept.push(lock);
         self
     }
 }
@@ -91,16 +57,9 @@ impl From<Arc<dyn Device>> for Opened {
 /// [`ErrorKind::Invalid`] for what cannot be a device, [`ErrorKind::Device`] for the rest.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, ..options.clone() };
-    // What is not there yet is made first, so that there is something to lock.
-    let made = match options.create_bytes {
-        Some(_) if !path.exists() => Some(FileDevice::open(path, &options).map_err(refused)?),
-        _ => None,
-    };
-    let lock = Some(FileLock::take(path, options.read_only)?);
-    let device = match made {
-        Some(device) => device,
-        None => FileDevice::open(path, &options).map_err(refused)?,
-    };
+    let device = FileDevice::open(path, &options).map_err(refused)?;
+    // The pool lets go of it when it is exported, even if somebody still has the device.
+    let lock = Some(Locks { _file: device.take_lock(), kept: Vec::new() });
     Ok(Opened { device: Arc::new(device), lock })
 }
 
@@ -108,7 +67,7 @@ pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
 pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
         OpenError::Missing { .. } => ErrorKind::NotFound,
-        OpenError::Busy { .. } => ErrorKind::InUse,
+        OpenError::Busy { .. } | OpenError::InUse { .. } => ErrorKind::InUse,
         OpenError::ReadOnlyMedium { .. } => ErrorKind::ReadOnly,
         OpenError::System { .. } | OpenError::Permission { .. } => ErrorKind::Device,
         _ => ErrorKind::Invalid,

@@ -38,7 +38,7 @@ use std::fmt;
 use std::path::Path;
 
 use forebay_base::sync::Arc;
-use forebay_io::{Device, FileDevice, OpenOptions};
+use forebay_io::{Device, FileDevice, Locking, OpenOptions};
 
 use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::devices::open::refused;
@@ -106,7 +106,9 @@ impl Inspector {
     /// # Errors
     /// [`ErrorKind::Invalid`] without any path, or for what cannot be a device; [`ErrorKind::NotFound`]; [`ErrorKind::Device`].
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
-        let options = OpenOptions { read_only: true, lanes: 1, threads: 2, ..Default::default() };
+        let locking = Locking::None;
+        let options =
+            OpenOptions { read_only: true, locking, lanes: 1, threads: 2, ..Default::default() };
         let open = |path| {
             let device = FileDevice::open(path, &options).map_err(refused)?;
             Ok(Arc::new(device) as Arc<dyn Device>)

@@ -28,7 +28,7 @@ use forebay_io::Device;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::devices::label;
-use crate::devices::open::{FileLock, Opened};
+use crate::devices::open::{Locks, Opened};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CACHE_DEVICES_MAX, CACHE_PATH_BYTES, CacheDevicePhys, ObjectKind};
 use crate::second::CacheLevel;
@@ -122,7 +122,7 @@ struct Slot {
 
 enum Used {
     /// With the lock on its file.
-    Open(Arc<DeviceLevel>, Option<FileLock>),
+    Open(Arc<DeviceLevel>, Option<Locks>),
     Away(String),
 }
 
@@ -462,7 +462,7 @@ impl Inner {
         listed: &[u64],
         given: &mut Vec<Opened>,
         looks: bool,
-    ) -> Result<(Arc<DeviceLevel>, Option<FileLock>), String> {
+    ) -> Result<(Arc<DeviceLevel>, Option<Locks>), String> {
         let Opened { device, lock } = find(phys, given, looks)?;
         let (guid, trusted) = (phys.guid.get(), phys.trusted_txg.get());
         let holds = crate::second::level::guid_of(&device);

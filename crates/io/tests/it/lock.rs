@@ -1,0 +1,142 @@
+//! Files and block devices have one user at a time: of this process, and of two.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use forebay_io::{Device, EngineChoice, FileDevice, Locking, OpenError, OpenOptions};
+
+use crate::common::setup;
+
+/// Names the file that [`the_other_process`] is to open.
+const FILE: &str = "FOREBAY_TEST_LOCKED_FILE";
+
+fn options() -> OpenOptions {
+    OpenOptions { create_bytes: Some(1 << 16), ..OpenOptions::default() }
+}
+
+fn read_only() -> OpenOptions {
+    OpenOptions { read_only: true, ..OpenOptions::default() }
+}
+
+/// Why it is refused: who has it.
+fn holder(path: &Path, options: &OpenOptions) -> String {
+    let error = FileDevice::open(path, options).expect_err("somebody has it open");
+    let text = error.to_string();
+    assert!(text.starts_with(&*path.to_string_lossy()) && text.contains("is in use"), "{text}");
+    match error {
+        OpenError::InUse { holder, .. } => holder,
+        error => panic!("{error:?}"),
+    }
+}
+
+/// No test, but what another process runs: has the file open until its input ends.
+#[test]
+fn the_other_process() {
+    let Some(path) = std::env::var_os(FILE) else { return };
+    let opened = FileDevice::open(path, &options());
+    println!("\nopened {}", opened.is_ok());
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().lines().for_each(drop);
+}
+
+/// Another process that was told to open a file.
+struct Other {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    opened: bool,
+}
+
+impl Other {
+    fn start(path: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "lock::the_other_process", "--nocapture"])
+            .env(FILE, path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with("opened ") {
+            line.clear();
+            assert!(output.read_line(&mut line).unwrap() > 0, "it does not say whether");
+        }
+        let opened = line.trim() == "opened true";
+        Self { child, output, opened }
+    }
+
+    /// Has it end as it wants to.
+    fn end(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_file_has_one_user_in_a_process() {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("medium");
+    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+        let options = OpenOptions { engine, ..options() };
+        let device = FileDevice::open(&path, &options).unwrap();
+        assert_eq!(holder(&path, &options), "this process");
+        // By another name as well, and for reading.
+        let link = folder.path().join(format!("{engine:?}"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(holder(&link, &options), "this process");
+        assert_eq!(holder(&path, &read_only()), "this process");
+        // But by who only wants to look.
+        let look = OpenOptions { locking: Locking::None, ..read_only() };
+        drop(FileDevice::open(&path, &look).unwrap());
+        // Closing ends it, also while somebody still has the device.
+        device.close();
+        let next = FileDevice::open(&path, &options).unwrap();
+        drop(device);
+        assert_eq!(holder(&path, &options), "this process");
+        drop(next);
+    }
+    let readers = [0, 1].map(|_| FileDevice::open(&path, &read_only()).unwrap());
+    assert_eq!(holder(&path, &options()), "this process");
+    drop(readers);
+    // Who takes the lock over has it, whatever becomes of the device.
+    let device = FileDevice::open(&path, &options()).unwrap();
+    let lock = device.take_lock().unwrap();
+    assert!(device.take_lock().is_none());
+    drop(device);
+    assert_eq!(holder(&path, &options()), "this process");
+    drop(lock);
+    FileDevice::open(&path, &options()).unwrap();
+}
+
+#[test]
+fn a_file_has_one_user_of_two_processes() {
+    setup();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("medium");
+    let other = Other::start(&path);
+    assert!(other.opened);
+    let program = std::fs::read_to_string(format!("/proc/{}/comm", other.child.id())).unwrap();
+    let named = format!("process {} ({})", other.child.id(), program.trim());
+    assert_eq!(holder(&path, &options()), named);
+    assert_eq!(holder(&path, &read_only()), named);
+    other.end();
+    // It ends with the process, however that ends.
+    let device = FileDevice::open(&path, &options()).unwrap();
+    let refused = Other::start(&path);
+    assert!(!refused.opened, "two processes have it open");
+    refused.end();
+    drop(device);
+    let other = Other::start(&path);
+    assert!(other.opened);
+    other.kill();
+    FileDevice::open(&path, &options()).unwrap();
+}
