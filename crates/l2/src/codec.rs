@@ -33,11 +33,13 @@ pub enum Refusal {
     Failed,
     /// The level was closed or removed.
     Removed,
+    /// The user's codec panicked on it.
+    CodecPanicked,
 }
 
 impl Refusal {
     /// All reasons, in the order of counter labels.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Rate,
         Self::QueueFull,
         Self::NoProvenReuse,
@@ -49,6 +51,7 @@ impl Refusal {
         Self::Rebuilding,
         Self::Failed,
         Self::Removed,
+        Self::CodecPanicked,
     ];
 }
 
@@ -56,6 +59,9 @@ impl Refusal {
 ///
 /// The same key must give the same bytes in every life of the level: nothing that differs from run to run belongs
 /// into them, such as the number of an owner that is given out anew each time.
+///
+/// A panic in one of these is caught and counted (`codec_panics`). What it panicked on is not written, or is a miss, or could not be
+/// forgotten, of which whoever asked for that is told; nothing else comes of it.
 pub trait Codec<K: Key, V>: Send + Sync + 'static {
     /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`].
     fn key_bytes(&self) -> usize;

@@ -6,7 +6,7 @@ forebay_base::counters! {
     labels class = ["metadata", "data"];
     labels passed = ["there", "let_go", "no_room", "no_memory", "unwanted", "unknown_owner", "undecodable", "rotten", "outdated"];
     labels ending = ["done", "no_room", "no_keys", "off", "closed", "failed"];
-    labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed"];
+    labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
 
     /// Blocks that the cache offered.
     offered: class;
@@ -18,7 +18,7 @@ forebay_base::counters! {
     refused: reason;
     /// Blocks admitted that had left the cache before they could be written.
     admitted_in_vain: class;
-    /// Blocks admitted that were not written, because a write failed, or the level failed or ended before.
+    /// Blocks admitted that were not written, because a write failed, the level failed or ended before, or the codec panicked.
     admitted_lost: class;
     /// Blocks that were overwritten or removed before they were written, and left out, or while they were written.
     outdated: class;
@@ -38,7 +38,7 @@ forebay_base::counters! {
     tombstones;
     /// Keys forgotten that the level had.
     forgotten;
-    /// Keys forgotten that could not be forgotten for good, because the device had failed.
+    /// Keys that could not be forgotten for good: the device had failed, the level was closed, or the codec panicked on the key.
     forget_failures;
     /// Blocks carried forward when the ring came round to them.
     carried: class;
@@ -72,8 +72,10 @@ forebay_base::counters! {
     load_overtaken;
     /// Loads that found another key's block: both have the same identity.
     load_false_hits;
-    /// Loads whose value could not be decoded, or found no memory.
+    /// Loads whose key or value the codec could not encode or decode, or found no memory for.
     load_undecodable;
+    /// Panics of the user's codec, or weigher, that were caught.
+    codec_panics;
     /// Bytes read by loads.
     load_bytes;
     /// Writes that failed.

@@ -24,6 +24,8 @@ pub enum ErrorKind {
     Device,
     /// The level failed, was closed or removed.
     Closed,
+    /// The user's codec panicked on a key: mend it.
+    Codec,
     /// The system refused a thread.
     Thread,
 }

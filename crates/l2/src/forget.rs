@@ -20,6 +20,9 @@
 //!
 //! With immutable keys there is nothing to fear, and the record just leaves.
 //!
+//! A level that has failed voids its label rather than to let anything old come back. One that was closed does not: it is to be
+//! opened again. It forgets nothing any more and says so, and the cache in front of it is closed before it.
+//!
 //! Locking: `l2-pending` for a look; then the index's own, or `l2-feed`; never two at once.
 
 use std::collections::HashMap;
@@ -75,9 +78,15 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// See the module's head.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, so that an old value could come back.
+    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, so that an old value could come back;
+    /// [`ErrorKind::Codec`] if the codec panicked on the key.
     pub(crate) fn forget(&self, key: &K) -> Result<()> {
-        let id = self.identity(key);
+        if self.status.is_closed() {
+            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+        }
+        let Some(id) = self.identity(key) else {
+            return Err(self.unforgotten(ErrorKind::Codec, "the codec panicked on its key"));
+        };
         if self.immutable_keys {
             if self.index.take(id).is_some() {
                 self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
@@ -108,6 +117,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 self.index.remove_if_at(id, place);
             }
             true
+        } else if self.rebuild.was_incomplete() {
+            // It was cancelled after the look at the status: what the index does not have may be on the device.
+            return self.forget_dead(id);
         } else {
             self.index.take(id).is_some()
         };
@@ -143,20 +155,32 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     fn forget_dead_for_good(&self) -> Result<()> {
-        if self.voided.load(Ordering::Acquire) || self.try_void() {
+        if self.voided.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.counters.add(LevelCounters::FORGET_FAILURES, 0, 1);
-        let name = &self.medium.device.info().name;
+        // Who closes a level wants to have it again, and whoever comes too late hears of it.
+        if self.status.is_closed() {
+            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+        }
+        if self.try_void() {
+            return Ok(());
+        }
         let why = match self.health() {
             Health::Failed { why, .. } => format!("the device has failed ({why})"),
-            _ => "the level was closed".to_owned(),
+            _ => "the level was removed".to_owned(),
         };
-        Err(Error::new(
-            ErrorKind::Closed,
-            format!(
-                "an old value on {name} cannot be forgotten for good, because {why}: do not open the level on it again"
-            ),
-        ))
+        Err(self.unforgotten(ErrorKind::Closed, &why))
+    }
+
+    /// The error of one whose key could not be forgotten.
+    fn unforgotten(&self, kind: ErrorKind, why: &str) -> Error {
+        if !self.immutable_keys {
+            self.counters.add(LevelCounters::FORGET_FAILURES, 0, 1);
+        }
+        let name = &self.medium.device.info().name;
+        let text = format!(
+            "a value on {name} was not forgotten, because {why}: if that level is opened again, an old value may come back; forget it then, or make the level anew"
+        );
+        Error::new(kind, text)
     }
 }

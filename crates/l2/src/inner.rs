@@ -4,6 +4,7 @@
 //! module.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_base::clock::Clock;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -12,7 +13,6 @@ use forebay_cache::Key;
 
 use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
 use crate::counters::LevelCounters;
-use crate::error::ErrorKind;
 use crate::feed::{Feed, Rate, Seen, Worth};
 use crate::forget::Forgetting;
 use crate::format::{BATCH_HEAD_BYTES, block_bytes};
@@ -60,7 +60,7 @@ impl Status {
         self.0.load(Ordering::Acquire) == OPEN
     }
 
-    fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }
 
@@ -81,7 +81,9 @@ impl Status {
 
 /// What all threads of a level share.
 pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
-    pub(crate) codec: Arc<dyn Codec<K, V>>,
+    /// The user's: asked by [`Inner::ask`] only.
+    codec: Arc<dyn Codec<K, V>>,
+    note_bytes: usize,
     pub(crate) label: LabelInfo,
     pub(crate) immutable_keys: bool,
     pub(crate) max_stamp: u64,
@@ -133,6 +135,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let bounds = crate::feed::Bounds { min: tunables.write_min_bytes_per_s().min(max), max };
         let now = options.clock.now_ns();
         Self {
+            note_bytes: codec.note_bytes(),
             codec,
             label,
             immutable_keys: options.immutable_keys,
@@ -171,16 +174,36 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         WORKS_FOR.with(|level| level.get() == std::ptr::from_ref(self).addr())
     }
 
-    /// The encoded key, its length being the label's.
-    pub(crate) fn encode_key(&self, key: &K) -> [u8; MAX_KEY_BYTES] {
-        let mut bytes = [0; MAX_KEY_BYTES];
-        self.codec.encode_key(key, &mut bytes[..self.label.key_bytes]);
-        bytes
+    /// Asks the user's codec. `None` if it panicked: of that the panic hook has told, and it is counted.
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
+        self.catching(|| question(&*self.codec))
     }
 
-    /// As log and index know the key.
-    pub(crate) fn identity(&self, key: &K) -> Identity {
-        self.identity_of(&self.encode_key(key)[..self.label.key_bytes])
+    /// Runs what is the user's. `None` if it panicked.
+    pub(crate) fn catching<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
+        let thrown = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(answer) => return Some(answer),
+            Err(thrown) => thrown,
+        };
+        self.counters.add(LevelCounters::CODEC_PANICS, 0, 1);
+        // What was thrown may panic in its drop. What that throws is not worth another attempt.
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
+            std::mem::forget(again);
+        }
+        None
+    }
+
+    /// The encoded key, its length being the label's. `None` if the codec panicked.
+    pub(crate) fn encode_key(&self, key: &K) -> Option<[u8; MAX_KEY_BYTES]> {
+        let mut bytes = [0; MAX_KEY_BYTES];
+        let out = &mut bytes[..self.label.key_bytes];
+        self.ask(|codec| codec.encode_key(key, out))?;
+        Some(bytes)
+    }
+
+    /// As log and index know the key. `None` if the codec panicked.
+    pub(crate) fn identity(&self, key: &K) -> Option<Identity> {
+        Some(self.identity_of(&self.encode_key(key)?[..self.label.key_bytes]))
     }
 
     /// The same, of an encoded key.
@@ -190,14 +213,15 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Bytes that a block of a value of that length takes.
     pub(crate) fn block_bytes(&self, value_bytes: usize) -> u64 {
-        block_bytes(self.label.key_bytes + self.codec.note_bytes(), value_bytes)
+        block_bytes(self.label.key_bytes + self.note_bytes, value_bytes)
     }
 
-    /// The note of a key; its length is the codec's.
-    pub(crate) fn encode_note(&self, key: &K) -> [u8; MAX_NOTE_BYTES] {
+    /// The note of a key, and its length. `None` if the codec panicked.
+    pub(crate) fn encode_note(&self, key: &K) -> Option<([u8; MAX_NOTE_BYTES], usize)> {
         let mut bytes = [0; MAX_NOTE_BYTES];
-        self.codec.encode_note(key, &mut bytes[..self.codec.note_bytes()]);
-        bytes
+        let out = &mut bytes[..self.note_bytes];
+        self.ask(|codec| codec.encode_note(key, out))?;
+        Some((bytes, self.note_bytes))
     }
 
     /// Bytes of a block with its header, at most.
@@ -236,19 +260,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         {
             return self.voided.load(Ordering::Acquire);
         }
-        // Who closed it may have made something else of the device since: that is not to be touched.
-        let voided = self.status.is_closed() && !self.has_label() || self.void_now();
+        let voided = self.void_now();
         // From when it ended: a device that hangs takes its time, and those who wait are not to try in turn.
         self.void_tried_ns.store(self.clock.now_ns().max(1), Ordering::Release);
         voided
-    }
-
-    /// Whether the device still holds this level's label, as far as is known.
-    fn has_label(&self) -> bool {
-        match label::read(&self.medium) {
-            Ok((label, _)) => label.guid == self.ring.guid(),
-            Err(error) => error.kind() == ErrorKind::Device,
-        }
     }
 
     /// Voids the label. Whether it is void.

@@ -205,7 +205,8 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         if !inner.warming.begin() {
             return;
         }
-        let end = match (inner.tunables.warm_up(), inner.codec.decodes_keys()) {
+        let decodes_keys = inner.ask(|codec| codec.decodes_keys()).unwrap_or(false);
+        let end = match (inner.tunables.warm_up(), decodes_keys) {
             (false, _) => WarmUpEnd::Off,
             (true, false) => WarmUpEnd::NoKeys,
             // One of them would wait for those that end the level.
@@ -309,8 +310,9 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
     /// [`SecondLevel::forget`], which cannot say that it failed.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, and its label could not be voided
-    /// either: then an old value could come back if the level were opened again.
+    /// [`ErrorKind::Closed`] if the level was closed, or if the device has failed and its label could not be voided
+    /// either; [`ErrorKind::Codec`] if the codec panicked on the key. Then an old value may come back if the level is opened
+    /// again.
     pub fn forget_checked(&self, key: &K) -> Result<()> {
         self.inner.forget(key)
     }
@@ -331,7 +333,7 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
 
     /// The class of the block of that key, if the level has one.
     pub(crate) fn class_of(&self, key: &K) -> Option<Class> {
-        let record = self.inner.index.find(self.inner.identity(key))?;
+        let record = self.inner.index.find(self.inner.identity(key)?)?;
         (record.state == State::Live).then_some(record.class)
     }
 
@@ -343,7 +345,8 @@ impl<K: Key, V: Send + Sync + 'static> Level<K, V> {
         if self.inner.feed.flush() { Ok(()) } else { Err(self.inner.not_open()) }
     }
 
-    /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. If the device hangs, it gives up
+    /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. Whoever forgets a key after that
+    /// gets an error, and the device keeps what it has: have the cache changed no more before. If the device hangs, it gives up
     /// after the time that a write may take. Idempotent. The device stays open. On one of the level's own threads, where a value's
     /// drop may run, it waits for nothing: another thread does.
     pub fn close(&self) {
@@ -428,7 +431,7 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Level<K, V> {
         self.inner.load(filler)
     }
 
-    /// If it cannot be said that the key is forgotten for good, the counter `forget_failures` and
+    /// If it cannot be said that the key is forgotten for good, also because the level was closed, the counter `forget_failures` and
     /// [`health`](Level::health) tell; [`forget_checked`](Level::forget_checked) says so itself.
     fn forget(&self, key: &K) {
         let _ = self.inner.forget(key);

@@ -66,7 +66,9 @@ mod writer;
 pub use codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
 pub use counters::LevelCounters;
 pub use error::{Error, ErrorKind, Result};
-pub use hybrid::{HybridBuilder, HybridCache, HybridStats, InsertError, LevelKey, LevelValue};
+pub use hybrid::{
+    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, LevelKey, LevelValue,
+};
 pub use inner::Health;
 pub use label::{LabelInfo, read_label};
 pub use level::Level;

@@ -141,7 +141,10 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
 impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// A load begins. If the level has the block, it keeps the filler.
     pub(crate) fn load(self: &Arc<Self>, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
-        let id = self.identity(filler.key());
+        let Some(id) = self.identity(filler.key()) else {
+            self.counters.add(LevelCounters::LOAD_UNDECODABLE, 0, 1);
+            return Err(filler);
+        };
         self.worth.asked(id, self.index.len());
         let (record, seq) = match self.seek(id) {
             Ok(found) => found,
@@ -232,7 +235,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let row = match self.examine(filler.key(), sought, buffer) {
             Found::Value(value) => {
                 self.counters.add(LevelCounters::HITS, sought.class, 1);
-                if !filler.publish(value).is_cached() {
+                // It asks the user's weigher. If that panics, who waits hears of it.
+                let cached = self.catching(|| filler.publish(value).is_cached());
+                if cached != Some(true) {
                     self.index.leave_memory(sought.id);
                 }
                 return;
@@ -266,10 +271,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             let used_again = self.ring.seq(sought.place.segment) != sought.seq;
             return if used_again { Found::Overtaken } else { Found::Rotten };
         };
-        if found != &self.encode_key(key)[..self.label.key_bytes] {
+        let Some(sought) = self.encode_key(key) else { return Found::Undecodable };
+        if found != &sought[..self.label.key_bytes] {
             return Found::Other;
         }
-        self.codec.decode(key, value).map_or(Found::Undecodable, Found::Value)
+        let decoded = self.ask(|codec| codec.decode(key, value)).flatten();
+        decoded.map_or(Found::Undecodable, Found::Value)
     }
 
     /// What is there must not be returned; with keys whose content changes a tombstone is still needed when it is forgotten.

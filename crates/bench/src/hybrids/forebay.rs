@@ -44,7 +44,7 @@ impl Forebay {
 
 impl Tiered for Forebay {
     fn get_or_load(&self, key: u64, class: Class) -> Found {
-        if let Some(found) = self.cache.cache().get(&key) {
+        if let Some(found) = self.cache.memory().get(&key) {
             check(key, &found);
             return Found::Memory;
         }

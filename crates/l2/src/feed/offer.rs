@@ -70,7 +70,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// The cache has let go of blocks.
     pub(crate) fn evicted(&self, keys: &[K]) {
-        for id in keys.iter().map(|key| self.identity(key)) {
+        for id in keys.iter().filter_map(|key| self.identity(key)) {
             self.index.leave_memory(id);
             self.worth.left(id);
         }
@@ -79,8 +79,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Whether the block would be written if memory let go of it, as far as that can be told.
     pub(crate) fn would_write(&self, key: &K, class: Class) -> bool {
         self.refusal().is_none()
-            && self.codec.admit(key, class).is_ok()
-            && self.index.find(self.identity(key)).is_none()
+            && self.ask(|codec| codec.admit(key, class)) == Some(Ok(()))
+            && self.identity(key).is_some_and(|id| self.index.find(id).is_none())
     }
 
     /// Nothing will be written any more: who waits is told, and what waits is dropped.
@@ -132,13 +132,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// What would be written, if it may be at all. `None`: the level has it.
     pub(super) fn wish(&self, candidate: &Candidate<K, V>) -> Result<Option<Wish>, Refusal> {
         let (key, class) = (candidate.key(), candidate.class);
-        self.codec.admit(key, class)?;
-        let value_bytes = self.codec.encoded_len(candidate.value());
+        let panicked = Refusal::CodecPanicked;
+        self.ask(|codec| codec.admit(key, class)).ok_or(panicked)??;
+        let value_bytes = self.ask(|codec| codec.encoded_len(candidate.value())).ok_or(panicked)?;
         let bytes = self.block_bytes(value_bytes);
         if value_bytes as u64 > u64::from(u32::MAX) || bytes > self.max_block_bytes() {
             return Err(Refusal::TooLarge);
         }
-        let id = self.identity(key);
+        let id = self.identity(key).ok_or(panicked)?;
         let known = |state| matches!(state, State::Live | State::Pending);
         if self.index.find(id).is_some_and(|record| known(record.state)) {
             return Ok(None);

@@ -3,7 +3,7 @@
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::AtomicU64;
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_cache::{BuildError, Cache, Key};
 use forebay_io::Device;
 
@@ -185,6 +185,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             usual_weight: AtomicU64::new(FIRST_WEIGHT),
             weigh: self.weigh,
             writes_on_close: self.writes_on_close,
+            closing: AtomicBool::new(false),
         })
     }
 

@@ -7,28 +7,34 @@
 //! older value of that key is ever returned again, not by this process, and not by one that opens the device after this one was
 //! killed. The new value itself may be lost in a crash: this is a cache. A device that fails is a miss and a counter.
 //!
+//! How it closes: first nothing is changed any more (`closing`), then what is in memory only is written, then the memory is closed,
+//! which waits for changes that had begun, and only then the device. So no change that succeeds finds the level closed, one that is late
+//! is refused, and the device keeps what it has.
+//!
 //! Locking: none of its own. What went wrong with forgetting is handed from the level to the caller through a variable
 //! of the thread, since the cache asks the level to forget on the thread that inserts or removes.
 //!
-//! Deliberately absent: expiry by time, and iteration.
+//! Deliberately absent: expiry by time, iteration, and owners of keys, whose end the device would not be told of.
 
 mod builder;
+mod memory;
 mod values;
 
 use std::cell::RefCell;
 use std::fmt;
 
 use forebay_base::sync::Arc;
-use forebay_base::sync::atomic::{AtomicU64, Ordering};
+use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_cache::{
     Attributes, Begin, Cache, Candidate, Class, Filler, Key, LoadError, OwnedRef, Refused,
     SecondLevel, Stats,
 };
 
 pub use builder::HybridBuilder;
+pub use memory::HybridMemory;
 pub use values::{LevelKey, LevelValue};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::level::Level;
 use crate::stats::LevelStats;
 
@@ -50,6 +56,8 @@ pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     usual_weight: AtomicU64,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     writes_on_close: bool,
+    /// Nothing is changed any more.
+    closing: AtomicBool,
 }
 
 /// What a cache has in memory and on its device, and has done.
@@ -66,11 +74,12 @@ pub struct HybridStats {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InsertError<V> {
-    /// The value was not cached, and comes back. No older one will be returned.
+    /// The value was not cached, and comes back. No older one will be returned; but if the reason is
+    /// [`Closed`](forebay_cache::Refusal::Closed), nothing was changed.
     #[error(transparent)]
     Refused(Refused<V>),
-    /// The device has failed in a way that an older value of the key may come back when it is opened again. In this process, it does
-    /// not.
+    /// The device has failed, or the codec, in a way that an older value of the key may come back when it is opened again. In this
+    /// process, it does not.
     #[error("an older value may come back: {error}")]
     NotForgotten {
         /// What happened, and what to do.
@@ -242,7 +251,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// never returned again.
     ///
     /// # Errors
-    /// When the value was not cached, or the device cannot forget the older one.
+    /// When the value was not cached, or the device cannot forget the older one; once the cache is being closed.
     pub fn insert(&self, key: K, value: V) -> Result<(), InsertError<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
@@ -257,6 +266,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         value: V,
         attributes: Attributes,
     ) -> Result<(), InsertError<V>> {
+        if self.is_closing() {
+            let reason = forebay_cache::Refusal::Closed;
+            return Err(InsertError::Refused(Refused { reason, value }));
+        }
         self.note_weight(&key, &value);
         match forgetting(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
@@ -272,9 +285,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// returned again.
     ///
     /// # Errors
-    /// When the device cannot forget it: it has failed, and the value may come back when it is opened again. In this process, it does
-    /// not.
+    /// When the device cannot forget it: it has failed, or the codec has, and the value may come back when it is opened again. In this
+    /// process, it does not. [`ErrorKind::Closed`] once the cache is being closed: then nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
+        self.check_open()?;
         match forgetting(|| self.cache.remove(key)) {
             (was_cached, None) => Ok(was_cached),
             (_, Some(error)) => Err(error),
@@ -286,8 +300,13 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// written has to stay.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails; [`ErrorKind::Closed`] once the cache is being closed.
     pub fn flush_to_device(&self) -> Result<()> {
+        self.check_open()?;
+        self.write_all()
+    }
+
+    fn write_all(&self) -> Result<()> {
         let mut outcome = Ok(());
         self.cache.offer_all(LOT, |candidates| {
             if outcome.is_ok() {
@@ -304,8 +323,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     }
 
     /// The memory alone.
-    pub fn cache(&self) -> &Cache<K, V> {
-        &self.cache
+    pub fn memory(&self) -> HybridMemory<'_, K, V> {
+        HybridMemory::new(&self.cache)
     }
 
     /// The device alone.
@@ -313,16 +332,32 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         &self.level
     }
 
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if !self.is_closing() {
+            return Ok(());
+        }
+        let text = "the cache is closed, and nothing was changed: build it anew on its device";
+        Err(Error::new(ErrorKind::Closed, text))
+    }
+
     /// Ends all work: writes what is in memory only, unless that was declined, and closes memory and device. Lookups find nothing
-    /// afterwards. Never call it on a thread that holds a value of this cache: it would wait for itself.
+    /// afterwards; inserts and removals are refused from its beginning on, and what the device has stays there.
+    ///
+    /// It waits until nobody holds a value of this cache any more. Never call it on a thread that does: it would wait for itself. A
+    /// file or block device stays open, and locked, until both the cache and its device are dropped.
     ///
     /// It does not wait for a rebuild, but cancels it: what is on the device stays there, what is in memory only is not
     /// written. Who wants that calls [`flush_to_device`](Self::flush_to_device) before, which waits.
     ///
     /// # Errors
-    /// When not all could be written; it is closed all the same.
+    /// When not all could be written; it is closed all the same. A second call has nothing to write.
     pub fn close(&self) -> Result<()> {
-        let written = match self.writes_on_close {
+        let first = !self.closing.swap(true, Ordering::AcqRel);
+        let written = match self.writes_on_close && first {
             true if self.level.is_own_thread() => {
                 Err(self.level.unwritten("its own thread closes it"))
             }
@@ -336,12 +371,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     true => Err(self.level.unwritten("it did not know yet what the device has")),
                 }
             }
-            true => self.flush_to_device(),
+            true => self.write_all(),
             false => Ok(()),
         };
-        // First: blocks that wait to be written are pinned in the cache.
-        self.level.close();
+        // It waits for changes that have begun, and for blocks that wait to be written: the level is still at work.
         self.cache.close();
+        self.level.close();
         written
     }
 }

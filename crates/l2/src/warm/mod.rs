@@ -65,7 +65,7 @@ pub enum WarmUpEnd {
     Off = 3,
     /// The level or the cache was closed.
     Closed = 4,
-    /// The level's device has failed or hangs, there was no thread, or the codec panicked.
+    /// The level's device has failed or hangs, there was no thread, or the cache's weigher panicked.
     Failed = 5,
 }
 
@@ -133,7 +133,7 @@ impl Drop for Helpers {
     }
 }
 
-/// Tells how it has ended, also if it does so by a panic of the user's codec.
+/// Tells how it has ended, also if it does so by a panic of the user's weigher.
 struct Ending<'a, K: Key, V: Send + Sync + 'static>(&'a Inner<K, V>, WarmUpEnd);
 
 impl<K: Key, V: Send + Sync + 'static> Drop for Ending<'_, K, V> {

@@ -155,14 +155,16 @@ impl<'a, K: Key, V: Send + Sync + 'static> Pieces<'a, K, V> {
         if key.len() != inner.label.key_bytes || inner.identity_of(key) != one.id {
             return Err(Passed::Rotten);
         }
-        let key = inner.codec.decode_key(key, note).ok_or(Passed::UnknownOwner)?;
-        if inner.identity(&key) != one.id {
+        let key = inner.ask(|codec| codec.decode_key(key, note)).ok_or(Passed::Undecodable)?;
+        let key = key.ok_or(Passed::UnknownOwner)?;
+        if inner.identity(&key) != Some(one.id) {
             return Err(Passed::Undecodable);
         }
         if room.has(&key) {
             return Err(Passed::There);
         }
-        let value = inner.codec.decode(&key, value).ok_or(Passed::Undecodable)?;
+        let value = inner.ask(|codec| codec.decode(&key, value)).flatten();
+        let value = value.ok_or(Passed::Undecodable)?;
         let hint = if one.hits > 0 { Hint::Again } else { Hint::Normal };
         let attributes = Attributes { class: one.class, hint };
         // See the module's head. The level's status last: once it is not open, who forgets a key may leave its record in the index.

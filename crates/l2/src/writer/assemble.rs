@@ -191,29 +191,46 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.inner.counters.add(LevelCounters::ADMITTED_IN_VAIN, class as usize, 1);
             return;
         };
-        if block.is_outdated() {
+        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
+        let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
+        let left_out = match block.is_outdated() {
+            true => Some(LevelCounters::OUTDATED),
+            false => match self.encode(&block, value_bytes, out) {
+                Some(stamp) => {
+                    self.stamp = self.stamp.max(stamp);
+                    None
+                }
+                None => Some(LevelCounters::ADMITTED_LOST),
+            },
+        };
+        if let Some(row) = left_out {
             // What it took the place of may need a tombstone yet.
             let before = match inserted {
                 Inserted::Replaced(old) => Some(old),
                 Inserted::Fresh | Inserted::Older => None,
             };
             index.change(id, place, |_| before);
-            self.inner.counters.add(LevelCounters::OUTDATED, class as usize, 1);
+            self.inner.counters.add(row, class as usize, 1);
             return;
         }
-        let open = self.open.as_ref().expect("a batch is planned for an open segment");
-        let key = self.inner.encode_key(block.key());
-        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
-        let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
-        let note = self.inner.encode_note(block.key());
-        let key = &key[..self.inner.label.key_bytes];
-        let name = (key, &note[..self.inner.codec.note_bytes()]);
-        seal_block(open.seed, name, value_bytes, out, |out| self.inner.codec.encode(&block, out));
-        self.stamp = self.stamp.max(self.inner.codec.stamp(block.key()));
         assembly.at += bytes;
         let (unit, units) = (place.unit, place.units);
         assembly.records.push(LogRecord::Block { hash: id.0, unit, units, class, hits: 0 });
         assembly.placed.push(Placed::New { id, class, place, block });
+    }
+
+    /// Writes the block into `out`; its stamp. `None` if the codec panicked.
+    fn encode(&self, block: &Writing<K, V>, value_bytes: usize, out: &mut [u8]) -> Option<u64> {
+        let inner = &*self.inner;
+        let open = self.open.as_ref().expect("a batch is planned for an open segment");
+        let key = inner.encode_key(block.key())?;
+        let (note, note_bytes) = inner.encode_note(block.key())?;
+        let name = (&key[..inner.label.key_bytes], &note[..note_bytes]);
+        let stamp = inner.ask(|codec| codec.stamp(block.key()))?;
+        inner.ask(|codec| {
+            seal_block(open.seed, name, value_bytes, out, |out| codec.encode(block, out));
+        })?;
+        Some(stamp)
     }
 
     fn place_carried(&mut self, assembly: &mut Assembly<K, V>, carried: Carried) {

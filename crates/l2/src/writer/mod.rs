@@ -129,7 +129,7 @@ unsafe impl StableBytes for Front {
     }
 }
 
-/// However it ends, nobody waits for it any more: a codec of the user's may panic.
+/// However it ends, nobody waits for it any more.
 impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
     fn drop(&mut self) {
         if std::thread::panicking() {

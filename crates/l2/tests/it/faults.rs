@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_base::rng::SmallRng;
 use forebay_io::fault::{Fault, FaultCounters, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority, Request};
-use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
+use forebay_l2::{ErrorKind, Health, Level, LevelOptions};
 
-use crate::support::{Numbers, Value, World, arena, memory, options};
+use crate::support::{Numbers, World, arena, memory, options};
 
 const KEYS: u64 = 150;
 
@@ -240,44 +240,6 @@ fn a_device_that_hangs_when_blocks_are_carried_has_failed() {
     assert_eq!(world.level.stats().count("read_errors"), 1, "{:?}", world.level.stats().short());
     assert!(matches!(world.level.health(), Health::Failed { .. }));
     faults.clear();
-    world.close();
-}
-
-/// Cannot encode one key.
-struct Panics;
-
-impl Codec<u64, Value> for Panics {
-    fn key_bytes(&self) -> usize {
-        8
-    }
-    fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        Numbers.encode_key(key, out);
-    }
-    fn encoded_len(&self, value: &Value) -> usize {
-        Numbers.encoded_len(value)
-    }
-    fn encode(&self, value: &Value, out: &mut [u8]) {
-        assert_ne!(value.version, 13, "a test panics here");
-        Numbers.encode(value, out);
-    }
-    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
-        Numbers.decode(key, bytes)
-    }
-}
-
-#[test]
-fn a_codec_that_panics_ends_the_level_and_nobody_waits() {
-    let device = memory(16 << 20);
-    let world = World::over(Level::create(device, Arc::new(Panics), &options()).unwrap());
-    (0..KEYS).for_each(|key| world.insert(key, 1, 1000));
-    world.spill();
-    world.insert(KEYS, 13, 1000);
-    world.cache.offer_all(256, |candidates| {
-        forebay_cache::SecondLevel::offer(&*world.level, candidates);
-    });
-    assert!(world.level.flush().is_err());
-    assert!(matches!(world.level.health(), Health::Failed { voided: true, .. }));
-    world.insert(5, 2, 1000);
     world.close();
 }
 

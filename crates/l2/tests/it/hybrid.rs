@@ -92,7 +92,7 @@ fn what_was_in_memory_is_there_after_a_restart_before_it_is_asked_for() {
     assert_eq!(cache.level().wait_warm(), WarmUp::Ended(WarmUpEnd::Done));
     for key in 0..1000 {
         let wanted = (key % 10 != 1).then(|| value(key, u64::from(key % 10 == 0)));
-        assert_eq!(cache.cache().get(&key).map(|value| value.clone()), wanted, "key {key}");
+        assert_eq!(cache.memory().get(&key).map(|value| value.clone()), wanted, "key {key}");
     }
     let level = cache.stats().level;
     assert_eq!((level.count("warmed"), level.loads), (900, 0));
@@ -300,7 +300,7 @@ fn a_device_that_fails_is_a_miss_and_what_cannot_be_forgotten_is_said() {
         cache.insert(key, value(key, 1)).unwrap();
     }
     cache.flush_to_device().unwrap();
-    cache.cache().flush();
+    cache.memory().evict_all();
     assert_eq!(cache.get(&5).as_deref(), Some(&value(5, 1)));
     let reads = device.add(Rule::new(Fault::Error(5)).on(Op::Read));
     assert!(cache.get(&6).is_none(), "a failed read is a miss");
@@ -371,7 +371,7 @@ fn what_cannot_be_decoded_is_a_miss() {
         cache.insert(key, value(key, 0)).unwrap();
     }
     cache.flush_to_device().unwrap();
-    cache.cache().flush();
+    cache.memory().evict_all();
     for key in 0..50 {
         assert_eq!(cache.get(&key).is_some(), key % 2 == 0, "key {key}");
     }
@@ -393,16 +393,41 @@ fn futures_find_load_and_share() {
         assert_eq!(cache.get_async(&1).await.as_deref(), Some(&value(1, 0)));
     });
     cache.flush_to_device().unwrap();
-    cache.cache().flush();
+    cache.memory().evict_all();
     block_on(async {
         assert_eq!(cache.get_async(&1).await.as_deref(), Some(&value(1, 0)), "from the device");
-        cache.cache().flush();
+        cache.memory().evict_all();
         let loaded = cache.get_or_load_async(1, load(vec![])).await.unwrap();
         assert_eq!(*loaded, value(1, 0), "the loader is not asked");
     });
     let failed = cache.get_or_load(2, || Err(std::io::Error::other("no such thing")));
     assert!(matches!(failed, Err(LoadError::Failed(_))), "an error is the caller's");
     assert!(cache.get(&2).is_none(), "and is not cached");
+    cache.close().unwrap();
+}
+
+#[test]
+fn what_is_evicted_comes_back_from_the_device_and_what_is_removed_does_not() {
+    let device = memory_device();
+    let cache = builder(device.clone()).build().unwrap();
+    (0..100).for_each(|key| cache.insert(key, value(key, 0)).unwrap());
+    cache.flush_to_device().unwrap();
+    assert_eq!(cache.memory().evict_all(), 100);
+    assert!(!cache.memory().contains(&1) && cache.memory().get(&1).is_none());
+    assert_eq!(cache.get(&1).as_deref(), Some(&value(1, 0)));
+    assert!(cache.memory().contains(&1));
+    (0..50).for_each(|key| assert_eq!(cache.remove(&key).unwrap(), key == 1, "{key}"));
+    (50..60).for_each(|key| cache.insert(key, value(key, 1)).unwrap());
+    // Whatever memory lets go of, nothing old is behind it.
+    cache.memory().evict_all();
+    (0..60).for_each(|key| assert!(cache.get(&key).is_none(), "{key}"));
+    cache.close().unwrap();
+    let cache = builder(device).build().unwrap();
+    assert!(cache.level().wait_rebuilt());
+    for key in 0..100 {
+        let wanted = (key >= 60).then(|| value(key, 0));
+        assert_eq!(cache.get(&key).as_deref().cloned(), wanted, "key {key}");
+    }
     cache.close().unwrap();
 }
 

@@ -238,21 +238,33 @@ fn a_level_that_was_closed_leaves_alone_what_others_make_of_its_device() {
     world.level.close();
     let other = LevelOptions { owner: [3; 16], force: true, ..options() };
     World::create(&device, &other).close();
-    // Nothing old can come back: it is overwritten.
-    world.level.forget_checked(&5).unwrap();
+    let late = world.level.forget_checked(&5).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Closed, "{late}");
     World::open(&device, &other).close();
     world.close();
+}
 
-    // What is still its own is not to come back either.
+#[test]
+fn a_closed_level_says_that_it_forgets_nothing_and_keeps_what_it_has() {
     let device = memory(8 << 20);
     let world = World::create(&device, &options());
     (0..100).for_each(|key| world.insert(key, 1, 1000));
     world.spill();
     world.level.close();
-    world.level.forget_checked(&5).unwrap();
+    for key in [5, 1000] {
+        let late = world.level.forget_checked(&key).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Closed, "{late}");
+    }
+    let stats = world.level.stats();
+    assert_eq!(stats.count("forget_failures"), 2);
+    // By the cache, which cannot be told.
+    world.cache.remove(&6);
+    world.insert(7, 2, 1000);
     world.close();
-    let again = Level::<u64, Value>::open(device, Arc::new(Numbers), &options());
-    assert_eq!(again.unwrap_err().kind(), ErrorKind::NotALevel);
+    let again = World::open(&device, &options());
+    assert!(again.level.wait_rebuilt());
+    (0..100).for_each(|key| assert!(again.get(key).is_some(), "{key}"));
+    again.close();
 }
 
 #[test]

@@ -5,6 +5,8 @@
     reason = "tests start threads, wait and watch the time themselves"
 )]
 
+mod close;
+mod codec;
 mod crash;
 mod faults;
 mod hybrid;

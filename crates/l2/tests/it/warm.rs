@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_cache::{Attributes, Cache, Class, Reclaim};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Request};
-use forebay_l2::{Codec, Level, LevelOptions, WarmUp, WarmUpEnd};
+use forebay_l2::{Codec, Health, Level, LevelOptions, WarmUp, WarmUpEnd};
 use proptest::prelude::*;
 
 use crate::support::{Numbers, Value, World, memory, options};
@@ -378,7 +378,7 @@ fn what_was_written_without_notes_is_served_and_not_warmed() {
 }
 
 #[test]
-fn a_codec_that_panics_ends_it_and_nothing_else() {
+fn what_a_codec_panics_on_is_passed_over() {
     let device = memory(16 * MIB);
     let level = Level::create(device.clone(), Noted::new(true), &options()).unwrap();
     let world = World::over(level);
@@ -388,7 +388,8 @@ fn a_codec_that_panics_ends_it_and_nothing_else() {
     let codec = Noted::new(true);
     codec.panics.store(true, Ordering::Relaxed);
     let world = reopen_with(&device, codec, &options(), 64 * MIB);
-    assert_eq!(warm(&world), WarmUpEnd::Failed);
+    assert_eq!(warm(&world), WarmUpEnd::Done);
+    assert_eq!((warmed(&world), passed(&world, "undecodable")), (0, 100));
     (0..100).for_each(|n| assert!(world.get(noted(n)).is_some()));
     world.cache.insert_with(noted(1), Value::new(noted(1), 2, 10), Attributes::DATA).unwrap();
     world.close();
@@ -401,20 +402,14 @@ struct Meeting {
     panicked: AtomicBool,
 }
 
-impl Codec<u64, Value> for Meeting {
-    fn key_bytes(&self) -> usize {
-        8
-    }
-    fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        Numbers.encode_key(key, out);
-    }
-    fn decodes_keys(&self) -> bool {
-        true
-    }
+impl Meeting {
     #[allow(clippy::disallowed_methods, reason = "it is about which thread this is")]
-    fn decode_key(&self, key: &[u8], note: &[u8]) -> Option<u64> {
-        let of_the_first = std::thread::current().name() == Some("l2-warm");
-        if of_the_first {
+    fn weigh(&self) -> u64 {
+        let thread = std::thread::current();
+        let Some(name) = thread.name().filter(|name| name.starts_with("l2-warm")) else {
+            return 64;
+        };
+        if name == "l2-warm" {
             while self.inside.load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
@@ -429,16 +424,7 @@ impl Codec<u64, Value> for Meeting {
             std::thread::sleep(Duration::from_millis(100));
             self.inside.fetch_sub(1, Ordering::SeqCst);
         }
-        Numbers.decode_key(key, note)
-    }
-    fn encoded_len(&self, value: &Value) -> usize {
-        Numbers.encoded_len(value)
-    }
-    fn encode(&self, value: &Value, out: &mut [u8]) {
-        Numbers.encode(value, out);
-    }
-    fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
-        Numbers.decode(key, bytes)
+        64
     }
 }
 
@@ -448,9 +434,19 @@ fn who_hears_that_it_has_ended_by_a_panic_finds_none_of_its_threads_at_work() {
     filled(&device, std::slice::from_ref(&(0..4000)));
     let two = options();
     two.tunables.set("warm_up_threads", "2").unwrap();
-    let codec = Arc::new(Meeting::default());
-    let world = reopen_with(&device, codec.clone(), &two, 64 * MIB);
+    let meeting = Arc::new(Meeting::default());
+    let level = Level::open(device, Arc::new(Numbers), &two).unwrap();
+    let weighing = meeting.clone();
+    let cache = Cache::builder()
+        .capacity(64 * MIB)
+        .weigher(move |_, _: &Value| weighing.weigh())
+        .reclaim(Reclaim::Inline)
+        .second_level(level.clone())
+        .build()
+        .unwrap();
+    let world = World { level, cache };
     assert_eq!(warm(&world), WarmUpEnd::Failed);
-    assert_eq!(codec.inside.load(Ordering::SeqCst), 0);
+    assert_eq!(meeting.inside.load(Ordering::SeqCst), 0);
+    assert_eq!(world.level.health(), Health::Healthy);
     world.close();
 }

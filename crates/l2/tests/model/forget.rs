@@ -320,3 +320,56 @@ fn what_is_forgotten_during_the_warm_up_stays_so() {
         end(Arc::into_inner(world).expect("all threads have ended"));
     });
 }
+
+/// A level is closed, in the end or while it finds out what it has, beside one that forgets: what was forgotten stays so, whoever
+/// comes too late hears of it, and the device keeps the rest.
+#[test]
+fn a_close_beside_one_that_forgets_leaves_the_level_as_it_was() {
+    for reopened in [false, true] {
+        check(200, move || close_beside_one_that_forgets(reopened));
+    }
+}
+
+fn close_beside_one_that_forgets(reopened: bool) {
+    let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
+    let mut world = open(device.clone(), true, 64 << 10);
+    (0..KEYS).for_each(|key| world.insert(key));
+    world.offer();
+    world.level.flush().unwrap();
+    world.cache.flush();
+    if reopened {
+        // Their segment is not the newest, which is known before the level forgets anything.
+        end(world);
+        world = open(device.clone(), false, 64 << 10);
+        assert!(world.level.wait_rebuilt());
+        world.cache.insert(KEYS, 0).unwrap();
+        world.offer();
+        world.level.flush().unwrap();
+        end(world);
+        world = open(device.clone(), false, 64 << 10);
+    }
+    let level = world.level.clone();
+    let forgetter = shuttle::thread::spawn(move || {
+        let forgotten = level.forget_checked(&0);
+        let closed = |error: forebay_l2::Error| {
+            assert_eq!(error.kind(), forebay_l2::ErrorKind::Closed, "{error}");
+        };
+        forgotten.map_err(closed).is_ok()
+    });
+    world.level.close();
+    let forgotten = forgetter.join().unwrap();
+    end(world);
+    let world = open(device, false, 64 << 10);
+    assert!(world.level.wait_rebuilt(), "the label is void");
+    let has = |key: u64| match world.cache.begin(key, 1, Attributes::DATA).unwrap() {
+        Begin::Hit(_) => true,
+        Begin::InFlight(flight) => flight.wait().is_ok(),
+        Begin::Vacant(filler) => {
+            filler.withdraw();
+            false
+        }
+    };
+    assert!(has(1), "what nobody has forgotten is gone");
+    assert!(!forgotten || !has(0), "what was forgotten is back");
+    end(world);
+}
