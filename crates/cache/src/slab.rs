@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn an_id_of_another_slab_finds_a_header_of_this_one_or_none() {
         // As few headers a chunk as there can be, so that most ids are past the last chunk.
-        let slab = Slab::<u64, [u8; super::CHUNK_BYTES / 2]>::new(1).unwrap();
+        let slab = Slab::<u64, [u8; super::CHUNK_BYTES / 2]>::new(PageSize::system(), 1).unwrap();
         let header = slab.take().unwrap();
         // SAFETY: taken above, and the slab lives.
         let id = unsafe { header.as_ref() }.id();
