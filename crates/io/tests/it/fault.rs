@@ -270,7 +270,7 @@ fn a_delay_delays_and_closing_ends_it() {
     device.close();
     assert_eq!(ended.load(Ordering::SeqCst), 10);
     assert_eq!(read(&device, &arena, 0, 1).unwrap_err().kind(), ErrorKind::Closed);
-    assert!(device.stats().counters.contains(&("faults_injected", "delay", 11)));
+    assert!(device.stats().counters.contains(&("faults_injected", "delay", 12)));
 }
 
 #[test]
