@@ -161,7 +161,7 @@ impl Meta {
     }
 
     /// Whether [`clear_set_id`](Self::clear_set_id) depends on who does it.
-    pub(crate) fn has_group_mark(&self) -> bool {
+    pub(crate) fn has_sgid_without_exec(&self) -> bool {
         self.mode & SGID != 0 && self.mode & GROUP_EXEC == 0
     }
 
@@ -173,7 +173,7 @@ impl Meta {
 }
 
 /// An inode's set-group-id bit, if somebody of another group made it: kept for who may not run it only.
-pub(crate) fn mode_of_new(mode: u16, foreign_group: bool) -> u16 {
+pub(crate) fn new_mode(mode: u16, foreign_group: bool) -> u16 {
     match foreign_group && mode & (SGID | GROUP_EXEC) == SGID | GROUP_EXEC {
         true => mode & !SGID,
         false => mode,

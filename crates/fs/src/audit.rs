@@ -13,11 +13,11 @@ use crate::reclaim::orphan_number;
 use crate::types::FileKind;
 
 /// Entries read at once.
-const LOT: usize = 256;
+const BATCH: usize = 256;
 /// Problems that are put into words.
 const PROBLEMS_MAX: usize = 100;
 /// Numbers that are looked at, behind the largest known, to find objects that nothing leads to.
-const SEARCH_BEHIND: u64 = 100_000;
+const SEARCH_AHEAD: u64 = 100_000;
 
 /// What an audit found.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ impl fmt::Display for AuditReport {
 }
 
 /// An inode that was met.
-struct Met {
+struct SeenInode {
     kind: FileKind,
     /// As it says.
     nlink: u32,
@@ -71,11 +71,11 @@ struct Met {
 struct Audit<'a> {
     fs: &'a FileSystem,
     report: AuditReport,
-    met: HashMap<u64, Met>,
+    seen: HashMap<u64, SeenInode>,
     /// Objects that are no inodes.
     spills: HashMap<u64, ()>,
     /// Directories whose names were not looked at yet.
-    waiting: Vec<u64>,
+    pending: Vec<u64>,
 }
 
 impl FileSystem {
@@ -93,9 +93,9 @@ impl FileSystem {
         let mut audit = Audit {
             fs: self,
             report: AuditReport::default(),
-            met: HashMap::new(),
+            seen: HashMap::new(),
             spills: HashMap::new(),
-            waiting: Vec::new(),
+            pending: Vec::new(),
         };
         audit.walk();
         audit.orphans();
@@ -105,7 +105,7 @@ impl FileSystem {
 }
 
 impl Audit<'_> {
-    fn wrong(&mut self, problem: impl fmt::Display) {
+    fn problem(&mut self, problem: impl fmt::Display) {
         self.report.problem_count += 1;
         if self.report.problems.len() < PROBLEMS_MAX {
             self.report.problems.push(problem.to_string());
@@ -114,20 +114,21 @@ impl Audit<'_> {
 
     fn walk(&mut self) {
         let root = self.fs.root();
-        self.meet(root, FileKind::Directory, root, "the root");
-        while let Some(number) = self.waiting.pop() {
+        self.visit(root, FileKind::Directory, root, "the root");
+        while let Some(number) = self.pending.pop() {
             if let Err(error) = self.directory(number) {
-                self.wrong(format_args!("directory {number}: {error}"));
+                self.problem(format_args!("directory {number}: {error}"));
             }
         }
         let mut problems = Vec::new();
-        for (number, met) in &self.met {
-            let wanted = if met.kind == FileKind::Directory { met.found + 2 } else { met.found };
-            if met.nlink != wanted {
-                problems.push(format!("inode {number} has {wanted} links, and says {}", met.nlink));
+        for (number, seen) in &self.seen {
+            let wanted = if seen.kind == FileKind::Directory { seen.found + 2 } else { seen.found };
+            if seen.nlink != wanted {
+                problems
+                    .push(format!("inode {number} has {wanted} links, and says {}", seen.nlink));
             }
         }
-        problems.into_iter().for_each(|problem| self.wrong(problem));
+        problems.into_iter().for_each(|problem| self.problem(problem));
     }
 
     /// Looks at the names in a directory.
@@ -135,7 +136,7 @@ impl Audit<'_> {
         let directory = self.fs.dataset().directory(number)?;
         let mut from = Cookie::START;
         loop {
-            let entries = directory.entries(from, LOT)?;
+            let entries = directory.entries(from, BATCH)?;
             let Some(last) = entries.last() else { return Ok(()) };
             from = last.next;
             for entry in &entries {
@@ -145,45 +146,45 @@ impl Audit<'_> {
                 match Dirent::decode(&entry.value) {
                     Ok(dirent) => {
                         if dirent.kind == FileKind::Directory
-                            && let Some(met) = self.met.get_mut(&number)
+                            && let Some(seen) = self.seen.get_mut(&number)
                         {
-                            met.found += 1;
+                            seen.found += 1;
                         }
-                        self.meet(dirent.number, dirent.kind, number, &what);
+                        self.visit(dirent.number, dirent.kind, number, &what);
                     }
-                    Err(error) => self.wrong(format_args!("{what}: {error}")),
+                    Err(error) => self.problem(format_args!("{what}: {error}")),
                 }
             }
         }
     }
 
     /// Looks at the inode that a name leads to.
-    fn meet(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
-        if let Some(met) = self.met.get_mut(&number) {
-            met.found += 1;
-            let (same, again) = (met.kind == kind, kind == FileKind::Directory);
+    fn visit(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
+        if let Some(seen) = self.seen.get_mut(&number) {
+            seen.found += 1;
+            let (same, again) = (seen.kind == kind, kind == FileKind::Directory);
             if !same || again {
-                self.wrong(format_args!("{what} leads to inode {number}, as another one does"));
+                self.problem(format_args!("{what} leads to inode {number}, as another one does"));
             }
             return;
         }
         let meta = match self.inode(number) {
             Ok(meta) => meta,
-            Err(error) => return self.wrong(format_args!("{what}: {error}")),
+            Err(error) => return self.problem(format_args!("{what}: {error}")),
         };
         if meta.kind != kind {
-            self.wrong(format_args!("{what}: it says {kind:?}, the inode {:?}", meta.kind));
+            self.problem(format_args!("{what}: it says {kind:?}, the inode {:?}", meta.kind));
         }
         let is_directory = meta.kind == FileKind::Directory;
         if is_directory && meta.parent != parent {
             let says = meta.parent;
-            self.wrong(format_args!("{what}: inode {number} says that it is in {says}"));
+            self.problem(format_args!("{what}: inode {number} says that it is in {says}"));
         }
         let found = u32::from(!is_directory);
-        self.met.insert(number, Met { kind: meta.kind, nlink: meta.nlink, found });
+        self.seen.insert(number, SeenInode { kind: meta.kind, nlink: meta.nlink, found });
         if is_directory {
             self.report.directories += 1;
-            self.waiting.push(number);
+            self.pending.push(number);
         } else {
             self.report.others += 1;
         }
@@ -197,7 +198,7 @@ impl Audit<'_> {
         if let Extras::Spilled { object, .. } = &meta.extras
             && self.spills.insert(*object, ()).is_some()
         {
-            self.wrong(format_args!("inode {number} shares its extras with another one"));
+            self.problem(format_args!("inode {number} shares its extras with another one"));
         }
         extras::read(self.fs.dataset(), &meta.extras).map_err(doing)?;
         Ok(meta)
@@ -206,9 +207,9 @@ impl Audit<'_> {
     fn orphans(&mut self) {
         let mut from = Cookie::START;
         loop {
-            let entries = match self.fs.orphans().entries(from, LOT) {
+            let entries = match self.fs.orphans().entries(from, BATCH) {
                 Ok(entries) => entries,
-                Err(error) => return self.wrong(format_args!("the orphan directory: {error}")),
+                Err(error) => return self.problem(format_args!("the orphan directory: {error}")),
             };
             let Some(last) = entries.last() else { return };
             from = last.next;
@@ -222,53 +223,53 @@ impl Audit<'_> {
         self.report.orphans += 1;
         let Some(number) = orphan_number(name) else {
             let name = String::from_utf8_lossy(name);
-            return self.wrong(format_args!("{name:?} in the orphan directory is no number"));
+            return self.problem(format_args!("{name:?} in the orphan directory is no number"));
         };
         match self.inode(number) {
-            Ok(meta) if meta.nlink > 0 || self.met.contains_key(&number) => {
-                self.wrong(format_args!("inode {number} has names, and is an orphan"));
+            Ok(meta) if meta.nlink > 0 || self.seen.contains_key(&number) => {
+                self.problem(format_args!("inode {number} has names, and is an orphan"));
             }
             Ok(meta) => {
-                let met = Met { kind: meta.kind, nlink: 0, found: 0 };
-                self.met.insert(number, met);
+                let seen = SeenInode { kind: meta.kind, nlink: 0, found: 0 };
+                self.seen.insert(number, seen);
             }
-            Err(error) => self.wrong(format_args!("orphan {number}: {error}")),
+            Err(error) => self.problem(format_args!("orphan {number}: {error}")),
         }
     }
 
     /// Compares with how many objects there are.
     fn objects(&mut self) {
-        let known = self.met.len() as u64 + self.spills.len() as u64 + 1;
+        let known = self.seen.len() as u64 + self.spills.len() as u64 + 1;
         let there = self.fs.dataset().object_count();
         if known >= there {
             if known > there {
-                self.wrong(format_args!("{known} objects are in use, and {there} there"));
+                self.problem(format_args!("{known} objects are in use, and {there} there"));
             }
             return;
         }
         let mut missing = there - known;
-        let numbers = self.met.keys().chain(self.spills.keys());
-        let end = numbers.max().copied().unwrap_or(0).saturating_add(SEARCH_BEHIND);
+        let numbers = self.seen.keys().chain(self.spills.keys());
+        let end = numbers.max().copied().unwrap_or(0).saturating_add(SEARCH_AHEAD);
         let orphans = self.fs.orphans().number();
         for number in 1..end {
             if missing == 0 {
                 return;
             }
-            let known = self.met.contains_key(&number) || self.spills.contains_key(&number);
+            let known = self.seen.contains_key(&number) || self.spills.contains_key(&number);
             if known || number == orphans {
                 continue;
             }
             match self.fs.dataset().object_info(number).map_err(Error::from) {
                 Ok(_) => {
                     missing -= 1;
-                    self.wrong(format_args!("nothing leads to object {number}"));
+                    self.problem(format_args!("nothing leads to object {number}"));
                 }
                 Err(error) if error.kind() == ErrorKind::Stale => {}
-                Err(error) => self.wrong(format_args!("object {number}: {error}")),
+                Err(error) => self.problem(format_args!("object {number}: {error}")),
             }
         }
         if missing > 0 {
-            self.wrong(format_args!("nothing leads to {missing} objects more"));
+            self.problem(format_args!("nothing leads to {missing} objects more"));
         }
     }
 }

@@ -69,21 +69,21 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
 /// # Errors
 /// [`Corrupt`](ErrorKind::Corrupt).
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
-    let wrong = || Error::corrupt("its extended attributes, or its path, make no sense");
+    let corrupt = || Error::corrupt("its extended attributes, or its path, make no sense");
     let mut items = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
-        let (head, behind) = ExtraPhys::read_from_prefix(rest).map_err(|_| wrong())?;
+        let (head, behind) = ExtraPhys::read_from_prefix(rest).map_err(|_| corrupt())?;
         let (name_len, value_len) = (usize::from(head.name_bytes), head.value_bytes.get() as usize);
-        let (name, behind) = behind.split_at_checked(name_len).ok_or_else(wrong)?;
-        let (value, behind) = behind.split_at_checked(value_len).ok_or_else(wrong)?;
+        let (name, behind) = behind.split_at_checked(name_len).ok_or_else(corrupt)?;
+        let (value, behind) = behind.split_at_checked(value_len).ok_or_else(corrupt)?;
         let makes_sense = match head.kind {
             EXTRA_TARGET => name_len == 0 && (1..=TARGET_MAX).contains(&value_len),
             EXTRA_XATTR => name_len > 0 && value_len <= VALUE_MAX,
             _ => false,
         };
         if !makes_sense {
-            return Err(wrong());
+            return Err(corrupt());
         }
         items.push(Item { kind: head.kind, name: name.to_vec(), value: value.to_vec() });
         rest = behind;
@@ -128,7 +128,7 @@ fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// What creating it brings; then there is none.
-pub(crate) fn place(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> Result<Extras> {
+pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> Result<Extras> {
     if bytes.len() <= INLINE_MAX {
         return Ok(Extras::Inline(bytes.into()));
     }
@@ -150,7 +150,7 @@ pub(crate) fn place(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> 
     Ok(Extras::Spilled { object, bytes: bytes.len() as u32 })
 }
 
-/// Destroys what [`place`] has made, or what an inode had.
+/// Destroys what [`store`] has made, or what an inode had.
 ///
 /// # Errors
 /// What destroying brings.

@@ -9,16 +9,16 @@ use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, P
 use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
-use crate::inode::{Extent, Inode};
-use crate::lost::LostWrites;
+use crate::inode::{Inode, SizeInfo};
+use crate::inode_table::{CacheLookup, InodeTable};
 use crate::ops::privileges::Client;
-use crate::ops::{RETRIES_MAX, too_fast};
+use crate::ops::{RETRIES_MAX, retries_exhausted};
 use crate::options::{AtimeMode, FsOptions};
 use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
-use crate::table::{Found, Table};
 use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
-use crate::workers::{Turn, Workers};
+use crate::workers::{Dispatch, Workers};
+use crate::writeback_errors::WritebackErrors;
 
 /// Unit of `Attr::blocks`.
 const BLOCK_BYTES: u64 = 512;
@@ -36,12 +36,12 @@ pub struct FileSystem {
     /// Number of the root's object.
     root: u64,
     orphans: Directory,
-    table: Table,
+    table: InodeTable,
     pub(crate) workers: Workers,
     reclaim: Arc<Reclaim>,
-    lost: LostWrites,
+    writeback_errors: WritebackErrors,
     /// One at a time moves directories between directories: whoever does looks at all above them.
-    pub(crate) moving: Mutex<()>,
+    pub(crate) rename_mutex: Mutex<()>,
     pub(crate) options: FsOptions,
     /// When reading changes times, as [`set_atime`](Self::set_atime) encodes it.
     atime: AtomicU8,
@@ -158,11 +158,11 @@ impl FileSystem {
             dataset,
             root,
             orphans,
-            table: Table::new(),
+            table: InodeTable::new(),
             workers: Workers::new(options.workers),
             reclaim: Reclaim::new(),
-            lost: LostWrites::new(),
-            moving: Mutex::named("fs-moving", ()),
+            writeback_errors: WritebackErrors::new(),
+            rename_mutex: Mutex::named("fs-rename", ()),
             atime: AtomicU8::new(encode_atime(options.atime, options.dir_atime)),
             options,
             client: Mutex::named("fs-client", None),
@@ -171,7 +171,7 @@ impl FileSystem {
             closed: AtomicBool::new(false),
         });
         // For ever: nobody looks it up.
-        fs.inode(root)?.keep();
+        fs.inode(root)?.add_ref();
         fs.reclaim.start(Arc::downgrade(&fs))?;
         Ok(fs)
     }
@@ -191,7 +191,7 @@ impl FileSystem {
         self.workers.close();
         let mut failed = None;
         self.table.for_each(|inode| {
-            if writable && inode.known().times_pending {
+            if writable && inode.state().times_pending {
                 let begun = self.pool.begin_freeing().map_err(Error::from);
                 let written = begun.and_then(|tx| self.write_times(&tx, inode));
                 failed = failed.take().or(written.err());
@@ -233,7 +233,7 @@ impl FileSystem {
             inodes: self.table.len(),
             inode_bytes: self.table.bytes(),
             orphans: self.orphans.len(),
-            chores: self.reclaim.len(),
+            background_tasks: self.reclaim.len(),
             workers_busy,
             jobs_queued,
             counters: counters
@@ -248,17 +248,17 @@ impl FileSystem {
         if self.table.bytes() <= self.options.memory_bytes {
             return Vec::new();
         }
-        let mut places = Vec::new();
-        self.table.for_each_from_next(|inode| {
-            let known = inode.known();
+        let mut names = Vec::new();
+        self.table.for_each_round_robin(|inode| {
+            let state = inode.state();
             // A directory may be somebody's working directory, and would be lost to them.
-            let may_go = known.opens == 0 && inode.kind != FileKind::Directory;
-            if let (true, Some((parent, name))) = (may_go, &known.place) {
-                places.push((self.ino(*parent), name.to_vec()));
+            let may_go = state.opens == 0 && inode.kind != FileKind::Directory;
+            if let (true, Some((parent, name))) = (may_go, &state.dentry) {
+                names.push((self.ino(*parent), name.to_vec()));
             }
-            places.len() < most
+            names.len() < most
         });
-        places
+        names
     }
 
     /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
@@ -271,21 +271,24 @@ impl FileSystem {
         };
         self.counters.add(row, 0, 1);
         if let Some(job) = back {
-            job(Turn::MayWait);
+            job(Dispatch::Run);
         }
     }
 
     /// The same for a thread that must not wait. If there is no thread for it, `job` learns that, here.
-    pub(crate) fn hand_over(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>, Turn) + Send>) {
+    pub(crate) fn spawn_from_callback(
+        self: &Arc<Self>,
+        job: Box<dyn FnOnce(&Arc<Self>, Dispatch) + Send>,
+    ) {
         let fs = Arc::clone(self);
         self.counters.add(FsCounters::JOBS, 0, 1);
-        if let Some(job) = self.workers.push(Box::new(move |turn| job(&fs, turn)), true) {
-            job(Turn::NoThread);
+        if let Some(job) = self.workers.push(Box::new(move |dispatch| job(&fs, dispatch)), true) {
+            job(Dispatch::Cancelled);
         }
     }
 
     /// Why there is no thread.
-    pub(crate) fn no_thread(&self) -> Error {
+    pub(crate) fn no_worker_error(&self) -> Error {
         match self.check_open() {
             Err(error) => error,
             Ok(()) => Error::new(ErrorKind::NoMemory, "the system gives no thread"),
@@ -293,7 +296,7 @@ impl FileSystem {
     }
 
     /// Ends the use of a file system in a callback that must not wait. If it is the last one, that closes it, which waits.
-    pub(crate) fn drop_elsewhere(self: Arc<Self>) {
+    pub(crate) fn drop_in_background(self: Arc<Self>) {
         if let Some(last) = Arc::into_inner(self) {
             // Without a thread it is closed here.
             let _ = spawn_named("fs-close", move || drop(last));
@@ -310,7 +313,7 @@ impl FileSystem {
         &self.orphans
     }
 
-    pub(crate) fn table(&self) -> &Table {
+    pub(crate) fn table(&self) -> &InodeTable {
         &self.table
     }
 
@@ -318,8 +321,8 @@ impl FileSystem {
         &self.reclaim
     }
 
-    pub(crate) fn lost(&self) -> &LostWrites {
-        &self.lost
+    pub(crate) fn writeback_errors(&self) -> &WritebackErrors {
+        &self.writeback_errors
     }
 
     pub(crate) fn counters(&self) -> &FsCounters {
@@ -377,7 +380,7 @@ impl FileSystem {
     /// open group has changed already is there.
     pub(crate) fn warm(&self, inode: &Inode) -> Result<()> {
         let last = self.last_txg.load(Ordering::Relaxed);
-        if last > 0 && inode.known().stored_txg >= last {
+        if last > 0 && inode.state().stored_txg >= last {
             return Ok(());
         }
         Ok(self.dataset.object_info(inode.number).map(drop)?)
@@ -404,7 +407,7 @@ impl FileSystem {
     }
 
     /// An inode that is in memory.
-    pub(crate) fn held(&self, number: u64) -> Option<InodeRef<'_>> {
+    pub(crate) fn cached(&self, number: u64) -> Option<InodeRef<'_>> {
         Some(InodeRef { fs: self, inode: self.table.get(number)? })
     }
 
@@ -414,26 +417,26 @@ impl FileSystem {
     /// [`Stale`](ErrorKind::Stale) if there is none, and what reading it brings.
     pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
         for _ in 0..RETRIES_MAX {
-            let loading = match self.table.get_or_load(number) {
-                Found::There(inode) => return Ok(InodeRef { fs: self, inode }),
-                Found::Absent(loading) => loading,
+            let guard = match self.table.get_or_load(number) {
+                CacheLookup::Hit(inode) => return Ok(InodeRef { fs: self, inode }),
+                CacheLookup::Miss(guard) => guard,
             };
             let loaded = self.load(number);
             #[cfg(test)]
             crate::tests::after_load();
             match loaded {
                 Ok(loaded) => {
-                    if let Some(inode) = loading.finish(loaded) {
+                    if let Some(inode) = guard.finish(loaded) {
                         return Ok(InodeRef { fs: self, inode });
                     }
                 }
-                Err(error) if !loading.is_old() => return Err(error),
+                Err(error) if !guard.is_stale() => return Err(error),
                 Err(_) => {}
             }
             // Others had it meanwhile.
             self.counters.add(FsCounters::RETRIES, 0, 1);
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
     /// The inode that a caller names.
@@ -479,9 +482,9 @@ impl FileSystem {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
             _ => info.usage.size_bytes,
         };
-        let away =
-            Extent { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
-        let inode = Inode::new(number, info.created_txg, meta, away, 0);
+        let size_info =
+            SizeInfo { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
+        let inode = Inode::new(number, info.created_txg, meta, size_info, 0);
         if info.usage.is_guess {
             // Its object is in memory, and knows what comes of it.
             match inode.kind {
@@ -495,21 +498,23 @@ impl FileSystem {
 
     /// Ends the use of an inode.
     pub(crate) fn put(&self, inode: &Inode) {
-        if Table::put(inode) {
-            self.let_go(inode.number);
+        if InodeTable::put(inode) {
+            self.evict_if_unused(inode.number);
         }
     }
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
-        let (extent, blocks_guessed) = inode.extent();
+        let (size_info, blocks_estimated) = inode.size_info();
         let (size, allocated, block_bytes) = match inode.kind {
-            FileKind::File => (extent.size, extent.allocated, extent.record),
-            FileKind::Symlink => (extent.size, 0, PREFERRED_BYTES),
-            FileKind::Directory => (u64::from(PREFERRED_BYTES), extent.allocated, PREFERRED_BYTES),
+            FileKind::File => (size_info.size, size_info.allocated, size_info.record),
+            FileKind::Symlink => (size_info.size, 0, PREFERRED_BYTES),
+            FileKind::Directory => {
+                (u64::from(PREFERRED_BYTES), size_info.allocated, PREFERRED_BYTES)
+            }
             _ => (0, 0, PREFERRED_BYTES),
         };
-        let known = inode.known();
-        let meta = &known.meta;
+        let state = inode.state();
+        let meta = &state.meta;
         Attr {
             ino: self.ino(inode.number),
             kind: meta.kind,
@@ -520,7 +525,7 @@ impl FileSystem {
             rdev: meta.rdev,
             size,
             blocks: allocated.div_ceil(BLOCK_BYTES),
-            blocks_guessed,
+            blocks_estimated,
             block_bytes,
             atime: meta.atime,
             mtime: meta.mtime,
@@ -545,11 +550,11 @@ impl FileSystem {
         let mut meta = inode.meta();
         change(&mut meta);
         self.store(tx, inode.number, &meta)?;
-        inode.set_atime_fresh(0);
-        let mut known = inode.known();
-        known.meta = meta;
-        known.times_pending = false;
-        known.stored_txg = tx.txg();
+        inode.set_atime_fresh_until(0);
+        let mut state = inode.state();
+        state.meta = meta;
+        state.times_pending = false;
+        state.stored_txg = tx.txg();
         Ok(())
     }
 
@@ -561,12 +566,12 @@ impl FileSystem {
         change: impl FnOnce(&mut Meta),
     ) -> Result<()> {
         {
-            let mut known = inode.known();
-            if known.stored_txg == tx.txg() {
-                change(&mut known.meta);
-                known.times_pending = true;
-                drop(known);
-                inode.set_atime_fresh(0);
+            let mut state = inode.state();
+            if state.stored_txg == tx.txg() {
+                change(&mut state.meta);
+                state.times_pending = true;
+                drop(state);
+                inode.set_atime_fresh_until(0);
                 return Ok(());
             }
         }
@@ -575,7 +580,7 @@ impl FileSystem {
 
     /// Writes times that are not in the object yet.
     pub(crate) fn flush_times(&self, inode: &Inode) -> Result<()> {
-        if !inode.known().times_pending {
+        if !inode.state().times_pending {
             return Ok(());
         }
         let tx = self.begin_freeing()?;
@@ -583,8 +588,8 @@ impl FileSystem {
     }
 
     fn write_times(&self, tx: &Transaction<'_>, inode: &Inode) -> Result<()> {
-        let _turn = inode.turn()?;
-        if !inode.known().times_pending {
+        let _lock = inode.lock()?;
+        if !inode.state().times_pending {
             return Ok(());
         }
         self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
@@ -594,7 +599,7 @@ impl FileSystem {
 
 impl InodeRef<'_> {
     /// Adds a reference that somebody ends with [`put`](FileSystem::put).
-    pub(crate) fn keep(&self) {
+    pub(crate) fn add_ref(&self) {
         self.inode.refs.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -607,12 +612,13 @@ impl InodeRef<'_> {
 
     /// Counts a lookup under that name.
     pub(crate) fn count_lookup(&self, parent: u64, name: &[u8]) {
-        self.keep();
+        self.add_ref();
         self.fs.table.count_lookup(&self.inode);
-        let mut known = self.known();
-        let same = known.place.as_ref().is_some_and(|place| place.0 == parent && *place.1 == *name);
+        let mut state = self.state();
+        let same =
+            state.dentry.as_ref().is_some_and(|dentry| dentry.0 == parent && *dentry.1 == *name);
         if !same {
-            known.place = Some((parent, name.into()));
+            state.dentry = Some((parent, name.into()));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::types::{FileKind, Time};
 
 /// What an open object of the pool takes in memory, roughly.
-const BODY_BYTES: u64 = 900;
+const OPEN_OBJECT_BYTES: u64 = 900;
 
 /// An inode.
 pub(crate) struct Inode {
@@ -24,12 +24,12 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Tells it from others with its number.
     pub(crate) generation: u64,
-    /// Reasons to keep it: counts of lookups, of opens, and who uses it right now. See [`Table`](crate::table::Table).
+    /// Reasons to keep it: counts of lookups, of opens, and who uses it right now. See [`InodeTable`](crate::inode_table::Table).
     pub(crate) refs: AtomicU64,
     /// Changes of it take turns.
-    turn: Mutex<()>,
-    known: Mutex<Known>,
-    body: Mutex<Body>,
+    lock: Mutex<()>,
+    state: Mutex<InodeState>,
+    content: Mutex<Content>,
     /// Of a directory: how often names that were in it went elsewhere.
     removals: AtomicU64,
     /// Its time of access needs no look before this second; 0: it does.
@@ -37,7 +37,7 @@ pub(crate) struct Inode {
 }
 
 /// What is known of it.
-pub(crate) struct Known {
+pub(crate) struct InodeState {
     pub(crate) meta: Meta,
     /// Times in `meta` that are not in the object yet.
     pub(crate) times_pending: bool,
@@ -48,12 +48,12 @@ pub(crate) struct Known {
     /// How many have it open.
     pub(crate) opens: u64,
     /// Where it was last looked up: a directory's number, and a name.
-    pub(crate) place: Option<(u64, Box<[u8]>)>,
+    pub(crate) dentry: Option<(u64, Box<[u8]>)>,
 }
 
 /// How long and large content is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub(crate) struct SizeInfo {
     /// Length in bytes; of a symlink that of its path.
     pub(crate) size: u64,
     /// Bytes on devices.
@@ -64,59 +64,65 @@ pub(crate) struct Extent {
 
 /// Its content, if it was needed so far.
 #[derive(Clone)]
-enum Body {
+enum Content {
     /// It was not: so it was when the inode was read, no guess, and so it is as long as nobody opens it.
-    Away(Extent),
+    Unopened(SizeInfo),
     File(Arc<Object>),
     Directory(Arc<Directory>),
 }
 
 impl Inode {
-    pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Extent, txg: u64) -> Self {
+    pub(crate) fn new(
+        number: u64,
+        generation: u64,
+        meta: Meta,
+        size_info: SizeInfo,
+        txg: u64,
+    ) -> Self {
         let kind = meta.kind;
-        let known = Known {
+        let state = InodeState {
             meta,
             times_pending: false,
             stored_txg: txg,
             capability: None,
             opens: 0,
-            place: None,
+            dentry: None,
         };
         Self {
             number,
             kind,
             generation,
             refs: AtomicU64::new(0),
-            turn: Mutex::named("fs-inode", ()),
-            known: Mutex::named("fs-known", known),
-            body: Mutex::named("fs-body", Body::Away(away)),
+            lock: Mutex::named("fs-inode", ()),
+            state: Mutex::named("fs-inode-state", state),
+            content: Mutex::named("fs-content", Content::Unopened(size_info)),
             removals: AtomicU64::new(0),
             atime_fresh_until: AtomicI64::new(0),
         }
     }
 
     /// The right to change it, until dropped. The thread has a transaction, and takes turns by number:
-    /// see [`Turns`](crate::lock::Turns).
+    /// see [`InodeLocks`](crate::inode_lock::Turns).
     ///
     /// # Errors
     /// [`WouldBlock`](ErrorKind::WouldBlock) if the thread must not wait, and somebody has it: that may take a device's time.
-    pub(crate) fn turn(&self) -> Result<MutexGuard<'_, ()>> {
-        Ok(lock_if_allowed(&self.turn, "the turn of an inode")?)
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
+        Ok(lock_if_allowed(&self.lock, "the turn of an inode")?)
     }
 
     /// The same, if nobody has it.
-    pub(crate) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.turn.try_lock()
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+        self.lock.try_lock()
     }
 
     /// What is known of it. Nothing else may be locked meanwhile, nor the pool called.
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
+    pub(crate) fn state(&self) -> MutexGuard<'_, InodeState> {
+        self.state.lock()
     }
 
     /// Its attributes as they are now.
     pub(crate) fn meta(&self) -> Meta {
-        self.known().meta.clone()
+        self.state().meta.clone()
     }
 
     /// Its content, if it is a file.
@@ -124,7 +130,7 @@ impl Inode {
     /// # Errors
     /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), and what opening it brings.
     pub(crate) fn file(&self, dataset: &Dataset) -> Result<Arc<Object>> {
-        if let Body::File(object) = &*self.body.lock() {
+        if let Content::File(object) = &*self.content.lock() {
             return Ok(Arc::clone(object));
         }
         match self.kind {
@@ -135,11 +141,11 @@ impl Inode {
             _ => return Err(Error::new(ErrorKind::Invalid, "it has no content of its own")),
         }
         let object = Arc::new(dataset.object(self.number)?);
-        let mut body = self.body.lock();
-        if let Body::File(object) = &*body {
+        let mut content = self.content.lock();
+        if let Content::File(object) = &*content {
             return Ok(Arc::clone(object));
         }
-        *body = Body::File(Arc::clone(&object));
+        *content = Content::File(Arc::clone(&object));
         Ok(object)
     }
 
@@ -148,16 +154,16 @@ impl Inode {
     /// # Errors
     /// [`NotADirectory`](ErrorKind::NotADirectory), and what opening it brings.
     pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
-        if let Body::Directory(directory) = &*self.body.lock() {
+        if let Content::Directory(directory) = &*self.content.lock() {
             return Ok(Arc::clone(directory));
         }
         self.check_directory()?;
         let directory = Arc::new(dataset.directory(self.number)?);
-        let mut body = self.body.lock();
-        if let Body::Directory(directory) = &*body {
+        let mut content = self.content.lock();
+        if let Content::Directory(directory) = &*content {
             return Ok(Arc::clone(directory));
         }
-        *body = Body::Directory(Arc::clone(&directory));
+        *content = Content::Directory(Arc::clone(&directory));
         Ok(directory)
     }
 
@@ -171,16 +177,16 @@ impl Inode {
     }
 
     /// How long and large it is, and whether what it takes on devices is a guess so far.
-    pub(crate) fn extent(&self) -> (Extent, bool) {
+    pub(crate) fn size_info(&self) -> (SizeInfo, bool) {
         // The pool is asked without the lock.
-        let body = self.body.lock().clone();
-        let (usage, record) = match body {
-            Body::Away(extent) => return (extent, false),
-            Body::File(object) => (object.usage(), object.record_bytes()),
-            Body::Directory(directory) => (directory.usage(), 0),
+        let content = self.content.lock().clone();
+        let (usage, record) = match content {
+            Content::Unopened(size_info) => return (size_info, false),
+            Content::File(object) => (object.usage(), object.record_bytes()),
+            Content::Directory(directory) => (directory.usage(), 0),
         };
         let (size, allocated) = (usage.size_bytes, usage.allocated_bytes);
-        (Extent { size, allocated, record }, usage.is_guess)
+        (SizeInfo { size, allocated, record }, usage.is_guess)
     }
 
     /// How often names went from it, so far. If it is the same before a name is looked up and after its inode is held, the inode
@@ -195,12 +201,12 @@ impl Inode {
     }
 
     /// Whether the time of access may have to be changed by a read now.
-    pub(crate) fn atime_needs_look(&self, now: Time) -> bool {
+    pub(crate) fn atime_may_need_update(&self, now: Time) -> bool {
         now.seconds >= self.atime_fresh_until.load(Ordering::Relaxed)
     }
 
     /// The time of access need not be looked at before that second; 0: at once.
-    pub(crate) fn set_atime_fresh(&self, until_seconds: i64) {
+    pub(crate) fn set_atime_fresh_until(&self, until_seconds: i64) {
         self.atime_fresh_until.store(until_seconds, Ordering::Relaxed);
     }
 
@@ -209,15 +215,15 @@ impl Inode {
         // With its place in the table.
         let mut bytes = size_of::<Self>() as u64 + 48;
         {
-            let known = self.known();
-            if let Extras::Inline(extras) = &known.meta.extras {
+            let state = self.state();
+            if let Extras::Inline(extras) = &state.meta.extras {
                 bytes += extras.len() as u64;
             }
-            bytes += known.place.as_ref().map_or(0, |(_, name)| name.len() as u64);
+            bytes += state.dentry.as_ref().map_or(0, |(_, name)| name.len() as u64);
         }
-        match &*self.body.lock() {
-            Body::Away(_) => bytes,
-            _ => bytes + BODY_BYTES,
+        match &*self.content.lock() {
+            Content::Unopened(_) => bytes,
+            _ => bytes + OPEN_OBJECT_BYTES,
         }
     }
 }

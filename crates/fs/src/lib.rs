@@ -56,13 +56,12 @@ mod extras;
 pub mod format;
 mod fs;
 mod inode;
-mod lock;
-mod lost;
+mod inode_lock;
+mod inode_table;
 mod ops;
 mod options;
 mod reclaim;
 mod stats;
-mod table;
 #[cfg(test)]
 #[allow(
     clippy::disallowed_methods,
@@ -71,6 +70,7 @@ mod table;
 mod tests;
 mod types;
 mod workers;
+mod writeback_errors;
 
 pub use audit::AuditReport;
 pub use error::{Error, ErrorKind, Result};

@@ -23,12 +23,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::extras;
 use crate::fs::FileSystem;
 use crate::inode::Inode;
+use crate::inode_table::Eviction;
 use crate::stats::FsCounters;
-use crate::table::Leaving;
 use crate::types::FileKind;
 
 /// Chores that are done in one go; inodes that are destroyed in one transaction.
-const LOT: usize = 32;
+const BATCH: usize = 32;
 /// Records that are freed in one transaction, at most.
 const STEP_RECORDS: u64 = 8192;
 
@@ -37,22 +37,22 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Something to be done later.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chore {
+pub(crate) enum ReclaimTask {
     /// Destroy the inode of that number, which no name leads to.
     Destroy(u64),
     /// Write its times.
-    Times(u64),
+    FlushTimes(u64),
 }
 
 /// What is to be done, and the thread that does it.
 pub(crate) struct Reclaim {
-    state: Mutex<State>,
+    state: Mutex<ReclaimState>,
     wake: Condvar,
     idle: Condvar,
 }
 
-struct State {
-    chores: VecDeque<Chore>,
+struct ReclaimState {
+    tasks: VecDeque<ReclaimTask>,
     /// Inodes that could not be destroyed.
     failed: VecDeque<u64>,
     /// Chores are being done, or what was left behind is being looked for.
@@ -63,8 +63,8 @@ struct State {
 
 impl Reclaim {
     pub(crate) fn new() -> Arc<Self> {
-        let state = State {
-            chores: VecDeque::new(),
+        let state = ReclaimState {
+            tasks: VecDeque::new(),
             failed: VecDeque::new(),
             busy: true,
             stopped: false,
@@ -91,10 +91,10 @@ impl Reclaim {
         Ok(())
     }
 
-    pub(crate) fn push(&self, chore: Chore) {
+    pub(crate) fn push(&self, task: ReclaimTask) {
         let mut state = self.state.lock();
         if !state.stopped {
-            state.chores.push_back(chore);
+            state.tasks.push_back(task);
             drop(state);
             self.wake.notify_one();
         }
@@ -111,7 +111,7 @@ impl Reclaim {
     /// Chores that wait.
     pub(crate) fn len(&self) -> u64 {
         let state = self.state.lock();
-        (state.chores.len() + state.failed.len()) as u64
+        (state.tasks.len() + state.failed.len()) as u64
     }
 
     /// Tries again what failed, and waits until nothing is left to do, but for what fails once more.
@@ -121,7 +121,7 @@ impl Reclaim {
             state.retry(usize::MAX);
             self.wake.notify_one();
         }
-        while !state.stopped && (state.busy || !state.chores.is_empty()) {
+        while !state.stopped && (state.busy || !state.tasks.is_empty()) {
             self.idle.wait(&mut state);
         }
     }
@@ -131,7 +131,7 @@ impl Reclaim {
         let thread = {
             let mut state = self.state.lock();
             state.stopped = true;
-            state.chores.clear();
+            state.tasks.clear();
             state.failed.clear();
             state.thread.take()
         };
@@ -152,37 +152,37 @@ impl Reclaim {
             fs.destroy_leftovers(self);
         }
         loop {
-            let lot: Vec<Chore> = {
+            let batch: Vec<ReclaimTask> = {
                 let mut state = self.state.lock();
                 state.busy = false;
-                if state.chores.is_empty() {
+                if state.tasks.is_empty() {
                     self.idle.notify_all();
                 }
-                while state.chores.is_empty() && !state.stopped {
+                while state.tasks.is_empty() && !state.stopped {
                     if state.failed.is_empty() {
                         self.wake.wait(&mut state);
                     } else if self.wake.wait_timeout(&mut state, RETRY_AFTER) {
                         // As many as one transaction takes; if that goes well, all of them.
-                        state.retry(LOT);
+                        state.retry(BATCH);
                     }
                 }
                 state.busy = true;
-                let count = state.chores.len().min(LOT);
-                state.chores.drain(..count).collect()
+                let count = state.tasks.len().min(BATCH);
+                state.tasks.drain(..count).collect()
             };
             match fs.upgrade() {
-                Some(fs) if !self.is_stopped() => fs.do_chores(self, &lot),
+                Some(fs) if !self.is_stopped() => fs.run_tasks(self, &batch),
                 _ => return,
             }
         }
     }
 }
 
-impl State {
+impl ReclaimState {
     /// Makes chores of up to `most` of what failed.
     fn retry(&mut self, most: usize) {
         let count = self.failed.len().min(most);
-        self.chores.extend(self.failed.drain(..count).map(Chore::Destroy));
+        self.tasks.extend(self.failed.drain(..count).map(ReclaimTask::Destroy));
     }
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn orphan_number(name: &[u8]) -> Option<u64> {
 }
 
 /// An orphan that is ready to be destroyed.
-struct Doomed {
+struct PreparedOrphan {
     number: u64,
     extras: Extras,
 }
@@ -211,17 +211,17 @@ impl FileSystem {
     }
 
     /// What to do with an inode whose last reference has gone.
-    pub(crate) fn let_go(&self, number: u64) {
-        let left = self.table().leave(number, |inode| {
-            let known = inode.known();
-            known.times_pending && known.meta.nlink > 0
+    pub(crate) fn evict_if_unused(&self, number: u64) {
+        let left = self.table().try_evict(number, |inode| {
+            let state = inode.state();
+            state.times_pending && state.meta.nlink > 0
         });
         match left {
-            Leaving::Stays => self.reclaim().push(Chore::Times(number)),
-            Leaving::Left(inode) if inode.known().meta.nlink == 0 => {
-                self.reclaim().push(Chore::Destroy(number));
+            Eviction::Deferred => self.reclaim().push(ReclaimTask::FlushTimes(number)),
+            Eviction::Evicted(inode) if inode.state().meta.nlink == 0 => {
+                self.reclaim().push(ReclaimTask::Destroy(number));
             }
-            Leaving::Left(_) | Leaving::Needed => {}
+            Eviction::Evicted(_) | Eviction::InUse => {}
         }
     }
 
@@ -232,7 +232,7 @@ impl FileSystem {
         }
         let mut from = Cookie::START;
         while !reclaim.is_stopped() {
-            let Ok(entries) = self.orphans().entries(from, LOT) else { return };
+            let Ok(entries) = self.orphans().entries(from, BATCH) else { return };
             let Some(last) = entries.last() else { return };
             from = last.next;
             let numbers: Vec<u64> =
@@ -241,33 +241,33 @@ impl FileSystem {
         }
     }
 
-    fn do_chores(&self, reclaim: &Reclaim, lot: &[Chore]) {
-        let mut doomed = Vec::new();
-        for chore in lot {
-            match chore {
-                Chore::Destroy(number) => doomed.push(*number),
-                Chore::Times(number) => self.flush_times_of(*number),
+    fn run_tasks(&self, reclaim: &Reclaim, batch: &[ReclaimTask]) {
+        let mut orphans = Vec::new();
+        for task in batch {
+            match task {
+                ReclaimTask::Destroy(number) => orphans.push(*number),
+                ReclaimTask::FlushTimes(number) => self.flush_times_of(*number),
             }
         }
-        self.destroy_orphans(reclaim, &doomed);
+        self.destroy_orphans(reclaim, &orphans);
     }
 
     fn flush_times_of(&self, number: u64) {
         // Not there: somebody else was faster.
-        let Some(inode) = self.held(number) else { return };
+        let Some(inode) = self.cached(number) else { return };
         if self.flush_times(&inode).is_err() {
             // They are lost, as after a crash; it must not stay for them.
-            inode.known().times_pending = false;
+            inode.state().times_pending = false;
         }
     }
 
     fn destroy_orphans(&self, reclaim: &Reclaim, numbers: &[u64]) {
         let mut ready = Vec::new();
         for number in numbers {
-            match self.prepare(reclaim, *number) {
-                Ok(Some(doomed)) => ready.push(doomed),
+            match self.prepare_orphan(reclaim, *number) {
+                Ok(Some(orphan)) => ready.push(orphan),
                 Ok(None) => {}
-                Err(error) => self.not_destroyed(reclaim, *number, &error),
+                Err(error) => self.destroy_failed(reclaim, *number, &error),
             }
         }
         if ready.is_empty() || reclaim.is_stopped() {
@@ -276,11 +276,11 @@ impl FileSystem {
         let left = self.destroy_all(&ready);
         let mut destroyed = ready.len() - left.len();
         // One of them may have kept the others, or used up what room a transaction has.
-        for doomed in left {
-            let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, doomed));
+        for orphan in left {
+            let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, orphan));
             match one {
                 Ok(()) => destroyed += 1,
-                Err(error) => self.not_destroyed(reclaim, doomed.number, &error),
+                Err(error) => self.destroy_failed(reclaim, orphan.number, &error),
             }
         }
         self.counters().add(FsCounters::ORPHANS_DESTROYED, 0, destroyed as u64);
@@ -290,7 +290,7 @@ impl FileSystem {
     }
 
     /// Takes note that an inode could not be destroyed. What makes no sense will not make more later; the rest is tried again.
-    fn not_destroyed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
+    fn destroy_failed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
         self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
         if !matches!(
             error.kind(),
@@ -301,20 +301,20 @@ impl FileSystem {
     }
 
     /// Looks whether an inode is to be destroyed, and frees what is too much for one transaction.
-    fn prepare(&self, reclaim: &Reclaim, number: u64) -> Result<Option<Doomed>> {
-        if self.table().has(number) {
+    fn prepare_orphan(&self, reclaim: &Reclaim, number: u64) -> Result<Option<PreparedOrphan>> {
+        if self.table().contains(number) {
             return Ok(None);
         }
         let info = match self.dataset().object_info(number) {
             Ok(info) => info,
             Err(error) if error.kind() == PoolKind::NotFound => {
-                return self.remove_false_name(number).map(|()| None);
+                return self.remove_stale_entry(number).map(|()| None);
             }
             Err(error) => return Err(error.into()),
         };
         let meta = Meta::decode(&info.attributes)?;
         if meta.nlink != 0 {
-            return self.remove_false_name(number).map(|()| None);
+            return self.remove_stale_entry(number).map(|()| None);
         }
         if meta.kind == FileKind::File {
             let object = self.dataset().object(number)?;
@@ -323,11 +323,11 @@ impl FileSystem {
                 return Ok(None);
             }
         }
-        Ok(Some(Doomed { number, extras: meta.extras }))
+        Ok(Some(PreparedOrphan { number, extras: meta.extras }))
     }
 
     /// Takes the name of an inode that is no orphan out of the orphan directory.
-    fn remove_false_name(&self, number: u64) -> Result<()> {
+    fn remove_stale_entry(&self, number: u64) -> Result<()> {
         let name = orphan_name(number);
         if self.orphans().lookup(name.as_bytes())?.is_none() {
             return Ok(());
@@ -339,9 +339,9 @@ impl FileSystem {
             Err(error) => return Err(error),
         };
         let tx = self.begin_freeing()?;
-        let _turn = inode.as_deref().map(Inode::turn).transpose()?;
+        let _lock = inode.as_deref().map(Inode::lock).transpose()?;
         let is_orphan = match &inode {
-            Some(inode) => inode.known().meta.nlink == 0,
+            Some(inode) => inode.state().meta.nlink == 0,
             None => match self.dataset().object_info(number) {
                 Ok(_) => true,
                 Err(error) if error.kind() == PoolKind::NotFound => false,
@@ -356,27 +356,28 @@ impl FileSystem {
     }
 
     /// Destroys orphans in one transaction, up to one that fails; returns that and those behind it.
-    fn destroy_all<'d>(&self, doomed: &'d [Doomed]) -> &'d [Doomed] {
-        let Ok(tx) = self.begin_freeing() else { return doomed };
-        let done = doomed.iter().take_while(|doomed| self.destroy_one(&tx, doomed).is_ok()).count();
-        &doomed[done..]
+    fn destroy_all<'d>(&self, orphans: &'d [PreparedOrphan]) -> &'d [PreparedOrphan] {
+        let Ok(tx) = self.begin_freeing() else { return orphans };
+        let done =
+            orphans.iter().take_while(|orphan| self.destroy_one(&tx, orphan).is_ok()).count();
+        &orphans[done..]
     }
 
     /// Destroys an orphan. Its name goes first: a name whose object is gone would be in the way of who gets the number next. An object
     /// without its name is found by nobody but who tries again.
-    fn destroy_one(&self, tx: &Transaction<'_>, doomed: &Doomed) -> Result<()> {
-        let name = orphan_name(doomed.number);
-        gone_is_fine(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
+    fn destroy_one(&self, tx: &Transaction<'_>, orphan: &PreparedOrphan) -> Result<()> {
+        let name = orphan_name(orphan.number);
+        ignore_not_found(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
         // The object goes last: as long as it is there, it can be tried again.
-        let discarded = match extras::discard(self.dataset(), tx, &doomed.extras) {
+        let discarded = match extras::discard(self.dataset(), tx, &orphan.extras) {
             Err(error) if error.kind() != ErrorKind::Stale => Err(error),
             _ => Ok(()),
         };
         let destroyed =
-            discarded.and_then(|()| gone_is_fine(self.dataset().destroy(tx, doomed.number)));
+            discarded.and_then(|()| ignore_not_found(self.dataset().destroy(tx, orphan.number)));
         match destroyed {
             // Its number may be given to another inode.
-            Ok(()) => self.lost().replaced(doomed.number, 0..u64::MAX),
+            Ok(()) => self.writeback_errors().clear(orphan.number, 0..u64::MAX),
             Err(_) => drop(self.orphans().update(tx, name.as_bytes(), &[1])?),
         }
         destroyed
@@ -419,7 +420,7 @@ impl FileSystem {
 }
 
 /// Lets pass that something to be removed is not there.
-fn gone_is_fine(removed: forebay_pool::Result<()>) -> Result<()> {
+fn ignore_not_found(removed: forebay_pool::Result<()>) -> Result<()> {
     match removed {
         Err(error) if error.kind() != PoolKind::NotFound => Err(error.into()),
         _ => Ok(()),

@@ -18,7 +18,7 @@ forebay_base::counters! {
     /// Reads that were not answered at once, and waited for a device without holding a thread.
     reads_fetched;
     /// Reads that a worker thread finished.
-    reads_handed_over;
+    reads_offloaded;
     /// Jobs that worker threads did.
     jobs;
     /// Jobs that their callers did, because too many were queued.
@@ -32,7 +32,7 @@ forebay_base::counters! {
     /// Steps in which large files were freed.
     steps_freed;
     /// Entries of directories that make no sense, and were left out of listings.
-    entries_left_out;
+    entries_skipped;
     /// Times of inodes that were written after the fact.
     times_flushed;
 }
@@ -80,7 +80,7 @@ pub struct FsStats {
     /// Inodes that no name leads to, in use or not destroyed yet.
     pub orphans: u64,
     /// Jobs for which the background is late: inodes to be destroyed, times to be written.
-    pub chores: u64,
+    pub background_tasks: u64,
     /// Worker threads that are doing a job.
     pub workers_busy: u64,
     /// Jobs that wait for a worker thread.

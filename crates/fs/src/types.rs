@@ -97,7 +97,7 @@ pub struct Attr {
     /// What it takes on devices, in units of 512 bytes.
     pub blocks: u64,
     /// Whether `blocks` is a guess, because content is not written yet: it changes by itself once that is.
-    pub blocks_guessed: bool,
+    pub blocks_estimated: bool,
     /// Bytes in which it is best read and written.
     pub block_bytes: u32,
     /// When it was last read, roughly.

@@ -15,57 +15,57 @@ const QUEUE_MAX: usize = 1024;
 
 /// On what thread a job is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Dispatch {
     /// One that may wait.
-    MayWait,
+    Run,
     /// The one that handed it over, because there is no other: nothing is to be done but to say so.
-    NoThread,
+    Cancelled,
 }
 
 /// Something to do.
-pub(crate) type Job = Box<dyn FnOnce(Turn) + Send>;
+pub(crate) type Job = Box<dyn FnOnce(Dispatch) + Send>;
 
 /// What the threads share.
-struct Shared {
-    queue: Mutex<Queue>,
+struct WorkersShared {
+    queue: Mutex<JobQueue>,
     wake: Condvar,
 }
 
-struct Queue {
+struct JobQueue {
     jobs: VecDeque<Job>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
-    most: usize,
+    max_threads: usize,
     closed: bool,
 }
 
 /// The threads.
 pub(crate) struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<WorkersShared>,
 }
 
 impl Workers {
     /// At most so many threads; at least one.
-    pub(crate) fn new(most: usize) -> Self {
-        let queue = Queue {
+    pub(crate) fn new(max_threads: usize) -> Self {
+        let queue = JobQueue {
             jobs: VecDeque::new(),
             threads: Vec::new(),
             idle: 0,
-            most: most.max(1),
+            max_threads: max_threads.max(1),
             closed: false,
         };
         let queue = Mutex::named("fs-workers", queue);
-        Self { shared: Arc::new(Shared { queue, wake: Condvar::new() }) }
+        Self { shared: Arc::new(WorkersShared { queue, wake: Condvar::new() }) }
     }
 
     /// Queues a job; gives it back if that is for the caller to do: too many wait, there are no threads, or they have ended.
-    pub(crate) fn push(&self, job: Job, must_not_wait: bool) -> Option<Job> {
+    pub(crate) fn push(&self, job: Job, ignore_limit: bool) -> Option<Job> {
         let mut queue = self.shared.queue.lock();
-        let full = queue.jobs.len() >= QUEUE_MAX && !must_not_wait;
+        let full = queue.jobs.len() >= QUEUE_MAX && !ignore_limit;
         if queue.closed || full {
             return Some(job);
         }
-        if queue.idle <= queue.jobs.len() && queue.threads.len() < queue.most {
+        if queue.idle <= queue.jobs.len() && queue.threads.len() < queue.max_threads {
             let shared = Arc::clone(&self.shared);
             match spawn_named("fs-worker", move || shared.work()) {
                 Ok(thread) => queue.threads.push(thread),
@@ -103,7 +103,7 @@ impl Workers {
     }
 }
 
-impl Shared {
+impl WorkersShared {
     fn work(&self) {
         loop {
             let job = {
@@ -121,7 +121,7 @@ impl Shared {
                 }
             };
             // Whoever asked has no answer; the thread goes on for others.
-            let _ = catch_unwind(AssertUnwindSafe(|| job(Turn::MayWait)));
+            let _ = catch_unwind(AssertUnwindSafe(|| job(Dispatch::Run)));
         }
     }
 }

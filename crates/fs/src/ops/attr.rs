@@ -50,23 +50,23 @@ impl FileSystem {
             self.prepare_resize(&inode, size)?;
         }
         self.warm(&inode)?;
-        let shrinks = set.size.is_some_and(|size| size < inode.extent().0.size);
+        let shrinks = set.size.is_some_and(|size| size < inode.size_info().0.size);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
-            let _turn = inode.turn()?;
+            let _lock = inode.lock()?;
             let now = self.now();
             let is_owner_change = set.uid.is_some() || set.gid.is_some();
             let is_content_change = set.size.is_some() || changes_nothing(set);
             let drops =
                 is_owner_change || is_content_change && !self.keeps_set_id_of(&inode, caller);
-            let member = drops && self.keeps_group_mark(&inode, caller);
+            let member = drops && self.may_keep_sgid(&inode, caller);
             let dropped = drops.then_some(member);
             let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, dropped, now));
             // The first change may say that it would wait; what follows may wait.
             match set.size {
                 Some(size) => {
                     inode.file(self.dataset())?.truncate(&tx, size)?;
-                    self.lost().replaced(inode.number, size..u64::MAX);
+                    self.writeback_errors().clear(inode.number, size..u64::MAX);
                     apply(change)?;
                 }
                 None => change()?,
@@ -96,7 +96,7 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::Invalid, "it is no symlink"));
         }
         let target = self.target(&inode.meta())?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(target)
     }
 
@@ -130,30 +130,30 @@ impl FileSystem {
     }
 
     /// Whether reading may change the time of access.
-    pub(crate) fn access_is_due(&self, inode: &Inode) -> bool {
+    pub(crate) fn atime_is_due(&self, inode: &Inode) -> bool {
         let mode = self.atime_of(inode.kind);
         let kept = mode != AtimeMode::Off && self.check_writable().is_ok();
-        kept && (mode == AtimeMode::Strict || inode.atime_needs_look(self.now()))
+        kept && (mode == AtimeMode::Strict || inode.atime_may_need_update(self.now()))
     }
 
-    /// As [`note_access`](Self::note_access), by a worker thread, for a thread that may have a transaction: one that waits for a device
+    /// As [`touch_atime`](Self::touch_atime), by a worker thread, for a thread that may have a transaction: one that waits for a device
     /// does what comes of other requests meanwhile. If there is too much to do, the time stays as it is.
-    pub(crate) fn note_access_later(self: &Arc<Self>, ino: Ino) {
+    pub(crate) fn touch_atime_later(self: &Arc<Self>, ino: Ino) {
         let fs = Arc::clone(self);
-        let note = move |_| {
+        let touch = move |_| {
             if let Ok(inode) = fs.inode_of(ino) {
-                fs.note_access(&inode);
+                fs.touch_atime(&inode);
             }
         };
         // What comes back is not done.
-        let _ = self.workers.push(Box::new(note), false);
+        let _ = self.workers.push(Box::new(touch), false);
     }
 
     /// Something was read: sets the time of access, if it is to be set. Never waits for anything: if that would have to wait, the time
     /// stays as it is.
     /// The thread has no transaction.
-    pub(crate) fn note_access(&self, inode: &Inode) {
-        if !self.access_is_due(inode) {
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
+        if !self.atime_is_due(inode) {
             return;
         }
         let now = self.now();
@@ -161,18 +161,18 @@ impl FileSystem {
             let fresh = meta.atime > meta.mtime && meta.atime > meta.ctime;
             if fresh { meta.atime.seconds.saturating_add(DAY_SECONDS) } else { 0 }
         };
-        let until = fresh_until(&inode.known().meta);
+        let until = fresh_until(&inode.state().meta);
         if until > now.seconds && self.atime_of(inode.kind) == AtimeMode::Relative {
-            inode.set_atime_fresh(until);
+            inode.set_atime_fresh_until(until);
             return;
         }
         let noted = without_waiting(|| -> Result<()> {
             let tx = self.begin()?;
-            let Some(_turn) = inode.try_turn() else { return Ok(()) };
+            let Some(_lock) = inode.try_lock() else { return Ok(()) };
             self.touch(&tx, inode, |meta| meta.atime = now)
         });
         if noted.is_ok() {
-            inode.set_atime_fresh(fresh_until(&inode.known().meta));
+            inode.set_atime_fresh_until(fresh_until(&inode.state().meta));
         }
     }
 }

@@ -13,9 +13,9 @@ use crate::stats::{FsCounters, Op};
 use crate::types::{Attr, FileKind, Handle, Ino};
 
 /// Entries that are taken at once.
-const LOT: usize = 128;
+const BATCH: usize = 128;
 /// Where the directory's own cookies begin.
-const FIRST: u64 = 2;
+const FIRST_COOKIE: u64 = 2;
 
 /// An entry of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct DirEntry<'a> {
 
 /// Takes entries and says whether it took one; then the next comes. With the number of the inode, and the
 /// [`removals`](crate::inode::Inode::removals) of the directory from before the entry was read; without for "." and "..".
-type Each<'a> = &'a mut dyn FnMut(DirEntry<'_>, Option<(u64, u64)>) -> Result<bool>;
+type EntryCallback<'a> = &'a mut dyn FnMut(DirEntry<'_>, Option<(u64, u64)>) -> Result<bool>;
 
 impl FileSystem {
     /// Opens a directory. It stays until the handle is released.
@@ -66,7 +66,7 @@ impl FileSystem {
         let _ = handle;
         let inode = self.directory_of(ino)?;
         self.list(&inode, cookie, &mut |entry, _| Ok(each(entry)))?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl FileSystem {
                 taken |= takes;
                 return Ok(takes);
             };
-            let child = match self.listed(&inode, &entry, number, removals) {
+            let child = match self.entry_inode(&inode, &entry, number, removals) {
                 Ok(Some(child)) => child,
                 // It went while we looked.
                 Ok(None) => return Ok(true),
@@ -118,12 +118,12 @@ impl FileSystem {
             Err(error) if !taken => return Err(error),
             _ => {}
         }
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
     /// The inode of an entry that was read when the directory had that count of removals.
-    fn listed(
+    fn entry_inode(
         &self,
         parent: &Inode,
         entry: &DirEntry<'_>,
@@ -148,10 +148,12 @@ impl FileSystem {
         }
     }
 
-    fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: Each<'_>) -> Result<()> {
-        let parent = inode.known().meta.parent;
+    fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: EntryCallback<'_>) -> Result<()> {
+        let parent = inode.state().meta.parent;
         let dots = [(&b"."[..], inode.number), (&b".."[..], parent)];
-        for (at, (name, number)) in dots.into_iter().enumerate().skip(cookie.min(FIRST) as usize) {
+        for (at, (name, number)) in
+            dots.into_iter().enumerate().skip(cookie.min(FIRST_COOKIE) as usize)
+        {
             let entry = DirEntry {
                 name,
                 ino: self.ino(number),
@@ -163,27 +165,27 @@ impl FileSystem {
             }
         }
         let directory = inode.directory(self.dataset())?;
-        let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST));
+        let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST_COOKIE));
         while !from.is_end() {
             let removals = inode.removals();
-            let entries = directory.entries(from, LOT)?;
+            let entries = directory.entries(from, BATCH)?;
             for entry in &entries {
                 let Ok(dirent) = Dirent::decode(&entry.value) else {
-                    self.counters().add(FsCounters::ENTRIES_LEFT_OUT, 0, 1);
+                    self.counters().add(FsCounters::ENTRIES_SKIPPED, 0, 1);
                     continue;
                 };
                 let entry = DirEntry {
                     name: &entry.name,
                     ino: self.ino(dirent.number),
                     kind: dirent.kind,
-                    next: entry.next.raw() + FIRST,
+                    next: entry.next.raw() + FIRST_COOKIE,
                 };
                 if !each(entry, Some((dirent.number, removals)))? {
                     return Ok(());
                 }
             }
             from = match entries.last() {
-                Some(last) if entries.len() == LOT => last.next,
+                Some(last) if entries.len() == BATCH => last.next,
                 _ => Cookie::END,
             };
         }

@@ -10,10 +10,10 @@ use crate::fs::{FileSystem, InodeRef, stale};
 use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, Write};
-use crate::workers::Turn;
+use crate::workers::Dispatch;
 
 use super::apply;
-use super::privileges::Dropped;
+use super::privileges::KillPriv;
 
 /// Written in one transaction, at most.
 const PIECE_BYTES: usize = 1 << 20;
@@ -33,15 +33,15 @@ thread_local! {
 const FETCHES_MAX: u32 = 4;
 
 /// Who takes the answer of a read.
-type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+type ReadCallback = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
 /// A read whose answer may come later.
-struct ReadThen {
+struct AsyncRead {
     ino: Ino,
     offset: u64,
     len: usize,
     rounds: u32,
-    done: Done,
+    done: ReadCallback,
 }
 
 impl FileSystem {
@@ -62,16 +62,16 @@ impl FileSystem {
     /// Ends what [`open`](Self::open), [`create`](Self::create) or [`opendir`](Self::opendir) began.
     pub fn release(&self, handle: Handle) {
         let _ = self.enter(Op::Release);
-        let Some(inode) = self.number(Ino(handle.0)).ok().and_then(|number| self.held(number))
+        let Some(inode) = self.number(Ino(handle.0)).ok().and_then(|number| self.cached(number))
         else {
             return;
         };
         {
-            let mut known = inode.known();
-            if known.opens == 0 {
+            let mut state = inode.state();
+            if state.opens == 0 {
                 return;
             }
-            known.opens -= 1;
+            state.opens -= 1;
         }
         // What opening added; `inode` is one more, so this is not the last one.
         self.put(&inode);
@@ -79,8 +79,8 @@ impl FileSystem {
 
     /// One more has it open.
     pub(crate) fn add_open(&self, inode: &crate::fs::InodeRef<'_>) -> Handle {
-        inode.known().opens += 1;
-        inode.keep();
+        inode.state().opens += 1;
+        inode.add_ref();
         Handle(self.ino(inode.number).0)
     }
 
@@ -98,7 +98,7 @@ impl FileSystem {
     ) -> Result<()> {
         let _ = handle;
         let inode = self.read_content(ino, offset, len, with)?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
@@ -118,22 +118,22 @@ impl FileSystem {
 
     /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later from a callback of the
     /// I/O engine, or from a worker thread. It must not wait itself. The inode has to be open, or looked up, until then.
-    pub fn read_then(
+    pub fn read_async(
         self: &Arc<Self>,
         ino: Ino,
         handle: Handle,
         offset: u64,
         len: usize,
-        done: Done,
+        done: ReadCallback,
     ) {
         let _ = handle;
-        self.try_read(ReadThen { ino, offset, len, rounds: 0, done });
+        self.try_read(AsyncRead { ino, offset, len, rounds: 0, done });
     }
 
-    fn try_read(self: &Arc<Self>, mut read: ReadThen) {
+    fn try_read(self: &Arc<Self>, mut read: AsyncRead) {
         // Later it is on a thread that does something else, and may have a transaction.
         let own_thread = read.rounds == 0;
-        let tried = without_waiting(|| self.answer(read, own_thread));
+        let tried = without_waiting(|| self.try_complete(read, own_thread));
         read = match tried {
             Some(read) => read,
             None => return,
@@ -149,26 +149,26 @@ impl FileSystem {
             let fs = Arc::clone(self);
             let again = move || {
                 fs.try_read(read);
-                fs.drop_elsewhere();
+                fs.drop_in_background();
             };
             return object.fetch(offset, len, Box::new(again));
         }
-        self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
-        let finish = move |fs: &Arc<Self>, turn| {
-            if turn == Turn::NoThread {
-                return (read.done)(Err(fs.no_thread()));
+        self.counters().add(FsCounters::READS_OFFLOADED, 0, 1);
+        let finish = move |fs: &Arc<Self>, dispatch| {
+            if dispatch == Dispatch::Cancelled {
+                return (read.done)(Err(fs.no_worker_error()));
             }
             // Nothing there says that it would wait, on a thread that may.
-            if let Some(read) = fs.answer(read, true) {
+            if let Some(read) = fs.try_complete(read, true) {
                 (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
             }
         };
-        self.hand_over(Box::new(finish));
+        self.spawn_from_callback(Box::new(finish));
     }
 
     /// Reads and answers; gives the read back if that would have to wait. `own_thread`: the thread has no transaction.
-    fn answer(self: &Arc<Self>, read: ReadThen, own_thread: bool) -> Option<ReadThen> {
-        let ReadThen { ino, offset, len, .. } = read;
+    fn try_complete(self: &Arc<Self>, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
+        let AsyncRead { ino, offset, len, .. } = read;
         let mut left = Some(read);
         let tried = self.read_content(ino, offset, len, &mut |bytes| {
             if let Some(read) = left.take() {
@@ -177,12 +177,12 @@ impl FileSystem {
         });
         match tried {
             Ok(inode) if own_thread => {
-                self.note_access(&inode);
+                self.touch_atime(&inode);
                 left
             }
             Ok(inode) => {
-                if self.access_is_due(&inode) {
-                    self.note_access_later(ino);
+                if self.atime_is_due(&inode) {
+                    self.touch_atime_later(ino);
                 }
                 left
             }
@@ -244,7 +244,7 @@ impl FileSystem {
         warm(object, at, piece.len() as u64)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
         // The first change may say that it would wait; what follows may wait.
@@ -252,9 +252,9 @@ impl FileSystem {
         if written == 0 {
             return failed.map(|()| 0).map_err(Error::from);
         }
-        self.lost().replaced(inode.number, at..at + written);
-        let dropped = Dropped { set_id: how.clear_suid, capability: how.clear_capability };
-        apply(|| self.content_changed(&tx, inode, dropped))?;
+        self.writeback_errors().clear(inode.number, at..at + written);
+        let kill_priv = KillPriv { set_id: how.clear_suid, capability: how.clear_capability };
+        apply(|| self.content_changed(&tx, inode, kill_priv))?;
         Ok(written as usize)
     }
 
@@ -268,7 +268,7 @@ impl FileSystem {
         self.enter(Op::Fsync)?;
         let inode = self.inode_of(ino)?;
         self.check_writable()?;
-        self.lost().check(inode.number)?;
+        self.writeback_errors().check(inode.number)?;
         if !data_only {
             self.flush_times(&inode)?;
         }

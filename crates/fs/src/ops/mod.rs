@@ -56,6 +56,6 @@ pub(crate) fn exists() -> Error {
 }
 
 #[cold]
-pub(crate) fn too_fast() -> Error {
+pub(crate) fn retries_exhausted() -> Error {
     Error::new(ErrorKind::Io, "its names change faster than it can be done; try again")
 }

@@ -2,17 +2,17 @@
 
 use forebay_pool::Transaction;
 
-use crate::attrs::{Dirent, Meta, SGID, mode_of_new};
+use crate::attrs::{Dirent, Meta, SGID, new_mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{LINKS_MAX, TARGET_MAX};
 use crate::fs::{FileSystem, InodeRef};
-use crate::inode::{Extent, Inode};
-use crate::lock::Turns;
+use crate::inode::{Inode, SizeInfo};
+use crate::inode_lock::InodeLocks;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
 impl FileSystem {
     /// The inode that a name in a directory leads to; one is added to its count of lookups.
@@ -33,7 +33,7 @@ impl FileSystem {
         let _ = self.enter(Op::Forget);
         let Ok(number) = self.number(ino) else { return };
         if self.table().forget(number, count).is_some() {
-            self.let_go(number);
+            self.evict_if_unused(number);
         }
     }
 
@@ -95,11 +95,11 @@ impl FileSystem {
         self.warm(&inode)?;
         {
             let tx = self.begin()?;
-            let _turns = Turns::of([&*parent, &*inode])?;
+            let _locks = InodeLocks::of([&*parent, &*inode])?;
             apply(|| -> Result<()> {
-                check_alive(&parent)?;
-                check_alive(&inode)?;
-                check_links(&inode)?;
+                check_linked(&parent)?;
+                check_linked(&inode)?;
+                check_nlink(&inode)?;
                 let now = self.now();
                 self.order_content(&tx, &inode);
                 // First: once the link is made, nothing may fail any more.
@@ -153,7 +153,7 @@ impl FileSystem {
             }
             return Ok(Some(child));
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
     /// What a name in a directory says.
@@ -177,20 +177,20 @@ impl FileSystem {
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
-        let _turn = parent.turn()?;
+        let _lock = parent.lock()?;
         apply(|| {
-            check_alive(parent)?;
+            check_linked(parent)?;
             if node.kind == FileKind::Directory {
-                check_links(parent)?;
+                check_nlink(parent)?;
             }
-            let mut meta = self.meta_of_new(parent, node, caller);
+            let mut meta = self.new_meta(parent, node, caller);
             if let Some(target) = target {
                 let items = extras::encode(&[Item::target(target)])?;
-                meta.extras = extras::place(self.dataset(), &tx, items)?;
+                meta.extras = extras::store(self.dataset(), &tx, items)?;
             }
             let size = target.map_or(0, |target| target.len() as u64);
-            let away = Extent { size, allocated: 0, record };
-            let made = self.put_new(&tx, parent, name, &meta, away);
+            let size_info = SizeInfo { size, allocated: 0, record };
+            let made = self.create_inode(&tx, parent, name, &meta, size_info);
             if made.is_err() {
                 extras::discard(self.dataset(), &tx, &meta.extras)?;
             }
@@ -199,13 +199,13 @@ impl FileSystem {
     }
 
     /// Creates an object, and names it.
-    fn put_new(
+    fn create_inode(
         &self,
         tx: &Transaction<'_>,
         parent: &Inode,
         name: &[u8],
         meta: &Meta,
-        away: Extent,
+        size_info: SizeInfo,
     ) -> Result<InodeRef<'_>> {
         let dataset = self.dataset();
         let is_directory = meta.kind == FileKind::Directory;
@@ -216,37 +216,37 @@ impl FileSystem {
             false => dataset.create_object(tx, &attributes)?,
         };
         // From before a name leads to it: whoever follows the name finds this one.
-        let made = self.add(Inode::new(number, tx.txg(), meta.clone(), away, tx.txg()));
-        let unmake = || -> Result<()> {
+        let made = self.add(Inode::new(number, tx.txg(), meta.clone(), size_info, tx.txg()));
+        let undo = || -> Result<()> {
             // Whoever has it by its name finds it gone, and looks again.
-            made.known().meta.nlink = 0;
+            made.state().meta.nlink = 0;
             let destroyed = dataset.destroy(tx, number);
-            self.table().take_out(&made);
+            self.table().remove(&made);
             Ok(destroyed?)
         };
         let dirent = Dirent { number, kind: meta.kind };
         if let Err(error) = names.insert(tx, name, &dirent.encode()) {
-            unmake()?;
+            undo()?;
             return Err(error.into());
         }
         let now = meta.ctime;
-        let told = match is_directory {
+        let updated = match is_directory {
             true => self.change(tx, parent, |meta| {
                 meta.nlink += 1;
                 meta.changed(now);
             }),
             false => self.touch(tx, parent, |meta| meta.changed(now)),
         };
-        if let Err(error) = told {
+        if let Err(error) = updated {
             names.remove(tx, name)?;
             parent.note_removal();
-            unmake()?;
+            undo()?;
             return Err(error);
         }
         Ok(made)
     }
 
-    fn meta_of_new(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {
+    fn new_meta(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {
         let above = parent.meta();
         let inherits = above.mode & SGID != 0;
         let gid = if inherits { above.gid } else { caller.gid };
@@ -254,7 +254,7 @@ impl FileSystem {
         let mode = match (is_directory, inherits) {
             (true, true) => node.mode | SGID,
             (true, false) => node.mode,
-            (false, _) => mode_of_new(node.mode, caller.uid != 0 && gid != caller.gid),
+            (false, _) => new_mode(node.mode, caller.uid != 0 && gid != caller.gid),
         };
         let mode = if node.kind == FileKind::Symlink { 0o777 } else { mode };
         let mut meta = Meta::new(node.kind, mode, (caller.uid, gid), self.now());
@@ -284,8 +284,8 @@ fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
 
 /// # Errors
 /// [`NotFound`](ErrorKind::NotFound) if no name leads to it.
-pub(super) fn check_alive(inode: &Inode) -> Result<()> {
-    match inode.known().meta.nlink {
+pub(super) fn check_linked(inode: &Inode) -> Result<()> {
+    match inode.state().meta.nlink {
         0 => Err(Error::new(ErrorKind::NotFound, "it was removed")),
         _ => Ok(()),
     }
@@ -293,8 +293,8 @@ pub(super) fn check_alive(inode: &Inode) -> Result<()> {
 
 /// # Errors
 /// [`TooManyLinks`](ErrorKind::TooManyLinks) if it can have no more.
-pub(super) fn check_links(inode: &Inode) -> Result<()> {
-    match inode.known().meta.nlink {
+pub(super) fn check_nlink(inode: &Inode) -> Result<()> {
+    match inode.state().meta.nlink {
         LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "it has as many links as it can")),
         _ => Ok(()),
     }

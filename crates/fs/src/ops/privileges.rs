@@ -18,7 +18,7 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 /// What a writer takes away from the file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Dropped {
+pub(crate) struct KillPriv {
     /// Set-user-id and set-group-id, if whoever writes may not keep them.
     pub(crate) set_id: Option<Caller>,
     /// File capabilities.
@@ -64,21 +64,21 @@ impl FileSystem {
 
     /// The same for an inode, which most often has none; that is known without a look at the caller.
     pub(super) fn keeps_set_id_of(&self, inode: &Inode, caller: Caller) -> bool {
-        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
+        let has_set_id = inode.state().meta.mode & (SUID | SGID) != 0;
         !has_set_id || self.keeps_set_id(caller)
     }
 
     /// What a change of the inode's content by `caller` takes away.
-    pub(super) fn dropped_by(&self, inode: &Inode, caller: Caller) -> Dropped {
+    pub(super) fn kill_priv_by(&self, inode: &Inode, caller: Caller) -> KillPriv {
         let keeps = self.keeps_set_id_of(inode, caller);
-        Dropped { set_id: (!keeps).then_some(caller), capability: true }
+        KillPriv { set_id: (!keeps).then_some(caller), capability: true }
     }
 
     /// Whether the caller may keep the inode's mark for locking, see `Meta::clear_set_id`.
-    pub(super) fn keeps_group_mark(&self, inode: &Inode, caller: Caller) -> bool {
+    pub(super) fn may_keep_sgid(&self, inode: &Inode, caller: Caller) -> bool {
         let (marked, gid) = {
-            let meta = &inode.known().meta;
-            (meta.has_group_mark(), meta.gid)
+            let meta = &inode.state().meta;
+            (meta.has_sgid_without_exec(), meta.gid)
         };
         let is_member = || match self.client() {
             Some(client) => client.is_member(caller, gid),
@@ -93,20 +93,20 @@ impl FileSystem {
         &self,
         tx: &Transaction<'_>,
         inode: &Inode,
-        dropped: Dropped,
+        kill_priv: KillPriv,
     ) -> Result<()> {
         let now = self.now();
-        if dropped.capability && self.has_capability(inode)? {
+        if kill_priv.capability && self.has_capability(inode)? {
             self.replace_extras(tx, inode, |items| {
                 items.retain(|item| !is_capability(item));
                 Ok(())
             })?;
         }
-        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
-        let Some(caller) = dropped.set_id.filter(|_| has_set_id) else {
+        let has_set_id = inode.state().meta.mode & (SUID | SGID) != 0;
+        let Some(caller) = kill_priv.set_id.filter(|_| has_set_id) else {
             return self.touch(tx, inode, |meta| meta.changed(now));
         };
-        let member = self.keeps_group_mark(inode, caller);
+        let member = self.may_keep_sgid(inode, caller);
         self.change(tx, inode, |meta| {
             meta.clear_set_id(member);
             meta.changed(now);
@@ -118,17 +118,17 @@ impl FileSystem {
     /// Whether it has file capabilities. Most inodes have no extended attributes at all.
     fn has_capability(&self, inode: &Inode) -> Result<bool> {
         let before = {
-            let known = inode.known();
-            match (&known.meta.extras, known.capability) {
+            let state = inode.state();
+            match (&state.meta.extras, state.capability) {
                 (Extras::Inline(bytes), _) if bytes.is_empty() => return Ok(false),
                 (_, Some(has)) => return Ok(has),
                 (extras, None) => extras.clone(),
             }
         };
         let has = extras::read(self.dataset(), &before)?.iter().any(is_capability);
-        let mut known = inode.known();
-        if known.meta.extras == before {
-            known.capability = Some(has);
+        let mut state = inode.state();
+        if state.meta.extras == before {
+            state.capability = Some(has);
         }
         Ok(has)
     }

@@ -51,7 +51,7 @@ impl FileSystem {
         let range = Range { inode: &inode, object: &object, offset, end: offset + len, caller };
         match mode {
             FallocateMode::Allocate { keep_size } => {
-                self.check_room(&object, offset, len)?;
+                self.check_space(&object, offset, len)?;
                 self.extend(&range, keep_size)
             }
             FallocateMode::Punch => self.punch(&range),
@@ -65,17 +65,17 @@ impl FileSystem {
     }
 
     /// Whether there is room for a range today.
-    fn check_room(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
+    fn check_space(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
         // What has data already takes as much again when it is written, and gives back what it had.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        let has_room = || wanted <= self.pool().usage().available_bytes;
-        if has_room() {
+        let has_space = || wanted <= self.pool().usage().available_bytes;
+        if has_space() {
             return Ok(());
         }
         // What changes hold until they are written is more than they will take.
         check_waiting("room that a transaction group gives back")?;
         self.pool().sync()?;
-        if has_room() {
+        if has_space() {
             return Ok(());
         }
         let text = format!("there is no room for {len} bytes: delete something, or add a device");
@@ -86,13 +86,13 @@ impl FileSystem {
         let Range { inode, object, end, caller, .. } = *range;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         // The first change may say that it would wait; what follows may wait.
         if keep_size || end <= object.size() {
-            return self.content_changed(&tx, inode, self.dropped_by(inode, caller));
+            return self.content_changed(&tx, inode, self.kill_priv_by(inode, caller));
         }
         object.truncate(&tx, end)?;
-        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
+        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
@@ -102,10 +102,10 @@ impl FileSystem {
         self.free_in_steps(object, offset, end, &mut || true)?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         object.punch(&tx, offset, end - offset)?;
-        self.lost().replaced(inode.number, offset..end);
-        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
+        self.writeback_errors().clear(inode.number, offset..end);
+        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
     }
 
     /// The first offset from `offset` on that has data, or that has none.

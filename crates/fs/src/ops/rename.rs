@@ -1,6 +1,6 @@
 //! Renaming.
 //!
-//! Directories that move to another directory do so one at a time, under `fs-moving`, so that what is above a
+//! Directories that move to another directory do so one at a time, under `fs-rename`, so that what is above a
 //! directory does not change while somebody looks whether it would come to lie in itself. That lock comes after the transaction and before
 //! turns.
 
@@ -10,12 +10,12 @@ use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef};
 use crate::inode::Inode;
-use crate::lock::Turns;
+use crate::inode_lock::InodeLocks;
 use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, RenameMode, Time};
 
-use super::names::{check_alive, check_links};
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+use super::names::{check_linked, check_nlink};
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
 /// Directories above one another, at most; more is a circle.
 const DEPTH_MAX: usize = 1 << 20;
@@ -70,10 +70,11 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let moving = || lock_if_allowed(&self.moving, "another directory that moves");
-            let _moving = moves.then(moving).transpose()?;
-            let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)])?;
-            if !self.is_still_so(&rename)? {
+            let rename_lock =
+                || lock_if_allowed(&self.rename_mutex, "another directory that moves");
+            let _rename_lock = moves.then(rename_lock).transpose()?;
+            let _locks = InodeLocks::of([&from, &to, &source, target.unwrap_or(&source)])?;
+            if !self.is_unchanged(&rename)? {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
             }
@@ -85,7 +86,7 @@ impl FileSystem {
             }
             return apply(|| self.rename_now(&tx, &rename));
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
     /// Before an inode gets another name: a crash leaves the new name only with the content that it had by then,
@@ -99,9 +100,9 @@ impl FileSystem {
     }
 
     /// Whether the names lead where they led when they were resolved.
-    fn is_still_so(&self, rename: &Rename<'_>) -> Result<bool> {
-        check_alive(rename.from)?;
-        check_alive(rename.to)?;
+    fn is_unchanged(&self, rename: &Rename<'_>) -> Result<bool> {
+        check_linked(rename.from)?;
+        check_linked(rename.to)?;
         let still = |parent, name, inode: Option<&Inode>| -> Result<bool> {
             let found = self.find(parent, name)?.map(|dirent| dirent.number);
             Ok(found == inode.map(|inode| inode.number))
@@ -132,10 +133,10 @@ impl FileSystem {
         }
         // What comes into a directory that has as many in it as it can.
         if rename.links_to() > 0 {
-            check_links(rename.to)?;
+            check_nlink(rename.to)?;
         }
         if rename.links_from() > 0 {
-            check_links(rename.from)?;
+            check_nlink(rename.from)?;
         }
         Ok(false)
     }
@@ -155,9 +156,9 @@ impl FileSystem {
         if inode.kind != FileKind::Directory {
             return Ok(());
         }
-        let mut held: Option<InodeRef<'_>> = None;
+        let mut ancestor: Option<InodeRef<'_>> = None;
         for _ in 0..DEPTH_MAX {
-            let at = held.as_deref().unwrap_or(below);
+            let at = ancestor.as_deref().unwrap_or(below);
             if at.number == inode.number {
                 let text = "a directory cannot be moved into itself";
                 return Err(Error::new(ErrorKind::Invalid, text));
@@ -165,8 +166,8 @@ impl FileSystem {
             if at.number == self.root() {
                 return Ok(());
             }
-            let above = at.known().meta.parent;
-            held = Some(self.inode(above)?);
+            let above = at.state().meta.parent;
+            ancestor = Some(self.inode(above)?);
         }
         Err(Error::corrupt("directories lie in a circle"))
     }
@@ -178,27 +179,27 @@ impl FileSystem {
             self.order_content(tx, exchanged);
         }
         self.swap_names(tx, rename)?;
-        let mut told = Told { fs: self, tx, before: Vec::new() };
+        let mut updates = AttrUpdates { fs: self, tx, before: Vec::new() };
         let replaced = rename.target.filter(|_| rename.mode != RenameMode::Exchange);
         let before = replaced.map(Inode::meta);
         if let Some(replaced) = replaced
-            && let Err(error) = self.lose_name(tx, replaced, now)
+            && let Err(error) = self.drop_link(tx, replaced, now)
         {
             self.swap_names_back(tx, rename)?;
             return Err(error);
         }
-        if let Err(error) = told.all(rename, now) {
-            told.take_back()?;
+        if let Err(error) = updates.apply_all(rename, now) {
+            updates.undo()?;
             if let (Some(replaced), Some(before)) = (replaced, before) {
-                self.regain_name(tx, replaced, before)?;
+                self.restore_link(tx, replaced, before)?;
             }
             self.swap_names_back(tx, rename)?;
             return Err(error);
         }
         rename.from.note_removal();
         rename.to.note_removal();
-        let mut known = rename.source.known();
-        known.place = Some((rename.to.number, rename.new_name.into()));
+        let mut state = rename.source.state();
+        state.dentry = Some((rename.to.number, rename.new_name.into()));
         Ok(())
     }
 
@@ -278,21 +279,21 @@ impl Rename<'_> {
 }
 
 /// Attributes that a rename has changed, as they were.
-struct Told<'a> {
+struct AttrUpdates<'a> {
     fs: &'a FileSystem,
     tx: &'a Transaction<'a>,
     before: Vec<(&'a Inode, Meta)>,
 }
 
-impl<'a> Told<'a> {
-    fn all(&mut self, rename: &Rename<'a>, now: Time) -> Result<()> {
+impl<'a> AttrUpdates<'a> {
+    fn apply_all(&mut self, rename: &Rename<'a>, now: Time) -> Result<()> {
         let (from, to) = (rename.from, rename.to);
-        self.one(to, |meta| {
+        self.update(to, |meta| {
             meta.nlink = meta.nlink.saturating_add_signed(rename.links_to());
             meta.changed(now);
         })?;
         if rename.across() {
-            self.one(from, |meta| {
+            self.update(from, |meta| {
                 meta.nlink = meta.nlink.saturating_add_signed(rename.links_from());
                 meta.changed(now);
             })?;
@@ -303,21 +304,21 @@ impl<'a> Told<'a> {
                 meta.parent = to.number;
             }
         };
-        self.one(rename.source, |meta| moved(meta, to))?;
+        self.update(rename.source, |meta| moved(meta, to))?;
         match (rename.mode, rename.target) {
-            (RenameMode::Exchange, Some(target)) => self.one(target, |meta| moved(meta, from)),
+            (RenameMode::Exchange, Some(target)) => self.update(target, |meta| moved(meta, from)),
             _ => Ok(()),
         }
     }
 
-    fn one(&mut self, inode: &'a Inode, change: impl FnOnce(&mut Meta)) -> Result<()> {
+    fn update(&mut self, inode: &'a Inode, change: impl FnOnce(&mut Meta)) -> Result<()> {
         let before = inode.meta();
         self.fs.change(self.tx, inode, change)?;
         self.before.push((inode, before));
         Ok(())
     }
 
-    fn take_back(&mut self) -> Result<()> {
+    fn undo(&mut self) -> Result<()> {
         while let Some((inode, before)) = self.before.pop() {
             self.fs.change(self.tx, inode, |meta| *meta = before)?;
         }

@@ -94,12 +94,12 @@ impl FileSystem {
             let items = extras::read(self.dataset(), &before);
             // An object that others have replaced meanwhile may be gone, or another one's.
             if items.is_ok() && matches!(before, extras::Extras::Inline(_))
-                || inode.known().meta.extras == before
+                || inode.state().meta.extras == before
             {
                 return items.map_err(|error| error.doing(format_args!("inode {}", inode.number)));
             }
         }
-        Err(super::too_fast())
+        Err(super::retries_exhausted())
     }
 
     fn edit(
@@ -111,10 +111,10 @@ impl FileSystem {
         edit(&mut self.extras(inode)?)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         let mut items = self.extras(inode)?;
         edit(&mut items)?;
-        apply(|| self.place_extras(&tx, inode, &items))
+        apply(|| self.store_extras(&tx, inode, &items))
     }
 
     /// Edits the extras in a transaction that has begun. The caller has the inode's lock.
@@ -126,21 +126,21 @@ impl FileSystem {
     ) -> Result<()> {
         let mut items = self.extras(inode)?;
         edit(&mut items)?;
-        self.place_extras(tx, inode, &items)
+        self.store_extras(tx, inode, &items)
     }
 
-    fn place_extras(&self, tx: &Transaction<'_>, inode: &Inode, items: &[Item]) -> Result<()> {
+    fn store_extras(&self, tx: &Transaction<'_>, inode: &Inode, items: &[Item]) -> Result<()> {
         let before = inode.meta().extras;
-        let placed = extras::place(self.dataset(), tx, extras::encode(items)?)?;
+        let stored = extras::store(self.dataset(), tx, extras::encode(items)?)?;
         let now = self.now();
         let changed = self.change(tx, inode, |meta| {
-            meta.extras = placed.clone();
+            meta.extras = stored.clone();
             meta.ctime = now;
         });
-        inode.known().capability = None;
+        inode.state().capability = None;
         match changed {
             Ok(()) => extras::discard(self.dataset(), tx, &before),
-            Err(error) => extras::discard(self.dataset(), tx, &placed).and(Err(error)),
+            Err(error) => extras::discard(self.dataset(), tx, &stored).and(Err(error)),
         }
     }
 }

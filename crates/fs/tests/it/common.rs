@@ -15,30 +15,31 @@ pub(crate) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const NAME: &str = "files";
 
 /// A device with a file system, and the cache for it.
-pub(crate) struct Rig {
+pub(crate) struct Fixture {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) cache: Arc<BlockCache>,
 }
 
-impl Rig {
+impl Fixture {
     /// An empty file system with records of 8 KiB.
     pub(crate) fn new(bytes: u64) -> Self {
         Self::on(memory(bytes))
     }
 
     pub(crate) fn on(device: Arc<dyn Device>) -> Self {
-        let rig = Self::of(device);
+        let fixture = Self::of(device);
         let options = CreateOptions {
             host: host(),
             seed: Some(7),
-            ..CreateOptions::new("tank", Arc::clone(&rig.cache))
+            ..CreateOptions::new("tank", Arc::clone(&fixture.cache))
         };
-        let pool = Pool::create(vec![Arc::clone(&rig.device).into()], &options).expect("a pool");
+        let pool =
+            Pool::create(vec![Arc::clone(&fixture.device).into()], &options).expect("a pool");
         let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
         let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
         FileSystem::create_in(&pool, NAME, &settings, owner).expect("a file system");
         pool.export().expect("an export");
-        rig
+        fixture
     }
 
     /// What is on a device already.

@@ -12,7 +12,7 @@ use forebay_fs::{
 use forebay_io::Device;
 use forebay_io::record::{CrashPoint, Image, RecordDevice, RecordOptions, Survives};
 
-use crate::common::{ME, MIB, ROOT, Rig, file, mkdir, read, write};
+use crate::common::{Fixture, ME, MIB, ROOT, file, mkdir, read, write};
 
 const STEPS: usize = 250;
 const IMAGES: u64 = 40;
@@ -175,8 +175,8 @@ fn verify(image: &Image, promises: &[&Promise]) {
     let arena = Arena::new(config).unwrap();
     let device = crate::common::memory(image.size_bytes());
     image.write_to(&*device, &arena).unwrap();
-    let rig = Rig::of(device);
-    let fs = rig.mount();
+    let fixture = Fixture::of(device);
+    let fs = fixture.mount();
     for promise in promises {
         let dir = match &promise.dir[..] {
             b"" => ROOT,
@@ -199,8 +199,8 @@ fn run(seed: u64) -> usize {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
-    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = fixture.mount();
     let mut dirs = vec![(Vec::new(), ROOT)];
     for name in [&b"one"[..], b"two"] {
         dirs.push((name.to_vec(), mkdir(&fs, ROOT, name)));
@@ -245,8 +245,8 @@ fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
-    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = fixture.mount();
     let (config, _) = file(&fs, ROOT, b"config");
     write(&fs, config, 0, b"old");
     fs.pool().sync().unwrap();
@@ -259,7 +259,7 @@ fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
     let left = crate::common::memory(image.size_bytes());
     image.write_to(&*left, &Arena::new(arena).unwrap()).unwrap();
     fs.close().unwrap();
-    Rig::of(left).mount()
+    Fixture::of(left).mount()
 }
 
 /// Has the fsync of another file make all names durable that were changed before.

@@ -8,7 +8,7 @@ use forebay_fs::{
     XattrMode,
 };
 
-use crate::common::{ME, MIB, ROOT, Rig, audit, list, unmount};
+use crate::common::{Fixture, ME, MIB, ROOT, audit, list, unmount};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 3000;
@@ -132,8 +132,8 @@ fn work(fs: &Arc<FileSystem>, seed: u64, dirs: &[Ino]) {
 #[test]
 fn names_and_links_fit_together_after_threads_have_worked_on_them() {
     for seed in 0..4 {
-        let rig = Rig::new(256 * MIB);
-        let fs = rig.mount_with(&FsOptions { workers: 2, ..FsOptions::default() });
+        let fixture = Fixture::new(256 * MIB);
+        let fs = fixture.mount_with(&FsOptions { workers: 2, ..FsOptions::default() });
         let mut dirs = vec![ROOT];
         for at in 0..4 {
             let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -150,7 +150,7 @@ fn names_and_links_fit_together_after_threads_have_worked_on_them() {
         audit(&fs);
         let stats = fs.stats();
         // All that was looked up was given back: the root is left.
-        assert_eq!((stats.inodes, stats.orphans, stats.chores), (1, 0, 0), "{stats:?}");
+        assert_eq!((stats.inodes, stats.orphans, stats.background_tasks), (1, 0, 0), "{stats:?}");
         assert!(!list(&fs, ROOT).is_empty());
         unmount(fs);
     }

@@ -7,7 +7,7 @@
 //!   with its shard locked, and whoever brings it to zero looks, with the shard locked, whether it still is.
 //! - An inode without names is destroyed only after it has left.
 //! - What was read of an inode's object comes in only if nobody had the inode in memory while it was read: who had it may have
-//!   changed it. Whoever reads says so before ([`Loading`]), and is told.
+//!   changed it. Whoever reads says so before ([`LoadGuard`]), and is told.
 //!
 //! # Locking
 //!
@@ -24,16 +24,16 @@ use crate::inode::Inode;
 /// A power of two.
 const SHARDS: usize = 64;
 /// Inodes that are measured to know what all take.
-const MEASURED: u64 = 1000;
+const SAMPLE_INODES: u64 = 1000;
 
 /// What becomes of an inode that nobody needs any more.
-pub(crate) enum Leaving {
+pub(crate) enum Eviction {
     /// It stays a little: something has to be written first.
-    Stays,
+    Deferred,
     /// It has left.
-    Left(Arc<Inode>),
+    Evicted(Arc<Inode>),
     /// Somebody needs it after all.
-    Needed,
+    InUse,
 }
 
 struct Slot {
@@ -43,73 +43,74 @@ struct Slot {
 
 /// Somebody reads inodes of this number.
 #[derive(Default)]
-struct Readers {
+struct PendingLoads {
     count: usize,
     /// How often an inode of the number has left, or made room for another one, since the first of them began.
-    leavings: u64,
+    evictions: u64,
 }
 
 #[derive(Default)]
-struct Numbers {
+struct TableShard {
     slots: HashMap<u64, Slot, NumberHash>,
-    loading: HashMap<u64, Readers, NumberHash>,
+    loading: HashMap<u64, PendingLoads, NumberHash>,
 }
 
-impl Numbers {
+impl TableShard {
     /// What was read of this number may be old.
-    fn note_leaving(&mut self, number: u64) {
+    fn note_eviction(&mut self, number: u64) {
         if let Some(readers) = self.loading.get_mut(&number) {
-            readers.leavings += 1;
+            readers.evictions += 1;
         }
     }
 }
 
 /// What there is of an inode in memory.
-pub(crate) enum Found<'a> {
+pub(crate) enum CacheLookup<'a> {
     /// It is there, with one reference more.
-    There(Arc<Inode>),
+    Hit(Arc<Inode>),
     /// It is not: read it, and hand it in.
-    Absent(Loading<'a>),
+    Miss(LoadGuard<'a>),
 }
 
 /// The right to put an inode in that is being read.
-pub(crate) struct Loading<'a> {
-    table: &'a Table,
+pub(crate) struct LoadGuard<'a> {
+    table: &'a InodeTable,
     number: u64,
-    leavings: u64,
+    evictions: u64,
 }
 
-impl Loading<'_> {
+impl LoadGuard<'_> {
     /// Puts in what was read, and returns the inode that is there now, with one reference more. `None` if others had
     /// the inode meanwhile, and it left again: what was read is old.
     pub(crate) fn finish(self, inode: Inode) -> Option<Arc<Inode>> {
         debug_assert_eq!(inode.number, self.number, "another inode was asked for");
         let mut shard = self.table.shard(self.number).lock();
         let fresh =
-            shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+            shard.loading.get(&self.number).is_some_and(|now| now.evictions == self.evictions);
         let slot = match shard.slots.entry(self.number) {
             Entry::Occupied(slot) => slot.into_mut(),
             Entry::Vacant(_) if !fresh => return None,
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 self.table.count.fetch_add(1, Ordering::Relaxed);
-                place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
+                vacant.insert(Slot { inode: Arc::new(inode), lookups: 0 })
             }
         };
         slot.inode.refs.fetch_add(1, Ordering::SeqCst);
-        let there = Arc::clone(&slot.inode);
+        let inode = Arc::clone(&slot.inode);
         drop(shard);
-        Some(there)
+        Some(inode)
     }
 
     /// Whether others have, or had, the inode since: what was read, or why it could not be, says nothing.
-    pub(crate) fn is_old(&self) -> bool {
+    pub(crate) fn is_stale(&self) -> bool {
         let shard = self.table.shard(self.number).lock();
-        let same = shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+        let same =
+            shard.loading.get(&self.number).is_some_and(|now| now.evictions == self.evictions);
         !same || shard.slots.contains_key(&self.number)
     }
 }
 
-impl Drop for Loading<'_> {
+impl Drop for LoadGuard<'_> {
     fn drop(&mut self) {
         let mut shard = self.table.shard(self.number).lock();
         if let Some(readers) = shard.loading.get_mut(&self.number) {
@@ -152,19 +153,19 @@ impl std::hash::Hasher for NumberHasher {
     }
 }
 
-type Shard = CachePadded<Mutex<Numbers>>;
+type Shard = CachePadded<Mutex<TableShard>>;
 
 /// Inodes by number.
-pub(crate) struct Table {
+pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
     count: AtomicU64,
     /// The shard that the next round begins with.
     next: AtomicU64,
 }
 
-impl Table {
+impl InodeTable {
     pub(crate) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("fs-table", Numbers::default()));
+        let shard = |_| CachePadded::new(Mutex::named("fs-table", TableShard::default()));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             count: AtomicU64::new(0),
@@ -185,19 +186,19 @@ impl Table {
     }
 
     /// The inode of that number, or the right to put it in.
-    pub(crate) fn get_or_load(&self, number: u64) -> Found<'_> {
+    pub(crate) fn get_or_load(&self, number: u64) -> CacheLookup<'_> {
         let mut shard = self.shard(number).lock();
         if let Some(slot) = shard.slots.get(&number) {
             slot.inode.refs.fetch_add(1, Ordering::SeqCst);
-            return Found::There(Arc::clone(&slot.inode));
+            return CacheLookup::Hit(Arc::clone(&slot.inode));
         }
         let readers = shard.loading.entry(number).or_default();
         readers.count += 1;
-        Found::Absent(Loading { table: self, number, leavings: readers.leavings })
+        CacheLookup::Miss(LoadGuard { table: self, number, evictions: readers.evictions })
     }
 
     /// Whether it is in memory.
-    pub(crate) fn has(&self, number: u64) -> bool {
+    pub(crate) fn contains(&self, number: u64) -> bool {
         self.shard(number).lock().slots.contains_key(&number)
     }
 
@@ -206,7 +207,7 @@ impl Table {
     pub(crate) fn add(&self, inode: Inode) -> Arc<Inode> {
         let number = inode.number;
         let mut shard = self.shard(number).lock();
-        shard.note_leaving(number);
+        shard.note_eviction(number);
         let slot = match shard.slots.entry(number) {
             // Somebody guessed its number and has read it.
             Entry::Occupied(slot) if slot.get().inode.generation == inode.generation => {
@@ -217,9 +218,9 @@ impl Table {
                 *slot = Slot { inode: Arc::new(inode), lookups: 0 };
                 slot
             }
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
-                place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
+                vacant.insert(Slot { inode: Arc::new(inode), lookups: 0 })
             }
         };
         slot.inode.refs.fetch_add(1, Ordering::SeqCst);
@@ -227,9 +228,9 @@ impl Table {
     }
 
     /// Takes out an inode that came to nothing: its object is destroyed already.
-    pub(crate) fn take_out(&self, inode: &Inode) {
+    pub(crate) fn remove(&self, inode: &Inode) {
         let mut shard = self.shard(inode.number).lock();
-        shard.note_leaving(inode.number);
+        shard.note_eviction(inode.number);
         let same = |slot: &Slot| std::ptr::eq(&raw const *slot.inode, inode);
         if shard.slots.get(&inode.number).is_some_and(same) {
             shard.slots.remove(&inode.number);
@@ -254,30 +255,34 @@ impl Table {
         (before == count && count > 0).then(|| Arc::clone(&slot.inode))
     }
 
-    /// Ends a reference; true if it was the last one: see [`leave`](Self::leave).
+    /// Ends a reference; true if it was the last one: see [`try_evict`](Self::leave).
     #[must_use]
     pub(crate) fn put(inode: &Inode) -> bool {
         inode.refs.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Lets an inode go that nobody needs, unless `keep` says that something has to be done first.
-    pub(crate) fn leave(&self, number: u64, keep: impl FnOnce(&Inode) -> bool) -> Leaving {
+    /// Lets an inode go that nobody needs, unless `must_keep` says that something has to be done first.
+    pub(crate) fn try_evict(
+        &self,
+        number: u64,
+        must_keep: impl FnOnce(&Inode) -> bool,
+    ) -> Eviction {
         let mut shard = self.shard(number).lock();
         match shard.slots.get(&number) {
             Some(slot) if slot.inode.refs.load(Ordering::SeqCst) == 0 => {
-                if keep(&slot.inode) {
-                    return Leaving::Stays;
+                if must_keep(&slot.inode) {
+                    return Eviction::Deferred;
                 }
             }
-            _ => return Leaving::Needed,
+            _ => return Eviction::InUse,
         }
         match shard.slots.remove(&number) {
             Some(slot) => {
-                shard.note_leaving(number);
+                shard.note_eviction(number);
                 self.count.fetch_sub(1, Ordering::Relaxed);
-                Leaving::Left(slot.inode)
+                Eviction::Evicted(slot.inode)
             }
-            None => Leaving::Needed,
+            None => Eviction::InUse,
         }
     }
 
@@ -292,7 +297,7 @@ impl Table {
         self.for_each(|inode| {
             measured += 1;
             bytes += inode.memory_bytes();
-            measured < MEASURED
+            measured < SAMPLE_INODES
         });
         match measured {
             0 => 0,
@@ -306,7 +311,7 @@ impl Table {
     }
 
     /// The same, and begins where the last call of this has not been yet.
-    pub(crate) fn for_each_from_next(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
+    pub(crate) fn for_each_round_robin(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
         let from = self.next.load(Ordering::Relaxed) as usize;
         let to = self.walk(from, each);
         self.next.store(to as u64, Ordering::Relaxed);

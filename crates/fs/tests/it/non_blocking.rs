@@ -11,15 +11,15 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::without_waiting;
 
-use crate::common::{ME, MIB, ROOT, Rig, audit, file, memory, mkdir, read, unmount, write};
+use crate::common::{Fixture, ME, MIB, ROOT, audit, file, memory, mkdir, read, unmount, write};
 
 const NAMES: u32 = 3000;
 
 /// A file system of which nothing is in memory but its root.
-fn cold() -> (Arc<FaultDevice>, Rig, Arc<FileSystem>) {
+fn cold() -> (Arc<FaultDevice>, Fixture, Arc<FileSystem>) {
     let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 1));
-    let rig = Rig::on(Arc::clone(&faults) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>);
+    let fs = fixture.mount();
     for n in 0..NAMES {
         let (ino, handle) = file(&fs, ROOT, format!("file {n}").as_bytes());
         write(&fs, ino, 0, &(n + 1).to_le_bytes().repeat(5000));
@@ -28,11 +28,11 @@ fn cold() -> (Arc<FaultDevice>, Rig, Arc<FileSystem>) {
     }
     mkdir(&fs, ROOT, b"dir");
     unmount(fs);
-    let fs = rig.mount();
+    let fs = fixture.mount();
     fs.quiesce();
     fs.pool().set_tunable("prefetch_max_bytes", "0").unwrap();
-    rig.cache.cache().flush();
-    (faults, rig, fs)
+    fixture.cache.cache().flush();
+    (faults, fixture, fs)
 }
 
 fn stall(faults: &FaultDevice) {
@@ -47,10 +47,10 @@ fn would_block<T>(result: Result<T, forebay_fs::Error>) {
 
 #[test]
 fn what_would_wait_says_so_and_has_changed_nothing() {
-    let (faults, rig, fs) = cold();
+    let (faults, fixture, fs) = cold();
     let ino = fs.lookup(ROOT, b"file 7").unwrap().attr.ino;
     fs.pool().sync().unwrap();
-    rig.cache.cache().flush();
+    fixture.cache.cache().flush();
     stall(&faults);
     let handle = Handle(ino.0);
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -98,7 +98,7 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
         let done = move |bytes: Result<&[u8], forebay_fs::Error>| {
             send.send((n as u32, bytes.map(<[u8]>::to_vec))).unwrap();
         };
-        fs.read_then(*ino, Handle(ino.0), 4, 16, Box::new(done));
+        fs.read_async(*ino, Handle(ino.0), 4, 16, Box::new(done));
     }
     // All were asked for before the first was answered: each takes longer than asking for all.
     let early = receive.try_recv().ok();
@@ -110,7 +110,7 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
     }
     let counter = |name| fs.stats().counters.iter().find(|row| row.0 == name).unwrap().2;
     assert!(counter("reads_fetched") >= 20);
-    assert_eq!(counter("reads_handed_over"), 0);
+    assert_eq!(counter("reads_offloaded"), 0);
     // What is cached is answered at once.
     let done = {
         let send = send.clone();
@@ -118,7 +118,7 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
             send.send((0, bytes.map(<[u8]>::to_vec))).unwrap();
         }
     };
-    fs.read_then(inos[0], Handle(inos[0].0), 4, 16, Box::new(done));
+    fs.read_async(inos[0], Handle(inos[0].0), 4, 16, Box::new(done));
     assert_eq!(receive.try_recv().unwrap().1.unwrap(), 1u32.to_le_bytes().repeat(4));
     unmount(fs);
 }

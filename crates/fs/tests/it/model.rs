@@ -26,18 +26,18 @@ pub(crate) struct Node {
 }
 
 /// The tree. Nodes are named by their index; the root is 0.
-pub(crate) struct Twin {
+pub(crate) struct Model {
     pub(crate) nodes: Vec<Node>,
 }
 
 type Outcome<T = ()> = Result<T, ErrorKind>;
 
-impl Twin {
+impl Model {
     pub(crate) fn new() -> Self {
-        let mut twin = Self { nodes: Vec::new() };
-        twin.push(FileKind::Directory, 0o755, 0, Vec::new());
-        twin.nodes[0].ino = Ino::ROOT;
-        twin
+        let mut model = Self { nodes: Vec::new() };
+        model.push(FileKind::Directory, 0o755, 0, Vec::new());
+        model.nodes[0].ino = Ino::ROOT;
+        model
     }
 
     fn push(&mut self, kind: FileKind, mode: u16, parent: usize, content: Vec<u8>) -> usize {

@@ -11,7 +11,7 @@
 //!
 //! # Locking
 //!
-//! `fs-lost`, for a look; nothing is locked under it. Without marks no operation takes it.
+//! `fs-writeback-errors`, for a look; nothing is locked under it. Without marks no operation takes it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16_384 };
 const RANGES_MAX: usize = if cfg!(test) { 3 } else { 64 };
 
 /// The marks of a file system.
-pub(crate) struct LostWrites {
+pub(crate) struct WritebackErrors {
     marks: Mutex<Marks>,
     /// Whether there are any. Changed under the lock.
     any: AtomicBool,
@@ -77,9 +77,9 @@ impl Ranges {
     }
 }
 
-impl LostWrites {
+impl WritebackErrors {
     pub(crate) fn new() -> Self {
-        let marks = Mutex::named("fs-lost", Marks::default());
+        let marks = Mutex::named("fs-writeback-errors", Marks::default());
         Self { marks, any: AtomicBool::new(false) }
     }
 
@@ -95,7 +95,7 @@ impl LostWrites {
     }
 
     /// Marks a range that was lost.
-    fn note(&self, number: u64, lost: Range<u64>) {
+    fn record(&self, number: u64, lost: Range<u64>) {
         self.change(|marks| {
             match marks.lost.len() >= MARKS_MAX && !marks.lost.contains_key(&number) {
                 true => marks.overflowed = true,
@@ -106,7 +106,7 @@ impl LostWrites {
 
     /// A range has the content that its writer wants: it was written, punched or cut off.
     #[inline]
-    pub(crate) fn replaced(&self, number: u64, by: Range<u64>) {
+    pub(crate) fn clear(&self, number: u64, by: Range<u64>) {
         if self.any() {
             self.shrink(number, &by);
         }
@@ -181,7 +181,7 @@ impl FileSystem {
             }
         };
         let end = offset.saturating_add(data.len() as u64);
-        self.lost().note(self.number(ino)?, offset.saturating_add(done as u64)..end);
+        self.writeback_errors().record(self.number(ino)?, offset.saturating_add(done as u64)..end);
         Err(failed)
     }
 }
@@ -192,70 +192,70 @@ mod tests {
 
     #[test]
     fn a_mark_goes_when_all_that_was_lost_was_replaced() {
-        let lost = LostWrites::new();
+        let lost = WritebackErrors::new();
         lost.check(1).unwrap();
-        lost.note(1, 100..200);
-        lost.note(1, 300..400);
+        lost.record(1, 100..200);
+        lost.record(1, 300..400);
         assert!(lost.check(1).is_err());
         lost.check(2).unwrap();
         // In part, and beside it.
-        lost.replaced(1, 150..390);
-        lost.replaced(1, 0..100);
-        lost.replaced(1, 400..500);
-        lost.replaced(2, 0..500);
+        lost.clear(1, 150..390);
+        lost.clear(1, 0..100);
+        lost.clear(1, 400..500);
+        lost.clear(2, 0..500);
         assert!(lost.check(1).unwrap_err().to_string().contains("100 and 400"));
-        lost.replaced(1, 50..120);
-        lost.replaced(1, 390..u64::MAX);
+        lost.clear(1, 50..120);
+        lost.clear(1, 390..u64::MAX);
         assert!(lost.check(1).unwrap_err().to_string().contains("120 and 150"));
-        lost.replaced(1, 120..150);
+        lost.clear(1, 120..150);
         lost.check(1).unwrap();
         assert!(!lost.any());
     }
 
     #[test]
     fn ranges_are_replaced_in_any_order_and_nothing_else_need_be() {
-        let lost = LostWrites::new();
+        let lost = WritebackErrors::new();
         for start in [500, 100, 300] {
-            lost.note(1, start..start + 100);
+            lost.record(1, start..start + 100);
         }
         for start in [300, 500] {
-            lost.replaced(1, start..start + 100);
+            lost.clear(1, start..start + 100);
             assert!(lost.check(1).is_err());
         }
-        lost.replaced(1, 100..200);
+        lost.clear(1, 100..200);
         lost.check(1).unwrap();
         // From the middle, and two halves noted anew that touch what is left.
-        lost.note(1, 0..30);
-        lost.replaced(1, 10..20);
-        lost.note(1, 5..12);
-        lost.replaced(1, 20..30);
+        lost.record(1, 0..30);
+        lost.clear(1, 10..20);
+        lost.record(1, 5..12);
+        lost.clear(1, 20..30);
         assert!(lost.check(1).unwrap_err().to_string().contains("0 and 12"));
-        lost.replaced(1, 0..12);
+        lost.clear(1, 0..12);
         lost.check(1).unwrap();
     }
 
     #[test]
     fn past_the_bound_the_nearest_ranges_become_one() {
-        let lost = LostWrites::new();
+        let lost = WritebackErrors::new();
         for start in [0, 100, 130, 300] {
-            lost.note(1, start..start + 10);
+            lost.record(1, start..start + 10);
         }
         for start in [0, 100, 130, 300] {
-            lost.replaced(1, start..start + 10);
+            lost.clear(1, start..start + 10);
         }
         // What lies between two of them counts as lost as well.
         assert!(lost.check(1).unwrap_err().to_string().contains("110 and 130"));
-        lost.replaced(1, 110..130);
+        lost.clear(1, 110..130);
         lost.check(1).unwrap();
     }
 
     #[test]
     fn past_the_bound_no_fsync_succeeds() {
-        let lost = LostWrites::new();
-        (0..4).for_each(|number| lost.note(number, 0..1));
+        let lost = WritebackErrors::new();
+        (0..4).for_each(|number| lost.record(number, 0..1));
         lost.check(9).unwrap();
-        lost.note(4, 0..1);
-        (0..4).for_each(|number| lost.replaced(number, 0..1));
+        lost.record(4, 0..1);
+        (0..4).for_each(|number| lost.clear(number, 0..1));
         assert!(lost.check(4).is_err());
         assert!(lost.check(9).is_err());
     }

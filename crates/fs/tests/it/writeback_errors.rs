@@ -6,7 +6,7 @@ use forebay_fs::{ErrorKind, FallocateMode, FileSystem, Handle, Ino, SetAttr, Wri
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority};
 
-use crate::common::{ME, MIB, ROOT, Rig, file, memory, read, unmount, write};
+use crate::common::{Fixture, ME, MIB, ROOT, file, memory, read, unmount, write};
 
 fn fsync(fs: &FileSystem, ino: Ino) -> Option<ErrorKind> {
     let synced = [false, true].map(|data_only| fs.fsync(ino, data_only).err());
@@ -21,8 +21,8 @@ fn write_back(fs: &FileSystem, ino: Ino, offset: u64, data: &[u8]) -> Result<usi
 
 #[test]
 fn fsync_fails_until_what_found_no_space_is_written_again() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (filler, handle) = file(&fs, ROOT, b"filler");
     let (ino, _) = file(&fs, ROOT, b"lost");
     let (other, _) = file(&fs, ROOT, b"other");
@@ -48,8 +48,8 @@ fn fsync_fails_until_what_found_no_space_is_written_again() {
 
 #[test]
 fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
     write(&fs, ino, 0, b"content");
     let beyond = i64::MAX as u64 - 10;
@@ -89,7 +89,7 @@ fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
 fn failing() -> (Arc<dyn Device>, Arc<FaultDevice>, Arc<FileSystem>, Ino) {
     let device = memory(96 * MIB);
     let faults = Arc::new(FaultDevice::new(Arc::clone(&device), 5));
-    let fs = Rig::on(Arc::clone(&faults) as Arc<dyn Device>).mount();
+    let fs = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>).mount();
     let (ino, _) = file(&fs, ROOT, b"name");
     fs.pool().sync().unwrap();
     write(&fs, ino, 0, b"content");
@@ -104,7 +104,7 @@ fn a_failed_write_of_the_log_makes_the_group_durable_or_fsync_fails() {
     assert_eq!(faults.injected().len(), 1, "the log was written");
     faults.crash(Crash::LoseAll).unwrap();
     let _ = fs.close();
-    let fs = Rig::of(device).mount();
+    let fs = Fixture::of(device).mount();
     let ino = fs.lookup(ROOT, b"name").unwrap().attr.ino;
     assert_eq!(read(&fs, ino, 0, 100), b"content");
 }
