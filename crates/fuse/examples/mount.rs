@@ -1,6 +1,6 @@
-//! Mounts the files of a pool, in the foreground: `mount DEVICE FOLDER [--kernel-cache]`.
+//! Mounts the files of a pool, in the foreground: `mount DEVICE DIRECTORY [--kernel-cache]`.
 //!
-//! DEVICE is a file that is made, sparse, if it is not there. It is mounted until somebody unmounts FOLDER. This shows how little a program
+//! DEVICE is a file that is made, sparse, if it is not there. It is mounted until somebody unmounts DIRECTORY. This shows how little a program
 //! needs to embed a mount; the `forebay` command does the same with everything around it.
 
 use std::error::Error;
@@ -16,8 +16,8 @@ use forebay_pool::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [device, folder, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: mount DEVICE FOLDER [--kernel-cache]".into());
+    let [device, directory, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: mount DEVICE DIRECTORY [--kernel-cache]".into());
     };
     let device = Path::new(device);
     let cache =
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut options = MountOptions::default();
     options.fs_name = "example/main".to_owned();
     options.kernel_cache = rest.iter().any(|option| option == "--kernel-cache");
-    let mount = forebay_fuse::mount(fs.clone(), Path::new(folder), &options)?;
+    let mount = forebay_fuse::mount(fs.clone(), Path::new(directory), &options)?;
     println!("mounted at {}; `umount` ends it", mount.path().display());
     if let Some(why) = mount.wait() {
         eprintln!("the session broke: {why}");

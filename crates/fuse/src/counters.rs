@@ -17,7 +17,7 @@ forebay_base::counters! {
     /// Requests of the kernel; of `forget`, inodes that it forgot.
     requests: op;
     /// Requests that would have had to wait for a device or a group, and went on on another thread or with their I/O.
-    waited: op;
+    would_block: op;
     /// Bytes that were asked for.
     read_bytes;
     /// Bytes that came to be written.
@@ -74,12 +74,12 @@ pub struct MountStats {
 }
 
 /// What a mount and its server count together.
-pub(crate) struct Tally {
+pub(crate) struct MountMetrics {
     pub(crate) counters: MountCounters,
     failure: Mutex<Option<String>>,
 }
 
-impl Tally {
+impl MountMetrics {
     pub(crate) fn new() -> Self {
         Self { counters: MountCounters::new(), failure: Mutex::named("mount-failure", None) }
     }

@@ -6,16 +6,16 @@ use std::path::PathBuf;
 
 /// A process that has something of a mount open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
+pub struct MountUser {
     /// Its number.
     pub pid: u32,
     /// Its short name, as the kernel has it.
     pub command: String,
-    /// What of it lies in the mount: `working folder`, `root`, `program` or a path that is open.
+    /// What of it lies in the mount: `working directory`, `root`, `program` or a path that is open.
     pub uses: String,
 }
 
-impl fmt::Display for User {
+impl fmt::Display for MountUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (pid {}: {})", self.command, self.pid, self.uses)
     }
@@ -70,14 +70,14 @@ pub enum MountError {
         source: io::Error,
     },
     /// The mount point does not exist.
-    #[error("{} does not exist; make the folder first", path.display())]
-    Missing {
+    #[error("{} does not exist; make the directory first", path.display())]
+    NotFound {
         /// The mount point.
         path: PathBuf,
     },
-    /// The mount point is no folder.
-    #[error("{} is not a folder; name a folder to mount at", path.display())]
-    NotAFolder {
+    /// The mount point is no directory.
+    #[error("{} is not a directory; name a directory to mount at", path.display())]
+    NotADirectory {
         /// The mount point.
         path: PathBuf,
     },
@@ -88,8 +88,8 @@ pub enum MountError {
         path: PathBuf,
     },
     /// Something is mounted there already.
-    #[error("{} is mounted already ({source_name}); unmount it first, or name another folder", path.display())]
-    Occupied {
+    #[error("{} is mounted already ({source_name}); unmount it first, or name another directory", path.display())]
+    AlreadyMounted {
         /// The mount point.
         path: PathBuf,
         /// What the table of mounts calls it.
@@ -101,7 +101,7 @@ pub enum MountError {
         /// The mount point.
         path: PathBuf,
         /// Processes found to use it: some of them, or none, if they belong to others or to another namespace.
-        users: Vec<User>,
+        users: Vec<MountUser>,
     },
     /// Nothing of ours is mounted there.
     #[error("nothing is mounted at {}", path.display())]
@@ -120,7 +120,7 @@ pub enum MountError {
         "{} is unmounted here and still in use elsewhere (a bind mount or another mount namespace); it ends when that goes",
         path.display()
     )]
-    Elsewhere {
+    InUseElsewhere {
         /// The mount point.
         path: PathBuf,
     },
@@ -144,11 +144,11 @@ pub enum MountError {
     },
 }
 
-fn by(users: &[User]) -> String {
+fn by(users: &[MountUser]) -> String {
     if users.is_empty() {
         return String::new();
     }
-    let names: Vec<String> = users.iter().map(User::to_string).collect();
+    let names: Vec<String> = users.iter().map(MountUser::to_string).collect();
     format!(": in use by {}", names.join(", "))
 }
 
@@ -158,10 +158,11 @@ mod tests {
 
     #[test]
     fn a_busy_mount_names_who_uses_it() {
-        let user = User { pid: 7, command: "bash".to_owned(), uses: "working folder".to_owned() };
+        let user =
+            MountUser { pid: 7, command: "bash".to_owned(), uses: "working directory".to_owned() };
         let error = MountError::Busy { path: "/mnt".into(), users: vec![user] };
         let text = error.to_string();
-        assert!(text.contains("in use by bash (pid 7: working folder)"), "{text}");
+        assert!(text.contains("in use by bash (pid 7: working directory)"), "{text}");
         let none = MountError::Busy { path: "/mnt".into(), users: Vec::new() }.to_string();
         assert!(none.starts_with("/mnt is busy; end what uses it"), "{none}");
     }

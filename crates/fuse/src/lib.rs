@@ -1,15 +1,15 @@
 //! Mounts files through FUSE.
 //!
-//! [`mount`] serves a file system of `forebay-fs` at a folder; [`mount_null`] serves one that holds names and nothing else, and so
-//! shows what the way through the kernel costs (the *ceiling*). A [`Mount`] is the mount's life: wait for its end, end
-//! it, look at its counters. [`available`] tells beforehand why a mount cannot work here, [`is_mounted`] and [`unmount_dead`] deal with what a
+//! [`mount`] serves a file system of `forebay-fs` at a directory; [`mount_null`] serves one that holds names and nothing else, and so
+//! shows what the way through the kernel costs. A [`Mount`] is the mount's life: wait for its end, end
+//! it, look at its counters. [`available`] tells beforehand why a mount cannot work here, [`mount_info`] and [`unmount_dead`] deal with what a
 //! server that was killed left behind.
 //!
 //! # How it is made
 //!
 //! `transport` is the seam: requests and answers in types of this crate (`Server` on one side, one module that
 //! names the FUSE library on the other), so that another way to the kernel can take the library's place. `adapter` serves a file
-//! system through it, `null` the ceiling. `mount` attaches and detaches, and knows nothing of requests.
+//! system through it, `null` the null file system. `mount` attaches and detaches, and knows nothing of requests.
 //!
 //! # Invariants
 //!
@@ -20,7 +20,7 @@
 //!
 //! # Locking
 //!
-//! Those of a mount's life and, for the ceiling, of its names: `docs/locking.md` lists them. None is held while a request waits.
+//! Those of a mount's life and, for the null file system, of its names: `docs/locking.md` lists them. None is held while a request waits.
 //!
 //! # What it does not do
 //!
@@ -40,8 +40,8 @@ mod transport;
 
 pub use adapter::mount;
 pub use counters::{MountCounters, MountStats};
-pub use error::{MountError, User};
-pub use mount::{Mount, Mounted, available, is_mounted, served_at, unmount_dead};
+pub use error::{MountError, MountUser};
+pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
 pub use null::mount_null;
 pub use options::{Atime, MountFlags, MountOptions};
 

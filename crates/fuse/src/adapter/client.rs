@@ -3,14 +3,14 @@
 use forebay_base::sync::Arc;
 use forebay_fs::{Caller, Ino};
 
-use crate::transport::Kernel;
+use crate::transport::KernelNotifier;
 
 /// The kernel behind the mount.
-pub(super) struct Client(pub(super) Arc<dyn Kernel>);
+pub(super) struct Client(pub(super) Arc<dyn KernelNotifier>);
 
 impl forebay_fs::Client for Client {
     fn mode_changed(&self, ino: Ino) {
-        self.0.forget_attributes(ino.0);
+        self.0.invalidate_attributes(ino.0);
     }
 
     /// By the list of the process: a request names one group only.

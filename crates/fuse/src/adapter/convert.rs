@@ -14,7 +14,7 @@ pub(super) fn caller(caller: transport::Caller) -> Caller {
 pub(super) fn kind(kind: FileKind) -> Kind {
     match kind {
         FileKind::File => Kind::File,
-        FileKind::Directory => Kind::Folder,
+        FileKind::Directory => Kind::Directory,
         FileKind::Symlink => Kind::Symlink,
         FileKind::Fifo => Kind::Fifo,
         FileKind::Socket => Kind::Socket,
@@ -26,7 +26,7 @@ pub(super) fn kind(kind: FileKind) -> Kind {
 pub(super) fn file_kind(kind: Kind) -> FileKind {
     match kind {
         Kind::File => FileKind::File,
-        Kind::Folder => FileKind::Directory,
+        Kind::Directory => FileKind::Directory,
         Kind::Symlink => FileKind::Symlink,
         Kind::Fifo => FileKind::Fifo,
         Kind::Socket => FileKind::Socket,
@@ -39,7 +39,7 @@ fn time(time: Time) -> transport::Time {
     transport::Time { seconds: time.seconds, nanos: time.nanos }
 }
 
-fn back(time: transport::Time) -> Time {
+fn to_fs_time(time: transport::Time) -> Time {
     Time { seconds: time.seconds, nanos: time.nanos }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
         rdev: attr.rdev,
         size: attr.size,
         blocks: attr.blocks,
-        blocks_guessed: attr.blocks_guessed,
+        blocks_estimated: attr.blocks_estimated,
         block_bytes: attr.block_bytes,
         atime: time(attr.atime),
         mtime: time(attr.mtime),
@@ -66,7 +66,7 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
 pub(super) fn set(set: &SetAttributes) -> SetAttr {
     let set_time = |time| match time {
         transport::SetTime::Now => SetTime::Now,
-        transport::SetTime::At(time) => SetTime::At(back(time)),
+        transport::SetTime::At(time) => SetTime::At(to_fs_time(time)),
     };
     SetAttr {
         mode: set.mode,
@@ -75,7 +75,7 @@ pub(super) fn set(set: &SetAttributes) -> SetAttr {
         size: set.size,
         atime: set.atime.map(set_time),
         mtime: set.mtime.map(set_time),
-        ctime: set.ctime.map(back),
+        ctime: set.ctime.map(to_fs_time),
     }
 }
 

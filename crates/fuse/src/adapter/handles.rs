@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use forebay_base::sync::{Arc, Mutex};
 use forebay_fs::Handle;
 
-use crate::transport::{Durable, OpenHow};
+use crate::transport::{OpenHow, SyncMode};
 
 const WRITES: u64 = 1 << 63;
 const DATA: u64 = 1 << 62;
@@ -17,12 +17,12 @@ const ALL: u64 = 1 << 61;
 /// The number of a handle for the kernel.
 pub(super) fn pack(handle: Handle, how: OpenHow) -> u64 {
     debug_assert!(handle.0 & (WRITES | DATA | ALL) == 0, "a handle has 61 bits");
-    let durable = match how.durable {
-        Durable::No => 0,
-        Durable::Data => DATA,
-        Durable::All => ALL,
+    let sync_mode = match how.sync_mode {
+        SyncMode::None => 0,
+        SyncMode::Data => DATA,
+        SyncMode::All => ALL,
     };
-    handle.0 | durable | if how.writes { WRITES } else { 0 }
+    handle.0 | sync_mode | if how.writes { WRITES } else { 0 }
 }
 
 /// The file system's handle.
@@ -31,11 +31,11 @@ pub(super) fn handle(number: u64) -> Handle {
 }
 
 /// What has to be durable before a change through the handle is answered.
-pub(super) fn durable(number: u64) -> Durable {
+pub(super) fn sync_mode(number: u64) -> SyncMode {
     match (number & ALL != 0, number & DATA != 0) {
-        (true, _) => Durable::All,
-        (false, true) => Durable::Data,
-        (false, false) => Durable::No,
+        (true, _) => SyncMode::All,
+        (false, true) => SyncMode::Data,
+        (false, false) => SyncMode::None,
     }
 }
 
@@ -93,12 +93,12 @@ mod tests {
 
     #[test]
     fn numbers_tell_what_a_handle_was_opened_for() {
-        for how in [Durable::No, Durable::Data, Durable::All] {
+        for how in [SyncMode::None, SyncMode::Data, SyncMode::All] {
             for writable in [false, true] {
-                let how = OpenHow { truncate: false, writes: writable, durable: how };
+                let how = OpenHow { truncate: false, writes: writable, sync_mode: how };
                 let number = pack(Handle(77), how);
                 assert_eq!((handle(number), writes(number)), (Handle(77), writable));
-                assert_eq!(durable(number), how.durable);
+                assert_eq!(sync_mode(number), how.sync_mode);
             }
         }
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn writers_are_counted() {
         let writers = Writers::default();
-        let how = |writes| OpenHow { truncate: false, writes, durable: Durable::No };
+        let how = |writes| OpenHow { truncate: false, writes, sync_mode: SyncMode::None };
         writers.opened(3, how(true));
         writers.opened(3, how(true));
         writers.opened(3, how(false));

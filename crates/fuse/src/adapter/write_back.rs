@@ -11,52 +11,52 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
-use crate::transport::Kernel;
+use crate::transport::KernelNotifier;
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread, and what it has to do.
 #[derive(Clone)]
 pub(super) struct WriteBack {
-    shared: Arc<Shared>,
+    shared: Arc<WriteBackShared>,
 }
 
-struct Shared {
+struct WriteBackShared {
     thread: Mutex<Option<thread::JoinHandle<()>>>,
-    queue: Mutex<Queue>,
+    queue: Mutex<WriteBackQueue>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct WriteBackQueue {
     jobs: VecDeque<(u64, Job)>,
     /// There is a thread.
-    serves: bool,
+    running: bool,
 }
 
 impl Default for WriteBack {
     fn default() -> Self {
-        let queue = Mutex::named("mount-write-back", Queue::default());
+        let queue = Mutex::named("mount-write-back", WriteBackQueue::default());
         let thread = Mutex::named("mount-thread", None);
-        Self { shared: Arc::new(Shared { thread, queue, wake: Condvar::new() }) }
+        Self { shared: Arc::new(WriteBackShared { thread, queue, wake: Condvar::new() }) }
     }
 }
 
 impl WriteBack {
     /// Starts the thread. Without one (the system has none to give) jobs run at once.
-    pub(super) fn start(&self, kernel: Arc<dyn Kernel>) {
+    pub(super) fn start(&self, kernel: Arc<dyn KernelNotifier>) {
         let shared = self.shared.clone();
-        self.shared.queue.lock().serves = true;
+        self.shared.queue.lock().running = true;
         match thread::spawn_named("fuse-write-back", move || shared.work(&*kernel)) {
             Ok(thread) => *self.shared.thread.lock() = Some(thread),
-            Err(_) => self.shared.queue.lock().serves = false,
+            Err(_) => self.shared.queue.lock().running = false,
         }
     }
 
     /// Does `job` once the kernel has written what it holds of `ino`.
-    pub(super) fn then(&self, ino: u64, job: Job) {
+    pub(super) fn run_after(&self, ino: u64, job: Job) {
         let mut queue = self.shared.queue.lock();
-        if !queue.serves {
+        if !queue.running {
             drop(queue);
             return job();
         }
@@ -68,7 +68,7 @@ impl WriteBack {
 
     /// Ends the thread; what is left is done at once.
     pub(super) fn end(&self) {
-        self.shared.queue.lock().serves = false;
+        self.shared.queue.lock().running = false;
         self.shared.wake.notify_one();
         if let Some(thread) = self.shared.thread.lock().take() {
             let _ = thread.join();
@@ -76,18 +76,18 @@ impl WriteBack {
     }
 }
 
-impl Shared {
-    fn work(&self, kernel: &dyn Kernel) {
+impl WriteBackShared {
+    fn work(&self, kernel: &dyn KernelNotifier) {
         loop {
             let mut queue = self.queue.lock();
-            while queue.jobs.is_empty() && queue.serves {
+            while queue.jobs.is_empty() && queue.running {
                 self.wake.wait(&mut queue);
             }
-            let serves = queue.serves;
+            let running = queue.running;
             let Some((ino, job)) = queue.jobs.pop_front() else { return };
             drop(queue);
-            if serves {
-                kernel.write_back(ino);
+            if running {
+                kernel.flush_pages(ino);
             }
             // Whoever asked has no answer; the thread goes on for others, who would wait for ever.
             let _ = catch_unwind(AssertUnwindSafe(job));
@@ -103,12 +103,12 @@ mod tests {
 
     struct Nothing;
 
-    impl Kernel for Nothing {
-        fn forget_name(&self, _: u64, _: &[u8]) -> bool {
+    impl KernelNotifier for Nothing {
+        fn invalidate_entry(&self, _: u64, _: &[u8]) -> bool {
             true
         }
-        fn forget_attributes(&self, _: u64) {}
-        fn write_back(&self, _: u64) {}
+        fn invalidate_attributes(&self, _: u64) {}
+        fn flush_pages(&self, _: u64) {}
     }
 
     #[test]
@@ -117,8 +117,8 @@ mod tests {
         write_back.start(Arc::new(Nothing));
         let done = Arc::new(AtomicBool::new(false));
         let next = done.clone();
-        write_back.then(1, Box::new(|| panic!("on purpose")));
-        write_back.then(2, Box::new(move || next.store(true, Ordering::SeqCst)));
+        write_back.run_after(1, Box::new(|| panic!("on purpose")));
+        write_back.run_after(2, Box::new(move || next.store(true, Ordering::SeqCst)));
         // It does what is left.
         write_back.end();
         assert!(done.load(Ordering::SeqCst));

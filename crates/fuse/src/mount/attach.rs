@@ -1,4 +1,4 @@
-//! Attaching: from a folder to a descriptor of `/dev/fuse` that serves it.
+//! Attaching: from a directory to a descriptor of `/dev/fuse` that serves it.
 //!
 //! Root calls `mount` itself. Everybody else asks `fusermount3`, a set-user-id helper that opens the
 //! device, mounts, and passes the descriptor back over a socket. Root without the capability, as in a container, tries the helper as well.
@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
-use super::{detach, table};
+use super::{detach, mountinfo};
 use crate::error::MountError;
 use crate::options::{Atime, MountFlags, MountOptions};
 
@@ -25,11 +25,11 @@ const DEVICE: &str = "/dev/fuse";
 const DEVICE_NUMBER: (u32, u32) = (10, 229);
 /// Type of our mounts, and how the table of mounts shows it.
 const SUBTYPE: &str = "forebay";
-pub(super) const KIND: &str = "fuse.forebay";
+pub(super) const FS_TYPE: &str = "fuse.forebay";
 /// Names the socket's descriptor to the helper.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 /// Bit of `CAP_SYS_ADMIN` in the masks of `/proc/self/status`.
-const SYS_ADMIN: u32 = 21;
+const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether a mount can work here at all; if not, why, and what to do.
 ///
@@ -69,40 +69,40 @@ pub(super) fn may_mount() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << SYS_ADMIN) != 0)
+    mask.is_some_and(|mask| mask & (1 << CAP_SYS_ADMIN) != 0)
 }
 
 /// The helper for those who may not mount by themselves.
 pub(super) fn helper() -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    let directories = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     let usual = [PathBuf::from("/usr/bin"), PathBuf::from("/bin"), PathBuf::from("/usr/local/bin")];
-    let mut folders = std::env::split_paths(&folders).chain(usual);
-    folders.find_map(|folder| {
-        let program = folder.join("fusermount3");
+    let mut directories = std::env::split_paths(&directories).chain(usual);
+    directories.find_map(|directory| {
+        let program = directory.join("fusermount3");
         program.is_file().then_some(program)
     })
 }
 
-/// Checks that `at` is a folder that can be mounted on, and gives its full path and its mode.
-pub(super) fn place(at: &Path) -> Result<(PathBuf, u32), MountError> {
+/// Checks that `at` is a directory that can be mounted on, and gives its full path and its mode.
+pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError> {
     let path = || at.to_path_buf();
     let full = match at.canonicalize() {
         Ok(full) => full,
         Err(error) => {
             return Err(match error.raw_os_error() {
-                Some(libc::ENOENT) => MountError::Missing { path: path() },
-                Some(libc::ENOTDIR) => MountError::NotAFolder { path: path() },
+                Some(libc::ENOENT) => MountError::NotFound { path: path() },
+                Some(libc::ENOTDIR) => MountError::NotADirectory { path: path() },
                 Some(libc::ENOTCONN) => MountError::Dead { path: path() },
                 _ => MountError::System { what: "look at", path: path(), source: error },
             });
         }
     };
-    if let Ok(Some(row)) = table::at(&full) {
+    if let Ok(Some(entry)) = mountinfo::at(&full) {
         let dead = detach::is_dead(&full);
         return Err(if dead {
             MountError::Dead { path: path() }
         } else {
-            MountError::Occupied { path: path(), source_name: row.source }
+            MountError::AlreadyMounted { path: path(), source_name: entry.source }
         });
     }
     let metadata = full.metadata().map_err(|source| MountError::System {
@@ -111,12 +111,12 @@ pub(super) fn place(at: &Path) -> Result<(PathBuf, u32), MountError> {
         source,
     })?;
     if !metadata.is_dir() {
-        return Err(MountError::NotAFolder { path: path() });
+        return Err(MountError::NotADirectory { path: path() });
     }
     Ok((full, metadata.mode()))
 }
 
-/// Mounts at `full`, which [`place`] has checked. Nothing is answered there until a session runs over what this returns.
+/// Mounts at `full`, which [`check_mount_point`] has checked. Nothing is answered there until a session runs over what this returns.
 pub(super) fn attach(
     full: &Path,
     mode: u32,
@@ -143,7 +143,7 @@ pub(super) fn attach(
         return Err(error);
     }
     match helper() {
-        Some(helper) => by_helper(&helper, full, options),
+        Some(helper) => mount_by_helper(&helper, full, options),
         None if nix::unistd::geteuid().is_root() => {
             Err(MountError::NotPermitted { source: Errno::EPERM.into() })
         }
@@ -151,7 +151,7 @@ pub(super) fn attach(
     }
 }
 
-fn system_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
+fn mount_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
     let mut flags = MsFlags::empty();
     flags.set(MsFlags::MS_NODEV, chosen.no_dev || !trusted);
     flags.set(MsFlags::MS_NOSUID, chosen.no_suid || !trusted);
@@ -172,7 +172,7 @@ pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<
     if !may_mount() {
         return Err(MountError::RemountNotPermitted { path: full.to_path_buf() });
     }
-    let flags = MsFlags::MS_REMOUNT | system_flags(flags, trusted);
+    let flags = MsFlags::MS_REMOUNT | mount_flags(flags, trusted);
     nix::mount::mount(None::<&str>, full, None::<&str>, flags, None::<&str>).map_err(|error| {
         let path = full.to_path_buf();
         match error {
@@ -183,7 +183,7 @@ pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<
 }
 
 fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Result<(), Errno> {
-    let flags = system_flags(&options.flags, options.trusted);
+    let flags = mount_flags(&options.flags, options.trusted);
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
         device.as_raw_fd(),
@@ -194,7 +194,13 @@ fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Re
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    nix::mount::mount(Some(options.fs_name.as_str()), full, Some(KIND), flags, Some(data.as_str()))
+    nix::mount::mount(
+        Some(options.fs_name.as_str()),
+        full,
+        Some(FS_TYPE),
+        flags,
+        Some(data.as_str()),
+    )
 }
 
 /// Commas part options for the helper, so that one in a value is escaped.
@@ -221,7 +227,11 @@ fn helper_options(options: &MountOptions) -> String {
     text
 }
 
-fn by_helper(helper: &Path, full: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(
+    helper: &Path,
+    full: &Path,
+    options: &MountOptions,
+) -> Result<OwnedFd, MountError> {
     let system = |source| MountError::System {
         what: "start fusermount3 for",
         path: full.to_path_buf(),
@@ -243,22 +253,22 @@ fn by_helper(helper: &Path, full: &Path, options: &MountOptions) -> Result<Owned
         .spawn()
         .map_err(system)?;
     drop(inherited);
-    let device = receive(&ours);
-    let said = ending(child).map_err(system)?;
+    let device = receive_device(&ours);
+    let stderr = helper_stderr(child).map_err(system)?;
     match device {
         Ok(Some(device)) => Ok(device),
-        Ok(None) | Err(_) => Err(refusal(full, &said)),
+        Ok(None) | Err(_) => Err(helper_error(full, &stderr)),
     }
 }
 
 /// Waits for the helper and returns what it complained of.
-fn ending(child: Child) -> io::Result<String> {
+fn helper_stderr(child: Child) -> io::Result<String> {
     let output = child.wait_with_output()?;
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn refusal(full: &Path, said: &str) -> MountError {
-    let line = said
+fn helper_error(full: &Path, stderr: &str) -> MountError {
+    let line = stderr
         .lines()
         .find(|line| !line.trim().is_empty())
         .unwrap_or("it ended without a word")
@@ -270,13 +280,14 @@ fn refusal(full: &Path, said: &str) -> MountError {
 }
 
 /// The descriptor that the helper passes; none if it ended without.
-fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8];
-    let mut room = nix::cmsg_space!(RawFd);
+    let mut buffer = nix::cmsg_space!(RawFd);
     loop {
         let mut parts = [IoSliceMut::new(&mut byte)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags) {
+        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut buffer), flags)
+        {
             Ok(message) => message,
             Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
@@ -313,21 +324,26 @@ mod tests {
     }
 
     #[test]
-    fn places_that_cannot_be_mounted_on_are_refused_by_name() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let missing = folder.path().join("missing");
-        assert!(matches!(place(&missing), Err(MountError::Missing { path }) if path == missing));
-        let file = folder.path().join("file");
+    fn bad_mount_points_are_refused_by_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let missing = directory.path().join("missing");
+        assert!(
+            matches!(check_mount_point(&missing), Err(MountError::NotFound { path }) if path == missing)
+        );
+        let file = directory.path().join("file");
         std::fs::write(&file, "").expect("a file");
-        assert!(matches!(place(&file), Err(MountError::NotAFolder { .. })));
-        assert!(matches!(place(Path::new("/proc")), Err(MountError::Occupied { .. })));
-        assert!(place(folder.path()).is_ok());
+        assert!(matches!(check_mount_point(&file), Err(MountError::NotADirectory { .. })));
+        assert!(matches!(
+            check_mount_point(Path::new("/proc")),
+            Err(MountError::AlreadyMounted { .. })
+        ));
+        assert!(check_mount_point(directory.path()).is_ok());
     }
 
     #[test]
     fn a_refusal_is_one_line_with_the_way_out() {
-        let said = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
-        let text = refusal(Path::new("/mnt"), said).to_string();
+        let stderr = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
+        let text = helper_error(Path::new("/mnt"), stderr).to_string();
         assert!(text.starts_with("fusermount3 refuses /mnt: option allow_other"), "{text}");
         assert!(text.ends_with("(or mount without --allow-other)"), "{text}");
     }

@@ -16,7 +16,7 @@
 
 mod attach;
 mod detach;
-mod table;
+mod mountinfo;
 
 use std::fmt;
 use std::fs;
@@ -27,59 +27,59 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 pub use self::attach::available;
-pub use self::detach::{Mounted, is_mounted, served_at, unmount_dead};
+pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
 
-use crate::counters::{MountStats, Tally};
+use crate::counters::{MountMetrics, MountStats};
 use crate::error::MountError;
 use crate::options::{MountFlags, MountOptions};
 use crate::transport::{self, Server};
 
 /// An unmount waits so long for the session's end, which follows at once if nothing else holds it.
-const END_WAIT: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel's number, since 5.6; the crate of system calls does not have it for every target.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// Serves at `at` what `server` makes.
 pub(crate) fn serve<S: Server>(
-    server: impl FnOnce(Arc<Tally>) -> S,
+    server: impl FnOnce(Arc<MountMetrics>) -> S,
     at: &Path,
     options: &MountOptions,
 ) -> Result<Mount, MountError> {
     let options = options.clamped();
-    let (path, mode) = attach::place(at)?;
+    let (path, mode) = attach::check_mount_point(at)?;
     let device = attach::attach(&path, mode, &options)?;
-    let tally = Arc::new(Tally::new());
-    let server = Arc::new(server(tally.clone()));
+    let metrics = Arc::new(MountMetrics::new());
+    let server = Arc::new(server(metrics.clone()));
     let failed = |what: &'static str, source: io::Error| {
         let _ = detach::detach(&path, true);
         MountError::System { what, path: path.clone(), source }
     };
-    let session = transport::fuser::start(device, server, tally.clone(), &options)
+    let session = transport::start(device, server, metrics.clone(), &options)
         .map_err(|source| failed("begin a FUSE session at", source))?;
-    let row = table::at(&path).ok().flatten();
-    let shared = Arc::new(Shared {
+    let entry = mountinfo::at(&path).ok().flatten();
+    let shared = Arc::new(MountShared {
         path: path.clone(),
-        device: row.map(|row| row.device),
+        device: entry.map(|entry| entry.device),
         ended: Mutex::named("mount-state", None),
         end: Condvar::new(),
     });
-    let of_thread = shared.clone();
+    let thread_shared = shared.clone();
     let kernel_cache = options.kernel_cache;
     let thread = thread::spawn_named("fuse-session", move || {
         if kernel_cache {
             // The kernel may wait for this server in order to have memory; then the server must not wait for the kernel.
-            be_io_flusher();
+            set_io_flusher();
         }
         let end = session.run();
-        of_thread.end_with(end);
+        thread_shared.set_ended(end);
     })
     .map_err(|source| failed("start a thread for", source))?;
     if let Some(device) = shared.device {
-        widen(device, &options);
+        tune_bdi(device, &options);
     }
     Ok(Mount {
         shared,
-        tally,
+        metrics,
         threads: options.threads,
         trusted: options.trusted,
         thread: Mutex::named("mount-thread", Some(thread)),
@@ -88,23 +88,24 @@ pub(crate) fn serve<S: Server>(
 
 /// Tells the kernel that threads begun by this one write back for it (`PR_SET_IO_FLUSHER`): their allocations never wait for writing back. Needs
 /// a capability; without it things go on as they are.
-fn be_io_flusher() {
+fn set_io_flusher() {
     // SAFETY: this call takes numbers only and changes an attribute of the calling thread.
     let _ = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
 }
 
 /// Lets the kernel read ahead further than its default, and keep more to be written than the hundredth of
 /// memory that it grants to FUSE. Only root may; for others it stays as it is.
-fn widen(device: (u32, u32), options: &MountOptions) {
+fn tune_bdi(device: (u32, u32), options: &MountOptions) {
     if !options.kernel_cache {
         return;
     }
-    let folder = PathBuf::from(format!("/sys/class/bdi/{}:{}", device.0, device.1));
-    let _ = fs::write(folder.join("read_ahead_kb"), (options.read_ahead_bytes / 1024).to_string());
-    let _ = fs::write(folder.join("max_ratio"), "20");
+    let directory = PathBuf::from(format!("/sys/class/bdi/{}:{}", device.0, device.1));
+    let _ =
+        fs::write(directory.join("read_ahead_kb"), (options.read_ahead_bytes / 1024).to_string());
+    let _ = fs::write(directory.join("max_ratio"), "20");
 }
 
-struct Shared {
+struct MountShared {
     path: PathBuf,
     /// Number of the mount's device, if the table could be read.
     device: Option<(u32, u32)>,
@@ -113,14 +114,14 @@ struct Shared {
     end: Condvar,
 }
 
-impl Shared {
+impl MountShared {
     /// Whether our mount is still at its place.
     fn is_attached(&self) -> bool {
-        let Ok(rows) = table::rows() else { return false };
-        rows.iter().any(|row| Some(row.device) == self.device && row.path == self.path)
+        let Ok(entries) = mountinfo::entries() else { return false };
+        entries.iter().any(|entry| Some(entry.device) == self.device && entry.path == self.path)
     }
 
-    fn end_with(&self, end: io::Result<()>) {
+    fn set_ended(&self, end: io::Result<()>) {
         // A session that broke leaves a mount on which everything fails.
         if self.is_attached() {
             let _ = detach::detach(&self.path, true);
@@ -132,8 +133,8 @@ impl Shared {
 
 /// A mount that is being served. Dropping it detaches it lazily and waits a moment for its end.
 pub struct Mount {
-    shared: Arc<Shared>,
-    tally: Arc<Tally>,
+    shared: Arc<MountShared>,
+    metrics: Arc<MountMetrics>,
     threads: usize,
     trusted: bool,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
@@ -154,8 +155,8 @@ impl Mount {
     /// The flags that it has: others than this process may have changed them. None if the table of mounts
     /// does not show it (any more).
     pub fn flags(&self) -> Option<MountFlags> {
-        let row = table::at(&self.shared.path).ok()??;
-        Some(MountFlags::shown_as(&row.flags))
+        let entry = mountinfo::at(&self.shared.path).ok()??;
+        Some(MountFlags::shown_as(&entry.flags))
     }
 
     /// Gives it other flags, all of them anew. Who keeps times of access is the file system: tell it too.
@@ -199,7 +200,7 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// [`MountError::Busy`] names who uses it, as far as one can see; it stays mounted. [`MountError::Elsewhere`]: it is
+    /// [`MountError::Busy`] names who uses it, as far as one can see; it stays mounted. [`MountError::InUseElsewhere`]: it is
     /// out of sight here, and something holds it elsewhere.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.shared.is_attached() {
@@ -209,10 +210,10 @@ impl Mount {
                 Err(error) => return Err(error),
             }
         }
-        if self.wait_timeout(END_WAIT) {
+        if self.wait_timeout(END_TIMEOUT) {
             return Ok(());
         }
-        Err(MountError::Elsewhere { path: self.shared.path.clone() })
+        Err(MountError::InUseElsewhere { path: self.shared.path.clone() })
     }
 
     /// Takes it out of sight at once; it goes on being served for those who have something of it open, and ends with the last of them.
@@ -232,7 +233,7 @@ impl Mount {
 
     /// Its counters as they are now.
     pub fn stats(&self) -> MountStats {
-        self.tally.stats(self.shared.path.clone(), self.threads)
+        self.metrics.stats(self.shared.path.clone(), self.threads)
     }
 }
 
@@ -240,7 +241,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if !self.has_ended() {
             let _ = self.unmount_lazily();
-            self.wait_timeout(END_WAIT);
+            self.wait_timeout(END_TIMEOUT);
         }
         if self.has_ended()
             && let Some(thread) = self.thread.lock().take()

@@ -2,7 +2,7 @@
 //!
 //! A *server* ([`Server`]) gets each request as a call, with an object that takes the answer. The object may be moved to another
 //! thread; it answers once, and when it is dropped instead, it answers with `EIO`. A *transport* calls a server: today `fuser`, over
-//! `/dev/fuse` with a queue for each thread. Another (FUSE over io_uring) implements the traits of answers and a function like [`fuser::start`].
+//! `/dev/fuse` with a queue for each thread. Another (FUSE over io_uring) implements the traits of answers and a function like [`start`].
 //!
 //! # Invariants
 //!
@@ -13,18 +13,22 @@
 //!
 //! No semantics: numbers of inodes, names and errors pass through. Errors are the system's own numbers (`errno`) here, and nowhere below.
 
-pub(crate) mod fuser;
+mod convert;
+mod dispatch;
+mod replies;
 
 use std::time::Duration;
 
 use forebay_base::sync::Arc;
+
+pub(crate) use self::dispatch::start;
 
 /// How long the kernel may believe names and attributes: for good, since nobody but this server changes them. (A year, in
 /// case that a kernel computes with it.)
 pub(crate) const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The same of attributes in which something is a guess until the content is written, some seconds later. In a listing the name is
 /// valid as long as they are: the protocol's library has one time for both there.
-const VALID_GUESS: Duration = Duration::from_secs(1);
+const VALID_ESTIMATE: Duration = Duration::from_secs(1);
 
 /// Number of the root of a mount.
 pub(crate) const ROOT: u64 = 1;
@@ -49,7 +53,7 @@ pub(crate) struct Time {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
-    Folder,
+    Directory,
     Symlink,
     Fifo,
     Socket,
@@ -72,7 +76,7 @@ pub(crate) struct Attributes {
     /// In units of 512 bytes.
     pub(crate) blocks: u64,
     /// `blocks` will change by itself.
-    pub(crate) blocks_guessed: bool,
+    pub(crate) blocks_estimated: bool,
     pub(crate) block_bytes: u32,
     pub(crate) atime: Time,
     pub(crate) mtime: Time,
@@ -83,20 +87,20 @@ pub(crate) struct Attributes {
 impl Attributes {
     /// How long the kernel may believe them.
     pub(crate) fn valid(&self) -> Duration {
-        if self.blocks_guessed { VALID_GUESS } else { VALID }
+        if self.blocks_estimated { VALID_ESTIMATE } else { VALID }
     }
 }
 
 /// What a name leads to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Found {
+pub(crate) enum Dentry {
     /// This inode; the kernel holds one more reference to it.
-    There(Attributes),
+    Positive(Attributes),
     /// Nothing, and that stays so until the kernel itself makes something of that name.
-    Absent,
+    Negative,
 }
 
-/// A file or folder that was opened.
+/// A file or directory that was opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opened {
     pub(crate) handle: u64,
@@ -160,9 +164,9 @@ pub(crate) struct NewNode<'a> {
     pub(crate) target: Option<&'a [u8]>,
 }
 
-/// An entry of a folder.
+/// An entry of a directory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FolderEntry<'a> {
+pub(crate) struct DirEntry<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) ino: u64,
     pub(crate) kind: Kind,
@@ -172,22 +176,22 @@ pub(crate) struct FolderEntry<'a> {
 
 /// Content to write.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Content<'a> {
+pub(crate) struct WriteRequest<'a> {
     pub(crate) offset: u64,
     pub(crate) data: &'a [u8],
     /// The writer, if it may not keep set-user-id and set-group-id bits.
-    pub(crate) drops_privileges: Option<Caller>,
+    pub(crate) kill_priv: Option<Caller>,
     /// The kernel held the content back: its writer is not told when this is answered.
-    pub(crate) held_back: bool,
+    pub(crate) is_writeback: bool,
     /// What has to be durable before this is answered.
-    pub(crate) durable: Durable,
+    pub(crate) sync_mode: SyncMode,
 }
 
 /// What has to be durable before a change is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durable {
+pub(crate) enum SyncMode {
     /// Nothing.
-    No,
+    None,
     /// The content (`O_DSYNC`, `RWF_DSYNC`).
     Data,
     /// The content and all attributes (`O_SYNC`, `RWF_SYNC`).
@@ -199,7 +203,7 @@ pub(crate) enum Durable {
 pub(crate) struct OpenHow {
     pub(crate) truncate: bool,
     pub(crate) writes: bool,
-    pub(crate) durable: Durable,
+    pub(crate) sync_mode: SyncMode,
 }
 
 /// A range to copy between files.
@@ -214,21 +218,21 @@ pub(crate) struct CopyRange {
 }
 
 /// Takes one answer.
-pub(crate) trait Answer<T>: Send + 'static {
+pub(crate) trait Reply<T>: Send + 'static {
     fn ok(self, value: T);
     fn error(self, errno: i32);
 }
 
 /// Takes content as an answer, without copying it.
-pub(crate) trait DataAnswer: Send + 'static {
+pub(crate) trait DataReply: Send + 'static {
     fn data(self, data: &[u8]);
     fn error(self, errno: i32);
 }
 
-/// Takes the entries of a folder; it has room for what the kernel asked for.
-pub(crate) trait FolderAnswer: Send + 'static {
+/// Takes the entries of a directory; it has room for what the kernel asked for.
+pub(crate) trait DirReply: Send + 'static {
     /// Adds an entry, or says that there is no room.
-    fn add(&mut self, entry: &FolderEntry<'_>, attributes: Option<&Attributes>) -> bool;
+    fn add(&mut self, entry: &DirEntry<'_>, attributes: Option<&Attributes>) -> bool;
     /// Whether there is something to send.
     fn is_empty(&self) -> bool;
     /// Sends what was added.
@@ -237,44 +241,38 @@ pub(crate) trait FolderAnswer: Send + 'static {
 }
 
 /// Takes extended attributes: content, or its size if the kernel asked for that.
-pub(crate) trait SizedAnswer: Send + 'static {
+pub(crate) trait XattrReply: Send + 'static {
     fn size(self, bytes: u32);
     fn data(self, data: &[u8]);
     fn error(self, errno: i32);
 }
 
 /// Calls of the server to the kernel.
-pub(crate) trait Kernel: Send + Sync + 'static {
+pub(crate) trait KernelNotifier: Send + Sync + 'static {
     /// Has the kernel forget the name, and with it what it leads to, if nobody uses it. May wait for requests: never to be called by a server's
     /// method. Says whether the kernel still listens.
-    fn forget_name(&self, parent: u64, name: &[u8]) -> bool;
+    fn invalidate_entry(&self, parent: u64, name: &[u8]) -> bool;
     /// Has the kernel ask for attributes of the inode before it shows them again. Waits for nothing.
-    fn forget_attributes(&self, ino: u64);
+    fn invalidate_attributes(&self, ino: u64);
     /// Has the kernel write what it holds of the inode's content; returns when that is done. Waits for
     /// requests: never to be called by a server's method.
-    fn write_back(&self, ino: u64);
+    fn flush_pages(&self, ino: u64);
 }
 
 /// What serves a mount. All calls return without waiting for devices.
 pub(crate) trait Server: Send + Sync + 'static {
-    fn lookup(&self, parent: u64, name: &[u8], answer: impl Answer<Found>);
+    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
     fn forget(&self, ino: u64, count: u64);
-    fn getattr(&self, ino: u64, answer: impl Answer<Attributes>);
-    fn setattr(
-        &self,
-        caller: Caller,
-        ino: u64,
-        set: SetAttributes,
-        answer: impl Answer<Attributes>,
-    );
-    fn readlink(&self, ino: u64, answer: impl DataAnswer);
+    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>);
+    fn setattr(&self, caller: Caller, ino: u64, set: SetAttributes, reply: impl Reply<Attributes>);
+    fn readlink(&self, ino: u64, reply: impl DataReply);
     fn make(
         &self,
         caller: Caller,
         parent: u64,
         name: &[u8],
         node: NewNode<'_>,
-        answer: impl Answer<Found>,
+        reply: impl Reply<Dentry>,
     );
     fn create(
         &self,
@@ -283,31 +281,37 @@ pub(crate) trait Server: Send + Sync + 'static {
         name: &[u8],
         mode: u16,
         how: OpenHow,
-        answer: impl Answer<Created>,
+        reply: impl Reply<Created>,
     );
-    fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>);
-    fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>);
-    fn rmdir(&self, parent: u64, name: &[u8], answer: impl Answer<()>);
+    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>);
+    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>);
+    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>);
     /// `flags` as `renameat2` has them.
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>);
-    fn open(&self, caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>);
-    fn release(&self, ino: u64, handle: u64, answer: impl Answer<()>);
-    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, answer: impl DataAnswer);
-    fn write(&self, ino: u64, handle: u64, content: Content<'_>, answer: impl Answer<Written>);
-    fn fsync(&self, ino: u64, data_only: bool, answer: impl Answer<()>);
-    fn opendir(&self, ino: u64, answer: impl Answer<Opened>);
-    fn readdir(&self, ino: u64, handle: u64, from: u64, answer: impl FolderAnswer);
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, answer: impl FolderAnswer);
-    fn releasedir(&self, ino: u64, handle: u64, answer: impl Answer<()>);
-    fn fsyncdir(&self, ino: u64, answer: impl Answer<()>);
-    fn statfs(&self, answer: impl Answer<Usage>);
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>);
+    fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>);
+    fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>);
+    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: impl DataReply);
+    fn write(
+        &self,
+        ino: u64,
+        handle: u64,
+        write_request: WriteRequest<'_>,
+        reply: impl Reply<Written>,
+    );
+    fn fsync(&self, ino: u64, data_only: bool, reply: impl Reply<()>);
+    fn opendir(&self, ino: u64, reply: impl Reply<Opened>);
+    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: impl DirReply);
+    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: impl DirReply);
+    fn releasedir(&self, ino: u64, handle: u64, reply: impl Reply<()>);
+    fn fsyncdir(&self, ino: u64, reply: impl Reply<()>);
+    fn statfs(&self, reply: impl Reply<Usage>);
     /// `flags` as `setxattr` has them.
-    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, answer: impl Answer<()>);
-    /// `room` 0 asks for the size.
-    fn getxattr(&self, ino: u64, name: &[u8], room: u32, answer: impl SizedAnswer);
-    /// Names one after the other, a zero behind each. `room` 0 asks for the size.
-    fn listxattr(&self, ino: u64, room: u32, answer: impl SizedAnswer);
-    fn removexattr(&self, ino: u64, name: &[u8], answer: impl Answer<()>);
+    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, reply: impl Reply<()>);
+    /// `size` 0 asks for the size.
+    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: impl XattrReply);
+    /// Names one after the other, a zero behind each. `size` 0 asks for the size.
+    fn listxattr(&self, ino: u64, size: u32, reply: impl XattrReply);
+    fn removexattr(&self, ino: u64, name: &[u8], reply: impl Reply<()>);
     /// `mode` as `fallocate` has it.
     fn fallocate(
         &self,
@@ -316,13 +320,13 @@ pub(crate) trait Server: Send + Sync + 'static {
         handle: u64,
         range: (u64, u64),
         mode: i32,
-        answer: impl Answer<()>,
+        reply: impl Reply<()>,
     );
     /// `whence` as `lseek` has it: data or hole only.
-    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, answer: impl Answer<Position>);
-    fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>);
+    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, reply: impl Reply<Position>);
+    fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>);
     /// Called once, before any request, if the transport can call the kernel.
-    fn started(&self, _kernel: Arc<dyn Kernel>) {}
+    fn started(&self, _kernel: Arc<dyn KernelNotifier>) {}
     /// Called once, when no request comes any more. Answers may still be on their way to nowhere.
     fn ended(&self) {}
 }

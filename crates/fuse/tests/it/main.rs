@@ -32,9 +32,9 @@ fn options(kernel_cache: bool) -> MountOptions {
     options
 }
 
-/// All names in a folder, sorted.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("a folder");
+/// All names in a directory, sorted.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory");
     let mut names: Vec<String> = entries
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
         .collect();

@@ -10,18 +10,18 @@ use forebay_pool::without_waiting;
 
 use super::Adapter;
 use super::handles::Writers;
-use crate::counters::{Op, Tally};
+use crate::counters::{MountMetrics, Op};
 
 /// Files that get another name.
-pub(super) enum Renamed {
+pub(super) enum RenamedFiles {
     /// By the names that they have.
     Names(Vec<(u64, Vec<u8>)>),
     Inode(u64),
 }
 
-impl Renamed {
+impl RenamedFiles {
     /// Those that are open for writing.
-    fn open(&self, fs: &FileSystem, writers: &Writers) -> Result<Vec<u64>, Error> {
+    fn maybe_dirty(&self, fs: &FileSystem, writers: &Writers) -> Result<Vec<u64>, Error> {
         let mut files = match self {
             Self::Inode(ino) => vec![*ino],
             Self::Names(names) => {
@@ -39,29 +39,29 @@ impl Renamed {
 
 impl Adapter {
     /// Whether the kernel may hold content of these files.
-    pub(super) fn is_held_back(&self, files: &Renamed) -> bool {
-        let open = without_waiting(|| files.open(&self.fs, &self.writers));
-        !open.is_ok_and(|open| open.is_empty())
+    pub(super) fn may_be_dirty(&self, files: &RenamedFiles) -> bool {
+        let maybe_dirty = without_waiting(|| files.maybe_dirty(&self.fs, &self.writers));
+        !maybe_dirty.is_ok_and(|maybe_dirty| maybe_dirty.is_empty())
     }
 
     /// Does `job` once the kernel has written what it holds of these files.
-    pub(super) fn once_written(
+    pub(super) fn after_write_back(
         &self,
         op: Op,
-        files: Renamed,
-        job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static,
+        files: RenamedFiles,
+        job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static,
     ) {
         let writers = self.writers.clone();
-        let (write_back, tally) = (self.write_back.clone(), self.tally.clone());
-        self.later(op, move |fs, _| {
+        let (write_back, metrics) = (self.write_back.clone(), self.metrics.clone());
+        self.defer(op, move |fs, _| {
             // Whoever does the job says what is wrong with the names.
-            let open = files.open(fs, &writers).unwrap_or_default();
-            let Some((last, others)) = open.split_last() else { return job(fs, &tally) };
+            let maybe_dirty = files.maybe_dirty(fs, &writers).unwrap_or_default();
+            let Some((last, others)) = maybe_dirty.split_last() else { return job(fs, &metrics) };
             // One after the other, on one thread.
-            others.iter().for_each(|ino| write_back.then(*ino, Box::new(|| {})));
+            others.iter().for_each(|ino| write_back.run_after(*ino, Box::new(|| {})));
             let fs = Arc::clone(fs);
-            let job = move || fs.spawn(Box::new(move |fs| job(fs, &tally)));
-            write_back.then(*last, Box::new(job));
+            let job = move || fs.spawn(Box::new(move |fs| job(fs, &metrics)));
+            write_back.run_after(*last, Box::new(job));
         });
     }
 }

@@ -8,8 +8,8 @@ use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo};
 
 use super::convert::{attributes_of, kind_of};
 use crate::transport::{
-    Answer, Attributes, Created, DataAnswer, FolderAnswer, FolderEntry, Found, Kind, Opened,
-    Position, SizedAnswer, Time, Usage, VALID, Written,
+    Attributes, Created, DataReply, Dentry, DirEntry, DirReply, Kind, Opened, Position, Reply,
+    Time, Usage, VALID, Written, XattrReply,
 };
 
 fn open_flags(opened: Opened) -> FopenFlags {
@@ -23,9 +23,9 @@ fn open_flags(opened: Opened) -> FopenFlags {
 }
 
 /// An answer of the crate that has `error` and one way to say yes.
-macro_rules! answers {
+macro_rules! replies {
     ($($reply:ident, $value:ty, |$this:ident, $it:ident| $ok:expr;)*) => { $(
-        impl Answer<$value> for fuser::$reply {
+        impl Reply<$value> for fuser::$reply {
             fn ok(self, $it: $value) {
                 let $this = self;
                 $ok;
@@ -37,14 +37,14 @@ macro_rules! answers {
     )* };
 }
 
-answers! {
+replies! {
     ReplyEmpty, (), |this, _nothing| this.ok();
     ReplyAttr, Attributes, |this, it| this.attr(&it.valid(), &attributes_of(&it));
-    ReplyEntry, Found, |this, it| match it {
+    ReplyEntry, Dentry, |this, it| match it {
         // Where the name leads is no guess, whatever the attributes are.
-        Found::There(it) =>
+        Dentry::Positive(it) =>
             this.entry_with_ttls(&it.valid(), &VALID, &attributes_of(&it), Generation(it.generation)),
-        Found::Absent => this.entry(&VALID, &attributes_of(&NOTHING), Generation(0)),
+        Dentry::Negative => this.entry(&VALID, &attributes_of(&NEGATIVE), Generation(0)),
     };
     ReplyCreate, Created, |this, it| this.created(
         &it.attributes.valid(),
@@ -61,7 +61,7 @@ answers! {
 }
 
 /// An inode number of zero says that a name leads nowhere.
-const NOTHING: Attributes = Attributes {
+const NEGATIVE: Attributes = Attributes {
     ino: 0,
     kind: Kind::File,
     mode: 0,
@@ -71,7 +71,7 @@ const NOTHING: Attributes = Attributes {
     rdev: 0,
     size: 0,
     blocks: 0,
-    blocks_guessed: false,
+    blocks_estimated: false,
     block_bytes: 0,
     atime: Time { seconds: 0, nanos: 0 },
     mtime: Time { seconds: 0, nanos: 0 },
@@ -79,11 +79,11 @@ const NOTHING: Attributes = Attributes {
     generation: 0,
 };
 
-/// A file that was opened, and a folder: they differ in flags.
+/// A file that was opened, and a directory: they differ in flags.
 pub(super) struct FileOpened(pub(super) fuser::ReplyOpen);
-pub(super) struct FolderOpened(pub(super) fuser::ReplyOpen);
+pub(super) struct DirOpened(pub(super) fuser::ReplyOpen);
 
-impl Answer<Opened> for FileOpened {
+impl Reply<Opened> for FileOpened {
     fn ok(self, it: Opened) {
         self.0.opened(FileHandle(it.handle), open_flags(it));
     }
@@ -92,7 +92,7 @@ impl Answer<Opened> for FileOpened {
     }
 }
 
-impl Answer<Opened> for FolderOpened {
+impl Reply<Opened> for DirOpened {
     fn ok(self, it: Opened) {
         let cached = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
         self.0.opened(FileHandle(it.handle), if it.cached { cached } else { FopenFlags::empty() });
@@ -102,7 +102,7 @@ impl Answer<Opened> for FolderOpened {
     }
 }
 
-impl DataAnswer for fuser::ReplyData {
+impl DataReply for fuser::ReplyData {
     fn data(self, data: &[u8]) {
         self.data(data);
     }
@@ -111,7 +111,7 @@ impl DataAnswer for fuser::ReplyData {
     }
 }
 
-impl SizedAnswer for fuser::ReplyXattr {
+impl XattrReply for fuser::ReplyXattr {
     fn size(self, bytes: u32) {
         self.size(bytes);
     }
@@ -134,8 +134,8 @@ impl Names {
     }
 }
 
-impl FolderAnswer for Names {
-    fn add(&mut self, entry: &FolderEntry<'_>, _attributes: Option<&Attributes>) -> bool {
+impl DirReply for Names {
+    fn add(&mut self, entry: &DirEntry<'_>, _attributes: Option<&Attributes>) -> bool {
         let name = OsStr::from_bytes(entry.name);
         let full = self.reply.add(INodeNo(entry.ino), entry.next, kind_of(entry.kind), name);
         self.empty &= full;
@@ -163,11 +163,11 @@ impl NamesPlus {
     }
 }
 
-impl FolderAnswer for NamesPlus {
-    fn add(&mut self, entry: &FolderEntry<'_>, attributes: Option<&Attributes>) -> bool {
+impl DirReply for NamesPlus {
+    fn add(&mut self, entry: &DirEntry<'_>, attributes: Option<&Attributes>) -> bool {
         // For "." and ".." the kernel takes no reference, whatever is sent. Anything else without attributes is damaged: it
         // is shown, and expires at once, so that whoever looks at it asks for it by name and gets the error.
-        let nothing = Attributes { ino: entry.ino, kind: entry.kind, ..NOTHING };
+        let nothing = Attributes { ino: entry.ino, kind: entry.kind, ..NEGATIVE };
         let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
         let attributes = attributes.unwrap_or(&nothing);
         let full = self.reply.add(

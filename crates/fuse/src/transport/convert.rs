@@ -42,7 +42,7 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 pub(super) fn kind_of(kind: Kind) -> FileType {
     match kind {
         Kind::File => FileType::RegularFile,
-        Kind::Folder => FileType::Directory,
+        Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
         Kind::Fifo => FileType::NamedPipe,
         Kind::Socket => FileType::Socket,

@@ -7,54 +7,54 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-const TABLE: &str = "/proc/self/mountinfo";
+const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct MountEntry {
     /// Major and minor number of its device, which no other file system shares while it lives.
     pub(super) device: (u32, u32),
     pub(super) path: PathBuf,
     /// Flags of this mount, with commas between.
     pub(super) flags: String,
     /// Such as `fuse.forebay`.
-    pub(super) kind: String,
+    pub(super) fs_type: String,
     pub(super) source: String,
 }
 
 /// All mounts, in the order in which they were made.
-pub(super) fn rows() -> io::Result<Vec<Row>> {
-    Ok(parse(&std::fs::read(TABLE)?))
+pub(super) fn entries() -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read(MOUNTINFO)?))
 }
 
 /// The mount that is seen at `path`: the last one made there.
-pub(super) fn at(path: &Path) -> io::Result<Option<Row>> {
-    Ok(rows()?.into_iter().rev().find(|row| row.path == path))
+pub(super) fn at(path: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(entries()?.into_iter().rev().find(|entry| entry.path == path))
 }
 
 /// The mount that has `path`, which is absolute and has no links: the deepest, and of several at one place the last one made.
-pub(super) fn of(rows: &[Row], path: &Path) -> Option<usize> {
-    let holds = |(_, row): &(usize, &Row)| path.starts_with(&row.path);
-    let deepest = rows.iter().enumerate().filter(holds);
-    deepest.max_by_key(|(at, row)| (row.path.components().count(), *at)).map(|(at, _)| at)
+pub(super) fn containing(entries: &[MountEntry], path: &Path) -> Option<usize> {
+    let holds = |(_, entry): &(usize, &MountEntry)| path.starts_with(&entry.path);
+    let deepest = entries.iter().enumerate().filter(holds);
+    deepest.max_by_key(|(at, entry)| (entry.path.components().count(), *at)).map(|(at, _)| at)
 }
 
 /// Lines that are not as they should be are left out.
-fn parse(text: &[u8]) -> Vec<Row> {
-    text.split(|&byte| byte == b'\n').filter_map(row).collect()
+fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&byte| byte == b'\n').filter_map(entry).collect()
 }
 
-fn row(line: &[u8]) -> Option<Row> {
-    let mut words = line.split(|&byte| byte == b' ');
-    let device = std::str::from_utf8(words.nth(2)?).ok()?;
+fn entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
     let (major, minor) = device.split_once(':')?;
-    let path = PathBuf::from(OsString::from_vec(unescape(words.nth(1)?)));
-    let flags = String::from_utf8_lossy(words.next()?).into_owned();
-    let mut rest = words.skip_while(|word| *word != b"-").skip(1);
-    let kind = String::from_utf8_lossy(rest.next()?).into_owned();
+    let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    let flags = String::from_utf8_lossy(fields.next()?).into_owned();
+    let mut rest = fields.skip_while(|word| *word != b"-").skip(1);
+    let fs_type = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
     let device = (major.parse().ok()?, minor.parse().ok()?);
-    Some(Row { device, path, flags, kind, source })
+    Some(MountEntry { device, path, flags, fs_type, source })
 }
 
 /// Undoes `\040` and its like.
@@ -85,15 +85,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deepest_mount_has_a_path_and_of_two_at_one_place_the_last() {
-        let row = |path: &str, kind: &str| {
+    fn the_deepest_mount_contains_a_path_and_of_two_at_one_path_the_last() {
+        let entry = |path: &str, fs_type: &str| {
             let (device, flags, source) = ((0, 1), String::new(), String::new());
-            Row { device, path: path.into(), flags, kind: kind.to_owned(), source }
+            MountEntry { device, path: path.into(), flags, fs_type: fs_type.to_owned(), source }
         };
-        let rows = [row("/", "ext4"), row("/a", "xfs"), row("/a/b", "ext4"), row("/a", "fuse.x")];
-        let kind = |path: &str| rows[of(&rows, Path::new(path)).unwrap()].kind.as_str();
+        let entries =
+            [entry("/", "ext4"), entry("/a", "xfs"), entry("/a/b", "ext4"), entry("/a", "fuse.x")];
+        let fs_type =
+            |path: &str| entries[containing(&entries, Path::new(path)).unwrap()].fs_type.as_str();
         assert_eq!(
-            [kind("/c"), kind("/ab"), kind("/a/c"), kind("/a/b/c")],
+            [fs_type("/c"), fs_type("/ab"), fs_type("/a/c"), fs_type("/a/b/c")],
             ["ext4", "ext4", "fuse.x", "ext4"]
         );
     }
@@ -103,16 +105,18 @@ mod tests {
         let text = b"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw\n\
             90 28 0:55 / /mnt/a\\040b\\134c rw shared:4 master:7 - fuse.forebay pool/main rw,user_id=0\n\
             nonsense\n91 28 0:56 / /x rw - ext4\n";
-        let rows = parse(text);
-        assert_eq!(rows.len(), 2);
-        let row = &rows[1];
-        assert_eq!((row.device, row.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
-        assert_eq!((row.kind.as_str(), row.source.as_str()), ("fuse.forebay", "pool/main"));
-        assert_eq!((rows[0].flags.as_str(), row.flags.as_str()), ("rw,nosuid", "rw"));
+        let entries = parse(text);
+        assert_eq!(entries.len(), 2);
+        let entry = &entries[1];
+        assert_eq!((entry.device, entry.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
+        assert_eq!((entry.fs_type.as_str(), entry.source.as_str()), ("fuse.forebay", "pool/main"));
+        assert_eq!((entries[0].flags.as_str(), entry.flags.as_str()), ("rw,nosuid", "rw"));
     }
 
     #[test]
     fn this_machine_has_proc() {
-        assert!(rows().expect("the table of mounts").iter().any(|row| row.kind == "proc"));
+        assert!(
+            entries().expect("the table of mounts").iter().any(|entry| entry.fs_type == "proc")
+        );
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! # Departures that the crate forces
 //!
-//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`convert::time_of`] undoes that.
+//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`time_of`] undoes that.
 //! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to. So for an entry without attributes the
 //!    kernel takes a reference that the server has not counted, and gives it back in a `forget` too many.
 //! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits
@@ -16,9 +16,6 @@
 //! # Locking
 //!
 //! None of its own.
-
-mod answers;
-mod convert;
 
 use std::ffi::OsStr;
 use std::io;
@@ -33,17 +30,18 @@ use fuser::{
     Request, SessionACL, TimeOrNow, WriteFlags,
 };
 
-use self::answers::{FileOpened, FolderOpened, Names, NamesPlus};
-use self::convert::{kind_of_mode, permissions, set_time, time_of};
+use super::convert::{kind_of_mode, permissions, set_time, time_of};
+use super::replies::{DirOpened, FileOpened, Names, NamesPlus};
 use super::{
-    Caller, Content, CopyRange, Durable, Kernel, Kind, NewNode, OpenHow, Server, SetAttributes,
+    Caller, CopyRange, KernelNotifier, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode,
+    WriteRequest,
 };
-use crate::counters::{MountCounters, Op, Tally};
+use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::options::MountOptions;
 
 /// A session that has shaken hands with the kernel and takes no requests yet.
 pub(crate) struct Session<S: Server> {
-    inner: fuser::Session<Glue<S>>,
+    inner: fuser::Session<Dispatcher<S>>,
     server: Arc<S>,
 }
 
@@ -51,15 +49,15 @@ pub(crate) struct Session<S: Server> {
 pub(crate) fn start<S: Server>(
     device: OwnedFd,
     server: Arc<S>,
-    tally: Arc<Tally>,
+    metrics: Arc<MountMetrics>,
     options: &MountOptions,
 ) -> io::Result<Session<S>> {
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
     // Who may come in is the kernel's to say, by `allow_other`; the crate's own check would say it again.
-    let glue = Glue { server: server.clone(), tally, options: options.clone() };
-    let inner = fuser::Session::from_fd(glue, device, SessionACL::All, config)?;
+    let dispatcher = Dispatcher { server: server.clone(), metrics, options: options.clone() };
+    let inner = fuser::Session::from_fd(dispatcher, device, SessionACL::All, config)?;
     Ok(Session { inner, server })
 }
 
@@ -75,8 +73,8 @@ impl<S: Server> Session<S> {
 
 struct Connection(fuser::Notifier);
 
-impl Kernel for Connection {
-    fn forget_name(&self, parent: u64, name: &[u8]) -> bool {
+impl KernelNotifier for Connection {
+    fn invalidate_entry(&self, parent: u64, name: &[u8]) -> bool {
         match self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name)) {
             Ok(()) => true,
             // In use, or another request about it runs: not now, but the connection stands.
@@ -86,32 +84,32 @@ impl Kernel for Connection {
         }
     }
 
-    fn forget_attributes(&self, ino: u64) {
+    fn invalidate_attributes(&self, ino: u64) {
         // A negative offset: attributes alone. An error says that the kernel does not know the inode.
         let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
     }
 
-    fn write_back(&self, ino: u64) {
+    fn flush_pages(&self, ino: u64) {
         // Before it lets go of pages, the kernel writes those that are dirty, and waits for that. What
         // it could not write is reported by the next fsync, as ever.
         let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
     }
 }
 
-struct Glue<S> {
+struct Dispatcher<S> {
     server: Arc<S>,
-    tally: Arc<Tally>,
+    metrics: Arc<MountMetrics>,
     options: MountOptions,
 }
 
-impl<S> Glue<S> {
+impl<S> Dispatcher<S> {
     fn count(&self, op: Op) {
-        self.tally.counters.add(MountCounters::REQUESTS, op as usize, 1);
+        self.metrics.counters.add(MountCounters::REQUESTS, op as usize, 1);
     }
 }
 
 /// What the kernel is asked for, if it can.
-fn wanted(options: &MountOptions) -> InitFlags {
+fn init_flags(options: &MountOptions) -> InitFlags {
     let mut flags = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_ATOMIC_O_TRUNC
         | InitFlags::FUSE_BIG_WRITES
@@ -133,18 +131,18 @@ fn wanted(options: &MountOptions) -> InitFlags {
 }
 
 /// What has to be durable before a write with these flags of an open is answered.
-fn durable(flags: i32) -> Durable {
+fn sync_mode(flags: i32) -> SyncMode {
     // `O_SYNC` has the bit of `O_DSYNC` and one more.
     match flags & libc::O_SYNC {
-        libc::O_SYNC => Durable::All,
-        libc::O_DSYNC => Durable::Data,
-        _ => Durable::No,
+        libc::O_SYNC => SyncMode::All,
+        libc::O_DSYNC => SyncMode::Data,
+        _ => SyncMode::None,
     }
 }
 
 fn open_how(flags: i32) -> OpenHow {
     let writes = matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
-    OpenHow { truncate: flags & libc::O_TRUNC != 0, writes, durable: durable(flags) }
+    OpenHow { truncate: flags & libc::O_TRUNC != 0, writes, sync_mode: sync_mode(flags) }
 }
 
 fn caller(request: &Request) -> Caller {
@@ -152,11 +150,11 @@ fn caller(request: &Request) -> Caller {
 }
 
 #[allow(clippy::too_many_arguments, reason = "the crate's trait has them")]
-impl<S: Server> fuser::Filesystem for Glue<S> {
+impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let there = config.capabilities();
+        let supported = config.capabilities();
         // Asking for what is there cannot be refused.
-        let _ = config.add_capabilities(wanted(&self.options) & there);
+        let _ = config.add_capabilities(init_flags(&self.options) & supported);
         let _ = config.set_max_write(self.options.max_write_bytes);
         // The kernel offers what it would do by itself; more is set where the mount is.
         if let Err(most) = config.set_max_readahead(self.options.read_ahead_bytes) {
@@ -250,7 +248,8 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyEntry,
     ) {
         self.count(Op::Make);
-        let node = NewNode { kind: Kind::Folder, mode: permissions(mode), rdev: 0, target: None };
+        let node =
+            NewNode { kind: Kind::Directory, mode: permissions(mode), rdev: 0, target: None };
         self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
     }
 
@@ -362,7 +361,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyData,
     ) {
-        let shard = self.tally.counters.shard();
+        let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
         self.server.read(ino.0, handle.0, offset, size, reply);
@@ -380,19 +379,19 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let shard = self.tally.counters.shard();
+        let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Write as usize, 1);
         shard.add(MountCounters::WRITE_BYTES, 0, data.len() as u64);
-        let content = Content {
+        let write_request = WriteRequest {
             offset,
             data,
-            drops_privileges: write_flags
+            kill_priv: write_flags
                 .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
                 .then(|| caller(request)),
-            held_back: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
-            durable: durable(flags.0),
+            is_writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            sync_mode: sync_mode(flags.0),
         };
-        self.server.write(ino.0, handle.0, content, reply);
+        self.server.write(ino.0, handle.0, write_request, reply);
     }
 
     fn fsync(
@@ -415,7 +414,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyOpen,
     ) {
         self.count(Op::Opendir);
-        self.server.opendir(ino.0, FolderOpened(reply));
+        self.server.opendir(ino.0, DirOpened(reply));
     }
 
     fn readdir(
@@ -592,7 +591,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _flags: fuser::IoctlFlags,
         _command: u32,
         _data: &[u8],
-        _room: u32,
+        _out_size: u32,
         reply: fuser::ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
