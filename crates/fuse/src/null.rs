@@ -236,7 +236,7 @@ impl NullFs {
         Opened { handle: 0, cached: self.kernel_cache }
     }
 
-    fn list(&self, ino: u64, from: u64, mut reply: impl DirReply, plus: bool) {
+    fn list(&self, ino: u64, from: u64, mut reply: DirReply, plus: bool) {
         let names = self.shard_of_names(ino).lock();
         let Some(directory) = names.get(&ino) else { return reply.error(libc::ENOENT) };
         for (at, name) in [(0, b".".as_slice()), (1, b"..")] {
@@ -316,7 +316,7 @@ impl Server for NullFs {
         send(reply, done.and_then(|()| self.attributes(ino)));
     }
 
-    fn readlink(&self, _ino: u64, reply: impl DataReply) {
+    fn readlink(&self, _ino: u64, reply: DataReply) {
         reply.error(libc::EINVAL);
     }
 
@@ -383,7 +383,7 @@ impl Server for NullFs {
         reply.ok(());
     }
 
-    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, reply: impl DataReply) {
+    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, reply: DataReply) {
         match self.with_node(ino, |node| node.size) {
             Ok(size) => {
                 let there = size.saturating_sub(offset).min(u64::from(len)) as usize;
@@ -413,11 +413,11 @@ impl Server for NullFs {
         reply.ok(Opened { handle: 0, cached: false });
     }
 
-    fn readdir(&self, ino: u64, _handle: u64, from: u64, reply: impl DirReply) {
+    fn readdir(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
         self.list(ino, from, reply, false);
     }
 
-    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, reply: impl DirReply) {
+    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
         self.list(ino, from, reply, true);
     }
 
@@ -446,11 +446,11 @@ impl Server for NullFs {
         reply.error(libc::ENOSYS);
     }
 
-    fn getxattr(&self, _ino: u64, _name: &[u8], _size: u32, reply: impl XattrReply) {
+    fn getxattr(&self, _ino: u64, _name: &[u8], _size: u32, reply: XattrReply) {
         reply.error(libc::ENOSYS);
     }
 
-    fn listxattr(&self, _ino: u64, _size: u32, reply: impl XattrReply) {
+    fn listxattr(&self, _ino: u64, _size: u32, reply: XattrReply) {
         reply.error(libc::ENOSYS);
     }
 

@@ -1,12 +1,11 @@
 //! What the file system asks of the kernel, and of the system around it.
 
-use forebay_base::sync::Arc;
 use forebay_fs::{Caller, Ino};
 
 use crate::transport::KernelNotifier;
 
 /// The kernel behind the mount.
-pub(super) struct Client(pub(super) Arc<dyn KernelNotifier>);
+pub(super) struct Client(pub(super) KernelNotifier);
 
 impl forebay_fs::Client for Client {
     fn mode_changed(&self, ino: Ino) {

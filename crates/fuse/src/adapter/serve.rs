@@ -63,7 +63,7 @@ struct Listing {
     plus: bool,
 }
 
-fn list(fs: &FileSystem, what: Listing, reply: &mut impl DirReply) -> Result<(), Error> {
+fn list(fs: &FileSystem, what: Listing, reply: &mut DirReply) -> Result<(), Error> {
     let Listing { ino, handle, from, plus } = what;
     if !plus {
         return fs.readdir(ino, handle, from, &mut |entry| {
@@ -81,7 +81,7 @@ fn list(fs: &FileSystem, what: Listing, reply: &mut impl DirReply) -> Result<(),
 }
 
 /// Sends what was listed. What was added counts, even if an error followed: the kernel asks on from there.
-fn finish_listing(metrics: &MountMetrics, reply: impl DirReply, result: Result<(), Error>) {
+fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Error>) {
     match result {
         Err(error) if reply.is_empty() => reply.error(errno(metrics, &error)),
         _ => reply.done(),
@@ -91,7 +91,7 @@ fn finish_listing(metrics: &MountMetrics, reply: impl DirReply, result: Result<(
 /// Answers with content for which there is `size`; without room, with its size.
 fn reply_xattr(
     metrics: &MountMetrics,
-    reply: impl XattrReply,
+    reply: XattrReply,
     size: u32,
     result: Result<Vec<u8>, Error>,
 ) {
@@ -118,7 +118,7 @@ fn rename_mode(flags: u32) -> Option<RenameMode> {
 }
 
 impl Adapter {
-    fn list(&self, what: Listing, mut reply: impl DirReply) {
+    fn list(&self, what: Listing, mut reply: DirReply) {
         let result = without_waiting(|| list(&self.fs, what, &mut reply));
         if would_block(&result) && reply.is_empty() {
             self.defer(Op::Readdir, move |fs, metrics| {
@@ -131,7 +131,7 @@ impl Adapter {
     }
 
     /// Goes on with a read that has to wait for a device: it holds no thread meanwhile.
-    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: impl DataReply) {
+    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         self.metrics.counters.add(
             crate::counters::MountCounters::WOULD_BLOCK,
             Op::Read as usize,
@@ -180,7 +180,7 @@ impl Server for Adapter {
             .map(|attr| convert::attributes(&attr)));
     }
 
-    fn readlink(&self, ino: u64, reply: impl DataReply) {
+    fn readlink(&self, ino: u64, reply: DataReply) {
         attempt!(
             self,
             Op::Readlink,
@@ -294,7 +294,7 @@ impl Server for Adapter {
         reply.ok(());
     }
 
-    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: impl DataReply) {
+    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         let mut reply = Some(reply);
         let result = without_waiting(|| {
             self.fs.read(Ino(ino), handles::handle(handle), offset, len as usize, &mut |data| {
@@ -372,11 +372,11 @@ impl Server for Adapter {
             .map(|handle| Opened { handle: handle.0, cached }));
     }
 
-    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: impl DirReply) {
+    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
         self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: false }, reply);
     }
 
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: impl DirReply) {
+    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
         self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: true }, reply);
     }
 
@@ -405,13 +405,13 @@ impl Server for Adapter {
         ));
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: impl XattrReply) {
+    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
         attempt!(self, Op::Xattr, [name], |fs| fs.getxattr(Ino(ino), name), |metrics, result| {
             reply_xattr(metrics, reply, size, result)
         });
     }
 
-    fn listxattr(&self, ino: u64, size: u32, reply: impl XattrReply) {
+    fn listxattr(&self, ino: u64, size: u32, reply: XattrReply) {
         attempt!(self, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |metrics, result| reply_xattr(
             metrics,
             reply,
@@ -483,10 +483,11 @@ impl Server for Adapter {
         });
     }
 
-    fn started(&self, kernel: Arc<dyn KernelNotifier>) {
-        self.write_back.start(kernel.clone());
-        self.fs.set_client(Some(Arc::new(Client(kernel.clone()))));
-        self.shrinker.start(self.fs.clone(), self.metrics.clone(), kernel);
+    fn started(&self, notifier: &KernelNotifier) {
+        let flusher = notifier.clone();
+        self.write_back.start(move |ino| flusher.flush_pages(ino));
+        self.fs.set_client(Some(Arc::new(Client(notifier.clone()))));
+        self.shrinker.start(self.fs.clone(), self.metrics.clone(), notifier.clone());
     }
 
     fn ended(&self) {

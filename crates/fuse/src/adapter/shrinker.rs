@@ -51,10 +51,10 @@ impl Shrinker {
         &self,
         fs: Arc<FileSystem>,
         metrics: Arc<MountMetrics>,
-        kernel: Arc<dyn KernelNotifier>,
+        notifier: KernelNotifier,
     ) {
         let shared = self.shared.clone();
-        let work = move || shared.work(&fs, &metrics, &*kernel);
+        let work = move || shared.work(&fs, &metrics, &notifier);
         *self.thread.lock() = thread::spawn_named("fuse-forget", work).ok();
     }
 
@@ -74,7 +74,7 @@ impl ShrinkerShared {
         self.ended.load(Ordering::Acquire)
     }
 
-    fn work(&self, fs: &FileSystem, metrics: &MountMetrics, kernel: &dyn KernelNotifier) {
+    fn work(&self, fs: &FileSystem, metrics: &MountMetrics, notifier: &KernelNotifier) {
         loop {
             {
                 let mut sleep = self.sleep.lock();
@@ -88,7 +88,7 @@ impl ShrinkerShared {
                     break;
                 }
                 for (parent, name) in &names {
-                    if self.ended() || !kernel.invalidate_entry(parent.0, name) {
+                    if self.ended() || !notifier.invalidate_entry(parent.0, name) {
                         return;
                     }
                 }

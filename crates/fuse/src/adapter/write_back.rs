@@ -11,8 +11,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
-use crate::transport::KernelNotifier;
-
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread, and what it has to do.
@@ -44,10 +42,10 @@ impl Default for WriteBack {
 
 impl WriteBack {
     /// Starts the thread. Without one (the system has none to give) jobs run at once.
-    pub(super) fn start(&self, kernel: Arc<dyn KernelNotifier>) {
+    pub(super) fn start(&self, flush_pages: impl Fn(u64) + Send + 'static) {
         let shared = self.shared.clone();
         self.shared.queue.lock().running = true;
-        match thread::spawn_named("fuse-write-back", move || shared.work(&*kernel)) {
+        match thread::spawn_named("fuse-write-back", move || shared.work(&flush_pages)) {
             Ok(thread) => *self.shared.thread.lock() = Some(thread),
             Err(_) => self.shared.queue.lock().running = false,
         }
@@ -77,7 +75,7 @@ impl WriteBack {
 }
 
 impl WriteBackShared {
-    fn work(&self, kernel: &dyn KernelNotifier) {
+    fn work(&self, flush_pages: &dyn Fn(u64)) {
         loop {
             let mut queue = self.queue.lock();
             while queue.jobs.is_empty() && queue.running {
@@ -87,7 +85,7 @@ impl WriteBackShared {
             let Some((ino, job)) = queue.jobs.pop_front() else { return };
             drop(queue);
             if running {
-                kernel.flush_pages(ino);
+                flush_pages(ino);
             }
             // Whoever asked has no answer; the thread goes on for others, who would wait for ever.
             let _ = catch_unwind(AssertUnwindSafe(job));
@@ -101,20 +99,10 @@ mod tests {
 
     use super::*;
 
-    struct Nothing;
-
-    impl KernelNotifier for Nothing {
-        fn invalidate_entry(&self, _: u64, _: &[u8]) -> bool {
-            true
-        }
-        fn invalidate_attributes(&self, _: u64) {}
-        fn flush_pages(&self, _: u64) {}
-    }
-
     #[test]
     fn a_job_that_panics_does_not_end_the_thread() {
         let write_back = WriteBack::default();
-        write_back.start(Arc::new(Nothing));
+        write_back.start(|_| {});
         let done = Arc::new(AtomicBool::new(false));
         let next = done.clone();
         write_back.run_after(1, Box::new(|| panic!("on purpose")));

@@ -1,25 +1,17 @@
-//! The transport over the crate `fuser`: the only module that names it.
+//! Dispatches requests of the kernel to a [`Server`], through the crate `fuser`.
 //!
-//! Each thread has a descriptor of `/dev/fuse` of its own (`FUSE_DEV_IOC_CLONE`), so a request is answered where it
-//! was taken, if it need not wait. Answers that went to another thread are written through the descriptor that they came by.
+//! # Limits of `fuser`
 //!
-//! # Departures that the crate forces
-//!
-//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`time_of`] undoes that.
-//! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to. So for an entry without attributes the
-//!    kernel takes a reference that the server has not counted, and gives it back in a `forget` too many.
-//! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits
-//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server goes by the caller: everybody but user 0 drops them. Writes do
-//!    show it.
-//! 4. It answers `interrupt` with `ENOSYS`: a request that waits cannot be interrupted.
-//!
-//! # Locking
-//!
-//! None of its own.
+//! 1. It misreads the nanoseconds of times before 1970. [`time_of`] corrects them.
+//! 2. In `readdirplus` replies it uses one inode number for the entry and for the reference. For an
+//!    entry without attributes the kernel takes a reference that the server has not counted, and
+//!    drops it with one `forget` too many.
+//! 3. It hides the kill-priv flags of `open` with `O_TRUNC` and of `setattr`
+//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server decides by the caller. For `write` the flag is visible.
+//! 4. It answers `interrupt` with `ENOSYS`, so a blocked request cannot be interrupted.
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -27,79 +19,21 @@ use std::time::{Duration, SystemTime};
 use forebay_base::sync::Arc;
 use fuser::{
     Errno, FileHandle, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    Request, SessionACL, TimeOrNow, WriteFlags,
+    Request, TimeOrNow, WriteFlags,
 };
 
 use super::convert::{kind_of_mode, permissions, set_time, time_of};
-use super::replies::{DirOpened, FileOpened, Names, NamesPlus};
+use super::replies::{DataReply, DirOpened, DirReply, FileOpened, XattrReply};
 use super::{
-    Caller, CopyRange, KernelNotifier, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode,
-    WriteRequest,
+    Caller, CopyRange, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode, WriteRequest,
 };
 use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::options::MountOptions;
 
-/// A session that has shaken hands with the kernel and takes no requests yet.
-pub(crate) struct Session<S: Server> {
-    inner: fuser::Session<Dispatcher<S>>,
-    server: Arc<S>,
-}
-
-/// Shakes hands with the kernel over `device`, which is attached to a mount point already.
-pub(crate) fn start<S: Server>(
-    device: OwnedFd,
-    server: Arc<S>,
-    metrics: Arc<MountMetrics>,
-    options: &MountOptions,
-) -> io::Result<Session<S>> {
-    let mut config = fuser::Config::default();
-    config.n_threads = Some(options.threads);
-    config.clone_fd = options.threads > 1;
-    // Who may come in is the kernel's to say, by `allow_other`; the crate's own check would say it again.
-    let dispatcher = Dispatcher { server: server.clone(), metrics, options: options.clone() };
-    let inner = fuser::Session::from_fd(dispatcher, device, SessionACL::All, config)?;
-    Ok(Session { inner, server })
-}
-
-impl<S: Server> Session<S> {
-    /// Takes requests, on threads of its own, until the kernel ends it; returns then.
-    pub(crate) fn run(self) -> io::Result<()> {
-        self.server.started(Arc::new(Connection(self.inner.notifier())));
-        let end = self.inner.run();
-        self.server.ended();
-        end
-    }
-}
-
-struct Connection(fuser::Notifier);
-
-impl KernelNotifier for Connection {
-    fn invalidate_entry(&self, parent: u64, name: &[u8]) -> bool {
-        match self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name)) {
-            Ok(()) => true,
-            // In use, or another request about it runs: not now, but the connection stands.
-            Err(error) => {
-                !matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTCONN | libc::EBADF))
-            }
-        }
-    }
-
-    fn invalidate_attributes(&self, ino: u64) {
-        // A negative offset: attributes alone. An error says that the kernel does not know the inode.
-        let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
-    }
-
-    fn flush_pages(&self, ino: u64) {
-        // Before it lets go of pages, the kernel writes those that are dirty, and waits for that. What
-        // it could not write is reported by the next fsync, as ever.
-        let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
-    }
-}
-
-struct Dispatcher<S> {
-    server: Arc<S>,
-    metrics: Arc<MountMetrics>,
-    options: MountOptions,
+pub(super) struct Dispatcher<S> {
+    pub(super) server: Arc<S>,
+    pub(super) metrics: Arc<MountMetrics>,
+    pub(super) options: MountOptions,
 }
 
 impl<S> Dispatcher<S> {
@@ -108,7 +42,7 @@ impl<S> Dispatcher<S> {
     }
 }
 
-/// What the kernel is asked for, if it can.
+/// Features to request, as far as the kernel offers them.
 fn init_flags(options: &MountOptions) -> InitFlags {
     let mut flags = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_ATOMIC_O_TRUNC
@@ -130,9 +64,9 @@ fn init_flags(options: &MountOptions) -> InitFlags {
     flags
 }
 
-/// What has to be durable before a write with these flags of an open is answered.
+/// The sync mode of a file that is open with these flags.
 fn sync_mode(flags: i32) -> SyncMode {
-    // `O_SYNC` has the bit of `O_DSYNC` and one more.
+    // `O_SYNC` is `O_DSYNC` plus one bit.
     match flags & libc::O_SYNC {
         libc::O_SYNC => SyncMode::All,
         libc::O_DSYNC => SyncMode::Data,
@@ -149,14 +83,14 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the crate's trait has them")]
+#[allow(clippy::too_many_arguments, reason = "the trait of fuser has them")]
 impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let supported = config.capabilities();
-        // Asking for what is there cannot be refused.
+        // Requesting offered capabilities cannot fail.
         let _ = config.add_capabilities(init_flags(&self.options) & supported);
         let _ = config.set_max_write(self.options.max_write_bytes);
-        // The kernel offers what it would do by itself; more is set where the mount is.
+        // The kernel's offer is its default; `tune_bdi` raises the limit after the mount.
         if let Err(most) = config.set_max_readahead(self.options.read_ahead_bytes) {
             let _ = config.set_max_readahead(most);
         }
@@ -219,7 +153,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: fuser::ReplyData) {
         self.count(Op::Readlink);
-        self.server.readlink(ino.0, reply);
+        self.server.readlink(ino.0, DataReply(reply));
     }
 
     fn mknod(
@@ -346,7 +280,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _owner: LockOwner,
         reply: fuser::ReplyEmpty,
     ) {
-        // A close has nothing to do here; the kernel does not ask again.
+        // Nothing to do on close. The kernel does not send it again after ENOSYS.
         reply.error(Errno::ENOSYS);
     }
 
@@ -364,7 +298,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
-        self.server.read(ino.0, handle.0, offset, size, reply);
+        self.server.read(ino.0, handle.0, offset, size, DataReply(reply));
     }
 
     fn write(
@@ -426,7 +360,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         reply: fuser::ReplyDirectory,
     ) {
         self.count(Op::Readdir);
-        self.server.readdir(ino.0, handle.0, from, Names::new(reply));
+        self.server.readdir(ino.0, handle.0, from, DirReply::names(reply));
     }
 
     fn readdirplus(
@@ -438,7 +372,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         reply: fuser::ReplyDirectoryPlus,
     ) {
         self.count(Op::Readdir);
-        self.server.readdirplus(ino.0, handle.0, from, NamesPlus::new(reply));
+        self.server.readdirplus(ino.0, handle.0, from, DirReply::with_attributes(reply));
     }
 
     fn releasedir(
@@ -493,12 +427,12 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         reply: fuser::ReplyXattr,
     ) {
         self.count(Op::Xattr);
-        self.server.getxattr(ino.0, name.as_bytes(), size, reply);
+        self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply(reply));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
         self.count(Op::Xattr);
-        self.server.listxattr(ino.0, size, reply);
+        self.server.listxattr(ino.0, size, XattrReply(reply));
     }
 
     fn removexattr(
@@ -519,7 +453,7 @@ impl<S: Server> fuser::Filesystem for Dispatcher<S> {
         _mask: fuser::AccessFlags,
         reply: fuser::ReplyEmpty,
     ) {
-        // Permissions are the kernel's, which therefore does not ask.
+        // With `default_permissions` the kernel checks access itself.
         reply.error(Errno::ENOSYS);
     }
 

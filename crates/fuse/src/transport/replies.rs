@@ -1,4 +1,6 @@
-//! Answers, as the crate sends them.
+//! Replies to the kernel, in the encoding of the crate `fuser`.
+//!
+//! A reply is sent once. One that is dropped unsent answers the request with `EIO`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -7,9 +9,9 @@ use std::time::Duration;
 use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo};
 
 use super::convert::{attributes_of, kind_of};
-use crate::transport::{
-    Attributes, Created, DataReply, Dentry, DirEntry, DirReply, Kind, Opened, Position, Reply,
-    Time, Usage, VALID, Written, XattrReply,
+use super::{
+    Attributes, Created, Dentry, DirEntry, Kind, Opened, Position, Reply, Time, Usage, VALID,
+    Written,
 };
 
 fn open_flags(opened: Opened) -> FopenFlags {
@@ -22,7 +24,7 @@ fn open_flags(opened: Opened) -> FopenFlags {
     }
 }
 
-/// An answer of the crate that has `error` and one way to say yes.
+/// Implements [`Reply`] for reply types of `fuser` that take one kind of value.
 macro_rules! replies {
     ($($reply:ident, $value:ty, |$this:ident, $it:ident| $ok:expr;)*) => { $(
         impl Reply<$value> for fuser::$reply {
@@ -41,7 +43,7 @@ replies! {
     ReplyEmpty, (), |this, _nothing| this.ok();
     ReplyAttr, Attributes, |this, it| this.attr(&it.valid(), &attributes_of(&it));
     ReplyEntry, Dentry, |this, it| match it {
-        // Where the name leads is no guess, whatever the attributes are.
+        // The entry stays valid even if its attributes are estimates.
         Dentry::Positive(it) =>
             this.entry_with_ttls(&it.valid(), &VALID, &attributes_of(&it), Generation(it.generation)),
         Dentry::Negative => this.entry(&VALID, &attributes_of(&NEGATIVE), Generation(0)),
@@ -60,7 +62,7 @@ replies! {
     );
 }
 
-/// An inode number of zero says that a name leads nowhere.
+/// Inode number zero makes the kernel cache a negative dentry.
 const NEGATIVE: Attributes = Attributes {
     ino: 0,
     kind: Kind::File,
@@ -79,9 +81,8 @@ const NEGATIVE: Attributes = Attributes {
     generation: 0,
 };
 
-/// A file that was opened, and a directory: they differ in flags.
+/// Replies to `open`.
 pub(super) struct FileOpened(pub(super) fuser::ReplyOpen);
-pub(super) struct DirOpened(pub(super) fuser::ReplyOpen);
 
 impl Reply<Opened> for FileOpened {
     fn ok(self, it: Opened) {
@@ -91,6 +92,9 @@ impl Reply<Opened> for FileOpened {
         self.0.error(Errno::from_i32(errno));
     }
 }
+
+/// Replies to `opendir`.
+pub(super) struct DirOpened(pub(super) fuser::ReplyOpen);
 
 impl Reply<Opened> for DirOpened {
     fn ok(self, it: Opened) {
@@ -102,92 +106,94 @@ impl Reply<Opened> for DirOpened {
     }
 }
 
-impl DataReply for fuser::ReplyData {
-    fn data(self, data: &[u8]) {
-        self.data(data);
+/// Replies with bytes, without copying them.
+pub(crate) struct DataReply(pub(super) fuser::ReplyData);
+
+impl DataReply {
+    pub(crate) fn data(self, data: &[u8]) {
+        self.0.data(data);
     }
-    fn error(self, errno: i32) {
-        self.error(Errno::from_i32(errno));
+
+    pub(crate) fn error(self, errno: i32) {
+        self.0.error(Errno::from_i32(errno));
     }
 }
 
-impl XattrReply for fuser::ReplyXattr {
-    fn size(self, bytes: u32) {
-        self.size(bytes);
+/// Replies to `getxattr` and `listxattr`: with bytes, or with their length if the kernel asked for it.
+pub(crate) struct XattrReply(pub(super) fuser::ReplyXattr);
+
+impl XattrReply {
+    pub(crate) fn size(self, bytes: u32) {
+        self.0.size(bytes);
     }
-    fn data(self, data: &[u8]) {
-        self.data(data);
+
+    pub(crate) fn data(self, data: &[u8]) {
+        self.0.data(data);
     }
-    fn error(self, errno: i32) {
-        self.error(Errno::from_i32(errno));
+
+    pub(crate) fn error(self, errno: i32) {
+        self.0.error(Errno::from_i32(errno));
     }
 }
 
-pub(super) struct Names {
-    reply: fuser::ReplyDirectory,
+enum DirBuffer {
+    Names(fuser::ReplyDirectory),
+    WithAttributes(fuser::ReplyDirectoryPlus),
+}
+
+/// Replies to `readdir` and `readdirplus`. The buffer has the size that the kernel asked for.
+pub(crate) struct DirReply {
+    buffer: DirBuffer,
     empty: bool,
 }
 
-impl Names {
-    pub(super) fn new(reply: fuser::ReplyDirectory) -> Self {
-        Self { reply, empty: true }
+impl DirReply {
+    pub(super) fn names(reply: fuser::ReplyDirectory) -> Self {
+        Self { buffer: DirBuffer::Names(reply), empty: true }
     }
-}
 
-impl DirReply for Names {
-    fn add(&mut self, entry: &DirEntry<'_>, _attributes: Option<&Attributes>) -> bool {
-        let name = OsStr::from_bytes(entry.name);
-        let full = self.reply.add(INodeNo(entry.ino), entry.next, kind_of(entry.kind), name);
+    pub(super) fn with_attributes(reply: fuser::ReplyDirectoryPlus) -> Self {
+        Self { buffer: DirBuffer::WithAttributes(reply), empty: true }
+    }
+
+    /// Appends an entry. Returns false if it does not fit. `readdir` ignores the attributes.
+    pub(crate) fn add(&mut self, entry: &DirEntry<'_>, attributes: Option<&Attributes>) -> bool {
+        let (ino, name) = (INodeNo(entry.ino), OsStr::from_bytes(entry.name));
+        let full = match &mut self.buffer {
+            DirBuffer::Names(reply) => reply.add(ino, entry.next, kind_of(entry.kind), name),
+            DirBuffer::WithAttributes(reply) => {
+                // The kernel takes no reference for "." and "..". Any other entry without attributes
+                // is damaged. It expires at once, so that using it fails with the error.
+                let unknown = Attributes { ino: entry.ino, kind: entry.kind, ..NEGATIVE };
+                let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
+                let attributes = attributes.unwrap_or(&unknown);
+                let generation = Generation(attributes.generation);
+                let attributes = attributes_of(attributes);
+                reply.add(ino, entry.next, name, &valid, &attributes, generation)
+            }
+        };
         self.empty &= full;
         !full
     }
-    fn is_empty(&self) -> bool {
+
+    /// Whether no entry was added.
+    pub(crate) fn is_empty(&self) -> bool {
         self.empty
     }
-    fn done(self) {
-        self.reply.ok();
-    }
-    fn error(self, errno: i32) {
-        self.reply.error(Errno::from_i32(errno));
-    }
-}
 
-pub(super) struct NamesPlus {
-    reply: fuser::ReplyDirectoryPlus,
-    empty: bool,
-}
+    /// Sends the entries.
+    pub(crate) fn done(self) {
+        match self.buffer {
+            DirBuffer::Names(reply) => reply.ok(),
+            DirBuffer::WithAttributes(reply) => reply.ok(),
+        }
+    }
 
-impl NamesPlus {
-    pub(super) fn new(reply: fuser::ReplyDirectoryPlus) -> Self {
-        Self { reply, empty: true }
-    }
-}
-
-impl DirReply for NamesPlus {
-    fn add(&mut self, entry: &DirEntry<'_>, attributes: Option<&Attributes>) -> bool {
-        // For "." and ".." the kernel takes no reference, whatever is sent. Anything else without attributes is damaged: it
-        // is shown, and expires at once, so that whoever looks at it asks for it by name and gets the error.
-        let nothing = Attributes { ino: entry.ino, kind: entry.kind, ..NEGATIVE };
-        let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
-        let attributes = attributes.unwrap_or(&nothing);
-        let full = self.reply.add(
-            INodeNo(entry.ino),
-            entry.next,
-            OsStr::from_bytes(entry.name),
-            &valid,
-            &attributes_of(attributes),
-            Generation(attributes.generation),
-        );
-        self.empty &= full;
-        !full
-    }
-    fn is_empty(&self) -> bool {
-        self.empty
-    }
-    fn done(self) {
-        self.reply.ok();
-    }
-    fn error(self, errno: i32) {
-        self.reply.error(Errno::from_i32(errno));
+    pub(crate) fn error(self, errno: i32) {
+        let errno = Errno::from_i32(errno);
+        match self.buffer {
+            DirBuffer::Names(reply) => reply.error(errno),
+            DirBuffer::WithAttributes(reply) => reply.error(errno),
+        }
     }
 }
