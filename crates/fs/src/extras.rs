@@ -1,8 +1,9 @@
-//! Extras of an inode: the path of a symlink, and extended attributes.
+//! The extras of an inode: symlink target and extended attributes.
 //!
-//! They are one string of bytes, a list of items. If it does not fit behind the inode, it is cut into pieces that are the
-//! names of a directory of its own, the *spill*: names become durable with every fsync in the dataset, so the
-//! extras are there whenever the inode is. A spill is never changed: a new one takes its place.
+//! They are encoded as a list of items. A list that does not fit behind the inode is cut into
+//! pieces, which are the names of a separate directory, the *spill*. Every fsync in the dataset
+//! makes names durable, so the extras are there whenever the inode is. A spill never changes: a new
+//! one replaces it.
 
 use forebay_pool::{Cookie, Dataset, Transaction};
 use zerocopy::{FromBytes, IntoBytes};
@@ -14,7 +15,7 @@ use crate::format::{
     VALUE_MAX,
 };
 
-/// An item of extras.
+/// One of the extras.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) kind: u8,
@@ -36,10 +37,10 @@ impl Item {
     }
 }
 
-/// Items as bytes. Names have at most 255 bytes.
+/// Encodes items. Names have at most 255 bytes.
 ///
 /// # Errors
-/// [`NoSpace`](ErrorKind::NoSpace) if they are too many.
+/// [`NoSpace`](ErrorKind::NoSpace) if they are too large.
 pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for item in items {
@@ -64,7 +65,7 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
     }
 }
 
-/// The items in some bytes.
+/// Decodes items.
 ///
 /// # Errors
 /// [`Corrupt`](ErrorKind::Corrupt).
@@ -91,10 +92,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-/// All of an inode's extras.
+/// Reads all extras of an inode.
 ///
 /// # Errors
-/// [`Corrupt`](ErrorKind::Corrupt), and what reading brings.
+/// [`Corrupt`](ErrorKind::Corrupt), or a read error.
 pub(crate) fn read(dataset: &Dataset, extras: &Extras) -> Result<Vec<Item>> {
     match extras {
         Extras::Inline(bytes) => decode(bytes),
@@ -124,10 +125,10 @@ fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
     }
 }
 
-/// Puts extras where they belong: if they do not fit inline, into a new object of the transaction.
+/// Stores encoded extras: inline if they fit, otherwise in a new object.
 ///
 /// # Errors
-/// What creating it brings; then there is none.
+/// An error from creating the object. Then no object is left.
 pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> Result<Extras> {
     if bytes.len() <= INLINE_MAX {
         return Ok(Extras::Inline(bytes.into()));
@@ -150,10 +151,10 @@ pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> 
     Ok(Extras::Spilled { object, bytes: bytes.len() as u32 })
 }
 
-/// Destroys what [`store`] has made, or what an inode had.
+/// Destroys the spill object, if there is one.
 ///
 /// # Errors
-/// What destroying brings.
+/// An error from destroying the object.
 pub(crate) fn discard(dataset: &Dataset, tx: &Transaction<'_>, extras: &Extras) -> Result<()> {
     match extras {
         Extras::Inline(_) => Ok(()),

@@ -1,4 +1,4 @@
-//! A file system: what all operations share.
+//! The file system object, with the parts that all operations share.
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
@@ -20,39 +20,41 @@ use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
 use crate::workers::{Dispatch, Workers};
 use crate::writeback_errors::WritebackErrors;
 
-/// Unit of `Attr::blocks`.
+/// Unit of `Attr::blocks` in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// What directories and others without content say of their best size of requests.
+/// Preferred I/O size of inodes that have no content of their own.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// Files on a dataset. Any number of threads may share it.
+/// A file system on a dataset. Any number of threads may share it.
 ///
-/// Each operation may wait for devices and for transaction groups; in
-/// [`without_waiting`](forebay_pool::without_waiting) it fails with [`WouldBlock`](ErrorKind::WouldBlock) instead, having
-/// changed nothing. Numbers of inodes stay good while there is a lookup or a handle for them.
+/// Operations may block on devices and transaction groups. Within
+/// [`without_waiting`](forebay_pool::without_waiting) an operation that would block fails with
+/// [`WouldBlock`](ErrorKind::WouldBlock) and changes nothing. An inode number stays valid while the
+/// inode has a lookup or a handle.
 pub struct FileSystem {
     pool: Arc<Pool>,
     dataset: Dataset,
-    /// Number of the root's object.
+    /// Object number of the root directory.
     root: u64,
     orphans: Directory,
     table: InodeTable,
     pub(crate) workers: Workers,
     reclaim: Arc<Reclaim>,
     writeback_errors: WritebackErrors,
-    /// One at a time moves directories between directories: whoever does looks at all above them.
+    /// Held by a thread that moves a directory to another parent, so that the ancestors do not
+    /// change while it checks for loops.
     pub(crate) rename_mutex: Mutex<()>,
     pub(crate) options: FsOptions,
-    /// When reading changes times, as [`set_atime`](Self::set_atime) encodes it.
+    /// When reads update access times, encoded by [`set_atime`](Self::set_atime).
     atime: AtomicU8,
     pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
     counters: FsCounters,
-    /// The transaction group that somebody last began a transaction in.
+    /// Transaction group of the most recent transaction.
     last_txg: AtomicU64,
     closed: AtomicBool,
 }
 
-/// Two bits for the mode, and one for directories.
+/// Two bits for the mode, one for directories.
 fn encode_atime(mode: AtimeMode, directories: bool) -> u8 {
     let mode = match mode {
         AtimeMode::Relative => 0,
@@ -71,7 +73,7 @@ fn decode_atime(bits: u8) -> (AtimeMode, bool) {
     (mode, bits & 4 != 0)
 }
 
-/// An inode that somebody uses: it stays in memory meanwhile.
+/// A reference to an inode. It keeps the inode in memory.
 pub(crate) struct InodeRef<'a> {
     fs: &'a FileSystem,
     inode: Arc<Inode>,
@@ -92,10 +94,11 @@ impl Drop for InodeRef<'_> {
 }
 
 impl FileSystem {
-    /// Makes an empty file system in a new dataset, or in one that was made and has nothing in it. Durable on return.
+    /// Creates an empty file system in a new dataset, or in an existing empty one. Durable on
+    /// return.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), and what the pool says.
+    /// [`Exists`](ErrorKind::Exists) if the dataset is not empty, or an error of the pool.
     pub fn create_in(
         pool: &Pool,
         dataset: &str,
@@ -127,12 +130,13 @@ impl FileSystem {
         Ok(pool.sync()?)
     }
 
-    /// Opens the file system of a dataset. What was deleted and still in use when it was last open is destroyed in the background
-    /// from now on.
+    /// Opens the file system of a dataset. Starts to destroy, in the background, the orphans that
+    /// the last use left.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound) if there is no such dataset, [`Invalid`](ErrorKind::Invalid) if it holds no files,
-    /// [`Corrupt`](ErrorKind::Corrupt), and what the pool says.
+    /// [`NotFound`](ErrorKind::NotFound) if the dataset does not exist,
+    /// [`Invalid`](ErrorKind::Invalid) if it holds no files, [`Corrupt`](ErrorKind::Corrupt), or an
+    /// error of the pool.
     pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Arc<Self>> {
         let name = dataset;
         let doing = |error: Error| error.doing(format_args!("the files of dataset {name}"));
@@ -170,20 +174,20 @@ impl FileSystem {
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
-        // For ever: nobody looks it up.
+        // The root stays in memory without a lookup.
         fs.inode(root)?.add_ref();
         fs.reclaim.start(Arc::downgrade(&fs))?;
         Ok(fs)
     }
 
-    /// Ends work in the background, writes what is not written, and makes all durable. Every later call fails. What is unlinked and
-    /// open is destroyed when the file system is opened again.
+    /// Ends background work, writes pending times, and makes everything durable. Later calls fail.
+    /// Unlinked files that are still open are destroyed when the file system is opened again.
     ///
     /// # Errors
-    /// Why something is not durable. It is closed all the same.
+    /// The reason why something is not durable. The file system is closed anyway.
     pub fn close(&self) -> Result<()> {
         let writable = self.check_writable().is_ok();
-        // From here on jobs and callbacks find it closed, and begin nothing.
+        // From here on, jobs and callbacks find the file system closed and start nothing.
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -204,28 +208,28 @@ impl FileSystem {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Sets when reading changes times, and whether it does so for directories too.
+    /// Sets when reads update access times, and whether they do so for directories.
     pub fn set_atime(&self, mode: AtimeMode, directories: bool) {
         self.atime.store(encode_atime(mode, directories), Ordering::Relaxed);
     }
 
-    /// When reading an inode of that kind changes its time of access.
+    /// When a read of an inode of this kind updates its access time.
     pub(crate) fn atime_of(&self, kind: FileKind) -> AtimeMode {
         let (mode, directories) = decode_atime(self.atime.load(Ordering::Relaxed));
         if directories || kind != FileKind::Directory { mode } else { AtimeMode::Off }
     }
 
-    /// The pool that it is on.
+    /// The pool.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// The name of its dataset.
+    /// The name of the dataset.
     pub fn name(&self) -> &str {
         self.dataset.name()
     }
 
-    /// The file system in numbers.
+    /// Statistics of the file system.
     pub fn stats(&self) -> FsStats {
         let (workers_busy, jobs_queued) = self.workers.load();
         let counters = self.counters.snapshot().into_iter();
@@ -242,8 +246,9 @@ impl FileSystem {
         }
     }
 
-    /// Where inodes were looked up that could go from memory if whoever looked them up forgot them: up to `most` directories and
-    /// names; no names of directories. Nothing as long as inodes take no more memory than [`FsOptions::memory_bytes`]. Each call looks at other inodes.
+    /// Names of inodes whose memory could be reclaimed if the kernel forgot them: up to `most`
+    /// pairs of directory and name. Directories are not included. Empty while inodes use at most
+    /// [`FsOptions::memory_bytes`]. Successive calls look at different inodes.
     pub fn reclaimable(&self, most: usize) -> Vec<(Ino, Vec<u8>)> {
         if self.table.bytes() <= self.options.memory_bytes {
             return Vec::new();
@@ -251,7 +256,8 @@ impl FileSystem {
         let mut names = Vec::new();
         self.table.for_each_round_robin(|inode| {
             let state = inode.state();
-            // A directory may be somebody's working directory, and would be lost to them.
+            // A directory may be a process's working directory. Forgetting it would break that
+            // process.
             let may_go = state.opens == 0 && inode.kind != FileKind::Directory;
             if let (true, Some((parent, name))) = (may_go, &state.dentry) {
                 names.push((self.ino(*parent), name.to_vec()));
@@ -261,7 +267,7 @@ impl FileSystem {
         names
     }
 
-    /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
+    /// Runs `job` on a thread that may block. If the queue is full, runs it on this thread.
     pub fn spawn(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>) + Send>) {
         let fs = Arc::clone(self);
         let back = self.workers.push(Box::new(move |_| job(&fs)), false);
@@ -275,7 +281,8 @@ impl FileSystem {
         }
     }
 
-    /// The same for a thread that must not wait. If there is no thread for it, `job` learns that, here.
+    /// As [`spawn`](Self::spawn), for a thread that must not block. Without a worker thread, `job`
+    /// is called here with [`Dispatch::Cancelled`].
     pub(crate) fn spawn_from_callback(
         self: &Arc<Self>,
         job: Box<dyn FnOnce(&Arc<Self>, Dispatch) + Send>,
@@ -287,7 +294,7 @@ impl FileSystem {
         }
     }
 
-    /// Why there is no thread.
+    /// The error of a cancelled job.
     pub(crate) fn no_worker_error(&self) -> Error {
         match self.check_open() {
             Err(error) => error,
@@ -295,7 +302,8 @@ impl FileSystem {
         }
     }
 
-    /// Ends the use of a file system in a callback that must not wait. If it is the last one, that closes it, which waits.
+    /// Drops a reference in a callback that must not block. Dropping the last one closes the file
+    /// system, which blocks.
     pub(crate) fn drop_in_background(self: Arc<Self>) {
         if let Some(last) = Arc::into_inner(self) {
             // Without a thread it is closed here.
@@ -333,7 +341,7 @@ impl FileSystem {
         self.root
     }
 
-    /// Counts an operation, and refuses it if the file system is closed.
+    /// Counts an operation. Fails if the file system is closed.
     pub(crate) fn enter(&self, op: Op) -> Result<()> {
         self.counters.add(FsCounters::OPERATIONS, op as usize, 1);
         self.check_open()
@@ -356,28 +364,28 @@ impl FileSystem {
         }
     }
 
-    /// Begins a transaction. The thread has no turn, and no other transaction.
+    /// Begins a transaction. The thread holds no inode lock and no other transaction.
     pub(crate) fn begin(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
         Ok(self.begun(self.pool.begin()?))
     }
 
-    /// The same, for what gives room back.
+    /// As [`begin`](Self::begin), for operations that free space.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
         Ok(self.begun(self.pool.begin_freeing()?))
     }
 
     fn begun<'a>(&self, tx: Transaction<'a>) -> Transaction<'a> {
-        // Once a group: no line that threads fight for.
+        // Store once per transaction group, so that threads do not contend for the cache line.
         if self.last_txg.load(Ordering::Relaxed) != tx.txg() {
             self.last_txg.store(tx.txg(), Ordering::Relaxed);
         }
         tx
     }
 
-    /// Brings what a change of an inode's attributes needs into memory, so that the change itself has nothing to wait for. What the
-    /// open group has changed already is there.
+    /// Loads the dnode that a change of the inode's attributes needs, so that the change itself
+    /// does not block. After a change in the open transaction group it is in memory already.
     pub(crate) fn warm(&self, inode: &Inode) -> Result<()> {
         let last = self.last_txg.load(Ordering::Relaxed);
         if last > 0 && inode.state().stored_txg >= last {
@@ -393,12 +401,12 @@ impl FileSystem {
     pub(crate) fn ino(&self, number: u64) -> Ino {
         match number == self.root {
             true => Ino::ROOT,
-            // Numbers that come from a device were checked; whatever else it is, it is not another one's.
+            // Numbers from a device were checked. A saturated number belongs to no other inode.
             false => Ino(number.saturating_add(2)),
         }
     }
 
-    /// The object of an inode.
+    /// The object number of an inode.
     pub(crate) fn number(&self, ino: Ino) -> Result<u64> {
         match ino {
             Ino::ROOT => Ok(self.root),
@@ -406,15 +414,15 @@ impl FileSystem {
         }
     }
 
-    /// An inode that is in memory.
+    /// Returns the inode if it is in memory.
     pub(crate) fn cached(&self, number: u64) -> Option<InodeRef<'_>> {
         Some(InodeRef { fs: self, inode: self.table.get(number)? })
     }
 
-    /// The inode of a number, read from the dataset if need be.
+    /// Returns the inode with this number, loaded from the dataset if necessary.
     ///
     /// # Errors
-    /// [`Stale`](ErrorKind::Stale) if there is none, and what reading it brings.
+    /// [`Stale`](ErrorKind::Stale) if it does not exist, or a read error.
     pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
         for _ in 0..RETRIES_MAX {
             let guard = match self.table.get_or_load(number) {
@@ -433,25 +441,25 @@ impl FileSystem {
                 Err(error) if !guard.is_stale() => return Err(error),
                 Err(_) => {}
             }
-            // Others had it meanwhile.
+            // The inode was in memory during the load.
             self.counters.add(FsCounters::RETRIES, 0, 1);
         }
         Err(retries_exhausted())
     }
 
-    /// The inode that a caller names.
+    /// Returns the inode that a caller names.
     pub(crate) fn inode_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
         self.inode(self.number(ino)?)
     }
 
-    /// The directory that a caller names.
+    /// Returns the directory that a caller names.
     pub(crate) fn directory_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
         let inode = self.inode_of(ino)?;
         inode.check_directory()?;
         Ok(inode)
     }
 
-    /// A new inode, in memory, before any name leads to it.
+    /// Enters a new inode into the table, before it has a name.
     pub(crate) fn add(&self, inode: Inode) -> InodeRef<'_> {
         InodeRef { fs: self, inode: self.table.add(inode) }
     }
@@ -486,7 +494,7 @@ impl FileSystem {
             SizeInfo { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
         let inode = Inode::new(number, info.created_txg, meta, size_info, 0);
         if info.usage.is_guess {
-            // Its object is in memory, and knows what comes of it.
+            // The object is in memory and will have the final size.
             match inode.kind {
                 FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,
                 FileKind::Directory => inode.directory(&self.dataset).map(drop).map_err(doing)?,
@@ -496,7 +504,7 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// Ends the use of an inode.
+    /// Drops a reference.
     pub(crate) fn put(&self, inode: &Inode) {
         if InodeTable::put(inode) {
             self.evict_if_unused(inode.number);
@@ -535,12 +543,12 @@ impl FileSystem {
         }
     }
 
-    /// Writes attributes, so that they are durable with the names that the transaction changes.
+    /// Stores attributes. They become durable together with the names that the transaction changes.
     fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
         Ok(self.dataset.set_attributes_with_names(tx, number, &meta.encode())?)
     }
 
-    /// Changes what is known of an inode, here and in its object. The caller has its turn.
+    /// Changes an inode's attributes, in memory and in its object. The caller holds the inode lock.
     pub(crate) fn change(
         &self,
         tx: &Transaction<'_>,
@@ -558,7 +566,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Changes the times of an inode: in its object only once a group; the last ones follow later. The caller has its turn.
+    /// Changes an inode's times. Stores them in the object once per transaction group; later
+    /// changes are pending. The caller holds the inode lock.
     pub(crate) fn touch(
         &self,
         tx: &Transaction<'_>,
@@ -578,7 +587,7 @@ impl FileSystem {
         self.change(tx, inode, change)
     }
 
-    /// Writes times that are not in the object yet.
+    /// Stores pending times.
     pub(crate) fn flush_times(&self, inode: &Inode) -> Result<()> {
         if !inode.state().times_pending {
             return Ok(());
@@ -598,19 +607,19 @@ impl FileSystem {
 }
 
 impl InodeRef<'_> {
-    /// Adds a reference that somebody ends with [`put`](FileSystem::put).
+    /// Adds a reference. The caller drops it with [`put`](FileSystem::put).
     pub(crate) fn add_ref(&self) {
         self.inode.refs.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// As the answer to a lookup: counts it.
+    /// Turns the reference into the result of a lookup, and counts the lookup.
     pub(crate) fn into_entry(self, parent: u64, name: &[u8]) -> Entry {
         let attr = self.fs.attr(&self);
         self.count_lookup(parent, name);
         Entry { attr }
     }
 
-    /// Counts a lookup under that name.
+    /// Counts a lookup by this name.
     pub(crate) fn count_lookup(&self, parent: u64, name: &[u8]) {
         self.add_ref();
         self.fs.table.count_lookup(&self.inode);
@@ -630,7 +639,7 @@ pub(crate) fn stale() -> Error {
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // Whoever wants to know what fails closes it before.
+        // To see errors, call `close` first.
         let _ = self.close();
     }
 }

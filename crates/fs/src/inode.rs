@@ -2,8 +2,9 @@
 //!
 //! # Locking
 //!
-//! Who changes an inode, or names in it, has a transaction and then its *turn*. What is known of it is under a lock of
-//! its own that is held for a look only, so that looking at an inode never waits for who changes it.
+//! An operation that changes an inode, or names in it, holds a transaction and then the inode lock.
+//! The state mutex is held only to read or replace fields, so reading attributes never waits for an
+//! operation in progress.
 
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
@@ -13,59 +14,60 @@ use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{FileKind, Time};
 
-/// What an open object of the pool takes in memory, roughly.
+/// Approximate memory of an open pool object, in bytes.
 const OPEN_OBJECT_BYTES: u64 = 900;
 
 /// An inode.
 pub(crate) struct Inode {
-    /// Its object.
+    /// Number of its pool object.
     pub(crate) number: u64,
-    /// What it is, for ever.
+    /// File type; never changes.
     pub(crate) kind: FileKind,
-    /// Tells it from others with its number.
+    /// Distinguishes inodes that have had the same number.
     pub(crate) generation: u64,
-    /// Reasons to keep it: counts of lookups, of opens, and who uses it right now. See [`InodeTable`](crate::inode_table::Table).
+    /// Reference count: lookups, opens and uses in progress. See
+    /// [`InodeTable`](crate::inode_table::InodeTable).
     pub(crate) refs: AtomicU64,
-    /// Changes of it take turns.
+    /// The inode lock: serialises changes.
     lock: Mutex<()>,
     state: Mutex<InodeState>,
     content: Mutex<Content>,
-    /// Of a directory: how often names that were in it went elsewhere.
+    /// Directories: number of names removed so far.
     removals: AtomicU64,
-    /// Its time of access needs no look before this second; 0: it does.
+    /// Reads before this second need not update the access time. 0 means that every read checks.
     atime_fresh_until: AtomicI64,
 }
 
-/// What is known of it.
+/// Attributes and usage of an inode, under the state mutex.
 pub(crate) struct InodeState {
     pub(crate) meta: Meta,
-    /// Times in `meta` that are not in the object yet.
+    /// `meta` has times that are not stored in the object yet.
     pub(crate) times_pending: bool,
-    /// The transaction group that the object's attributes were last changed in.
+    /// Transaction group that last stored the attributes.
     pub(crate) stored_txg: u64,
-    /// Whether its extended attributes hold file capabilities, if that was looked at.
+    /// Whether it has file capabilities; `None` if not known yet.
     pub(crate) capability: Option<bool>,
-    /// How many have it open.
+    /// Number of open handles.
     pub(crate) opens: u64,
-    /// Where it was last looked up: a directory's number, and a name.
+    /// The last lookup: directory number and name.
     pub(crate) dentry: Option<(u64, Box<[u8]>)>,
 }
 
-/// How long and large content is.
+/// Sizes of an inode's content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizeInfo {
-    /// Length in bytes; of a symlink that of its path.
+    /// Length in bytes; for a symlink the length of its target.
     pub(crate) size: u64,
-    /// Bytes on devices.
+    /// Bytes allocated on devices.
     pub(crate) allocated: u64,
-    /// Bytes of a record.
+    /// Record size in bytes.
     pub(crate) record: u32,
 }
 
-/// Its content, if it was needed so far.
+/// The content of an inode.
 #[derive(Clone)]
 enum Content {
-    /// It was not: so it was when the inode was read, no guess, and so it is as long as nobody opens it.
+    /// Not opened yet. The sizes are those read with the inode. They stay valid until it is opened.
     Unopened(SizeInfo),
     File(Arc<Object>),
     Directory(Arc<Directory>),
@@ -101,34 +103,36 @@ impl Inode {
         }
     }
 
-    /// The right to change it, until dropped. The thread has a transaction, and takes turns by number:
-    /// see [`InodeLocks`](crate::inode_lock::Turns).
+    /// Takes the inode lock. The thread holds a transaction. To lock several inodes, use
+    /// [`InodeLocks`](crate::inode_lock::InodeLocks).
     ///
     /// # Errors
-    /// [`WouldBlock`](ErrorKind::WouldBlock) if the thread must not wait, and somebody has it: that may take a device's time.
+    /// [`WouldBlock`](ErrorKind::WouldBlock) on a non-blocking thread if another thread holds the
+    /// lock, which it may do during device I/O.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
         Ok(lock_if_allowed(&self.lock, "the turn of an inode")?)
     }
 
-    /// The same, if nobody has it.
+    /// Takes the inode lock if it is free.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.lock.try_lock()
     }
 
-    /// What is known of it. Nothing else may be locked meanwhile, nor the pool called.
+    /// Locks the state. The caller takes no other lock and does not call the pool meanwhile.
     pub(crate) fn state(&self) -> MutexGuard<'_, InodeState> {
         self.state.lock()
     }
 
-    /// Its attributes as they are now.
+    /// A copy of the current attributes.
     pub(crate) fn meta(&self) -> Meta {
         self.state().meta.clone()
     }
 
-    /// Its content, if it is a file.
+    /// The content of a regular file.
     ///
     /// # Errors
-    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), and what opening it brings.
+    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), or an error of
+    /// the pool.
     pub(crate) fn file(&self, dataset: &Dataset) -> Result<Arc<Object>> {
         if let Content::File(object) = &*self.content.lock() {
             return Ok(Arc::clone(object));
@@ -149,10 +153,10 @@ impl Inode {
         Ok(object)
     }
 
-    /// Its names, if it is a directory.
+    /// The names of a directory.
     ///
     /// # Errors
-    /// [`NotADirectory`](ErrorKind::NotADirectory), and what opening it brings.
+    /// [`NotADirectory`](ErrorKind::NotADirectory), or an error of the pool.
     pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
         if let Content::Directory(directory) = &*self.content.lock() {
             return Ok(Arc::clone(directory));
@@ -176,9 +180,9 @@ impl Inode {
         }
     }
 
-    /// How long and large it is, and whether what it takes on devices is a guess so far.
+    /// The sizes, and whether the allocated size is an estimate.
     pub(crate) fn size_info(&self) -> (SizeInfo, bool) {
-        // The pool is asked without the lock.
+        // Call the pool without the lock.
         let content = self.content.lock().clone();
         let (usage, record) = match content {
             Content::Unopened(size_info) => return (size_info, false),
@@ -189,30 +193,31 @@ impl Inode {
         (SizeInfo { size, allocated, record }, usage.is_guess)
     }
 
-    /// How often names went from it, so far. If it is the same before a name is looked up and after its inode is held, the inode
-    /// is the one that the name led to.
+    /// Number of names removed from this directory so far. If it is the same before a name lookup
+    /// and after its inode is referenced, the inode is still the one that the name refers to.
     pub(crate) fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
-    /// Counts a name that is no longer there. What it led to is not destroyed before this.
+    /// Counts a removed name. Its inode is destroyed only after this.
     pub(crate) fn note_removal(&self) {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether the time of access may have to be changed by a read now.
+    /// Whether a read at `now` may have to update the access time.
     pub(crate) fn atime_may_need_update(&self, now: Time) -> bool {
         now.seconds >= self.atime_fresh_until.load(Ordering::Relaxed)
     }
 
-    /// The time of access need not be looked at before that second; 0: at once.
+    /// Reads before `until_seconds` need not update the access time. 0 means that every read
+    /// checks.
     pub(crate) fn set_atime_fresh_until(&self, until_seconds: i64) {
         self.atime_fresh_until.store(until_seconds, Ordering::Relaxed);
     }
 
-    /// Bytes of memory that it takes, roughly.
+    /// Approximate memory of the inode, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        // With its place in the table.
+        // Includes its slot in the table.
         let mut bytes = size_of::<Self>() as u64 + 48;
         {
             let state = self.state();

@@ -1,26 +1,28 @@
-//! Turns of several inodes at once.
+//! Locking several inodes at once.
 //!
-//! Whoever changes more than one inode takes their turns in the order of their numbers, whatever they are to each other:
-//! so nobody waits in a circle. The thread has its transaction already; what holds turns begins none.
+//! An operation that changes more than one inode locks them in the order of their numbers, whatever
+//! their relation, so there is no deadlock. The thread already holds its transaction. A thread that
+//! holds an inode lock never begins a transaction.
 
 use forebay_base::sync::MutexGuard;
 
 use crate::error::Result;
 use crate::inode::Inode;
 
-/// Inodes that one operation changes, at most: two directories and what two names lead to.
+/// Largest number of inodes that one operation changes: two directories and two entries.
 const LOCKS_MAX: usize = 4;
 
-/// Turns of up to [`LOCKS_MAX`] inodes.
+/// Holds up to [`LOCKS_MAX`] inode locks.
 pub(crate) struct InodeLocks<'a> {
     _guards: [Option<MutexGuard<'a, ()>>; LOCKS_MAX],
 }
 
 impl<'a> InodeLocks<'a> {
-    /// Waits for the turns of all of them; the same one may come twice.
+    /// Locks all of them. An inode may occur more than once.
     ///
     /// # Errors
-    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) if the thread must not wait, and somebody has one of them.
+    /// [`WouldBlock`](crate::ErrorKind::WouldBlock) on a non-blocking thread if another thread
+    /// holds one of the locks.
     pub(crate) fn of<const N: usize>(inodes: [&'a Inode; N]) -> Result<Self> {
         const { assert!(N <= LOCKS_MAX) };
         let mut sorted = inodes;

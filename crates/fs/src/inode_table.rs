@@ -1,17 +1,18 @@
-//! The inodes in memory.
+//! The table of inodes in memory.
 //!
 //! # Invariants
 //!
-//! - There is one [`Inode`] for a number at any time.
-//! - It stays as long as its `refs` is not zero. That counts lookups, opens, and each [`InodeRef`]; it leaves zero only
-//!   with its shard locked, and whoever brings it to zero looks, with the shard locked, whether it still is.
-//! - An inode without names is destroyed only after it has left.
-//! - What was read of an inode's object comes in only if nobody had the inode in memory while it was read: who had it may have
-//!   changed it. Whoever reads says so before ([`LoadGuard`]), and is told.
+//! - There is at most one [`Inode`] per number.
+//! - An inode stays while its `refs` is not zero. `refs` counts lookups, opens, and each
+//!   `InodeRef`. It leaves zero only under the shard lock. The thread that brings it to zero checks
+//!   it again under the shard lock before it evicts the inode.
+//! - An inode without names is destroyed only after its eviction.
+//! - A loaded inode enters the table only if nobody had that inode in memory during the load,
+//!   because they may have changed it. [`LoadGuard`] tracks this.
 //!
 //! # Locking
 //!
-//! Nothing is called under a shard's lock, and nothing locked but what is known of an inode.
+//! Under a shard lock the table calls no other code, and takes only the state mutexes of inodes.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -21,18 +22,18 @@ use hashbrown::hash_map::Entry;
 
 use crate::inode::Inode;
 
-/// A power of two.
+/// Number of shards, a power of two.
 const SHARDS: usize = 64;
-/// Inodes that are measured to know what all take.
+/// Number of inodes sampled to estimate the memory of all.
 const SAMPLE_INODES: u64 = 1000;
 
-/// What becomes of an inode that nobody needs any more.
+/// Result of [`InodeTable::try_evict`].
 pub(crate) enum Eviction {
-    /// It stays a little: something has to be written first.
+    /// Not evicted yet: its times must be written first.
     Deferred,
-    /// It has left.
+    /// No longer in the table.
     Evicted(Arc<Inode>),
-    /// Somebody needs it after all.
+    /// Referenced again.
     InUse,
 }
 
@@ -41,11 +42,12 @@ struct Slot {
     lookups: u64,
 }
 
-/// Somebody reads inodes of this number.
+/// Loads of one inode number in progress.
 #[derive(Default)]
 struct PendingLoads {
     count: usize,
-    /// How often an inode of the number has left, or made room for another one, since the first of them began.
+    /// How often an inode of this number was evicted or replaced since the first of these loads
+    /// began.
     evictions: u64,
 }
 
@@ -56,7 +58,7 @@ struct TableShard {
 }
 
 impl TableShard {
-    /// What was read of this number may be old.
+    /// Marks loads of this number in progress as stale.
     fn note_eviction(&mut self, number: u64) {
         if let Some(readers) = self.loading.get_mut(&number) {
             readers.evictions += 1;
@@ -64,15 +66,15 @@ impl TableShard {
     }
 }
 
-/// What there is of an inode in memory.
+/// Result of [`InodeTable::get_or_load`].
 pub(crate) enum CacheLookup<'a> {
-    /// It is there, with one reference more.
+    /// The inode, with a new reference.
     Hit(Arc<Inode>),
-    /// It is not: read it, and hand it in.
+    /// The inode is not in memory: load it and call [`LoadGuard::finish`].
     Miss(LoadGuard<'a>),
 }
 
-/// The right to put an inode in that is being read.
+/// Permission to load an inode and enter it into the table.
 pub(crate) struct LoadGuard<'a> {
     table: &'a InodeTable,
     number: u64,
@@ -80,8 +82,8 @@ pub(crate) struct LoadGuard<'a> {
 }
 
 impl LoadGuard<'_> {
-    /// Puts in what was read, and returns the inode that is there now, with one reference more. `None` if others had
-    /// the inode meanwhile, and it left again: what was read is old.
+    /// Enters the loaded inode and returns the one now in the table, with a new reference. Returns
+    /// `None` if the loaded inode is stale, because the inode was in memory and was evicted again.
     pub(crate) fn finish(self, inode: Inode) -> Option<Arc<Inode>> {
         debug_assert_eq!(inode.number, self.number, "another inode was asked for");
         let mut shard = self.table.shard(self.number).lock();
@@ -101,7 +103,8 @@ impl LoadGuard<'_> {
         Some(inode)
     }
 
-    /// Whether others have, or had, the inode since: what was read, or why it could not be, says nothing.
+    /// Whether the inode is, or was, in memory since the load began. Then the result of the load,
+    /// or its error, has no meaning.
     pub(crate) fn is_stale(&self) -> bool {
         let shard = self.table.shard(self.number).lock();
         let same =
@@ -122,7 +125,7 @@ impl Drop for LoadGuard<'_> {
     }
 }
 
-/// Spreads numbers: neighbours are in different shards, and a number is as good as a hash.
+/// Hashes inode numbers: neighbours go to different shards.
 #[derive(Clone, Copy, Default)]
 struct NumberHash;
 
@@ -159,7 +162,7 @@ type Shard = CachePadded<Mutex<TableShard>>;
 pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
     count: AtomicU64,
-    /// The shard that the next round begins with.
+    /// First shard of the next round.
     next: AtomicU64,
 }
 
@@ -177,7 +180,7 @@ impl InodeTable {
         &self.shards[number as usize % SHARDS]
     }
 
-    /// The inode of that number, with one reference more.
+    /// Returns the inode with a new reference.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
         let shard = self.shard(number).lock();
         let slot = shard.slots.get(&number)?;
@@ -185,7 +188,7 @@ impl InodeTable {
         Some(Arc::clone(&slot.inode))
     }
 
-    /// The inode of that number, or the right to put it in.
+    /// Returns the inode with a new reference, or permission to load it.
     pub(crate) fn get_or_load(&self, number: u64) -> CacheLookup<'_> {
         let mut shard = self.shard(number).lock();
         if let Some(slot) = shard.slots.get(&number) {
@@ -197,19 +200,20 @@ impl InodeTable {
         CacheLookup::Miss(LoadGuard { table: self, number, evictions: readers.evictions })
     }
 
-    /// Whether it is in memory.
+    /// Whether the inode is in memory.
     pub(crate) fn contains(&self, number: u64) -> bool {
         self.shard(number).lock().slots.contains_key(&number)
     }
 
-    /// Puts a new inode in, whose object was just created, and returns it with one reference more. One of an older object with its
-    /// number makes room; whoever has that finds its object gone.
+    /// Enters a new inode, whose object was just created, and returns it with a new reference. It
+    /// replaces an inode of an older object with this number. Users of that one find its object
+    /// gone.
     pub(crate) fn add(&self, inode: Inode) -> Arc<Inode> {
         let number = inode.number;
         let mut shard = self.shard(number).lock();
         shard.note_eviction(number);
         let slot = match shard.slots.entry(number) {
-            // Somebody guessed its number and has read it.
+            // Loaded by its number, without a lookup.
             Entry::Occupied(slot) if slot.get().inode.generation == inode.generation => {
                 slot.into_mut()
             }
@@ -227,7 +231,7 @@ impl InodeTable {
         Arc::clone(&slot.inode)
     }
 
-    /// Takes out an inode that came to nothing: its object is destroyed already.
+    /// Removes an inode whose creation failed. Its object is already destroyed.
     pub(crate) fn remove(&self, inode: &Inode) {
         let mut shard = self.shard(inode.number).lock();
         shard.note_eviction(inode.number);
@@ -238,14 +242,14 @@ impl InodeTable {
         }
     }
 
-    /// Makes a reference that the caller has one of the count of lookups.
+    /// Turns a reference that the caller holds into a lookup.
     pub(crate) fn count_lookup(&self, inode: &Inode) {
         if let Some(slot) = self.shard(inode.number).lock().slots.get_mut(&inode.number) {
             slot.lookups += 1;
         }
     }
 
-    /// Takes up to `count` off the count of lookups; returns the inode if that were the last reasons to keep it.
+    /// Subtracts up to `count` lookups. Returns the inode if its reference count is now zero.
     pub(crate) fn forget(&self, number: u64, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(number).lock();
         let slot = shard.slots.get_mut(&number)?;
@@ -255,13 +259,14 @@ impl InodeTable {
         (before == count && count > 0).then(|| Arc::clone(&slot.inode))
     }
 
-    /// Ends a reference; true if it was the last one: see [`try_evict`](Self::leave).
+    /// Drops a reference. Returns true if it was the last one; then call
+    /// [`try_evict`](Self::try_evict).
     #[must_use]
     pub(crate) fn put(inode: &Inode) -> bool {
         inode.refs.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Lets an inode go that nobody needs, unless `must_keep` says that something has to be done first.
+    /// Evicts an inode without references, unless `must_keep` returns true.
     pub(crate) fn try_evict(
         &self,
         number: u64,
@@ -286,12 +291,12 @@ impl InodeTable {
         }
     }
 
-    /// Inodes in it.
+    /// Number of inodes.
     pub(crate) fn len(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that inodes take, roughly: of many, some are measured.
+    /// Approximate memory of all inodes in bytes, estimated from a sample.
     pub(crate) fn bytes(&self) -> u64 {
         let (mut measured, mut bytes) = (0, 0);
         self.for_each(|inode| {
@@ -305,19 +310,20 @@ impl InodeTable {
         }
     }
 
-    /// Calls `each` for every inode, until it returns false. No shard is locked meanwhile.
+    /// Calls `each` for every inode until it returns false. No shard is locked during a call.
     pub(crate) fn for_each(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
         self.walk(0, each);
     }
 
-    /// The same, and begins where the last call of this has not been yet.
+    /// As [`for_each`](Self::for_each), but starts with the shard after the last one of the
+    /// previous call.
     pub(crate) fn for_each_round_robin(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
         let from = self.next.load(Ordering::Relaxed) as usize;
         let to = self.walk(from, each);
         self.next.store(to as u64, Ordering::Relaxed);
     }
 
-    /// Goes round the shards from one of them on; returns the one behind the last that was looked at.
+    /// Visits the shards from `from` on, cyclically. Returns the shard after the last one visited.
     fn walk(&self, from: usize, mut each: impl FnMut(&Arc<Inode>) -> bool) -> usize {
         for at in from..from + SHARDS {
             let shard = self.shards[at % SHARDS].lock();
