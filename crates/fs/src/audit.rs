@@ -1,4 +1,4 @@
-//! Looking at everything: whether names, link counts and objects fit together.
+//! Consistency check of a file system: names, link counts and objects.
 
 use std::fmt;
 
@@ -12,33 +12,33 @@ use crate::fs::FileSystem;
 use crate::reclaim::orphan_number;
 use crate::types::FileKind;
 
-/// Entries read at once.
+/// Directory entries read at once.
 const BATCH: usize = 256;
-/// Problems that are put into words.
+/// Largest number of problems described in the report.
 const PROBLEMS_MAX: usize = 100;
-/// Numbers that are looked at, behind the largest known, to find objects that nothing leads to.
+/// How many numbers past the largest known one are searched for unreferenced objects.
 const SEARCH_AHEAD: u64 = 100_000;
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct AuditReport {
-    /// Directories, with the root.
+    /// Directories, including the root.
     pub directories: u64,
-    /// Inodes that are no directories.
+    /// Inodes other than directories.
     pub others: u64,
     /// Names, without "." and "..".
     pub names: u64,
     /// Inodes in the orphan directory.
     pub orphans: u64,
-    /// What is wrong, in words: the first hundred.
+    /// Descriptions of the first hundred problems.
     pub problems: Vec<String>,
-    /// How much is wrong.
+    /// Total number of problems.
     pub problem_count: u64,
 }
 
 impl AuditReport {
-    /// Whether nothing is wrong.
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -59,12 +59,12 @@ impl fmt::Display for AuditReport {
     }
 }
 
-/// An inode that was met.
+/// An inode that the walk has reached.
 struct SeenInode {
     kind: FileKind,
-    /// As it says.
+    /// Its stored link count.
     nlink: u32,
-    /// As names were met; for a directory, directories in it.
+    /// Names found so far; for a directory, subdirectories.
     found: u32,
 }
 
@@ -72,22 +72,23 @@ struct Audit<'a> {
     fs: &'a FileSystem,
     report: AuditReport,
     seen: HashMap<u64, SeenInode>,
-    /// Objects that are no inodes.
+    /// Objects that are spills, not inodes.
     spills: HashMap<u64, ()>,
-    /// Directories whose names were not looked at yet.
+    /// Directories not read yet.
     pending: Vec<u64>,
 }
 
 impl FileSystem {
-    /// Walks everything from the root, and compares link counts, kinds, parents, orphans, and the number of objects. Nothing may
-    /// change it meanwhile; what the background has to do is waited for. Takes memory for every inode, some 40 bytes.
+    /// Walks the tree from the root and checks link counts, types, parents, orphans and the number
+    /// of objects. First waits for background work. The file system must not change meanwhile. Uses
+    /// about 40 bytes of memory per inode.
     ///
     /// # Errors
-    /// What makes it end early. What is merely wrong is in the report.
+    /// An error that ends the audit early. Problems of the file system are in the report.
     pub fn audit(&self) -> Result<AuditReport> {
         self.quiesce();
         if self.check_writable().is_ok() {
-            // Objects are counted by group.
+            // The object count is updated by transaction groups.
             self.pool().sync()?;
         }
         let mut audit = Audit {
@@ -131,7 +132,7 @@ impl Audit<'_> {
         problems.into_iter().for_each(|problem| self.problem(problem));
     }
 
-    /// Looks at the names in a directory.
+    /// Reads the entries of a directory.
     fn directory(&mut self, number: u64) -> Result<()> {
         let directory = self.fs.dataset().directory(number)?;
         let mut from = Cookie::START;
@@ -158,7 +159,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Looks at the inode that a name leads to.
+    /// Checks the inode that a name refers to.
     fn visit(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
         if let Some(seen) = self.seen.get_mut(&number) {
             seen.found += 1;
@@ -190,7 +191,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Reads an inode, and what it has beside its content.
+    /// Reads an inode and its extras.
     fn inode(&mut self, number: u64) -> Result<Meta> {
         let doing = |error: Error| error.doing(format_args!("inode {number}"));
         let info = self.fs.dataset().object_info(number).map_err(|error| doing(error.into()))?;
@@ -237,7 +238,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Compares with how many objects there are.
+    /// Compares the reachable objects with the dataset's object count.
     fn objects(&mut self) {
         let known = self.seen.len() as u64 + self.spills.len() as u64 + 1;
         let there = self.fs.dataset().object_count();

@@ -1,15 +1,15 @@
-//! Work in the background: destroying inodes that nobody needs, and writing times after the fact.
+//! Background work: destroys orphans and writes pending times.
 //!
-//! An inode that lost its last name is in the orphan directory, under its number in hexadecimal digits. When the last who uses it is
-//! gone, it is destroyed: at once if it is small, otherwise after its blocks were freed in steps, each a transaction.
-//! Nothing of that need be remembered: what is in the orphan directory when a file system is opened is an orphan of a
-//! crash, and is destroyed then.
+//! An inode without names is in the orphan directory, under its number in hexadecimal. When its
+//! last user is gone, it is destroyed: at once if it is small, otherwise after its blocks were
+//! freed in steps of one transaction each. Orphans need no other record. Opening a file system
+//! destroys every inode in the orphan directory.
 //!
-//! What cannot be destroyed now, as in a pool that is full or whose device fails, is tried again later, one by one: so one that
-//! cannot go keeps no other, and the room of deleted files comes back once it can.
+//! An orphan that cannot be destroyed, because the pool is full or a device fails, is retried later
+//! by itself. It does not block the others.
 //!
-//! One thread does all of it, so nobody but who takes a failed change back takes names out of the orphan directory. Names there
-//! that are none of an orphan's go as well.
+//! One thread does all of this, so only that thread and the rollback of failed operations remove
+//! names from the orphan directory. It also removes names whose inode is no orphan.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,24 +27,24 @@ use crate::inode_table::Eviction;
 use crate::stats::FsCounters;
 use crate::types::FileKind;
 
-/// Chores that are done in one go; inodes that are destroyed in one transaction.
+/// Largest number of tasks run, and of inodes destroyed, in one transaction.
 const BATCH: usize = 32;
-/// Records that are freed in one transaction, at most.
+/// Largest number of records freed in one transaction.
 const STEP_RECORDS: u64 = 8192;
 
-/// How long what could not be destroyed waits for the next attempt.
+/// Delay before a failed destroy is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Something to be done later.
+/// A task for the background thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReclaimTask {
-    /// Destroy the inode of that number, which no name leads to.
+    /// Destroy the orphan with this number.
     Destroy(u64),
-    /// Write its times.
+    /// Write the pending times of this inode.
     FlushTimes(u64),
 }
 
-/// What is to be done, and the thread that does it.
+/// The background thread and its tasks.
 pub(crate) struct Reclaim {
     state: Mutex<ReclaimState>,
     wake: Condvar,
@@ -53,9 +53,9 @@ pub(crate) struct Reclaim {
 
 struct ReclaimState {
     tasks: VecDeque<ReclaimTask>,
-    /// Inodes that could not be destroyed.
+    /// Inodes whose destruction failed.
     failed: VecDeque<u64>,
-    /// Chores are being done, or what was left behind is being looked for.
+    /// Tasks are running, or the orphan directory is being read.
     busy: bool,
     stopped: bool,
     thread: Option<JoinHandle<()>>,
@@ -80,7 +80,7 @@ impl Reclaim {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has none to give.
+    /// If the system cannot create a thread.
     pub(crate) fn start(self: &Arc<Self>, fs: Weak<FileSystem>) -> Result<()> {
         let reclaim = Arc::clone(self);
         let thread = spawn_named("fs-reclaim", move || reclaim.run(&fs));
@@ -100,7 +100,7 @@ impl Reclaim {
         }
     }
 
-    /// This inode is to be destroyed, and could not be.
+    /// Records that this inode could not be destroyed.
     fn push_failed(&self, number: u64) {
         let mut state = self.state.lock();
         if !state.stopped {
@@ -108,13 +108,13 @@ impl Reclaim {
         }
     }
 
-    /// Chores that wait.
+    /// Number of waiting tasks.
     pub(crate) fn len(&self) -> u64 {
         let state = self.state.lock();
         (state.tasks.len() + state.failed.len()) as u64
     }
 
-    /// Tries again what failed, and waits until nothing is left to do, but for what fails once more.
+    /// Retries failed tasks, and waits until no task is left except those that fail again.
     pub(crate) fn quiesce(&self) {
         let mut state = self.state.lock();
         if !state.stopped {
@@ -126,7 +126,7 @@ impl Reclaim {
         }
     }
 
-    /// Ends the thread; what is left to do is found again when the file system is opened.
+    /// Ends the thread. The orphan directory still names the remaining work.
     pub(crate) fn stop(&self) {
         let thread = {
             let mut state = self.state.lock();
@@ -138,7 +138,7 @@ impl Reclaim {
         self.wake.notify_all();
         self.idle.notify_all();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != current_id()) {
-            // A panic was printed where it happened.
+            // The thread has printed its panic.
             let _ = thread.join();
         }
     }
@@ -162,7 +162,7 @@ impl Reclaim {
                     if state.failed.is_empty() {
                         self.wake.wait(&mut state);
                     } else if self.wake.wait_timeout(&mut state, RETRY_AFTER) {
-                        // As many as one transaction takes; if that goes well, all of them.
+                        // Retry one transaction's worth. If that succeeds, all others follow.
                         state.retry(BATCH);
                     }
                 }
@@ -179,7 +179,7 @@ impl Reclaim {
 }
 
 impl ReclaimState {
-    /// Makes chores of up to `most` of what failed.
+    /// Turns up to `most` failed inodes into tasks.
     fn retry(&mut self, most: usize) {
         let count = self.failed.len().min(most);
         self.tasks.extend(self.failed.drain(..count).map(ReclaimTask::Destroy));
@@ -191,7 +191,7 @@ pub(crate) fn orphan_name(number: u64) -> String {
     format!("{number:x}")
 }
 
-/// The inode that such a name stands for.
+/// The inode number of such a name.
 pub(crate) fn orphan_number(name: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(name).ok()?;
     let number = u64::from_str_radix(text, 16).ok()?;
@@ -205,12 +205,12 @@ struct PreparedOrphan {
 }
 
 impl FileSystem {
-    /// Waits until the background has destroyed what nobody uses, and written what was to be written.
+    /// Waits until background work is done: orphans are destroyed and pending times are written.
     pub fn quiesce(&self) {
         self.reclaim().quiesce();
     }
 
-    /// What to do with an inode whose last reference has gone.
+    /// Evicts an inode whose last reference is gone, or queues the task that must come first.
     pub(crate) fn evict_if_unused(&self, number: u64) {
         let left = self.table().try_evict(number, |inode| {
             let state = inode.state();
@@ -225,7 +225,7 @@ impl FileSystem {
         }
     }
 
-    /// Destroys what a crash, or the end of this program, left behind.
+    /// Destroys the orphans left by a crash or an earlier process.
     fn destroy_leftovers(&self, reclaim: &Reclaim) {
         if self.check_writable().is_err() {
             return;
@@ -253,10 +253,10 @@ impl FileSystem {
     }
 
     fn flush_times_of(&self, number: u64) {
-        // Not there: somebody else was faster.
+        // Another thread has already evicted it.
         let Some(inode) = self.cached(number) else { return };
         if self.flush_times(&inode).is_err() {
-            // They are lost, as after a crash; it must not stay for them.
+            // The times are lost, as after a crash. Otherwise the inode could never be evicted.
             inode.state().times_pending = false;
         }
     }
@@ -275,7 +275,7 @@ impl FileSystem {
         }
         let left = self.destroy_all(&ready);
         let mut destroyed = ready.len() - left.len();
-        // One of them may have kept the others, or used up what room a transaction has.
+        // One orphan may have failed the batch, or exceeded the limits of a transaction.
         for orphan in left {
             let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, orphan));
             match one {
@@ -289,7 +289,7 @@ impl FileSystem {
         }
     }
 
-    /// Takes note that an inode could not be destroyed. What makes no sense will not make more later; the rest is tried again.
+    /// Counts a failed destroy, and queues a retry unless the error is permanent.
     fn destroy_failed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
         self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
         if !matches!(
@@ -300,7 +300,7 @@ impl FileSystem {
         }
     }
 
-    /// Looks whether an inode is to be destroyed, and frees what is too much for one transaction.
+    /// Checks that an inode is to be destroyed, and frees what exceeds one transaction.
     fn prepare_orphan(&self, reclaim: &Reclaim, number: u64) -> Result<Option<PreparedOrphan>> {
         if self.table().contains(number) {
             return Ok(None);
@@ -326,13 +326,14 @@ impl FileSystem {
         Ok(Some(PreparedOrphan { number, extras: meta.extras }))
     }
 
-    /// Takes the name of an inode that is no orphan out of the orphan directory.
+    /// Removes a name from the orphan directory if its inode is no orphan.
     fn remove_stale_entry(&self, number: u64) -> Result<()> {
         let name = orphan_name(number);
         if self.orphans().lookup(name.as_bytes())?.is_none() {
             return Ok(());
         }
-        // Somebody may make an inode of that number, or an orphan of it, right now: then the name is none of ours.
+        // Another thread may be creating or unlinking an inode with this number. Then the name is
+        // not stale.
         let inode = match self.inode(number) {
             Ok(inode) => Some(inode),
             Err(error) if error.kind() == ErrorKind::Stale => None,
@@ -355,7 +356,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Destroys orphans in one transaction, up to one that fails; returns that and those behind it.
+    /// Destroys orphans in one transaction until one fails. Returns that one and those after it.
     fn destroy_all<'d>(&self, orphans: &'d [PreparedOrphan]) -> &'d [PreparedOrphan] {
         let Ok(tx) = self.begin_freeing() else { return orphans };
         let done =
@@ -363,12 +364,12 @@ impl FileSystem {
         &orphans[done..]
     }
 
-    /// Destroys an orphan. Its name goes first: a name whose object is gone would be in the way of who gets the number next. An object
-    /// without its name is found by nobody but who tries again.
+    /// Destroys an orphan. Removes its name first: a name without an object would collide with the
+    /// next inode of that number. An object without a name is known to the retry queue only.
     fn destroy_one(&self, tx: &Transaction<'_>, orphan: &PreparedOrphan) -> Result<()> {
         let name = orphan_name(orphan.number);
         ignore_not_found(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
-        // The object goes last: as long as it is there, it can be tried again.
+        // Destroy the object last, because a retry needs it.
         let discarded = match extras::discard(self.dataset(), tx, &orphan.extras) {
             Err(error) if error.kind() != ErrorKind::Stale => Err(error),
             _ => Ok(()),
@@ -376,15 +377,15 @@ impl FileSystem {
         let destroyed =
             discarded.and_then(|()| ignore_not_found(self.dataset().destroy(tx, orphan.number)));
         match destroyed {
-            // Its number may be given to another inode.
+            // Its number may be reused.
             Ok(()) => self.writeback_errors().clear(orphan.number, 0..u64::MAX),
             Err(_) => drop(self.orphans().update(tx, name.as_bytes(), &[1])?),
         }
         destroyed
     }
 
-    /// Frees the records of a file from `from` to `to`, but for what is little enough for the caller's next transaction. Each step is a
-    /// transaction. Stops if `go_on` says no; returns whether it did not.
+    /// Frees the records between `from` and `to`, except a rest that fits into the caller's next
+    /// transaction. Each step is one transaction. Returns false if `go_on` stopped it.
     pub(crate) fn free_in_steps(
         &self,
         object: &Object,
@@ -405,9 +406,9 @@ impl FileSystem {
             if !go_on() {
                 return Ok(false);
             }
-            // A step cannot be taken back.
+            // A completed step cannot be rolled back.
             check_waiting("a file that is freed in steps")?;
-            // Steps go from record to record.
+            // Steps are aligned to records.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;
             object.punch(&tx, data.max(from), next - data.max(from))?;
@@ -419,7 +420,7 @@ impl FileSystem {
     }
 }
 
-/// Lets pass that something to be removed is not there.
+/// Treats a missing name or object as removed.
 fn ignore_not_found(removed: forebay_pool::Result<()>) -> Result<()> {
     match removed {
         Err(error) if error.kind() != PoolKind::NotFound => Err(error.into()),

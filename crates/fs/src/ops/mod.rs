@@ -1,10 +1,15 @@
-//! The operations.
+//! The operations of a file system.
 //!
-//! Each has the same steps. What it needs is looked up and read first, so that it can fail, or say that it would wait, before
-//! anything has changed. Then it begins its transaction, takes the turns of the inodes that it changes, and looks
-//! again at what may have changed; if it did, it starts over. From there on it waits for devices, if it has to, but hardly has to.
+//! Each operation has the same phases:
 //!
-//! What fails half-way for want of memory or room is taken back: names first, since these may need room, attributes last.
+//! 1. Look up and read everything needed. The operation can fail here, or report that it would
+//!    block, without having changed anything.
+//! 2. Begin a transaction and take the inode locks.
+//! 3. Check again what may have changed. If it has, start over.
+//! 4. Apply the changes. This phase may block on devices, but rarely does.
+//!
+//! If the last phase fails for lack of memory or space, it is rolled back: names first, because
+//! they may need space, then attributes.
 
 mod attr;
 pub(crate) mod dir;
@@ -19,16 +24,18 @@ mod xattr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::NAME_MAX;
 
-/// Times that an operation starts over because names change under it.
+/// Largest number of restarts because of concurrent changes.
 pub(crate) const RETRIES_MAX: usize = 1000;
 
-/// Runs what must not stop half-way.
+/// Runs the part of an operation that must not stop half-way: it may block even on a non-blocking
+/// thread.
 pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
     forebay_pool::waiting_allowed(f)
 }
 
 /// # Errors
-/// [`NameTooLong`](ErrorKind::NameTooLong); [`Invalid`](ErrorKind::Invalid) for what is no name of an entry.
+/// [`NameTooLong`](ErrorKind::NameTooLong), or [`Invalid`](ErrorKind::Invalid) if it cannot name an
+/// entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         let text = format!("a name of {} bytes: {NAME_MAX} is the most", name.len());

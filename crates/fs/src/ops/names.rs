@@ -1,4 +1,4 @@
-//! Looking up names, and making them.
+//! Looking up, creating and linking names.
 
 use forebay_pool::Transaction;
 
@@ -15,7 +15,7 @@ use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
 impl FileSystem {
-    /// The inode that a name in a directory leads to; one is added to its count of lookups.
+    /// Looks up a name, and adds one to the lookup count of its inode.
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory).
@@ -27,9 +27,9 @@ impl FileSystem {
         Ok(child.into_entry(parent.number, name))
     }
 
-    /// Takes `count` off an inode's count of lookups.
+    /// Subtracts `count` from an inode's lookup count.
     pub fn forget(&self, ino: Ino, count: u64) {
-        // Also when it is closed: what the kernel knew of it goes.
+        // Works on a closed file system too.
         let _ = self.enter(Op::Forget);
         let Ok(number) = self.number(ino) else { return };
         if self.table().forget(number, count).is_some() {
@@ -37,11 +37,12 @@ impl FileSystem {
         }
     }
 
-    /// Makes an inode of any kind under a new name.
+    /// Creates an inode of any type.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), [`NotFound`](ErrorKind::NotFound) in a directory that was removed,
-    /// [`TooManyLinks`](ErrorKind::TooManyLinks), [`NoSpace`](ErrorKind::NoSpace), …
+    /// [`Exists`](ErrorKind::Exists), [`NotFound`](ErrorKind::NotFound) if the directory was
+    /// removed, [`TooManyLinks`](ErrorKind::TooManyLinks), [`NoSpace`](ErrorKind::NoSpace), and
+    /// others.
     pub fn make(
         &self,
         parent: Ino,
@@ -55,7 +56,7 @@ impl FileSystem {
         Ok(made.into_entry(parent.number, name))
     }
 
-    /// Makes a file under a new name, and opens it.
+    /// Creates a regular file and opens it.
     ///
     /// # Errors
     /// As [`make`](Self::make).
@@ -74,11 +75,12 @@ impl FileSystem {
         Ok((made.into_entry(parent.number, name), handle))
     }
 
-    /// Gives an inode that is no directory one name more.
+    /// Creates a hard link to an inode that is no directory.
     ///
     /// # Errors
     /// [`Exists`](ErrorKind::Exists), [`NotPermitted`](ErrorKind::NotPermitted) for a directory,
-    /// [`NotFound`](ErrorKind::NotFound) if either was removed, [`TooManyLinks`](ErrorKind::TooManyLinks), …
+    /// [`NotFound`](ErrorKind::NotFound) if either inode was removed,
+    /// [`TooManyLinks`](ErrorKind::TooManyLinks), and others.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.enter(Op::Link)?;
         check_name(name)?;
@@ -102,7 +104,7 @@ impl FileSystem {
                 check_nlink(&inode)?;
                 let now = self.now();
                 self.order_content(&tx, &inode);
-                // First: once the link is made, nothing may fail any more.
+                // First, because nothing may fail after the link is made.
                 self.touch(&tx, &parent, |meta| meta.changed(now))?;
                 let dirent = Dirent { number: inode.number, kind: inode.kind };
                 names.insert(&tx, name, &dirent.encode())?;
@@ -120,22 +122,23 @@ impl FileSystem {
         Ok(inode.into_entry(parent.number, name))
     }
 
-    /// What a name leads to, without counting a lookup.
+    /// Looks up a name without counting a lookup.
     ///
     /// # Errors
-    /// As [`lookup`](Self::lookup), but for a name that is not there.
+    /// As [`lookup`](Self::lookup), but a missing name is no error.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         let parent = self.directory_of(parent)?;
         Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
     }
 
-    /// The inode that a name leads to, if there is one.
+    /// Returns the inode of a name, if the name exists.
     pub(crate) fn resolve(&self, parent: &Inode, name: &[u8]) -> Result<Option<InodeRef<'_>>> {
         for _ in 0..RETRIES_MAX {
             let removals = parent.removals();
             let Some(dirent) = self.find(parent, name)? else { return Ok(None) };
             let child = self.inode(dirent.number);
-            // If no name went meanwhile, this one was there when the inode was held: from then on it is not destroyed.
+            // If no name was removed meanwhile, this name existed when the inode was referenced.
+            // From then on the inode is not destroyed.
             if parent.removals() != removals {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
@@ -156,7 +159,7 @@ impl FileSystem {
         Err(retries_exhausted())
     }
 
-    /// What a name in a directory says.
+    /// Reads a directory entry.
     pub(crate) fn find(&self, parent: &Inode, name: &[u8]) -> Result<Option<Dirent>> {
         let value = parent.directory(self.dataset())?.lookup(name)?;
         value.map(|value| Dirent::decode(&value)).transpose()
@@ -198,7 +201,7 @@ impl FileSystem {
         })
     }
 
-    /// Creates an object, and names it.
+    /// Creates an object and its name.
     fn create_inode(
         &self,
         tx: &Transaction<'_>,
@@ -215,10 +218,10 @@ impl FileSystem {
             true => dataset.create_directory(tx, &attributes)?,
             false => dataset.create_object(tx, &attributes)?,
         };
-        // From before a name leads to it: whoever follows the name finds this one.
+        // Before the name exists, so that every lookup of the name finds this inode.
         let made = self.add(Inode::new(number, tx.txg(), meta.clone(), size_info, tx.txg()));
         let undo = || -> Result<()> {
-            // Whoever has it by its name finds it gone, and looks again.
+            // Threads that have looked it up find it removed and retry.
             made.state().meta.nlink = 0;
             let destroyed = dataset.destroy(tx, number);
             self.table().remove(&made);
@@ -268,7 +271,7 @@ impl FileSystem {
     }
 }
 
-/// The path of a new symlink.
+/// Returns the target of a new symlink.
 fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
     match (node.kind, node.target) {
         (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
@@ -283,7 +286,7 @@ fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
 }
 
 /// # Errors
-/// [`NotFound`](ErrorKind::NotFound) if no name leads to it.
+/// [`NotFound`](ErrorKind::NotFound) if the inode has no name.
 pub(super) fn check_linked(inode: &Inode) -> Result<()> {
     match inode.state().meta.nlink {
         0 => Err(Error::new(ErrorKind::NotFound, "it was removed")),
@@ -292,7 +295,7 @@ pub(super) fn check_linked(inode: &Inode) -> Result<()> {
 }
 
 /// # Errors
-/// [`TooManyLinks`](ErrorKind::TooManyLinks) if it can have no more.
+/// [`TooManyLinks`](ErrorKind::TooManyLinks) if the inode cannot have another link.
 pub(super) fn check_nlink(inode: &Inode) -> Result<()> {
     match inode.state().meta.nlink {
         LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "it has as many links as it can")),

@@ -1,7 +1,7 @@
 //! Removing names.
 //!
-//! An inode that loses its last name goes to the orphan directory, and is destroyed by the background when nobody uses it
-//! any more, which is usually at once.
+//! An inode that loses its last name goes to the orphan directory. The background thread destroys
+//! it when nobody uses it any more, which is usually at once.
 
 use forebay_pool::Transaction;
 
@@ -18,7 +18,7 @@ use super::names::check_linked;
 use super::{RETRIES_MAX, apply, check_name, not_found, retries_exhausted};
 
 impl FileSystem {
-    /// Removes a name that leads to anything but a directory.
+    /// Removes a name of an inode that is no directory.
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`IsADirectory`](ErrorKind::IsADirectory).
@@ -32,7 +32,8 @@ impl FileSystem {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory), [`NotEmpty`](ErrorKind::NotEmpty).
+    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory),
+    /// [`NotEmpty`](ErrorKind::NotEmpty).
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.enter(Op::Rmdir)?;
         if name == b".." {
@@ -62,7 +63,7 @@ impl FileSystem {
         Err(retries_exhausted())
     }
 
-    /// Whether it is what is to be removed; a directory also whether it is empty.
+    /// Checks the type, and that a directory is empty.
     pub(super) fn check_removable(&self, child: &Inode, directory: bool) -> Result<()> {
         match (child.kind == FileKind::Directory, directory) {
             (false, true) => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
@@ -75,7 +76,7 @@ impl FileSystem {
         }
     }
 
-    /// Brings what [`drop_link`](Self::drop_link) needs into memory.
+    /// Loads what [`drop_link`](Self::drop_link) needs.
     pub(super) fn warm_removal(&self, child: &Inode) -> Result<()> {
         self.orphans().lookup(orphan_name(child.number).as_bytes())?;
         self.warm(child)
@@ -110,7 +111,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// An inode has one name less; with none it becomes an orphan.
+    /// Removes one link. An inode without links becomes an orphan.
     pub(super) fn drop_link(&self, tx: &Transaction<'_>, child: &Inode, now: Time) -> Result<()> {
         let nlink = match child.kind {
             FileKind::Directory => 0,
@@ -118,7 +119,7 @@ impl FileSystem {
         };
         let orphan = orphan_name(child.number);
         if nlink == 0 {
-            // It may be there, if somebody's attempt to destroy an older inode failed half-way.
+            // The name may exist already, if destroying an older inode failed half-way.
             self.orphans().update(tx, orphan.as_bytes(), &[1])?;
         }
         let updated = self.change(tx, child, |meta| {
@@ -131,7 +132,7 @@ impl FileSystem {
         updated
     }
 
-    /// Takes [`drop_link`](Self::drop_link) back.
+    /// Rolls back [`drop_link`](Self::drop_link).
     pub(super) fn restore_link(
         &self,
         tx: &Transaction<'_>,

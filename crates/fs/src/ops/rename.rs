@@ -1,8 +1,8 @@
 //! Renaming.
 //!
-//! Directories that move to another directory do so one at a time, under `fs-rename`, so that what is above a
-//! directory does not change while somebody looks whether it would come to lie in itself. That lock comes after the transaction and before
-//! turns.
+//! Only one directory at a time moves to another parent, under `fs-rename`. So the ancestors of a
+//! directory do not change during the check for loops. That lock comes after the transaction and
+//! before the inode locks.
 
 use forebay_pool::{Transaction, lock_if_allowed};
 
@@ -17,10 +17,10 @@ use crate::types::{FileKind, Ino, RenameMode, Time};
 use super::names::{check_linked, check_nlink};
 use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
-/// Directories above one another, at most; more is a circle.
+/// Largest depth of a directory. A deeper one is in a loop.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// A rename, with all that takes part.
+/// A rename, with all inodes that take part.
 struct Rename<'a> {
     from: &'a Inode,
     name: &'a [u8],
@@ -32,12 +32,13 @@ struct Rename<'a> {
 }
 
 impl FileSystem {
-    /// Renames. If both names lead to the same inode, nothing happens.
+    /// Renames an entry. Does nothing if both names refer to the same inode.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound), [`Exists`](ErrorKind::Exists), [`NotADirectory`](ErrorKind::NotADirectory),
-    /// [`IsADirectory`](ErrorKind::IsADirectory), [`NotEmpty`](ErrorKind::NotEmpty),
-    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself, …
+    /// [`NotFound`](ErrorKind::NotFound), [`Exists`](ErrorKind::Exists),
+    /// [`NotADirectory`](ErrorKind::NotADirectory), [`IsADirectory`](ErrorKind::IsADirectory),
+    /// [`NotEmpty`](ErrorKind::NotEmpty), [`Invalid`](ErrorKind::Invalid) if a directory would move
+    /// into itself, and others.
     pub fn rename(
         &self,
         parent: Ino,
@@ -62,7 +63,7 @@ impl FileSystem {
             }
             let moves = rename.moves_directory();
             if moves {
-                // Brings what is above into memory; nothing is certain yet.
+                // Loads the ancestors. The result may still change.
                 self.check_loops(&rename)?;
             }
             [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
@@ -89,8 +90,9 @@ impl FileSystem {
         Err(retries_exhausted())
     }
 
-    /// Before an inode gets another name: a crash leaves the new name only with the content that it had by then,
-    /// a directory with that of all files, since those below it are not known.
+    /// Orders content before a new name: after a crash, the inode has the new name only together
+    /// with the content it had at the rename. For a directory this covers the content of all files,
+    /// because the files below it are not known.
     pub(super) fn order_content(&self, tx: &Transaction<'_>, inode: &Inode) {
         match inode.kind {
             FileKind::File => self.dataset().order_content(tx, inode.number),
@@ -99,7 +101,7 @@ impl FileSystem {
         }
     }
 
-    /// Whether the names lead where they led when they were resolved.
+    /// Whether the names still refer to the same inodes.
     fn is_unchanged(&self, rename: &Rename<'_>) -> Result<bool> {
         check_linked(rename.from)?;
         check_linked(rename.to)?;
@@ -111,7 +113,7 @@ impl FileSystem {
             && still(rename.to, rename.new_name, rename.target)?)
     }
 
-    /// A rename in a full pool is possible if it makes something go.
+    /// In a full pool, a rename is possible if it removes an inode.
     fn begin_renaming(&self, rename: &Rename<'_>) -> Result<Transaction<'_>> {
         match rename.target.is_some() {
             true => self.begin_freeing(),
@@ -119,7 +121,7 @@ impl FileSystem {
         }
     }
 
-    /// Whether it may be; true if there is nothing to do.
+    /// Checks whether the rename is allowed. Returns true if there is nothing to do.
     fn check_rename(&self, rename: &Rename<'_>) -> Result<bool> {
         let is_directory = |inode: &Inode| inode.kind == FileKind::Directory;
         match (rename.mode, rename.target) {
@@ -131,7 +133,7 @@ impl FileSystem {
             }
             _ => {}
         }
-        // What comes into a directory that has as many in it as it can.
+        // A directory that receives a subdirectory must have room in its link count.
         if rename.links_to() > 0 {
             check_nlink(rename.to)?;
         }
@@ -142,7 +144,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself.
+    /// [`Invalid`](ErrorKind::Invalid) if a directory would move into itself.
     fn check_loops(&self, rename: &Rename<'_>) -> Result<()> {
         self.check_not_above(rename.source, rename.to)?;
         match (rename.mode, rename.target) {
@@ -151,7 +153,7 @@ impl FileSystem {
         }
     }
 
-    /// Whether `inode` is `below`, or above it.
+    /// Fails if `inode` is `below` or one of its ancestors.
     fn check_not_above(&self, inode: &Inode, below: &Inode) -> Result<()> {
         if inode.kind != FileKind::Directory {
             return Ok(());
@@ -257,7 +259,7 @@ impl Rename<'_> {
         self.across() && (is(self.source) || self.exchanged().is_some_and(is))
     }
 
-    /// How many directories more `to` has.
+    /// Change of the number of subdirectories of `to`.
     fn links_to(&self) -> i32 {
         let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
         let comes = if self.across() { is(self.source) } else { 0 };
@@ -268,7 +270,7 @@ impl Rename<'_> {
         comes - goes
     }
 
-    /// How many directories more `from` has, if it is another one.
+    /// Change of the number of subdirectories of `from`, if it is another directory.
     fn links_from(&self) -> i32 {
         let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
         match self.across() {
@@ -278,7 +280,7 @@ impl Rename<'_> {
     }
 }
 
-/// Attributes that a rename has changed, as they were.
+/// Attribute updates of a rename, with the old attributes for rollback.
 struct AttrUpdates<'a> {
     fs: &'a FileSystem,
     tx: &'a Transaction<'a>,

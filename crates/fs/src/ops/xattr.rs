@@ -12,15 +12,15 @@ use crate::types::{Ino, XattrMode};
 
 use super::apply;
 
-/// Names begin with one of these.
+/// Prefixes of valid names.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 impl FileSystem {
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
-    /// [`NoAttribute`](ErrorKind::NoAttribute), [`NotSupported`](ErrorKind::NotSupported) for a namespace that is not there, as that of
-    /// ACLs is not.
+    /// [`NoAttribute`](ErrorKind::NoAttribute), or [`NotSupported`](ErrorKind::NotSupported) for an
+    /// unknown namespace, such as that of ACLs.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.enter(Op::Getxattr)?;
         let inode = self.inode_of(ino)?;
@@ -33,8 +33,9 @@ impl FileSystem {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), [`NoAttribute`](ErrorKind::NoAttribute) by `mode`; [`TooBig`](ErrorKind::TooBig),
-    /// [`NoSpace`](ErrorKind::NoSpace) if the inode has too many; as [`getxattr`](Self::getxattr).
+    /// [`Exists`](ErrorKind::Exists) or [`NoAttribute`](ErrorKind::NoAttribute), depending on
+    /// `mode`; [`TooBig`](ErrorKind::TooBig); [`NoSpace`](ErrorKind::NoSpace) if the inode has too
+    /// many; those of [`getxattr`](Self::getxattr).
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.enter(Op::Setxattr)?;
         let inode = self.inode_of(ino)?;
@@ -76,10 +77,10 @@ impl FileSystem {
         })
     }
 
-    /// Names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// # Errors
-    /// What reading them brings.
+    /// A read error.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.enter(Op::Listxattr)?;
         let inode = self.inode_of(ino)?;
@@ -87,12 +88,12 @@ impl FileSystem {
         Ok(items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect())
     }
 
-    /// All extras of an inode.
+    /// Reads all extras of an inode.
     fn extras(&self, inode: &Inode) -> Result<Vec<Item>> {
         for _ in 0..super::RETRIES_MAX {
             let before = inode.meta().extras;
             let items = extras::read(self.dataset(), &before);
-            // An object that others have replaced meanwhile may be gone, or another one's.
+            // If another thread has replaced the spill, its object may be gone or reused.
             if items.is_ok() && matches!(before, extras::Extras::Inline(_))
                 || inode.state().meta.extras == before
             {
@@ -107,7 +108,7 @@ impl FileSystem {
         inode: &Inode,
         mut edit: impl FnMut(&mut Vec<Item>) -> Result<()>,
     ) -> Result<()> {
-        // What must fail does so before anything begins.
+        // Fail before the transaction begins.
         edit(&mut self.extras(inode)?)?;
         self.warm(inode)?;
         let tx = self.begin()?;
@@ -117,7 +118,7 @@ impl FileSystem {
         apply(|| self.store_extras(&tx, inode, &items))
     }
 
-    /// Edits the extras in a transaction that has begun. The caller has the inode's lock.
+    /// Edits the extras within a transaction. The caller holds the inode lock.
     pub(super) fn replace_extras(
         &self,
         tx: &Transaction<'_>,
