@@ -110,13 +110,13 @@ impl Meta {
     /// [`Corrupt`](crate::ErrorKind::Corrupt) if they are invalid.
     pub(crate) fn decode(attributes: &[u8]) -> Result<Self> {
         let (phys, rest) = InodePhys::read_from_prefix(attributes)
-            .map_err(|_| Error::corrupt("its attributes are not those of an inode"))?;
+            .map_err(|_| Error::corrupt("the object has no inode attributes"))?;
         if phys.version != VERSION {
-            let text = format!("version {} of inodes is not known here", phys.version);
+            let text = format!("unknown inode version {}", phys.version);
             return Err(Error::corrupt(text));
         }
         let kind = FileKind::from_raw(phys.kind)
-            .ok_or_else(|| Error::corrupt(format!("{} is no kind of inode", phys.kind)))?;
+            .ok_or_else(|| Error::corrupt(format!("{} is not a file type", phys.kind)))?;
         let extras_bytes = phys.extras_bytes.get() as usize;
         let extras = match phys.spill.get() {
             0 if extras_bytes == rest.len() && extras_bytes <= INLINE_MAX => {
@@ -127,13 +127,13 @@ impl Meta {
             {
                 Extras::Spilled { object, bytes: extras_bytes as u32 }
             }
-            _ => return Err(Error::corrupt("its extras have another length than it says")),
+            _ => return Err(Error::corrupt("the extras have another length than recorded")),
         };
         if phys.mode.get() & !MODE_BITS != 0 {
-            return Err(Error::corrupt(format!("{:o} is no mode", phys.mode.get())));
+            return Err(Error::corrupt(format!("invalid mode {:o}", phys.mode.get())));
         }
         if phys.parent.get() > NUMBER_MAX {
-            return Err(Error::corrupt("it lies in a directory that cannot be"));
+            return Err(Error::corrupt("invalid parent directory"));
         }
         Ok(Self {
             kind,
@@ -190,7 +190,7 @@ fn time(phys: &TimePhys) -> Result<Time> {
     let nanos = phys.nanos.get();
     match nanos < 1_000_000_000 {
         true => Ok(Time { seconds: phys.seconds.get(), nanos }),
-        false => Err(Error::corrupt(format!("a second has no {nanos} nanoseconds"))),
+        false => Err(Error::corrupt(format!("invalid timestamp with {nanos} nanoseconds"))),
     }
 }
 
@@ -216,7 +216,7 @@ impl Dirent {
             let number = phys.number.get();
             (1..=NUMBER_MAX).contains(&number).then_some(Self { number, kind })
         });
-        dirent.ok_or_else(|| Error::corrupt("the value of a name in a directory makes no sense"))
+        dirent.ok_or_else(|| Error::corrupt("invalid directory entry"))
     }
 }
 

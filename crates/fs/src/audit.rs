@@ -52,7 +52,7 @@ impl fmt::Display for AuditReport {
             self.directories, self.others, self.names, self.orphans
         )?;
         if self.is_clean() {
-            return f.write_str("nothing is wrong");
+            return f.write_str("no problems");
         }
         write!(f, "{} problems", self.problem_count)?;
         self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
@@ -125,8 +125,10 @@ impl Audit<'_> {
         for (number, seen) in &self.seen {
             let wanted = if seen.kind == FileKind::Directory { seen.found + 2 } else { seen.found };
             if seen.nlink != wanted {
-                problems
-                    .push(format!("inode {number} has {wanted} links, and says {}", seen.nlink));
+                problems.push(format!(
+                    "inode {number} has {wanted} links, but its link count is {}",
+                    seen.nlink
+                ));
             }
         }
         problems.into_iter().for_each(|problem| self.problem(problem));
@@ -165,7 +167,7 @@ impl Audit<'_> {
             seen.found += 1;
             let (same, again) = (seen.kind == kind, kind == FileKind::Directory);
             if !same || again {
-                self.problem(format_args!("{what} leads to inode {number}, as another one does"));
+                self.problem(format_args!("{what}: another name has the same inode {number}"));
             }
             return;
         }
@@ -174,12 +176,17 @@ impl Audit<'_> {
             Err(error) => return self.problem(format_args!("{what}: {error}")),
         };
         if meta.kind != kind {
-            self.problem(format_args!("{what}: it says {kind:?}, the inode {:?}", meta.kind));
+            self.problem(format_args!(
+                "{what}: the entry has type {kind:?}, the inode {:?}",
+                meta.kind
+            ));
         }
         let is_directory = meta.kind == FileKind::Directory;
         if is_directory && meta.parent != parent {
             let says = meta.parent;
-            self.problem(format_args!("{what}: inode {number} says that it is in {says}"));
+            self.problem(format_args!(
+                "{what}: the parent of inode {number} is recorded as {says}"
+            ));
         }
         let found = u32::from(!is_directory);
         self.seen.insert(number, SeenInode { kind: meta.kind, nlink: meta.nlink, found });
@@ -199,7 +206,7 @@ impl Audit<'_> {
         if let Extras::Spilled { object, .. } = &meta.extras
             && self.spills.insert(*object, ()).is_some()
         {
-            self.problem(format_args!("inode {number} shares its extras with another one"));
+            self.problem(format_args!("inode {number} shares its extras with another inode"));
         }
         extras::read(self.fs.dataset(), &meta.extras).map_err(doing)?;
         Ok(meta)
@@ -224,11 +231,13 @@ impl Audit<'_> {
         self.report.orphans += 1;
         let Some(number) = orphan_number(name) else {
             let name = String::from_utf8_lossy(name);
-            return self.problem(format_args!("{name:?} in the orphan directory is no number"));
+            return self.problem(format_args!("{name:?} in the orphan directory is not a number"));
         };
         match self.inode(number) {
             Ok(meta) if meta.nlink > 0 || self.seen.contains_key(&number) => {
-                self.problem(format_args!("inode {number} has names, and is an orphan"));
+                self.problem(format_args!(
+                    "inode {number} has names, but is in the orphan directory"
+                ));
             }
             Ok(meta) => {
                 let seen = SeenInode { kind: meta.kind, nlink: 0, found: 0 };
@@ -244,7 +253,9 @@ impl Audit<'_> {
         let there = self.fs.dataset().object_count();
         if known >= there {
             if known > there {
-                self.problem(format_args!("{known} objects are in use, and {there} there"));
+                self.problem(format_args!(
+                    "{known} objects are in use, but the dataset counts {there}"
+                ));
             }
             return;
         }
@@ -263,14 +274,14 @@ impl Audit<'_> {
             match self.fs.dataset().object_info(number).map_err(Error::from) {
                 Ok(_) => {
                     missing -= 1;
-                    self.problem(format_args!("nothing leads to object {number}"));
+                    self.problem(format_args!("object {number} is unreferenced"));
                 }
                 Err(error) if error.kind() == ErrorKind::Stale => {}
                 Err(error) => self.problem(format_args!("object {number}: {error}")),
             }
         }
         if missing > 0 {
-            self.problem(format_args!("nothing leads to {missing} objects more"));
+            self.problem(format_args!("{missing} more objects are unreferenced"));
         }
     }
 }

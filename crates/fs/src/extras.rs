@@ -57,7 +57,7 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
         true => Ok(bytes),
         false => {
             let text = format!(
-                "extended attributes of {} bytes: {EXTRAS_MAX} is the most that an inode can have",
+                "extended attributes of {} bytes are too large: at most {EXTRAS_MAX} per inode",
                 bytes.len()
             );
             Err(Error::new(ErrorKind::NoSpace, text))
@@ -70,7 +70,7 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
 /// # Errors
 /// [`Corrupt`](ErrorKind::Corrupt).
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
-    let corrupt = || Error::corrupt("its extended attributes, or its path, make no sense");
+    let corrupt = || Error::corrupt("invalid extended attributes or symlink target");
     let mut items = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -104,7 +104,7 @@ pub(crate) fn read(dataset: &Dataset, extras: &Extras) -> Result<Vec<Item>> {
 }
 
 fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
-    let doing = |error: Error| error.doing(format_args!("object {object}, extras of an inode"));
+    let doing = |error: Error| error.doing(format_args!("object {object} with extras of an inode"));
     let bytes = bytes as usize;
     let count = bytes.div_ceil(SPILL_PIECE);
     let directory = dataset.directory(object).map_err(|error| doing(error.into()))?;
@@ -116,12 +116,12 @@ fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
     for (at, piece) in pieces.iter().enumerate() {
         let number = u16::try_from(at).unwrap_or(u16::MAX).to_be_bytes();
         let content = piece.strip_prefix(&number).filter(|_| whole.len() == at * SPILL_PIECE);
-        let content = content.ok_or_else(|| doing(Error::corrupt("a piece is missing")))?;
+        let content = content.ok_or_else(|| doing(Error::corrupt("missing piece")))?;
         whole.extend_from_slice(content);
     }
     match whole.len() == bytes {
         true => Ok(whole),
-        false => Err(doing(Error::corrupt("it has another length than the inode says"))),
+        false => Err(doing(Error::corrupt("another length than recorded in the inode"))),
     }
 }
 

@@ -139,20 +139,20 @@ impl FileSystem {
     /// error of the pool.
     pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Arc<Self>> {
         let name = dataset;
-        let doing = |error: Error| error.doing(format_args!("the files of dataset {name}"));
+        let doing = |error: Error| error.doing(format_args!("file system of dataset {name}"));
         let dataset = pool.dataset(name).map_err(|error| match error.kind() {
             PoolKind::NotFound => Error::new(ErrorKind::NotFound, error.to_string()),
             _ => error.into(),
         })?;
         if dataset.flavour() != FLAVOUR || dataset.root_object() == 0 {
-            let text = format!("dataset {name} holds no files: make a new dataset for them");
+            let text = format!("dataset {name} has no file system: create one in a new dataset");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let root = dataset.root_object();
         let info = dataset.object_info(root).map_err(|error| doing(error.into()))?;
         let meta = Meta::decode(&info.attributes).map_err(doing)?;
         if meta.kind != FileKind::Directory || info.kind != ObjectKind::Zap {
-            return Err(doing(Error::corrupt("the root is no directory")));
+            return Err(doing(Error::corrupt("the root is not a directory")));
         }
         let orphans = dataset.directory(meta.orphans).map_err(|error| doing(error.into()))?;
         let mut options = options.clone();
@@ -298,7 +298,10 @@ impl FileSystem {
     pub(crate) fn no_worker_error(&self) -> Error {
         match self.check_open() {
             Err(error) => error,
-            Ok(()) => Error::new(ErrorKind::NoMemory, "the system gives no thread"),
+            Ok(()) => Error::new(
+                ErrorKind::NoMemory,
+                "cannot start a worker thread: the system has no more",
+            ),
         }
     }
 
@@ -350,7 +353,7 @@ impl FileSystem {
     fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the file system was closed")),
+            true => Err(Error::new(ErrorKind::Closed, "the file system is closed")),
         }
     }
 
@@ -360,7 +363,7 @@ impl FileSystem {
         self.check_open()?;
         match self.options.read_only {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::ReadOnly, "it was opened for reading only")),
+            true => Err(Error::new(ErrorKind::ReadOnly, "the file system is read-only")),
         }
     }
 
@@ -480,7 +483,7 @@ impl FileSystem {
             _ => ObjectKind::Data,
         };
         if info.kind != wanted {
-            return Err(doing(Error::corrupt("its object is of another kind")));
+            return Err(doing(Error::corrupt("the object has another type than the inode")));
         }
         if meta.nlink == 0 {
             return Err(stale());
@@ -634,7 +637,7 @@ impl InodeRef<'_> {
 
 #[cold]
 pub(crate) fn stale() -> Error {
-    Error::new(ErrorKind::Stale, "there is no such inode any more")
+    Error::new(ErrorKind::Stale, "the inode no longer exists")
 }
 
 impl Drop for FileSystem {
@@ -646,6 +649,6 @@ impl Drop for FileSystem {
 
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "files of dataset {} of {:?}", self.dataset.name(), self.pool)
+        write!(f, "file system of dataset {} of {:?}", self.dataset.name(), self.pool)
     }
 }

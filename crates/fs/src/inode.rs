@@ -110,7 +110,7 @@ impl Inode {
     /// [`WouldBlock`](ErrorKind::WouldBlock) on a non-blocking thread if another thread holds the
     /// lock, which it may do during device I/O.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
-        Ok(lock_if_allowed(&self.lock, "the turn of an inode")?)
+        Ok(lock_if_allowed(&self.lock, "an inode lock")?)
     }
 
     /// Takes the inode lock if it is free.
@@ -140,9 +140,9 @@ impl Inode {
         match self.kind {
             FileKind::File => {}
             FileKind::Directory => {
-                return Err(Error::new(ErrorKind::IsADirectory, "it is a directory"));
+                return Err(Error::new(ErrorKind::IsADirectory, "is a directory"));
             }
-            _ => return Err(Error::new(ErrorKind::Invalid, "it has no content of its own")),
+            _ => return Err(Error::new(ErrorKind::Invalid, "the inode is not a regular file")),
         }
         let object = Arc::new(dataset.object(self.number)?);
         let mut content = self.content.lock();
@@ -176,7 +176,7 @@ impl Inode {
     pub(crate) fn check_directory(&self) -> Result<()> {
         match self.kind {
             FileKind::Directory => Ok(()),
-            _ => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
+            _ => Err(Error::new(ErrorKind::NotADirectory, "not a directory")),
         }
     }
 

@@ -85,7 +85,7 @@ impl Reclaim {
         let reclaim = Arc::clone(self);
         let thread = spawn_named("fs-reclaim", move || reclaim.run(&fs));
         let thread = thread.map_err(|error| {
-            Error::new(ErrorKind::NoMemory, format!("the system gives no thread: {error}"))
+            Error::new(ErrorKind::NoMemory, format!("cannot start the reclaim thread: {error}"))
         })?;
         self.state.lock().thread = Some(thread);
         Ok(())
@@ -407,7 +407,7 @@ impl FileSystem {
                 return Ok(false);
             }
             // A completed step cannot be rolled back.
-            check_waiting("a file that is freed in steps")?;
+            check_waiting("freeing a file in steps")?;
             // Steps are aligned to records.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;

@@ -1,5 +1,5 @@
-//! What can only be seen, or brought about, from inside: races at their worst moment, and orphan directories that no operation leaves
-//! behind.
+//! Tests that need internals: races at their worst moment, and orphan directories that no operation
+//! leaves behind.
 
 use std::cell::RefCell;
 use std::sync::mpsc::channel;
@@ -26,14 +26,14 @@ use crate::workers::Dispatch;
 const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const MIB: u64 = 1 << 20;
 
-/// Something that happens at a moment of somebody else's.
+/// Runs at a given point of another operation.
 type Event = Box<dyn FnOnce()>;
 
 thread_local! {
     static AFTER_LOAD: RefCell<Option<Event>> = const { RefCell::new(None) };
 }
 
-/// Called when this thread has read an inode, before that is in memory for others.
+/// Called when this thread has loaded an inode, before it enters the table.
 pub(crate) fn after_load() {
     if let Some(event) = AFTER_LOAD.take() {
         event();
@@ -66,7 +66,7 @@ impl Fixture {
         Self { faults, cache, fs }
     }
 
-    /// Closes the file system and opens it again, on the same pool.
+    /// Closes the file system and opens it again on the same pool.
     fn reopen(&mut self) {
         self.fs.close().unwrap();
         let pool = Arc::clone(self.fs.pool());
@@ -84,7 +84,7 @@ impl Fixture {
     }
 }
 
-/// A file that nobody has any more.
+/// Creates a file that nobody has open or looked up.
 fn file(fs: &FileSystem, name: &[u8]) -> Ino {
     let (entry, handle) = fs.create(Ino::ROOT, name, 0o644, ME).unwrap();
     let ino = entry.attr.ino;
@@ -128,7 +128,7 @@ fn an_inode_that_changed_and_left_while_it_was_read_is_read_again() {
 }
 
 #[test]
-fn an_inode_that_others_have_meanwhile_is_theirs() {
+fn a_concurrently_loaded_inode_is_shared() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     let fs = Arc::clone(&fixture.fs);
@@ -149,7 +149,7 @@ fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
     next_load_then(move || {
         fs.unlink(Ino::ROOT, b"f").unwrap();
         fs.quiesce();
-        // Takes the number, if numbers come back at once.
+        // Takes the same number if numbers are reused at once.
         file(&fs, b"other");
     });
     let found = fixture.fs.lookup(Ino::ROOT, b"f").unwrap_err();
@@ -162,7 +162,7 @@ fn an_inode_that_was_destroyed_while_it_was_read_is_gone() {
 }
 
 #[test]
-fn names_of_what_is_no_orphan_go_and_are_in_nobodys_way() {
+fn stale_names_in_the_orphan_directory_are_removed() {
     let mut fixture = Fixture::new();
     let alive = file(&fixture.fs, b"alive");
     let number = fixture.fs.number(alive).unwrap();
@@ -186,7 +186,7 @@ fn names_of_what_is_no_orphan_go_and_are_in_nobodys_way() {
 }
 
 #[test]
-fn an_orphan_whose_extras_are_gone_goes_too() {
+fn an_orphan_without_its_extras_is_destroyed() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     fixture.fs.setxattr(ino, b"user.x", &[7; 5000], XattrMode::Either).unwrap();
@@ -200,7 +200,7 @@ fn an_orphan_whose_extras_are_gone_goes_too() {
 }
 
 #[test]
-fn what_cannot_be_destroyed_keeps_no_other_and_goes_when_it_can() {
+fn a_failed_destroy_blocks_no_other_and_is_retried() {
     let fixture = Fixture::new();
     let names: Vec<Vec<u8>> = (0..100).map(|n| format!("f{n}").into_bytes()).collect();
     let inos: Vec<Ino> = names.iter().map(|name| file(&fixture.fs, name)).collect();
@@ -208,7 +208,7 @@ fn what_cannot_be_destroyed_keeps_no_other_and_goes_when_it_can() {
     names.iter().for_each(|name| fixture.fs.unlink(Ino::ROOT, name).unwrap());
     fixture.fs.quiesce();
     assert_eq!(fixture.fs.stats().orphans, 100);
-    // Not in memory, and not to be read.
+    // Not in memory, and not readable.
     fixture.fs.pool().sync().unwrap();
     fixture.fs.pool().sync().unwrap();
     fixture.cache.cache().flush();
@@ -255,7 +255,7 @@ fn a_non_blocking_thread_waits_for_no_inode_lock() {
 }
 
 #[test]
-fn what_a_callback_hands_over_after_the_end_is_not_done_there() {
+fn jobs_of_callbacks_are_cancelled_after_close() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     fixture.fs.lookup(Ino::ROOT, b"f").unwrap();
@@ -274,7 +274,7 @@ fn what_a_callback_hands_over_after_the_end_is_not_done_there() {
 }
 
 #[test]
-fn entries_that_make_no_sense_are_left_out_of_listings() {
+fn corrupt_entries_are_skipped_in_listings() {
     let fixture = Fixture::new();
     let names = [&b"a"[..], b"b", b"c"];
     for name in names {
@@ -310,7 +310,7 @@ fn entries_that_make_no_sense_are_left_out_of_listings() {
 }
 
 #[test]
-fn a_listing_follows_names_that_went_elsewhere_meanwhile() {
+fn a_listing_follows_concurrent_renames() {
     let fixture = Fixture::new();
     let ino = file(&fixture.fs, b"f");
     let fs = Arc::clone(&fixture.fs);

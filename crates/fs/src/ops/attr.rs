@@ -93,7 +93,7 @@ impl FileSystem {
         self.enter(Op::Readlink)?;
         let inode = self.inode_of(ino)?;
         if inode.kind != FileKind::Symlink {
-            return Err(Error::new(ErrorKind::Invalid, "it is no symlink"));
+            return Err(Error::new(ErrorKind::Invalid, "not a symlink"));
         }
         let target = self.target(&inode.meta())?;
         self.touch_atime(&inode);
@@ -104,7 +104,7 @@ impl FileSystem {
     pub(crate) fn target(&self, meta: &Meta) -> Result<Vec<u8>> {
         let items = extras::read(self.dataset(), &meta.extras)?;
         let target = items.into_iter().find(|item| item.kind == EXTRA_TARGET);
-        let target = target.ok_or_else(|| Error::corrupt("a symlink has no path"))?;
+        let target = target.ok_or_else(|| Error::corrupt("symlink without a target"))?;
         Ok(target.value)
     }
 

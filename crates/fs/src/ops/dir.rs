@@ -141,11 +141,11 @@ impl FileSystem {
         }
         match child {
             Ok(child) if child.kind != entry.kind => {
-                Err(Error::corrupt("the inode is of another kind"))
+                Err(Error::corrupt("the inode has another type than the directory entry"))
             }
             Ok(child) => Ok(Some(child)),
             Err(error) if error.kind() == ErrorKind::Stale => {
-                Err(Error::corrupt("a name leads to an inode that is not there"))
+                Err(Error::corrupt("the inode of a directory entry does not exist"))
             }
             Err(error) => Err(error),
         }

@@ -164,7 +164,10 @@ impl FileSystem {
             }
             // A thread that may block never gets `WouldBlock`.
             if let Some(read) = fs.try_complete(read, true) {
-                (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
+                (read.done)(Err(Error::new(
+                    ErrorKind::Io,
+                    "a read that may block did not complete",
+                )));
             }
         };
         self.spawn_from_callback(Box::new(finish));
@@ -310,7 +313,7 @@ pub(super) fn check_end(offset: u64, len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= SIZE_MAX => Ok(()),
         _ => {
-            let text = format!("files have at most {SIZE_MAX} bytes");
+            let text = format!("file too large: at most {SIZE_MAX} bytes");
             Err(Error::new(ErrorKind::FileTooLarge, text))
         }
     }

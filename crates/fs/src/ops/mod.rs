@@ -38,7 +38,7 @@ pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
 /// entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
-        let text = format!("a name of {} bytes: {NAME_MAX} is the most", name.len());
+        let text = format!("name of {} bytes is too long: at most {NAME_MAX}", name.len());
         return Err(Error::new(ErrorKind::NameTooLong, text));
     }
     let is_name =
@@ -46,7 +46,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match is_name {
         true => Ok(()),
         false => {
-            let text = format!("{:?} is no name of an entry", String::from_utf8_lossy(name));
+            let text = format!("{:?} is not a valid name", String::from_utf8_lossy(name));
             Err(Error::new(ErrorKind::Invalid, text))
         }
     }
@@ -54,15 +54,15 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 
 #[cold]
 pub(crate) fn not_found() -> Error {
-    Error::new(ErrorKind::NotFound, "there is no such name")
+    Error::new(ErrorKind::NotFound, "the name does not exist")
 }
 
 #[cold]
 pub(crate) fn exists() -> Error {
-    Error::new(ErrorKind::Exists, "the name is taken")
+    Error::new(ErrorKind::Exists, "the name exists already")
 }
 
 #[cold]
 pub(crate) fn retries_exhausted() -> Error {
-    Error::new(ErrorKind::Io, "its names change faster than it can be done; try again")
+    Error::new(ErrorKind::Io, "too many concurrent changes of the same names: try again")
 }

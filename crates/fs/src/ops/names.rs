@@ -87,7 +87,7 @@ impl FileSystem {
         let parent = self.directory_of(parent)?;
         let inode = self.inode_of(ino)?;
         if inode.kind == FileKind::Directory {
-            return Err(Error::new(ErrorKind::NotPermitted, "a directory has one name"));
+            return Err(Error::new(ErrorKind::NotPermitted, "a directory cannot have hard links"));
         }
         let names = parent.directory(self.dataset())?;
         if names.lookup(name)?.is_some() {
@@ -148,11 +148,13 @@ impl FileSystem {
                 error.doing(format_args!("name {name:?} in directory {}", parent.number))
             };
             let child = child.map_err(|error| match error.kind() {
-                ErrorKind::Stale => doing(Error::corrupt("it leads to an inode that is not there")),
+                ErrorKind::Stale => doing(Error::corrupt("its inode does not exist")),
                 _ => doing(error),
             })?;
             if child.kind != dirent.kind {
-                return Err(doing(Error::corrupt("the inode is of another kind")));
+                return Err(doing(Error::corrupt(
+                    "the inode has another type than the directory entry",
+                )));
             }
             return Ok(Some(child));
         }
@@ -275,13 +277,16 @@ impl FileSystem {
 fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
     match (node.kind, node.target) {
         (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
-            let text = format!("a path of {} bytes: {TARGET_MAX} is the most", target.len());
+            let text = format!(
+                "symlink target of {} bytes is too long: at most {TARGET_MAX}",
+                target.len()
+            );
             Err(Error::new(ErrorKind::NameTooLong, text))
         }
         (FileKind::Symlink, Some(target)) if !target.is_empty() => Ok(Some(target)),
-        (FileKind::Symlink, _) => Err(Error::new(ErrorKind::NotFound, "a symlink needs a path")),
+        (FileKind::Symlink, _) => Err(Error::new(ErrorKind::NotFound, "a symlink needs a target")),
         (_, None) => Ok(None),
-        (_, Some(_)) => Err(Error::new(ErrorKind::Invalid, "only a symlink has a path")),
+        (_, Some(_)) => Err(Error::new(ErrorKind::Invalid, "only a symlink has a target")),
     }
 }
 
@@ -289,7 +294,7 @@ fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
 /// [`NotFound`](ErrorKind::NotFound) if the inode has no name.
 pub(super) fn check_linked(inode: &Inode) -> Result<()> {
     match inode.state().meta.nlink {
-        0 => Err(Error::new(ErrorKind::NotFound, "it was removed")),
+        0 => Err(Error::new(ErrorKind::NotFound, "the file or directory was removed")),
         _ => Ok(()),
     }
 }
@@ -298,7 +303,7 @@ pub(super) fn check_linked(inode: &Inode) -> Result<()> {
 /// [`TooManyLinks`](ErrorKind::TooManyLinks) if the inode cannot have another link.
 pub(super) fn check_nlink(inode: &Inode) -> Result<()> {
     match inode.state().meta.nlink {
-        LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "it has as many links as it can")),
+        LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "too many links")),
         _ => Ok(()),
     }
 }

@@ -57,7 +57,7 @@ impl FileSystem {
             FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
                 // Two transactions, and no way back from the first.
-                check_waiting("a range that is made zeros")?;
+                check_waiting("zeroing a range")?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
             }
@@ -73,12 +73,12 @@ impl FileSystem {
             return Ok(());
         }
         // What changes hold until they are written is more than they will take.
-        check_waiting("room that a transaction group gives back")?;
+        check_waiting("space freed by a transaction group")?;
         self.pool().sync()?;
         if has_space() {
             return Ok(());
         }
-        let text = format!("there is no room for {len} bytes: delete something, or add a device");
+        let text = format!("not enough space for {len} bytes: delete files or add a device");
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
@@ -122,7 +122,7 @@ impl FileSystem {
             Seek::Hole => object.next_hole(offset)?,
         };
         found.ok_or_else(|| {
-            Error::new(ErrorKind::NoSuchOffset, format!("nothing of the kind follows {offset}"))
+            Error::new(ErrorKind::NoSuchOffset, format!("no data or hole after offset {offset}"))
         })
     }
 

@@ -66,8 +66,8 @@ impl FileSystem {
     /// Checks the type, and that a directory is empty.
     pub(super) fn check_removable(&self, child: &Inode, directory: bool) -> Result<()> {
         match (child.kind == FileKind::Directory, directory) {
-            (false, true) => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
-            (true, false) => Err(Error::new(ErrorKind::IsADirectory, "it is a directory")),
+            (false, true) => Err(Error::new(ErrorKind::NotADirectory, "not a directory")),
+            (true, false) => Err(Error::new(ErrorKind::IsADirectory, "is a directory")),
             (false, false) => Ok(()),
             (true, true) => match child.directory(self.dataset())?.is_empty() {
                 true => Ok(()),
@@ -148,5 +148,5 @@ impl FileSystem {
 
 #[cold]
 pub(super) fn not_empty() -> Error {
-    Error::new(ErrorKind::NotEmpty, "the directory has names in it")
+    Error::new(ErrorKind::NotEmpty, "the directory is not empty")
 }

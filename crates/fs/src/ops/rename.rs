@@ -71,8 +71,7 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let rename_lock =
-                || lock_if_allowed(&self.rename_mutex, "another directory that moves");
+            let rename_lock = || lock_if_allowed(&self.rename_mutex, "the rename lock");
             let _rename_lock = moves.then(rename_lock).transpose()?;
             let _locks = InodeLocks::of([&from, &to, &source, target.unwrap_or(&source)])?;
             if !self.is_unchanged(&rename)? {
@@ -171,7 +170,7 @@ impl FileSystem {
             let above = at.state().meta.parent;
             ancestor = Some(self.inode(above)?);
         }
-        Err(Error::corrupt("directories lie in a circle"))
+        Err(Error::corrupt("directory loop"))
     }
 
     fn rename_now(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {

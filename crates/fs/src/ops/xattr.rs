@@ -41,14 +41,17 @@ impl FileSystem {
         let inode = self.inode_of(ino)?;
         check_xattr_name(name)?;
         if value.len() > VALUE_MAX {
-            let text = format!("a value of {} bytes: {VALUE_MAX} is the most", value.len());
+            let text = format!("value of {} bytes is too large: at most {VALUE_MAX}", value.len());
             return Err(Error::new(ErrorKind::TooBig, text));
         }
         self.edit(&inode, |items| {
             let known = items.iter_mut().find(|item| item.is_xattr() && item.name == name);
             match (known, mode) {
                 (Some(_), XattrMode::Create) => {
-                    return Err(Error::new(ErrorKind::Exists, "the attribute is there"));
+                    return Err(Error::new(
+                        ErrorKind::Exists,
+                        "the extended attribute exists already",
+                    ));
                 }
                 (None, XattrMode::Replace) => return Err(no_attribute()),
                 (Some(item), _) => item.value = value.to_vec(),
@@ -57,7 +60,7 @@ impl FileSystem {
             match items.iter().filter(|item| item.is_xattr()).map(|item| item.name.len() + 1).sum()
             {
                 0..=NAMES_MAX => Ok(()),
-                _ => Err(Error::new(ErrorKind::NoSpace, "too many names of extended attributes")),
+                _ => Err(Error::new(ErrorKind::NoSpace, "too many extended attributes")),
             }
         })
     }
@@ -148,7 +151,7 @@ impl FileSystem {
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
-        let text = format!("an attribute's name of {} bytes: take 1 to {NAME_MAX}", name.len());
+        let text = format!("attribute name of {} bytes: 1 to {NAME_MAX} are allowed", name.len());
         return Err(Error::new(ErrorKind::Range, text));
     }
     let known = NAMESPACES.iter().any(|space| name.starts_with(space) && name.len() > space.len());
@@ -156,7 +159,7 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
         true => Ok(()),
         false => {
             let text = format!(
-                "{:?}: extended attributes are named user.*, trusted.* or security.*",
+                "attribute name {:?} is not supported: use user.*, trusted.* or security.*",
                 String::from_utf8_lossy(name)
             );
             Err(Error::new(ErrorKind::NotSupported, text))
@@ -166,5 +169,5 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 
 #[cold]
 fn no_attribute() -> Error {
-    Error::new(ErrorKind::NoAttribute, "there is no such extended attribute")
+    Error::new(ErrorKind::NoAttribute, "the extended attribute does not exist")
 }

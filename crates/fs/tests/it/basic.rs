@@ -1,4 +1,4 @@
-//! One operation after the other.
+//! Single-threaded tests of each operation.
 
 use forebay_fs::{
     Caller, ErrorKind, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode,
@@ -36,7 +36,7 @@ fn files_are_there_after_a_remount() {
     assert_eq!((dir.nlink, dir.kind), (2, FileKind::Directory));
     let found = fs.lookup(dir.ino, b"name").unwrap().attr;
     assert_eq!(fs.lookup(ROOT, b"other").unwrap().attr, found);
-    // What it takes was an estimate before it was written.
+    // The block count was an estimate before the content was written.
     assert_eq!(found, forebay_fs::Attr { blocks: found.blocks, blocks_estimated: false, ..attr });
     assert!(found.blocks >= 100_000 / 512, "{}", found.blocks);
     assert_eq!(read(&fs, ino, 5000, 200_000), content);
@@ -80,7 +80,7 @@ fn an_unlinked_file_lives_while_it_is_used() {
 }
 
 #[test]
-fn what_is_unlinked_and_open_at_the_end_goes_at_the_next_mount() {
+fn a_file_unlinked_while_open_is_destroyed_at_the_next_mount() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let (ino, _) = file(&fs, ROOT, b"name");
@@ -94,7 +94,7 @@ fn what_is_unlinked_and_open_at_the_end_goes_at_the_next_mount() {
 }
 
 #[test]
-fn directories_count_what_is_in_them() {
+fn directories_count_their_subdirectories() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let one = mkdir(&fs, ROOT, b"one");
@@ -205,7 +205,7 @@ fn ranges_can_be_punched_copied_and_extended() {
 }
 
 #[test]
-fn what_a_file_takes_is_a_guess_until_it_is_written() {
+fn block_count_is_an_estimate_until_written() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let (zeros, _) = file(&fs, ROOT, b"zeros");
@@ -215,7 +215,7 @@ fn what_a_file_takes_is_a_guess_until_it_is_written() {
     write(&fs, zeros, 0, &[0; 100_000]);
     write(&fs, data, 0, &[7; 100_000]);
     let attr = fs.getattr(zeros).unwrap();
-    // The group may have been written by its timer.
+    // The timer may have written the transaction group.
     assert_eq!(attr.blocks_estimated, attr.blocks > 0);
     fs.pool().sync().unwrap();
     let attr = fs.getattr(zeros).unwrap();
@@ -226,7 +226,7 @@ fn what_a_file_takes_is_a_guess_until_it_is_written() {
 }
 
 #[test]
-fn a_guess_stays_one_when_its_inode_leaves_memory() {
+fn an_estimate_survives_eviction_of_the_inode() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let (zeros, handle) = file(&fs, ROOT, b"zeros");
@@ -234,12 +234,12 @@ fn a_guess_stays_one_when_its_inode_leaves_memory() {
     let dirty = fs.getattr(zeros).unwrap();
     fs.release(handle);
     fs.forget(zeros, 1);
-    // Its times are written; its content is not.
+    // Writes its times but not its content.
     fs.quiesce();
     let before = counter(&fs, "inodes_loaded");
     let again = fs.lookup(ROOT, b"zeros").unwrap().attr;
     assert_eq!(counter(&fs, "inodes_loaded"), before + 1, "it was read again");
-    // Unless the timer wrote the group.
+    // Unless the timer has written the transaction group.
     assert_eq!(again.blocks_estimated, again.blocks > 0, "{again:?}, before {dirty:?}");
     fs.pool().sync().unwrap();
     let attr = fs.getattr(zeros).unwrap();
@@ -248,7 +248,7 @@ fn a_guess_stays_one_when_its_inode_leaves_memory() {
 }
 
 #[test]
-fn room_that_zeros_hold_until_they_are_written_can_be_promised() {
+fn space_reserved_for_unwritten_zeros_can_be_allocated() {
     let fixture = Fixture::new(128 * MIB);
     let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
@@ -263,7 +263,7 @@ fn room_that_zeros_hold_until_they_are_written_can_be_promised() {
 }
 
 #[test]
-fn what_a_directory_takes_follows_its_names() {
+fn block_count_of_a_directory_follows_its_names() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let dir = mkdir(&fs, ROOT, b"names");
@@ -299,7 +299,7 @@ fn a_full_file_system_says_that_it_is_full() {
         assert!(end < 64 * MIB, "it ends");
     }
     assert!(end > 48 * MIB, "ended at {end}");
-    // Full before all of it is written, and after that.
+    // Full before all of it is written out, and after that.
     let full = fs.statfs().unwrap();
     assert!(full.available * 4096 < 4 * MIB, "{full:?}");
     fs.pool().sync().unwrap();
@@ -339,7 +339,7 @@ fn nothing_changes_on_a_pool_that_is_read_only() {
     assert_eq!(fs.getattr(ino).unwrap(), attr);
     fs.release(handle);
     fs.release(orphan);
-    // What a crash left stays for who may write.
+    // A read-only mount leaves orphans alone.
     assert_eq!(fs.stats().orphans, 1);
     let report = fs.audit().unwrap();
     assert!(report.is_clean(), "{report}");
@@ -348,7 +348,7 @@ fn nothing_changes_on_a_pool_that_is_read_only() {
 }
 
 #[test]
-fn set_user_id_goes_when_somebody_else_changes_content() {
+fn content_changes_by_others_clear_set_user_id() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"program");
@@ -363,7 +363,7 @@ fn set_user_id_goes_when_somebody_else_changes_content() {
         FallocateMode::Allocate { keep_size: true },
     ];
     let mut end = 40_000;
-    // By root, by a member of the file's group, and by somebody else.
+    // By root, by a member of the file's group, and by another user.
     for (mode, left) in [(0o6755, [0o6755, 0o755, 0o755]), (0o6744, [0o6744, 0o2744, 0o744])] {
         for ((uid, gid), left) in [(0, 7), (7, 0), (7, 7)].into_iter().zip(left) {
             let caller = Caller { uid, gid, pid: 0 };

@@ -1,4 +1,4 @@
-//! File systems on memory devices.
+//! Fixture: file systems on memory devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub(crate) const ROOT: Ino = Ino::ROOT;
 pub(crate) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const NAME: &str = "files";
 
-/// A device with a file system, and the cache for it.
+/// A device with a file system, and a cache.
 pub(crate) struct Fixture {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) cache: Arc<BlockCache>,
@@ -42,7 +42,7 @@ impl Fixture {
         fixture
     }
 
-    /// What is on a device already.
+    /// A fixture for the existing content of a device.
     pub(crate) fn of(device: Arc<dyn Device>) -> Self {
         let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
         Self { device, cache: cache.expect("a cache") }
@@ -66,7 +66,7 @@ impl Fixture {
         self.mount_with(&FsOptions::default())
     }
 
-    /// On a pool that is imported for reading only.
+    /// Mounts a pool that is imported read-only.
     pub(crate) fn mount_read_only(&self) -> Arc<FileSystem> {
         let pool = Arc::new(self.pool_with(true));
         FileSystem::open_in(pool, NAME, &FsOptions::default()).expect("the file system")
@@ -89,7 +89,7 @@ fn host() -> HostId {
     HostId { id: 1, name: "test".to_owned() }
 }
 
-/// Closes, checks, and exports.
+/// Closes the file system, checks the pool, and exports it.
 pub(crate) fn unmount(fs: Arc<FileSystem>) {
     audit(&fs);
     fs.close().expect("closes");
@@ -100,7 +100,7 @@ pub(crate) fn unmount(fs: Arc<FileSystem>) {
     Arc::into_inner(pool).expect("nobody else has the pool").export().expect("an export");
 }
 
-/// A counter without a label.
+/// Value of a counter without a label.
 pub(crate) fn counter(fs: &FileSystem, name: &str) -> u64 {
     fs.stats().counters.iter().find(|row| row.0 == name).expect("a counter").2
 }

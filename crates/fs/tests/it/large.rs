@@ -1,22 +1,22 @@
-//! Large files go in steps, and their room comes back.
+//! Large files are freed in steps, and their space becomes available.
 
 use forebay_fs::{Handle, SetAttr};
 
 use crate::common::{Fixture, ME, MIB, ROOT, counter, file, unmount, write};
 
 #[test]
-fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
+fn a_large_file_is_destroyed_in_steps_and_its_space_is_freed() {
     let fixture = Fixture::new(512 * MIB);
     let fs = fixture.mount();
     let used = |fs: &forebay_fs::FileSystem| {
-        // What was freed can be used again some groups later.
+        // Freed space becomes available some transaction groups later.
         (0..4).for_each(|_| fs.pool().sync().unwrap());
         fs.pool().stats().allocated_bytes
     };
     let before = used(&fs);
     let (ino, handle) = file(&fs, ROOT, b"large");
     let mib = vec![3; MIB as usize];
-    // Two lots that are far apart, and more than two steps long.
+    // Two ranges far apart, each longer than two steps.
     for at in 0..160 {
         write(&fs, ino, at * MIB, &mib);
         if at % 4 == 0 {
@@ -25,7 +25,7 @@ fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
     }
     let full = used(&fs);
     assert!(full > before + 190 * MIB, "{full} {before}");
-    // Shortened: what is far out goes.
+    // Truncation frees the far range.
     fs.setattr(ino, &SetAttr { size: Some(150 * MIB), ..SetAttr::default() }, ME).unwrap();
     assert!(used(&fs) < full - 45 * MIB);
     fs.unlink(ROOT, b"large").unwrap();

@@ -1,4 +1,4 @@
-//! Tests of files, on pools on memory devices.
+//! Tests of file systems on pools on memory devices.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads in tests")]
 

@@ -1,4 +1,4 @@
-//! Threads that must not wait, over a device that takes long.
+//! Non-blocking threads on a slow device.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -15,7 +15,7 @@ use crate::common::{Fixture, ME, MIB, ROOT, audit, file, memory, mkdir, read, un
 
 const NAMES: u32 = 3000;
 
-/// A file system of which nothing is in memory but its root.
+/// A file system with nothing but its root in memory.
 fn cold() -> (Arc<FaultDevice>, Fixture, Arc<FileSystem>) {
     let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 1));
     let fixture = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>);
@@ -46,7 +46,7 @@ fn would_block<T>(result: Result<T, forebay_fs::Error>) {
 }
 
 #[test]
-fn what_would_wait_says_so_and_has_changed_nothing() {
+fn operations_that_would_block_change_nothing() {
     let (faults, fixture, fs) = cold();
     let ino = fs.lookup(ROOT, b"file 7").unwrap().attr.ino;
     fs.pool().sync().unwrap();
@@ -71,7 +71,7 @@ fn what_would_wait_says_so_and_has_changed_nothing() {
         would_block(fs.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
         would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch, ME));
         would_block(fs.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
-        // What is known of it is in memory.
+        // Attributes are in memory.
         assert_eq!(fs.getattr(ino).unwrap().nlink, 1);
     });
     faults.clear();
@@ -86,7 +86,7 @@ fn what_would_wait_says_so_and_has_changed_nothing() {
 }
 
 #[test]
-fn reads_that_miss_are_answered_later_and_hold_no_thread() {
+fn reads_that_miss_complete_later_and_block_no_thread() {
     let (faults, _rig, fs) = cold();
     let inos: Vec<_> = (0..20)
         .map(|n| fs.lookup(ROOT, format!("file {n}").as_bytes()).unwrap().attr.ino)
@@ -100,7 +100,7 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
         };
         fs.read_async(*ino, Handle(ino.0), 4, 16, Box::new(done));
     }
-    // All were asked for before the first was answered: each takes longer than asking for all.
+    // All reads were issued before the first completed: each takes longer than issuing all of them.
     let early = receive.try_recv().ok();
     assert!(early.is_none(), "{early:?}");
     faults.clear();
@@ -111,7 +111,7 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
     let counter = |name| fs.stats().counters.iter().find(|row| row.0 == name).unwrap().2;
     assert!(counter("reads_fetched") >= 20);
     assert_eq!(counter("reads_offloaded"), 0);
-    // What is cached is answered at once.
+    // A cached read completes at once.
     let done = {
         let send = send.clone();
         move |bytes: Result<&[u8], forebay_fs::Error>| {

@@ -1,4 +1,4 @@
-//! Random work on a file system and on its twin; both must say and hold the same.
+//! Random operations on a file system and the reference model. Results and contents must match.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use proptest::prelude::*;
 use crate::common::{Fixture, ME, MIB, list, read, unmount};
 use crate::model::{Model, name};
 
-/// One step: what, and numbers that say to what.
+/// An operation and its parameters.
 type Step = (u8, u32, u32, u32);
 
 struct Work {
     fixture: Fixture,
     fs: Arc<FileSystem>,
     model: Model,
-    /// What is open: a node and its handle.
+    /// Open files: node and handle.
     open: Vec<(usize, Handle)>,
 }
 
@@ -119,7 +119,7 @@ impl Work {
         }
     }
 
-    /// A file, with a name or open.
+    /// A regular file that is linked or open.
     fn file(&self, n: u32) -> Option<usize> {
         let mut files = self.model.alive(|kind| kind == FileKind::File);
         files.extend(self.open.iter().map(|open| open.0));
@@ -221,7 +221,7 @@ impl Work {
             cache: Arc::clone(&self.fixture.cache),
         };
         let old = std::mem::replace(&mut self.fixture, new);
-        // The old one is gone before the new one comes.
+        // Drop the old one before mounting again.
         let fs = std::mem::replace(&mut self.fs, Fixture::new(16 * MIB).mount());
         unmount(fs);
         drop(old);
@@ -273,7 +273,7 @@ impl Work {
         }
     }
 
-    /// Holes are zeros, and what is not zeros is data.
+    /// Holes must read as zeros, and nonzero bytes must be in data.
     fn compare_holes(&self, ino: Ino, content: &[u8]) {
         let handle = Handle(ino.0);
         let mut at = 0;
@@ -294,7 +294,7 @@ impl Work {
         }
     }
 
-    /// One entry at a time, with attributes; each name leads to what it says.
+    /// Lists one entry at a time with attributes, and looks each name up.
     fn compare_listing(&self, n: usize) {
         let node = &self.model.nodes[n];
         let (mut cookie, mut seen) = (0, Vec::new());
