@@ -1,17 +1,19 @@
-//! Writes that were lost: their writer was told that they succeeded, and they failed later.
+//! Write-back errors: data that the kernel accepted from a writer and failed to write back later.
 //!
-//! The kernel writes pages back long after the application has written them. If that fails, it drops the
-//! pages, reports the error to one `fsync`, and lets the next one succeed. So the file system keeps a mark on
-//! the inode, and `fsync` fails until all of what was lost was written again, cut off or punched, or the inode
-//! is destroyed. Marks live in memory: a new mount begins without them.
+//! When a write-back fails, the kernel drops the pages, reports the error to one `fsync`, and lets
+//! the next `fsync` succeed. The file system therefore records the lost range with the inode.
+//! `fsync` fails until all of the lost data was written again, truncated or punched, or the inode
+//! is destroyed. The record is in memory only: a new mount starts without errors.
 //!
-//! Invariant: memory is bounded. An inode has [`RANGES_MAX`] ranges, which cover all that it has lost; with
-//! more, the nearest become one with what is between them. Past [`MARKS_MAX`] inodes, `fsync` fails for every inode
-//! until the file system is opened again.
+//! # Invariants
+//!
+//! - Memory is bounded. An inode has at most [`RANGES_MAX`] lost ranges. Beyond that, the two
+//!   nearest are merged, together with the gap between them. Beyond [`MARKS_MAX`] inodes, `fsync`
+//!   fails for every inode until the file system is opened again.
 //!
 //! # Locking
 //!
-//! `fs-writeback-errors`, for a look; nothing is locked under it. Without marks no operation takes it.
+//! `fs-writeback-errors` is a leaf lock. Without errors no operation takes it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,28 +25,28 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::types::{Handle, Ino, Write};
 
-/// Inodes with marks, at most.
+/// Largest number of inodes with lost ranges.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16_384 };
 
-/// Ranges of an inode, at most.
+/// Largest number of lost ranges per inode.
 const RANGES_MAX: usize = if cfg!(test) { 3 } else { 64 };
 
-/// The marks of a file system.
+/// The write-back errors of a file system.
 pub(crate) struct WritebackErrors {
     marks: Mutex<Marks>,
-    /// Whether there are any. Changed under the lock.
+    /// Whether there are any errors. Changed under the lock.
     any: AtomicBool,
 }
 
 #[derive(Default)]
 struct Marks {
-    /// By number of the inode.
+    /// By inode number.
     lost: HashMap<u64, Ranges>,
-    /// There were more inodes than there is space for.
+    /// More than [`MARKS_MAX`] inodes have had errors.
     overflowed: bool,
 }
 
-/// What an inode has lost: in order, with something between any two.
+/// The lost ranges of an inode, sorted and separated by gaps.
 #[derive(Default)]
 struct Ranges(Vec<Range<u64>>);
 
@@ -67,7 +69,7 @@ impl Ranges {
         self.bound();
     }
 
-    /// Makes one of the two that are nearest to each other, if there are too many.
+    /// Merges the nearest ranges while there are too many.
     fn bound(&mut self) {
         while self.0.len() > RANGES_MAX {
             let gap = |at: &usize| self.0[at + 1].start - self.0[*at].end;
@@ -94,7 +96,7 @@ impl WritebackErrors {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Marks a range that was lost.
+    /// Records a lost range.
     fn record(&self, number: u64, lost: Range<u64>) {
         self.change(|marks| {
             match marks.lost.len() >= MARKS_MAX && !marks.lost.contains_key(&number) {
@@ -104,7 +106,7 @@ impl WritebackErrors {
         });
     }
 
-    /// A range has the content that its writer wants: it was written, punched or cut off.
+    /// Clears a range that was written, truncated or punched.
     #[inline]
     pub(crate) fn clear(&self, number: u64, by: Range<u64>) {
         if self.any() {
@@ -152,12 +154,12 @@ impl WritebackErrors {
 }
 
 impl FileSystem {
-    /// Writes content whose writer was told before that it is written. If some of it fails, `fsync` of the inode fails
-    /// until that range is written again, cut off or punched.
+    /// Writes back data whose writer was already told that the write succeeded. If part of it
+    /// fails, `fsync` of the inode fails until that range is written again, truncated or punched.
     ///
     /// # Errors
-    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) all of it is to be written again,
-    /// where it may wait; nothing counts as lost.
+    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) nothing is recorded
+    /// as lost. Repeat the whole call on a thread that may block.
     pub fn write_back(
         &self,
         ino: Ino,
@@ -170,7 +172,7 @@ impl FileSystem {
         let failed = loop {
             match self.write(ino, handle, offset.saturating_add(done as u64), &data[done..], how) {
                 Ok(0) if done < data.len() => {
-                    break Error::new(ErrorKind::Io, "a write came to nothing");
+                    break Error::new(ErrorKind::Io, "a write returned without writing data");
                 }
                 Ok(written) => done += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
@@ -191,14 +193,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_goes_when_all_that_was_lost_was_replaced() {
+    fn the_error_clears_when_all_lost_data_is_replaced() {
         let lost = WritebackErrors::new();
         lost.check(1).unwrap();
         lost.record(1, 100..200);
         lost.record(1, 300..400);
         assert!(lost.check(1).is_err());
         lost.check(2).unwrap();
-        // In part, and beside it.
+        // Overlapping, and adjacent.
         lost.clear(1, 150..390);
         lost.clear(1, 0..100);
         lost.clear(1, 400..500);
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_replaced_in_any_order_and_nothing_else_need_be() {
+    fn ranges_can_be_replaced_in_any_order() {
         let lost = WritebackErrors::new();
         for start in [500, 100, 300] {
             lost.record(1, start..start + 100);
@@ -224,7 +226,7 @@ mod tests {
         }
         lost.clear(1, 100..200);
         lost.check(1).unwrap();
-        // From the middle, and two halves noted anew that touch what is left.
+        // From the middle. Then a range that touches both remaining parts.
         lost.record(1, 0..30);
         lost.clear(1, 10..20);
         lost.record(1, 5..12);
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_bound_the_nearest_ranges_become_one() {
+    fn past_the_limit_the_nearest_ranges_are_merged() {
         let lost = WritebackErrors::new();
         for start in [0, 100, 130, 300] {
             lost.record(1, start..start + 10);
@@ -243,14 +245,14 @@ mod tests {
         for start in [0, 100, 130, 300] {
             lost.clear(1, start..start + 10);
         }
-        // What lies between two of them counts as lost as well.
+        // The gap between merged ranges counts as lost.
         assert!(lost.check(1).unwrap_err().to_string().contains("110 and 130"));
         lost.clear(1, 110..130);
         lost.check(1).unwrap();
     }
 
     #[test]
-    fn past_the_bound_no_fsync_succeeds() {
+    fn past_the_limit_no_fsync_succeeds() {
         let lost = WritebackErrors::new();
         (0..4).for_each(|number| lost.record(number, 0..1));
         lost.check(9).unwrap();

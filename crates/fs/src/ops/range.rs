@@ -1,4 +1,4 @@
-//! Ranges of files: room, holes, copies.
+//! Ranges of files: allocation, holes and copies.
 
 use forebay_pool::{Object, check_waiting};
 
@@ -11,10 +11,10 @@ use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 use super::apply;
 use super::file::{check_end, warm};
 
-/// Copied at once.
+/// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// A range of a file, and who does something with it.
+/// A range of a file, and the caller of the operation.
 struct Range<'a> {
     inode: &'a Inode,
     object: &'a Object,
@@ -24,12 +24,13 @@ struct Range<'a> {
 }
 
 impl FileSystem {
-    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps. If the caller is not user 0
-    /// with all rights, set-user-id goes, and set-group-id if its group may execute it.
+    /// Allocates, punches or zeroes a range; see [`FallocateMode`]. A large range is punched in
+    /// steps. Unless the caller has `CAP_FSETID`, clears set-user-id, and set-group-id of a
+    /// group-executable file.
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) for an empty range, [`NoSpace`](ErrorKind::NoSpace),
-    /// [`FileTooLarge`](ErrorKind::FileTooLarge), …
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), and others.
     pub fn fallocate(
         &self,
         ino: Ino,
@@ -56,7 +57,7 @@ impl FileSystem {
             }
             FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
-                // Two transactions, and no way back from the first.
+                // Zeroing takes two transactions. The first cannot be rolled back.
                 check_waiting("zeroing a range")?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
@@ -64,15 +65,15 @@ impl FileSystem {
         }
     }
 
-    /// Whether there is room for a range today.
+    /// Checks that there is currently enough space for the range.
     fn check_space(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
-        // What has data already takes as much again when it is written, and gives back what it had.
+        // Existing data needs its space twice while it is overwritten, and gives one back.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
         let has_space = || wanted <= self.pool().usage().available_bytes;
         if has_space() {
             return Ok(());
         }
-        // What changes hold until they are written is more than they will take.
+        // Unwritten changes reserve more space than they will use.
         check_waiting("space freed by a transaction group")?;
         self.pool().sync()?;
         if has_space() {
@@ -87,7 +88,7 @@ impl FileSystem {
         self.warm(inode)?;
         let tx = self.begin()?;
         let _lock = inode.lock()?;
-        // The first change may say that it would wait; what follows may wait.
+        // The first change may report that it would block. Later changes may block.
         if keep_size || end <= object.size() {
             return self.content_changed(&tx, inode, self.kill_priv_by(inode, caller));
         }
@@ -98,7 +99,7 @@ impl FileSystem {
     fn punch(&self, range: &Range<'_>) -> Result<()> {
         let Range { inode, object, offset, end, caller } = *range;
         warm(object, offset, end - offset)?;
-        // All but what one transaction can take.
+        // All but one transaction's worth.
         self.free_in_steps(object, offset, end, &mut || true)?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
@@ -108,10 +109,10 @@ impl FileSystem {
         apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
     }
 
-    /// The first offset from `offset` on that has data, or that has none.
+    /// Returns the first offset at or after `offset` with data, or in a hole.
     ///
     /// # Errors
-    /// [`NoSuchOffset`](ErrorKind::NoSuchOffset) if it lies behind the end, or no data follows.
+    /// [`NoSuchOffset`](ErrorKind::NoSuchOffset) if `offset` is past the end, or no data follows.
     pub fn seek(&self, ino: Ino, handle: Handle, offset: u64, what: Seek) -> Result<u64> {
         self.enter(Op::Seek)?;
         let _ = handle;
@@ -126,11 +127,12 @@ impl FileSystem {
         })
     }
 
-    /// Copies from one file to another, or within one to where it does not overlap; returns how much, which is less only at the end
-    /// of the first, or if something failed on the way. Set-user-id goes as with [`fallocate`](Self::fallocate).
+    /// Copies between files, or within a file to a range that does not overlap. Returns the number
+    /// of bytes copied. That is less than `len` only at the end of the source or after an error.
+    /// Clears set-user-id as [`fallocate`](Self::fallocate) does.
     ///
     /// # Errors
-    /// [`Invalid`](ErrorKind::Invalid) if the ranges overlap, and those of reading and writing.
+    /// [`Invalid`](ErrorKind::Invalid) if the ranges overlap, or an error of reading or writing.
     pub fn copy_range(
         &self,
         ino_in: Ino,
