@@ -1,16 +1,18 @@
-//! The null file system: a server that holds names and sizes, and answers at once.
+//! The null file system: keeps names and sizes, and answers at once.
 //!
-//! What it costs is what the kernel, the transport and a map of names cost; a file system behind the same transport can come near it and
-//! never pass it. Reads give zeroes up to a file's size, writes move that size, `fsync` has nothing to do.
+//! It measures the cost of the kernel, the transport and a map of names, which is an upper limit
+//! for the speed of any file system behind the same transport. Reads return zeros up to the file
+//! size, writes extend the file, and `fsync` does nothing.
 //!
 //! # Locking
 //!
-//! `null_fs-names` (by directory) and `null_fs-nodes` (by inode), each in shards; never two of them at once. So operations on two
-//! directories are not one step: a rename can be seen half done.
+//! `null-names` (by directory) and `null-nodes` (by inode) are sharded. No thread holds two of
+//! them. So operations on two directories are not atomic: other threads can see a rename half done.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It keeps no content, no times, no symbolic links, no extended attributes, and nothing beyond the mount's life. Permissions are kept, links of files counted.
+//! It keeps no content, times, symbolic links or extended attributes. It keeps modes and link
+//! counts. Everything is gone with the mount.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -28,17 +30,17 @@ use crate::transport::{
     Written, XattrReply,
 };
 
-/// Mounts the null file system at `at`: names, sizes, and nothing else, over the same transport as [`mount`](crate::mount()).
+/// Mounts the null file system at `at`, over the same transport as [`mount`](crate::mount()).
 ///
 /// # Errors
 ///
-/// As [`available`](crate::available), and if `at` is no directory that can be mounted on.
+/// As [`available`](crate::available), or if `at` is not a usable mount point.
 pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     mount::serve(|_tally| NullFs::new(options.kernel_cache), at, options)
 }
 
 const SHARDS: usize = 64;
-/// Cookies of `.` and `..` come first, then the directory's slots.
+/// Cookie of the first name, after `.` and `..`.
 const FIRST_SLOT: u64 = 2;
 
 static ZEROES: [u8; MAX_WRITE_BYTES as usize] = [0; MAX_WRITE_BYTES as usize];
@@ -56,7 +58,7 @@ struct Node {
     size: u64,
 }
 
-/// A directory's names, each in a slot that it keeps.
+/// Names of a directory. A name keeps its slot.
 #[derive(Default)]
 struct Directory {
     by_name: Map<Box<[u8]>, usize>,
@@ -70,7 +72,7 @@ impl Directory {
         self.slots[slot].as_ref().map(|(_, ino, kind)| (*ino, *kind))
     }
 
-    /// Whether the name was free.
+    /// Returns false if the name exists.
     fn insert(&mut self, name: &[u8], ino: u64, kind: Kind) -> bool {
         if self.by_name.contains_key(name) {
             return false;
@@ -102,7 +104,7 @@ struct NullFs {
     nodes: Vec<Mutex<Map<u64, Node>>>,
 }
 
-/// What an operation here can fail with.
+/// Error number of an operation.
 type Errno = i32;
 
 impl NullFs {
@@ -194,7 +196,7 @@ impl NullFs {
         }
     }
 
-    /// Takes a name off what it led to.
+    /// Removes one link of an inode.
     fn drop_link(&self, ino: u64, kind: Kind) {
         if kind == Kind::Directory {
             self.shard_of_names(ino).lock().remove(&ino);
@@ -257,7 +259,7 @@ impl NullFs {
         drop(names);
         for (name, ino, kind, next) in batch {
             let attributes = if plus { self.attributes(ino).ok() } else { None };
-            // One that has just gone is left out.
+            // Removed meanwhile.
             if plus && attributes.is_none() {
                 continue;
             }

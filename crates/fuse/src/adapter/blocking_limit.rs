@@ -1,23 +1,23 @@
-//! How many of the transport's threads may wait at a time.
+//! Limits how many threads of the transport may block at a time.
 
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts threads of the transport that wait for something while they serve a request.
+/// Counts the transport's threads that block while they serve a request.
 pub(super) struct BlockingLimit {
     in_use: AtomicUsize,
     limit: usize,
 }
 
-/// The right to wait. Dropping it gives it back.
+/// Permission to block. Dropping it returns it.
 pub(super) struct BlockingPermit<'a>(&'a BlockingLimit);
 
 impl BlockingLimit {
-    /// At most half of so many threads wait: a transport of one thread never does.
+    /// Allows half of the threads to block. With one thread, none may.
     pub(super) fn for_threads(threads: usize) -> Self {
         Self { in_use: AtomicUsize::new(0), limit: threads / 2 }
     }
 
-    /// The right to wait, unless as many wait as may.
+    /// Returns a permit, unless the limit is reached.
     pub(super) fn try_acquire(&self) -> Option<BlockingPermit<'_>> {
         if self.in_use.fetch_add(1, Ordering::Relaxed) < self.limit {
             return Some(BlockingPermit(self));

@@ -1,4 +1,4 @@
-//! From the file system's types to the seam's and back.
+//! Conversions between the types of the file system and of the transport.
 
 use forebay_fs::{
     Attr, Caller, FallocateMode, FileKind, FsUsage, SetAttr, SetTime, Time, XattrMode,
@@ -91,19 +91,19 @@ pub(super) fn usage(usage: &FsUsage) -> Usage {
     }
 }
 
-/// `None` for what is not offered.
+/// Returns `None` for unsupported modes.
 pub(super) fn fallocate(mode: i32) -> Option<FallocateMode> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     match mode & !libc::FALLOC_FL_KEEP_SIZE {
         0 => Some(FallocateMode::Allocate { keep_size }),
-        // The system wants the two together.
+        // The system call requires both flags together.
         libc::FALLOC_FL_PUNCH_HOLE if keep_size => Some(FallocateMode::Punch),
         libc::FALLOC_FL_ZERO_RANGE => Some(FallocateMode::Zero { keep_size }),
         _ => None,
     }
 }
 
-/// `None` for what the system does not know either.
+/// Returns `None` for invalid flags.
 pub(super) fn xattr(flags: i32) -> Option<XattrMode> {
     match flags {
         0 => Some(XattrMode::Either),
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_go_there_and_back() {
+    fn file_types_convert_in_both_directions() {
         for one in FileKind::ALL {
             assert_eq!(file_kind(kind(one)), one);
         }

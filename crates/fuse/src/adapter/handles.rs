@@ -1,7 +1,7 @@
-//! What a handle was opened for, kept in the number by which the kernel names it.
+//! Open flags, encoded in handle numbers.
 //!
-//! The kernel repeats the flags of an open with some requests only: not with `fallocate`, not with
-//! `copy_file_range`. The upper bits of a handle's number hold what these need.
+//! The kernel sends the open flags with some requests, but not with `fallocate` and
+//! `copy_file_range`. The upper bits of a handle number hold the flags that these need.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ const WRITES: u64 = 1 << 63;
 const DATA: u64 = 1 << 62;
 const ALL: u64 = 1 << 61;
 
-/// The number of a handle for the kernel.
+/// Encodes a handle for the kernel.
 pub(super) fn pack(handle: Handle, how: OpenHow) -> u64 {
     debug_assert!(handle.0 & (WRITES | DATA | ALL) == 0, "a handle has 61 bits");
     let sync_mode = match how.sync_mode {
@@ -25,12 +25,12 @@ pub(super) fn pack(handle: Handle, how: OpenHow) -> u64 {
     handle.0 | sync_mode | if how.writes { WRITES } else { 0 }
 }
 
-/// The file system's handle.
+/// Decodes the file system's handle.
 pub(super) fn handle(number: u64) -> Handle {
     Handle(number & !(WRITES | DATA | ALL))
 }
 
-/// What has to be durable before a change through the handle is answered.
+/// Decodes the sync mode of the handle.
 pub(super) fn sync_mode(number: u64) -> SyncMode {
     match (number & ALL != 0, number & DATA != 0) {
         (true, _) => SyncMode::All,
@@ -39,13 +39,13 @@ pub(super) fn sync_mode(number: u64) -> SyncMode {
     }
 }
 
-/// Whether the handle can write.
+/// Whether the handle is open for writing.
 pub(super) fn writes(number: u64) -> bool {
     number & WRITES != 0
 }
 
-/// Inodes that are open for writing: the kernel may have content of them that was not written yet, in
-/// pages of a mapping or held back for later.
+/// Counts handles open for writing, by inode. Such an inode may have dirty pages in the kernel, in
+/// mappings or in its write-back cache.
 #[derive(Clone)]
 pub(super) struct Writers(Arc<[Mutex<HashMap<u64, u32>>]>);
 
@@ -62,7 +62,7 @@ impl Writers {
         &self.0[(ino % SHARDS) as usize]
     }
 
-    /// One more handle, if it writes.
+    /// Counts a new handle if it is open for writing.
     pub(super) fn opened(&self, ino: u64, how: OpenHow) {
         if !how.writes {
             return;
@@ -70,7 +70,7 @@ impl Writers {
         *self.shard(ino).lock().entry(ino).or_default() += 1;
     }
 
-    /// One handle less.
+    /// Drops a handle that is open for writing.
     pub(super) fn released(&self, ino: u64) {
         let mut inodes = self.shard(ino).lock();
         if let Some(count) = inodes.get_mut(&ino) {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_tell_what_a_handle_was_opened_for() {
+    fn handle_numbers_encode_open_flags() {
         for how in [SyncMode::None, SyncMode::Data, SyncMode::All] {
             for writable in [false, true] {
                 let how = OpenHow { truncate: false, writes: writable, sync_mode: how };

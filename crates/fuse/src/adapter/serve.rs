@@ -1,4 +1,4 @@
-//! Requests, one after the other.
+//! Request handlers.
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
@@ -14,10 +14,11 @@ use crate::transport::{
     WriteRequest, Written, XattrReply,
 };
 
-/// Bytes that one request copies at most.
+/// Largest number of bytes copied by one request.
 const COPY_BYTES: u64 = 64 << 20;
 
-/// Tries an operation without waiting; where it would have to wait, copies what it borrows and hands it to a thread that may.
+/// Tries an operation in non-blocking mode. If it would block, copies the listed borrowed arguments
+/// and repeats it on a worker thread.
 macro_rules! attempt {
     ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
         let $result = without_waiting(|| {
@@ -38,14 +39,14 @@ macro_rules! attempt {
     }};
 }
 
-/// The same, for what has a plain answer.
+/// As `attempt`, for operations whose result is the reply.
 macro_rules! reply {
     ($this:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
         attempt!($this, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
     };
 }
 
-/// Makes a change of that inode as durable as it has to be; then it is answered with `value`.
+/// Makes a change of an inode durable as the sync mode demands. Returns `value`.
 fn sync_change<T>(fs: &FileSystem, ino: u64, sync_mode: SyncMode, value: T) -> Result<T, Error> {
     match sync_mode {
         SyncMode::None => Ok(value),
@@ -54,7 +55,7 @@ fn sync_change<T>(fs: &FileSystem, ino: u64, sync_mode: SyncMode, value: T) -> R
     }
 }
 
-/// Which part of a directory is wanted.
+/// Parameters of a directory listing.
 #[derive(Clone, Copy)]
 struct Listing {
     ino: Ino,
@@ -80,7 +81,8 @@ fn list(fs: &FileSystem, what: Listing, reply: &mut DirReply) -> Result<(), Erro
     })
 }
 
-/// Sends what was listed. What was added counts, even if an error followed: the kernel asks on from there.
+/// Sends the listed entries, even if an error followed them. The kernel continues after the last
+/// one.
 fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Error>) {
     match result {
         Err(error) if reply.is_empty() => reply.error(errno(metrics, &error)),
@@ -88,7 +90,7 @@ fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Er
     }
 }
 
-/// Answers with content for which there is `size`; without room, with its size.
+/// Replies with a value, or with its length if `size` is 0.
 fn reply_xattr(
     metrics: &MountMetrics,
     reply: XattrReply,
@@ -103,7 +105,7 @@ fn reply_xattr(
     }
 }
 
-/// Names, a zero behind each.
+/// Joins names, each with a NUL.
 fn encode_names(names: &[Vec<u8>]) -> Vec<u8> {
     names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
 }
@@ -130,7 +132,7 @@ impl Adapter {
         }
     }
 
-    /// Goes on with a read that has to wait for a device: it holds no thread meanwhile.
+    /// Continues a read that must wait for a device, without blocking a thread.
     fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         self.metrics.counters.add(
             crate::counters::MountCounters::WOULD_BLOCK,
@@ -303,7 +305,7 @@ impl Server for Adapter {
                 }
             })
         });
-        // What was answered already needs nothing more, whatever came after.
+        // The reply is sent. A later error does not matter.
         let Some(reply) = reply else { return };
         match result {
             Err(error) if error.kind() == forebay_fs::ErrorKind::WouldBlock => {
@@ -321,7 +323,7 @@ impl Server for Adapter {
         write_request: WriteRequest<'_>,
         reply: impl Reply<Written>,
     ) {
-        // The kernel has placed what is appended, and lets one appending writer in at a time.
+        // The kernel has set the offset of appends, and serialises them.
         let how = Write {
             append: false,
             clear_suid: write_request.kill_priv.map(convert::caller),
@@ -344,7 +346,7 @@ impl Server for Adapter {
             (result, SyncMode::None) if !would_block(&result) => {
                 end(&self.fs, &self.metrics, result)
             }
-            // It waits as an fsync does, and shares its batches.
+            // Blocks like an fsync, and joins the same log batches.
             (result, _) if !would_block(&result) => {
                 self.run_blocking(Op::Write, move |fs, metrics| end(fs, metrics, result));
             }
@@ -465,7 +467,8 @@ impl Server for Adapter {
     }
 
     fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>) {
-        // Nobody can interrupt it: so much at a time, and the system asks on. It reads and writes, so it is not for this thread.
+        // Limit the length, because the copy cannot be interrupted. The caller continues with the
+        // rest. Run it on a worker, because it does I/O.
         let CopyRange { from, from_offset, to, to_handle, to_offset, len } = range;
         let (len, sync_mode) = (len.min(COPY_BYTES), handles::sync_mode(to_handle));
         self.defer(Op::Copy, move |fs, metrics| {
@@ -491,7 +494,7 @@ impl Server for Adapter {
     }
 
     fn ended(&self) {
-        // It holds the connection, which has to end.
+        // The client holds the connection, which must close.
         self.fs.set_client(None);
         self.write_back.end();
         self.shrinker.end();

@@ -1,10 +1,12 @@
-//! Has the kernel forget names, when inodes take more memory than they may.
+//! Makes the kernel forget names when inodes use too much memory.
 //!
-//! The kernel keeps an inode as long as it likes, and each one that it keeps is kept here as well. Under memory pressure of its own it
-//! lets go by itself; that this process has a bound of its own it cannot know. So a thread looks now and then, asks the file system which names
-//! were longest not used, and tells the kernel to drop them. What is open or a directory in use stays.
+//! An inode that the kernel caches must stay in memory here too. The kernel reclaims inodes under
+//! its own memory pressure, but does not know the limit of this process. So a thread periodically
+//! asks the file system for names to reclaim and invalidates them in the kernel. Open files and
+//! directories in use stay.
 //!
-//! A thread of its own, because the kernel may hold a lock that it needs for this while it waits for an answer to a request.
+//! This needs its own thread: the kernel may hold a lock that the invalidation needs while it waits
+//! for the reply to a request.
 
 use std::time::Duration;
 
@@ -15,14 +17,14 @@ use forebay_fs::FileSystem;
 use crate::counters::{MountCounters, MountMetrics};
 use crate::transport::KernelNotifier;
 
-/// How often it looks.
+/// Interval between checks.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Names asked for at a time.
+/// Names per batch.
 const BATCH: usize = 512;
-/// Batches between two rests, at most: what the kernel does not let go would be asked for again and again.
+/// Largest number of batches per check. The file system may repeat names that the kernel keeps.
 const BATCHES_MAX: usize = 32;
 
-/// The thread, and how it is told to end.
+/// The shrinker thread.
 pub(super) struct Shrinker {
     shared: Arc<ShrinkerShared>,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
@@ -46,7 +48,8 @@ impl Default for Shrinker {
 }
 
 impl Shrinker {
-    /// Starts the thread. Without one (the system has none to give) the kernel forgets when it likes.
+    /// Starts the thread. If the system has none, the kernel forgets inodes only under its own
+    /// pressure.
     pub(super) fn start(
         &self,
         fs: Arc<FileSystem>,

@@ -1,10 +1,10 @@
-//! Has the kernel write what it holds of an inode, before something that depends on it is answered.
+//! Flushes an inode's dirty pages from the kernel, before a request that depends on them.
 //!
-//! Under the kernel's write-back cache, and in pages of a mapping, there is content that no request has
-//! brought yet. A file can be given another name, or its holes be told, only once it is here.
+//! Pages of mappings, and of the kernel's write-back cache, have content that no request has
+//! delivered yet. A rename, a link, or a search for holes must come after that content.
 //!
-//! A thread of its own does it, because it waits for writes to be answered: a thread of the transport
-//! would not take them meanwhile, and a worker of the file system may be needed by one of them.
+//! This needs its own thread, because it waits for replies to writes. A receiving thread could not
+//! receive them meanwhile, and a worker thread may be needed to answer them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread, and what it has to do.
+/// The write-back thread and its queue.
 #[derive(Clone)]
 pub(super) struct WriteBack {
     shared: Arc<WriteBackShared>,
@@ -28,7 +28,7 @@ struct WriteBackShared {
 #[derive(Default)]
 struct WriteBackQueue {
     jobs: VecDeque<(u64, Job)>,
-    /// There is a thread.
+    /// The thread is running.
     running: bool,
 }
 
@@ -41,7 +41,7 @@ impl Default for WriteBack {
 }
 
 impl WriteBack {
-    /// Starts the thread. Without one (the system has none to give) jobs run at once.
+    /// Starts the thread. If the system has none, jobs run without a flush.
     pub(super) fn start(&self, flush_pages: impl Fn(u64) + Send + 'static) {
         let shared = self.shared.clone();
         self.shared.queue.lock().running = true;
@@ -51,20 +51,20 @@ impl WriteBack {
         }
     }
 
-    /// Does `job` once the kernel has written what it holds of `ino`.
+    /// Runs `job` after the dirty pages of `ino` are flushed.
     pub(super) fn run_after(&self, ino: u64, job: Job) {
         let mut queue = self.shared.queue.lock();
         if !queue.running {
             drop(queue);
             return job();
         }
-        // Each is a request of a process that waits for it: as many as there are such processes.
+        // Bounded by the number of processes that wait for such a request.
         queue.jobs.push_back((ino, job));
         drop(queue);
         self.shared.wake.notify_one();
     }
 
-    /// Ends the thread; what is left is done at once.
+    /// Ends the thread. The remaining jobs run at once.
     pub(super) fn end(&self) {
         self.shared.queue.lock().running = false;
         self.shared.wake.notify_one();
@@ -87,7 +87,8 @@ impl WriteBackShared {
             if running {
                 flush_pages(ino);
             }
-            // Whoever asked has no answer; the thread goes on for others, who would wait for ever.
+            // The request of a job that panics stays unanswered. The thread must survive for the
+            // others.
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
@@ -107,7 +108,7 @@ mod tests {
         let next = done.clone();
         write_back.run_after(1, Box::new(|| panic!("on purpose")));
         write_back.run_after(2, Box::new(move || next.store(true, Ordering::SeqCst)));
-        // It does what is left.
+        // Runs the remaining jobs.
         write_back.end();
         assert!(done.load(Ordering::SeqCst));
     }

@@ -1,27 +1,28 @@
-//! How much data of writes waits in memory for a thread that may wait.
+//! Bounds the data of writes that wait for a worker thread.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::options::MAX_WRITE_BYTES;
 
-/// Bytes of it, at most: some writes of the largest size. A kernel that writes back what it holds would hand over hundreds at once.
+/// Largest total in bytes. During write-back the kernel would send hundreds of large writes at
+/// once.
 const BUFFERED_BYTES_MAX: usize = 16 * MAX_WRITE_BYTES as usize;
 
-/// Counts bytes that were copied out of the transport's buffers.
+/// Counts bytes copied out of receive buffers.
 #[derive(Clone, Default)]
 pub(super) struct WriteBuffers {
     bytes: Arc<AtomicUsize>,
 }
 
-/// A copy. Dropping it makes room for others.
+/// A copy of the data of a write. Dropping it returns its bytes.
 pub(super) struct BufferedWrite {
     pub(super) data: Vec<u8>,
     write_buffers: WriteBuffers,
 }
 
 impl WriteBuffers {
-    /// A copy, if it finds room beside the others.
+    /// Copies `data`, unless the limit would be exceeded.
     pub(super) fn try_copy(&self, data: &[u8]) -> Option<BufferedWrite> {
         let before = self.bytes.fetch_add(data.len(), Ordering::Relaxed);
         if before + data.len() > BUFFERED_BYTES_MAX {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_much_is_copied_and_no_more_until_some_is_dropped() {
+    fn copies_are_bounded_until_some_are_dropped() {
         let write_buffers = WriteBuffers::default();
         let data = vec![7; BUFFERED_BYTES_MAX / 4 + 1];
         let mut held: Vec<_> = std::iter::from_fn(|| write_buffers.try_copy(&data)).collect();

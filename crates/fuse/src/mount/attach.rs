@@ -1,7 +1,8 @@
-//! Attaching: from a directory to a descriptor of `/dev/fuse` that serves it.
+//! Attaching: mounts FUSE at a directory and returns the `/dev/fuse` descriptor.
 //!
-//! Root calls `mount` itself. Everybody else asks `fusermount3`, a set-user-id helper that opens the
-//! device, mounts, and passes the descriptor back over a socket. Root without the capability, as in a container, tries the helper as well.
+//! Root calls `mount(2)`. Other users run `fusermount3`, a set-user-id helper, which mounts and
+//! passes the descriptor over a socket. Root without the capability, as in a container, tries the
+//! helper too.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -21,21 +22,22 @@ use crate::error::MountError;
 use crate::options::{Atime, MountFlags, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
-/// Its major and minor number, which are its own in every Linux.
+/// Major and minor number of `/dev/fuse`.
 const DEVICE_NUMBER: (u32, u32) = (10, 229);
-/// Type of our mounts, and how the table of mounts shows it.
+/// Type of the mounts, and its form in the mount table.
 const SUBTYPE: &str = "forebay";
 pub(super) const FS_TYPE: &str = "fuse.forebay";
-/// Names the socket's descriptor to the helper.
+/// Environment variable that names the socket's descriptor to the helper.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 /// Bit of `CAP_SYS_ADMIN` in the masks of `/proc/self/status`.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// Whether a mount can work here at all; if not, why, and what to do.
+/// Checks whether mounting can work here.
 ///
 /// # Errors
 ///
-/// No `/dev/fuse`, no permission to open it, or neither the right to mount nor `fusermount3`.
+/// `/dev/fuse` is missing or not accessible, or there is neither the right to mount nor
+/// `fusermount3`.
 pub fn available() -> Result<(), MountError> {
     let _device = open_device()?;
     if may_mount() || helper().is_some() {
@@ -55,7 +57,7 @@ fn open_device() -> Result<OwnedFd, MountError> {
         _ => MountError::NoPermission { source },
     })?;
     let found = device.metadata().map_err(|source| MountError::NoPermission { source })?;
-    // Something else may have that name, such as a file that was made by mistake.
+    // The path may be another file, created by mistake.
     match found.file_type().is_char_device()
         && found.rdev() == libc::makedev(DEVICE_NUMBER.0, DEVICE_NUMBER.1)
     {
@@ -72,7 +74,7 @@ pub(super) fn may_mount() -> bool {
     mask.is_some_and(|mask| mask & (1 << CAP_SYS_ADMIN) != 0)
 }
 
-/// The helper for those who may not mount by themselves.
+/// Path of the helper for users who may not mount.
 pub(super) fn helper() -> Option<PathBuf> {
     let directories = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     let usual = [PathBuf::from("/usr/bin"), PathBuf::from("/bin"), PathBuf::from("/usr/local/bin")];
@@ -83,7 +85,7 @@ pub(super) fn helper() -> Option<PathBuf> {
     })
 }
 
-/// Checks that `at` is a directory that can be mounted on, and gives its full path and its mode.
+/// Checks that `at` is a usable mount point. Returns its full path and mode.
 pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError> {
     let path = || at.to_path_buf();
     let full = match at.canonicalize() {
@@ -93,7 +95,7 @@ pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError>
                 Some(libc::ENOENT) => MountError::NotFound { path: path() },
                 Some(libc::ENOTDIR) => MountError::NotADirectory { path: path() },
                 Some(libc::ENOTCONN) => MountError::Dead { path: path() },
-                _ => MountError::System { what: "look at", path: path(), source: error },
+                _ => MountError::System { what: "examine", path: path(), source: error },
             });
         }
     };
@@ -106,7 +108,7 @@ pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError>
         });
     }
     let metadata = full.metadata().map_err(|source| MountError::System {
-        what: "look at",
+        what: "examine",
         path: path(),
         source,
     })?;
@@ -116,7 +118,8 @@ pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError>
     Ok((full, metadata.mode()))
 }
 
-/// Mounts at `full`, which [`check_mount_point`] has checked. Nothing is answered there until a session runs over what this returns.
+/// Mounts at `full`, which [`check_mount_point`] has checked. A session must serve the returned
+/// descriptor.
 pub(super) fn attach(
     full: &Path,
     mode: u32,
@@ -167,7 +170,7 @@ fn mount_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
     flags
 }
 
-/// Gives a mount other flags.
+/// Changes the flags of a mount.
 pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<(), MountError> {
     if !may_mount() {
         return Err(MountError::RemountNotPermitted { path: full.to_path_buf() });
@@ -203,7 +206,7 @@ fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Re
     )
 }
 
-/// Commas part options for the helper, so that one in a value is escaped.
+/// Commas separate the helper's options, so a comma in a value is escaped.
 fn helper_options(options: &MountOptions) -> String {
     let name = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
     let mut text = format!("fsname={name},subtype={SUBTYPE},default_permissions");
@@ -233,12 +236,12 @@ fn mount_by_helper(
     options: &MountOptions,
 ) -> Result<OwnedFd, MountError> {
     let system = |source| MountError::System {
-        what: "start fusermount3 for",
+        what: "start fusermount3 to mount",
         path: full.to_path_buf(),
         source,
     };
     let (ours, theirs) = UnixStream::pair().map_err(system)?;
-    // The helper inherits its end as a descriptor of its own, which `dup` makes: it is not closed on `exec`.
+    // `dup` clears close-on-exec, so that the helper inherits the descriptor.
     let inherited = nix::unistd::dup(&theirs).map_err(|error| system(error.into()))?;
     drop(theirs);
     let child = Command::new(helper)
@@ -261,25 +264,22 @@ fn mount_by_helper(
     }
 }
 
-/// Waits for the helper and returns what it complained of.
+/// Waits for the helper and returns its error output.
 fn helper_stderr(child: Child) -> io::Result<String> {
     let output = child.wait_with_output()?;
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn helper_error(full: &Path, stderr: &str) -> MountError {
-    let line = stderr
-        .lines()
-        .find(|line| !line.trim().is_empty())
-        .unwrap_or("it ended without a word")
-        .trim();
+    let line =
+        stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("it printed no error").trim();
     let line = line.strip_prefix("fusermount3: ").unwrap_or(line);
     let hint =
         if line.contains("user_allow_other") { " (or mount without --allow-other)" } else { "" };
     MountError::Helper { path: full.to_path_buf(), message: format!("{line}{hint}") }
 }
 
-/// The descriptor that the helper passes; none if it ended without.
+/// Receives the descriptor from the helper, if it sends one.
 fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8];
     let mut buffer = nix::cmsg_space!(RawFd);
@@ -296,8 +296,8 @@ fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
             if let ControlMessageOwned::ScmRights(descriptors) = part
                 && let Some(&descriptor) = descriptors.first()
             {
-                // SAFETY: the kernel has just installed this descriptor for us, nobody else knows its number, and there is
-                // room for one only.
+                // SAFETY: the kernel has just installed this descriptor, nothing else owns it, and the
+                // buffer has space for only one.
                 let device = unsafe { File::from_raw_fd(descriptor) };
                 return Ok(Some(device.into()));
             }
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_helper_is_told_what_was_chosen() {
+    fn the_helper_gets_the_mount_options() {
         let options = MountOptions {
             fs_name: "a,b\\c".to_owned(),
             trusted: false,
@@ -341,10 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_one_line_with_the_way_out() {
+    fn a_helper_error_is_one_line_with_a_hint() {
         let stderr = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
         let text = helper_error(Path::new("/mnt"), stderr).to_string();
-        assert!(text.starts_with("fusermount3 refuses /mnt: option allow_other"), "{text}");
+        assert!(text.starts_with("fusermount3 failed for /mnt: option allow_other"), "{text}");
         assert!(text.ends_with("(or mount without --allow-other)"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Detaching: unmounting, finding out who is in the way, and clearing what a server that was killed left.
+//! Detaching: unmounting, finding the processes that use a mount, and clearing dead mounts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,29 +12,29 @@ use nix::mount::MntFlags;
 use super::{attach, mountinfo};
 use crate::error::{MountError, MountUser};
 
-/// So many processes are named at most when a mount is busy.
+/// Largest number of processes named for a busy mount.
 const USERS_MAX: usize = 5;
-/// A server that lives answers within this.
+/// How long a live server may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is mounted at a place.
+/// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
     /// Full path of the mount point.
     pub path: PathBuf,
-    /// What the table of mounts calls it: `pool/dataset` for ours.
+    /// Its source in the mount table: `pool/dataset` for mounts of this crate.
     pub source: String,
-    /// Whether it is one of ours.
+    /// Whether it is a mount of this crate.
     pub ours: bool,
-    /// Its server is gone: everything there fails until it is unmounted.
+    /// Whether its server is gone. Then every access fails until it is unmounted.
     pub dead: bool,
 }
 
-/// What is mounted at `at`, or `None`.
+/// Returns the mount at `at`, if there is one.
 ///
 /// # Errors
 ///
-/// The table of mounts, or the way to `at`, cannot be read.
+/// The mount table or the path cannot be read.
 pub fn mount_info(at: &Path) -> io::Result<Option<MountInfo>> {
     let full = full_path(at)?;
     let Some(entry) = mountinfo::at(&full)? else { return Ok(None) };
@@ -42,25 +42,26 @@ pub fn mount_info(at: &Path) -> io::Result<Option<MountInfo>> {
     Ok(Some(MountInfo { path: full, source: entry.source, ours, dead }))
 }
 
-/// The mount of ours that `path` lies on, or `None`: a server must not have its own medium there. `path` is absolute and
-/// has no links; nothing is asked of the mount itself.
+/// Returns the mount point of this crate's mount that contains `path`, if there is one. A pool must
+/// not have its devices on its own mount. `path` is absolute and without links. Does not access the
+/// mount.
 ///
 /// # Errors
 ///
-/// The table of mounts cannot be read.
+/// The mount table cannot be read.
 pub fn mount_containing(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut entries = mountinfo::entries()?;
     let found = mountinfo::containing(&entries, path).map(|at| entries.swap_remove(at));
     Ok(found.filter(|entry| entry.fs_type == attach::FS_TYPE).map(|entry| entry.path))
 }
 
-/// Unmounts what a server that was killed left at `at`.
+/// Unmounts a mount whose server was killed.
 ///
 /// # Errors
 ///
-/// Nothing is mounted there, or it is alive ([`MountError::Alive`]), or the system refuses.
+/// Nothing is mounted at `at`, the mount is alive ([`MountError::Alive`]), or a system call fails.
 pub fn unmount_dead(at: &Path) -> Result<(), MountError> {
-    let system = |source| MountError::System { what: "look at", path: at.to_path_buf(), source };
+    let system = |source| MountError::System { what: "examine", path: at.to_path_buf(), source };
     match mount_info(at).map_err(system)? {
         Some(mounted) if mounted.dead => detach(&mounted.path, true),
         Some(_) => Err(MountError::Alive { path: at.to_path_buf() }),
@@ -70,8 +71,8 @@ pub fn unmount_dead(at: &Path) -> Result<(), MountError> {
 
 /// Whether the server of the mount at `full` is gone.
 ///
-/// Attributes may be answered by the kernel, long after; what `statfs` asks goes to the server each time. One that lives and does not answer
-/// must not stop who asks, so that a thread does it, which is left behind then.
+/// The kernel may answer from cached attributes, but sends each `statfs` to the server. The call
+/// runs on a separate thread, because a live server may hang. Then that thread is abandoned.
 pub(super) fn is_dead(full: &Path) -> bool {
     let probe = Arc::new((Mutex::named("mount-probe", None), Condvar::new()));
     let (path, reply) = (full.to_path_buf(), probe.clone());
@@ -89,7 +90,7 @@ pub(super) fn is_dead(full: &Path) -> bool {
     dead.unwrap_or(false)
 }
 
-/// The full path of a place whose last part may be a dead mount.
+/// The full path of a directory that may be a dead mount.
 fn full_path(at: &Path) -> io::Result<PathBuf> {
     match at.canonicalize() {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
@@ -103,7 +104,7 @@ fn full_path(at: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Unmounts at `full`; `lazy`, it goes out of sight at once and ends when nobody uses it any more.
+/// Unmounts `full`. A lazy unmount detaches it at once and ends when its last user is gone.
 pub(super) fn detach(full: &Path, lazy: bool) -> Result<(), MountError> {
     if attach::may_mount() {
         let flags = if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
@@ -138,7 +139,7 @@ fn unmount_by_helper(full: &Path, lazy: bool) -> Result<(), MountError> {
     }
     let output = command.arg("--").arg(full).stdin(Stdio::null()).output();
     let output = output.map_err(|source| MountError::System {
-        what: "start fusermount3 for",
+        what: "start fusermount3 to unmount",
         path: full.to_path_buf(),
         source,
     })?;
@@ -153,12 +154,12 @@ fn unmount_by_helper(full: &Path, lazy: bool) -> Result<(), MountError> {
     if stderr.contains("not found in") || stderr.contains("Invalid argument") {
         return Err(MountError::NotMounted { path });
     }
-    let message = stderr.lines().next().unwrap_or("it ended without a word").to_owned();
+    let message = stderr.lines().next().unwrap_or("it printed no error").to_owned();
     Err(MountError::Helper { path, message })
 }
 
-/// As [`users`], without this process, and without commands of this program that only stand there: they are about to go,
-/// and nobody has to end them.
+/// As [`users`], without this process and commands of this program whose working directory is
+/// there: those end by themselves.
 fn other_users(full: &Path) -> Vec<MountUser> {
     let program = std::fs::read_link("/proc/self/exe").ok();
     let has_cwd_there = |process: &Path| {
@@ -174,7 +175,7 @@ fn other_users(full: &Path) -> Vec<MountUser> {
     users
 }
 
-/// Some of the processes that use something under `full`; only those that this user may look at.
+/// Some of the processes that use `full`, as far as this user may see.
 fn users(full: &Path) -> Vec<MountUser> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut users = Vec::new();

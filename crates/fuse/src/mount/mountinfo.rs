@@ -1,6 +1,6 @@
-//! The table of mounts, as `/proc/self/mountinfo` has it.
+//! The mount table of this process's namespace, from `/proc/self/mountinfo`.
 //!
-//! Only this process's namespace is seen. Paths and names that the kernel escapes (blanks as `\040`) are given back as they were.
+//! Paths and names are unescaped (the kernel writes a space as `\040`).
 
 use std::ffi::OsString;
 use std::io;
@@ -9,37 +9,38 @@ use std::path::{Path, PathBuf};
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// One mount.
+/// An entry of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
-    /// Major and minor number of its device, which no other file system shares while it lives.
+    /// Major and minor device number. Unique among mounted file systems.
     pub(super) device: (u32, u32),
     pub(super) path: PathBuf,
-    /// Flags of this mount, with commas between.
+    /// Mount options, separated by commas.
     pub(super) flags: String,
-    /// Such as `fuse.forebay`.
+    /// File system type, such as `fuse.forebay`.
     pub(super) fs_type: String,
     pub(super) source: String,
 }
 
-/// All mounts, in the order in which they were made.
+/// All mounts, oldest first.
 pub(super) fn entries() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read(MOUNTINFO)?))
 }
 
-/// The mount that is seen at `path`: the last one made there.
+/// The topmost mount at `path`.
 pub(super) fn at(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(entries()?.into_iter().rev().find(|entry| entry.path == path))
 }
 
-/// The mount that has `path`, which is absolute and has no links: the deepest, and of several at one place the last one made.
+/// Index of the mount that contains `path`: the deepest, and of several at one path the topmost.
+/// `path` is absolute and without links.
 pub(super) fn containing(entries: &[MountEntry], path: &Path) -> Option<usize> {
     let holds = |(_, entry): &(usize, &MountEntry)| path.starts_with(&entry.path);
     let deepest = entries.iter().enumerate().filter(holds);
     deepest.max_by_key(|(at, entry)| (entry.path.components().count(), *at)).map(|(at, _)| at)
 }
 
-/// Lines that are not as they should be are left out.
+/// Skips malformed lines.
 fn parse(text: &[u8]) -> Vec<MountEntry> {
     text.split(|&byte| byte == b'\n').filter_map(entry).collect()
 }
@@ -57,7 +58,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { device, path, flags, fs_type, source })
 }
 
-/// Undoes `\040` and its like.
+/// Decodes octal escapes.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deepest_mount_contains_a_path_and_of_two_at_one_path_the_last() {
+    fn the_deepest_and_topmost_mount_contains_a_path() {
         let entry = |path: &str, fs_type: &str| {
             let (device, flags, source) = ((0, 1), String::new(), String::new());
             MountEntry { device, path: path.into(), flags, fs_type: fs_type.to_owned(), source }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_as_the_kernel_writes_them() {
+    fn entries_are_parsed() {
         let text = b"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw\n\
             90 28 0:55 / /mnt/a\\040b\\134c rw shared:4 master:7 - fuse.forebay pool/main rw,user_id=0\n\
             nonsense\n91 28 0:56 / /x rw - ext4\n";

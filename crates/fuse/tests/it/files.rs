@@ -1,4 +1,4 @@
-//! Files of a pool, through the kernel.
+//! Tests of files on a pool, through the kernel.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -18,13 +18,13 @@ use tempfile::TempDir;
 
 use crate::{names, options, permitted};
 
-/// A pool in a directory, and a place to mount it at.
+/// A pool in a directory, and a mount point.
 struct Fixture {
     directory: TempDir,
     cache_bytes: u64,
 }
 
-/// A pool that is mounted.
+/// A mounted pool.
 struct Mounted {
     fs: Arc<FileSystem>,
     mount: Mount,
@@ -92,7 +92,7 @@ impl Mounted {
     }
 }
 
-/// Content that says where it belongs.
+/// Content that depends on the offset.
 fn pattern(from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64).map(|at| (at / 7 % 251) as u8).collect()
 }
@@ -104,8 +104,8 @@ fn make_tree(at: &Path) {
             .expect("a file");
     }
     fs::write(at.join("large"), pattern(0, 3_000_000)).expect("a large file");
-    fs::hard_link(at.join("large"), at.join("twin")).expect("a link");
-    symlink("directory/file7", at.join("way")).expect("a symbolic link");
+    fs::hard_link(at.join("large"), at.join("link")).expect("a link");
+    symlink("directory/file7", at.join("symlink")).expect("a symbolic link");
     fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o640)).expect("its mode");
     fs::rename(at.join("directory/file0"), at.join("moved")).expect("a rename");
     fs::rename(at.join("directory/file1"), at.join("directory/file2"))
@@ -116,14 +116,14 @@ fn make_tree(at: &Path) {
     file.sync_all().expect("a sync");
 }
 
-fn see_tree(at: &Path) {
+fn check_tree(at: &Path) {
     let there = names(&at.join("directory"));
     assert_eq!(there.len(), 297);
     assert!(!there.contains(&"file3".to_owned()));
     assert_eq!(fs::read(at.join("directory/file2")).expect("a file"), b"content of 1");
-    assert_eq!(fs::read(at.join("way")).expect("through the link"), b"content of 7");
+    assert_eq!(fs::read(at.join("symlink")).expect("through the link"), b"content of 7");
     assert_eq!(fs::read(at.join("moved")).expect("a file"), b"content of 0 and more");
-    assert_eq!(fs::read(at.join("twin")).expect("a large file"), pattern(0, 3_000_000));
+    assert_eq!(fs::read(at.join("link")).expect("a large file"), pattern(0, 3_000_000));
     let metadata = fs::metadata(at.join("large")).expect("its attributes");
     assert_eq!((metadata.nlink(), metadata.mode() & 0o7777, metadata.len()), (2, 0o640, 3_000_000));
     assert_eq!(
@@ -141,11 +141,11 @@ fn a_tree_is_the_same_after_a_remount_in_either_mode() {
         let fixture = Fixture::new();
         let mounted = fixture.mount(kernel_cache);
         make_tree(&fixture.at());
-        see_tree(&fixture.at());
+        check_tree(&fixture.at());
         mounted.end();
         assert_eq!(names(&fixture.at()), Vec::<String>::new());
         let mounted = fixture.mount(!kernel_cache);
-        see_tree(&fixture.at());
+        check_tree(&fixture.at());
         mounted.end();
     }
 }
@@ -161,7 +161,7 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
     let mut file =
         OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a file");
     file.write_all(&pattern(0, 1 << 20)).expect("a write");
-    // SAFETY: the descriptor is open, and the call takes numbers only.
+    // SAFETY: the descriptor is open, and the call takes only integers.
     let punched = unsafe {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         libc::fallocate(file.as_raw_fd(), mode, 256 << 10, 512 << 10)
@@ -192,7 +192,7 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
 }
 
 #[test]
-fn what_a_file_takes_is_seen_once_it_is_written() {
+fn block_counts_are_updated_after_write_out() {
     if !permitted() {
         return;
     }
@@ -201,7 +201,7 @@ fn what_a_file_takes_is_seen_once_it_is_written() {
     let path = fixture.at().join("zeros");
     let blocks = || fs::metadata(&path).expect("its attributes").blocks();
     fs::write(&path, [0; 100_000]).expect("a file");
-    // The kernel keeps what it is told here: a guess, unless the group was written just now.
+    // The kernel caches the estimate, unless the transaction group was written just now.
     blocks();
     mounted.fs.pool().sync().expect("the group is written");
     let until = Instant::now() + Duration::from_secs(60);
@@ -232,9 +232,10 @@ fn an_unlinked_file_is_there_until_it_is_closed() {
     mounted.end();
 }
 
-/// Reads far more than the cache holds, so that they wait for the device; server threads are few, and none of them waits.
+/// Reads far more than fits into the cache, so that reads wait for the device. The mount has few
+/// threads, and none of them blocks.
 #[test]
-fn reads_that_miss_wait_beside_each_other() {
+fn reads_that_miss_wait_concurrently() {
     if !permitted() {
         return;
     }
@@ -267,7 +268,7 @@ fn reads_that_miss_wait_beside_each_other() {
 }
 
 #[test]
-fn several_threads_in_one_directory_leave_it_whole() {
+fn several_threads_in_one_directory_keep_it_consistent() {
     if !permitted() {
         return;
     }
@@ -282,7 +283,7 @@ fn several_threads_in_one_directory_leave_it_whole() {
                     for n in 0..150 {
                         let mine = at.join(format!("t{thread}-{n}"));
                         fs::write(&mine, vec![thread as u8; n * 37]).expect("a file");
-                        // Names that all of them fight over: any of these may fail.
+                        // Names that all threads use: each operation may fail.
                         let _ = fs::rename(&mine, at.join(format!("shared{}", n % 7)));
                         let _ = fs::hard_link(
                             at.join(format!("shared{}", n % 5)),
@@ -304,9 +305,9 @@ fn several_threads_in_one_directory_leave_it_whole() {
     }
 }
 
-/// The kernel keeps inodes as long as it has memory; what is kept here for them has a bound all the same.
+/// The kernel caches inodes while it has memory. The memory for them here is bounded.
 #[test]
-fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
+fn the_shrinker_limits_memory_of_inodes() {
     if !permitted() {
         return;
     }
@@ -327,7 +328,7 @@ fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
     }
     let forgotten = mounted.mount.stats();
     assert!(forgotten.counters.iter().any(|cell| cell.name == "invalidated" && cell.value > 0));
-    // Everything can be found again, and what is open was left alone.
+    // All names can be looked up again, and the open file was left alone.
     assert_eq!(names(&fixture.at()).len(), 4001);
     assert_eq!(fs::metadata(fixture.at().join("file77")).expect("it is there").len(), 0);
     assert_eq!(open.metadata().expect("its attributes").len(), 4);
@@ -340,7 +341,7 @@ fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
 }
 
 #[test]
-fn a_connection_that_is_cut_leaves_no_mount() {
+fn an_aborted_connection_leaves_no_mount() {
     if !permitted() {
         return;
     }

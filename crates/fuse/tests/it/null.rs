@@ -1,4 +1,4 @@
-//! The null file system, and with it the transport and the life of mounts.
+//! Tests of the null file system, and with it of the transport and of mounts.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -51,7 +51,7 @@ fn names_and_sizes_in_both_modes() {
 }
 
 #[test]
-fn a_mount_is_seen_busy_and_ended_by_anybody() {
+fn a_busy_mount_is_reported_and_any_process_can_unmount_it() {
     if !permitted() {
         return;
     }
@@ -68,13 +68,13 @@ fn a_mount_is_seen_busy_and_ended_by_anybody() {
     let stdin = open.try_clone().expect("another handle");
     let mut other = std::process::Command::new("sleep").arg("60").stdin(stdin).spawn().expect("it");
     let Err(MountError::Busy { users, .. }) = mount.unmount() else { panic!("it is in use") };
-    // This process has it open too, and need not be told.
+    // This process also has a file open, but is not named.
     assert_eq!(users.iter().map(|user| user.pid).collect::<Vec<_>>(), [other.id()], "{users:?}");
     other.kill().expect("it runs");
     other.wait().expect("it has ended");
     assert!(!mount.has_ended());
 
-    // Lazily: out of sight at once, and it goes on for who has something open.
+    // A lazily detached mount is still served for the open file.
     mount.unmount_lazily().expect("lazily");
     assert_eq!(mount_info(path).expect("the table"), None);
     assert_eq!(open.metadata().expect("it is served").len(), 0);
@@ -82,7 +82,7 @@ fn a_mount_is_seen_busy_and_ended_by_anybody() {
     drop(open);
     assert_eq!(mount.wait(), None);
 
-    // By somebody else.
+    // Unmounted by another process.
     let mount = mount_null(path, &options(false)).expect("a mount");
     let status = std::process::Command::new("umount").arg(path).status();
     if status.is_ok_and(|status| status.success()) {
@@ -103,10 +103,10 @@ fn a_dropped_mount_is_gone() {
     assert_eq!(names(directory.path()), Vec::<String>::new());
 }
 
-/// Names the place at which [`a_process_that_is_killed`] mounts.
+/// Environment variable with the mount point of [`a_process_that_is_killed`].
 const MOUNT_POINT_VAR: &str = "FOREBAY_TEST_MOUNT_AT";
 
-/// Not a test by itself: the process that the next test kills.
+/// Not a test of its own: the process that the next test kills.
 #[test]
 fn a_process_that_is_killed() {
     if let Some(at) = std::env::var_os(MOUNT_POINT_VAR) {
@@ -125,7 +125,7 @@ impl Drop for Cleared<'_> {
 }
 
 #[test]
-fn what_a_killed_server_left_is_recognised_and_cleared() {
+fn a_mount_of_a_killed_server_is_detected_and_cleared() {
     if !permitted() {
         return;
     }
@@ -144,7 +144,7 @@ fn what_a_killed_server_left_is_recognised_and_cleared() {
         std::thread::sleep(Duration::from_millis(5));
     }
     File::create(path.join("file")).expect("a file");
-    // The kernel knows these attributes from now on, with or without a server.
+    // From now on the kernel has cached these attributes.
     fs::metadata(path).expect("the root");
     assert!(!mount_info(path).expect("the table").expect("it is there").dead);
     server.kill().expect("it is killed");
