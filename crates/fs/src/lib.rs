@@ -9,7 +9,9 @@
 //!
 //! use forebay_fs::{Caller, FileSystem, FsOptions, Ino, Owner};
 //! use forebay_io::OpenOptions;
-//! use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path};
+//! use forebay_pool::{
+//!     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path,
+//! };
 //!
 //! # let directory = tempfile::tempdir()?;
 //! # let path = &directory.path().join("tank.img");
@@ -33,8 +35,8 @@
 //!
 //! # Invariants
 //!
-//! - Each operation is one transaction: after a crash it is done or not done. Operations of unbounded
-//!   size are exceptions and say so.
+//! - Each operation is one transaction: after a crash it is done or not done. Operations of
+//!   unbounded size are exceptions and say so.
 //! - The transaction that removes the last name of an inode enters it into the orphan directory. It
 //!   stays there until it is destroyed.
 //! - A transaction that changes names changes the link counts too.
@@ -46,8 +48,8 @@
 //!
 //! # Limits
 //!
-//! The crate checks no permissions: its caller does. It has no quotas, no ACLs, no file locks and no
-//! space reservations, and knows no protocol.
+//! The crate checks no permissions: its caller does. It has no quotas, no ACLs, no file locks and
+//! no space reservations, and knows no protocol.
 
 mod attrs;
 mod audit;

@@ -1,14 +1,14 @@
 //! Mounts file systems through FUSE.
 //!
-//! [`mount`] serves a file system of `forebay-fs` at a directory. [`mount_null`] serves the null file
-//! system, which has names and sizes but no storage, to measure the cost of FUSE itself. A [`Mount`]
-//! can be waited for, unmounted and inspected. [`available`] reports why mounting cannot work here.
-//! [`mount_info`] and [`unmount_dead`] handle mounts whose server was killed.
+//! [`mount`] serves a file system of `forebay-fs` at a directory. [`mount_null`] serves the null
+//! file system, which has names and sizes but no storage, to measure the cost of FUSE itself. A
+//! [`Mount`] can be waited for, unmounted and inspected. [`available`] reports why mounting cannot
+//! work here. [`mount_info`] and [`unmount_dead`] handle mounts whose server was killed.
 //!
 //! # Structure
 //!
-//! `transport` receives requests and sends replies; a `Server` handles them. `adapter` is the server
-//! for a file system, `null` the null file system. `mount` attaches and detaches mounts.
+//! `transport` receives requests and sends replies; a `Server` handles them. `adapter` is the
+//! server for a file system, `null` the null file system. `mount` attaches and detaches mounts.
 //!
 //! # Invariants
 //!
@@ -25,9 +25,9 @@
 //!
 //! # Limits
 //!
-//! The kernel checks permissions (`default_permissions`) and keeps file locks. There are no ioctls, no
-//! POSIX ACLs and no NFS export. `sync` and `syncfs` do not reach a FUSE server of this kind: use
-//! `fsync`. Everything else becomes durable with the next transaction group.
+//! The kernel checks permissions (`default_permissions`) and keeps file locks. There are no ioctls,
+//! no POSIX ACLs and no NFS export. `sync` and `syncfs` do not reach a FUSE server of this kind:
+//! use `fsync`. Everything else becomes durable with the next transaction group.
 
 #![warn(missing_debug_implementations)]
 

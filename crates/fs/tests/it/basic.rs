@@ -210,7 +210,7 @@ fn block_count_is_an_estimate_until_written() {
     let fs = fixture.mount();
     let (zeros, _) = file(&fs, ROOT, b"zeros");
     let (data, _) = file(&fs, ROOT, b"data");
-    assert!(!fs.getattr(zeros).unwrap().blocks_estimated, "there is nothing to guess yet");
+    assert!(!fs.getattr(zeros).unwrap().blocks_estimated, "nothing to estimate yet");
     fs.pool().sync().unwrap();
     write(&fs, zeros, 0, &[0; 100_000]);
     write(&fs, data, 0, &[7; 100_000]);
@@ -291,7 +291,7 @@ fn a_full_file_system_says_that_it_is_full() {
     let fixture = Fixture::new(64 * MIB);
     let fs = fixture.mount();
     let empty = fs.statfs().unwrap();
-    assert!(empty.available < empty.free, "some is kept for deleting: {empty:?}");
+    assert!(empty.available < empty.free, "some is reserved for deletes: {empty:?}");
     let (ino, handle) = file(&fs, ROOT, b"name");
     let mut end = 0;
     while fs.write(ino, handle, end, &[7; 100_000], Default::default()).is_ok() {
@@ -305,7 +305,7 @@ fn a_full_file_system_says_that_it_is_full() {
     fs.pool().sync().unwrap();
     let full = fs.statfs().unwrap();
     assert!(full.available * 4096 < 4 * MIB, "{full:?}");
-    assert!(full.free > full.available, "what is kept for deleting is there: {full:?}");
+    assert!(full.free > full.available, "the reserve for deletes is free: {full:?}");
     let mode = FallocateMode::Allocate { keep_size: true };
     let wanted = full.free * 4096;
     assert_eq!(kind(fs.fallocate(ino, handle, end, wanted, mode, ME)), ErrorKind::NoSpace);

@@ -97,7 +97,7 @@ pub(crate) fn unmount(fs: Arc<FileSystem>) {
     assert!(report.is_clean(), "{report}");
     let pool = Arc::clone(fs.pool());
     drop(fs);
-    Arc::into_inner(pool).expect("nobody else has the pool").export().expect("an export");
+    Arc::into_inner(pool).expect("the last reference").export().expect("an export");
 }
 
 /// Value of a counter without a label.

@@ -357,7 +357,7 @@ fn only_names_that_were_changed_cost_their_content() {
         }
         let before = log(fs, "bytes");
         fsync_another(fs);
-        assert!(log(fs, "bytes") - before < 50_000, "files that nobody renamed were written");
+        assert!(log(fs, "bytes") - before < 50_000, "files without new names were written");
         assert_eq!(log(fs, "bound"), 0);
     });
     assert_eq!(content(&fs, ROOT, b"config"), vec![1; 100_000]);

@@ -296,8 +296,8 @@ fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
             if let ControlMessageOwned::ScmRights(descriptors) = part
                 && let Some(&descriptor) = descriptors.first()
             {
-                // SAFETY: the kernel has just installed this descriptor, nothing else owns it, and the
-                // buffer has space for only one.
+                // SAFETY: the kernel has just installed this descriptor, nothing else owns it, and
+                // the buffer has space for only one.
                 let device = unsafe { File::from_raw_fd(descriptor) };
                 return Ok(Some(device.into()));
             }

@@ -7,7 +7,8 @@
 //!    entry without attributes the kernel takes a reference that the server has not counted, and
 //!    drops it with one `forget` too many.
 //! 3. It hides the kill-priv flags of `open` with `O_TRUNC` and of `setattr`
-//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server decides by the caller. For `write` the flag is visible.
+//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server decides by the caller. For `write` the flag is
+//!    visible.
 //! 4. It answers `interrupt` with `ENOSYS`, so a blocked request cannot be interrupted.
 
 use std::ffi::OsStr;

@@ -1,7 +1,7 @@
 //! The FUSE protocol: requests of the kernel and replies to them, in types of this crate.
 //!
-//! A [`Server`] handles each request as a call with a reply object. It may move the reply to another
-//! thread. Only this folder names the crate `fuser`.
+//! A [`Server`] handles each request as a call with a reply object. It may move the reply to
+//! another thread. Only this folder names the crate `fuser`.
 //!
 //! # Invariants
 //!

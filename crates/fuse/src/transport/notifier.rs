@@ -31,15 +31,15 @@ impl KernelNotifier {
 
     /// Drops the inode's attributes from the kernel's cache. Never blocks.
     pub(crate) fn invalidate_attributes(&self, ino: u64) {
-        // A negative offset leaves the pages alone. An error means that the kernel does not know the
-        // inode.
+        // A negative offset leaves the pages alone. An error means that the kernel does not know
+        // the inode.
         let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
     }
 
     /// Writes back the inode's dirty pages and waits for that.
     ///
-    /// Blocks until the kernel has received the replies to the writes: never call this from a method
-    /// of [`Server`](super::Server).
+    /// Blocks until the kernel has received the replies to the writes: never call this from a
+    /// method of [`Server`](super::Server).
     pub(crate) fn flush_pages(&self, ino: u64) {
         // The kernel writes back dirty pages before it invalidates them. The next fsync reports a
         // failed write.

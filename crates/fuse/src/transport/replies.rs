@@ -119,7 +119,8 @@ impl DataReply {
     }
 }
 
-/// Replies to `getxattr` and `listxattr`: with bytes, or with their length if the kernel asked for it.
+/// Replies to `getxattr` and `listxattr`: with bytes, or with their length if the kernel asked for
+/// it.
 pub(crate) struct XattrReply(pub(super) fuser::ReplyXattr);
 
 impl XattrReply {
@@ -162,8 +163,8 @@ impl DirReply {
         let full = match &mut self.buffer {
             DirBuffer::Names(reply) => reply.add(ino, entry.next, kind_of(entry.kind), name),
             DirBuffer::WithAttributes(reply) => {
-                // The kernel takes no reference for "." and "..". Any other entry without attributes
-                // is damaged. It expires at once, so that using it fails with the error.
+                // The kernel takes no reference for "." and "..". Any other entry without
+                // attributes is damaged. It expires at once, so that using it fails with the error.
                 let unknown = Attributes { ino: entry.ino, kind: entry.kind, ..NEGATIVE };
                 let valid = attributes.map_or(Duration::ZERO, Attributes::valid);
                 let attributes = attributes.unwrap_or(&unknown);

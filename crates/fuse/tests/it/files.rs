@@ -75,7 +75,7 @@ impl Fixture {
 impl Mounted {
     /// Unmounts, audits the files, closes and exports.
     fn end(self) {
-        self.mount.unmount().expect("nobody uses it");
+        self.mount.unmount().expect("it unmounts");
         let stats = self.mount.stats();
         assert_eq!(stats.last_failure, None);
         let audit = self.fs.audit().expect("an audit");
@@ -88,7 +88,7 @@ impl Mounted {
         drop(self.mount);
         self.fs.close().expect("it is closed");
         drop(self.fs);
-        Arc::into_inner(pool).expect("nobody else has it").export().expect("it is exported");
+        Arc::into_inner(pool).expect("the last reference").export().expect("it is exported");
     }
 }
 

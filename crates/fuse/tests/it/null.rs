@@ -41,7 +41,7 @@ fn names_and_sizes_in_both_modes() {
         assert!(fs::remove_dir(at.join("directory")).is_err());
         fs::remove_dir_all(at.join("directory")).expect("all of it");
         assert_eq!(fs::metadata(at.join("one")).expect("it is there").nlink(), 1);
-        mount.unmount().expect("nobody uses it");
+        mount.unmount().expect("it unmounts");
         assert!(mount.has_ended());
         let stats = mount.stats();
         let lookups =
