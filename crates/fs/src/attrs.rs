@@ -1,6 +1,6 @@
-//! Attributes of inodes in memory, and how they are read and written.
+//! Inode attributes in memory, and their encoding.
 //!
-//! Whatever is on disk is checked here, before anybody else sees it.
+//! Decoding checks all values from disk before other code sees them.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -8,24 +8,25 @@ use crate::error::{Error, Result};
 use crate::format::{DirentPhys, EXTRAS_MAX, INLINE_MAX, InodePhys, TimePhys, VERSION};
 use crate::types::{FileKind, Time};
 
-/// Set-user-id.
+/// Set-user-id bit.
 pub(crate) const SUID: u16 = 0o4000;
-/// Set-group-id.
+/// Set-group-id bit.
 pub(crate) const SGID: u16 = 0o2000;
-/// May be executed by its group.
+/// Execute bit of the group.
 const GROUP_EXEC: u16 = 0o010;
-/// Bits of a mode.
+/// All permission bits.
 pub(crate) const MODE_BITS: u16 = 0o7777;
 
-/// Largest number of an inode; those of a pool's objects are far below. Numbers to callers are a little larger.
+/// Largest inode number. Object numbers of a pool are far smaller. [`Ino`](crate::Ino) values are
+/// slightly larger.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
-/// Where the extras of an inode are.
+/// Location of an inode's extras.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Extras {
-    /// Here.
+    /// In memory, behind the inode.
     Inline(Box<[u8]>),
-    /// In an object of their own.
+    /// In a separate object.
     Spilled { object: u64, bytes: u32 },
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Meta {
 }
 
 impl Meta {
-    /// Those of a new inode, with one name, or, a directory, empty.
+    /// Attributes of a new inode: one link, or an empty directory.
     pub(crate) fn new(kind: FileKind, mode: u16, (uid, gid): (u32, u32), now: Time) -> Self {
         Self {
             kind,
@@ -73,7 +74,7 @@ impl Meta {
         }
     }
 
-    /// As an object's attributes.
+    /// Encodes the attributes of the object.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (spill, extras_bytes) = match &self.extras {
             Extras::Inline(bytes) => (0, bytes.len() as u32),
@@ -103,19 +104,19 @@ impl Meta {
         bytes
     }
 
-    /// From an object's attributes.
+    /// Decodes the attributes of the object.
     ///
     /// # Errors
-    /// [`Corrupt`](crate::ErrorKind::Corrupt), if they make no sense.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if they are invalid.
     pub(crate) fn decode(attributes: &[u8]) -> Result<Self> {
         let (phys, rest) = InodePhys::read_from_prefix(attributes)
-            .map_err(|_| Error::corrupt("its attributes are not those of an inode"))?;
+            .map_err(|_| Error::corrupt("the object has no inode attributes"))?;
         if phys.version != VERSION {
-            let text = format!("version {} of inodes is not known here", phys.version);
+            let text = format!("unknown inode version {}", phys.version);
             return Err(Error::corrupt(text));
         }
         let kind = FileKind::from_raw(phys.kind)
-            .ok_or_else(|| Error::corrupt(format!("{} is no kind of inode", phys.kind)))?;
+            .ok_or_else(|| Error::corrupt(format!("{} is not a file type", phys.kind)))?;
         let extras_bytes = phys.extras_bytes.get() as usize;
         let extras = match phys.spill.get() {
             0 if extras_bytes == rest.len() && extras_bytes <= INLINE_MAX => {
@@ -126,13 +127,13 @@ impl Meta {
             {
                 Extras::Spilled { object, bytes: extras_bytes as u32 }
             }
-            _ => return Err(Error::corrupt("its extras have another length than it says")),
+            _ => return Err(Error::corrupt("the extras have another length than recorded")),
         };
         if phys.mode.get() & !MODE_BITS != 0 {
-            return Err(Error::corrupt(format!("{:o} is no mode", phys.mode.get())));
+            return Err(Error::corrupt(format!("invalid mode {:o}", phys.mode.get())));
         }
         if phys.parent.get() > NUMBER_MAX {
-            return Err(Error::corrupt("it lies in a directory that cannot be"));
+            return Err(Error::corrupt("invalid parent directory"));
         }
         Ok(Self {
             kind,
@@ -151,8 +152,8 @@ impl Meta {
         })
     }
 
-    /// Takes away what lets others act as its owner, as a change by somebody else must. Set-group-id
-    /// without the right to execute marks a file for locking: a member of its group may keep that.
+    /// Clears the set-user-id and set-group-id bits. Without group execute permission, the
+    /// set-group-id bit marks a file for mandatory locking; a member of the group keeps it.
     pub(crate) fn clear_set_id(&mut self, member: bool) {
         self.mode &= !SUID;
         if self.mode & GROUP_EXEC != 0 || !member {
@@ -160,20 +161,21 @@ impl Meta {
         }
     }
 
-    /// Whether [`clear_set_id`](Self::clear_set_id) depends on who does it.
-    pub(crate) fn has_group_mark(&self) -> bool {
+    /// Whether [`clear_set_id`](Self::clear_set_id) depends on group membership.
+    pub(crate) fn has_sgid_without_exec(&self) -> bool {
         self.mode & SGID != 0 && self.mode & GROUP_EXEC == 0
     }
 
-    /// Content was changed.
+    /// Sets the times of a content change.
     pub(crate) fn changed(&mut self, now: Time) {
         self.mtime = now;
         self.ctime = now;
     }
 }
 
-/// An inode's set-group-id bit, if somebody of another group made it: kept for who may not run it only.
-pub(crate) fn mode_of_new(mode: u16, foreign_group: bool) -> u16 {
+/// The mode of a new inode. A creator outside the group loses set-group-id on a group-executable
+/// file.
+pub(crate) fn new_mode(mode: u16, foreign_group: bool) -> u16 {
     match foreign_group && mode & (SGID | GROUP_EXEC) == SGID | GROUP_EXEC {
         true => mode & !SGID,
         false => mode,
@@ -188,11 +190,11 @@ fn time(phys: &TimePhys) -> Result<Time> {
     let nanos = phys.nanos.get();
     match nanos < 1_000_000_000 {
         true => Ok(Time { seconds: phys.seconds.get(), nanos }),
-        false => Err(Error::corrupt(format!("a second has no {nanos} nanoseconds"))),
+        false => Err(Error::corrupt(format!("invalid timestamp with {nanos} nanoseconds"))),
     }
 }
 
-/// A name's value: which inode, and what it is.
+/// The value of a directory entry: inode number and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dirent {
     pub(crate) number: u64,
@@ -214,7 +216,7 @@ impl Dirent {
             let number = phys.number.get();
             (1..=NUMBER_MAX).contains(&number).then_some(Self { number, kind })
         });
-        dirent.ok_or_else(|| Error::corrupt("the value of a name in a directory makes no sense"))
+        dirent.ok_or_else(|| Error::corrupt("invalid directory entry"))
     }
 }
 

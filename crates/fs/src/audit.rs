@@ -1,4 +1,4 @@
-//! Looking at everything: whether names, link counts and objects fit together.
+//! Consistency check of a file system: names, link counts and objects.
 
 use std::fmt;
 
@@ -12,33 +12,33 @@ use crate::fs::FileSystem;
 use crate::reclaim::orphan_number;
 use crate::types::FileKind;
 
-/// Entries read at once.
-const LOT: usize = 256;
-/// Problems that are put into words.
+/// Directory entries read at once.
+const BATCH: usize = 256;
+/// Largest number of problems described in the report.
 const PROBLEMS_MAX: usize = 100;
-/// Numbers that are looked at, behind the largest known, to find objects that nothing leads to.
-const SEARCH_BEHIND: u64 = 100_000;
+/// How many numbers past the largest known one are searched for unreferenced objects.
+const SEARCH_AHEAD: u64 = 100_000;
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct AuditReport {
-    /// Directories, with the root.
+    /// Directories, including the root.
     pub directories: u64,
-    /// Inodes that are no directories.
+    /// Inodes other than directories.
     pub others: u64,
     /// Names, without "." and "..".
     pub names: u64,
     /// Inodes in the orphan directory.
     pub orphans: u64,
-    /// What is wrong, in words: the first hundred.
+    /// Descriptions of the first hundred problems.
     pub problems: Vec<String>,
-    /// How much is wrong.
+    /// Total number of problems.
     pub problem_count: u64,
 }
 
 impl AuditReport {
-    /// Whether nothing is wrong.
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -52,50 +52,51 @@ impl fmt::Display for AuditReport {
             self.directories, self.others, self.names, self.orphans
         )?;
         if self.is_clean() {
-            return f.write_str("nothing is wrong");
+            return f.write_str("no problems");
         }
         write!(f, "{} problems", self.problem_count)?;
         self.problems.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
     }
 }
 
-/// An inode that was met.
-struct Met {
+/// An inode that the walk has reached.
+struct SeenInode {
     kind: FileKind,
-    /// As it says.
+    /// Its stored link count.
     nlink: u32,
-    /// As names were met; for a directory, directories in it.
+    /// Names found so far; for a directory, subdirectories.
     found: u32,
 }
 
 struct Audit<'a> {
     fs: &'a FileSystem,
     report: AuditReport,
-    met: HashMap<u64, Met>,
-    /// Objects that are no inodes.
+    seen: HashMap<u64, SeenInode>,
+    /// Objects that are spills, not inodes.
     spills: HashMap<u64, ()>,
-    /// Directories whose names were not looked at yet.
-    waiting: Vec<u64>,
+    /// Directories not read yet.
+    pending: Vec<u64>,
 }
 
 impl FileSystem {
-    /// Walks everything from the root, and compares link counts, kinds, parents, orphans, and the number of objects. Nothing may
-    /// change it meanwhile; what the background has to do is waited for. Takes memory for every inode, some 40 bytes.
+    /// Walks the tree from the root and checks link counts, types, parents, orphans and the number
+    /// of objects. First waits for background work. The file system must not change meanwhile. Uses
+    /// about 40 bytes of memory per inode.
     ///
     /// # Errors
-    /// What makes it end early. What is merely wrong is in the report.
+    /// An error that ends the audit early. Problems of the file system are in the report.
     pub fn audit(&self) -> Result<AuditReport> {
         self.quiesce();
         if self.check_writable().is_ok() {
-            // Objects are counted by group.
+            // The object count is updated by transaction groups.
             self.pool().sync()?;
         }
         let mut audit = Audit {
             fs: self,
             report: AuditReport::default(),
-            met: HashMap::new(),
+            seen: HashMap::new(),
             spills: HashMap::new(),
-            waiting: Vec::new(),
+            pending: Vec::new(),
         };
         audit.walk();
         audit.orphans();
@@ -105,7 +106,7 @@ impl FileSystem {
 }
 
 impl Audit<'_> {
-    fn wrong(&mut self, problem: impl fmt::Display) {
+    fn problem(&mut self, problem: impl fmt::Display) {
         self.report.problem_count += 1;
         if self.report.problems.len() < PROBLEMS_MAX {
             self.report.problems.push(problem.to_string());
@@ -114,28 +115,31 @@ impl Audit<'_> {
 
     fn walk(&mut self) {
         let root = self.fs.root();
-        self.meet(root, FileKind::Directory, root, "the root");
-        while let Some(number) = self.waiting.pop() {
+        self.visit(root, FileKind::Directory, root, "the root");
+        while let Some(number) = self.pending.pop() {
             if let Err(error) = self.directory(number) {
-                self.wrong(format_args!("directory {number}: {error}"));
+                self.problem(format_args!("directory {number}: {error}"));
             }
         }
         let mut problems = Vec::new();
-        for (number, met) in &self.met {
-            let wanted = if met.kind == FileKind::Directory { met.found + 2 } else { met.found };
-            if met.nlink != wanted {
-                problems.push(format!("inode {number} has {wanted} links, and says {}", met.nlink));
+        for (number, seen) in &self.seen {
+            let wanted = if seen.kind == FileKind::Directory { seen.found + 2 } else { seen.found };
+            if seen.nlink != wanted {
+                problems.push(format!(
+                    "inode {number} has {wanted} links, but its link count is {}",
+                    seen.nlink
+                ));
             }
         }
-        problems.into_iter().for_each(|problem| self.wrong(problem));
+        problems.into_iter().for_each(|problem| self.problem(problem));
     }
 
-    /// Looks at the names in a directory.
+    /// Reads the entries of a directory.
     fn directory(&mut self, number: u64) -> Result<()> {
         let directory = self.fs.dataset().directory(number)?;
         let mut from = Cookie::START;
         loop {
-            let entries = directory.entries(from, LOT)?;
+            let entries = directory.entries(from, BATCH)?;
             let Some(last) = entries.last() else { return Ok(()) };
             from = last.next;
             for entry in &entries {
@@ -145,51 +149,56 @@ impl Audit<'_> {
                 match Dirent::decode(&entry.value) {
                     Ok(dirent) => {
                         if dirent.kind == FileKind::Directory
-                            && let Some(met) = self.met.get_mut(&number)
+                            && let Some(seen) = self.seen.get_mut(&number)
                         {
-                            met.found += 1;
+                            seen.found += 1;
                         }
-                        self.meet(dirent.number, dirent.kind, number, &what);
+                        self.visit(dirent.number, dirent.kind, number, &what);
                     }
-                    Err(error) => self.wrong(format_args!("{what}: {error}")),
+                    Err(error) => self.problem(format_args!("{what}: {error}")),
                 }
             }
         }
     }
 
-    /// Looks at the inode that a name leads to.
-    fn meet(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
-        if let Some(met) = self.met.get_mut(&number) {
-            met.found += 1;
-            let (same, again) = (met.kind == kind, kind == FileKind::Directory);
+    /// Checks the inode that a name refers to.
+    fn visit(&mut self, number: u64, kind: FileKind, parent: u64, what: &str) {
+        if let Some(seen) = self.seen.get_mut(&number) {
+            seen.found += 1;
+            let (same, again) = (seen.kind == kind, kind == FileKind::Directory);
             if !same || again {
-                self.wrong(format_args!("{what} leads to inode {number}, as another one does"));
+                self.problem(format_args!("{what}: another name has the same inode {number}"));
             }
             return;
         }
         let meta = match self.inode(number) {
             Ok(meta) => meta,
-            Err(error) => return self.wrong(format_args!("{what}: {error}")),
+            Err(error) => return self.problem(format_args!("{what}: {error}")),
         };
         if meta.kind != kind {
-            self.wrong(format_args!("{what}: it says {kind:?}, the inode {:?}", meta.kind));
+            self.problem(format_args!(
+                "{what}: the entry has type {kind:?}, the inode {:?}",
+                meta.kind
+            ));
         }
         let is_directory = meta.kind == FileKind::Directory;
         if is_directory && meta.parent != parent {
             let says = meta.parent;
-            self.wrong(format_args!("{what}: inode {number} says that it is in {says}"));
+            self.problem(format_args!(
+                "{what}: the parent of inode {number} is recorded as {says}"
+            ));
         }
         let found = u32::from(!is_directory);
-        self.met.insert(number, Met { kind: meta.kind, nlink: meta.nlink, found });
+        self.seen.insert(number, SeenInode { kind: meta.kind, nlink: meta.nlink, found });
         if is_directory {
             self.report.directories += 1;
-            self.waiting.push(number);
+            self.pending.push(number);
         } else {
             self.report.others += 1;
         }
     }
 
-    /// Reads an inode, and what it has beside its content.
+    /// Reads an inode and its extras.
     fn inode(&mut self, number: u64) -> Result<Meta> {
         let doing = |error: Error| error.doing(format_args!("inode {number}"));
         let info = self.fs.dataset().object_info(number).map_err(|error| doing(error.into()))?;
@@ -197,7 +206,7 @@ impl Audit<'_> {
         if let Extras::Spilled { object, .. } = &meta.extras
             && self.spills.insert(*object, ()).is_some()
         {
-            self.wrong(format_args!("inode {number} shares its extras with another one"));
+            self.problem(format_args!("inode {number} shares its extras with another inode"));
         }
         extras::read(self.fs.dataset(), &meta.extras).map_err(doing)?;
         Ok(meta)
@@ -206,9 +215,9 @@ impl Audit<'_> {
     fn orphans(&mut self) {
         let mut from = Cookie::START;
         loop {
-            let entries = match self.fs.orphans().entries(from, LOT) {
+            let entries = match self.fs.orphans().entries(from, BATCH) {
                 Ok(entries) => entries,
-                Err(error) => return self.wrong(format_args!("the orphan directory: {error}")),
+                Err(error) => return self.problem(format_args!("the orphan directory: {error}")),
             };
             let Some(last) = entries.last() else { return };
             from = last.next;
@@ -222,53 +231,57 @@ impl Audit<'_> {
         self.report.orphans += 1;
         let Some(number) = orphan_number(name) else {
             let name = String::from_utf8_lossy(name);
-            return self.wrong(format_args!("{name:?} in the orphan directory is no number"));
+            return self.problem(format_args!("{name:?} in the orphan directory is not a number"));
         };
         match self.inode(number) {
-            Ok(meta) if meta.nlink > 0 || self.met.contains_key(&number) => {
-                self.wrong(format_args!("inode {number} has names, and is an orphan"));
+            Ok(meta) if meta.nlink > 0 || self.seen.contains_key(&number) => {
+                self.problem(format_args!(
+                    "inode {number} has names, but is in the orphan directory"
+                ));
             }
             Ok(meta) => {
-                let met = Met { kind: meta.kind, nlink: 0, found: 0 };
-                self.met.insert(number, met);
+                let seen = SeenInode { kind: meta.kind, nlink: 0, found: 0 };
+                self.seen.insert(number, seen);
             }
-            Err(error) => self.wrong(format_args!("orphan {number}: {error}")),
+            Err(error) => self.problem(format_args!("orphan {number}: {error}")),
         }
     }
 
-    /// Compares with how many objects there are.
+    /// Compares the reachable objects with the dataset's object count.
     fn objects(&mut self) {
-        let known = self.met.len() as u64 + self.spills.len() as u64 + 1;
+        let known = self.seen.len() as u64 + self.spills.len() as u64 + 1;
         let there = self.fs.dataset().object_count();
         if known >= there {
             if known > there {
-                self.wrong(format_args!("{known} objects are in use, and {there} there"));
+                self.problem(format_args!(
+                    "{known} objects are in use, but the dataset counts {there}"
+                ));
             }
             return;
         }
         let mut missing = there - known;
-        let numbers = self.met.keys().chain(self.spills.keys());
-        let end = numbers.max().copied().unwrap_or(0).saturating_add(SEARCH_BEHIND);
+        let numbers = self.seen.keys().chain(self.spills.keys());
+        let end = numbers.max().copied().unwrap_or(0).saturating_add(SEARCH_AHEAD);
         let orphans = self.fs.orphans().number();
         for number in 1..end {
             if missing == 0 {
                 return;
             }
-            let known = self.met.contains_key(&number) || self.spills.contains_key(&number);
+            let known = self.seen.contains_key(&number) || self.spills.contains_key(&number);
             if known || number == orphans {
                 continue;
             }
             match self.fs.dataset().object_info(number).map_err(Error::from) {
                 Ok(_) => {
                     missing -= 1;
-                    self.wrong(format_args!("nothing leads to object {number}"));
+                    self.problem(format_args!("object {number} is unreferenced"));
                 }
                 Err(error) if error.kind() == ErrorKind::Stale => {}
-                Err(error) => self.wrong(format_args!("object {number}: {error}")),
+                Err(error) => self.problem(format_args!("object {number}: {error}")),
             }
         }
         if missing > 0 {
-            self.wrong(format_args!("nothing leads to {missing} objects more"));
+            self.problem(format_args!("{missing} more objects are unreferenced"));
         }
     }
 }

@@ -1,88 +1,88 @@
-//! What can go wrong, in the terms of files.
+//! Errors of file system operations.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use forebay_pool::ErrorKind as PoolKind;
 
-/// Kinds of error; adapters make numbers of them.
+/// Kinds of errors. Adapters map them to `errno` numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no such name.
+    /// The name does not exist.
     NotFound,
-    /// The name is taken.
+    /// The name exists already.
     Exists,
-    /// A directory was wanted.
+    /// The operation needs a directory.
     NotADirectory,
-    /// A directory was not wanted.
+    /// The operation does not work on a directory.
     IsADirectory,
-    /// The directory has names in it.
+    /// The directory is not empty.
     NotEmpty,
     /// The name or path is too long.
     NameTooLong,
-    /// The inode has as many names as it can.
+    /// The inode has the largest possible number of links.
     TooManyLinks,
-    /// The pool is full: delete something, or add a device.
+    /// The pool is full: delete files or add a device.
     NoSpace,
-    /// No memory is left under the cache's bound: raise it, or do less at once.
+    /// The cache's memory limit is reached: raise it, or run fewer operations at once.
     NoMemory,
-    /// There is no such extended attribute.
+    /// The extended attribute does not exist.
     NoAttribute,
-    /// The result is larger than what may be returned.
+    /// A size is out of range.
     Range,
-    /// Nothing may be changed here.
+    /// The file system or pool is read-only.
     ReadOnly,
     /// A device failed.
     Io,
-    /// What is on the devices is not what was written.
+    /// Data on the devices is damaged.
     Corrupt,
-    /// The inode is gone.
+    /// The inode no longer exists.
     Stale,
-    /// The call cannot be right.
+    /// An argument is invalid.
     Invalid,
-    /// The file would be longer than files can be.
+    /// The file would exceed the largest possible size.
     FileTooLarge,
-    /// There is no such operation here.
+    /// The operation is not supported.
     NotSupported,
-    /// It may not be done to this.
+    /// The operation is not permitted on this inode.
     NotPermitted,
-    /// There is nothing of the kind from there on.
+    /// No data or hole follows the offset.
     NoSuchOffset,
-    /// The value is larger than values can be.
+    /// The value is too large.
     TooBig,
-    /// A write that had to succeed failed: nothing can be changed until the pool is imported again.
+    /// The pool is suspended after a failed write: import it again to make changes.
     Suspended,
-    /// The file system was closed, or its pool exported.
+    /// The file system is closed, or its pool exported.
     Closed,
-    /// It would have had to wait, and was not to.
+    /// The operation would block, and the thread is non-blocking.
     WouldBlock,
 }
 
-/// An error: its kind, what is wrong, and the pool's error if that is the cause.
+/// An error: its kind, a message, and the error of the pool that caused it, if any.
 pub struct Error {
     kind: ErrorKind,
     text: Cow<'static, str>,
     cause: Option<forebay_pool::Error>,
 }
 
-/// What operations on files return.
+/// Result of operations on files.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of this kind; the text names the thing, and the way out if there is one.
+    /// An error of this kind. The text names the object, and what to do if there is something.
     #[cold]
     pub(crate) fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, text: text.into(), cause: None }
     }
 
-    /// Something on the devices that makes no sense.
+    /// An error about invalid data on the devices.
     #[cold]
     pub(crate) fn corrupt(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(ErrorKind::Corrupt, text)
     }
 
-    /// The same, with what was being done in front.
+    /// Prefixes the message with the operation in progress.
     #[must_use]
     pub(crate) fn doing(mut self, what: impl fmt::Display) -> Self {
         self.text = Cow::Owned(match &*self.text {
@@ -92,7 +92,7 @@ impl Error {
         self
     }
 
-    /// Its kind.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -102,7 +102,7 @@ impl From<forebay_pool::Error> for Error {
     fn from(error: forebay_pool::Error) -> Self {
         let kind = match error.kind() {
             PoolKind::Exists => ErrorKind::Exists,
-            // Objects are asked for by numbers that names or callers have: they were there.
+            // Object numbers come from names and callers, so the object existed before.
             PoolKind::NotFound => ErrorKind::Stale,
             PoolKind::Invalid => ErrorKind::Invalid,
             PoolKind::NoSpace => ErrorKind::NoSpace,

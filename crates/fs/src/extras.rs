@@ -1,8 +1,9 @@
-//! Extras of an inode: the path of a symlink, and extended attributes.
+//! The extras of an inode: symlink target and extended attributes.
 //!
-//! They are one string of bytes, a list of items. If it does not fit behind the inode, it is cut into pieces that are the
-//! names of a directory of its own, the *spill*: names become durable with every fsync in the dataset, so the
-//! extras are there whenever the inode is. A spill is never changed: a new one takes its place.
+//! They are encoded as a list of items. A list that does not fit behind the inode is cut into
+//! pieces, which are the names of a separate directory, the *spill*. Every fsync in the dataset
+//! makes names durable, so the extras are there whenever the inode is. A spill never changes: a new
+//! one replaces it.
 
 use forebay_pool::{Cookie, Dataset, Transaction};
 use zerocopy::{FromBytes, IntoBytes};
@@ -14,7 +15,7 @@ use crate::format::{
     VALUE_MAX,
 };
 
-/// An item of extras.
+/// One of the extras.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) kind: u8,
@@ -36,10 +37,10 @@ impl Item {
     }
 }
 
-/// Items as bytes. Names have at most 255 bytes.
+/// Encodes items. Names have at most 255 bytes.
 ///
 /// # Errors
-/// [`NoSpace`](ErrorKind::NoSpace) if they are too many.
+/// [`NoSpace`](ErrorKind::NoSpace) if they are too large.
 pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for item in items {
@@ -56,7 +57,7 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
         true => Ok(bytes),
         false => {
             let text = format!(
-                "extended attributes of {} bytes: {EXTRAS_MAX} is the most that an inode can have",
+                "extended attributes of {} bytes are too large: at most {EXTRAS_MAX} per inode",
                 bytes.len()
             );
             Err(Error::new(ErrorKind::NoSpace, text))
@@ -64,26 +65,26 @@ pub(crate) fn encode(items: &[Item]) -> Result<Vec<u8>> {
     }
 }
 
-/// The items in some bytes.
+/// Decodes items.
 ///
 /// # Errors
 /// [`Corrupt`](ErrorKind::Corrupt).
 pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
-    let wrong = || Error::corrupt("its extended attributes, or its path, make no sense");
+    let corrupt = || Error::corrupt("invalid extended attributes or symlink target");
     let mut items = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
-        let (head, behind) = ExtraPhys::read_from_prefix(rest).map_err(|_| wrong())?;
+        let (head, behind) = ExtraPhys::read_from_prefix(rest).map_err(|_| corrupt())?;
         let (name_len, value_len) = (usize::from(head.name_bytes), head.value_bytes.get() as usize);
-        let (name, behind) = behind.split_at_checked(name_len).ok_or_else(wrong)?;
-        let (value, behind) = behind.split_at_checked(value_len).ok_or_else(wrong)?;
+        let (name, behind) = behind.split_at_checked(name_len).ok_or_else(corrupt)?;
+        let (value, behind) = behind.split_at_checked(value_len).ok_or_else(corrupt)?;
         let makes_sense = match head.kind {
             EXTRA_TARGET => name_len == 0 && (1..=TARGET_MAX).contains(&value_len),
             EXTRA_XATTR => name_len > 0 && value_len <= VALUE_MAX,
             _ => false,
         };
         if !makes_sense {
-            return Err(wrong());
+            return Err(corrupt());
         }
         items.push(Item { kind: head.kind, name: name.to_vec(), value: value.to_vec() });
         rest = behind;
@@ -91,10 +92,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-/// All of an inode's extras.
+/// Reads all extras of an inode.
 ///
 /// # Errors
-/// [`Corrupt`](ErrorKind::Corrupt), and what reading brings.
+/// [`Corrupt`](ErrorKind::Corrupt), or a read error.
 pub(crate) fn read(dataset: &Dataset, extras: &Extras) -> Result<Vec<Item>> {
     match extras {
         Extras::Inline(bytes) => decode(bytes),
@@ -103,7 +104,7 @@ pub(crate) fn read(dataset: &Dataset, extras: &Extras) -> Result<Vec<Item>> {
 }
 
 fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
-    let doing = |error: Error| error.doing(format_args!("object {object}, extras of an inode"));
+    let doing = |error: Error| error.doing(format_args!("object {object} with extras of an inode"));
     let bytes = bytes as usize;
     let count = bytes.div_ceil(SPILL_PIECE);
     let directory = dataset.directory(object).map_err(|error| doing(error.into()))?;
@@ -115,20 +116,20 @@ fn read_spill(dataset: &Dataset, object: u64, bytes: u32) -> Result<Vec<u8>> {
     for (at, piece) in pieces.iter().enumerate() {
         let number = u16::try_from(at).unwrap_or(u16::MAX).to_be_bytes();
         let content = piece.strip_prefix(&number).filter(|_| whole.len() == at * SPILL_PIECE);
-        let content = content.ok_or_else(|| doing(Error::corrupt("a piece is missing")))?;
+        let content = content.ok_or_else(|| doing(Error::corrupt("missing piece")))?;
         whole.extend_from_slice(content);
     }
     match whole.len() == bytes {
         true => Ok(whole),
-        false => Err(doing(Error::corrupt("it has another length than the inode says"))),
+        false => Err(doing(Error::corrupt("another length than recorded in the inode"))),
     }
 }
 
-/// Puts extras where they belong: if they do not fit inline, into a new object of the transaction.
+/// Stores encoded extras: inline if they fit, otherwise in a new object.
 ///
 /// # Errors
-/// What creating it brings; then there is none.
-pub(crate) fn place(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> Result<Extras> {
+/// An error from creating the object. Then no object is left.
+pub(crate) fn store(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> Result<Extras> {
     if bytes.len() <= INLINE_MAX {
         return Ok(Extras::Inline(bytes.into()));
     }
@@ -150,10 +151,10 @@ pub(crate) fn place(dataset: &Dataset, tx: &Transaction<'_>, bytes: Vec<u8>) -> 
     Ok(Extras::Spilled { object, bytes: bytes.len() as u32 })
 }
 
-/// Destroys what [`place`] has made, or what an inode had.
+/// Destroys the spill object, if there is one.
 ///
 /// # Errors
-/// What destroying brings.
+/// An error from destroying the object.
 pub(crate) fn discard(dataset: &Dataset, tx: &Transaction<'_>, extras: &Extras) -> Result<()> {
     match extras {
         Extras::Inline(_) => Ok(()),

@@ -1,89 +1,93 @@
-//! What inodes and directories are on disk; `docs/format.md` has the chapter "Files".
+//! On-disk format of inodes and directories. See the chapter "Files" of `docs/format.md`.
 //!
-//! All numbers are little-endian. An inode is an object of the dataset: its attributes are an [`InodePhys`] and, behind it, its
-//! *extras*, if they fit: a list of [`ExtraPhys`], each with its name and value. Extras that do not fit are the names of
-//! an object of their own, the *spill*, in pieces: so they become durable as names do.
+//! All numbers are little-endian. An inode is an object of the dataset. The object's attributes are
+//! an [`InodePhys`], followed by the inode's *extras* if they fit. Extras are a list of
+//! [`ExtraPhys`], each with its name and value. Extras that do not fit go to a separate directory
+//! object, the *spill*, as names of entries. So they become durable as names do.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// `flavour` of a dataset that holds files.
+/// The `flavour` of a dataset that holds files.
 pub const FLAVOUR: u32 = 0x7365_6c66;
-/// The version that this code writes, and the only one that it reads.
+/// The only version that this code writes and reads.
 pub const VERSION: u8 = 1;
 /// Longest name in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest path of a symlink in bytes.
+/// Longest target of a symlink in bytes.
 pub const TARGET_MAX: usize = 4095;
 /// Longest value of an extended attribute in bytes.
 pub const VALUE_MAX: usize = 64 << 10;
-/// Longest list of names of extended attributes in bytes, with a zero behind each.
+/// Longest list of extended attribute names in bytes, NUL-terminated.
 pub const NAMES_MAX: usize = 64 << 10;
-/// All extras of an inode together in bytes.
+/// Largest size of all extras of an inode in bytes.
 pub const EXTRAS_MAX: usize = 256 << 10;
-/// Most names of an inode, and most directories in a directory.
+/// Largest link count.
 pub const LINKS_MAX: u32 = 1 << 31;
-/// Bytes of extras in each name of a spill but the last, behind two bytes of its number (big-endian).
+/// Bytes of extras in each name of a spill, except the last. The name begins with the two-byte
+/// big-endian number of the piece.
 pub const SPILL_PIECE: usize = 253;
 
-/// A moment.
+/// A timestamp.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TimePhys {
-    /// Seconds since 1970 in UTC, rounded down.
+    /// Seconds since 1970 UTC, rounded down.
     pub seconds: I64,
-    /// Nanoseconds since the second, below 1,000,000,000.
+    /// Nanoseconds within the second, less than 1,000,000,000.
     pub nanos: U32,
 }
 
 const _: () = assert!(size_of::<TimePhys>() == 12);
 
-/// An inode: the front of an object's attributes.
+/// An inode, at the start of an object's attributes.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InodePhys {
     /// [`VERSION`].
     pub version: u8,
-    /// A [`FileKind`](crate::FileKind). Files and what has no content are objects of bytes, directories are directories.
+    /// A [`FileKind`](crate::FileKind). Directories are directory objects; all others are data
+    /// objects.
     pub kind: u8,
-    /// Bits of `0o7777`.
+    /// Permission bits (`0o7777`).
     pub mode: U16,
-    /// User.
+    /// User ID.
     pub uid: U32,
-    /// Group.
+    /// Group ID.
     pub gid: U32,
-    /// Names that lead here; of a directory 2, and one more for each directory in it; 0 in the orphan directory only.
+    /// Link count. An empty directory has 2, plus one per subdirectory. 0 only in the orphan
+    /// directory.
     pub nlink: U32,
-    /// Device that it stands for.
+    /// Device number of a device node.
     pub rdev: U32,
-    /// Bytes of extras.
+    /// Size of the extras in bytes.
     pub extras_bytes: U32,
-    /// The object that has the extras, a directory; 0 if they follow here.
+    /// Object number of the spill; 0 if the extras follow this structure.
     pub spill: U64,
-    /// Of a directory, the object of the one that it is in; of the root, its own. Otherwise 0.
+    /// Object number of a directory's parent. The root has its own number, other kinds have 0.
     pub parent: U64,
-    /// Of the root, the object of the orphan directory. Otherwise 0.
+    /// In the root, the object number of the orphan directory; 0 elsewhere.
     pub orphans: U64,
-    /// Last read.
+    /// Access time.
     pub atime: TimePhys,
-    /// Content last changed.
+    /// Time of the last content change.
     pub mtime: TimePhys,
-    /// Last changed in any way.
+    /// Time of the last change of content or attributes.
     pub ctime: TimePhys,
-    /// Made.
+    /// Creation time.
     pub btime: TimePhys,
 }
 
 const _: () = assert!(size_of::<InodePhys>() == 96);
 
-/// Extras of at most this many bytes lie behind the inode.
+/// Largest extras in bytes that fit behind the inode.
 pub const INLINE_MAX: usize = forebay_pool::format::ATTRIBUTES_MAX - size_of::<InodePhys>();
 
-/// The value of a name in a directory.
+/// The value of a directory entry.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirentPhys {
-    /// The inode's object.
+    /// Object number of the inode.
     pub number: U64,
     /// Its [`FileKind`](crate::FileKind).
     pub kind: u8,
@@ -91,21 +95,21 @@ pub struct DirentPhys {
 
 const _: () = assert!(size_of::<DirentPhys>() == 9);
 
-/// The head of an extra; its name and its value follow.
+/// Header of an extra. Its name and value follow.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtraPhys {
     /// [`EXTRA_TARGET`] or [`EXTRA_XATTR`].
     pub kind: u8,
-    /// Bytes of its name.
+    /// Length of the name in bytes.
     pub name_bytes: u8,
-    /// Bytes of its value.
+    /// Length of the value in bytes.
     pub value_bytes: U32,
 }
 
 const _: () = assert!(size_of::<ExtraPhys>() == 6);
 
-/// The path of a symlink; without a name, the first of its extras.
+/// Target of a symlink. It has no name and is the first extra.
 pub const EXTRA_TARGET: u8 = 1;
 /// An extended attribute.
 pub const EXTRA_XATTR: u8 = 2;

@@ -1,4 +1,4 @@
-//! A file system: what all operations share.
+//! The file system object, with the parts that all operations share.
 
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
@@ -9,50 +9,52 @@ use forebay_pool::{Dataset, DatasetSettings, Directory, ErrorKind as PoolKind, P
 use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::FLAVOUR;
-use crate::inode::{Extent, Inode};
-use crate::lost::LostWrites;
+use crate::inode::{Inode, SizeInfo};
+use crate::inode_table::{CacheLookup, InodeTable};
 use crate::ops::privileges::Client;
-use crate::ops::{RETRIES_MAX, too_fast};
+use crate::ops::{RETRIES_MAX, retries_exhausted};
 use crate::options::{AtimeMode, FsOptions};
 use crate::reclaim::Reclaim;
 use crate::stats::{FsCounters, FsStats, Op};
-use crate::table::{Found, Table};
 use crate::types::{Attr, Entry, FileKind, Ino, Owner, Time};
-use crate::workers::{Turn, Workers};
+use crate::workers::{Dispatch, Workers};
+use crate::writeback_errors::WritebackErrors;
 
-/// Unit of `Attr::blocks`.
+/// Unit of `Attr::blocks` in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// What directories and others without content say of their best size of requests.
+/// Preferred I/O size of inodes that have no content of their own.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// Files on a dataset. Any number of threads may share it.
+/// A file system on a dataset. Any number of threads may share it.
 ///
-/// Each operation may wait for devices and for transaction groups; in
-/// [`without_waiting`](forebay_pool::without_waiting) it fails with [`WouldBlock`](ErrorKind::WouldBlock) instead, having
-/// changed nothing. Numbers of inodes stay good while there is a lookup or a handle for them.
+/// Operations may block on devices and transaction groups. Within
+/// [`without_waiting`](forebay_pool::without_waiting) an operation that would block fails with
+/// [`WouldBlock`](ErrorKind::WouldBlock) and changes nothing. An inode number stays valid while the
+/// inode has a lookup or a handle.
 pub struct FileSystem {
     pool: Arc<Pool>,
     dataset: Dataset,
-    /// Number of the root's object.
+    /// Object number of the root directory.
     root: u64,
     orphans: Directory,
-    table: Table,
+    table: InodeTable,
     pub(crate) workers: Workers,
     reclaim: Arc<Reclaim>,
-    lost: LostWrites,
-    /// One at a time moves directories between directories: whoever does looks at all above them.
-    pub(crate) moving: Mutex<()>,
+    writeback_errors: WritebackErrors,
+    /// Held by a thread that moves a directory to another parent, so that the ancestors do not
+    /// change while it checks for loops.
+    pub(crate) rename_mutex: Mutex<()>,
     pub(crate) options: FsOptions,
-    /// When reading changes times, as [`set_atime`](Self::set_atime) encodes it.
+    /// When reads update access times, encoded by [`set_atime`](Self::set_atime).
     atime: AtomicU8,
     pub(crate) client: Mutex<Option<Arc<dyn Client>>>,
     counters: FsCounters,
-    /// The transaction group that somebody last began a transaction in.
+    /// Transaction group of the most recent transaction.
     last_txg: AtomicU64,
     closed: AtomicBool,
 }
 
-/// Two bits for the mode, and one for directories.
+/// Two bits for the mode, one for directories.
 fn encode_atime(mode: AtimeMode, directories: bool) -> u8 {
     let mode = match mode {
         AtimeMode::Relative => 0,
@@ -71,7 +73,7 @@ fn decode_atime(bits: u8) -> (AtimeMode, bool) {
     (mode, bits & 4 != 0)
 }
 
-/// An inode that somebody uses: it stays in memory meanwhile.
+/// A reference to an inode. It keeps the inode in memory.
 pub(crate) struct InodeRef<'a> {
     fs: &'a FileSystem,
     inode: Arc<Inode>,
@@ -92,10 +94,11 @@ impl Drop for InodeRef<'_> {
 }
 
 impl FileSystem {
-    /// Makes an empty file system in a new dataset, or in one that was made and has nothing in it. Durable on return.
+    /// Creates an empty file system in a new dataset, or in an existing empty one. Durable on
+    /// return.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), and what the pool says.
+    /// [`Exists`](ErrorKind::Exists) if the dataset is not empty, or an error of the pool.
     pub fn create_in(
         pool: &Pool,
         dataset: &str,
@@ -127,28 +130,29 @@ impl FileSystem {
         Ok(pool.sync()?)
     }
 
-    /// Opens the file system of a dataset. What was deleted and still in use when it was last open is destroyed in the background
-    /// from now on.
+    /// Opens the file system of a dataset. Starts to destroy, in the background, the orphans that
+    /// the last use left.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound) if there is no such dataset, [`Invalid`](ErrorKind::Invalid) if it holds no files,
-    /// [`Corrupt`](ErrorKind::Corrupt), and what the pool says.
+    /// [`NotFound`](ErrorKind::NotFound) if the dataset does not exist,
+    /// [`Invalid`](ErrorKind::Invalid) if it holds no files, [`Corrupt`](ErrorKind::Corrupt), or an
+    /// error of the pool.
     pub fn open_in(pool: Arc<Pool>, dataset: &str, options: &FsOptions) -> Result<Arc<Self>> {
         let name = dataset;
-        let doing = |error: Error| error.doing(format_args!("the files of dataset {name}"));
+        let doing = |error: Error| error.doing(format_args!("file system of dataset {name}"));
         let dataset = pool.dataset(name).map_err(|error| match error.kind() {
             PoolKind::NotFound => Error::new(ErrorKind::NotFound, error.to_string()),
             _ => error.into(),
         })?;
         if dataset.flavour() != FLAVOUR || dataset.root_object() == 0 {
-            let text = format!("dataset {name} holds no files: make a new dataset for them");
+            let text = format!("dataset {name} has no file system: create one in a new dataset");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let root = dataset.root_object();
         let info = dataset.object_info(root).map_err(|error| doing(error.into()))?;
         let meta = Meta::decode(&info.attributes).map_err(doing)?;
         if meta.kind != FileKind::Directory || info.kind != ObjectKind::Zap {
-            return Err(doing(Error::corrupt("the root is no directory")));
+            return Err(doing(Error::corrupt("the root is not a directory")));
         }
         let orphans = dataset.directory(meta.orphans).map_err(|error| doing(error.into()))?;
         let mut options = options.clone();
@@ -158,11 +162,11 @@ impl FileSystem {
             dataset,
             root,
             orphans,
-            table: Table::new(),
+            table: InodeTable::new(),
             workers: Workers::new(options.workers),
             reclaim: Reclaim::new(),
-            lost: LostWrites::new(),
-            moving: Mutex::named("fs-moving", ()),
+            writeback_errors: WritebackErrors::new(),
+            rename_mutex: Mutex::named("fs-rename", ()),
             atime: AtomicU8::new(encode_atime(options.atime, options.dir_atime)),
             options,
             client: Mutex::named("fs-client", None),
@@ -170,20 +174,20 @@ impl FileSystem {
             last_txg: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
-        // For ever: nobody looks it up.
-        fs.inode(root)?.keep();
+        // The root stays in memory without a lookup.
+        fs.inode(root)?.add_ref();
         fs.reclaim.start(Arc::downgrade(&fs))?;
         Ok(fs)
     }
 
-    /// Ends work in the background, writes what is not written, and makes all durable. Every later call fails. What is unlinked and
-    /// open is destroyed when the file system is opened again.
+    /// Ends background work, writes pending times, and makes everything durable. Later calls fail.
+    /// Unlinked files that are still open are destroyed when the file system is opened again.
     ///
     /// # Errors
-    /// Why something is not durable. It is closed all the same.
+    /// The reason why something is not durable. The file system is closed anyway.
     pub fn close(&self) -> Result<()> {
         let writable = self.check_writable().is_ok();
-        // From here on jobs and callbacks find it closed, and begin nothing.
+        // From here on, jobs and callbacks find the file system closed and start nothing.
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -191,7 +195,7 @@ impl FileSystem {
         self.workers.close();
         let mut failed = None;
         self.table.for_each(|inode| {
-            if writable && inode.known().times_pending {
+            if writable && inode.state().times_pending {
                 let begun = self.pool.begin_freeing().map_err(Error::from);
                 let written = begun.and_then(|tx| self.write_times(&tx, inode));
                 failed = failed.take().or(written.err());
@@ -204,28 +208,28 @@ impl FileSystem {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Sets when reading changes times, and whether it does so for directories too.
+    /// Sets when reads update access times, and whether they do so for directories.
     pub fn set_atime(&self, mode: AtimeMode, directories: bool) {
         self.atime.store(encode_atime(mode, directories), Ordering::Relaxed);
     }
 
-    /// When reading an inode of that kind changes its time of access.
+    /// When a read of an inode of this kind updates its access time.
     pub(crate) fn atime_of(&self, kind: FileKind) -> AtimeMode {
         let (mode, directories) = decode_atime(self.atime.load(Ordering::Relaxed));
         if directories || kind != FileKind::Directory { mode } else { AtimeMode::Off }
     }
 
-    /// The pool that it is on.
+    /// The pool.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// The name of its dataset.
+    /// The name of the dataset.
     pub fn name(&self) -> &str {
         self.dataset.name()
     }
 
-    /// The file system in numbers.
+    /// Statistics of the file system.
     pub fn stats(&self) -> FsStats {
         let (workers_busy, jobs_queued) = self.workers.load();
         let counters = self.counters.snapshot().into_iter();
@@ -233,7 +237,7 @@ impl FileSystem {
             inodes: self.table.len(),
             inode_bytes: self.table.bytes(),
             orphans: self.orphans.len(),
-            chores: self.reclaim.len(),
+            background_tasks: self.reclaim.len(),
             workers_busy,
             jobs_queued,
             counters: counters
@@ -242,26 +246,28 @@ impl FileSystem {
         }
     }
 
-    /// Where inodes were looked up that could go from memory if whoever looked them up forgot them: up to `most` directories and
-    /// names; no names of directories. Nothing as long as inodes take no more memory than [`FsOptions::memory_bytes`]. Each call looks at other inodes.
+    /// Names of inodes whose memory could be reclaimed if the kernel forgot them: up to `most`
+    /// pairs of directory and name. Directories are not included. Empty while inodes use at most
+    /// [`FsOptions::memory_bytes`]. Successive calls look at different inodes.
     pub fn reclaimable(&self, most: usize) -> Vec<(Ino, Vec<u8>)> {
         if self.table.bytes() <= self.options.memory_bytes {
             return Vec::new();
         }
-        let mut places = Vec::new();
-        self.table.for_each_from_next(|inode| {
-            let known = inode.known();
-            // A directory may be somebody's working directory, and would be lost to them.
-            let may_go = known.opens == 0 && inode.kind != FileKind::Directory;
-            if let (true, Some((parent, name))) = (may_go, &known.place) {
-                places.push((self.ino(*parent), name.to_vec()));
+        let mut names = Vec::new();
+        self.table.for_each_round_robin(|inode| {
+            let state = inode.state();
+            // A directory may be a process's working directory. Forgetting it would break that
+            // process.
+            let may_go = state.opens == 0 && inode.kind != FileKind::Directory;
+            if let (true, Some((parent, name))) = (may_go, &state.dentry) {
+                names.push((self.ino(*parent), name.to_vec()));
             }
-            places.len() < most
+            names.len() < most
         });
-        places
+        names
     }
 
-    /// Runs `job` on a thread that may wait. If too many jobs wait already, this thread runs it.
+    /// Runs `job` on a thread that may block. If the queue is full, runs it on this thread.
     pub fn spawn(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>) + Send>) {
         let fs = Arc::clone(self);
         let back = self.workers.push(Box::new(move |_| job(&fs)), false);
@@ -271,29 +277,37 @@ impl FileSystem {
         };
         self.counters.add(row, 0, 1);
         if let Some(job) = back {
-            job(Turn::MayWait);
+            job(Dispatch::Run);
         }
     }
 
-    /// The same for a thread that must not wait. If there is no thread for it, `job` learns that, here.
-    pub(crate) fn hand_over(self: &Arc<Self>, job: Box<dyn FnOnce(&Arc<Self>, Turn) + Send>) {
+    /// As [`spawn`](Self::spawn), for a thread that must not block. Without a worker thread, `job`
+    /// is called here with [`Dispatch::Cancelled`].
+    pub(crate) fn spawn_from_callback(
+        self: &Arc<Self>,
+        job: Box<dyn FnOnce(&Arc<Self>, Dispatch) + Send>,
+    ) {
         let fs = Arc::clone(self);
         self.counters.add(FsCounters::JOBS, 0, 1);
-        if let Some(job) = self.workers.push(Box::new(move |turn| job(&fs, turn)), true) {
-            job(Turn::NoThread);
+        if let Some(job) = self.workers.push(Box::new(move |dispatch| job(&fs, dispatch)), true) {
+            job(Dispatch::Cancelled);
         }
     }
 
-    /// Why there is no thread.
-    pub(crate) fn no_thread(&self) -> Error {
+    /// The error of a cancelled job.
+    pub(crate) fn no_worker_error(&self) -> Error {
         match self.check_open() {
             Err(error) => error,
-            Ok(()) => Error::new(ErrorKind::NoMemory, "the system gives no thread"),
+            Ok(()) => Error::new(
+                ErrorKind::NoMemory,
+                "cannot start a worker thread: the system has no more",
+            ),
         }
     }
 
-    /// Ends the use of a file system in a callback that must not wait. If it is the last one, that closes it, which waits.
-    pub(crate) fn drop_elsewhere(self: Arc<Self>) {
+    /// Drops a reference in a callback that must not block. Dropping the last one closes the file
+    /// system, which blocks.
+    pub(crate) fn drop_in_background(self: Arc<Self>) {
         if let Some(last) = Arc::into_inner(self) {
             // Without a thread it is closed here.
             let _ = spawn_named("fs-close", move || drop(last));
@@ -310,7 +324,7 @@ impl FileSystem {
         &self.orphans
     }
 
-    pub(crate) fn table(&self) -> &Table {
+    pub(crate) fn table(&self) -> &InodeTable {
         &self.table
     }
 
@@ -318,8 +332,8 @@ impl FileSystem {
         &self.reclaim
     }
 
-    pub(crate) fn lost(&self) -> &LostWrites {
-        &self.lost
+    pub(crate) fn writeback_errors(&self) -> &WritebackErrors {
+        &self.writeback_errors
     }
 
     pub(crate) fn counters(&self) -> &FsCounters {
@@ -330,7 +344,7 @@ impl FileSystem {
         self.root
     }
 
-    /// Counts an operation, and refuses it if the file system is closed.
+    /// Counts an operation. Fails if the file system is closed.
     pub(crate) fn enter(&self, op: Op) -> Result<()> {
         self.counters.add(FsCounters::OPERATIONS, op as usize, 1);
         self.check_open()
@@ -339,7 +353,7 @@ impl FileSystem {
     fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::Closed, "the file system was closed")),
+            true => Err(Error::new(ErrorKind::Closed, "the file system is closed")),
         }
     }
 
@@ -349,35 +363,35 @@ impl FileSystem {
         self.check_open()?;
         match self.options.read_only {
             false => Ok(()),
-            true => Err(Error::new(ErrorKind::ReadOnly, "it was opened for reading only")),
+            true => Err(Error::new(ErrorKind::ReadOnly, "the file system is read-only")),
         }
     }
 
-    /// Begins a transaction. The thread has no turn, and no other transaction.
+    /// Begins a transaction. The thread holds no inode lock and no other transaction.
     pub(crate) fn begin(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
         Ok(self.begun(self.pool.begin()?))
     }
 
-    /// The same, for what gives room back.
+    /// As [`begin`](Self::begin), for operations that free space.
     pub(crate) fn begin_freeing(&self) -> Result<Transaction<'_>> {
         self.check_writable()?;
         Ok(self.begun(self.pool.begin_freeing()?))
     }
 
     fn begun<'a>(&self, tx: Transaction<'a>) -> Transaction<'a> {
-        // Once a group: no line that threads fight for.
+        // Store once per transaction group, so that threads do not contend for the cache line.
         if self.last_txg.load(Ordering::Relaxed) != tx.txg() {
             self.last_txg.store(tx.txg(), Ordering::Relaxed);
         }
         tx
     }
 
-    /// Brings what a change of an inode's attributes needs into memory, so that the change itself has nothing to wait for. What the
-    /// open group has changed already is there.
+    /// Loads the dnode that a change of the inode's attributes needs, so that the change itself
+    /// does not block. After a change in the open transaction group it is in memory already.
     pub(crate) fn warm(&self, inode: &Inode) -> Result<()> {
         let last = self.last_txg.load(Ordering::Relaxed);
-        if last > 0 && inode.known().stored_txg >= last {
+        if last > 0 && inode.state().stored_txg >= last {
             return Ok(());
         }
         Ok(self.dataset.object_info(inode.number).map(drop)?)
@@ -390,12 +404,12 @@ impl FileSystem {
     pub(crate) fn ino(&self, number: u64) -> Ino {
         match number == self.root {
             true => Ino::ROOT,
-            // Numbers that come from a device were checked; whatever else it is, it is not another one's.
+            // Numbers from a device were checked. A saturated number belongs to no other inode.
             false => Ino(number.saturating_add(2)),
         }
     }
 
-    /// The object of an inode.
+    /// The object number of an inode.
     pub(crate) fn number(&self, ino: Ino) -> Result<u64> {
         match ino {
             Ino::ROOT => Ok(self.root),
@@ -403,52 +417,52 @@ impl FileSystem {
         }
     }
 
-    /// An inode that is in memory.
-    pub(crate) fn held(&self, number: u64) -> Option<InodeRef<'_>> {
+    /// Returns the inode if it is in memory.
+    pub(crate) fn cached(&self, number: u64) -> Option<InodeRef<'_>> {
         Some(InodeRef { fs: self, inode: self.table.get(number)? })
     }
 
-    /// The inode of a number, read from the dataset if need be.
+    /// Returns the inode with this number, loaded from the dataset if necessary.
     ///
     /// # Errors
-    /// [`Stale`](ErrorKind::Stale) if there is none, and what reading it brings.
+    /// [`Stale`](ErrorKind::Stale) if it does not exist, or a read error.
     pub(crate) fn inode(&self, number: u64) -> Result<InodeRef<'_>> {
         for _ in 0..RETRIES_MAX {
-            let loading = match self.table.get_or_load(number) {
-                Found::There(inode) => return Ok(InodeRef { fs: self, inode }),
-                Found::Absent(loading) => loading,
+            let guard = match self.table.get_or_load(number) {
+                CacheLookup::Hit(inode) => return Ok(InodeRef { fs: self, inode }),
+                CacheLookup::Miss(guard) => guard,
             };
             let loaded = self.load(number);
             #[cfg(test)]
             crate::tests::after_load();
             match loaded {
                 Ok(loaded) => {
-                    if let Some(inode) = loading.finish(loaded) {
+                    if let Some(inode) = guard.finish(loaded) {
                         return Ok(InodeRef { fs: self, inode });
                     }
                 }
-                Err(error) if !loading.is_old() => return Err(error),
+                Err(error) if !guard.is_stale() => return Err(error),
                 Err(_) => {}
             }
-            // Others had it meanwhile.
+            // The inode was in memory during the load.
             self.counters.add(FsCounters::RETRIES, 0, 1);
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
-    /// The inode that a caller names.
+    /// Returns the inode that a caller names.
     pub(crate) fn inode_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
         self.inode(self.number(ino)?)
     }
 
-    /// The directory that a caller names.
+    /// Returns the directory that a caller names.
     pub(crate) fn directory_of(&self, ino: Ino) -> Result<InodeRef<'_>> {
         let inode = self.inode_of(ino)?;
         inode.check_directory()?;
         Ok(inode)
     }
 
-    /// A new inode, in memory, before any name leads to it.
+    /// Enters a new inode into the table, before it has a name.
     pub(crate) fn add(&self, inode: Inode) -> InodeRef<'_> {
         InodeRef { fs: self, inode: self.table.add(inode) }
     }
@@ -469,7 +483,7 @@ impl FileSystem {
             _ => ObjectKind::Data,
         };
         if info.kind != wanted {
-            return Err(doing(Error::corrupt("its object is of another kind")));
+            return Err(doing(Error::corrupt("the object has another type than the inode")));
         }
         if meta.nlink == 0 {
             return Err(stale());
@@ -479,11 +493,11 @@ impl FileSystem {
             FileKind::Symlink => self.target(&meta).map_err(doing)?.len() as u64,
             _ => info.usage.size_bytes,
         };
-        let away =
-            Extent { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
-        let inode = Inode::new(number, info.created_txg, meta, away, 0);
+        let size_info =
+            SizeInfo { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
+        let inode = Inode::new(number, info.created_txg, meta, size_info, 0);
         if info.usage.is_guess {
-            // Its object is in memory, and knows what comes of it.
+            // The object is in memory and will have the final size.
             match inode.kind {
                 FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,
                 FileKind::Directory => inode.directory(&self.dataset).map(drop).map_err(doing)?,
@@ -493,23 +507,25 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// Ends the use of an inode.
+    /// Drops a reference.
     pub(crate) fn put(&self, inode: &Inode) {
-        if Table::put(inode) {
-            self.let_go(inode.number);
+        if InodeTable::put(inode) {
+            self.evict_if_unused(inode.number);
         }
     }
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
-        let (extent, blocks_guessed) = inode.extent();
+        let (size_info, blocks_estimated) = inode.size_info();
         let (size, allocated, block_bytes) = match inode.kind {
-            FileKind::File => (extent.size, extent.allocated, extent.record),
-            FileKind::Symlink => (extent.size, 0, PREFERRED_BYTES),
-            FileKind::Directory => (u64::from(PREFERRED_BYTES), extent.allocated, PREFERRED_BYTES),
+            FileKind::File => (size_info.size, size_info.allocated, size_info.record),
+            FileKind::Symlink => (size_info.size, 0, PREFERRED_BYTES),
+            FileKind::Directory => {
+                (u64::from(PREFERRED_BYTES), size_info.allocated, PREFERRED_BYTES)
+            }
             _ => (0, 0, PREFERRED_BYTES),
         };
-        let known = inode.known();
-        let meta = &known.meta;
+        let state = inode.state();
+        let meta = &state.meta;
         Attr {
             ino: self.ino(inode.number),
             kind: meta.kind,
@@ -520,7 +536,7 @@ impl FileSystem {
             rdev: meta.rdev,
             size,
             blocks: allocated.div_ceil(BLOCK_BYTES),
-            blocks_guessed,
+            blocks_estimated,
             block_bytes,
             atime: meta.atime,
             mtime: meta.mtime,
@@ -530,12 +546,12 @@ impl FileSystem {
         }
     }
 
-    /// Writes attributes, so that they are durable with the names that the transaction changes.
+    /// Stores attributes. They become durable together with the names that the transaction changes.
     fn store(&self, tx: &Transaction<'_>, number: u64, meta: &Meta) -> Result<()> {
         Ok(self.dataset.set_attributes_with_names(tx, number, &meta.encode())?)
     }
 
-    /// Changes what is known of an inode, here and in its object. The caller has its turn.
+    /// Changes an inode's attributes, in memory and in its object. The caller holds the inode lock.
     pub(crate) fn change(
         &self,
         tx: &Transaction<'_>,
@@ -545,15 +561,16 @@ impl FileSystem {
         let mut meta = inode.meta();
         change(&mut meta);
         self.store(tx, inode.number, &meta)?;
-        inode.set_atime_fresh(0);
-        let mut known = inode.known();
-        known.meta = meta;
-        known.times_pending = false;
-        known.stored_txg = tx.txg();
+        inode.set_atime_fresh_until(0);
+        let mut state = inode.state();
+        state.meta = meta;
+        state.times_pending = false;
+        state.stored_txg = tx.txg();
         Ok(())
     }
 
-    /// Changes the times of an inode: in its object only once a group; the last ones follow later. The caller has its turn.
+    /// Changes an inode's times. Stores them in the object once per transaction group; later
+    /// changes are pending. The caller holds the inode lock.
     pub(crate) fn touch(
         &self,
         tx: &Transaction<'_>,
@@ -561,21 +578,21 @@ impl FileSystem {
         change: impl FnOnce(&mut Meta),
     ) -> Result<()> {
         {
-            let mut known = inode.known();
-            if known.stored_txg == tx.txg() {
-                change(&mut known.meta);
-                known.times_pending = true;
-                drop(known);
-                inode.set_atime_fresh(0);
+            let mut state = inode.state();
+            if state.stored_txg == tx.txg() {
+                change(&mut state.meta);
+                state.times_pending = true;
+                drop(state);
+                inode.set_atime_fresh_until(0);
                 return Ok(());
             }
         }
         self.change(tx, inode, change)
     }
 
-    /// Writes times that are not in the object yet.
+    /// Stores pending times.
     pub(crate) fn flush_times(&self, inode: &Inode) -> Result<()> {
-        if !inode.known().times_pending {
+        if !inode.state().times_pending {
             return Ok(());
         }
         let tx = self.begin_freeing()?;
@@ -583,8 +600,8 @@ impl FileSystem {
     }
 
     fn write_times(&self, tx: &Transaction<'_>, inode: &Inode) -> Result<()> {
-        let _turn = inode.turn()?;
-        if !inode.known().times_pending {
+        let _lock = inode.lock()?;
+        if !inode.state().times_pending {
             return Ok(());
         }
         self.counters.add(FsCounters::TIMES_FLUSHED, 0, 1);
@@ -593,44 +610,45 @@ impl FileSystem {
 }
 
 impl InodeRef<'_> {
-    /// Adds a reference that somebody ends with [`put`](FileSystem::put).
-    pub(crate) fn keep(&self) {
+    /// Adds a reference. The caller drops it with [`put`](FileSystem::put).
+    pub(crate) fn add_ref(&self) {
         self.inode.refs.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// As the answer to a lookup: counts it.
+    /// Turns the reference into the result of a lookup, and counts the lookup.
     pub(crate) fn into_entry(self, parent: u64, name: &[u8]) -> Entry {
         let attr = self.fs.attr(&self);
         self.count_lookup(parent, name);
         Entry { attr }
     }
 
-    /// Counts a lookup under that name.
+    /// Counts a lookup by this name.
     pub(crate) fn count_lookup(&self, parent: u64, name: &[u8]) {
-        self.keep();
+        self.add_ref();
         self.fs.table.count_lookup(&self.inode);
-        let mut known = self.known();
-        let same = known.place.as_ref().is_some_and(|place| place.0 == parent && *place.1 == *name);
+        let mut state = self.state();
+        let same =
+            state.dentry.as_ref().is_some_and(|dentry| dentry.0 == parent && *dentry.1 == *name);
         if !same {
-            known.place = Some((parent, name.into()));
+            state.dentry = Some((parent, name.into()));
         }
     }
 }
 
 #[cold]
 pub(crate) fn stale() -> Error {
-    Error::new(ErrorKind::Stale, "there is no such inode any more")
+    Error::new(ErrorKind::Stale, "the inode no longer exists")
 }
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // Whoever wants to know what fails closes it before.
+        // To see errors, call `close` first.
         let _ = self.close();
     }
 }
 
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "files of dataset {} of {:?}", self.dataset.name(), self.pool)
+        write!(f, "file system of dataset {} of {:?}", self.dataset.name(), self.pool)
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! # Locking
 //!
-//! Who changes an inode, or names in it, has a transaction and then its *turn*. What is known of it is under a lock of
-//! its own that is held for a look only, so that looking at an inode never waits for who changes it.
+//! An operation that changes an inode, or names in it, holds a transaction and then the inode lock.
+//! The state mutex is held only to read or replace fields, so reading attributes never waits for an
+//! operation in progress.
 
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
@@ -13,151 +14,160 @@ use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{FileKind, Time};
 
-/// What an open object of the pool takes in memory, roughly.
-const BODY_BYTES: u64 = 900;
+/// Approximate memory of an open pool object, in bytes.
+const OPEN_OBJECT_BYTES: u64 = 900;
 
 /// An inode.
 pub(crate) struct Inode {
-    /// Its object.
+    /// Number of its pool object.
     pub(crate) number: u64,
-    /// What it is, for ever.
+    /// File type; never changes.
     pub(crate) kind: FileKind,
-    /// Tells it from others with its number.
+    /// Distinguishes inodes that have had the same number.
     pub(crate) generation: u64,
-    /// Reasons to keep it: counts of lookups, of opens, and who uses it right now. See [`Table`](crate::table::Table).
+    /// Reference count: lookups, opens and uses in progress. See
+    /// [`InodeTable`](crate::inode_table::InodeTable).
     pub(crate) refs: AtomicU64,
-    /// Changes of it take turns.
-    turn: Mutex<()>,
-    known: Mutex<Known>,
-    body: Mutex<Body>,
-    /// Of a directory: how often names that were in it went elsewhere.
+    /// The inode lock: serialises changes.
+    lock: Mutex<()>,
+    state: Mutex<InodeState>,
+    content: Mutex<Content>,
+    /// Directories: number of names removed so far.
     removals: AtomicU64,
-    /// Its time of access needs no look before this second; 0: it does.
+    /// Reads before this second need not update the access time. 0 means that every read checks.
     atime_fresh_until: AtomicI64,
 }
 
-/// What is known of it.
-pub(crate) struct Known {
+/// Attributes and usage of an inode, under the state mutex.
+pub(crate) struct InodeState {
     pub(crate) meta: Meta,
-    /// Times in `meta` that are not in the object yet.
+    /// `meta` has times that are not stored in the object yet.
     pub(crate) times_pending: bool,
-    /// The transaction group that the object's attributes were last changed in.
+    /// Transaction group that last stored the attributes.
     pub(crate) stored_txg: u64,
-    /// Whether its extended attributes hold file capabilities, if that was looked at.
+    /// Whether it has file capabilities; `None` if not known yet.
     pub(crate) capability: Option<bool>,
-    /// How many have it open.
+    /// Number of open handles.
     pub(crate) opens: u64,
-    /// Where it was last looked up: a directory's number, and a name.
-    pub(crate) place: Option<(u64, Box<[u8]>)>,
+    /// The last lookup: directory number and name.
+    pub(crate) dentry: Option<(u64, Box<[u8]>)>,
 }
 
-/// How long and large content is.
+/// Sizes of an inode's content.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    /// Length in bytes; of a symlink that of its path.
+pub(crate) struct SizeInfo {
+    /// Length in bytes; for a symlink the length of its target.
     pub(crate) size: u64,
-    /// Bytes on devices.
+    /// Bytes allocated on devices.
     pub(crate) allocated: u64,
-    /// Bytes of a record.
+    /// Record size in bytes.
     pub(crate) record: u32,
 }
 
-/// Its content, if it was needed so far.
+/// The content of an inode.
 #[derive(Clone)]
-enum Body {
-    /// It was not: so it was when the inode was read, no guess, and so it is as long as nobody opens it.
-    Away(Extent),
+enum Content {
+    /// Not opened yet. The sizes are those read with the inode. They stay valid until it is opened.
+    Unopened(SizeInfo),
     File(Arc<Object>),
     Directory(Arc<Directory>),
 }
 
 impl Inode {
-    pub(crate) fn new(number: u64, generation: u64, meta: Meta, away: Extent, txg: u64) -> Self {
+    pub(crate) fn new(
+        number: u64,
+        generation: u64,
+        meta: Meta,
+        size_info: SizeInfo,
+        txg: u64,
+    ) -> Self {
         let kind = meta.kind;
-        let known = Known {
+        let state = InodeState {
             meta,
             times_pending: false,
             stored_txg: txg,
             capability: None,
             opens: 0,
-            place: None,
+            dentry: None,
         };
         Self {
             number,
             kind,
             generation,
             refs: AtomicU64::new(0),
-            turn: Mutex::named("fs-inode", ()),
-            known: Mutex::named("fs-known", known),
-            body: Mutex::named("fs-body", Body::Away(away)),
+            lock: Mutex::named("fs-inode", ()),
+            state: Mutex::named("fs-inode-state", state),
+            content: Mutex::named("fs-content", Content::Unopened(size_info)),
             removals: AtomicU64::new(0),
             atime_fresh_until: AtomicI64::new(0),
         }
     }
 
-    /// The right to change it, until dropped. The thread has a transaction, and takes turns by number:
-    /// see [`Turns`](crate::lock::Turns).
+    /// Takes the inode lock. The thread holds a transaction. To lock several inodes, use
+    /// [`InodeLocks`](crate::inode_lock::InodeLocks).
     ///
     /// # Errors
-    /// [`WouldBlock`](ErrorKind::WouldBlock) if the thread must not wait, and somebody has it: that may take a device's time.
-    pub(crate) fn turn(&self) -> Result<MutexGuard<'_, ()>> {
-        Ok(lock_if_allowed(&self.turn, "the turn of an inode")?)
+    /// [`WouldBlock`](ErrorKind::WouldBlock) on a non-blocking thread if another thread holds the
+    /// lock, which it may do during device I/O.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
+        Ok(lock_if_allowed(&self.lock, "an inode lock")?)
     }
 
-    /// The same, if nobody has it.
-    pub(crate) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.turn.try_lock()
+    /// Takes the inode lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+        self.lock.try_lock()
     }
 
-    /// What is known of it. Nothing else may be locked meanwhile, nor the pool called.
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
+    /// Locks the state. The caller takes no other lock and does not call the pool meanwhile.
+    pub(crate) fn state(&self) -> MutexGuard<'_, InodeState> {
+        self.state.lock()
     }
 
-    /// Its attributes as they are now.
+    /// A copy of the current attributes.
     pub(crate) fn meta(&self) -> Meta {
-        self.known().meta.clone()
+        self.state().meta.clone()
     }
 
-    /// Its content, if it is a file.
+    /// The content of a regular file.
     ///
     /// # Errors
-    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), and what opening it brings.
+    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Invalid`](ErrorKind::Invalid), or an error of
+    /// the pool.
     pub(crate) fn file(&self, dataset: &Dataset) -> Result<Arc<Object>> {
-        if let Body::File(object) = &*self.body.lock() {
+        if let Content::File(object) = &*self.content.lock() {
             return Ok(Arc::clone(object));
         }
         match self.kind {
             FileKind::File => {}
             FileKind::Directory => {
-                return Err(Error::new(ErrorKind::IsADirectory, "it is a directory"));
+                return Err(Error::new(ErrorKind::IsADirectory, "is a directory"));
             }
-            _ => return Err(Error::new(ErrorKind::Invalid, "it has no content of its own")),
+            _ => return Err(Error::new(ErrorKind::Invalid, "the inode is not a regular file")),
         }
         let object = Arc::new(dataset.object(self.number)?);
-        let mut body = self.body.lock();
-        if let Body::File(object) = &*body {
+        let mut content = self.content.lock();
+        if let Content::File(object) = &*content {
             return Ok(Arc::clone(object));
         }
-        *body = Body::File(Arc::clone(&object));
+        *content = Content::File(Arc::clone(&object));
         Ok(object)
     }
 
-    /// Its names, if it is a directory.
+    /// The names of a directory.
     ///
     /// # Errors
-    /// [`NotADirectory`](ErrorKind::NotADirectory), and what opening it brings.
+    /// [`NotADirectory`](ErrorKind::NotADirectory), or an error of the pool.
     pub(crate) fn directory(&self, dataset: &Dataset) -> Result<Arc<Directory>> {
-        if let Body::Directory(directory) = &*self.body.lock() {
+        if let Content::Directory(directory) = &*self.content.lock() {
             return Ok(Arc::clone(directory));
         }
         self.check_directory()?;
         let directory = Arc::new(dataset.directory(self.number)?);
-        let mut body = self.body.lock();
-        if let Body::Directory(directory) = &*body {
+        let mut content = self.content.lock();
+        if let Content::Directory(directory) = &*content {
             return Ok(Arc::clone(directory));
         }
-        *body = Body::Directory(Arc::clone(&directory));
+        *content = Content::Directory(Arc::clone(&directory));
         Ok(directory)
     }
 
@@ -166,58 +176,59 @@ impl Inode {
     pub(crate) fn check_directory(&self) -> Result<()> {
         match self.kind {
             FileKind::Directory => Ok(()),
-            _ => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
+            _ => Err(Error::new(ErrorKind::NotADirectory, "not a directory")),
         }
     }
 
-    /// How long and large it is, and whether what it takes on devices is a guess so far.
-    pub(crate) fn extent(&self) -> (Extent, bool) {
-        // The pool is asked without the lock.
-        let body = self.body.lock().clone();
-        let (usage, record) = match body {
-            Body::Away(extent) => return (extent, false),
-            Body::File(object) => (object.usage(), object.record_bytes()),
-            Body::Directory(directory) => (directory.usage(), 0),
+    /// The sizes, and whether the allocated size is an estimate.
+    pub(crate) fn size_info(&self) -> (SizeInfo, bool) {
+        // Call the pool without the lock.
+        let content = self.content.lock().clone();
+        let (usage, record) = match content {
+            Content::Unopened(size_info) => return (size_info, false),
+            Content::File(object) => (object.usage(), object.record_bytes()),
+            Content::Directory(directory) => (directory.usage(), 0),
         };
         let (size, allocated) = (usage.size_bytes, usage.allocated_bytes);
-        (Extent { size, allocated, record }, usage.is_guess)
+        (SizeInfo { size, allocated, record }, usage.is_guess)
     }
 
-    /// How often names went from it, so far. If it is the same before a name is looked up and after its inode is held, the inode
-    /// is the one that the name led to.
+    /// Number of names removed from this directory so far. If it is the same before a name lookup
+    /// and after its inode is referenced, the inode is still the one that the name refers to.
     pub(crate) fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
 
-    /// Counts a name that is no longer there. What it led to is not destroyed before this.
+    /// Counts a removed name. Its inode is destroyed only after this.
     pub(crate) fn note_removal(&self) {
         self.removals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether the time of access may have to be changed by a read now.
-    pub(crate) fn atime_needs_look(&self, now: Time) -> bool {
+    /// Whether a read at `now` may have to update the access time.
+    pub(crate) fn atime_may_need_update(&self, now: Time) -> bool {
         now.seconds >= self.atime_fresh_until.load(Ordering::Relaxed)
     }
 
-    /// The time of access need not be looked at before that second; 0: at once.
-    pub(crate) fn set_atime_fresh(&self, until_seconds: i64) {
+    /// Reads before `until_seconds` need not update the access time. 0 means that every read
+    /// checks.
+    pub(crate) fn set_atime_fresh_until(&self, until_seconds: i64) {
         self.atime_fresh_until.store(until_seconds, Ordering::Relaxed);
     }
 
-    /// Bytes of memory that it takes, roughly.
+    /// Approximate memory of the inode, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        // With its place in the table.
+        // Includes its slot in the table.
         let mut bytes = size_of::<Self>() as u64 + 48;
         {
-            let known = self.known();
-            if let Extras::Inline(extras) = &known.meta.extras {
+            let state = self.state();
+            if let Extras::Inline(extras) = &state.meta.extras {
                 bytes += extras.len() as u64;
             }
-            bytes += known.place.as_ref().map_or(0, |(_, name)| name.len() as u64);
+            bytes += state.dentry.as_ref().map_or(0, |(_, name)| name.len() as u64);
         }
-        match &*self.body.lock() {
-            Body::Away(_) => bytes,
-            _ => bytes + BODY_BYTES,
+        match &*self.content.lock() {
+            Content::Unopened(_) => bytes,
+            _ => bytes + OPEN_OBJECT_BYTES,
         }
     }
 }

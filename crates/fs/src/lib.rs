@@ -1,18 +1,20 @@
-//! Files on a pool's dataset, with the semantics of POSIX.
+//! A POSIX file system on a dataset of a pool.
 //!
-//! * [`FileSystem`]: made in a dataset, opened, shared by any number of threads;
-//! * [`Ino`]: names an inode; [`Attr`]: what is known of it; [`Handle`]: that somebody has it open;
-//! * [`Error`]: its [`ErrorKind`] is what becomes an errno in an adapter.
+//! * [`FileSystem`] is created in a dataset, opened, and shared by any number of threads.
+//! * [`Ino`] names an inode, [`Attr`] has its attributes, [`Handle`] is an open file or directory.
+//! * [`Error`] has an [`ErrorKind`], which an adapter maps to an `errno` number.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
 //! use forebay_fs::{Caller, FileSystem, FsOptions, Ino, Owner};
 //! use forebay_io::OpenOptions;
-//! use forebay_pool::{BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path};
+//! use forebay_pool::{
+//!     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Pool, open_path,
+//! };
 //!
-//! # let folder = tempfile::tempdir()?;
-//! # let path = &folder.path().join("tank.img");
+//! # let directory = tempfile::tempdir()?;
+//! # let path = &directory.path().join("tank.img");
 //! let cache = BlockCache::new(BlockCacheOptions { bytes: 64 << 20, ..Default::default() })?;
 //! let file = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
 //! let pool = Pool::create(vec![open_path(path, &file)?], &CreateOptions::new("tank", cache))?;
@@ -33,21 +35,21 @@
 //!
 //! # Invariants
 //!
-//! - An operation is one transaction: after a crash it has happened or not. The exceptions are those whose size has no bound,
-//!   and they say so.
-//! - An inode that no name leads to is in the orphan directory until it is destroyed, from the transaction that took its
-//!   last name on.
-//! - A link count is changed in the transaction that changes the names.
+//! - Each operation is one transaction: after a crash it is done or not done. Operations of
+//!   unbounded size are exceptions and say so.
+//! - The transaction that removes the last name of an inode enters it into the orphan directory. It
+//!   stays there until it is destroyed.
+//! - A transaction that changes names changes the link counts too.
 //!
 //! # Locking
 //!
-//! `docs/locking.md` has every lock and the order. In short: begin a transaction, then lock inodes in the order of
-//! their numbers. Nobody begins a transaction, or waits for a group, with a lock held.
+//! Begin a transaction, then lock inodes in the order of their numbers. No thread that holds a lock
+//! begins a transaction or waits for a transaction group. `docs/locking.md` lists all locks.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It checks no permissions: whoever passes requests on does. It has no quotas, no ACLs, no locks of files, no
-//! reservations of room. It knows nothing of any protocol.
+//! The crate checks no permissions: its caller does. It has no quotas, no ACLs, no file locks and
+//! no space reservations, and knows no protocol.
 
 mod attrs;
 mod audit;
@@ -56,13 +58,12 @@ mod extras;
 pub mod format;
 mod fs;
 mod inode;
-mod lock;
-mod lost;
+mod inode_lock;
+mod inode_table;
 mod ops;
 mod options;
 mod reclaim;
 mod stats;
-mod table;
 #[cfg(test)]
 #[allow(
     clippy::disallowed_methods,
@@ -71,6 +72,7 @@ mod table;
 mod tests;
 mod types;
 mod workers;
+mod writeback_errors;
 
 pub use audit::AuditReport;
 pub use error::{Error, ErrorKind, Result};
@@ -85,7 +87,7 @@ pub use types::{
     Seek, SetAttr, SetTime, Time, Write, XattrMode,
 };
 
-/// The example of the README compiles.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

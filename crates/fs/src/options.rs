@@ -1,39 +1,39 @@
-//! How a file system is opened.
+//! Options of a file system.
 
 use forebay_base::clock::{SystemWallClock, WallClock};
 use forebay_base::sync::Arc;
 
-/// When reading a file changes its time of access.
+/// When a read updates the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtimeMode {
-    /// If it would otherwise be older than a change, or than a day.
+    /// If the access time is older than a change, or than a day.
     Relative,
-    /// With every read that comes here.
+    /// On every read that reaches the file system.
     Strict,
     /// Never.
     Off,
 }
 
-/// How to open a file system.
+/// Options to open a file system.
 #[derive(Clone)]
 pub struct FsOptions {
-    /// Inodes in memory should not take more than this; see
-    /// [`reclaimable`](crate::FileSystem::reclaimable). Nothing is refused when they do.
+    /// Memory in bytes above which [`reclaimable`](crate::FileSystem::reclaimable) names inodes to
+    /// forget. A soft limit: no operation fails because of it.
     pub memory_bytes: u64,
-    /// Nothing may be changed.
+    /// Refuses all changes.
     pub read_only: bool,
-    /// When reading changes times.
+    /// When a read updates the access time.
     pub atime: AtimeMode,
-    /// Whether it does so for directories too.
+    /// Whether reading a directory updates its access time.
     pub dir_atime: bool,
-    /// Threads for what must wait, at most; at least one.
+    /// Largest number of threads for jobs that block, at least one.
     pub workers: usize,
-    /// Where the times of files come from.
+    /// Source of the times of files.
     pub clock: Arc<dyn WallClock>,
 }
 
 impl Default for FsOptions {
-    /// 64 MiB of inodes, relative times of access, 16 threads, the system's clock.
+    /// 64 MiB for inodes, relative access times, 16 threads, the system's clock.
     fn default() -> Self {
         Self {
             memory_bytes: 64 << 20,

@@ -1,15 +1,15 @@
-//! Work in the background: destroying inodes that nobody needs, and writing times after the fact.
+//! Background work: destroys orphans and writes pending times.
 //!
-//! An inode that lost its last name is in the orphan directory, under its number in hexadecimal digits. When the last who uses it is
-//! gone, it is destroyed: at once if it is small, otherwise after its blocks were freed in steps, each a transaction.
-//! Nothing of that need be remembered: what is in the orphan directory when a file system is opened is an orphan of a
-//! crash, and is destroyed then.
+//! An inode without names is in the orphan directory, under its number in hexadecimal. When its
+//! last user is gone, it is destroyed: at once if it is small, otherwise after its blocks were
+//! freed in steps of one transaction each. Orphans need no other record. Opening a file system
+//! destroys every inode in the orphan directory.
 //!
-//! What cannot be destroyed now, as in a pool that is full or whose device fails, is tried again later, one by one: so one that
-//! cannot go keeps no other, and the room of deleted files comes back once it can.
+//! An orphan that cannot be destroyed, because the pool is full or a device fails, is retried later
+//! by itself. It does not block the others.
 //!
-//! One thread does all of it, so nobody but who takes a failed change back takes names out of the orphan directory. Names there
-//! that are none of an orphan's go as well.
+//! One thread does all of this, so only that thread and the rollback of failed operations remove
+//! names from the orphan directory. It also removes names whose inode is no orphan.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,39 +23,39 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::extras;
 use crate::fs::FileSystem;
 use crate::inode::Inode;
+use crate::inode_table::Eviction;
 use crate::stats::FsCounters;
-use crate::table::Leaving;
 use crate::types::FileKind;
 
-/// Chores that are done in one go; inodes that are destroyed in one transaction.
-const LOT: usize = 32;
-/// Records that are freed in one transaction, at most.
+/// Largest number of tasks run, and of inodes destroyed, in one transaction.
+const BATCH: usize = 32;
+/// Largest number of records freed in one transaction.
 const STEP_RECORDS: u64 = 8192;
 
-/// How long what could not be destroyed waits for the next attempt.
+/// Delay before a failed destroy is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Something to be done later.
+/// A task for the background thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chore {
-    /// Destroy the inode of that number, which no name leads to.
+pub(crate) enum ReclaimTask {
+    /// Destroy the orphan with this number.
     Destroy(u64),
-    /// Write its times.
-    Times(u64),
+    /// Write the pending times of this inode.
+    FlushTimes(u64),
 }
 
-/// What is to be done, and the thread that does it.
+/// The background thread and its tasks.
 pub(crate) struct Reclaim {
-    state: Mutex<State>,
+    state: Mutex<ReclaimState>,
     wake: Condvar,
     idle: Condvar,
 }
 
-struct State {
-    chores: VecDeque<Chore>,
-    /// Inodes that could not be destroyed.
+struct ReclaimState {
+    tasks: VecDeque<ReclaimTask>,
+    /// Inodes whose destruction failed.
     failed: VecDeque<u64>,
-    /// Chores are being done, or what was left behind is being looked for.
+    /// Tasks are running, or the orphan directory is being read.
     busy: bool,
     stopped: bool,
     thread: Option<JoinHandle<()>>,
@@ -63,8 +63,8 @@ struct State {
 
 impl Reclaim {
     pub(crate) fn new() -> Arc<Self> {
-        let state = State {
-            chores: VecDeque::new(),
+        let state = ReclaimState {
+            tasks: VecDeque::new(),
             failed: VecDeque::new(),
             busy: true,
             stopped: false,
@@ -80,27 +80,27 @@ impl Reclaim {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system has none to give.
+    /// If the system cannot create a thread.
     pub(crate) fn start(self: &Arc<Self>, fs: Weak<FileSystem>) -> Result<()> {
         let reclaim = Arc::clone(self);
         let thread = spawn_named("fs-reclaim", move || reclaim.run(&fs));
         let thread = thread.map_err(|error| {
-            Error::new(ErrorKind::NoMemory, format!("the system gives no thread: {error}"))
+            Error::new(ErrorKind::NoMemory, format!("cannot start the reclaim thread: {error}"))
         })?;
         self.state.lock().thread = Some(thread);
         Ok(())
     }
 
-    pub(crate) fn push(&self, chore: Chore) {
+    pub(crate) fn push(&self, task: ReclaimTask) {
         let mut state = self.state.lock();
         if !state.stopped {
-            state.chores.push_back(chore);
+            state.tasks.push_back(task);
             drop(state);
             self.wake.notify_one();
         }
     }
 
-    /// This inode is to be destroyed, and could not be.
+    /// Records that this inode could not be destroyed.
     fn push_failed(&self, number: u64) {
         let mut state = self.state.lock();
         if !state.stopped {
@@ -108,37 +108,37 @@ impl Reclaim {
         }
     }
 
-    /// Chores that wait.
+    /// Number of waiting tasks.
     pub(crate) fn len(&self) -> u64 {
         let state = self.state.lock();
-        (state.chores.len() + state.failed.len()) as u64
+        (state.tasks.len() + state.failed.len()) as u64
     }
 
-    /// Tries again what failed, and waits until nothing is left to do, but for what fails once more.
+    /// Retries failed tasks, and waits until no task is left except those that fail again.
     pub(crate) fn quiesce(&self) {
         let mut state = self.state.lock();
         if !state.stopped {
             state.retry(usize::MAX);
             self.wake.notify_one();
         }
-        while !state.stopped && (state.busy || !state.chores.is_empty()) {
+        while !state.stopped && (state.busy || !state.tasks.is_empty()) {
             self.idle.wait(&mut state);
         }
     }
 
-    /// Ends the thread; what is left to do is found again when the file system is opened.
+    /// Ends the thread. The orphan directory still names the remaining work.
     pub(crate) fn stop(&self) {
         let thread = {
             let mut state = self.state.lock();
             state.stopped = true;
-            state.chores.clear();
+            state.tasks.clear();
             state.failed.clear();
             state.thread.take()
         };
         self.wake.notify_all();
         self.idle.notify_all();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != current_id()) {
-            // A panic was printed where it happened.
+            // The thread has printed its panic.
             let _ = thread.join();
         }
     }
@@ -152,37 +152,37 @@ impl Reclaim {
             fs.destroy_leftovers(self);
         }
         loop {
-            let lot: Vec<Chore> = {
+            let batch: Vec<ReclaimTask> = {
                 let mut state = self.state.lock();
                 state.busy = false;
-                if state.chores.is_empty() {
+                if state.tasks.is_empty() {
                     self.idle.notify_all();
                 }
-                while state.chores.is_empty() && !state.stopped {
+                while state.tasks.is_empty() && !state.stopped {
                     if state.failed.is_empty() {
                         self.wake.wait(&mut state);
                     } else if self.wake.wait_timeout(&mut state, RETRY_AFTER) {
-                        // As many as one transaction takes; if that goes well, all of them.
-                        state.retry(LOT);
+                        // Retry one transaction's worth. If that succeeds, all others follow.
+                        state.retry(BATCH);
                     }
                 }
                 state.busy = true;
-                let count = state.chores.len().min(LOT);
-                state.chores.drain(..count).collect()
+                let count = state.tasks.len().min(BATCH);
+                state.tasks.drain(..count).collect()
             };
             match fs.upgrade() {
-                Some(fs) if !self.is_stopped() => fs.do_chores(self, &lot),
+                Some(fs) if !self.is_stopped() => fs.run_tasks(self, &batch),
                 _ => return,
             }
         }
     }
 }
 
-impl State {
-    /// Makes chores of up to `most` of what failed.
+impl ReclaimState {
+    /// Turns up to `most` failed inodes into tasks.
     fn retry(&mut self, most: usize) {
         let count = self.failed.len().min(most);
-        self.chores.extend(self.failed.drain(..count).map(Chore::Destroy));
+        self.tasks.extend(self.failed.drain(..count).map(ReclaimTask::Destroy));
     }
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn orphan_name(number: u64) -> String {
     format!("{number:x}")
 }
 
-/// The inode that such a name stands for.
+/// The inode number of such a name.
 pub(crate) fn orphan_number(name: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(name).ok()?;
     let number = u64::from_str_radix(text, 16).ok()?;
@@ -199,40 +199,40 @@ pub(crate) fn orphan_number(name: &[u8]) -> Option<u64> {
 }
 
 /// An orphan that is ready to be destroyed.
-struct Doomed {
+struct PreparedOrphan {
     number: u64,
     extras: Extras,
 }
 
 impl FileSystem {
-    /// Waits until the background has destroyed what nobody uses, and written what was to be written.
+    /// Waits until background work is done: orphans are destroyed and pending times are written.
     pub fn quiesce(&self) {
         self.reclaim().quiesce();
     }
 
-    /// What to do with an inode whose last reference has gone.
-    pub(crate) fn let_go(&self, number: u64) {
-        let left = self.table().leave(number, |inode| {
-            let known = inode.known();
-            known.times_pending && known.meta.nlink > 0
+    /// Evicts an inode whose last reference is gone, or queues the task that must come first.
+    pub(crate) fn evict_if_unused(&self, number: u64) {
+        let left = self.table().try_evict(number, |inode| {
+            let state = inode.state();
+            state.times_pending && state.meta.nlink > 0
         });
         match left {
-            Leaving::Stays => self.reclaim().push(Chore::Times(number)),
-            Leaving::Left(inode) if inode.known().meta.nlink == 0 => {
-                self.reclaim().push(Chore::Destroy(number));
+            Eviction::Deferred => self.reclaim().push(ReclaimTask::FlushTimes(number)),
+            Eviction::Evicted(inode) if inode.state().meta.nlink == 0 => {
+                self.reclaim().push(ReclaimTask::Destroy(number));
             }
-            Leaving::Left(_) | Leaving::Needed => {}
+            Eviction::Evicted(_) | Eviction::InUse => {}
         }
     }
 
-    /// Destroys what a crash, or the end of this program, left behind.
+    /// Destroys the orphans left by a crash or an earlier process.
     fn destroy_leftovers(&self, reclaim: &Reclaim) {
         if self.check_writable().is_err() {
             return;
         }
         let mut from = Cookie::START;
         while !reclaim.is_stopped() {
-            let Ok(entries) = self.orphans().entries(from, LOT) else { return };
+            let Ok(entries) = self.orphans().entries(from, BATCH) else { return };
             let Some(last) = entries.last() else { return };
             from = last.next;
             let numbers: Vec<u64> =
@@ -241,33 +241,33 @@ impl FileSystem {
         }
     }
 
-    fn do_chores(&self, reclaim: &Reclaim, lot: &[Chore]) {
-        let mut doomed = Vec::new();
-        for chore in lot {
-            match chore {
-                Chore::Destroy(number) => doomed.push(*number),
-                Chore::Times(number) => self.flush_times_of(*number),
+    fn run_tasks(&self, reclaim: &Reclaim, batch: &[ReclaimTask]) {
+        let mut orphans = Vec::new();
+        for task in batch {
+            match task {
+                ReclaimTask::Destroy(number) => orphans.push(*number),
+                ReclaimTask::FlushTimes(number) => self.flush_times_of(*number),
             }
         }
-        self.destroy_orphans(reclaim, &doomed);
+        self.destroy_orphans(reclaim, &orphans);
     }
 
     fn flush_times_of(&self, number: u64) {
-        // Not there: somebody else was faster.
-        let Some(inode) = self.held(number) else { return };
+        // Another thread has already evicted it.
+        let Some(inode) = self.cached(number) else { return };
         if self.flush_times(&inode).is_err() {
-            // They are lost, as after a crash; it must not stay for them.
-            inode.known().times_pending = false;
+            // The times are lost, as after a crash. Otherwise the inode could never be evicted.
+            inode.state().times_pending = false;
         }
     }
 
     fn destroy_orphans(&self, reclaim: &Reclaim, numbers: &[u64]) {
         let mut ready = Vec::new();
         for number in numbers {
-            match self.prepare(reclaim, *number) {
-                Ok(Some(doomed)) => ready.push(doomed),
+            match self.prepare_orphan(reclaim, *number) {
+                Ok(Some(orphan)) => ready.push(orphan),
                 Ok(None) => {}
-                Err(error) => self.not_destroyed(reclaim, *number, &error),
+                Err(error) => self.destroy_failed(reclaim, *number, &error),
             }
         }
         if ready.is_empty() || reclaim.is_stopped() {
@@ -275,12 +275,12 @@ impl FileSystem {
         }
         let left = self.destroy_all(&ready);
         let mut destroyed = ready.len() - left.len();
-        // One of them may have kept the others, or used up what room a transaction has.
-        for doomed in left {
-            let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, doomed));
+        // One orphan may have failed the batch, or exceeded the limits of a transaction.
+        for orphan in left {
+            let one = self.begin_freeing().and_then(|tx| self.destroy_one(&tx, orphan));
             match one {
                 Ok(()) => destroyed += 1,
-                Err(error) => self.not_destroyed(reclaim, doomed.number, &error),
+                Err(error) => self.destroy_failed(reclaim, orphan.number, &error),
             }
         }
         self.counters().add(FsCounters::ORPHANS_DESTROYED, 0, destroyed as u64);
@@ -289,8 +289,8 @@ impl FileSystem {
         }
     }
 
-    /// Takes note that an inode could not be destroyed. What makes no sense will not make more later; the rest is tried again.
-    fn not_destroyed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
+    /// Counts a failed destroy, and queues a retry unless the error is permanent.
+    fn destroy_failed(&self, reclaim: &Reclaim, number: u64, error: &Error) {
         self.counters().add(FsCounters::ORPHANS_FAILED, 0, 1);
         if !matches!(
             error.kind(),
@@ -300,21 +300,21 @@ impl FileSystem {
         }
     }
 
-    /// Looks whether an inode is to be destroyed, and frees what is too much for one transaction.
-    fn prepare(&self, reclaim: &Reclaim, number: u64) -> Result<Option<Doomed>> {
-        if self.table().has(number) {
+    /// Checks that an inode is to be destroyed, and frees what exceeds one transaction.
+    fn prepare_orphan(&self, reclaim: &Reclaim, number: u64) -> Result<Option<PreparedOrphan>> {
+        if self.table().contains(number) {
             return Ok(None);
         }
         let info = match self.dataset().object_info(number) {
             Ok(info) => info,
             Err(error) if error.kind() == PoolKind::NotFound => {
-                return self.remove_false_name(number).map(|()| None);
+                return self.remove_stale_entry(number).map(|()| None);
             }
             Err(error) => return Err(error.into()),
         };
         let meta = Meta::decode(&info.attributes)?;
         if meta.nlink != 0 {
-            return self.remove_false_name(number).map(|()| None);
+            return self.remove_stale_entry(number).map(|()| None);
         }
         if meta.kind == FileKind::File {
             let object = self.dataset().object(number)?;
@@ -323,25 +323,26 @@ impl FileSystem {
                 return Ok(None);
             }
         }
-        Ok(Some(Doomed { number, extras: meta.extras }))
+        Ok(Some(PreparedOrphan { number, extras: meta.extras }))
     }
 
-    /// Takes the name of an inode that is no orphan out of the orphan directory.
-    fn remove_false_name(&self, number: u64) -> Result<()> {
+    /// Removes a name from the orphan directory if its inode is no orphan.
+    fn remove_stale_entry(&self, number: u64) -> Result<()> {
         let name = orphan_name(number);
         if self.orphans().lookup(name.as_bytes())?.is_none() {
             return Ok(());
         }
-        // Somebody may make an inode of that number, or an orphan of it, right now: then the name is none of ours.
+        // Another thread may be creating or unlinking an inode with this number. Then the name is
+        // not stale.
         let inode = match self.inode(number) {
             Ok(inode) => Some(inode),
             Err(error) if error.kind() == ErrorKind::Stale => None,
             Err(error) => return Err(error),
         };
         let tx = self.begin_freeing()?;
-        let _turn = inode.as_deref().map(Inode::turn).transpose()?;
+        let _lock = inode.as_deref().map(Inode::lock).transpose()?;
         let is_orphan = match &inode {
-            Some(inode) => inode.known().meta.nlink == 0,
+            Some(inode) => inode.state().meta.nlink == 0,
             None => match self.dataset().object_info(number) {
                 Ok(_) => true,
                 Err(error) if error.kind() == PoolKind::NotFound => false,
@@ -355,35 +356,36 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Destroys orphans in one transaction, up to one that fails; returns that and those behind it.
-    fn destroy_all<'d>(&self, doomed: &'d [Doomed]) -> &'d [Doomed] {
-        let Ok(tx) = self.begin_freeing() else { return doomed };
-        let done = doomed.iter().take_while(|doomed| self.destroy_one(&tx, doomed).is_ok()).count();
-        &doomed[done..]
+    /// Destroys orphans in one transaction until one fails. Returns that one and those after it.
+    fn destroy_all<'d>(&self, orphans: &'d [PreparedOrphan]) -> &'d [PreparedOrphan] {
+        let Ok(tx) = self.begin_freeing() else { return orphans };
+        let done =
+            orphans.iter().take_while(|orphan| self.destroy_one(&tx, orphan).is_ok()).count();
+        &orphans[done..]
     }
 
-    /// Destroys an orphan. Its name goes first: a name whose object is gone would be in the way of who gets the number next. An object
-    /// without its name is found by nobody but who tries again.
-    fn destroy_one(&self, tx: &Transaction<'_>, doomed: &Doomed) -> Result<()> {
-        let name = orphan_name(doomed.number);
-        gone_is_fine(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
-        // The object goes last: as long as it is there, it can be tried again.
-        let discarded = match extras::discard(self.dataset(), tx, &doomed.extras) {
+    /// Destroys an orphan. Removes its name first: a name without an object would collide with the
+    /// next inode of that number. An object without a name is known to the retry queue only.
+    fn destroy_one(&self, tx: &Transaction<'_>, orphan: &PreparedOrphan) -> Result<()> {
+        let name = orphan_name(orphan.number);
+        ignore_not_found(self.orphans().remove(tx, name.as_bytes()).map(|_| ()))?;
+        // Destroy the object last, because a retry needs it.
+        let discarded = match extras::discard(self.dataset(), tx, &orphan.extras) {
             Err(error) if error.kind() != ErrorKind::Stale => Err(error),
             _ => Ok(()),
         };
         let destroyed =
-            discarded.and_then(|()| gone_is_fine(self.dataset().destroy(tx, doomed.number)));
+            discarded.and_then(|()| ignore_not_found(self.dataset().destroy(tx, orphan.number)));
         match destroyed {
-            // Its number may be given to another inode.
-            Ok(()) => self.lost().replaced(doomed.number, 0..u64::MAX),
+            // Its number may be reused.
+            Ok(()) => self.writeback_errors().clear(orphan.number, 0..u64::MAX),
             Err(_) => drop(self.orphans().update(tx, name.as_bytes(), &[1])?),
         }
         destroyed
     }
 
-    /// Frees the records of a file from `from` to `to`, but for what is little enough for the caller's next transaction. Each step is a
-    /// transaction. Stops if `go_on` says no; returns whether it did not.
+    /// Frees the records between `from` and `to`, except a rest that fits into the caller's next
+    /// transaction. Each step is one transaction. Returns false if `go_on` stopped it.
     pub(crate) fn free_in_steps(
         &self,
         object: &Object,
@@ -404,9 +406,9 @@ impl FileSystem {
             if !go_on() {
                 return Ok(false);
             }
-            // A step cannot be taken back.
-            check_waiting("a file that is freed in steps")?;
-            // Steps go from record to record.
+            // A completed step cannot be rolled back.
+            check_waiting("freeing a file in steps")?;
+            // Steps are aligned to records.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;
             object.punch(&tx, data.max(from), next - data.max(from))?;
@@ -418,8 +420,8 @@ impl FileSystem {
     }
 }
 
-/// Lets pass that something to be removed is not there.
-fn gone_is_fine(removed: forebay_pool::Result<()>) -> Result<()> {
+/// Treats a missing name or object as removed.
+fn ignore_not_found(removed: forebay_pool::Result<()>) -> Result<()> {
     match removed {
         Err(error) if error.kind() != PoolKind::NotFound => Err(error.into()),
         _ => Ok(()),

@@ -1,7 +1,7 @@
-//! What a file system counts. `docs/counters.md` is made from this table.
+//! Counters of a file system. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What a file system counts, since it was opened.
+    /// Counters since the file system was opened.
     pub table FsCounters;
     labels operation = [
         "lookup", "forget", "getattr", "setattr", "readlink", "make", "create", "link", "unlink", "rmdir",
@@ -9,35 +9,36 @@ forebay_base::counters! {
         "readdir", "statfs", "getxattr", "setxattr", "removexattr", "listxattr"
     ];
 
-    /// Operations, by what was asked for.
+    /// Operations, by type.
     operations: operation;
-    /// Inodes read from the dataset because they were not in memory.
+    /// Inodes loaded from the dataset.
     inodes_loaded;
-    /// Operations that began again because names changed under them.
+    /// Operations restarted because names changed concurrently.
     retries;
-    /// Reads that were not answered at once, and waited for a device without holding a thread.
+    /// Reads that waited for a device without blocking a thread.
     reads_fetched;
-    /// Reads that a worker thread finished.
-    reads_handed_over;
-    /// Jobs that worker threads did.
+    /// Reads that were finished by a worker thread.
+    reads_offloaded;
+    /// Jobs run by worker threads.
     jobs;
-    /// Jobs that their callers did, because too many were queued.
+    /// Jobs run by their callers because the queue was full.
     jobs_inline;
-    /// Inodes without names that were destroyed.
+    /// Unlinked inodes that were destroyed.
     orphans_destroyed;
-    /// Attempts to destroy inodes without names that failed; these stay in the orphan directory, and are tried again.
+    /// Failed attempts to destroy unlinked inodes. They stay in the orphan directory and are
+    /// retried.
     orphans_failed;
-    /// Names in the orphan directory that were none of an orphan's, and were removed.
+    /// Names removed from the orphan directory because their inode was no orphan.
     orphan_names_removed;
-    /// Steps in which large files were freed.
+    /// Steps in which large files were freed, one transaction each.
     steps_freed;
-    /// Entries of directories that make no sense, and were left out of listings.
-    entries_left_out;
-    /// Times of inodes that were written after the fact.
+    /// Corrupt directory entries left out of listings.
+    entries_skipped;
+    /// Inodes whose times were written after the change itself.
     times_flushed;
 }
 
-/// Numbers of operations.
+/// Operation types, in the order of the labels.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub(crate) enum Op {
@@ -69,22 +70,22 @@ pub(crate) enum Op {
     Listxattr,
 }
 
-/// A file system in numbers.
+/// Statistics of a file system.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FsStats {
     /// Inodes in memory.
     pub inodes: u64,
-    /// Bytes that they take, roughly.
+    /// Approximate memory of these inodes, in bytes.
     pub inode_bytes: u64,
-    /// Inodes that no name leads to, in use or not destroyed yet.
+    /// Unlinked inodes that are in use or not destroyed yet.
     pub orphans: u64,
-    /// Jobs for which the background is late: inodes to be destroyed, times to be written.
-    pub chores: u64,
-    /// Worker threads that are doing a job.
+    /// Background tasks that wait: inodes to destroy and times to write.
+    pub background_tasks: u64,
+    /// Worker threads that run a job.
     pub workers_busy: u64,
     /// Jobs that wait for a worker thread.
     pub jobs_queued: u64,
-    /// Name, label (empty if the counter has none) and value of each counter.
+    /// Name, label (empty if it has none) and value of each counter.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }

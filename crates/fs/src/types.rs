@@ -1,8 +1,8 @@
-//! What operations take and return.
+//! Parameters and results of operations.
 
 pub use forebay_base::clock::UnixTime as Time;
 
-/// Names an inode while it exists.
+/// An inode number. Valid while the inode has a lookup or a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
@@ -11,54 +11,54 @@ impl Ino {
     pub const ROOT: Self = Self(1);
 }
 
-/// That somebody has an inode open. It stays good until it is released.
+/// An open file or directory. Valid until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
 
-/// On whose behalf something is done.
+/// The process on whose behalf an operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Their user.
+    /// User ID.
     pub uid: u32,
-    /// Their group.
+    /// Group ID.
     pub gid: u32,
-    /// Their process, 0 if it is not known: it may be in more groups.
+    /// Process ID, or 0 if unknown. The process may be in further groups.
     pub pid: u32,
 }
 
-/// Whom the root directory of a new file system belongs to.
+/// Owner and mode of the root directory of a new file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its user.
+    /// User ID.
     pub uid: u32,
-    /// Its group.
+    /// Group ID.
     pub gid: u32,
-    /// Its permission bits, of `0o7777`.
+    /// Permission bits (`0o7777`).
     pub mode: u16,
 }
 
-/// What an inode is. The numbers are those in directories on disk.
+/// File type. The numbers are those of directory entries on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FileKind {
-    /// Bytes.
+    /// Regular file.
     File = 1,
-    /// Names.
+    /// Directory.
     Directory = 2,
-    /// A path.
+    /// Symbolic link.
     Symlink = 3,
-    /// A pipe.
+    /// Named pipe.
     Fifo = 4,
-    /// A socket.
+    /// Socket.
     Socket = 5,
-    /// A device of characters.
+    /// Character device.
     CharDevice = 6,
-    /// A device of blocks.
+    /// Block device.
     BlockDevice = 7,
 }
 
 impl FileKind {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 7] = [
         Self::File,
         Self::Directory,
@@ -69,172 +69,174 @@ impl FileKind {
         Self::BlockDevice,
     ];
 
-    /// From its number on disk.
+    /// Decodes the number on disk.
     pub(crate) fn from_raw(raw: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == raw)
     }
 }
 
-/// What is known of an inode.
+/// Attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// Which one.
+    /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// File type.
     pub kind: FileKind,
-    /// Permission bits, set-user-id, set-group-id and sticky: of `0o7777`.
+    /// Permission bits, set-user-id, set-group-id and sticky bit (`0o7777`).
     pub mode: u16,
-    /// Names that lead to it; of a directory 2, and one more for each directory in it.
+    /// Link count. An empty directory has 2, plus one per subdirectory.
     pub nlink: u32,
-    /// Its user.
+    /// User ID.
     pub uid: u32,
-    /// Its group.
+    /// Group ID.
     pub gid: u32,
-    /// Which device it stands for, if it does.
+    /// Device number of a device node.
     pub rdev: u32,
-    /// Length in bytes; of a symlink that of its path.
+    /// Length in bytes; for a symlink the length of its target.
     pub size: u64,
-    /// What it takes on devices, in units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub blocks: u64,
-    /// Whether `blocks` is a guess, because content is not written yet: it changes by itself once that is.
-    pub blocks_guessed: bool,
-    /// Bytes in which it is best read and written.
+    /// `blocks` is an estimate, because some content is not written yet. It changes once that is
+    /// written.
+    pub blocks_estimated: bool,
+    /// Preferred I/O size in bytes.
     pub block_bytes: u32,
-    /// When it was last read, roughly.
+    /// Access time. It may lag.
     pub atime: Time,
-    /// When its content was last changed.
+    /// Time of the last content change.
     pub mtime: Time,
-    /// When anything of it was last changed.
+    /// Time of the last change of content or attributes.
     pub ctime: Time,
-    /// When it was made.
+    /// Creation time.
     pub btime: Time,
-    /// Tells it from others that had the same number at other times.
+    /// Distinguishes inodes that have had the same number.
     pub generation: u64,
 }
 
-/// A name that was looked up: one was added to the inode's count of lookups.
+/// The result of a lookup, which adds one to the inode's lookup count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it leads to.
+    /// Attributes of the inode.
     pub attr: Attr,
 }
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The clock's.
+    /// The current time.
     Now,
-    /// This one.
+    /// This time.
     At(Time),
 }
 
-/// What to change of an inode; nothing by default.
+/// Attributes to change. `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
-    /// The bits of `0o7777`.
+    /// Permission bits (`0o7777`).
     pub mode: Option<u16>,
-    /// The user.
+    /// User ID.
     pub uid: Option<u32>,
-    /// The group.
+    /// Group ID.
     pub gid: Option<u32>,
-    /// The length in bytes, of a file.
+    /// Length of a regular file in bytes.
     pub size: Option<u64>,
-    /// When it was last read.
+    /// Access time.
     pub atime: Option<SetTime>,
-    /// When its content was last changed.
+    /// Time of the last content change.
     pub mtime: Option<SetTime>,
-    /// When anything of it was last changed; now, if this is not given.
+    /// Time of the last change of any kind; the current time if `None`.
     pub ctime: Option<Time>,
 }
 
-/// What to make.
+/// An inode to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
-    /// What it is to be.
+    /// File type.
     pub kind: FileKind,
-    /// The bits of `0o7777`; of a symlink they say nothing.
+    /// Permission bits (`0o7777`). Ignored for symlinks.
     pub mode: u16,
-    /// Which device it stands for, if it does.
+    /// Device number of a device node.
     pub rdev: u32,
-    /// The path, of a symlink.
+    /// Target of a symlink.
     pub target: Option<&'a [u8]>,
 }
 
-/// How to write.
+/// Options of a write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Write {
-    /// At the end, whatever the offset says.
+    /// Write at the end of the file, and ignore the offset.
     pub append: bool,
-    /// Clear set-user-id and set-group-id, because this writer may not keep them.
+    /// Clear set-user-id and set-group-id on behalf of this caller.
     pub clear_suid: Option<Caller>,
-    /// Remove file capabilities, as any write does. Not to be asked for when content is written that was
-    /// changed earlier: the capabilities may be younger.
+    /// Remove file capabilities. Not set for write-back of cached pages, because the capabilities
+    /// may be newer than the data.
     pub clear_capability: bool,
 }
 
-/// What to do about a name that is taken.
+/// What a rename does if the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
-    /// Take its place.
+    /// Replace it.
     Replace,
-    /// Refuse.
+    /// Fail.
     NoReplace,
-    /// Both must be there, and change places.
+    /// Exchange both names. Both must exist.
     Exchange,
 }
 
-/// What to do with a range of a file.
+/// What `fallocate` does with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallocateMode {
-    /// See that there is room for it. Nothing is reserved: blocks are never written in place, so room that is there today may be
-    /// taken by others tomorrow.
+    /// Check that enough space is free, and extend the file. Reserves nothing: a later write can
+    /// still run out of space.
     Allocate {
-        /// Leave the length as it is.
+        /// Do not change the file size.
         keep_size: bool,
     },
-    /// Make it zeros, and give its room back. The length stays.
+    /// Replace the range by a hole and free its space. The file size does not change.
     Punch,
-    /// Make it zeros.
+    /// Replace the range by zeros.
     Zero {
-        /// Leave the length as it is.
+        /// Do not change the file size.
         keep_size: bool,
     },
 }
 
-/// What to look for.
+/// What to seek for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
-    /// What was written.
+    /// Data.
     Data,
-    /// What was not; the end of the file counts.
+    /// A hole. The end of the file counts as one.
     Hole,
 }
 
-/// Whether an attribute must be there before it is set.
+/// Whether an extended attribute must exist before it is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
-    /// Either way.
+    /// It may or may not exist.
     Either,
-    /// It must not.
+    /// It must not exist.
     Create,
-    /// It must.
+    /// It must exist.
     Replace,
 }
 
-/// How full a file system is.
+/// Space usage of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FsUsage {
-    /// Bytes of a block, the unit below.
+    /// Block size in bytes: the unit of the fields below.
     pub block_bytes: u32,
-    /// Blocks in all.
+    /// Total blocks.
     pub blocks: u64,
-    /// Blocks that are free.
+    /// Free blocks.
     pub free: u64,
-    /// Blocks of them that files can have: without what is kept for deleting, and for changes that are not written yet.
+    /// Free blocks available to files: less the reserve for deletes and for changes not written
+    /// yet.
     pub available: u64,
-    /// Inodes that there are or could be.
+    /// Number of inodes that exist or could be created.
     pub files: u64,
-    /// Inodes that could still be made, if each took no more than its dnode.
+    /// Number of inodes that could be created, if each used only its dnode.
     pub files_free: u64,
     /// Longest name in bytes.
     pub name_max: u32,

@@ -1,8 +1,8 @@
-//! Threads for what must wait.
+//! A pool of threads for jobs that block.
 //!
-//! They are started when there is work for them, up to a bound, and stay. The queue is bounded as well: who asks for a job past
-//! the bound does it. What a callback of the I/O engine hands over is always queued, because a callback must not wait; there are
-//! never more of these than reads on their way.
+//! Threads start on demand, up to a limit, and stay until the pool is closed. The queue is bounded:
+//! past the limit, callers run their own jobs. Jobs of I/O callbacks are always queued, because a
+//! callback must not block. There are never more of them than reads in flight.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,66 +10,67 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
-/// Jobs in the queue that callers put there, at most.
+/// Largest number of queued jobs, not counting those of I/O callbacks.
 const QUEUE_MAX: usize = 1024;
 
-/// On what thread a job is done.
+/// Tells a job how to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// One that may wait.
-    MayWait,
-    /// The one that handed it over, because there is no other: nothing is to be done but to say so.
-    NoThread,
+pub(crate) enum Dispatch {
+    /// On a thread that may block.
+    Run,
+    /// No thread is available. The job only reports that, on the thread that queued it.
+    Cancelled,
 }
 
-/// Something to do.
-pub(crate) type Job = Box<dyn FnOnce(Turn) + Send>;
+/// A job, called once.
+pub(crate) type Job = Box<dyn FnOnce(Dispatch) + Send>;
 
-/// What the threads share.
-struct Shared {
-    queue: Mutex<Queue>,
+/// State shared by the threads.
+struct WorkersShared {
+    queue: Mutex<JobQueue>,
     wake: Condvar,
 }
 
-struct Queue {
+struct JobQueue {
     jobs: VecDeque<Job>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
-    most: usize,
+    max_threads: usize,
     closed: bool,
 }
 
-/// The threads.
+/// The thread pool.
 pub(crate) struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<WorkersShared>,
 }
 
 impl Workers {
-    /// At most so many threads; at least one.
-    pub(crate) fn new(most: usize) -> Self {
-        let queue = Queue {
+    /// A pool of up to `max_threads` threads, at least one.
+    pub(crate) fn new(max_threads: usize) -> Self {
+        let queue = JobQueue {
             jobs: VecDeque::new(),
             threads: Vec::new(),
             idle: 0,
-            most: most.max(1),
+            max_threads: max_threads.max(1),
             closed: false,
         };
         let queue = Mutex::named("fs-workers", queue);
-        Self { shared: Arc::new(Shared { queue, wake: Condvar::new() }) }
+        Self { shared: Arc::new(WorkersShared { queue, wake: Condvar::new() }) }
     }
 
-    /// Queues a job; gives it back if that is for the caller to do: too many wait, there are no threads, or they have ended.
-    pub(crate) fn push(&self, job: Job, must_not_wait: bool) -> Option<Job> {
+    /// Queues a job. Returns it if the caller must run it: the queue is full, the system has no
+    /// threads, or the pool is closed. `ignore_limit` queues it even if the queue is full.
+    pub(crate) fn push(&self, job: Job, ignore_limit: bool) -> Option<Job> {
         let mut queue = self.shared.queue.lock();
-        let full = queue.jobs.len() >= QUEUE_MAX && !must_not_wait;
+        let full = queue.jobs.len() >= QUEUE_MAX && !ignore_limit;
         if queue.closed || full {
             return Some(job);
         }
-        if queue.idle <= queue.jobs.len() && queue.threads.len() < queue.most {
+        if queue.idle <= queue.jobs.len() && queue.threads.len() < queue.max_threads {
             let shared = Arc::clone(&self.shared);
             match spawn_named("fs-worker", move || shared.work()) {
                 Ok(thread) => queue.threads.push(thread),
-                // The system has no thread to give: those that there are will do.
+                // The system has no more threads: the running ones must do.
                 Err(_) if !queue.threads.is_empty() => {}
                 Err(_) => return Some(job),
             }
@@ -80,14 +81,14 @@ impl Workers {
         None
     }
 
-    /// Threads that have a job, and jobs that have no thread.
+    /// Number of busy threads, and of queued jobs.
     pub(crate) fn load(&self) -> (u64, u64) {
         let queue = self.shared.queue.lock();
         let busy = queue.threads.len().saturating_sub(queue.idle);
         (busy as u64, queue.jobs.len() as u64)
     }
 
-    /// Does what is queued, and ends the threads. A worker does not wait for itself.
+    /// Runs the queued jobs and ends the threads. A worker that calls this does not join itself.
     pub(crate) fn close(&self) {
         let threads = {
             let mut queue = self.shared.queue.lock();
@@ -97,13 +98,13 @@ impl Workers {
         self.shared.wake.notify_all();
         let me = forebay_base::sync::thread::current_id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
-            // Panics were caught.
+            // The threads catch panics.
             let _ = thread.join();
         }
     }
 }
 
-impl Shared {
+impl WorkersShared {
     fn work(&self) {
         loop {
             let job = {
@@ -120,8 +121,9 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            // Whoever asked has no answer; the thread goes on for others.
-            let _ = catch_unwind(AssertUnwindSafe(|| job(Turn::MayWait)));
+            // The request of a job that panics stays unanswered. The thread must survive for other
+            // jobs.
+            let _ = catch_unwind(AssertUnwindSafe(|| job(Dispatch::Run)));
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Mounts the files of a pool, in the foreground: `mount DEVICE FOLDER [--kernel-cache]`.
+//! Mounts the files of a pool in the foreground: `mount DEVICE DIRECTORY [--kernel-cache]`.
 //!
-//! DEVICE is a file that is made, sparse, if it is not there. It is mounted until somebody unmounts FOLDER. This shows how little a program
-//! needs to embed a mount; the `forebay` command does the same with everything around it.
+//! DEVICE is a file. If it does not exist, it is created as a sparse file with a new pool. The
+//! mount lasts until DIRECTORY is unmounted. The command `forebay` does the same with a daemon
+//! around it.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,8 +17,8 @@ use forebay_pool::{
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [device, folder, rest @ ..] = arguments.as_slice() else {
-        return Err("usage: mount DEVICE FOLDER [--kernel-cache]".into());
+    let [device, directory, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: mount DEVICE DIRECTORY [--kernel-cache]".into());
     };
     let device = Path::new(device);
     let cache =
@@ -38,20 +39,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut options = MountOptions::default();
     options.fs_name = "example/main".to_owned();
     options.kernel_cache = rest.iter().any(|option| option == "--kernel-cache");
-    let mount = forebay_fuse::mount(fs.clone(), Path::new(folder), &options)?;
-    println!("mounted at {}; `umount` ends it", mount.path().display());
-    if let Some(why) = mount.wait() {
-        eprintln!("the session broke: {why}");
+    let mount = forebay_fuse::mount(fs.clone(), Path::new(directory), &options)?;
+    println!("mounted at {}; stop with `umount`", mount.path().display());
+    if let Some(error) = mount.wait() {
+        eprintln!("the session broke: {error}");
     }
     for cell in mount.stats().counters.iter().filter(|cell| cell.value > 0) {
         println!("{} {} {}", cell.value, cell.name, cell.label.unwrap_or_default());
     }
-    if let Some(why) = mount.stats().last_failure {
-        eprintln!("the last failure: {why}");
+    if let Some(failure) = mount.stats().last_failure {
+        eprintln!("last failure: {failure}");
     }
     drop(mount);
     fs.close()?;
     drop(fs);
-    Arc::into_inner(pool).ok_or("something still has the pool")?.export()?;
+    Arc::into_inner(pool).ok_or("the pool is still in use")?.export()?;
     Ok(())
 }

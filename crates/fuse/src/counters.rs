@@ -1,4 +1,4 @@
-//! The counters of a mount. `docs/counters.md` is made from this table.
+//! Counters of a mount. `docs/counters.md` is generated from this table.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use forebay_base::counters::CounterValue;
 use forebay_base::sync::Mutex;
 
 forebay_base::counters! {
-    /// What a mount counts, since it was mounted.
+    /// Counters since the mount.
     pub table MountCounters;
     labels op = [
         "lookup", "forget", "getattr", "setattr", "readlink", "make", "create", "link", "unlink", "rmdir",
@@ -14,21 +14,21 @@ forebay_base::counters! {
         "xattr", "fallocate", "seek", "copy",
     ];
 
-    /// Requests of the kernel; of `forget`, inodes that it forgot.
+    /// Requests of the kernel. For `forget`, the number of inodes.
     requests: op;
-    /// Requests that would have had to wait for a device or a group, and went on on another thread or with their I/O.
-    waited: op;
-    /// Bytes that were asked for.
+    /// Requests that would have blocked the receiving thread and continued elsewhere.
+    would_block: op;
+    /// Bytes requested by reads.
     read_bytes;
-    /// Bytes that came to be written.
+    /// Bytes received by writes.
     write_bytes;
-    /// Requests that failed through no fault of who asked: a device, damage, a suspended pool, no memory.
+    /// Requests that failed because of a device, damaged data, a suspended pool, or lack of memory.
     failures;
-    /// Names that the kernel was asked to forget, because inodes took too much memory.
+    /// Names that the kernel was told to forget, to limit the memory of inodes.
     invalidated;
 }
 
-/// A kind of request, in the order of the labels of the table.
+/// Request types, in the order of the labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Op {
@@ -58,33 +58,34 @@ pub(crate) enum Op {
     Copy,
 }
 
-/// What is known of a mount at a moment.
+/// Statistics of a mount.
 #[derive(Clone, Debug)]
 pub struct MountStats {
-    /// Where it is mounted.
+    /// Mount point.
     pub path: PathBuf,
-    /// Threads that take requests from the kernel.
+    /// Threads that receive requests.
     pub threads: usize,
-    /// Its counters, in the order of [`MountCounters::ROWS`].
+    /// Counters, in the order of [`MountCounters::ROWS`].
     pub counters: Vec<CounterValue>,
-    /// Requests that failed through no fault of who asked (a device, damage, a suspended pool, no memory).
+    /// Number of requests that failed because of a device, damaged data, a suspended pool, or lack
+    /// of memory.
     pub failures: u64,
-    /// The last of them, in words.
+    /// Message of the last such failure.
     pub last_failure: Option<String>,
 }
 
-/// What a mount and its server count together.
-pub(crate) struct Tally {
+/// Counters shared by a mount and its server.
+pub(crate) struct MountMetrics {
     pub(crate) counters: MountCounters,
     failure: Mutex<Option<String>>,
 }
 
-impl Tally {
+impl MountMetrics {
     pub(crate) fn new() -> Self {
         Self { counters: MountCounters::new(), failure: Mutex::named("mount-failure", None) }
     }
 
-    /// Keeps what a request failed with.
+    /// Counts and keeps a failure.
     #[cold]
     pub(crate) fn failed(&self, error: &dyn std::error::Error) {
         self.counters.add(MountCounters::FAILURES, 0, 1);
@@ -92,7 +93,7 @@ impl Tally {
         *self.failure.lock() = Some(text);
     }
 
-    /// The mount at `path` in numbers.
+    /// Statistics of the mount at `path`.
     pub(crate) fn stats(&self, path: PathBuf, threads: usize) -> MountStats {
         MountStats {
             path,

@@ -1,154 +1,154 @@
-//! Why something cannot be mounted or unmounted. Each names the place and the way out.
+//! Errors of mounting and unmounting. Each names the mount point and what to do.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// A process that has something of a mount open.
+/// A process that uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// Its number.
+pub struct MountUser {
+    /// Process ID.
     pub pid: u32,
-    /// Its short name, as the kernel has it.
+    /// Command name, as in `/proc/PID/comm`.
     pub command: String,
-    /// What of it lies in the mount: `working folder`, `root`, `program` or a path that is open.
+    /// How it uses the mount: `working directory`, `root`, `program`, or the path of an open file.
     pub uses: String,
 }
 
-impl fmt::Display for User {
+impl fmt::Display for MountUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (pid {}: {})", self.command, self.pid, self.uses)
     }
 }
 
-/// Why something cannot be mounted or unmounted.
+/// An error of mounting or unmounting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The right to mount is needed to change flags of a mount.
+    /// Remounting needs the right to mount.
     #[error(
-        "{}: cannot remount: that needs root; unmount it, and mount it again with these options",
+        "cannot remount {}: only root may; unmount it and mount it again with these options",
         path.display()
     )]
     RemountNotPermitted {
         /// The mount point.
         path: PathBuf,
     },
-    /// A mount becomes read-only once nobody writes to it.
+    /// A mount cannot become read-only while files are open for writing.
     #[error(
         "{}: cannot become read-only: files there are open for writing; close them first (`fuser -vm {}` \
-         names who has them)", path.display(), path.display()
+         lists the processes)", path.display(), path.display()
     )]
     OpenForWriting {
         /// The mount point.
         path: PathBuf,
     },
-    /// The kernel has no FUSE, or a container hides it.
+    /// FUSE is not available in the kernel or the container.
     #[error(
-        "/dev/fuse does not exist, or is something else: FUSE is not loaded (`modprobe fuse`, as root) or this container hides it (start it with `--device /dev/fuse --cap-add SYS_ADMIN`)"
+        "/dev/fuse is missing or not the FUSE device: load FUSE (`modprobe fuse`, as root), or start the container with `--device /dev/fuse --cap-add SYS_ADMIN`"
     )]
     NoDevice,
-    /// `/dev/fuse` is there and refuses this user.
+    /// The user may not open `/dev/fuse`.
     #[error(
-        "no permission to open /dev/fuse: {source}; run as root, or in a container with `--device /dev/fuse`"
+        "cannot open /dev/fuse: {source}; run as root, or start the container with `--device /dev/fuse`"
     )]
     NoPermission {
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Only root may mount directly, and the helper for everybody else is missing.
+    /// Only root may mount directly, and `fusermount3` is missing.
     #[error(
-        "only root may mount by itself, and `fusermount3` is not installed: install the package fuse3, or run as root"
+        "cannot mount: only root may mount without `fusermount3`; install the package fuse3, or run as root"
     )]
     NoHelper,
-    /// Root without the capability, as in most containers.
+    /// Root lacks the capability, as in most containers.
     #[error(
-        "the system does not permit mounting here (a container needs `--cap-add SYS_ADMIN --device /dev/fuse`, and perhaps `--security-opt apparmor=unconfined`): {source}"
+        "cannot mount: {source}; start the container with `--cap-add SYS_ADMIN --device /dev/fuse`, and if necessary with `--security-opt apparmor=unconfined`"
     )]
     NotPermitted {
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// The mount point does not exist.
-    #[error("{} does not exist; make the folder first", path.display())]
-    Missing {
+    #[error("cannot mount at {}: it does not exist; create the directory first", path.display())]
+    NotFound {
         /// The mount point.
         path: PathBuf,
     },
-    /// The mount point is no folder.
-    #[error("{} is not a folder; name a folder to mount at", path.display())]
-    NotAFolder {
+    /// The mount point is not a directory.
+    #[error("cannot mount at {}: it is not a directory; give a directory", path.display())]
+    NotADirectory {
         /// The mount point.
         path: PathBuf,
     },
-    /// The mount point is a mount whose server is gone.
-    #[error("at {} there is a mount whose server is gone; clear it with `forebay umount {}`", path.display(), path.display())]
+    /// The server of an existing mount is gone.
+    #[error("{} has a mount whose server is gone; clear it with `forebay umount {}`", path.display(), path.display())]
     Dead {
         /// The mount point.
         path: PathBuf,
     },
-    /// Something is mounted there already.
-    #[error("{} is mounted already ({source_name}); unmount it first, or name another folder", path.display())]
-    Occupied {
+    /// The mount point is already in use.
+    #[error("{source_name} is already mounted at {}; unmount it first, or give another directory", path.display())]
+    AlreadyMounted {
         /// The mount point.
         path: PathBuf,
-        /// What the table of mounts calls it.
+        /// Source of that mount.
         source_name: String,
     },
-    /// Somebody uses the mount.
-    #[error("{} is busy{}; end what uses it and try again, or detach it lazily", path.display(), by(users))]
+    /// Processes use the mount.
+    #[error("{} is busy{}; end these processes and try again, or detach it lazily", path.display(), by(users))]
     Busy {
         /// The mount point.
         path: PathBuf,
-        /// Processes found to use it: some of them, or none, if they belong to others or to another namespace.
-        users: Vec<User>,
+        /// Some of these processes. Empty if none is visible to this user.
+        users: Vec<MountUser>,
     },
-    /// Nothing of ours is mounted there.
+    /// Nothing is mounted there.
     #[error("nothing is mounted at {}", path.display())]
     NotMounted {
-        /// The place.
+        /// The path.
         path: PathBuf,
     },
-    /// The server of the mount lives, so it is not a dead one.
-    #[error("the mount at {} is alive; unmount it instead", path.display())]
+    /// The server of the mount is alive.
+    #[error("the server of the mount at {} is alive; unmount it normally", path.display())]
     Alive {
         /// The mount point.
         path: PathBuf,
     },
-    /// It is detached, and yet in use elsewhere.
+    /// The mount is detached here, but in use elsewhere.
     #[error(
-        "{} is unmounted here and still in use elsewhere (a bind mount or another mount namespace); it ends when that goes",
+        "{} is unmounted here, but in use in a bind mount or another mount namespace; it ends when those are unmounted",
         path.display()
     )]
-    Elsewhere {
+    InUseElsewhere {
         /// The mount point.
         path: PathBuf,
     },
-    /// `fusermount3` refused.
-    #[error("fusermount3 refuses {}: {message}", path.display())]
+    /// `fusermount3` failed.
+    #[error("fusermount3 failed for {}: {message}", path.display())]
     Helper {
         /// The mount point.
         path: PathBuf,
-        /// What it said, in one line.
+        /// Its message.
         message: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what} {}: {source}", path.display())]
     System {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// The place.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-fn by(users: &[User]) -> String {
+fn by(users: &[MountUser]) -> String {
     if users.is_empty() {
         return String::new();
     }
-    let names: Vec<String> = users.iter().map(User::to_string).collect();
+    let names: Vec<String> = users.iter().map(MountUser::to_string).collect();
     format!(": in use by {}", names.join(", "))
 }
 
@@ -157,12 +157,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_mount_names_who_uses_it() {
-        let user = User { pid: 7, command: "bash".to_owned(), uses: "working folder".to_owned() };
+    fn a_busy_mount_names_its_users() {
+        let user =
+            MountUser { pid: 7, command: "bash".to_owned(), uses: "working directory".to_owned() };
         let error = MountError::Busy { path: "/mnt".into(), users: vec![user] };
         let text = error.to_string();
-        assert!(text.contains("in use by bash (pid 7: working folder)"), "{text}");
+        assert!(text.contains("in use by bash (pid 7: working directory)"), "{text}");
         let none = MountError::Busy { path: "/mnt".into(), users: Vec::new() }.to_string();
-        assert!(none.starts_with("/mnt is busy; end what uses it"), "{none}");
+        assert!(none.starts_with("/mnt is busy; end these processes"), "{none}");
     }
 }

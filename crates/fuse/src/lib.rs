@@ -1,32 +1,33 @@
-//! Mounts files through FUSE.
+//! Mounts file systems through FUSE.
 //!
-//! [`mount`] serves a file system of `forebay-fs` at a folder; [`mount_null`] serves one that holds names and nothing else, and so
-//! shows what the way through the kernel costs (the *ceiling*). A [`Mount`] is the mount's life: wait for its end, end
-//! it, look at its counters. [`available`] tells beforehand why a mount cannot work here, [`is_mounted`] and [`unmount_dead`] deal with what a
-//! server that was killed left behind.
+//! [`mount`] serves a file system of `forebay-fs` at a directory. [`mount_null`] serves the null
+//! file system, which has names and sizes but no storage, to measure the cost of FUSE itself. A
+//! [`Mount`] can be waited for, unmounted and inspected. [`available`] reports why mounting cannot
+//! work here. [`mount_info`] and [`unmount_dead`] handle mounts whose server was killed.
 //!
-//! # How it is made
+//! # Structure
 //!
-//! `transport` is the seam: requests and answers in types of this crate (`Server` on one side, one module that
-//! names the FUSE library on the other), so that another way to the kernel can take the library's place. `adapter` serves a file
-//! system through it, `null` the ceiling. `mount` attaches and detaches, and knows nothing of requests.
+//! `transport` receives requests and sends replies; a `Server` handles them. `adapter` is the
+//! server for a file system, `null` the null file system. `mount` attaches and detaches mounts.
 //!
 //! # Invariants
 //!
-//! - No thread that takes requests from the kernel waits for a device or a transaction group. A request that would have to wait goes on
-//!   on a thread of the file system, or in a callback of its I/O, and its answer goes with it.
-//! - Each request is answered once. An answer that is dropped answers with an I/O error.
-//! - Nobody but this server changes the files while they are mounted, so the kernel may keep names and attributes for as long as it likes.
+//! - A thread that receives requests does not block on devices or transaction groups, except where
+//!   `adapter` says so. A request that would block continues on a worker thread or an I/O callback,
+//!   which sends the reply.
+//! - Each request gets one reply. A reply that is dropped unsent answers with `EIO`.
+//! - Only this server changes the files while they are mounted, so the kernel may cache names and
+//!   attributes.
 //!
 //! # Locking
 //!
-//! Those of a mount's life and, for the ceiling, of its names: `docs/locking.md` lists them. None is held while a request waits.
+//! `docs/locking.md` lists the locks. None is held while a request waits.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It does not know what files mean: permissions are the kernel's (`default_permissions`), everything else `forebay-fs`'s. No
-//! locks of files (the kernel keeps them), no ioctl, no POSIX ACL, no export over NFS. `sync` and `syncfs` do not reach a FUSE server of this kind: what
-//! must be durable now needs `fsync`, everything else is durable with the next transaction group.
+//! The kernel checks permissions (`default_permissions`) and keeps file locks. There are no ioctls,
+//! no POSIX ACLs and no NFS export. `sync` and `syncfs` do not reach a FUSE server of this kind:
+//! use `fsync`. Everything else becomes durable with the next transaction group.
 
 #![warn(missing_debug_implementations)]
 
@@ -40,12 +41,12 @@ mod transport;
 
 pub use adapter::mount;
 pub use counters::{MountCounters, MountStats};
-pub use error::{MountError, User};
-pub use mount::{Mount, Mounted, available, is_mounted, served_at, unmount_dead};
+pub use error::{MountError, MountUser};
+pub use mount::{Mount, MountInfo, available, mount_containing, mount_info, unmount_dead};
 pub use null::mount_null;
 pub use options::{Atime, MountFlags, MountOptions};
 
-/// The example of the README compiles.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -1,16 +1,18 @@
-//! The ceiling: a server that holds names and sizes, and answers at once.
+//! The null file system: keeps names and sizes, and answers at once.
 //!
-//! What it costs is what the kernel, the transport and a map of names cost; a file system behind the same transport can come near it and
-//! never pass it. Reads give zeroes up to a file's size, writes move that size, `fsync` has nothing to do.
+//! It measures the cost of the kernel, the transport and a map of names, which is an upper limit
+//! for the speed of any file system behind the same transport. Reads return zeros up to the file
+//! size, writes extend the file, and `fsync` does nothing.
 //!
 //! # Locking
 //!
-//! `null-names` (by folder) and `null-nodes` (by inode), each in shards; never two of them at once. So operations on two
-//! folders are not one step: a rename can be seen half done.
+//! `null-names` (by directory) and `null-nodes` (by inode) are sharded. No thread holds two of
+//! them. So operations on two directories are not atomic: other threads can see a rename half done.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It keeps no content, no times, no symbolic links, no extended attributes, and nothing beyond the mount's life. Permissions are kept, links of files counted.
+//! It keeps no content, times, symbolic links or extended attributes. It keeps modes and link
+//! counts. Everything is gone with the mount.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -23,22 +25,22 @@ use crate::error::MountError;
 use crate::mount::{self, Mount};
 use crate::options::{MAX_WRITE_BYTES, MountOptions};
 use crate::transport::{
-    Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, FolderAnswer, FolderEntry,
-    Found, Kind, NewNode, OpenHow, Opened, Position, ROOT, Server, SetAttributes, SizedAnswer,
-    Time, Usage, Written,
+    Attributes, Caller, CopyRange, Created, DataReply, Dentry, DirEntry, DirReply, Kind, NewNode,
+    OpenHow, Opened, Position, ROOT, Reply, Server, SetAttributes, Time, Usage, WriteRequest,
+    Written, XattrReply,
 };
 
-/// Mounts the ceiling at `at`: names, sizes, and nothing else, over the same transport as [`mount`](crate::mount()).
+/// Mounts the null file system at `at`, over the same transport as [`mount`](crate::mount()).
 ///
 /// # Errors
 ///
-/// As [`available`](crate::available), and if `at` is no folder that can be mounted on.
+/// As [`available`](crate::available), or if `at` is not a usable mount point.
 pub fn mount_null(at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
-    mount::serve(|_tally| Null::new(options.kernel_cache), at, options)
+    mount::serve(|_tally| NullFs::new(options.kernel_cache), at, options)
 }
 
 const SHARDS: usize = 64;
-/// Cookies of `.` and `..` come first, then the folder's slots.
+/// Cookie of the first name, after `.` and `..`.
 const FIRST_SLOT: u64 = 2;
 
 static ZEROES: [u8; MAX_WRITE_BYTES as usize] = [0; MAX_WRITE_BYTES as usize];
@@ -56,21 +58,21 @@ struct Node {
     size: u64,
 }
 
-/// A folder's names, each in a slot that it keeps.
+/// Names of a directory. A name keeps its slot.
 #[derive(Default)]
-struct Folder {
+struct Directory {
     by_name: Map<Box<[u8]>, usize>,
     slots: Vec<Option<(Box<[u8]>, u64, Kind)>>,
     free: Vec<usize>,
 }
 
-impl Folder {
+impl Directory {
     fn get(&self, name: &[u8]) -> Option<(u64, Kind)> {
         let slot = *self.by_name.get(name)?;
         self.slots[slot].as_ref().map(|(_, ino, kind)| (*ino, *kind))
     }
 
-    /// Whether the name was free.
+    /// Returns false if the name exists.
     fn insert(&mut self, name: &[u8], ino: u64, kind: Kind) -> bool {
         if self.by_name.contains_key(name) {
             return false;
@@ -95,32 +97,33 @@ impl Folder {
 }
 
 /// Names and sizes.
-struct Null {
+struct NullFs {
     kernel_cache: bool,
     next: AtomicU64,
-    names: Vec<Mutex<Map<u64, Folder>>>,
+    names: Vec<Mutex<Map<u64, Directory>>>,
     nodes: Vec<Mutex<Map<u64, Node>>>,
 }
 
-/// What an operation here can fail with.
+/// Error number of an operation.
 type Errno = i32;
 
-impl Null {
+impl NullFs {
     fn new(kernel_cache: bool) -> Self {
-        let null = Self {
+        let null_fs = Self {
             kernel_cache,
             next: AtomicU64::new(ROOT + 1),
             names: (0..SHARDS).map(|_| Mutex::named("null-names", Map::default())).collect(),
             nodes: (0..SHARDS).map(|_| Mutex::named("null-nodes", Map::default())).collect(),
         };
         let (uid, gid) = (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw());
-        let root = Node { kind: Kind::Folder, mode: 0o755, uid, gid, rdev: 0, nlink: 2, size: 0 };
-        null.shard_of_nodes(ROOT).lock().insert(ROOT, root);
-        null.shard_of_names(ROOT).lock().insert(ROOT, Folder::default());
-        null
+        let root =
+            Node { kind: Kind::Directory, mode: 0o755, uid, gid, rdev: 0, nlink: 2, size: 0 };
+        null_fs.shard_of_nodes(ROOT).lock().insert(ROOT, root);
+        null_fs.shard_of_names(ROOT).lock().insert(ROOT, Directory::default());
+        null_fs
     }
 
-    fn shard_of_names(&self, ino: u64) -> &Mutex<Map<u64, Folder>> {
+    fn shard_of_names(&self, ino: u64) -> &Mutex<Map<u64, Directory>> {
         &self.names[ino as usize % SHARDS]
     }
 
@@ -128,20 +131,20 @@ impl Null {
         &self.nodes[ino as usize % SHARDS]
     }
 
-    fn in_folder<R>(
+    fn with_directory<R>(
         &self,
         ino: u64,
-        f: impl FnOnce(&mut Folder) -> Result<R, Errno>,
+        f: impl FnOnce(&mut Directory) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         f(self.shard_of_names(ino).lock().get_mut(&ino).ok_or(libc::ENOENT)?)
     }
 
-    fn of_node<R>(&self, ino: u64, f: impl FnOnce(&mut Node) -> R) -> Result<R, Errno> {
+    fn with_node<R>(&self, ino: u64, f: impl FnOnce(&mut Node) -> R) -> Result<R, Errno> {
         self.shard_of_nodes(ino).lock().get_mut(&ino).map(f).ok_or(libc::ESTALE)
     }
 
     fn attributes(&self, ino: u64) -> Result<Attributes, Errno> {
-        let node = self.of_node(ino, |node| *node)?;
+        let node = self.with_node(ino, |node| *node)?;
         let epoch = Time { seconds: 0, nanos: 0 };
         Ok(Attributes {
             ino,
@@ -153,7 +156,7 @@ impl Null {
             rdev: node.rdev,
             size: node.size,
             blocks: node.size.div_ceil(512),
-            blocks_guessed: false,
+            blocks_estimated: false,
             block_bytes: 4096,
             atime: epoch,
             mtime: epoch,
@@ -173,15 +176,16 @@ impl Null {
             return Err(libc::ENAMETOOLONG);
         }
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
-        let nlink = if new.kind == Kind::Folder { 2 } else { 1 };
+        let nlink = if new.kind == Kind::Directory { 2 } else { 1 };
         let Caller { uid, gid, .. } = caller;
         let node =
             Node { kind: new.kind, mode: new.mode, uid, gid, rdev: new.rdev, nlink, size: 0 };
         self.shard_of_nodes(ino).lock().insert(ino, node);
-        if new.kind == Kind::Folder {
-            self.shard_of_names(ino).lock().insert(ino, Folder::default());
+        if new.kind == Kind::Directory {
+            self.shard_of_names(ino).lock().insert(ino, Directory::default());
         }
-        let inserted = self.in_folder(parent, |folder| Ok(folder.insert(name, ino, new.kind)));
+        let inserted =
+            self.with_directory(parent, |directory| Ok(directory.insert(name, ino, new.kind)));
         match inserted {
             Ok(true) => self.attributes(ino),
             refused => {
@@ -192,39 +196,40 @@ impl Null {
         }
     }
 
-    /// Takes a name off what it led to.
-    fn dropped(&self, ino: u64, kind: Kind) {
-        if kind == Kind::Folder {
+    /// Removes one link of an inode.
+    fn drop_link(&self, ino: u64, kind: Kind) {
+        if kind == Kind::Directory {
             self.shard_of_names(ino).lock().remove(&ino);
             self.shard_of_nodes(ino).lock().remove(&ino);
         } else {
-            let _ = self.of_node(ino, |node| node.nlink = node.nlink.saturating_sub(1));
+            let _ = self.with_node(ino, |node| node.nlink = node.nlink.saturating_sub(1));
         }
     }
 
-    fn take_name(&self, parent: u64, name: &[u8], folders: bool) -> Result<(), Errno> {
-        let (ino, kind) = self.in_folder(parent, |folder| folder.get(name).ok_or(libc::ENOENT))?;
-        if (kind == Kind::Folder) != folders {
-            return Err(if folders { libc::ENOTDIR } else { libc::EISDIR });
+    fn remove_name(&self, parent: u64, name: &[u8], directories: bool) -> Result<(), Errno> {
+        let (ino, kind) =
+            self.with_directory(parent, |directory| directory.get(name).ok_or(libc::ENOENT))?;
+        if (kind == Kind::Directory) != directories {
+            return Err(if directories { libc::ENOTDIR } else { libc::EISDIR });
         }
-        if folders && self.in_folder(ino, |folder| Ok(!folder.by_name.is_empty()))? {
+        if directories && self.with_directory(ino, |directory| Ok(!directory.by_name.is_empty()))? {
             return Err(libc::ENOTEMPTY);
         }
-        self.in_folder(parent, |folder| folder.remove(name).ok_or(libc::ENOENT))?;
-        self.dropped(ino, kind);
+        self.with_directory(parent, |directory| directory.remove(name).ok_or(libc::ENOENT))?;
+        self.drop_link(ino, kind);
         Ok(())
     }
 
-    fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<(), Errno> {
+    fn rename_entry(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<(), Errno> {
         let (ino, kind) =
-            self.in_folder(from.0, |folder| folder.remove(from.1).ok_or(libc::ENOENT))?;
-        let replaced = self.in_folder(to.0, |folder| {
-            let replaced = folder.remove(to.1);
-            folder.insert(to.1, ino, kind);
+            self.with_directory(from.0, |directory| directory.remove(from.1).ok_or(libc::ENOENT))?;
+        let replaced = self.with_directory(to.0, |directory| {
+            let replaced = directory.remove(to.1);
+            directory.insert(to.1, ino, kind);
             Ok(replaced)
         })?;
         if let Some((ino, kind)) = replaced {
-            self.dropped(ino, kind);
+            self.drop_link(ino, kind);
         }
         Ok(())
     }
@@ -233,20 +238,20 @@ impl Null {
         Opened { handle: 0, cached: self.kernel_cache }
     }
 
-    fn list(&self, ino: u64, from: u64, mut answer: impl FolderAnswer, plus: bool) {
+    fn list(&self, ino: u64, from: u64, mut reply: DirReply, plus: bool) {
         let names = self.shard_of_names(ino).lock();
-        let Some(folder) = names.get(&ino) else { return answer.error(libc::ENOENT) };
+        let Some(directory) = names.get(&ino) else { return reply.error(libc::ENOENT) };
         for (at, name) in [(0, b".".as_slice()), (1, b"..")] {
-            let entry = FolderEntry { name, ino, kind: Kind::Folder, next: at + 1 };
-            if from <= at && !answer.add(&entry, None) {
+            let entry = DirEntry { name, ino, kind: Kind::Directory, next: at + 1 };
+            if from <= at && !reply.add(&entry, None) {
                 drop(names);
-                return answer.done();
+                return reply.done();
             }
         }
         let mut slot = from.saturating_sub(FIRST_SLOT) as usize;
         let mut batch = Vec::new();
-        while slot < folder.slots.len() && batch.len() < 512 {
-            if let Some((name, ino, kind)) = &folder.slots[slot] {
+        while slot < directory.slots.len() && batch.len() < 512 {
+            if let Some((name, ino, kind)) = &directory.slots[slot] {
                 batch.push((name.clone(), *ino, *kind, slot as u64 + FIRST_SLOT + 1));
             }
             slot += 1;
@@ -254,33 +259,33 @@ impl Null {
         drop(names);
         for (name, ino, kind, next) in batch {
             let attributes = if plus { self.attributes(ino).ok() } else { None };
-            // One that has just gone is left out.
+            // Removed meanwhile.
             if plus && attributes.is_none() {
                 continue;
             }
-            if !answer.add(&FolderEntry { name: &name, ino, kind, next }, attributes.as_ref()) {
+            if !reply.add(&DirEntry { name: &name, ino, kind, next }, attributes.as_ref()) {
                 break;
             }
         }
-        answer.done();
+        reply.done();
     }
 }
 
-fn send<T>(answer: impl Answer<T>, result: Result<T, Errno>) {
+fn send<T>(reply: impl Reply<T>, result: Result<T, Errno>) {
     match result {
-        Ok(value) => answer.ok(value),
-        Err(errno) => answer.error(errno),
+        Ok(value) => reply.ok(value),
+        Err(errno) => reply.error(errno),
     }
 }
 
-impl Server for Null {
-    fn lookup(&self, parent: u64, name: &[u8], answer: impl Answer<Found>) {
-        let found = self.in_folder(parent, |folder| Ok(folder.get(name)));
+impl Server for NullFs {
+    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+        let found = self.with_directory(parent, |directory| Ok(directory.get(name)));
         send(
-            answer,
+            reply,
             match found {
-                Ok(Some((ino, _))) => self.attributes(ino).map(Found::There),
-                Ok(None) => Ok(Found::Absent),
+                Ok(Some((ino, _))) => self.attributes(ino).map(Dentry::Positive),
+                Ok(None) => Ok(Dentry::Negative),
                 Err(errno) => Err(errno),
             },
         );
@@ -293,8 +298,8 @@ impl Server for Null {
         }
     }
 
-    fn getattr(&self, ino: u64, answer: impl Answer<Attributes>) {
-        send(answer, self.attributes(ino));
+    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>) {
+        send(reply, self.attributes(ino));
     }
 
     fn setattr(
@@ -302,19 +307,19 @@ impl Server for Null {
         _caller: Caller,
         ino: u64,
         set: SetAttributes,
-        answer: impl Answer<Attributes>,
+        reply: impl Reply<Attributes>,
     ) {
-        let done = self.of_node(ino, |node| {
+        let done = self.with_node(ino, |node| {
             node.mode = set.mode.unwrap_or(node.mode);
             node.uid = set.uid.unwrap_or(node.uid);
             node.gid = set.gid.unwrap_or(node.gid);
             node.size = set.size.unwrap_or(node.size);
         });
-        send(answer, done.and_then(|()| self.attributes(ino)));
+        send(reply, done.and_then(|()| self.attributes(ino)));
     }
 
-    fn readlink(&self, _ino: u64, answer: impl DataAnswer) {
-        answer.error(libc::EINVAL);
+    fn readlink(&self, _ino: u64, reply: DataReply) {
+        reply.error(libc::EINVAL);
     }
 
     fn make(
@@ -323,12 +328,12 @@ impl Server for Null {
         parent: u64,
         name: &[u8],
         node: NewNode<'_>,
-        answer: impl Answer<Found>,
+        reply: impl Reply<Dentry>,
     ) {
         if node.kind == Kind::Symlink {
-            return answer.error(libc::EPERM);
+            return reply.error(libc::EPERM);
         }
-        send(answer, self.make_node(caller, parent, name, node).map(Found::There));
+        send(reply, self.make_node(caller, parent, name, node).map(Dentry::Positive));
     }
 
     fn create(
@@ -338,91 +343,97 @@ impl Server for Null {
         name: &[u8],
         mode: u16,
         _how: OpenHow,
-        answer: impl Answer<Created>,
+        reply: impl Reply<Created>,
     ) {
         let node = NewNode { kind: Kind::File, mode, rdev: 0, target: None };
         let made = self.make_node(caller, parent, name, node);
-        send(answer, made.map(|attributes| Created { attributes, opened: self.opened() }));
+        send(reply, made.map(|attributes| Created { attributes, opened: self.opened() }));
     }
 
-    fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>) {
-        let linked = self.of_node(ino, |node| node.kind).and_then(|kind| {
-            if !self.in_folder(parent, |folder| Ok(folder.insert(name, ino, kind)))? {
+    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+        let linked = self.with_node(ino, |node| node.kind).and_then(|kind| {
+            if !self.with_directory(parent, |directory| Ok(directory.insert(name, ino, kind)))? {
                 return Err(libc::EEXIST);
             }
-            self.of_node(ino, |node| node.nlink += 1)?;
+            self.with_node(ino, |node| node.nlink += 1)?;
             self.attributes(ino)
         });
-        send(answer, linked.map(Found::There));
+        send(reply, linked.map(Dentry::Positive));
     }
 
-    fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
-        send(answer, self.take_name(parent, name, false));
+    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        send(reply, self.remove_name(parent, name, false));
     }
 
-    fn rmdir(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
-        send(answer, self.take_name(parent, name, true));
+    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        send(reply, self.remove_name(parent, name, true));
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>) {
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>) {
         if flags != 0 {
-            return answer.error(libc::EINVAL);
+            return reply.error(libc::EINVAL);
         }
-        send(answer, self.move_name(from, to));
+        send(reply, self.rename_entry(from, to));
     }
 
-    fn open(&self, _caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>) {
-        let done = if how.truncate { self.of_node(ino, |node| node.size = 0) } else { Ok(()) };
-        send(answer, done.map(|()| self.opened()));
+    fn open(&self, _caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>) {
+        let done = if how.truncate { self.with_node(ino, |node| node.size = 0) } else { Ok(()) };
+        send(reply, done.map(|()| self.opened()));
     }
 
-    fn release(&self, _ino: u64, _handle: u64, answer: impl Answer<()>) {
-        answer.ok(());
+    fn release(&self, _ino: u64, _handle: u64, reply: impl Reply<()>) {
+        reply.ok(());
     }
 
-    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, answer: impl DataAnswer) {
-        match self.of_node(ino, |node| node.size) {
+    fn read(&self, ino: u64, _handle: u64, offset: u64, len: u32, reply: DataReply) {
+        match self.with_node(ino, |node| node.size) {
             Ok(size) => {
                 let there = size.saturating_sub(offset).min(u64::from(len)) as usize;
-                answer.data(&ZEROES[..there.min(ZEROES.len())]);
+                reply.data(&ZEROES[..there.min(ZEROES.len())]);
             }
-            Err(errno) => answer.error(errno),
+            Err(errno) => reply.error(errno),
         }
     }
 
-    fn write(&self, ino: u64, _handle: u64, content: Content<'_>, answer: impl Answer<Written>) {
-        let end = content.offset.saturating_add(content.data.len() as u64);
-        let done = self.of_node(ino, |node| node.size = node.size.max(end));
-        send(answer, done.map(|()| Written(content.data.len() as u32)));
+    fn write(
+        &self,
+        ino: u64,
+        _handle: u64,
+        write_request: WriteRequest<'_>,
+        reply: impl Reply<Written>,
+    ) {
+        let end = write_request.offset.saturating_add(write_request.data.len() as u64);
+        let done = self.with_node(ino, |node| node.size = node.size.max(end));
+        send(reply, done.map(|()| Written(write_request.data.len() as u32)));
     }
 
-    fn fsync(&self, _ino: u64, _data_only: bool, answer: impl Answer<()>) {
-        answer.ok(());
+    fn fsync(&self, _ino: u64, _data_only: bool, reply: impl Reply<()>) {
+        reply.ok(());
     }
 
-    fn opendir(&self, _ino: u64, answer: impl Answer<Opened>) {
-        answer.ok(Opened { handle: 0, cached: false });
+    fn opendir(&self, _ino: u64, reply: impl Reply<Opened>) {
+        reply.ok(Opened { handle: 0, cached: false });
     }
 
-    fn readdir(&self, ino: u64, _handle: u64, from: u64, answer: impl FolderAnswer) {
-        self.list(ino, from, answer, false);
+    fn readdir(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
+        self.list(ino, from, reply, false);
     }
 
-    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, answer: impl FolderAnswer) {
-        self.list(ino, from, answer, true);
+    fn readdirplus(&self, ino: u64, _handle: u64, from: u64, reply: DirReply) {
+        self.list(ino, from, reply, true);
     }
 
-    fn releasedir(&self, _ino: u64, _handle: u64, answer: impl Answer<()>) {
-        answer.ok(());
+    fn releasedir(&self, _ino: u64, _handle: u64, reply: impl Reply<()>) {
+        reply.ok(());
     }
 
-    fn fsyncdir(&self, _ino: u64, answer: impl Answer<()>) {
-        answer.ok(());
+    fn fsyncdir(&self, _ino: u64, reply: impl Reply<()>) {
+        reply.ok(());
     }
 
-    fn statfs(&self, answer: impl Answer<Usage>) {
+    fn statfs(&self, reply: impl Reply<Usage>) {
         let (blocks, files) = (1 << 40, 1 << 40);
-        answer.ok(Usage {
+        reply.ok(Usage {
             block_bytes: 4096,
             blocks,
             free: blocks,
@@ -433,27 +444,20 @@ impl Server for Null {
         });
     }
 
-    fn setxattr(
-        &self,
-        _ino: u64,
-        _name: &[u8],
-        _value: &[u8],
-        _flags: i32,
-        answer: impl Answer<()>,
-    ) {
-        answer.error(libc::ENOSYS);
+    fn setxattr(&self, _ino: u64, _name: &[u8], _value: &[u8], _flags: i32, reply: impl Reply<()>) {
+        reply.error(libc::ENOSYS);
     }
 
-    fn getxattr(&self, _ino: u64, _name: &[u8], _room: u32, answer: impl SizedAnswer) {
-        answer.error(libc::ENOSYS);
+    fn getxattr(&self, _ino: u64, _name: &[u8], _size: u32, reply: XattrReply) {
+        reply.error(libc::ENOSYS);
     }
 
-    fn listxattr(&self, _ino: u64, _room: u32, answer: impl SizedAnswer) {
-        answer.error(libc::ENOSYS);
+    fn listxattr(&self, _ino: u64, _size: u32, reply: XattrReply) {
+        reply.error(libc::ENOSYS);
     }
 
-    fn removexattr(&self, _ino: u64, _name: &[u8], answer: impl Answer<()>) {
-        answer.error(libc::ENOSYS);
+    fn removexattr(&self, _ino: u64, _name: &[u8], reply: impl Reply<()>) {
+        reply.error(libc::ENOSYS);
     }
 
     fn fallocate(
@@ -463,13 +467,13 @@ impl Server for Null {
         _handle: u64,
         range: (u64, u64),
         mode: i32,
-        answer: impl Answer<()>,
+        reply: impl Reply<()>,
     ) {
         let end = range.0.saturating_add(range.1);
         let grows = mode & libc::FALLOC_FL_KEEP_SIZE == 0;
         send(
-            answer,
-            self.of_node(ino, |node| {
+            reply,
+            self.with_node(ino, |node| {
                 node.size = if grows { node.size.max(end) } else { node.size }
             }),
         );
@@ -481,12 +485,12 @@ impl Server for Null {
         _handle: u64,
         _offset: u64,
         _whence: i32,
-        answer: impl Answer<Position>,
+        reply: impl Reply<Position>,
     ) {
-        answer.error(libc::ENOSYS);
+        reply.error(libc::ENOSYS);
     }
 
-    fn copy(&self, _caller: Caller, _range: CopyRange, answer: impl Answer<Written>) {
-        answer.error(libc::ENOSYS);
+    fn copy(&self, _caller: Caller, _range: CopyRange, reply: impl Reply<Written>) {
+        reply.error(libc::ENOSYS);
     }
 }

@@ -1,43 +1,47 @@
-//! What can be chosen for a mount.
+//! Options of a mount.
 
 use std::num::NonZero;
 
-/// Bytes of the largest write that the kernel may send in one request.
+/// Largest write request in bytes.
 pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// More threads than this do not help: most of them never wait.
+/// Largest default number of threads. More do not help, because most never block.
 const MAX_THREADS: usize = 32;
 
-/// What can be chosen for a mount. [`Default`] is right for most: a thread a processor, no kernel cache, writable.
+/// Options of a mount. The [`Default`] has one thread per processor, no kernel cache, and write
+/// access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MountOptions {
-    /// Threads that take requests from the kernel; each has a queue of its own there. At least 1.
+    /// Number of threads that receive requests, at least 1. Each has its own queue in the kernel.
     pub threads: usize,
-    /// Lets the kernel keep content of files, and write it back later. Without it, every read and write comes here (`mmap` still works), and
-    /// memory is used once, by the pool's cache.
+    /// Lets the kernel cache file content and write it back later. Without it, every read and write
+    /// is sent to the server (`mmap` still works), and content uses memory once, in the pool's
+    /// cache.
     pub kernel_cache: bool,
-    /// What the kernel is to do with the mount.
+    /// Mount flags.
     pub flags: MountFlags,
-    /// Other users than the one who mounts may come in. Root has it by default; others need `user_allow_other` in `/etc/fuse.conf`.
+    /// Allows access by other users. Default for root; others need `user_allow_other` in
+    /// `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// Honours set-user-id bits and device nodes, as a system's own file system does. Root's default; nobody else is permitted to.
+    /// Honours set-user-id bits and device nodes. Default for root, and permitted to root only.
     pub trusted: bool,
-    /// What the table of mounts shows as source: `pool/dataset`.
+    /// Source shown in the mount table: `pool/dataset`.
     pub fs_name: String,
-    /// Bytes of the largest write in one request, and of the largest read: 4 KiB to 1 MiB.
+    /// Largest read or write request in bytes, from 4 KiB to 1 MiB.
     pub max_write_bytes: u32,
-    /// Bytes the kernel may read ahead in files, with [`kernel_cache`](Self::kernel_cache). More than the kernel's own 128 KiB takes effect for root only.
+    /// Largest read-ahead of the kernel in bytes, with [`kernel_cache`](Self::kernel_cache). Only
+    /// root can raise it above the kernel's default of 128 KiB.
     pub read_ahead_bytes: u32,
-    /// Requests of the background (reading ahead, writing back, asynchronous direct I/O) that the kernel lets wait at a time.
+    /// Largest number of background requests (read-ahead, write-back, asynchronous direct I/O) in
+    /// flight.
     pub max_background: u16,
 }
 
-/// Flags of a mount that the kernel honours, or shows in the table of mounts. They can be changed while it
-/// is mounted: see [`Mount::remount`](crate::Mount::remount).
+/// Mount flags. [`Mount::remount`](crate::Mount::remount) changes them on a live mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MountFlags {
-    /// Refuses changes in the kernel already.
+    /// Refuses changes in the kernel.
     pub read_only: bool,
     /// Ignores set-user-id and set-group-id bits and file capabilities.
     pub no_suid: bool,
@@ -45,16 +49,16 @@ pub struct MountFlags {
     pub no_dev: bool,
     /// Refuses to execute files.
     pub no_exec: bool,
-    /// Shown in the table of mounts. Times of access are kept by the file system, whose option this is.
+    /// Shown in the mount table. The file system has its own option for the actual behaviour.
     pub atime: Atime,
-    /// The same for times of access of directories.
+    /// Shown in the mount table: directories have no access times.
     pub no_dir_atime: bool,
-    /// Shown in the table of mounts. The file system always writes times that only reading changed later.
+    /// Shown in the mount table. The file system always delays changes of times by reads.
     pub lazy_time: bool,
 }
 
 impl MountFlags {
-    /// Those that the table of mounts shows so.
+    /// Parses the options of a mount in the mount table.
     pub(crate) fn shown_as(text: &str) -> Self {
         let has = |name: &str| text.split(',').any(|word| word == name);
         Self {
@@ -68,19 +72,19 @@ impl MountFlags {
                 (false, false) => Atime::Strict,
             },
             no_dir_atime: has("nodiratime"),
-            // Shown with the file system, not with the mount.
+            // An option of the file system, not of the mount.
             lazy_time: false,
         }
     }
 }
 
-/// When reading changes times of access, as the table of mounts shows it.
+/// When reads update access times, as the mount table shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
     /// `relatime`.
     #[default]
     Relative,
-    /// `strictatime`, which the table does not name.
+    /// `strictatime`, shown as the absence of the others.
     Strict,
     /// `noatime`.
     Off,
@@ -105,7 +109,7 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// The same, with every number within its bounds.
+    /// Returns the options with all numbers in range.
     pub(crate) fn clamped(&self) -> Self {
         let mut options = self.clone();
         options.threads = self.threads.clamp(1, 256);

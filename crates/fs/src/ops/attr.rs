@@ -1,4 +1,4 @@
-//! Attributes, and figures of the whole.
+//! Attributes, and usage of the file system.
 
 use forebay_base::sync::Arc;
 use forebay_pool::without_waiting;
@@ -15,15 +15,15 @@ use crate::types::{Attr, Caller, FileKind, FsUsage, Ino, SetAttr, SetTime, Time}
 
 use super::apply;
 
-/// Unit of the figures of [`FsUsage`].
+/// Block size of [`FsUsage`] in bytes.
 const USAGE_BYTES: u64 = 4096;
-/// What an inode takes at least, with its copy.
+/// Minimum space of an inode in bytes, with its copy.
 const INODE_BYTES: u64 = 1024;
-/// A relative time of access is at most this old after a read.
+/// After a read, a relative access time is at most this old, in seconds.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 impl FileSystem {
-    /// What is known of an inode.
+    /// Returns the attributes of an inode.
     ///
     /// # Errors
     /// [`Stale`](ErrorKind::Stale).
@@ -33,16 +33,17 @@ impl FileSystem {
         Ok(self.attr(&inode))
     }
 
-    /// Changes attributes, the length among them, and returns them. A large file is shortened in steps: after a crash it may have its
-    /// old length, and zeros for some of what was to go.
+    /// Changes attributes, including the file size, and returns them. A large file is truncated in
+    /// steps: after a crash it may have its old size, with zeros in part of the truncated range.
     ///
-    /// A change of owner or group takes set-user-id away from what is no directory, and set-group-id if
-    /// its group may execute it. So does a change of the length by anybody but user 0 with all rights, and
-    /// a change of nothing: that is what is left of a `chown` to the same owner, and of the wish that a
-    /// change of content takes such rights away.
+    /// A change of owner or group clears set-user-id, and set-group-id of a group-executable file,
+    /// except on directories. So does a change of size by a caller without `CAP_FSETID`, and a call
+    /// that changes nothing: the kernel sends one for a `chown` to the same owner, and to clear
+    /// these bits after a change of content.
     ///
     /// # Errors
-    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory), [`NoSpace`](ErrorKind::NoSpace), …
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`IsADirectory`](ErrorKind::IsADirectory),
+    /// [`NoSpace`](ErrorKind::NoSpace), and others.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, caller: Caller) -> Result<Attr> {
         self.enter(Op::Setattr)?;
         let inode = self.inode_of(ino)?;
@@ -50,23 +51,23 @@ impl FileSystem {
             self.prepare_resize(&inode, size)?;
         }
         self.warm(&inode)?;
-        let shrinks = set.size.is_some_and(|size| size < inode.extent().0.size);
+        let shrinks = set.size.is_some_and(|size| size < inode.size_info().0.size);
         {
             let tx = if shrinks { self.begin_freeing()? } else { self.begin()? };
-            let _turn = inode.turn()?;
+            let _lock = inode.lock()?;
             let now = self.now();
             let is_owner_change = set.uid.is_some() || set.gid.is_some();
             let is_content_change = set.size.is_some() || changes_nothing(set);
             let drops =
                 is_owner_change || is_content_change && !self.keeps_set_id_of(&inode, caller);
-            let member = drops && self.keeps_group_mark(&inode, caller);
+            let member = drops && self.may_keep_sgid(&inode, caller);
             let dropped = drops.then_some(member);
             let change = || self.change(&tx, &inode, |meta| set_meta(meta, set, dropped, now));
-            // The first change may say that it would wait; what follows may wait.
+            // The first change may report that it would block. Later changes may block.
             match set.size {
                 Some(size) => {
                     inode.file(self.dataset())?.truncate(&tx, size)?;
-                    self.lost().replaced(inode.number, size..u64::MAX);
+                    self.writeback_errors().clear(inode.number, size..u64::MAX);
                     apply(change)?;
                 }
                 None => change()?,
@@ -75,7 +76,7 @@ impl FileSystem {
         Ok(self.attr(&inode))
     }
 
-    /// Empties a file for a caller who opens it, and tells the watcher if that takes set-user-id away.
+    /// Truncates a file for a caller that opens it. Tells the client if that clears set-user-id.
     pub(crate) fn truncate_on_open(&self, ino: Ino, caller: Caller) -> Result<()> {
         let mode = self.inode_of(ino)?.meta().mode;
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -85,31 +86,31 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The path in a symlink.
+    /// Returns the target of a symlink.
     ///
     /// # Errors
-    /// [`Invalid`](ErrorKind::Invalid) if it is none.
+    /// [`Invalid`](ErrorKind::Invalid) if the inode is no symlink.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.enter(Op::Readlink)?;
         let inode = self.inode_of(ino)?;
         if inode.kind != FileKind::Symlink {
-            return Err(Error::new(ErrorKind::Invalid, "it is no symlink"));
+            return Err(Error::new(ErrorKind::Invalid, "not a symlink"));
         }
         let target = self.target(&inode.meta())?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(target)
     }
 
-    /// The path in the attributes of a symlink.
+    /// Returns the target from a symlink's attributes.
     pub(crate) fn target(&self, meta: &Meta) -> Result<Vec<u8>> {
         let items = extras::read(self.dataset(), &meta.extras)?;
         let target = items.into_iter().find(|item| item.kind == EXTRA_TARGET);
-        let target = target.ok_or_else(|| Error::corrupt("a symlink has no path"))?;
+        let target = target.ok_or_else(|| Error::corrupt("symlink without a target"))?;
         Ok(target.value)
     }
 
-    /// How full it is. Room that was freed and can be used again two transaction groups later counts as free: who needs it
-    /// waits for it.
+    /// Returns the space usage. Freed space that becomes available two transaction groups later
+    /// counts as free, because operations that need it wait for it.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed).
@@ -129,31 +130,31 @@ impl FileSystem {
         })
     }
 
-    /// Whether reading may change the time of access.
-    pub(crate) fn access_is_due(&self, inode: &Inode) -> bool {
+    /// Whether a read may have to update the access time.
+    pub(crate) fn atime_is_due(&self, inode: &Inode) -> bool {
         let mode = self.atime_of(inode.kind);
         let kept = mode != AtimeMode::Off && self.check_writable().is_ok();
-        kept && (mode == AtimeMode::Strict || inode.atime_needs_look(self.now()))
+        kept && (mode == AtimeMode::Strict || inode.atime_may_need_update(self.now()))
     }
 
-    /// As [`note_access`](Self::note_access), by a worker thread, for a thread that may have a transaction: one that waits for a device
-    /// does what comes of other requests meanwhile. If there is too much to do, the time stays as it is.
-    pub(crate) fn note_access_later(self: &Arc<Self>, ino: Ino) {
+    /// As [`touch_atime`](Self::touch_atime), on a worker thread. For threads that may hold a
+    /// transaction: a thread that waits for a device runs callbacks of other requests meanwhile. If
+    /// the queue is full, the time is not updated.
+    pub(crate) fn touch_atime_later(self: &Arc<Self>, ino: Ino) {
         let fs = Arc::clone(self);
-        let note = move |_| {
+        let touch = move |_| {
             if let Ok(inode) = fs.inode_of(ino) {
-                fs.note_access(&inode);
+                fs.touch_atime(&inode);
             }
         };
-        // What comes back is not done.
-        let _ = self.workers.push(Box::new(note), false);
+        // A job that comes back is dropped.
+        let _ = self.workers.push(Box::new(touch), false);
     }
 
-    /// Something was read: sets the time of access, if it is to be set. Never waits for anything: if that would have to wait, the time
-    /// stays as it is.
-    /// The thread has no transaction.
-    pub(crate) fn note_access(&self, inode: &Inode) {
-        if !self.access_is_due(inode) {
+    /// Updates the access time after a read, if necessary. Never blocks: if it would, the time is
+    /// not updated. The thread holds no transaction.
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
+        if !self.atime_is_due(inode) {
             return;
         }
         let now = self.now();
@@ -161,18 +162,18 @@ impl FileSystem {
             let fresh = meta.atime > meta.mtime && meta.atime > meta.ctime;
             if fresh { meta.atime.seconds.saturating_add(DAY_SECONDS) } else { 0 }
         };
-        let until = fresh_until(&inode.known().meta);
+        let until = fresh_until(&inode.state().meta);
         if until > now.seconds && self.atime_of(inode.kind) == AtimeMode::Relative {
-            inode.set_atime_fresh(until);
+            inode.set_atime_fresh_until(until);
             return;
         }
         let noted = without_waiting(|| -> Result<()> {
             let tx = self.begin()?;
-            let Some(_turn) = inode.try_turn() else { return Ok(()) };
+            let Some(_lock) = inode.try_lock() else { return Ok(()) };
             self.touch(&tx, inode, |meta| meta.atime = now)
         });
         if noted.is_ok() {
-            inode.set_atime_fresh(fresh_until(&inode.known().meta));
+            inode.set_atime_fresh_until(fresh_until(&inode.state().meta));
         }
     }
 }
@@ -183,7 +184,8 @@ fn changes_nothing(set: &SetAttr) -> bool {
     !owner && !times && mode.is_none() && size.is_none()
 }
 
-/// `dropped`: set-id bits go, but for what a member of the group may keep, who the caller is or not.
+/// `dropped` is `Some` if set-id bits must be cleared, and says whether the caller is a member of
+/// the group.
 fn set_meta(meta: &mut Meta, set: &SetAttr, dropped: Option<bool>, now: Time) {
     let time = |time: SetTime| match time {
         SetTime::Now => now,

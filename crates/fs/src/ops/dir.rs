@@ -1,7 +1,8 @@
 //! Listing directories.
 //!
-//! A *cookie* is a place in a listing: 0 before ".", 1 before "..", then the directory's own, moved by 2. It stays good whatever
-//! happens to the directory: a listing that goes on at one returns each entry that is there all the time exactly once.
+//! A *cookie* is a position in a listing: 0 before ".", 1 before "..", then the directory's own
+//! cookies plus 2. Cookies stay valid while the directory changes. A listing that continues at a
+//! cookie returns each entry that exists throughout exactly once.
 
 use forebay_pool::Cookie;
 
@@ -12,27 +13,28 @@ use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Attr, FileKind, Handle, Ino};
 
-/// Entries that are taken at once.
-const LOT: usize = 128;
-/// Where the directory's own cookies begin.
-const FIRST: u64 = 2;
+/// Entries read at once.
+const BATCH: usize = 128;
+/// First cookie of the directory's own entries.
+const FIRST_COOKIE: u64 = 2;
 
 /// An entry of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a [u8],
-    /// Which inode.
+    /// Inode number.
     pub ino: Ino,
-    /// What that is.
+    /// File type.
     pub kind: FileKind,
-    /// The cookie behind it.
+    /// Cookie of the next entry.
     pub next: u64,
 }
 
-/// Takes entries and says whether it took one; then the next comes. With the number of the inode, and the
-/// [`removals`](crate::inode::Inode::removals) of the directory from before the entry was read; without for "." and "..".
-type Each<'a> = &'a mut dyn FnMut(DirEntry<'_>, Option<(u64, u64)>) -> Result<bool>;
+/// Takes an entry. Returns whether it was taken; if so, the next one follows. For entries other
+/// than "." and ".." it also gets the inode number and the directory's
+/// [`removals`](crate::inode::Inode::removals) before the entry was read.
+type EntryCallback<'a> = &'a mut dyn FnMut(DirEntry<'_>, Option<(u64, u64)>) -> Result<bool>;
 
 impl FileSystem {
     /// Opens a directory. It stays until the handle is released.
@@ -45,16 +47,16 @@ impl FileSystem {
         Ok(self.add_open(&inode))
     }
 
-    /// As [`release`](Self::release).
+    /// Closes a handle, as [`release`](Self::release) does.
     pub fn releasedir(&self, handle: Handle) {
         self.release(handle);
     }
 
-    /// Gives the entries from `cookie` on to `each`, with "." and "..", until it does not take one. Entries that make no sense are left
-    /// out, and counted; an [`audit`](Self::audit) names them.
+    /// Passes entries from `cookie` on to `each`, including "." and "..", until `each` returns
+    /// false. Skips and counts corrupt entries; [`audit`](Self::audit) reports them.
     ///
     /// # Errors
-    /// [`NotADirectory`](ErrorKind::NotADirectory), and why a part cannot be read.
+    /// [`NotADirectory`](ErrorKind::NotADirectory), or a read error.
     pub fn readdir(
         &self,
         ino: Ino,
@@ -66,16 +68,16 @@ impl FileSystem {
         let _ = handle;
         let inode = self.directory_of(ino)?;
         self.list(&inode, cookie, &mut |entry, _| Ok(each(entry)))?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
-    /// The same, with what is known of each inode; one is added to the count of lookups of each that was taken. "." and ".." come
-    /// without, and are not counted.
+    /// As [`readdir`](Self::readdir), with the attributes of each inode. Each entry taken adds one
+    /// to its inode's lookup count, except "." and "..", which have no attributes.
     ///
     /// # Errors
-    /// As [`readdir`](Self::readdir). If an inode cannot be read, or that would wait, the entries before it are what is there to be had,
-    /// and there is an error only if it is the first.
+    /// As [`readdir`](Self::readdir). If an inode cannot be read, or would block, the listing ends
+    /// before it. It fails only if that is the first entry.
     pub fn readdirplus(
         &self,
         ino: Ino,
@@ -93,11 +95,11 @@ impl FileSystem {
                 taken |= takes;
                 return Ok(takes);
             };
-            let child = match self.listed(&inode, &entry, number, removals) {
+            let child = match self.entry_inode(&inode, &entry, number, removals) {
                 Ok(Some(child)) => child,
-                // It went while we looked.
+                // Removed meanwhile.
                 Ok(None) => return Ok(true),
-                // The name is there, and can at least be seen and looked into by whoever can repair it.
+                // List the name anyway, so that it can be seen and repaired.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     let takes = each(entry, None);
                     taken |= takes;
@@ -118,12 +120,12 @@ impl FileSystem {
             Err(error) if !taken => return Err(error),
             _ => {}
         }
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
-    /// The inode of an entry that was read when the directory had that count of removals.
-    fn listed(
+    /// Returns the inode of an entry that was read when the directory had this count of removals.
+    fn entry_inode(
         &self,
         parent: &Inode,
         entry: &DirEntry<'_>,
@@ -131,27 +133,30 @@ impl FileSystem {
         removals: u64,
     ) -> Result<Option<InodeRef<'_>>> {
         let child = self.inode(number);
-        // Names went: the number may be another inode's by now, or the name lead elsewhere.
+        // A name was removed: the number may have been reused, or the name may refer to another
+        // inode.
         if parent.removals() != removals {
             drop(child);
             return self.resolve(parent, entry.name);
         }
         match child {
             Ok(child) if child.kind != entry.kind => {
-                Err(Error::corrupt("the inode is of another kind"))
+                Err(Error::corrupt("the inode has another type than the directory entry"))
             }
             Ok(child) => Ok(Some(child)),
             Err(error) if error.kind() == ErrorKind::Stale => {
-                Err(Error::corrupt("a name leads to an inode that is not there"))
+                Err(Error::corrupt("the inode of a directory entry does not exist"))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: Each<'_>) -> Result<()> {
-        let parent = inode.known().meta.parent;
+    fn list(&self, inode: &InodeRef<'_>, cookie: u64, each: EntryCallback<'_>) -> Result<()> {
+        let parent = inode.state().meta.parent;
         let dots = [(&b"."[..], inode.number), (&b".."[..], parent)];
-        for (at, (name, number)) in dots.into_iter().enumerate().skip(cookie.min(FIRST) as usize) {
+        for (at, (name, number)) in
+            dots.into_iter().enumerate().skip(cookie.min(FIRST_COOKIE) as usize)
+        {
             let entry = DirEntry {
                 name,
                 ino: self.ino(number),
@@ -163,27 +168,27 @@ impl FileSystem {
             }
         }
         let directory = inode.directory(self.dataset())?;
-        let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST));
+        let mut from = Cookie::from_raw(cookie.saturating_sub(FIRST_COOKIE));
         while !from.is_end() {
             let removals = inode.removals();
-            let entries = directory.entries(from, LOT)?;
+            let entries = directory.entries(from, BATCH)?;
             for entry in &entries {
                 let Ok(dirent) = Dirent::decode(&entry.value) else {
-                    self.counters().add(FsCounters::ENTRIES_LEFT_OUT, 0, 1);
+                    self.counters().add(FsCounters::ENTRIES_SKIPPED, 0, 1);
                     continue;
                 };
                 let entry = DirEntry {
                     name: &entry.name,
                     ino: self.ino(dirent.number),
                     kind: dirent.kind,
-                    next: entry.next.raw() + FIRST,
+                    next: entry.next.raw() + FIRST_COOKIE,
                 };
                 if !each(entry, Some((dirent.number, removals)))? {
                     return Ok(());
                 }
             }
             from = match entries.last() {
-                Some(last) if entries.len() == LOT => last.next,
+                Some(last) if entries.len() == BATCH => last.next,
                 _ => Cookie::END,
             };
         }

@@ -1,4 +1,4 @@
-//! Content of files: opening, reading, writing, making durable.
+//! File content: open, read, write, fsync.
 
 use std::cell::RefCell;
 
@@ -10,46 +10,46 @@ use crate::fs::{FileSystem, InodeRef, stale};
 use crate::inode::Inode;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, FileKind, Handle, Ino, Write};
-use crate::workers::Turn;
+use crate::workers::Dispatch;
 
 use super::apply;
-use super::privileges::Dropped;
+use super::privileges::KillPriv;
 
-/// Written in one transaction, at most.
+/// Largest number of bytes written in one transaction.
 const PIECE_BYTES: usize = 1 << 20;
-/// Read at once, at most.
+/// Largest number of bytes read at once.
 const READ_MAX: usize = 4 << 20;
-/// Longest file in bytes: offsets are signed to most callers.
+/// Largest file size in bytes. Most callers have signed offsets.
 const SIZE_MAX: u64 = i64::MAX as u64;
-/// A thread's buffer stays if it has at most this many bytes.
+/// Largest read buffer that a thread keeps, in bytes.
 const SCRATCH_BYTES: usize = 1 << 20;
 
 thread_local! {
-    /// Where a thread reads to.
+    /// The thread's read buffer.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Rounds in which a read asks for what it lacks before it is left to a thread that may wait.
+/// Largest number of asynchronous fetches before a read goes to a worker thread.
 const FETCHES_MAX: u32 = 4;
 
-/// Who takes the answer of a read.
-type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+/// Takes the result of a read.
+type ReadCallback = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
-/// A read whose answer may come later.
-struct ReadThen {
+/// A read that may complete later.
+struct AsyncRead {
     ino: Ino,
     offset: u64,
     len: usize,
     rounds: u32,
-    done: Done,
+    done: ReadCallback,
 }
 
 impl FileSystem {
-    /// Opens an inode; with `truncate`, its content goes on behalf of that caller. The inode stays, even
-    /// without names, until the handle is released.
+    /// Opens an inode. With `truncate`, empties it on behalf of that caller. The inode stays until
+    /// the handle is released, even if it is unlinked.
     ///
     /// # Errors
-    /// [`Stale`](ErrorKind::Stale), and those of [`setattr`](Self::setattr).
+    /// [`Stale`](ErrorKind::Stale), or an error of [`setattr`](Self::setattr).
     pub fn open(&self, ino: Ino, truncate: Option<Caller>) -> Result<Handle> {
         self.enter(Op::Open)?;
         let inode = self.inode_of(ino)?;
@@ -59,35 +59,38 @@ impl FileSystem {
         Ok(self.add_open(&inode))
     }
 
-    /// Ends what [`open`](Self::open), [`create`](Self::create) or [`opendir`](Self::opendir) began.
+    /// Closes a handle of [`open`](Self::open), [`create`](Self::create) or
+    /// [`opendir`](Self::opendir).
     pub fn release(&self, handle: Handle) {
         let _ = self.enter(Op::Release);
-        let Some(inode) = self.number(Ino(handle.0)).ok().and_then(|number| self.held(number))
+        let Some(inode) = self.number(Ino(handle.0)).ok().and_then(|number| self.cached(number))
         else {
             return;
         };
         {
-            let mut known = inode.known();
-            if known.opens == 0 {
+            let mut state = inode.state();
+            if state.opens == 0 {
                 return;
             }
-            known.opens -= 1;
+            state.opens -= 1;
         }
-        // What opening added; `inode` is one more, so this is not the last one.
+        // Drop the reference of the handle. `inode` is another one, so this is not the last.
         self.put(&inode);
     }
 
-    /// One more has it open.
+    /// Adds an open handle.
     pub(crate) fn add_open(&self, inode: &crate::fs::InodeRef<'_>) -> Handle {
-        inode.known().opens += 1;
-        inode.keep();
+        inode.state().opens += 1;
+        inode.add_ref();
         Handle(self.ino(inode.number).0)
     }
 
-    /// Reads up to `len` bytes from `offset` on, and gives them to `with`: fewer only at the end, and at most 4 MiB.
+    /// Reads up to `len` bytes at `offset` and passes them to `with`. Returns fewer bytes only at
+    /// the end of the file, and never more than 4 MiB.
     ///
     /// # Errors
-    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Io`](ErrorKind::Io), [`Corrupt`](ErrorKind::Corrupt).
+    /// [`IsADirectory`](ErrorKind::IsADirectory), [`Io`](ErrorKind::Io),
+    /// [`Corrupt`](ErrorKind::Corrupt).
     pub fn read(
         &self,
         ino: Ino,
@@ -98,7 +101,7 @@ impl FileSystem {
     ) -> Result<()> {
         let _ = handle;
         let inode = self.read_content(ino, offset, len, with)?;
-        self.note_access(&inode);
+        self.touch_atime(&inode);
         Ok(())
     }
 
@@ -116,24 +119,25 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// The same without waiting: `done` gets the answer, on this thread if all is cached, otherwise later from a callback of the
-    /// I/O engine, or from a worker thread. It must not wait itself. The inode has to be open, or looked up, until then.
-    pub fn read_then(
+    /// Reads without blocking. Calls `done` with the result: on this thread if all data is cached,
+    /// otherwise later on an I/O callback or a worker thread. `done` must not block. The inode must
+    /// stay open or looked up until then.
+    pub fn read_async(
         self: &Arc<Self>,
         ino: Ino,
         handle: Handle,
         offset: u64,
         len: usize,
-        done: Done,
+        done: ReadCallback,
     ) {
         let _ = handle;
-        self.try_read(ReadThen { ino, offset, len, rounds: 0, done });
+        self.try_read(AsyncRead { ino, offset, len, rounds: 0, done });
     }
 
-    fn try_read(self: &Arc<Self>, mut read: ReadThen) {
-        // Later it is on a thread that does something else, and may have a transaction.
+    fn try_read(self: &Arc<Self>, mut read: AsyncRead) {
+        // Later rounds run on other threads, which may hold a transaction.
         let own_thread = read.rounds == 0;
-        let tried = without_waiting(|| self.answer(read, own_thread));
+        let tried = without_waiting(|| self.try_complete(read, own_thread));
         read = match tried {
             Some(read) => read,
             None => return,
@@ -149,26 +153,30 @@ impl FileSystem {
             let fs = Arc::clone(self);
             let again = move || {
                 fs.try_read(read);
-                fs.drop_elsewhere();
+                fs.drop_in_background();
             };
             return object.fetch(offset, len, Box::new(again));
         }
-        self.counters().add(FsCounters::READS_HANDED_OVER, 0, 1);
-        let finish = move |fs: &Arc<Self>, turn| {
-            if turn == Turn::NoThread {
-                return (read.done)(Err(fs.no_thread()));
+        self.counters().add(FsCounters::READS_OFFLOADED, 0, 1);
+        let finish = move |fs: &Arc<Self>, dispatch| {
+            if dispatch == Dispatch::Cancelled {
+                return (read.done)(Err(fs.no_worker_error()));
             }
-            // Nothing there says that it would wait, on a thread that may.
-            if let Some(read) = fs.answer(read, true) {
-                (read.done)(Err(Error::new(ErrorKind::Io, "a read did not come to an end")));
+            // A thread that may block never gets `WouldBlock`.
+            if let Some(read) = fs.try_complete(read, true) {
+                (read.done)(Err(Error::new(
+                    ErrorKind::Io,
+                    "a read that may block did not complete",
+                )));
             }
         };
-        self.hand_over(Box::new(finish));
+        self.spawn_from_callback(Box::new(finish));
     }
 
-    /// Reads and answers; gives the read back if that would have to wait. `own_thread`: the thread has no transaction.
-    fn answer(self: &Arc<Self>, read: ReadThen, own_thread: bool) -> Option<ReadThen> {
-        let ReadThen { ino, offset, len, .. } = read;
+    /// Reads and completes the request. Returns it if it would block. `own_thread` says that the
+    /// thread holds no transaction.
+    fn try_complete(self: &Arc<Self>, read: AsyncRead, own_thread: bool) -> Option<AsyncRead> {
+        let AsyncRead { ino, offset, len, .. } = read;
         let mut left = Some(read);
         let tried = self.read_content(ino, offset, len, &mut |bytes| {
             if let Some(read) = left.take() {
@@ -177,12 +185,12 @@ impl FileSystem {
         });
         match tried {
             Ok(inode) if own_thread => {
-                self.note_access(&inode);
+                self.touch_atime(&inode);
                 left
             }
             Ok(inode) => {
-                if self.access_is_due(&inode) {
-                    self.note_access_later(ino);
+                if self.atime_is_due(&inode) {
+                    self.touch_atime_later(ino);
                 }
                 left
             }
@@ -196,10 +204,11 @@ impl FileSystem {
         }
     }
 
-    /// Writes, and returns how much: less than all only if some of it failed, or would have had to wait.
+    /// Writes data and returns the number of bytes written. That is less than the length only after
+    /// an error or where the write would block.
     ///
     /// # Errors
-    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`NoSpace`](ErrorKind::NoSpace), …
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), [`NoSpace`](ErrorKind::NoSpace), and others.
     pub fn write(
         &self,
         ino: Ino,
@@ -230,7 +239,7 @@ impl FileSystem {
         Ok(done)
     }
 
-    /// Writes with one transaction; returns how much.
+    /// Writes in one transaction. Returns the number of bytes written.
     fn write_piece(
         &self,
         inode: &Inode,
@@ -244,48 +253,48 @@ impl FileSystem {
         warm(object, at, piece.len() as u64)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         let at = if how.append { object.size() } else { offset };
         check_end(at, piece.len() as u64)?;
-        // The first change may say that it would wait; what follows may wait.
+        // The first change may report that it would block. Later changes may block.
         let (written, failed) = object.write_some(&tx, at, piece);
         if written == 0 {
             return failed.map(|()| 0).map_err(Error::from);
         }
-        self.lost().replaced(inode.number, at..at + written);
-        let dropped = Dropped { set_id: how.clear_suid, capability: how.clear_capability };
-        apply(|| self.content_changed(&tx, inode, dropped))?;
+        self.writeback_errors().clear(inode.number, at..at + written);
+        let kill_priv = KillPriv { set_id: how.clear_suid, capability: how.clear_capability };
+        apply(|| self.content_changed(&tx, inode, kill_priv))?;
         Ok(written as usize)
     }
 
-    /// Returns once the inode's content and attributes are durable, and all names of the file system with them. `data_only` may
-    /// leave its times behind.
+    /// Makes an inode's content and attributes durable, and all names of the file system. With
+    /// `data_only`, times may be left out.
     ///
     /// # Errors
-    /// Why they are not; [`Io`](ErrorKind::Io) also as long as something is missing that
-    /// [`write_back`](Self::write_back) has lost.
+    /// An error of the write. [`Io`](ErrorKind::Io) while data that
+    /// [`write_back`](Self::write_back) lost has not been replaced.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         self.enter(Op::Fsync)?;
         let inode = self.inode_of(ino)?;
         self.check_writable()?;
-        self.lost().check(inode.number)?;
+        self.writeback_errors().check(inode.number)?;
         if !data_only {
             self.flush_times(&inode)?;
         }
         Ok(self.dataset().fsync(inode.number)?)
     }
 
-    /// The same for a directory.
+    /// Makes a directory durable.
     ///
     /// # Errors
-    /// As there, and [`NotADirectory`](ErrorKind::NotADirectory).
+    /// As [`fsync`](Self::fsync), or [`NotADirectory`](ErrorKind::NotADirectory).
     pub fn fsyncdir(&self, ino: Ino) -> Result<()> {
         self.directory_of(ino)?;
         self.fsync(ino, false)
     }
 
-    /// Before a file is given another length: refuses what cannot be, reads what will be needed, frees what is too much for one
-    /// transaction.
+    /// Prepares a change of size: checks it, reads the records at the edge, and frees what exceeds
+    /// one transaction.
     pub(crate) fn prepare_resize(&self, inode: &Inode, size: u64) -> Result<()> {
         let object = inode.file(self.dataset())?;
         check_end(size, 0)?;
@@ -304,13 +313,13 @@ pub(super) fn check_end(offset: u64, len: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= SIZE_MAX => Ok(()),
         _ => {
-            let text = format!("files have at most {SIZE_MAX} bytes");
+            let text = format!("file too large: at most {SIZE_MAX} bytes");
             Err(Error::new(ErrorKind::FileTooLarge, text))
         }
     }
 }
 
-/// Reads what writing a range needs and does not replace: the records at its edges.
+/// Reads the records at the edges of a range, which a write replaces only in part.
 pub(super) fn warm(object: &Object, offset: u64, len: u64) -> Result<()> {
     let record = u64::from(object.record_bytes());
     let size = object.size();
@@ -320,7 +329,8 @@ pub(super) fn warm(object: &Object, offset: u64, len: u64) -> Result<()> {
         object.read(offset - offset % record, &mut byte)?;
     }
     let last = end - end % record;
-    // All that is there of the last record may be replaced, or it may be the first one.
+    // The last record is not needed if the write replaces all of it, or if it is also the first
+    // one.
     if !end.is_multiple_of(record) && end < size && (last > offset || offset.is_multiple_of(record))
     {
         object.read(last, &mut byte)?;
@@ -337,7 +347,7 @@ fn read_object(
 ) -> Result<()> {
     let there = object.size().saturating_sub(offset);
     let len = len.min(READ_MAX).min(usize::try_from(there).unwrap_or(READ_MAX));
-    // Taken out: `with` may read something else.
+    // Take the buffer out, because `with` may read another file.
     let mut buffer = SCRATCH.take();
     if buffer.len() < len {
         buffer.resize(len, 0);

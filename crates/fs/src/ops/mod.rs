@@ -1,10 +1,15 @@
-//! The operations.
+//! The operations of a file system.
 //!
-//! Each has the same steps. What it needs is looked up and read first, so that it can fail, or say that it would wait, before
-//! anything has changed. Then it begins its transaction, takes the turns of the inodes that it changes, and looks
-//! again at what may have changed; if it did, it starts over. From there on it waits for devices, if it has to, but hardly has to.
+//! Each operation has the same phases:
 //!
-//! What fails half-way for want of memory or room is taken back: names first, since these may need room, attributes last.
+//! 1. Look up and read everything needed. The operation can fail here, or report that it would
+//!    block, without having changed anything.
+//! 2. Begin a transaction and take the inode locks.
+//! 3. Check again what may have changed. If it has, start over.
+//! 4. Apply the changes. This phase may block on devices, but rarely does.
+//!
+//! If the last phase fails for lack of memory or space, it is rolled back: names first, because
+//! they may need space, then attributes.
 
 mod attr;
 pub(crate) mod dir;
@@ -19,19 +24,21 @@ mod xattr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::NAME_MAX;
 
-/// Times that an operation starts over because names change under it.
+/// Largest number of restarts because of concurrent changes.
 pub(crate) const RETRIES_MAX: usize = 1000;
 
-/// Runs what must not stop half-way.
+/// Runs the part of an operation that must not stop half-way: it may block even on a non-blocking
+/// thread.
 pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
     forebay_pool::waiting_allowed(f)
 }
 
 /// # Errors
-/// [`NameTooLong`](ErrorKind::NameTooLong); [`Invalid`](ErrorKind::Invalid) for what is no name of an entry.
+/// [`NameTooLong`](ErrorKind::NameTooLong), or [`Invalid`](ErrorKind::Invalid) if it cannot name an
+/// entry.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
-        let text = format!("a name of {} bytes: {NAME_MAX} is the most", name.len());
+        let text = format!("name of {} bytes is too long: at most {NAME_MAX}", name.len());
         return Err(Error::new(ErrorKind::NameTooLong, text));
     }
     let is_name =
@@ -39,7 +46,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match is_name {
         true => Ok(()),
         false => {
-            let text = format!("{:?} is no name of an entry", String::from_utf8_lossy(name));
+            let text = format!("{:?} is not a valid name", String::from_utf8_lossy(name));
             Err(Error::new(ErrorKind::Invalid, text))
         }
     }
@@ -47,15 +54,15 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 
 #[cold]
 pub(crate) fn not_found() -> Error {
-    Error::new(ErrorKind::NotFound, "there is no such name")
+    Error::new(ErrorKind::NotFound, "the name does not exist")
 }
 
 #[cold]
 pub(crate) fn exists() -> Error {
-    Error::new(ErrorKind::Exists, "the name is taken")
+    Error::new(ErrorKind::Exists, "the name exists already")
 }
 
 #[cold]
-pub(crate) fn too_fast() -> Error {
-    Error::new(ErrorKind::Io, "its names change faster than it can be done; try again")
+pub(crate) fn retries_exhausted() -> Error {
+    Error::new(ErrorKind::Io, "too many concurrent changes of the same names: try again")
 }

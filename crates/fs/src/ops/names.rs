@@ -1,21 +1,21 @@
-//! Looking up names, and making them.
+//! Looking up, creating and linking names.
 
 use forebay_pool::Transaction;
 
-use crate::attrs::{Dirent, Meta, SGID, mode_of_new};
+use crate::attrs::{Dirent, Meta, SGID, new_mode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extras::{self, Item};
 use crate::format::{LINKS_MAX, TARGET_MAX};
 use crate::fs::{FileSystem, InodeRef};
-use crate::inode::{Extent, Inode};
-use crate::lock::Turns;
+use crate::inode::{Inode, SizeInfo};
+use crate::inode_lock::InodeLocks;
 use crate::stats::{FsCounters, Op};
 use crate::types::{Caller, Entry, FileKind, Handle, Ino, NewNode};
 
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
 impl FileSystem {
-    /// The inode that a name in a directory leads to; one is added to its count of lookups.
+    /// Looks up a name, and adds one to the lookup count of its inode.
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory).
@@ -27,21 +27,22 @@ impl FileSystem {
         Ok(child.into_entry(parent.number, name))
     }
 
-    /// Takes `count` off an inode's count of lookups.
+    /// Subtracts `count` from an inode's lookup count.
     pub fn forget(&self, ino: Ino, count: u64) {
-        // Also when it is closed: what the kernel knew of it goes.
+        // Works on a closed file system too.
         let _ = self.enter(Op::Forget);
         let Ok(number) = self.number(ino) else { return };
         if self.table().forget(number, count).is_some() {
-            self.let_go(number);
+            self.evict_if_unused(number);
         }
     }
 
-    /// Makes an inode of any kind under a new name.
+    /// Creates an inode of any type.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), [`NotFound`](ErrorKind::NotFound) in a directory that was removed,
-    /// [`TooManyLinks`](ErrorKind::TooManyLinks), [`NoSpace`](ErrorKind::NoSpace), …
+    /// [`Exists`](ErrorKind::Exists), [`NotFound`](ErrorKind::NotFound) if the directory was
+    /// removed, [`TooManyLinks`](ErrorKind::TooManyLinks), [`NoSpace`](ErrorKind::NoSpace), and
+    /// others.
     pub fn make(
         &self,
         parent: Ino,
@@ -55,7 +56,7 @@ impl FileSystem {
         Ok(made.into_entry(parent.number, name))
     }
 
-    /// Makes a file under a new name, and opens it.
+    /// Creates a regular file and opens it.
     ///
     /// # Errors
     /// As [`make`](Self::make).
@@ -74,18 +75,19 @@ impl FileSystem {
         Ok((made.into_entry(parent.number, name), handle))
     }
 
-    /// Gives an inode that is no directory one name more.
+    /// Creates a hard link to an inode that is no directory.
     ///
     /// # Errors
     /// [`Exists`](ErrorKind::Exists), [`NotPermitted`](ErrorKind::NotPermitted) for a directory,
-    /// [`NotFound`](ErrorKind::NotFound) if either was removed, [`TooManyLinks`](ErrorKind::TooManyLinks), …
+    /// [`NotFound`](ErrorKind::NotFound) if either inode was removed,
+    /// [`TooManyLinks`](ErrorKind::TooManyLinks), and others.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.enter(Op::Link)?;
         check_name(name)?;
         let parent = self.directory_of(parent)?;
         let inode = self.inode_of(ino)?;
         if inode.kind == FileKind::Directory {
-            return Err(Error::new(ErrorKind::NotPermitted, "a directory has one name"));
+            return Err(Error::new(ErrorKind::NotPermitted, "a directory cannot have hard links"));
         }
         let names = parent.directory(self.dataset())?;
         if names.lookup(name)?.is_some() {
@@ -95,14 +97,14 @@ impl FileSystem {
         self.warm(&inode)?;
         {
             let tx = self.begin()?;
-            let _turns = Turns::of([&*parent, &*inode])?;
+            let _locks = InodeLocks::of([&*parent, &*inode])?;
             apply(|| -> Result<()> {
-                check_alive(&parent)?;
-                check_alive(&inode)?;
-                check_links(&inode)?;
+                check_linked(&parent)?;
+                check_linked(&inode)?;
+                check_nlink(&inode)?;
                 let now = self.now();
                 self.order_content(&tx, &inode);
-                // First: once the link is made, nothing may fail any more.
+                // First, because nothing may fail after the link is made.
                 self.touch(&tx, &parent, |meta| meta.changed(now))?;
                 let dirent = Dirent { number: inode.number, kind: inode.kind };
                 names.insert(&tx, name, &dirent.encode())?;
@@ -120,22 +122,23 @@ impl FileSystem {
         Ok(inode.into_entry(parent.number, name))
     }
 
-    /// What a name leads to, without counting a lookup.
+    /// Looks up a name without counting a lookup.
     ///
     /// # Errors
-    /// As [`lookup`](Self::lookup), but for a name that is not there.
+    /// As [`lookup`](Self::lookup), but a missing name is no error.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>> {
         let parent = self.directory_of(parent)?;
         Ok(self.find(&parent, name)?.map(|dirent| self.ino(dirent.number)))
     }
 
-    /// The inode that a name leads to, if there is one.
+    /// Returns the inode of a name, if the name exists.
     pub(crate) fn resolve(&self, parent: &Inode, name: &[u8]) -> Result<Option<InodeRef<'_>>> {
         for _ in 0..RETRIES_MAX {
             let removals = parent.removals();
             let Some(dirent) = self.find(parent, name)? else { return Ok(None) };
             let child = self.inode(dirent.number);
-            // If no name went meanwhile, this one was there when the inode was held: from then on it is not destroyed.
+            // If no name was removed meanwhile, this name existed when the inode was referenced.
+            // From then on the inode is not destroyed.
             if parent.removals() != removals {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
@@ -145,18 +148,20 @@ impl FileSystem {
                 error.doing(format_args!("name {name:?} in directory {}", parent.number))
             };
             let child = child.map_err(|error| match error.kind() {
-                ErrorKind::Stale => doing(Error::corrupt("it leads to an inode that is not there")),
+                ErrorKind::Stale => doing(Error::corrupt("its inode does not exist")),
                 _ => doing(error),
             })?;
             if child.kind != dirent.kind {
-                return Err(doing(Error::corrupt("the inode is of another kind")));
+                return Err(doing(Error::corrupt(
+                    "the inode has another type than the directory entry",
+                )));
             }
             return Ok(Some(child));
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
-    /// What a name in a directory says.
+    /// Reads a directory entry.
     pub(crate) fn find(&self, parent: &Inode, name: &[u8]) -> Result<Option<Dirent>> {
         let value = parent.directory(self.dataset())?.lookup(name)?;
         value.map(|value| Dirent::decode(&value)).transpose()
@@ -177,20 +182,20 @@ impl FileSystem {
         self.warm(parent)?;
         let record = self.dataset().settings()?.record_bytes;
         let tx = self.begin()?;
-        let _turn = parent.turn()?;
+        let _lock = parent.lock()?;
         apply(|| {
-            check_alive(parent)?;
+            check_linked(parent)?;
             if node.kind == FileKind::Directory {
-                check_links(parent)?;
+                check_nlink(parent)?;
             }
-            let mut meta = self.meta_of_new(parent, node, caller);
+            let mut meta = self.new_meta(parent, node, caller);
             if let Some(target) = target {
                 let items = extras::encode(&[Item::target(target)])?;
-                meta.extras = extras::place(self.dataset(), &tx, items)?;
+                meta.extras = extras::store(self.dataset(), &tx, items)?;
             }
             let size = target.map_or(0, |target| target.len() as u64);
-            let away = Extent { size, allocated: 0, record };
-            let made = self.put_new(&tx, parent, name, &meta, away);
+            let size_info = SizeInfo { size, allocated: 0, record };
+            let made = self.create_inode(&tx, parent, name, &meta, size_info);
             if made.is_err() {
                 extras::discard(self.dataset(), &tx, &meta.extras)?;
             }
@@ -198,14 +203,14 @@ impl FileSystem {
         })
     }
 
-    /// Creates an object, and names it.
-    fn put_new(
+    /// Creates an object and its name.
+    fn create_inode(
         &self,
         tx: &Transaction<'_>,
         parent: &Inode,
         name: &[u8],
         meta: &Meta,
-        away: Extent,
+        size_info: SizeInfo,
     ) -> Result<InodeRef<'_>> {
         let dataset = self.dataset();
         let is_directory = meta.kind == FileKind::Directory;
@@ -215,38 +220,38 @@ impl FileSystem {
             true => dataset.create_directory(tx, &attributes)?,
             false => dataset.create_object(tx, &attributes)?,
         };
-        // From before a name leads to it: whoever follows the name finds this one.
-        let made = self.add(Inode::new(number, tx.txg(), meta.clone(), away, tx.txg()));
-        let unmake = || -> Result<()> {
-            // Whoever has it by its name finds it gone, and looks again.
-            made.known().meta.nlink = 0;
+        // Before the name exists, so that every lookup of the name finds this inode.
+        let made = self.add(Inode::new(number, tx.txg(), meta.clone(), size_info, tx.txg()));
+        let undo = || -> Result<()> {
+            // Threads that have looked it up find it removed and retry.
+            made.state().meta.nlink = 0;
             let destroyed = dataset.destroy(tx, number);
-            self.table().take_out(&made);
+            self.table().remove(&made);
             Ok(destroyed?)
         };
         let dirent = Dirent { number, kind: meta.kind };
         if let Err(error) = names.insert(tx, name, &dirent.encode()) {
-            unmake()?;
+            undo()?;
             return Err(error.into());
         }
         let now = meta.ctime;
-        let told = match is_directory {
+        let updated = match is_directory {
             true => self.change(tx, parent, |meta| {
                 meta.nlink += 1;
                 meta.changed(now);
             }),
             false => self.touch(tx, parent, |meta| meta.changed(now)),
         };
-        if let Err(error) = told {
+        if let Err(error) = updated {
             names.remove(tx, name)?;
             parent.note_removal();
-            unmake()?;
+            undo()?;
             return Err(error);
         }
         Ok(made)
     }
 
-    fn meta_of_new(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {
+    fn new_meta(&self, parent: &Inode, node: &NewNode<'_>, caller: Caller) -> Meta {
         let above = parent.meta();
         let inherits = above.mode & SGID != 0;
         let gid = if inherits { above.gid } else { caller.gid };
@@ -254,7 +259,7 @@ impl FileSystem {
         let mode = match (is_directory, inherits) {
             (true, true) => node.mode | SGID,
             (true, false) => node.mode,
-            (false, _) => mode_of_new(node.mode, caller.uid != 0 && gid != caller.gid),
+            (false, _) => new_mode(node.mode, caller.uid != 0 && gid != caller.gid),
         };
         let mode = if node.kind == FileKind::Symlink { 0o777 } else { mode };
         let mut meta = Meta::new(node.kind, mode, (caller.uid, gid), self.now());
@@ -268,34 +273,37 @@ impl FileSystem {
     }
 }
 
-/// The path of a new symlink.
+/// Returns the target of a new symlink.
 fn check_node<'a>(node: &NewNode<'a>) -> Result<Option<&'a [u8]>> {
     match (node.kind, node.target) {
         (FileKind::Symlink, Some(target)) if target.len() > TARGET_MAX => {
-            let text = format!("a path of {} bytes: {TARGET_MAX} is the most", target.len());
+            let text = format!(
+                "symlink target of {} bytes is too long: at most {TARGET_MAX}",
+                target.len()
+            );
             Err(Error::new(ErrorKind::NameTooLong, text))
         }
         (FileKind::Symlink, Some(target)) if !target.is_empty() => Ok(Some(target)),
-        (FileKind::Symlink, _) => Err(Error::new(ErrorKind::NotFound, "a symlink needs a path")),
+        (FileKind::Symlink, _) => Err(Error::new(ErrorKind::NotFound, "a symlink needs a target")),
         (_, None) => Ok(None),
-        (_, Some(_)) => Err(Error::new(ErrorKind::Invalid, "only a symlink has a path")),
+        (_, Some(_)) => Err(Error::new(ErrorKind::Invalid, "only a symlink has a target")),
     }
 }
 
 /// # Errors
-/// [`NotFound`](ErrorKind::NotFound) if no name leads to it.
-pub(super) fn check_alive(inode: &Inode) -> Result<()> {
-    match inode.known().meta.nlink {
-        0 => Err(Error::new(ErrorKind::NotFound, "it was removed")),
+/// [`NotFound`](ErrorKind::NotFound) if the inode has no name.
+pub(super) fn check_linked(inode: &Inode) -> Result<()> {
+    match inode.state().meta.nlink {
+        0 => Err(Error::new(ErrorKind::NotFound, "the file or directory was removed")),
         _ => Ok(()),
     }
 }
 
 /// # Errors
-/// [`TooManyLinks`](ErrorKind::TooManyLinks) if it can have no more.
-pub(super) fn check_links(inode: &Inode) -> Result<()> {
-    match inode.known().meta.nlink {
-        LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "it has as many links as it can")),
+/// [`TooManyLinks`](ErrorKind::TooManyLinks) if the inode cannot have another link.
+pub(super) fn check_nlink(inode: &Inode) -> Result<()> {
+    match inode.state().meta.nlink {
+        LINKS_MAX.. => Err(Error::new(ErrorKind::TooManyLinks, "too many links")),
         _ => Ok(()),
     }
 }

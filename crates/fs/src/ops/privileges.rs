@@ -1,7 +1,6 @@
-//! Set-user-id, set-group-id and file capabilities, which a change of content takes away.
+//! Clearing set-user-id, set-group-id and file capabilities on changes of content.
 //!
-//! A kernel that caches attributes learns of it by the [`Client`]: the answer to a write has no attributes
-//! in it.
+//! The [`Client`] tells a kernel that caches attributes, because the reply to a write has none.
 
 use forebay_base::sync::Arc;
 use forebay_pool::Transaction;
@@ -13,35 +12,34 @@ use crate::fs::FileSystem;
 use crate::inode::Inode;
 use crate::types::{Caller, Ino};
 
-/// The extended attribute that holds file capabilities.
+/// The extended attribute with file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// What a writer takes away from the file.
+/// The privileges that a change of content clears.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Dropped {
-    /// Set-user-id and set-group-id, if whoever writes may not keep them.
+pub(crate) struct KillPriv {
+    /// Set-user-id and set-group-id, on behalf of this caller.
     pub(crate) set_id: Option<Caller>,
     /// File capabilities.
     pub(crate) capability: bool,
 }
 
-/// Who uses a file system on behalf of others: a mount.
+/// Serves the file system to others, as a mount does.
 pub trait Client: Send + Sync {
-    /// An operation changed the inode's mode without returning its attributes: a write, `fallocate`,
-    /// `copy_range`, or an open that truncates. Called under the lock of the inode; it must not call the
-    /// file system.
+    /// An operation changed the inode's mode without returning its attributes: a write,
+    /// `fallocate`, `copy_range`, or an open that truncates. Called under the inode lock. It must
+    /// not call the file system.
     fn mode_changed(&self, ino: Ino);
 
-    /// Whether the caller is in the group, perhaps by more than their process's own group.
+    /// Whether the caller is in the group, including its supplementary groups.
     fn is_member(&self, caller: Caller, gid: u32) -> bool;
 
-    /// Whether user 0's process has the right to keep set-user-id bits (`CAP_FSETID`): it may have given
-    /// that up.
+    /// Whether a process of user 0 has the capability `CAP_FSETID`. It may have dropped it.
     fn has_fsetid(&self, caller: Caller) -> bool;
 }
 
 impl FileSystem {
-    /// Sets who uses the file system on behalf of others; `None` ends that.
+    /// Sets the client, or removes it.
     pub fn set_client(&self, client: Option<Arc<dyn Client>>) {
         *self.client.lock() = client;
     }
@@ -50,35 +48,37 @@ impl FileSystem {
         self.client.lock().clone()
     }
 
-    /// Tells the client that an inode's mode is another one.
+    /// Tells the client that an inode's mode has changed.
     pub(super) fn mode_changed(&self, inode: &Inode) {
         if let Some(client) = self.client() {
             client.mode_changed(self.ino(inode.number));
         }
     }
 
-    /// Whether the caller may keep set-user-id and set-group-id bits of what they change.
+    /// Whether the caller's changes leave set-user-id and set-group-id bits alone.
     pub(super) fn keeps_set_id(&self, caller: Caller) -> bool {
         caller.uid == 0 && self.client().is_none_or(|client| client.has_fsetid(caller))
     }
 
-    /// The same for an inode, which most often has none; that is known without a look at the caller.
+    /// As [`keeps_set_id`](Self::keeps_set_id), for an inode. Most inodes have no such bits; then
+    /// the caller is not examined.
     pub(super) fn keeps_set_id_of(&self, inode: &Inode, caller: Caller) -> bool {
-        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
+        let has_set_id = inode.state().meta.mode & (SUID | SGID) != 0;
         !has_set_id || self.keeps_set_id(caller)
     }
 
-    /// What a change of the inode's content by `caller` takes away.
-    pub(super) fn dropped_by(&self, inode: &Inode, caller: Caller) -> Dropped {
+    /// The privileges that a change of content by `caller` clears.
+    pub(super) fn kill_priv_by(&self, inode: &Inode, caller: Caller) -> KillPriv {
         let keeps = self.keeps_set_id_of(inode, caller);
-        Dropped { set_id: (!keeps).then_some(caller), capability: true }
+        KillPriv { set_id: (!keeps).then_some(caller), capability: true }
     }
 
-    /// Whether the caller may keep the inode's mark for locking, see `Meta::clear_set_id`.
-    pub(super) fn keeps_group_mark(&self, inode: &Inode, caller: Caller) -> bool {
+    /// Whether the caller may keep a set-group-id bit without group execute permission; see
+    /// `Meta::clear_set_id`.
+    pub(super) fn may_keep_sgid(&self, inode: &Inode, caller: Caller) -> bool {
         let (marked, gid) = {
-            let meta = &inode.known().meta;
-            (meta.has_group_mark(), meta.gid)
+            let meta = &inode.state().meta;
+            (meta.has_sgid_without_exec(), meta.gid)
         };
         let is_member = || match self.client() {
             Some(client) => client.is_member(caller, gid),
@@ -87,26 +87,25 @@ impl FileSystem {
         marked && (self.keeps_set_id(caller) || is_member())
     }
 
-    /// Content was changed: sets times, and takes away what the writer may not keep. The caller has the
-    /// inode's lock.
+    /// Sets the times of a content change and clears privileges. The caller holds the inode lock.
     pub(super) fn content_changed(
         &self,
         tx: &Transaction<'_>,
         inode: &Inode,
-        dropped: Dropped,
+        kill_priv: KillPriv,
     ) -> Result<()> {
         let now = self.now();
-        if dropped.capability && self.has_capability(inode)? {
+        if kill_priv.capability && self.has_capability(inode)? {
             self.replace_extras(tx, inode, |items| {
                 items.retain(|item| !is_capability(item));
                 Ok(())
             })?;
         }
-        let has_set_id = inode.known().meta.mode & (SUID | SGID) != 0;
-        let Some(caller) = dropped.set_id.filter(|_| has_set_id) else {
+        let has_set_id = inode.state().meta.mode & (SUID | SGID) != 0;
+        let Some(caller) = kill_priv.set_id.filter(|_| has_set_id) else {
             return self.touch(tx, inode, |meta| meta.changed(now));
         };
-        let member = self.keeps_group_mark(inode, caller);
+        let member = self.may_keep_sgid(inode, caller);
         self.change(tx, inode, |meta| {
             meta.clear_set_id(member);
             meta.changed(now);
@@ -115,20 +114,20 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether it has file capabilities. Most inodes have no extended attributes at all.
+    /// Whether the inode has file capabilities. Most inodes have no extended attributes at all.
     fn has_capability(&self, inode: &Inode) -> Result<bool> {
         let before = {
-            let known = inode.known();
-            match (&known.meta.extras, known.capability) {
+            let state = inode.state();
+            match (&state.meta.extras, state.capability) {
                 (Extras::Inline(bytes), _) if bytes.is_empty() => return Ok(false),
                 (_, Some(has)) => return Ok(has),
                 (extras, None) => extras.clone(),
             }
         };
         let has = extras::read(self.dataset(), &before)?.iter().any(is_capability);
-        let mut known = inode.known();
-        if known.meta.extras == before {
-            known.capability = Some(has);
+        let mut state = inode.state();
+        if state.meta.extras == before {
+            state.capability = Some(has);
         }
         Ok(has)
     }

@@ -1,4 +1,4 @@
-//! Ranges of files: room, holes, copies.
+//! Ranges of files: allocation, holes and copies.
 
 use forebay_pool::{Object, check_waiting};
 
@@ -11,10 +11,10 @@ use crate::types::{Caller, FallocateMode, Handle, Ino, Seek, Write};
 use super::apply;
 use super::file::{check_end, warm};
 
-/// Copied at once.
+/// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// A range of a file, and who does something with it.
+/// A range of a file, and the caller of the operation.
 struct Range<'a> {
     inode: &'a Inode,
     object: &'a Object,
@@ -24,12 +24,13 @@ struct Range<'a> {
 }
 
 impl FileSystem {
-    /// Does something with a range of a file, see [`FallocateMode`]. A large range is punched in steps. If the caller is not user 0
-    /// with all rights, set-user-id goes, and set-group-id if its group may execute it.
+    /// Allocates, punches or zeroes a range; see [`FallocateMode`]. A large range is punched in
+    /// steps. Unless the caller has `CAP_FSETID`, clears set-user-id, and set-group-id of a
+    /// group-executable file.
     ///
     /// # Errors
     /// [`Invalid`](ErrorKind::Invalid) for an empty range, [`NoSpace`](ErrorKind::NoSpace),
-    /// [`FileTooLarge`](ErrorKind::FileTooLarge), …
+    /// [`FileTooLarge`](ErrorKind::FileTooLarge), and others.
     pub fn fallocate(
         &self,
         ino: Ino,
@@ -51,34 +52,34 @@ impl FileSystem {
         let range = Range { inode: &inode, object: &object, offset, end: offset + len, caller };
         match mode {
             FallocateMode::Allocate { keep_size } => {
-                self.check_room(&object, offset, len)?;
+                self.check_space(&object, offset, len)?;
                 self.extend(&range, keep_size)
             }
             FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
-                // Two transactions, and no way back from the first.
-                check_waiting("a range that is made zeros")?;
+                // Zeroing takes two transactions. The first cannot be rolled back.
+                check_waiting("zeroing a range")?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
             }
         }
     }
 
-    /// Whether there is room for a range today.
-    fn check_room(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
-        // What has data already takes as much again when it is written, and gives back what it had.
+    /// Checks that there is currently enough space for the range.
+    fn check_space(&self, object: &Object, offset: u64, len: u64) -> Result<()> {
+        // Existing data needs its space twice while it is overwritten, and gives one back.
         let wanted = len.min((offset + len).saturating_sub(object.size().min(offset)));
-        let has_room = || wanted <= self.pool().usage().available_bytes;
-        if has_room() {
+        let has_space = || wanted <= self.pool().usage().available_bytes;
+        if has_space() {
             return Ok(());
         }
-        // What changes hold until they are written is more than they will take.
-        check_waiting("room that a transaction group gives back")?;
+        // Unwritten changes reserve more space than they will use.
+        check_waiting("space freed by a transaction group")?;
         self.pool().sync()?;
-        if has_room() {
+        if has_space() {
             return Ok(());
         }
-        let text = format!("there is no room for {len} bytes: delete something, or add a device");
+        let text = format!("not enough space for {len} bytes: delete files or add a device");
         Err(Error::new(ErrorKind::NoSpace, text))
     }
 
@@ -86,32 +87,32 @@ impl FileSystem {
         let Range { inode, object, end, caller, .. } = *range;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
-        // The first change may say that it would wait; what follows may wait.
+        let _lock = inode.lock()?;
+        // The first change may report that it would block. Later changes may block.
         if keep_size || end <= object.size() {
-            return self.content_changed(&tx, inode, self.dropped_by(inode, caller));
+            return self.content_changed(&tx, inode, self.kill_priv_by(inode, caller));
         }
         object.truncate(&tx, end)?;
-        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
+        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
     }
 
     fn punch(&self, range: &Range<'_>) -> Result<()> {
         let Range { inode, object, offset, end, caller } = *range;
         warm(object, offset, end - offset)?;
-        // All but what one transaction can take.
+        // All but one transaction's worth.
         self.free_in_steps(object, offset, end, &mut || true)?;
         self.warm(inode)?;
         let tx = self.begin_freeing()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         object.punch(&tx, offset, end - offset)?;
-        self.lost().replaced(inode.number, offset..end);
-        apply(|| self.content_changed(&tx, inode, self.dropped_by(inode, caller)))
+        self.writeback_errors().clear(inode.number, offset..end);
+        apply(|| self.content_changed(&tx, inode, self.kill_priv_by(inode, caller)))
     }
 
-    /// The first offset from `offset` on that has data, or that has none.
+    /// Returns the first offset at or after `offset` with data, or in a hole.
     ///
     /// # Errors
-    /// [`NoSuchOffset`](ErrorKind::NoSuchOffset) if it lies behind the end, or no data follows.
+    /// [`NoSuchOffset`](ErrorKind::NoSuchOffset) if `offset` is past the end, or no data follows.
     pub fn seek(&self, ino: Ino, handle: Handle, offset: u64, what: Seek) -> Result<u64> {
         self.enter(Op::Seek)?;
         let _ = handle;
@@ -122,15 +123,16 @@ impl FileSystem {
             Seek::Hole => object.next_hole(offset)?,
         };
         found.ok_or_else(|| {
-            Error::new(ErrorKind::NoSuchOffset, format!("nothing of the kind follows {offset}"))
+            Error::new(ErrorKind::NoSuchOffset, format!("no data or hole after offset {offset}"))
         })
     }
 
-    /// Copies from one file to another, or within one to where it does not overlap; returns how much, which is less only at the end
-    /// of the first, or if something failed on the way. Set-user-id goes as with [`fallocate`](Self::fallocate).
+    /// Copies between files, or within a file to a range that does not overlap. Returns the number
+    /// of bytes copied. That is less than `len` only at the end of the source or after an error.
+    /// Clears set-user-id as [`fallocate`](Self::fallocate) does.
     ///
     /// # Errors
-    /// [`Invalid`](ErrorKind::Invalid) if the ranges overlap, and those of reading and writing.
+    /// [`Invalid`](ErrorKind::Invalid) if the ranges overlap, or an error of reading or writing.
     pub fn copy_range(
         &self,
         ino_in: Ino,

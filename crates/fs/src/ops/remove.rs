@@ -1,7 +1,7 @@
 //! Removing names.
 //!
-//! An inode that loses its last name goes to the orphan directory, and is destroyed by the background when nobody uses it
-//! any more, which is usually at once.
+//! An inode that loses its last name goes to the orphan directory. The background thread destroys
+//! it when nobody uses it any more, which is usually at once.
 
 use forebay_pool::Transaction;
 
@@ -9,16 +9,16 @@ use crate::attrs::Meta;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::inode::Inode;
-use crate::lock::Turns;
+use crate::inode_lock::InodeLocks;
 use crate::reclaim::orphan_name;
 use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, Time};
 
-use super::names::check_alive;
-use super::{RETRIES_MAX, apply, check_name, not_found, too_fast};
+use super::names::check_linked;
+use super::{RETRIES_MAX, apply, check_name, not_found, retries_exhausted};
 
 impl FileSystem {
-    /// Removes a name that leads to anything but a directory.
+    /// Removes a name of an inode that is no directory.
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound), [`IsADirectory`](ErrorKind::IsADirectory).
@@ -32,7 +32,8 @@ impl FileSystem {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory), [`NotEmpty`](ErrorKind::NotEmpty).
+    /// [`NotFound`](ErrorKind::NotFound), [`NotADirectory`](ErrorKind::NotADirectory),
+    /// [`NotEmpty`](ErrorKind::NotEmpty).
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.enter(Op::Rmdir)?;
         if name == b".." {
@@ -50,8 +51,8 @@ impl FileSystem {
             self.warm(parent)?;
             self.warm_removal(&child)?;
             let tx = self.begin_freeing()?;
-            let _turns = Turns::of([parent, &child])?;
-            check_alive(parent)?;
+            let _locks = InodeLocks::of([parent, &child])?;
+            check_linked(parent)?;
             if self.find(parent, name)?.map(|dirent| dirent.number) != Some(child.number) {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
@@ -59,14 +60,14 @@ impl FileSystem {
             self.check_removable(&child, directory)?;
             return apply(|| self.remove_now(&tx, parent, name, &child));
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
-    /// Whether it is what is to be removed; a directory also whether it is empty.
+    /// Checks the type, and that a directory is empty.
     pub(super) fn check_removable(&self, child: &Inode, directory: bool) -> Result<()> {
         match (child.kind == FileKind::Directory, directory) {
-            (false, true) => Err(Error::new(ErrorKind::NotADirectory, "it is no directory")),
-            (true, false) => Err(Error::new(ErrorKind::IsADirectory, "it is a directory")),
+            (false, true) => Err(Error::new(ErrorKind::NotADirectory, "not a directory")),
+            (true, false) => Err(Error::new(ErrorKind::IsADirectory, "is a directory")),
             (false, false) => Ok(()),
             (true, true) => match child.directory(self.dataset())?.is_empty() {
                 true => Ok(()),
@@ -75,7 +76,7 @@ impl FileSystem {
         }
     }
 
-    /// Brings what [`lose_name`](Self::lose_name) needs into memory.
+    /// Loads what [`drop_link`](Self::drop_link) needs.
     pub(super) fn warm_removal(&self, child: &Inode) -> Result<()> {
         self.orphans().lookup(orphan_name(child.number).as_bytes())?;
         self.warm(child)
@@ -92,17 +93,17 @@ impl FileSystem {
         let now = self.now();
         let meta = child.meta();
         let value = names.remove(tx, name)?;
-        let told = self.lose_name(tx, child, now).and_then(|()| {
-            let told = match child.kind {
+        let updated = self.drop_link(tx, child, now).and_then(|()| {
+            let updated = match child.kind {
                 FileKind::Directory => self.change(tx, parent, |meta| {
                     meta.nlink = meta.nlink.saturating_sub(1);
                     meta.changed(now);
                 }),
                 _ => self.touch(tx, parent, |meta| meta.changed(now)),
             };
-            told.or_else(|error| self.regain_name(tx, child, meta).and(Err(error)))
+            updated.or_else(|error| self.restore_link(tx, child, meta).and(Err(error)))
         });
-        if let Err(error) = told {
+        if let Err(error) = updated {
             names.insert(tx, name, &value)?;
             return Err(error);
         }
@@ -110,35 +111,35 @@ impl FileSystem {
         Ok(())
     }
 
-    /// An inode has one name less; with none it becomes an orphan.
-    pub(super) fn lose_name(&self, tx: &Transaction<'_>, child: &Inode, now: Time) -> Result<()> {
+    /// Removes one link. An inode without links becomes an orphan.
+    pub(super) fn drop_link(&self, tx: &Transaction<'_>, child: &Inode, now: Time) -> Result<()> {
         let nlink = match child.kind {
             FileKind::Directory => 0,
-            _ => child.known().meta.nlink.saturating_sub(1),
+            _ => child.state().meta.nlink.saturating_sub(1),
         };
         let orphan = orphan_name(child.number);
         if nlink == 0 {
-            // It may be there, if somebody's attempt to destroy an older inode failed half-way.
+            // The name may exist already, if destroying an older inode failed half-way.
             self.orphans().update(tx, orphan.as_bytes(), &[1])?;
         }
-        let told = self.change(tx, child, |meta| {
+        let updated = self.change(tx, child, |meta| {
             meta.nlink = nlink;
             meta.ctime = now;
         });
-        if told.is_err() && nlink == 0 {
+        if updated.is_err() && nlink == 0 {
             self.orphans().remove(tx, orphan.as_bytes())?;
         }
-        told
+        updated
     }
 
-    /// Takes [`lose_name`](Self::lose_name) back.
-    pub(super) fn regain_name(
+    /// Rolls back [`drop_link`](Self::drop_link).
+    pub(super) fn restore_link(
         &self,
         tx: &Transaction<'_>,
         child: &Inode,
         before: Meta,
     ) -> Result<()> {
-        if child.known().meta.nlink == 0 {
+        if child.state().meta.nlink == 0 {
             self.orphans().remove(tx, orphan_name(child.number).as_bytes())?;
         }
         self.change(tx, child, |meta| *meta = before)
@@ -147,5 +148,5 @@ impl FileSystem {
 
 #[cold]
 pub(super) fn not_empty() -> Error {
-    Error::new(ErrorKind::NotEmpty, "the directory has names in it")
+    Error::new(ErrorKind::NotEmpty, "the directory is not empty")
 }

@@ -1,8 +1,8 @@
 //! Renaming.
 //!
-//! Directories that move to another directory do so one at a time, under `fs-moving`, so that what is above a
-//! directory does not change while somebody looks whether it would come to lie in itself. That lock comes after the transaction and before
-//! turns.
+//! Only one directory at a time moves to another parent, under `fs-rename`. So the ancestors of a
+//! directory do not change during the check for loops. That lock comes after the transaction and
+//! before the inode locks.
 
 use forebay_pool::{Transaction, lock_if_allowed};
 
@@ -10,17 +10,17 @@ use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef};
 use crate::inode::Inode;
-use crate::lock::Turns;
+use crate::inode_lock::InodeLocks;
 use crate::stats::{FsCounters, Op};
 use crate::types::{FileKind, Ino, RenameMode, Time};
 
-use super::names::{check_alive, check_links};
-use super::{RETRIES_MAX, apply, check_name, exists, not_found, too_fast};
+use super::names::{check_linked, check_nlink};
+use super::{RETRIES_MAX, apply, check_name, exists, not_found, retries_exhausted};
 
-/// Directories above one another, at most; more is a circle.
+/// Largest depth of a directory. A deeper one is in a loop.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// A rename, with all that takes part.
+/// A rename, with all inodes that take part.
 struct Rename<'a> {
     from: &'a Inode,
     name: &'a [u8],
@@ -32,12 +32,13 @@ struct Rename<'a> {
 }
 
 impl FileSystem {
-    /// Renames. If both names lead to the same inode, nothing happens.
+    /// Renames an entry. Does nothing if both names refer to the same inode.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound), [`Exists`](ErrorKind::Exists), [`NotADirectory`](ErrorKind::NotADirectory),
-    /// [`IsADirectory`](ErrorKind::IsADirectory), [`NotEmpty`](ErrorKind::NotEmpty),
-    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself, …
+    /// [`NotFound`](ErrorKind::NotFound), [`Exists`](ErrorKind::Exists),
+    /// [`NotADirectory`](ErrorKind::NotADirectory), [`IsADirectory`](ErrorKind::IsADirectory),
+    /// [`NotEmpty`](ErrorKind::NotEmpty), [`Invalid`](ErrorKind::Invalid) if a directory would move
+    /// into itself, and others.
     pub fn rename(
         &self,
         parent: Ino,
@@ -62,7 +63,7 @@ impl FileSystem {
             }
             let moves = rename.moves_directory();
             if moves {
-                // Brings what is above into memory; nothing is certain yet.
+                // Loads the ancestors. The result may still change.
                 self.check_loops(&rename)?;
             }
             [&*from, &*to, &*source].into_iter().try_for_each(|inode| self.warm(inode))?;
@@ -70,10 +71,10 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let moving = || lock_if_allowed(&self.moving, "another directory that moves");
-            let _moving = moves.then(moving).transpose()?;
-            let _turns = Turns::of([&from, &to, &source, target.unwrap_or(&source)])?;
-            if !self.is_still_so(&rename)? {
+            let rename_lock = || lock_if_allowed(&self.rename_mutex, "the rename lock");
+            let _rename_lock = moves.then(rename_lock).transpose()?;
+            let _locks = InodeLocks::of([&from, &to, &source, target.unwrap_or(&source)])?;
+            if !self.is_unchanged(&rename)? {
                 self.counters().add(FsCounters::RETRIES, 0, 1);
                 continue;
             }
@@ -85,11 +86,12 @@ impl FileSystem {
             }
             return apply(|| self.rename_now(&tx, &rename));
         }
-        Err(too_fast())
+        Err(retries_exhausted())
     }
 
-    /// Before an inode gets another name: a crash leaves the new name only with the content that it had by then,
-    /// a directory with that of all files, since those below it are not known.
+    /// Orders content before a new name: after a crash, the inode has the new name only together
+    /// with the content it had at the rename. For a directory this covers the content of all files,
+    /// because the files below it are not known.
     pub(super) fn order_content(&self, tx: &Transaction<'_>, inode: &Inode) {
         match inode.kind {
             FileKind::File => self.dataset().order_content(tx, inode.number),
@@ -98,10 +100,10 @@ impl FileSystem {
         }
     }
 
-    /// Whether the names lead where they led when they were resolved.
-    fn is_still_so(&self, rename: &Rename<'_>) -> Result<bool> {
-        check_alive(rename.from)?;
-        check_alive(rename.to)?;
+    /// Whether the names still refer to the same inodes.
+    fn is_unchanged(&self, rename: &Rename<'_>) -> Result<bool> {
+        check_linked(rename.from)?;
+        check_linked(rename.to)?;
         let still = |parent, name, inode: Option<&Inode>| -> Result<bool> {
             let found = self.find(parent, name)?.map(|dirent| dirent.number);
             Ok(found == inode.map(|inode| inode.number))
@@ -110,7 +112,7 @@ impl FileSystem {
             && still(rename.to, rename.new_name, rename.target)?)
     }
 
-    /// A rename in a full pool is possible if it makes something go.
+    /// In a full pool, a rename is possible if it removes an inode.
     fn begin_renaming(&self, rename: &Rename<'_>) -> Result<Transaction<'_>> {
         match rename.target.is_some() {
             true => self.begin_freeing(),
@@ -118,7 +120,7 @@ impl FileSystem {
         }
     }
 
-    /// Whether it may be; true if there is nothing to do.
+    /// Checks whether the rename is allowed. Returns true if there is nothing to do.
     fn check_rename(&self, rename: &Rename<'_>) -> Result<bool> {
         let is_directory = |inode: &Inode| inode.kind == FileKind::Directory;
         match (rename.mode, rename.target) {
@@ -130,18 +132,18 @@ impl FileSystem {
             }
             _ => {}
         }
-        // What comes into a directory that has as many in it as it can.
+        // A directory that receives a subdirectory must have room in its link count.
         if rename.links_to() > 0 {
-            check_links(rename.to)?;
+            check_nlink(rename.to)?;
         }
         if rename.links_from() > 0 {
-            check_links(rename.from)?;
+            check_nlink(rename.from)?;
         }
         Ok(false)
     }
 
     /// # Errors
-    /// [`Invalid`](ErrorKind::Invalid) if a directory would come to lie in itself.
+    /// [`Invalid`](ErrorKind::Invalid) if a directory would move into itself.
     fn check_loops(&self, rename: &Rename<'_>) -> Result<()> {
         self.check_not_above(rename.source, rename.to)?;
         match (rename.mode, rename.target) {
@@ -150,14 +152,14 @@ impl FileSystem {
         }
     }
 
-    /// Whether `inode` is `below`, or above it.
+    /// Fails if `inode` is `below` or one of its ancestors.
     fn check_not_above(&self, inode: &Inode, below: &Inode) -> Result<()> {
         if inode.kind != FileKind::Directory {
             return Ok(());
         }
-        let mut held: Option<InodeRef<'_>> = None;
+        let mut ancestor: Option<InodeRef<'_>> = None;
         for _ in 0..DEPTH_MAX {
-            let at = held.as_deref().unwrap_or(below);
+            let at = ancestor.as_deref().unwrap_or(below);
             if at.number == inode.number {
                 let text = "a directory cannot be moved into itself";
                 return Err(Error::new(ErrorKind::Invalid, text));
@@ -165,10 +167,10 @@ impl FileSystem {
             if at.number == self.root() {
                 return Ok(());
             }
-            let above = at.known().meta.parent;
-            held = Some(self.inode(above)?);
+            let above = at.state().meta.parent;
+            ancestor = Some(self.inode(above)?);
         }
-        Err(Error::corrupt("directories lie in a circle"))
+        Err(Error::corrupt("directory loop"))
     }
 
     fn rename_now(&self, tx: &Transaction<'_>, rename: &Rename<'_>) -> Result<()> {
@@ -178,27 +180,27 @@ impl FileSystem {
             self.order_content(tx, exchanged);
         }
         self.swap_names(tx, rename)?;
-        let mut told = Told { fs: self, tx, before: Vec::new() };
+        let mut updates = AttrUpdates { fs: self, tx, before: Vec::new() };
         let replaced = rename.target.filter(|_| rename.mode != RenameMode::Exchange);
         let before = replaced.map(Inode::meta);
         if let Some(replaced) = replaced
-            && let Err(error) = self.lose_name(tx, replaced, now)
+            && let Err(error) = self.drop_link(tx, replaced, now)
         {
             self.swap_names_back(tx, rename)?;
             return Err(error);
         }
-        if let Err(error) = told.all(rename, now) {
-            told.take_back()?;
+        if let Err(error) = updates.apply_all(rename, now) {
+            updates.undo()?;
             if let (Some(replaced), Some(before)) = (replaced, before) {
-                self.regain_name(tx, replaced, before)?;
+                self.restore_link(tx, replaced, before)?;
             }
             self.swap_names_back(tx, rename)?;
             return Err(error);
         }
         rename.from.note_removal();
         rename.to.note_removal();
-        let mut known = rename.source.known();
-        known.place = Some((rename.to.number, rename.new_name.into()));
+        let mut state = rename.source.state();
+        state.dentry = Some((rename.to.number, rename.new_name.into()));
         Ok(())
     }
 
@@ -256,7 +258,7 @@ impl Rename<'_> {
         self.across() && (is(self.source) || self.exchanged().is_some_and(is))
     }
 
-    /// How many directories more `to` has.
+    /// Change of the number of subdirectories of `to`.
     fn links_to(&self) -> i32 {
         let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
         let comes = if self.across() { is(self.source) } else { 0 };
@@ -267,7 +269,7 @@ impl Rename<'_> {
         comes - goes
     }
 
-    /// How many directories more `from` has, if it is another one.
+    /// Change of the number of subdirectories of `from`, if it is another directory.
     fn links_from(&self) -> i32 {
         let is = |inode: &Inode| i32::from(inode.kind == FileKind::Directory);
         match self.across() {
@@ -277,22 +279,22 @@ impl Rename<'_> {
     }
 }
 
-/// Attributes that a rename has changed, as they were.
-struct Told<'a> {
+/// Attribute updates of a rename, with the old attributes for rollback.
+struct AttrUpdates<'a> {
     fs: &'a FileSystem,
     tx: &'a Transaction<'a>,
     before: Vec<(&'a Inode, Meta)>,
 }
 
-impl<'a> Told<'a> {
-    fn all(&mut self, rename: &Rename<'a>, now: Time) -> Result<()> {
+impl<'a> AttrUpdates<'a> {
+    fn apply_all(&mut self, rename: &Rename<'a>, now: Time) -> Result<()> {
         let (from, to) = (rename.from, rename.to);
-        self.one(to, |meta| {
+        self.update(to, |meta| {
             meta.nlink = meta.nlink.saturating_add_signed(rename.links_to());
             meta.changed(now);
         })?;
         if rename.across() {
-            self.one(from, |meta| {
+            self.update(from, |meta| {
                 meta.nlink = meta.nlink.saturating_add_signed(rename.links_from());
                 meta.changed(now);
             })?;
@@ -303,21 +305,21 @@ impl<'a> Told<'a> {
                 meta.parent = to.number;
             }
         };
-        self.one(rename.source, |meta| moved(meta, to))?;
+        self.update(rename.source, |meta| moved(meta, to))?;
         match (rename.mode, rename.target) {
-            (RenameMode::Exchange, Some(target)) => self.one(target, |meta| moved(meta, from)),
+            (RenameMode::Exchange, Some(target)) => self.update(target, |meta| moved(meta, from)),
             _ => Ok(()),
         }
     }
 
-    fn one(&mut self, inode: &'a Inode, change: impl FnOnce(&mut Meta)) -> Result<()> {
+    fn update(&mut self, inode: &'a Inode, change: impl FnOnce(&mut Meta)) -> Result<()> {
         let before = inode.meta();
         self.fs.change(self.tx, inode, change)?;
         self.before.push((inode, before));
         Ok(())
     }
 
-    fn take_back(&mut self) -> Result<()> {
+    fn undo(&mut self) -> Result<()> {
         while let Some((inode, before)) = self.before.pop() {
             self.fs.change(self.tx, inode, |meta| *meta = before)?;
         }

@@ -12,15 +12,15 @@ use crate::types::{Ino, XattrMode};
 
 use super::apply;
 
-/// Names begin with one of these.
+/// Prefixes of valid names.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 impl FileSystem {
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
-    /// [`NoAttribute`](ErrorKind::NoAttribute), [`NotSupported`](ErrorKind::NotSupported) for a namespace that is not there, as that of
-    /// ACLs is not.
+    /// [`NoAttribute`](ErrorKind::NoAttribute), or [`NotSupported`](ErrorKind::NotSupported) for an
+    /// unknown namespace, such as that of ACLs.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.enter(Op::Getxattr)?;
         let inode = self.inode_of(ino)?;
@@ -33,21 +33,25 @@ impl FileSystem {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// [`Exists`](ErrorKind::Exists), [`NoAttribute`](ErrorKind::NoAttribute) by `mode`; [`TooBig`](ErrorKind::TooBig),
-    /// [`NoSpace`](ErrorKind::NoSpace) if the inode has too many; as [`getxattr`](Self::getxattr).
+    /// [`Exists`](ErrorKind::Exists) or [`NoAttribute`](ErrorKind::NoAttribute), depending on
+    /// `mode`; [`TooBig`](ErrorKind::TooBig); [`NoSpace`](ErrorKind::NoSpace) if the inode has too
+    /// many; those of [`getxattr`](Self::getxattr).
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.enter(Op::Setxattr)?;
         let inode = self.inode_of(ino)?;
         check_xattr_name(name)?;
         if value.len() > VALUE_MAX {
-            let text = format!("a value of {} bytes: {VALUE_MAX} is the most", value.len());
+            let text = format!("value of {} bytes is too large: at most {VALUE_MAX}", value.len());
             return Err(Error::new(ErrorKind::TooBig, text));
         }
         self.edit(&inode, |items| {
             let known = items.iter_mut().find(|item| item.is_xattr() && item.name == name);
             match (known, mode) {
                 (Some(_), XattrMode::Create) => {
-                    return Err(Error::new(ErrorKind::Exists, "the attribute is there"));
+                    return Err(Error::new(
+                        ErrorKind::Exists,
+                        "the extended attribute exists already",
+                    ));
                 }
                 (None, XattrMode::Replace) => return Err(no_attribute()),
                 (Some(item), _) => item.value = value.to_vec(),
@@ -56,7 +60,7 @@ impl FileSystem {
             match items.iter().filter(|item| item.is_xattr()).map(|item| item.name.len() + 1).sum()
             {
                 0..=NAMES_MAX => Ok(()),
-                _ => Err(Error::new(ErrorKind::NoSpace, "too many names of extended attributes")),
+                _ => Err(Error::new(ErrorKind::NoSpace, "too many extended attributes")),
             }
         })
     }
@@ -76,10 +80,10 @@ impl FileSystem {
         })
     }
 
-    /// Names of all extended attributes.
+    /// Returns the names of all extended attributes.
     ///
     /// # Errors
-    /// What reading them brings.
+    /// A read error.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         self.enter(Op::Listxattr)?;
         let inode = self.inode_of(ino)?;
@@ -87,19 +91,19 @@ impl FileSystem {
         Ok(items.into_iter().filter(Item::is_xattr).map(|item| item.name).collect())
     }
 
-    /// All extras of an inode.
+    /// Reads all extras of an inode.
     fn extras(&self, inode: &Inode) -> Result<Vec<Item>> {
         for _ in 0..super::RETRIES_MAX {
             let before = inode.meta().extras;
             let items = extras::read(self.dataset(), &before);
-            // An object that others have replaced meanwhile may be gone, or another one's.
+            // If another thread has replaced the spill, its object may be gone or reused.
             if items.is_ok() && matches!(before, extras::Extras::Inline(_))
-                || inode.known().meta.extras == before
+                || inode.state().meta.extras == before
             {
                 return items.map_err(|error| error.doing(format_args!("inode {}", inode.number)));
             }
         }
-        Err(super::too_fast())
+        Err(super::retries_exhausted())
     }
 
     fn edit(
@@ -107,17 +111,17 @@ impl FileSystem {
         inode: &Inode,
         mut edit: impl FnMut(&mut Vec<Item>) -> Result<()>,
     ) -> Result<()> {
-        // What must fail does so before anything begins.
+        // Fail before the transaction begins.
         edit(&mut self.extras(inode)?)?;
         self.warm(inode)?;
         let tx = self.begin()?;
-        let _turn = inode.turn()?;
+        let _lock = inode.lock()?;
         let mut items = self.extras(inode)?;
         edit(&mut items)?;
-        apply(|| self.place_extras(&tx, inode, &items))
+        apply(|| self.store_extras(&tx, inode, &items))
     }
 
-    /// Edits the extras in a transaction that has begun. The caller has the inode's lock.
+    /// Edits the extras within a transaction. The caller holds the inode lock.
     pub(super) fn replace_extras(
         &self,
         tx: &Transaction<'_>,
@@ -126,28 +130,28 @@ impl FileSystem {
     ) -> Result<()> {
         let mut items = self.extras(inode)?;
         edit(&mut items)?;
-        self.place_extras(tx, inode, &items)
+        self.store_extras(tx, inode, &items)
     }
 
-    fn place_extras(&self, tx: &Transaction<'_>, inode: &Inode, items: &[Item]) -> Result<()> {
+    fn store_extras(&self, tx: &Transaction<'_>, inode: &Inode, items: &[Item]) -> Result<()> {
         let before = inode.meta().extras;
-        let placed = extras::place(self.dataset(), tx, extras::encode(items)?)?;
+        let stored = extras::store(self.dataset(), tx, extras::encode(items)?)?;
         let now = self.now();
         let changed = self.change(tx, inode, |meta| {
-            meta.extras = placed.clone();
+            meta.extras = stored.clone();
             meta.ctime = now;
         });
-        inode.known().capability = None;
+        inode.state().capability = None;
         match changed {
             Ok(()) => extras::discard(self.dataset(), tx, &before),
-            Err(error) => extras::discard(self.dataset(), tx, &placed).and(Err(error)),
+            Err(error) => extras::discard(self.dataset(), tx, &stored).and(Err(error)),
         }
     }
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
-        let text = format!("an attribute's name of {} bytes: take 1 to {NAME_MAX}", name.len());
+        let text = format!("attribute name of {} bytes: 1 to {NAME_MAX} are allowed", name.len());
         return Err(Error::new(ErrorKind::Range, text));
     }
     let known = NAMESPACES.iter().any(|space| name.starts_with(space) && name.len() > space.len());
@@ -155,7 +159,7 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
         true => Ok(()),
         false => {
             let text = format!(
-                "{:?}: extended attributes are named user.*, trusted.* or security.*",
+                "attribute name {:?} is not supported: use user.*, trusted.* or security.*",
                 String::from_utf8_lossy(name)
             );
             Err(Error::new(ErrorKind::NotSupported, text))
@@ -165,5 +169,5 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 
 #[cold]
 fn no_attribute() -> Error {
-    Error::new(ErrorKind::NoAttribute, "there is no such extended attribute")
+    Error::new(ErrorKind::NoAttribute, "the extended attribute does not exist")
 }

@@ -1,11 +1,11 @@
-//! One operation after the other.
+//! Single-threaded tests of each operation.
 
 use forebay_fs::{
     Caller, ErrorKind, FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode,
 };
 
 use crate::common::{
-    ME, MIB, ROOT, Rig, counter, file, list, mkdir, read, symlink, unmount, write,
+    Fixture, ME, MIB, ROOT, counter, file, list, mkdir, read, symlink, unmount, write,
 };
 
 fn kind<T: std::fmt::Debug>(result: Result<T, forebay_fs::Error>) -> ErrorKind {
@@ -14,8 +14,8 @@ fn kind<T: std::fmt::Debug>(result: Result<T, forebay_fs::Error>) -> ErrorKind {
 
 #[test]
 fn files_are_there_after_a_remount() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let dir = mkdir(&fs, ROOT, b"dir");
     let (ino, handle) = file(&fs, dir, b"name");
     let content: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
@@ -31,13 +31,13 @@ fn files_are_there_after_a_remount() {
     assert_eq!((attr.nlink, attr.size, attr.kind), (2, 105_000, FileKind::File));
     unmount(fs);
 
-    let fs = rig.mount();
+    let fs = fixture.mount();
     let dir = fs.lookup(ROOT, b"dir").unwrap().attr;
     assert_eq!((dir.nlink, dir.kind), (2, FileKind::Directory));
     let found = fs.lookup(dir.ino, b"name").unwrap().attr;
     assert_eq!(fs.lookup(ROOT, b"other").unwrap().attr, found);
-    // What it takes was an estimate before it was written.
-    assert_eq!(found, forebay_fs::Attr { blocks: found.blocks, blocks_guessed: false, ..attr });
+    // The block count was an estimate before the content was written.
+    assert_eq!(found, forebay_fs::Attr { blocks: found.blocks, blocks_estimated: false, ..attr });
     assert!(found.blocks >= 100_000 / 512, "{}", found.blocks);
     assert_eq!(read(&fs, ino, 5000, 200_000), content);
     assert_eq!(read(&fs, ino, 0, 5000), [0; 5000]);
@@ -60,8 +60,8 @@ fn files_are_there_after_a_remount() {
 
 #[test]
 fn an_unlinked_file_lives_while_it_is_used() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
     write(&fs, ino, 0, b"still here");
     fs.unlink(ROOT, b"name").unwrap();
@@ -80,23 +80,23 @@ fn an_unlinked_file_lives_while_it_is_used() {
 }
 
 #[test]
-fn what_is_unlinked_and_open_at_the_end_goes_at_the_next_mount() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn a_file_unlinked_while_open_is_destroyed_at_the_next_mount() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, _) = file(&fs, ROOT, b"name");
     write(&fs, ino, 0, &[1; 100_000]);
     fs.unlink(ROOT, b"name").unwrap();
     unmount(fs);
-    let fs = rig.mount();
+    let fs = fixture.mount();
     fs.quiesce();
     assert_eq!(fs.stats().orphans, 0);
     unmount(fs);
 }
 
 #[test]
-fn directories_count_what_is_in_them() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn directories_count_their_subdirectories() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let one = mkdir(&fs, ROOT, b"one");
     let two = mkdir(&fs, ROOT, b"two");
     let three = mkdir(&fs, one, b"three");
@@ -150,8 +150,8 @@ fn directories_count_what_is_in_them() {
 
 #[test]
 fn owners_and_modes_follow_the_rules() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let dir = mkdir(&fs, ROOT, b"dir");
     let set = SetAttr { mode: Some(0o2775), gid: Some(77), ..SetAttr::default() };
     fs.setattr(dir, &set, ME).unwrap();
@@ -175,8 +175,8 @@ fn owners_and_modes_follow_the_rules() {
 
 #[test]
 fn ranges_can_be_punched_copied_and_extended() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"one");
     let (other, _) = file(&fs, ROOT, b"two");
     write(&fs, ino, 0, &[1; 50_000]);
@@ -205,72 +205,72 @@ fn ranges_can_be_punched_copied_and_extended() {
 }
 
 #[test]
-fn what_a_file_takes_is_a_guess_until_it_is_written() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn block_count_is_an_estimate_until_written() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (zeros, _) = file(&fs, ROOT, b"zeros");
     let (data, _) = file(&fs, ROOT, b"data");
-    assert!(!fs.getattr(zeros).unwrap().blocks_guessed, "there is nothing to guess yet");
+    assert!(!fs.getattr(zeros).unwrap().blocks_estimated, "nothing to estimate yet");
     fs.pool().sync().unwrap();
     write(&fs, zeros, 0, &[0; 100_000]);
     write(&fs, data, 0, &[7; 100_000]);
     let attr = fs.getattr(zeros).unwrap();
-    // The group may have been written by its timer.
-    assert_eq!(attr.blocks_guessed, attr.blocks > 0);
+    // The timer may have written the transaction group.
+    assert_eq!(attr.blocks_estimated, attr.blocks > 0);
     fs.pool().sync().unwrap();
     let attr = fs.getattr(zeros).unwrap();
-    assert_eq!((attr.blocks, attr.blocks_guessed), (0, false), "zeros take nothing");
+    assert_eq!((attr.blocks, attr.blocks_estimated), (0, false), "zeros take nothing");
     let attr = fs.getattr(data).unwrap();
-    assert!(attr.blocks >= 100_000 / 512 && !attr.blocks_guessed, "{attr:?}");
+    assert!(attr.blocks >= 100_000 / 512 && !attr.blocks_estimated, "{attr:?}");
     unmount(fs);
 }
 
 #[test]
-fn a_guess_stays_one_when_its_inode_leaves_memory() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn an_estimate_survives_eviction_of_the_inode() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (zeros, handle) = file(&fs, ROOT, b"zeros");
     write(&fs, zeros, 0, &[0; 100_000]);
     let dirty = fs.getattr(zeros).unwrap();
     fs.release(handle);
     fs.forget(zeros, 1);
-    // Its times are written; its content is not.
+    // Writes its times but not its content.
     fs.quiesce();
     let before = counter(&fs, "inodes_loaded");
     let again = fs.lookup(ROOT, b"zeros").unwrap().attr;
     assert_eq!(counter(&fs, "inodes_loaded"), before + 1, "it was read again");
-    // Unless the timer wrote the group.
-    assert_eq!(again.blocks_guessed, again.blocks > 0, "{again:?}, before {dirty:?}");
+    // Unless the timer has written the transaction group.
+    assert_eq!(again.blocks_estimated, again.blocks > 0, "{again:?}, before {dirty:?}");
     fs.pool().sync().unwrap();
     let attr = fs.getattr(zeros).unwrap();
-    assert_eq!((attr.blocks, attr.blocks_guessed), (0, false), "zeros take nothing");
+    assert_eq!((attr.blocks, attr.blocks_estimated), (0, false), "zeros take nothing");
     unmount(fs);
 }
 
 #[test]
-fn room_that_zeros_hold_until_they_are_written_can_be_promised() {
-    let rig = Rig::new(128 * MIB);
-    let fs = rig.mount();
+fn space_reserved_for_unwritten_zeros_can_be_allocated() {
+    let fixture = Fixture::new(128 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
-    let room = fs.statfs().unwrap().available * 4096;
+    let available = fs.statfs().unwrap().available * 4096;
     for at in 0..40 {
         write(&fs, ino, at * MIB, &[0; MIB as usize]);
     }
     let mode = FallocateMode::Allocate { keep_size: true };
-    fs.fallocate(ino, handle, 40 * MIB, room - 4 * MIB, mode, ME).unwrap();
+    fs.fallocate(ino, handle, 40 * MIB, available - 4 * MIB, mode, ME).unwrap();
     fs.release(handle);
     unmount(fs);
 }
 
 #[test]
-fn what_a_directory_takes_follows_its_names() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn block_count_of_a_directory_follows_its_names() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let dir = mkdir(&fs, ROOT, b"names");
     let takes = |wanted: &str| {
         fs.pool().sync().unwrap();
         let attr = fs.getattr(dir).unwrap();
-        assert!(!attr.blocks_guessed, "{wanted}: {attr:?}");
+        assert!(!attr.blocks_estimated, "{wanted}: {attr:?}");
         attr.blocks
     };
     assert_eq!(takes("empty"), 0, "it lies where its attributes do");
@@ -288,10 +288,10 @@ fn what_a_directory_takes_follows_its_names() {
 
 #[test]
 fn a_full_file_system_says_that_it_is_full() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let empty = fs.statfs().unwrap();
-    assert!(empty.available < empty.free, "some is kept for deleting: {empty:?}");
+    assert!(empty.available < empty.free, "some is reserved for deletes: {empty:?}");
     let (ino, handle) = file(&fs, ROOT, b"name");
     let mut end = 0;
     while fs.write(ino, handle, end, &[7; 100_000], Default::default()).is_ok() {
@@ -299,13 +299,13 @@ fn a_full_file_system_says_that_it_is_full() {
         assert!(end < 64 * MIB, "it ends");
     }
     assert!(end > 48 * MIB, "ended at {end}");
-    // Full before all of it is written, and after that.
+    // Full before all of it is written out, and after that.
     let full = fs.statfs().unwrap();
     assert!(full.available * 4096 < 4 * MIB, "{full:?}");
     fs.pool().sync().unwrap();
     let full = fs.statfs().unwrap();
     assert!(full.available * 4096 < 4 * MIB, "{full:?}");
-    assert!(full.free > full.available, "what is kept for deleting is there: {full:?}");
+    assert!(full.free > full.available, "the reserve for deletes is free: {full:?}");
     let mode = FallocateMode::Allocate { keep_size: true };
     let wanted = full.free * 4096;
     assert_eq!(kind(fs.fallocate(ino, handle, end, wanted, mode, ME)), ErrorKind::NoSpace);
@@ -323,14 +323,14 @@ fn a_full_file_system_says_that_it_is_full() {
 
 #[test]
 fn nothing_changes_on_a_pool_that_is_read_only() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
     write(&fs, ino, 0, b"content");
     let (_, orphan) = file(&fs, ROOT, b"orphan");
     fs.unlink(ROOT, b"orphan").unwrap();
     unmount(fs);
-    let fs = rig.mount_read_only();
+    let fs = fixture.mount_read_only();
     let attr = fs.lookup(ROOT, b"name").unwrap().attr;
     assert_eq!(read(&fs, ino, 0, 100), b"content");
     assert_eq!(kind(fs.unlink(ROOT, b"name")), ErrorKind::ReadOnly);
@@ -339,7 +339,7 @@ fn nothing_changes_on_a_pool_that_is_read_only() {
     assert_eq!(fs.getattr(ino).unwrap(), attr);
     fs.release(handle);
     fs.release(orphan);
-    // What a crash left stays for who may write.
+    // A read-only mount leaves orphans alone.
     assert_eq!(fs.stats().orphans, 1);
     let report = fs.audit().unwrap();
     assert!(report.is_clean(), "{report}");
@@ -348,9 +348,9 @@ fn nothing_changes_on_a_pool_that_is_read_only() {
 }
 
 #[test]
-fn set_user_id_goes_when_somebody_else_changes_content() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn content_changes_by_others_clear_set_user_id() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"program");
     let (other, other_handle) = file(&fs, ROOT, b"source");
     write(&fs, ino, 0, &[1; 30_000]);
@@ -363,7 +363,7 @@ fn set_user_id_goes_when_somebody_else_changes_content() {
         FallocateMode::Allocate { keep_size: true },
     ];
     let mut end = 40_000;
-    // By root, by a member of the file's group, and by somebody else.
+    // By root, by a member of the file's group, and by another user.
     for (mode, left) in [(0o6755, [0o6755, 0o755, 0o755]), (0o6744, [0o6744, 0o2744, 0o744])] {
         for ((uid, gid), left) in [(0, 7), (7, 0), (7, 7)].into_iter().zip(left) {
             let caller = Caller { uid, gid, pid: 0 };

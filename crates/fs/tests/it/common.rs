@@ -1,4 +1,4 @@
-//! File systems on memory devices.
+//! Fixture: file systems on memory devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,34 +14,35 @@ pub(crate) const ROOT: Ino = Ino::ROOT;
 pub(crate) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const NAME: &str = "files";
 
-/// A device with a file system, and the cache for it.
-pub(crate) struct Rig {
+/// A device with a file system, and a cache.
+pub(crate) struct Fixture {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) cache: Arc<BlockCache>,
 }
 
-impl Rig {
+impl Fixture {
     /// An empty file system with records of 8 KiB.
     pub(crate) fn new(bytes: u64) -> Self {
         Self::on(memory(bytes))
     }
 
     pub(crate) fn on(device: Arc<dyn Device>) -> Self {
-        let rig = Self::of(device);
+        let fixture = Self::of(device);
         let options = CreateOptions {
             host: host(),
             seed: Some(7),
-            ..CreateOptions::new("tank", Arc::clone(&rig.cache))
+            ..CreateOptions::new("tank", Arc::clone(&fixture.cache))
         };
-        let pool = Pool::create(vec![Arc::clone(&rig.device).into()], &options).expect("a pool");
+        let pool =
+            Pool::create(vec![Arc::clone(&fixture.device).into()], &options).expect("a pool");
         let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
         let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
         FileSystem::create_in(&pool, NAME, &settings, owner).expect("a file system");
         pool.export().expect("an export");
-        rig
+        fixture
     }
 
-    /// What is on a device already.
+    /// A fixture for the existing content of a device.
     pub(crate) fn of(device: Arc<dyn Device>) -> Self {
         let cache = BlockCache::new(BlockCacheOptions { bytes: 64 * MIB, ..Default::default() });
         Self { device, cache: cache.expect("a cache") }
@@ -65,7 +66,7 @@ impl Rig {
         self.mount_with(&FsOptions::default())
     }
 
-    /// On a pool that is imported for reading only.
+    /// Mounts a pool that is imported read-only.
     pub(crate) fn mount_read_only(&self) -> Arc<FileSystem> {
         let pool = Arc::new(self.pool_with(true));
         FileSystem::open_in(pool, NAME, &FsOptions::default()).expect("the file system")
@@ -88,7 +89,7 @@ fn host() -> HostId {
     HostId { id: 1, name: "test".to_owned() }
 }
 
-/// Closes, checks, and exports.
+/// Closes the file system, checks the pool, and exports it.
 pub(crate) fn unmount(fs: Arc<FileSystem>) {
     audit(&fs);
     fs.close().expect("closes");
@@ -96,10 +97,10 @@ pub(crate) fn unmount(fs: Arc<FileSystem>) {
     assert!(report.is_clean(), "{report}");
     let pool = Arc::clone(fs.pool());
     drop(fs);
-    Arc::into_inner(pool).expect("nobody else has the pool").export().expect("an export");
+    Arc::into_inner(pool).expect("the last reference").export().expect("an export");
 }
 
-/// A counter without a label.
+/// Value of a counter without a label.
 pub(crate) fn counter(fs: &FileSystem, name: &str) -> u64 {
     fs.stats().counters.iter().find(|row| row.0 == name).expect("a counter").2
 }

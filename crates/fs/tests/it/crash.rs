@@ -1,5 +1,5 @@
-//! Crashes in the middle of work by two threads: whatever survives imports, checks clean, its names and links fit together, and what was
-//! fsynced is there.
+//! Crashes during work of two threads. Every crash image must import and check clean, have
+//! consistent names and links, and contain what was fsynced.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,14 +12,14 @@ use forebay_fs::{
 use forebay_io::Device;
 use forebay_io::record::{CrashPoint, Image, RecordDevice, RecordOptions, Survives};
 
-use crate::common::{ME, MIB, ROOT, Rig, file, mkdir, read, write};
+use crate::common::{Fixture, ME, MIB, ROOT, file, mkdir, read, write};
 
 const STEPS: usize = 250;
 const IMAGES: u64 = 40;
 
-/// A file that was fsynced, and does not change any more.
+/// A file that was fsynced and does not change afterwards.
 struct Promise {
-    /// Events on the device when the fsync had returned.
+    /// Number of device events when the fsync returned.
     position: usize,
     dir: Vec<u8>,
     name: Vec<u8>,
@@ -64,7 +64,7 @@ impl Work<'_> {
         }
     }
 
-    /// Makes a file, under another name first, and has it durable.
+    /// Creates a file under a temporary name, renames it, and fsyncs it.
     fn promise(&mut self, at: usize) {
         let (dir, ino) = self.dirs[self.rng.below(self.dirs.len() as u64) as usize].clone();
         let name = format!("safe {} {at}", self.thread).into_bytes();
@@ -149,7 +149,7 @@ impl Work<'_> {
     }
 }
 
-/// One of the images that a crash at that point may leave.
+/// One of the images that a crash at this point may leave.
 fn image(point: &CrashPoint<'_>, rng: &mut SmallRng) -> Image {
     let one = rng.below(point.unflushed().count().max(1) as u64);
     let mut at = 0;
@@ -175,8 +175,8 @@ fn verify(image: &Image, promises: &[&Promise]) {
     let arena = Arena::new(config).unwrap();
     let device = crate::common::memory(image.size_bytes());
     image.write_to(&*device, &arena).unwrap();
-    let rig = Rig::of(device);
-    let fs = rig.mount();
+    let fixture = Fixture::of(device);
+    let fs = fixture.mount();
     for promise in promises {
         let dir = match &promise.dir[..] {
             b"" => ROOT,
@@ -189,18 +189,18 @@ fn verify(image: &Image, promises: &[&Promise]) {
     let report = fs.audit().unwrap();
     assert!(report.is_clean(), "{report}");
     assert_eq!(report.orphans, 0);
-    // Work goes on.
+    // The file system still accepts changes.
     mkdir(&fs, ROOT, b"after the crash");
     crate::common::unmount(fs);
 }
 
-/// Returns how many promises were looked for.
+/// Returns how many promised files were checked.
 fn run(seed: u64) -> usize {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
-    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = fixture.mount();
     let mut dirs = vec![(Vec::new(), ROOT)];
     for name in [&b"one"[..], b"two"] {
         dirs.push((name.to_vec(), mkdir(&fs, ROOT, name)));
@@ -239,14 +239,14 @@ fn run(seed: u64) -> usize {
     looked_for
 }
 
-/// What is left of the work when all writes that were not flushed are lost. The work begins with the log open, and with a
-/// durable file `config` that has the content `old`.
+/// The file system after `work` and the loss of all unflushed writes. Before `work` the log is open
+/// and there is a durable file `config` with the content `old`.
 fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
     let memory = crate::common::memory(96 * MIB);
     let options = RecordOptions { max_bytes: 1 << 30, base: None };
     let device = Arc::new(RecordDevice::new(memory, options));
-    let rig = Rig::on(Arc::clone(&device) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&device) as Arc<dyn Device>);
+    let fs = fixture.mount();
     let (config, _) = file(&fs, ROOT, b"config");
     write(&fs, config, 0, b"old");
     fs.pool().sync().unwrap();
@@ -259,10 +259,10 @@ fn after_crash(work: impl FnOnce(&FileSystem)) -> Arc<FileSystem> {
     let left = crate::common::memory(image.size_bytes());
     image.write_to(&*left, &Arena::new(arena).unwrap()).unwrap();
     fs.close().unwrap();
-    Rig::of(left).mount()
+    Fixture::of(left).mount()
 }
 
-/// Has the fsync of another file make all names durable that were changed before.
+/// Fsyncs another file, which makes all earlier name changes durable.
 fn fsync_another(fs: &FileSystem) {
     let (other, _) = file(fs, ROOT, b"other");
     write(fs, other, 0, b"x");
@@ -298,7 +298,7 @@ fn a_replaced_file_too_large_for_the_log_has_its_content() {
         rename(fs, b"tmp", b"config", RenameMode::Replace);
         fsync_another(fs);
     });
-    // One read gives at most so much.
+    // A read returns at most 4 MiB.
     assert!(content(&fs, ROOT, b"config") == new_content[..4 << 20]);
     let config = fs.lookup(ROOT, b"config").unwrap().attr.ino;
     assert!(read(&fs, config, 8 << 20, 4 << 20) == new_content[8 << 20..]);
@@ -346,7 +346,7 @@ fn only_names_that_were_changed_cost_their_content() {
         counters.iter().find(|row| row.0 == name).unwrap().2
     };
     let fs = after_crash(|fs| {
-        // Durable already, and renamed afterwards.
+        // Durable before it is renamed.
         let (safe, _) = file(fs, ROOT, b"safe");
         write(fs, safe, 0, &[1; 100_000]);
         fs.fsync(safe, false).unwrap();
@@ -357,7 +357,7 @@ fn only_names_that_were_changed_cost_their_content() {
         }
         let before = log(fs, "bytes");
         fsync_another(fs);
-        assert!(log(fs, "bytes") - before < 50_000, "files that nobody renamed were written");
+        assert!(log(fs, "bytes") - before < 50_000, "files without new names were written");
         assert_eq!(log(fs, "bound"), 0);
     });
     assert_eq!(content(&fs, ROOT, b"config"), vec![1; 100_000]);
@@ -365,8 +365,8 @@ fn only_names_that_were_changed_cost_their_content() {
 }
 
 #[test]
-fn whatever_a_crash_leaves_is_whole() {
-    // The long form was asked for.
+fn crash_images_are_consistent() {
+    // The long form runs more seeds.
     let full = forebay_base::testing::full();
     let seeds = if full { 0..100 } else { 0..3 };
     let looked_for: usize = seeds.map(run).sum();

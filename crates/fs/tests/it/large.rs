@@ -1,39 +1,39 @@
-//! Large files go in steps, and their room comes back.
+//! Large files are freed in steps, and their space becomes available.
 
 use forebay_fs::{Handle, SetAttr};
 
-use crate::common::{ME, MIB, ROOT, Rig, counter, file, unmount, write};
+use crate::common::{Fixture, ME, MIB, ROOT, counter, file, unmount, write};
 
 #[test]
-fn a_large_file_is_destroyed_in_steps_and_its_room_comes_back() {
-    let rig = Rig::new(512 * MIB);
-    let fs = rig.mount();
-    let room = |fs: &forebay_fs::FileSystem| {
-        // What was freed can be used again some groups later.
+fn a_large_file_is_destroyed_in_steps_and_its_space_is_freed() {
+    let fixture = Fixture::new(512 * MIB);
+    let fs = fixture.mount();
+    let used = |fs: &forebay_fs::FileSystem| {
+        // Freed space becomes available some transaction groups later.
         (0..4).for_each(|_| fs.pool().sync().unwrap());
         fs.pool().stats().allocated_bytes
     };
-    let before = room(&fs);
+    let before = used(&fs);
     let (ino, handle) = file(&fs, ROOT, b"large");
     let mib = vec![3; MIB as usize];
-    // Two lots that are far apart, and more than two steps long.
+    // Two ranges far apart, each longer than two steps.
     for at in 0..160 {
         write(&fs, ino, at * MIB, &mib);
         if at % 4 == 0 {
             write(&fs, ino, (1 << 50) + at * MIB, &mib);
         }
     }
-    let full = room(&fs);
+    let full = used(&fs);
     assert!(full > before + 190 * MIB, "{full} {before}");
-    // Shortened: what is far out goes.
+    // Truncation frees the far range.
     fs.setattr(ino, &SetAttr { size: Some(150 * MIB), ..SetAttr::default() }, ME).unwrap();
-    assert!(room(&fs) < full - 45 * MIB);
+    assert!(used(&fs) < full - 45 * MIB);
     fs.unlink(ROOT, b"large").unwrap();
-    assert!(room(&fs) > before + 140 * MIB);
+    assert!(used(&fs) > before + 140 * MIB);
     fs.release(handle);
     fs.forget(ino, 1);
     fs.quiesce();
-    let after = room(&fs);
+    let after = used(&fs);
     assert!(after < before + MIB, "{after} {before}");
     let steps = counter(&fs, "steps_freed");
     assert!(steps >= 2, "{steps}");

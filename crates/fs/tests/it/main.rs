@@ -1,4 +1,4 @@
-//! Tests of files, on pools on memory devices.
+//! Tests of file systems on pools on memory devices.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads in tests")]
 
@@ -6,8 +6,8 @@ mod basic;
 mod common;
 mod crash;
 mod large;
-mod lost;
+mod model;
+mod non_blocking;
 mod random;
 mod threads;
-mod twin;
-mod waiting;
+mod writeback_errors;

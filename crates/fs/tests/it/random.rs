@@ -1,4 +1,4 @@
-//! Random work on a file system and on its twin; both must say and hold the same.
+//! Random operations on a file system and the reference model. Results and contents must match.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use forebay_fs::{
 };
 use proptest::prelude::*;
 
-use crate::common::{ME, MIB, Rig, list, read, unmount};
-use crate::twin::{Twin, name};
+use crate::common::{Fixture, ME, MIB, list, read, unmount};
+use crate::model::{Model, name};
 
-/// One step: what, and numbers that say to what.
+/// An operation and its parameters.
 type Step = (u8, u32, u32, u32);
 
 struct Work {
-    rig: Rig,
+    fixture: Fixture,
     fs: Arc<FileSystem>,
-    twin: Twin,
-    /// What is open: a node and its handle.
+    model: Model,
+    /// Open files: node and handle.
     open: Vec<(usize, Handle)>,
 }
 
@@ -37,25 +37,25 @@ fn pick(list: &[usize], n: u32) -> usize {
 
 impl Work {
     fn new() -> Self {
-        let rig = Rig::new(128 * MIB);
-        let fs = rig.mount();
-        Self { rig, fs, twin: Twin::new(), open: Vec::new() }
+        let fixture = Fixture::new(128 * MIB);
+        let fs = fixture.mount();
+        Self { fixture, fs, model: Model::new(), open: Vec::new() }
     }
 
     fn ino(&self, node: usize) -> Ino {
-        self.twin.nodes[node].ino
+        self.model.nodes[node].ino
     }
 
     fn step(&mut self, step: &Step) {
         let (what, a, b, c) = *step;
-        let dirs = self.twin.alive(|kind| kind == FileKind::Directory);
+        let dirs = self.model.alive(|kind| kind == FileKind::Directory);
         let (dir, other) = (pick(&dirs, a), pick(&dirs, b));
         match what % 20 {
             0..4 => self.make(step, dir, &name(c)),
             4 => {
-                let node = pick(&self.twin.alive(|_| true), b);
+                let node = pick(&self.model.alive(|_| true), b);
                 let done = self.fs.link(self.ino(node), self.ino(dir), &name(c));
-                same(step, done, self.twin.link(node, dir, &name(c)));
+                same(step, done, self.model.link(node, dir, &name(c)));
             }
             5 | 6 => {
                 let as_dir = what % 20 == 6;
@@ -63,14 +63,14 @@ impl Work {
                     true => self.fs.rmdir(self.ino(dir), &name(c)),
                     false => self.fs.unlink(self.ino(dir), &name(c)),
                 };
-                same(step, done, self.twin.remove(dir, &name(c), as_dir));
+                same(step, done, self.model.remove(dir, &name(c), as_dir));
             }
             7..10 => {
                 let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
                 let mode = modes[usize::from(what % 20 - 7)];
                 let (old, new) = (name(c), name(c / 9));
                 let done = self.fs.rename(self.ino(dir), &old, self.ino(other), &new, mode);
-                same(step, done, self.twin.rename((dir, &old), (other, &new), mode));
+                same(step, done, self.model.rename((dir, &old), (other, &new), mode));
             }
             10..14 => self.change_content(step),
             14 => self.change_attributes(step),
@@ -79,7 +79,7 @@ impl Work {
             17 if a % 8 == 0 => self.remount(),
             17 => self.fs.pool().sync().unwrap(),
             18 => {
-                let node = pick(&self.twin.alive(|_| true), a);
+                let node = pick(&self.model.alive(|_| true), a);
                 if node != 0 && !self.open.iter().any(|open| open.0 == node) {
                     self.fs.forget(self.ino(node), u64::MAX);
                 }
@@ -102,12 +102,12 @@ impl Work {
         };
         let mode = if kind == FileKind::Symlink { 0o777 } else { (b % 0o1000) as u16 };
         let target = (kind == FileKind::Symlink).then_some(content);
-        let wanted = self.twin.make(dir, name, kind, mode, content);
+        let wanted = self.model.make(dir, name, kind, mode, content);
         if kind == FileKind::File {
             let done = self.fs.create(self.ino(dir), name, mode, ME);
             if let Some((entry, handle)) = same(step, done, wanted.map(|_| ())) {
                 let node = wanted.expect("it was wanted");
-                self.twin.nodes[node].ino = entry.attr.ino;
+                self.model.nodes[node].ino = entry.attr.ino;
                 self.open.push((node, handle));
             }
             return;
@@ -115,15 +115,15 @@ impl Work {
         let new = NewNode { kind, mode, rdev: 0x1234, target };
         let done = self.fs.make(self.ino(dir), name, &new, ME);
         if let Some(entry) = same(step, done, wanted.map(|_| ())) {
-            self.twin.nodes[wanted.expect("it was wanted")].ino = entry.attr.ino;
+            self.model.nodes[wanted.expect("it was wanted")].ino = entry.attr.ino;
         }
     }
 
-    /// A file, with a name or open.
+    /// A regular file that is linked or open.
     fn file(&self, n: u32) -> Option<usize> {
-        let mut files = self.twin.alive(|kind| kind == FileKind::File);
+        let mut files = self.model.alive(|kind| kind == FileKind::File);
         files.extend(self.open.iter().map(|open| open.0));
-        files.retain(|node| self.twin.nodes[*node].kind == FileKind::File);
+        files.retain(|node| self.model.nodes[*node].kind == FileKind::File);
         (!files.is_empty()).then(|| pick(&files, n))
     }
 
@@ -137,22 +137,22 @@ impl Work {
                 let data = vec![(c % 255) as u8 + 1; len];
                 let written = self.fs.write(ino, handle, offset as u64, &data, Default::default());
                 assert_eq!(written.unwrap(), len, "{step:?}");
-                self.twin.write(node, offset, &data);
+                self.model.write(node, offset, &data);
             }
             12 => {
                 let set = SetAttr { size: Some(offset as u64), ..SetAttr::default() };
                 assert_eq!(self.fs.setattr(ino, &set, ME).unwrap().size, offset as u64);
-                self.twin.nodes[node].content.resize(offset, 0);
+                self.model.nodes[node].content.resize(offset, 0);
             }
             _ if c % 2 == 0 => {
                 let mode = FallocateMode::Punch;
                 let (offset64, len64) = (offset as u64, len as u64 + 1);
                 self.fs.fallocate(ino, handle, offset64, len64, mode, ME).unwrap();
-                self.twin.punch(node, offset, len + 1);
+                self.model.punch(node, offset, len + 1);
             }
             _ => {
                 let Some(to) = self.file(b) else { return };
-                let source = self.twin.nodes[node].content.clone();
+                let source = self.model.nodes[node].content.clone();
                 let part = source.get(offset..source.len().min(offset + len)).unwrap_or_default();
                 let target = (a % 50_000) as usize;
                 let overlaps = node == to && offset.abs_diff(target) < part.len().min(len);
@@ -167,7 +167,7 @@ impl Work {
                 let wanted = if overlaps { Err(ErrorKind::Invalid) } else { Ok(()) };
                 if let Some(copied) = same(step, done, wanted) {
                     assert_eq!(copied, part.len() as u64);
-                    self.twin.write(to, target, part);
+                    self.model.write(to, target, part);
                 }
             }
         }
@@ -175,22 +175,22 @@ impl Work {
 
     fn change_attributes(&mut self, step: &Step) {
         let (_, a, b, _) = *step;
-        let node = pick(&self.twin.alive(|_| true), a);
+        let node = pick(&self.model.alive(|_| true), a);
         let mode = (b % 0o10000) as u16;
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
         assert_eq!(self.fs.setattr(self.ino(node), &set, ME).unwrap().mode, mode);
-        self.twin.nodes[node].mode = mode;
+        self.model.nodes[node].mode = mode;
     }
 
     fn change_xattrs(&mut self, step: &Step) {
         let (_, a, b, c) = *step;
-        let node = pick(&self.twin.alive(|_| true), a);
+        let node = pick(&self.model.alive(|_| true), a);
         let ino = self.ino(node);
         let name = format!("user.{}", b % 4).into_bytes();
         let modes = [XattrMode::Either, XattrMode::Create, XattrMode::Replace];
         match b % 5 {
             4 => {
-                let removed = self.twin.nodes[node].xattrs.remove(&name);
+                let removed = self.model.nodes[node].xattrs.remove(&name);
                 let wanted = removed.map(|_| ()).ok_or(ErrorKind::NoAttribute);
                 same(step, self.fs.removexattr(ino, &name), wanted);
             }
@@ -198,7 +198,7 @@ impl Work {
                 let value = vec![b as u8; [0, 10, 200, 5000][c as usize % 4]];
                 let mode = modes[c as usize % 3];
                 let done = self.fs.setxattr(ino, &name, &value, mode);
-                same(step, done, self.twin.set_xattr(node, &name, &value, mode));
+                same(step, done, self.model.set_xattr(node, &name, &value, mode));
             }
         }
     }
@@ -208,7 +208,7 @@ impl Work {
             let (_, handle) = self.open.swap_remove(b as usize % self.open.len());
             self.fs.release(handle);
         } else {
-            let node = pick(&self.twin.alive(|_| true), b);
+            let node = pick(&self.model.alive(|_| true), b);
             self.open.push((node, self.fs.open(self.ino(node), None).unwrap()));
         }
     }
@@ -216,18 +216,21 @@ impl Work {
     fn remount(&mut self) {
         self.compare();
         self.open.clear();
-        let new = Rig { device: Arc::clone(&self.rig.device), cache: Arc::clone(&self.rig.cache) };
-        let old = std::mem::replace(&mut self.rig, new);
-        // The old one is gone before the new one comes.
-        let fs = std::mem::replace(&mut self.fs, Rig::new(16 * MIB).mount());
+        let new = Fixture {
+            device: Arc::clone(&self.fixture.device),
+            cache: Arc::clone(&self.fixture.cache),
+        };
+        let old = std::mem::replace(&mut self.fixture, new);
+        // Drop the old one before mounting again.
+        let fs = std::mem::replace(&mut self.fs, Fixture::new(16 * MIB).mount());
         unmount(fs);
         drop(old);
-        self.fs = self.rig.mount();
+        self.fs = self.fixture.mount();
         self.compare();
     }
 
     fn compare(&self) {
-        for node in self.twin.alive(|_| true) {
+        for node in self.model.alive(|_| true) {
             self.compare_node(node);
         }
         for (node, _) in &self.open {
@@ -236,7 +239,7 @@ impl Work {
     }
 
     fn compare_node(&self, n: usize) {
-        let node = &self.twin.nodes[n];
+        let node = &self.model.nodes[n];
         let attr = self.fs.getattr(node.ino).unwrap();
         let found = (attr.ino, attr.kind, attr.mode, attr.nlink);
         assert_eq!(found, (node.ino, node.kind, node.mode, node.nlink));
@@ -270,7 +273,7 @@ impl Work {
         }
     }
 
-    /// Holes are zeros, and what is not zeros is data.
+    /// Holes must read as zeros, and nonzero bytes must be in data.
     fn compare_holes(&self, ino: Ino, content: &[u8]) {
         let handle = Handle(ino.0);
         let mut at = 0;
@@ -291,9 +294,9 @@ impl Work {
         }
     }
 
-    /// One entry at a time, with attributes; each name leads to what it says.
+    /// Lists one entry at a time with attributes, and looks each name up.
     fn compare_listing(&self, n: usize) {
-        let node = &self.twin.nodes[n];
+        let node = &self.model.nodes[n];
         let (mut cookie, mut seen) = (0, Vec::new());
         loop {
             let mut taken = None;
@@ -331,7 +334,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_file_system_does_what_its_twin_does(
+    fn a_file_system_does_what_the_model_does(
         steps in proptest::collection::vec(any::<Step>(), 1..250),
     ) {
         let mut work = Work::new();
@@ -342,11 +345,11 @@ proptest! {
         for (_, handle) in work.open.drain(..) {
             work.fs.release(handle);
         }
-        for node in &work.twin.nodes {
+        for node in &work.model.nodes {
             work.fs.forget(node.ino, u64::MAX);
         }
         unmount(work.fs);
-        let fs = work.rig.mount();
+        let fs = work.fixture.mount();
         prop_assert_eq!(fs.stats().orphans, 0);
         work.fs = fs;
         work.compare();

@@ -1,4 +1,4 @@
-//! Several threads at once in the same directories.
+//! Several threads in the same directories.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use forebay_fs::{
     XattrMode,
 };
 
-use crate::common::{ME, MIB, ROOT, Rig, audit, list, unmount};
+use crate::common::{Fixture, ME, MIB, ROOT, audit, list, unmount};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 3000;
 
-/// What a thread has looked up and opened, and so must give back.
+/// Lookups and handles of a thread, to be given back.
 #[derive(Default)]
 struct Mine {
     inos: Vec<Ino>,
     open: Vec<Handle>,
 }
 
-/// What may go wrong when others change the same names.
+/// Errors that concurrent changes of the same names may cause.
 fn expected(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -96,7 +96,7 @@ fn step(
                 plus.extend(attr.map(|attr| attr.ino));
                 plus.len() < 5
             })?;
-            // The last one was not taken.
+            // The last entry was not taken.
             plus.truncate(4);
             mine.inos.extend(plus);
         }
@@ -130,10 +130,10 @@ fn work(fs: &Arc<FileSystem>, seed: u64, dirs: &[Ino]) {
 }
 
 #[test]
-fn names_and_links_fit_together_after_threads_have_worked_on_them() {
+fn names_and_links_are_consistent_after_concurrent_work() {
     for seed in 0..4 {
-        let rig = Rig::new(256 * MIB);
-        let fs = rig.mount_with(&FsOptions { workers: 2, ..FsOptions::default() });
+        let fixture = Fixture::new(256 * MIB);
+        let fs = fixture.mount_with(&FsOptions { workers: 2, ..FsOptions::default() });
         let mut dirs = vec![ROOT];
         for at in 0..4 {
             let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -149,8 +149,8 @@ fn names_and_links_fit_together_after_threads_have_worked_on_them() {
         dirs[1..].iter().for_each(|ino| fs.forget(*ino, 1));
         audit(&fs);
         let stats = fs.stats();
-        // All that was looked up was given back: the root is left.
-        assert_eq!((stats.inodes, stats.orphans, stats.chores), (1, 0, 0), "{stats:?}");
+        // All lookups were given back, so only the root is left.
+        assert_eq!((stats.inodes, stats.orphans, stats.background_tasks), (1, 0, 0), "{stats:?}");
         assert!(!list(&fs, ROOT).is_empty());
         unmount(fs);
     }

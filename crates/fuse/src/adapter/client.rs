@@ -1,24 +1,24 @@
-//! What the file system asks of the kernel, and of the system around it.
+//! Services of the kernel and the system for the file system.
 
-use forebay_base::sync::Arc;
 use forebay_fs::{Caller, Ino};
 
-use crate::transport::Kernel;
+use crate::transport::KernelNotifier;
 
-/// The kernel behind the mount.
-pub(super) struct Client(pub(super) Arc<dyn Kernel>);
+/// Implements the file system's client on a mount.
+pub(super) struct Client(pub(super) KernelNotifier);
 
 impl forebay_fs::Client for Client {
     fn mode_changed(&self, ino: Ino) {
-        self.0.forget_attributes(ino.0);
+        self.0.invalidate_attributes(ino.0);
     }
 
-    /// By the list of the process: a request names one group only.
+    /// Reads the supplementary groups from `/proc`, because a request has only one group.
     fn is_member(&self, caller: Caller, gid: u32) -> bool {
         caller.gid == gid || status(caller).is_some_and(|status| lists_group(&status, gid))
     }
 
-    /// By the process's capabilities, which no request names. One that cannot be looked at has none.
+    /// Reads the capabilities from `/proc`, because requests do not have them. If that fails, the
+    /// process has none.
     fn has_fsetid(&self, caller: Caller) -> bool {
         status(caller).is_some_and(|status| has_capability(&status, FSETID))
     }
@@ -31,14 +31,14 @@ fn status(caller: Caller) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).ok()
 }
 
-/// Whether the text of `/proc/PID/status` has the capability in effect.
+/// Whether the effective capabilities in `/proc/PID/status` include this bit.
 fn has_capability(status: &str, bit: u32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask & (1 << bit) != 0)
 }
 
-/// Whether the text of `/proc/PID/status` has the group in its list.
+/// Whether the groups in `/proc/PID/status` include `gid`.
 fn lists_group(status: &str, gid: u32) -> bool {
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
     groups.split_whitespace().any(|group| group.parse() == Ok(gid))

@@ -1,4 +1,4 @@
-//! From the file system's types to the seam's and back.
+//! Conversions between the types of the file system and of the transport.
 
 use forebay_fs::{
     Attr, Caller, FallocateMode, FileKind, FsUsage, SetAttr, SetTime, Time, XattrMode,
@@ -14,7 +14,7 @@ pub(super) fn caller(caller: transport::Caller) -> Caller {
 pub(super) fn kind(kind: FileKind) -> Kind {
     match kind {
         FileKind::File => Kind::File,
-        FileKind::Directory => Kind::Folder,
+        FileKind::Directory => Kind::Directory,
         FileKind::Symlink => Kind::Symlink,
         FileKind::Fifo => Kind::Fifo,
         FileKind::Socket => Kind::Socket,
@@ -26,7 +26,7 @@ pub(super) fn kind(kind: FileKind) -> Kind {
 pub(super) fn file_kind(kind: Kind) -> FileKind {
     match kind {
         Kind::File => FileKind::File,
-        Kind::Folder => FileKind::Directory,
+        Kind::Directory => FileKind::Directory,
         Kind::Symlink => FileKind::Symlink,
         Kind::Fifo => FileKind::Fifo,
         Kind::Socket => FileKind::Socket,
@@ -39,7 +39,7 @@ fn time(time: Time) -> transport::Time {
     transport::Time { seconds: time.seconds, nanos: time.nanos }
 }
 
-fn back(time: transport::Time) -> Time {
+fn to_fs_time(time: transport::Time) -> Time {
     Time { seconds: time.seconds, nanos: time.nanos }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
         rdev: attr.rdev,
         size: attr.size,
         blocks: attr.blocks,
-        blocks_guessed: attr.blocks_guessed,
+        blocks_estimated: attr.blocks_estimated,
         block_bytes: attr.block_bytes,
         atime: time(attr.atime),
         mtime: time(attr.mtime),
@@ -66,7 +66,7 @@ pub(super) fn attributes(attr: &Attr) -> Attributes {
 pub(super) fn set(set: &SetAttributes) -> SetAttr {
     let set_time = |time| match time {
         transport::SetTime::Now => SetTime::Now,
-        transport::SetTime::At(time) => SetTime::At(back(time)),
+        transport::SetTime::At(time) => SetTime::At(to_fs_time(time)),
     };
     SetAttr {
         mode: set.mode,
@@ -75,7 +75,7 @@ pub(super) fn set(set: &SetAttributes) -> SetAttr {
         size: set.size,
         atime: set.atime.map(set_time),
         mtime: set.mtime.map(set_time),
-        ctime: set.ctime.map(back),
+        ctime: set.ctime.map(to_fs_time),
     }
 }
 
@@ -91,19 +91,19 @@ pub(super) fn usage(usage: &FsUsage) -> Usage {
     }
 }
 
-/// `None` for what is not offered.
+/// Returns `None` for unsupported modes.
 pub(super) fn fallocate(mode: i32) -> Option<FallocateMode> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     match mode & !libc::FALLOC_FL_KEEP_SIZE {
         0 => Some(FallocateMode::Allocate { keep_size }),
-        // The system wants the two together.
+        // The system call requires both flags together.
         libc::FALLOC_FL_PUNCH_HOLE if keep_size => Some(FallocateMode::Punch),
         libc::FALLOC_FL_ZERO_RANGE => Some(FallocateMode::Zero { keep_size }),
         _ => None,
     }
 }
 
-/// `None` for what the system does not know either.
+/// Returns `None` for invalid flags.
 pub(super) fn xattr(flags: i32) -> Option<XattrMode> {
     match flags {
         0 => Some(XattrMode::Either),
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_go_there_and_back() {
+    fn file_types_convert_in_both_directions() {
         for one in FileKind::ALL {
             assert_eq!(file_kind(kind(one)), one);
         }

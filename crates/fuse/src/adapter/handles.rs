@@ -1,51 +1,51 @@
-//! What a handle was opened for, kept in the number by which the kernel names it.
+//! Open flags, encoded in handle numbers.
 //!
-//! The kernel repeats the flags of an open with some requests only: not with `fallocate`, not with
-//! `copy_file_range`. The upper bits of a handle's number hold what these need.
+//! The kernel sends the open flags with some requests, but not with `fallocate` and
+//! `copy_file_range`. The upper bits of a handle number hold the flags that these need.
 
 use std::collections::HashMap;
 
 use forebay_base::sync::{Arc, Mutex};
 use forebay_fs::Handle;
 
-use crate::transport::{Durable, OpenHow};
+use crate::transport::{OpenHow, SyncMode};
 
 const WRITES: u64 = 1 << 63;
 const DATA: u64 = 1 << 62;
 const ALL: u64 = 1 << 61;
 
-/// The number of a handle for the kernel.
+/// Encodes a handle for the kernel.
 pub(super) fn pack(handle: Handle, how: OpenHow) -> u64 {
     debug_assert!(handle.0 & (WRITES | DATA | ALL) == 0, "a handle has 61 bits");
-    let durable = match how.durable {
-        Durable::No => 0,
-        Durable::Data => DATA,
-        Durable::All => ALL,
+    let sync_mode = match how.sync_mode {
+        SyncMode::None => 0,
+        SyncMode::Data => DATA,
+        SyncMode::All => ALL,
     };
-    handle.0 | durable | if how.writes { WRITES } else { 0 }
+    handle.0 | sync_mode | if how.writes { WRITES } else { 0 }
 }
 
-/// The file system's handle.
+/// Decodes the file system's handle.
 pub(super) fn handle(number: u64) -> Handle {
     Handle(number & !(WRITES | DATA | ALL))
 }
 
-/// What has to be durable before a change through the handle is answered.
-pub(super) fn durable(number: u64) -> Durable {
+/// Decodes the sync mode of the handle.
+pub(super) fn sync_mode(number: u64) -> SyncMode {
     match (number & ALL != 0, number & DATA != 0) {
-        (true, _) => Durable::All,
-        (false, true) => Durable::Data,
-        (false, false) => Durable::No,
+        (true, _) => SyncMode::All,
+        (false, true) => SyncMode::Data,
+        (false, false) => SyncMode::None,
     }
 }
 
-/// Whether the handle can write.
+/// Whether the handle is open for writing.
 pub(super) fn writes(number: u64) -> bool {
     number & WRITES != 0
 }
 
-/// Inodes that are open for writing: the kernel may have content of them that was not written yet, in
-/// pages of a mapping or held back for later.
+/// Counts handles open for writing, by inode. Such an inode may have dirty pages in the kernel, in
+/// mappings or in its write-back cache.
 #[derive(Clone)]
 pub(super) struct Writers(Arc<[Mutex<HashMap<u64, u32>>]>);
 
@@ -62,7 +62,7 @@ impl Writers {
         &self.0[(ino % SHARDS) as usize]
     }
 
-    /// One more handle, if it writes.
+    /// Counts a new handle if it is open for writing.
     pub(super) fn opened(&self, ino: u64, how: OpenHow) {
         if !how.writes {
             return;
@@ -70,7 +70,7 @@ impl Writers {
         *self.shard(ino).lock().entry(ino).or_default() += 1;
     }
 
-    /// One handle less.
+    /// Drops a handle that is open for writing.
     pub(super) fn released(&self, ino: u64) {
         let mut inodes = self.shard(ino).lock();
         if let Some(count) = inodes.get_mut(&ino) {
@@ -92,13 +92,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_tell_what_a_handle_was_opened_for() {
-        for how in [Durable::No, Durable::Data, Durable::All] {
+    fn handle_numbers_encode_open_flags() {
+        for how in [SyncMode::None, SyncMode::Data, SyncMode::All] {
             for writable in [false, true] {
-                let how = OpenHow { truncate: false, writes: writable, durable: how };
+                let how = OpenHow { truncate: false, writes: writable, sync_mode: how };
                 let number = pack(Handle(77), how);
                 assert_eq!((handle(number), writes(number)), (Handle(77), writable));
-                assert_eq!(durable(number), how.durable);
+                assert_eq!(sync_mode(number), how.sync_mode);
             }
         }
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn writers_are_counted() {
         let writers = Writers::default();
-        let how = |writes| OpenHow { truncate: false, writes, durable: Durable::No };
+        let how = |writes| OpenHow { truncate: false, writes, sync_mode: SyncMode::None };
         writers.opened(3, how(true));
         writers.opened(3, how(true));
         writers.opened(3, how(false));

@@ -1,122 +1,136 @@
-//! A file system behind the seam: each request becomes one operation of `forebay-fs`, each error a number of the system.
+//! Serves a file system of `forebay-fs`: maps requests to operations and errors to `errno` numbers.
 //!
-//! # How a request goes
+//! # Path of a request
 //!
-//! 1. On the thread that took it, under `without_waiting`. What is in memory is answered here.
-//! 2. What would have to wait has changed nothing. Reads go on with their I/O ([`FileSystem::read_then`]); everything else is
-//!    copied out of the transport's buffer and tried again by a thread of the file system, which may wait. Of data of writes so much
-//!    waits there at a time; what comes then waits where it was taken, and with it the kernel.
-//! 3. A seek for data or holes in a file that is open for writing waits until the kernel has written what
-//!    it holds of the file, on the thread that is there for that. So does, under the kernel's cache, a
-//!    rename or a link of such a file.
-//! 4. `fsync` always waits, and so does a write that has to be durable (`O_DSYNC` and its like). It is executed where it was taken while at most half of the transport's threads do that, since handing it to
-//!    another thread costs a good part of what it takes; else it goes to such a thread at once.
+//! 1. The receiving thread tries the operation in non-blocking mode. Everything in memory is
+//!    answered here.
+//! 2. An operation that would block has changed nothing. A read continues with its I/O
+//!    ([`FileSystem::read_async`]). Other requests are copied out of the receive buffer and
+//!    repeated on a worker thread of the file system. The data of waiting writes is bounded. Beyond
+//!    that, a write blocks the receiving thread, and so the kernel.
+//! 3. `SEEK_DATA` and `SEEK_HOLE` on a file that is open for writing first flush its dirty pages
+//!    from the kernel, on a dedicated thread. With the kernel cache, so do renames and links of
+//!    such a file.
+//! 4. `fsync` and synchronous writes (`O_DSYNC`, `O_SYNC`) always block. They run on the receiving
+//!    thread while at most half of those threads block, because a hand-over is expensive. Otherwise
+//!    they run on a worker thread.
 //!
 //! # Locking
 //!
-//! `mount-failure` (the last failure, as text), `mount-forget` (sleep of the thread that has the kernel
-//! forget), `mount-write-back` (what waits for the kernel to write) and `mount-writers` (files open for
-//! writing); nothing is done under them.
+//! `mount-failure`, `mount-shrinker`, `mount-write-back` and `mount-writers` are leaf locks.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It checks no permissions: the kernel does, from the attributes it is given. It decides nothing about files.
+//! It checks no permissions: the kernel does, with the attributes it gets.
 
+mod blocking_limit;
 mod client;
 mod convert;
-mod copies;
-mod forget;
 mod handles;
-mod in_place;
-mod ordered;
+mod rename_order;
 mod serve;
+mod shrinker;
 mod write_back;
+mod write_buffers;
 
 use std::path::Path;
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, ErrorKind, FileSystem};
 
-use self::copies::Copies;
-use self::forget::Forgetting;
+use self::blocking_limit::BlockingLimit;
 use self::handles::Writers;
-use self::in_place::InPlace;
+use self::shrinker::Shrinker;
 use self::write_back::WriteBack;
-use crate::counters::{MountCounters, Op, Tally};
+use self::write_buffers::WriteBuffers;
+use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::error::MountError;
 use crate::mount::{self, Mount};
 use crate::options::MountOptions;
-use crate::transport::Answer;
+use crate::transport::Reply;
 
-/// Mounts `fs` at `at`, an existing folder.
+/// Mounts `fs` at `at`, an existing directory.
 ///
-/// The file system must outlive the mount in the sense that it is closed after the mount has ended: close it once
-/// [`Mount::wait`] has returned.
+/// Close the file system only after the mount has ended, when [`Mount::wait`] has returned.
 ///
 /// # Errors
 ///
-/// As [`available`](crate::available); and if `at` is no folder, is mounted on already, or the system refuses.
+/// As [`available`](crate::available), or if `at` is not a directory or is already a mount point,
+/// or a system call fails.
 pub fn mount(fs: Arc<FileSystem>, at: &Path, options: &MountOptions) -> Result<Mount, MountError> {
     let kernel_cache = options.kernel_cache;
-    let waits = InPlace::among(options.clamped().threads);
-    let copies = Copies::default();
-    let forgetting = Forgetting::default();
+    let blocking_limit = BlockingLimit::for_threads(options.clamped().threads);
+    let write_buffers = WriteBuffers::default();
+    let shrinker = Shrinker::default();
     let (writers, write_back) = (Writers::default(), WriteBack::default());
-    let server =
-        |tally| Adapter { fs, kernel_cache, tally, forgetting, waits, copies, writers, write_back };
+    let server = |metrics| Adapter {
+        fs,
+        kernel_cache,
+        metrics,
+        shrinker,
+        blocking_limit,
+        write_buffers,
+        writers,
+        write_back,
+    };
     mount::serve(server, at, options)
 }
 
-/// Serves a file system.
+/// The server for a file system.
 struct Adapter {
     fs: Arc<FileSystem>,
     kernel_cache: bool,
-    tally: Arc<Tally>,
-    forgetting: Forgetting,
-    waits: InPlace,
-    copies: Copies,
+    metrics: Arc<MountMetrics>,
+    shrinker: Shrinker,
+    blocking_limit: BlockingLimit,
+    write_buffers: WriteBuffers,
     writers: Writers,
     write_back: WriteBack,
 }
 
 impl Adapter {
-    /// Does `job`, which will wait: here, if enough other threads take requests meanwhile.
-    fn waiting(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static) {
-        match self.waits.enter() {
-            Some(_place) => job(&self.fs, &self.tally),
-            None => self.later(op, job),
+    /// Runs a job that blocks: on this thread if enough others receive requests, otherwise on a
+    /// worker.
+    fn run_blocking(
+        &self,
+        op: Op,
+        job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static,
+    ) {
+        match self.blocking_limit.try_acquire() {
+            Some(_permit) => job(&self.fs, &self.metrics),
+            None => self.defer(op, job),
         }
     }
 
-    /// Has a thread that may wait do `job`.
-    fn later(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &Tally) + Send + 'static) {
-        self.tally.counters.add(MountCounters::WAITED, op as usize, 1);
-        let tally = self.tally.clone();
-        self.fs.spawn(Box::new(move |fs| job(fs, &tally)));
+    /// Runs `job` on a worker thread.
+    fn defer(&self, op: Op, job: impl FnOnce(&Arc<FileSystem>, &MountMetrics) + Send + 'static) {
+        self.metrics.counters.add(MountCounters::WOULD_BLOCK, op as usize, 1);
+        let metrics = self.metrics.clone();
+        self.fs.spawn(Box::new(move |fs| job(fs, &metrics)));
     }
 }
 
-/// Whether an operation would have had to wait.
-fn waits<T>(result: &Result<T, Error>) -> bool {
+/// Whether an operation would have blocked.
+fn would_block<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Answers with what an operation returned.
-fn finish<T>(tally: &Tally, answer: impl Answer<T>, result: Result<T, Error>) {
+/// Replies with the result of an operation.
+fn finish<T>(metrics: &MountMetrics, reply: impl Reply<T>, result: Result<T, Error>) {
     match result {
-        Ok(value) => answer.ok(value),
-        Err(error) => answer.error(number(tally, &error)),
+        Ok(value) => reply.ok(value),
+        Err(error) => reply.error(errno(metrics, &error)),
     }
 }
 
-/// The system's number for an error. Those that a user cannot have caused are kept as text as well.
-fn number(tally: &Tally, error: &Error) -> i32 {
+/// Maps an error to its `errno` number. Counts and keeps errors that the caller cannot have caused.
+fn errno(metrics: &MountMetrics, error: &Error) -> i32 {
     let kind = error.kind();
     if matches!(
         kind,
         ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Suspended | ErrorKind::NoMemory
     ) {
-        tally.failed(error);
+        metrics.failed(error);
     }
     match kind {
         ErrorKind::NotFound => libc::ENOENT,
@@ -139,7 +153,7 @@ fn number(tally: &Tally, error: &Error) -> i32 {
         ErrorKind::NoSuchOffset => libc::ENXIO,
         ErrorKind::TooBig => libc::E2BIG,
         ErrorKind::Closed => libc::ENODEV,
-        // On a thread that may wait nothing refuses to; should it come to that, the caller can try again.
+        // Does not happen on threads that may block. The caller can retry.
         ErrorKind::WouldBlock => libc::EAGAIN,
         _ => libc::EIO,
     }

@@ -1,60 +1,61 @@
-//! Requests, one after the other.
+//! Request handlers.
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
 use forebay_pool::without_waiting;
 
 use super::client::Client;
-use super::ordered::Renamed;
-use super::{Adapter, convert, finish, handles, number, waits};
-use crate::counters::{Op, Tally};
+use super::rename_order::RenamedFiles;
+use super::{Adapter, convert, errno, finish, handles, would_block};
+use crate::counters::{MountMetrics, Op};
 use crate::transport::{
-    self, Answer, Attributes, Caller, Content, CopyRange, Created, DataAnswer, Durable,
-    FolderAnswer, FolderEntry, Found, Kernel, OpenHow, Opened, Position, Server, SetAttributes,
-    SizedAnswer, Usage, Written,
+    self, Attributes, Caller, CopyRange, Created, DataReply, Dentry, DirEntry, DirReply,
+    KernelNotifier, OpenHow, Opened, Position, Reply, Server, SetAttributes, SyncMode, Usage,
+    WriteRequest, Written, XattrReply,
 };
 
-/// Bytes that one request copies at most.
+/// Largest number of bytes copied by one request.
 const COPY_BYTES: u64 = 64 << 20;
 
-/// Tries an operation without waiting; where it would have to wait, copies what it borrows and hands it to a thread that may.
+/// Tries an operation in non-blocking mode. If it would block, copies the listed borrowed arguments
+/// and repeats it on a worker thread.
 macro_rules! attempt {
-    ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$tally:ident, $result:ident| $end:expr) => {{
+    ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
         let $result = without_waiting(|| {
             let $fs = &*$this.fs;
             $operation
         });
-        if waits(&$result) {
+        if would_block(&$result) {
             $(let $kept = $kept.to_vec();)*
-            $this.later($op, move |$fs, $tally| {
+            $this.defer($op, move |$fs, $metrics| {
                 $(let $kept = &$kept[..];)*
                 let $result = $operation;
                 $end
             });
         } else {
-            let $tally = &*$this.tally;
+            let $metrics = &*$this.metrics;
             $end
         }
     }};
 }
 
-/// The same, for what has a plain answer.
-macro_rules! answer {
-    ($this:ident, $op:expr, $answer:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
-        attempt!($this, $op, [$($kept),*], |$fs| $operation, |tally, result| finish(tally, $answer, result))
+/// As `attempt`, for operations whose result is the reply.
+macro_rules! reply {
+    ($this:ident, $op:expr, $reply:ident, [$($kept:ident),*], |$fs:ident| $operation:expr) => {
+        attempt!($this, $op, [$($kept),*], |$fs| $operation, |metrics, result| finish(metrics, $reply, result))
     };
 }
 
-/// Makes a change of that inode as durable as it has to be; then it is answered with `value`.
-fn made_durable<T>(fs: &FileSystem, ino: u64, durable: Durable, value: T) -> Result<T, Error> {
-    match durable {
-        Durable::No => Ok(value),
-        Durable::Data => fs.fsync(Ino(ino), true).map(|()| value),
-        Durable::All => fs.fsync(Ino(ino), false).map(|()| value),
+/// Makes a change of an inode durable as the sync mode demands. Returns `value`.
+fn sync_change<T>(fs: &FileSystem, ino: u64, sync_mode: SyncMode, value: T) -> Result<T, Error> {
+    match sync_mode {
+        SyncMode::None => Ok(value),
+        SyncMode::Data => fs.fsync(Ino(ino), true).map(|()| value),
+        SyncMode::All => fs.fsync(Ino(ino), false).map(|()| value),
     }
 }
 
-/// Which part of a folder is wanted.
+/// Parameters of a directory listing.
 #[derive(Clone, Copy)]
 struct Listing {
     ino: Ino,
@@ -63,45 +64,49 @@ struct Listing {
     plus: bool,
 }
 
-fn list(fs: &FileSystem, what: Listing, answer: &mut impl FolderAnswer) -> Result<(), Error> {
+fn list(fs: &FileSystem, what: Listing, reply: &mut DirReply) -> Result<(), Error> {
     let Listing { ino, handle, from, plus } = what;
     if !plus {
         return fs.readdir(ino, handle, from, &mut |entry| {
             let kind = convert::kind(entry.kind);
-            answer.add(
-                &FolderEntry { name: entry.name, ino: entry.ino.0, kind, next: entry.next },
-                None,
-            )
+            reply
+                .add(&DirEntry { name: entry.name, ino: entry.ino.0, kind, next: entry.next }, None)
         });
     }
     fs.readdirplus(ino, handle, from, &mut |entry, attr| {
         let attributes = attr.map(convert::attributes);
         let kind = convert::kind(entry.kind);
-        let entry = FolderEntry { name: entry.name, ino: entry.ino.0, kind, next: entry.next };
-        answer.add(&entry, attributes.as_ref())
+        let entry = DirEntry { name: entry.name, ino: entry.ino.0, kind, next: entry.next };
+        reply.add(&entry, attributes.as_ref())
     })
 }
 
-/// Sends what was listed. What was added counts, even if an error followed: the kernel asks on from there.
-fn listed(tally: &Tally, answer: impl FolderAnswer, result: Result<(), Error>) {
+/// Sends the listed entries, even if an error followed them. The kernel continues after the last
+/// one.
+fn finish_listing(metrics: &MountMetrics, reply: DirReply, result: Result<(), Error>) {
     match result {
-        Err(error) if answer.is_empty() => answer.error(number(tally, &error)),
-        _ => answer.done(),
+        Err(error) if reply.is_empty() => reply.error(errno(metrics, &error)),
+        _ => reply.done(),
     }
 }
 
-/// Answers with content for which there is `room`; without room, with its size.
-fn sized(tally: &Tally, answer: impl SizedAnswer, room: u32, result: Result<Vec<u8>, Error>) {
+/// Replies with a value, or with its length if `size` is 0.
+fn reply_xattr(
+    metrics: &MountMetrics,
+    reply: XattrReply,
+    size: u32,
+    result: Result<Vec<u8>, Error>,
+) {
     match result {
-        Err(error) => answer.error(number(tally, &error)),
-        Ok(value) if room == 0 => answer.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
-        Ok(value) if value.len() > room as usize => answer.error(libc::ERANGE),
-        Ok(value) => answer.data(&value),
+        Err(error) => reply.error(errno(metrics, &error)),
+        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
+        Ok(value) if value.len() > size as usize => reply.error(libc::ERANGE),
+        Ok(value) => reply.data(&value),
     }
 }
 
-/// Names, a zero behind each.
-fn joined(names: &[Vec<u8>]) -> Vec<u8> {
+/// Joins names, each with a NUL.
+fn encode_names(names: &[Vec<u8>]) -> Vec<u8> {
     names.iter().flat_map(|name| name.iter().copied().chain([0])).collect()
 }
 
@@ -115,79 +120,77 @@ fn rename_mode(flags: u32) -> Option<RenameMode> {
 }
 
 impl Adapter {
-    fn list(&self, what: Listing, mut answer: impl FolderAnswer) {
-        let result = without_waiting(|| list(&self.fs, what, &mut answer));
-        if waits(&result) && answer.is_empty() {
-            self.later(Op::Readdir, move |fs, tally| {
-                let result = list(fs, what, &mut answer);
-                listed(tally, answer, result);
+    fn list(&self, what: Listing, mut reply: DirReply) {
+        let result = without_waiting(|| list(&self.fs, what, &mut reply));
+        if would_block(&result) && reply.is_empty() {
+            self.defer(Op::Readdir, move |fs, metrics| {
+                let result = list(fs, what, &mut reply);
+                finish_listing(metrics, reply, result);
             });
         } else {
-            listed(&self.tally, answer, result);
+            finish_listing(&self.metrics, reply, result);
         }
     }
 
-    /// Goes on with a read that has to wait for a device: it holds no thread meanwhile.
-    fn read_on(&self, ino: u64, handle: u64, offset: u64, len: u32, answer: impl DataAnswer) {
-        self.tally.counters.add(crate::counters::MountCounters::WAITED, Op::Read as usize, 1);
-        let tally = self.tally.clone();
+    /// Continues a read that must wait for a device, without blocking a thread.
+    fn read_async(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
+        self.metrics.counters.add(
+            crate::counters::MountCounters::WOULD_BLOCK,
+            Op::Read as usize,
+            1,
+        );
+        let metrics = self.metrics.clone();
         let done = move |result: Result<&[u8], Error>| match result {
-            Ok(data) => answer.data(data),
-            Err(error) => answer.error(number(&tally, &error)),
+            Ok(data) => reply.data(data),
+            Err(error) => reply.error(errno(&metrics, &error)),
         };
-        self.fs.read_then(Ino(ino), handles::handle(handle), offset, len as usize, Box::new(done));
+        self.fs.read_async(Ino(ino), handles::handle(handle), offset, len as usize, Box::new(done));
     }
 }
 
 impl Server for Adapter {
-    fn lookup(&self, parent: u64, name: &[u8], answer: impl Answer<Found>) {
-        let end = |tally: &Tally, result: Result<forebay_fs::Entry, Error>| match result {
+    fn lookup(&self, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
+        let end = |metrics: &MountMetrics, result: Result<forebay_fs::Entry, Error>| match result {
             Err(error) if error.kind() == forebay_fs::ErrorKind::NotFound => {
-                answer.ok(Found::Absent)
+                reply.ok(Dentry::Negative)
             }
             result => finish(
-                tally,
-                answer,
-                result.map(|entry| Found::There(convert::attributes(&entry.attr))),
+                metrics,
+                reply,
+                result.map(|entry| Dentry::Positive(convert::attributes(&entry.attr))),
             ),
         };
-        attempt!(self, Op::Lookup, [name], |fs| fs.lookup(Ino(parent), name), |tally, result| end(
-            tally, result
-        ));
+        attempt!(self, Op::Lookup, [name], |fs| fs.lookup(Ino(parent), name), |metrics, result| {
+            end(metrics, result)
+        });
     }
 
     fn forget(&self, ino: u64, count: u64) {
         self.fs.forget(Ino(ino), count);
     }
 
-    fn getattr(&self, ino: u64, answer: impl Answer<Attributes>) {
-        answer!(self, Op::Getattr, answer, [], |fs| fs
+    fn getattr(&self, ino: u64, reply: impl Reply<Attributes>) {
+        reply!(self, Op::Getattr, reply, [], |fs| fs
             .getattr(Ino(ino))
             .map(|attr| convert::attributes(&attr)));
     }
 
-    fn setattr(
-        &self,
-        caller: Caller,
-        ino: u64,
-        set: SetAttributes,
-        answer: impl Answer<Attributes>,
-    ) {
+    fn setattr(&self, caller: Caller, ino: u64, set: SetAttributes, reply: impl Reply<Attributes>) {
         let (set, caller) = (convert::set(&set), convert::caller(caller));
-        answer!(self, Op::Setattr, answer, [], |fs| fs
+        reply!(self, Op::Setattr, reply, [], |fs| fs
             .setattr(Ino(ino), &set, caller)
             .map(|attr| convert::attributes(&attr)));
     }
 
-    fn readlink(&self, ino: u64, answer: impl DataAnswer) {
+    fn readlink(&self, ino: u64, reply: DataReply) {
         attempt!(
             self,
             Op::Readlink,
             [],
             |fs| fs.readlink(Ino(ino)),
-            |tally, result| match result {
-                Ok(path) => answer.data(&path),
-                Err(error) => answer.error(number(tally, &error)),
+            |metrics, result| match result {
+                Ok(path) => reply.data(&path),
+                Err(error) => reply.error(errno(metrics, &error)),
             }
         );
     }
@@ -198,15 +201,15 @@ impl Server for Adapter {
         parent: u64,
         name: &[u8],
         node: transport::NewNode<'_>,
-        answer: impl Answer<Found>,
+        reply: impl Reply<Dentry>,
     ) {
         let caller = convert::caller(caller);
         let (kind, mode, rdev) = (convert::file_kind(node.kind), node.mode, node.rdev);
         let (has_target, target) = (node.target.is_some(), node.target.unwrap_or_default());
-        answer!(self, Op::Make, answer, [name, target], |fs| {
+        reply!(self, Op::Make, reply, [name, target], |fs| {
             let node = NewNode { kind, mode, rdev, target: has_target.then_some(target) };
             let made = fs.make(Ino(parent), name, &node, caller);
-            made.map(|entry| Found::There(convert::attributes(&entry.attr)))
+            made.map(|entry| Dentry::Positive(convert::attributes(&entry.attr)))
         });
     }
 
@@ -217,11 +220,11 @@ impl Server for Adapter {
         name: &[u8],
         mode: u16,
         how: OpenHow,
-        answer: impl Answer<Created>,
+        reply: impl Reply<Created>,
     ) {
         let (caller, cached) = (convert::caller(caller), self.kernel_cache);
         let writers = self.writers.clone();
-        answer!(self, Op::Create, answer, [name], |fs| fs
+        reply!(self, Op::Create, reply, [name], |fs| fs
             .create(Ino(parent), name, mode, caller)
             .map(|(entry, handle)| {
                 writers.opened(entry.attr.ino.0, how);
@@ -230,31 +233,31 @@ impl Server for Adapter {
             }));
     }
 
-    fn link(&self, ino: u64, parent: u64, name: &[u8], answer: impl Answer<Found>) {
+    fn link(&self, ino: u64, parent: u64, name: &[u8], reply: impl Reply<Dentry>) {
         let link = move |fs: &FileSystem, name: &[u8]| {
             let linked = fs.link(Ino(ino), Ino(parent), name);
-            linked.map(|entry| Found::There(convert::attributes(&entry.attr)))
+            linked.map(|entry| Dentry::Positive(convert::attributes(&entry.attr)))
         };
-        let files = Renamed::Inode(ino);
-        if self.kernel_cache && self.is_held_back(&files) {
+        let files = RenamedFiles::Inode(ino);
+        if self.kernel_cache && self.may_be_dirty(&files) {
             let name = name.to_vec();
-            return self.once_written(Op::Link, files, move |fs, tally| {
-                finish(tally, answer, link(fs, &name));
+            return self.after_write_back(Op::Link, files, move |fs, metrics| {
+                finish(metrics, reply, link(fs, &name));
             });
         }
-        answer!(self, Op::Link, answer, [name], |fs| link(fs, name));
+        reply!(self, Op::Link, reply, [name], |fs| link(fs, name));
     }
 
-    fn unlink(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
-        answer!(self, Op::Unlink, answer, [name], |fs| fs.unlink(Ino(parent), name));
+    fn unlink(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        reply!(self, Op::Unlink, reply, [name], |fs| fs.unlink(Ino(parent), name));
     }
 
-    fn rmdir(&self, parent: u64, name: &[u8], answer: impl Answer<()>) {
-        answer!(self, Op::Rmdir, answer, [name], |fs| fs.rmdir(Ino(parent), name));
+    fn rmdir(&self, parent: u64, name: &[u8], reply: impl Reply<()>) {
+        reply!(self, Op::Rmdir, reply, [name], |fs| fs.rmdir(Ino(parent), name));
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, answer: impl Answer<()>) {
-        let Some(mode) = rename_mode(flags) else { return answer.error(libc::EINVAL) };
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: impl Reply<()>) {
+        let Some(mode) = rename_mode(flags) else { return reply.error(libc::EINVAL) };
         let ((parent, name), (new_parent, new_name)) = (from, to);
         let rename = move |fs: &FileSystem, name: &[u8], new_name: &[u8]| {
             fs.rename(Ino(parent), name, Ino(new_parent), new_name, mode)
@@ -265,128 +268,138 @@ impl Server for Adapter {
             if mode == RenameMode::Exchange {
                 names.push((new_parent, new_name.clone()));
             }
-            let files = Renamed::Names(names);
-            if self.is_held_back(&files) {
-                return self.once_written(Op::Rename, files, move |fs, tally| {
-                    finish(tally, answer, rename(fs, &name, &new_name));
+            let files = RenamedFiles::Names(names);
+            if self.may_be_dirty(&files) {
+                return self.after_write_back(Op::Rename, files, move |fs, metrics| {
+                    finish(metrics, reply, rename(fs, &name, &new_name));
                 });
             }
         }
-        answer!(self, Op::Rename, answer, [name, new_name], |fs| rename(fs, name, new_name));
+        reply!(self, Op::Rename, reply, [name, new_name], |fs| rename(fs, name, new_name));
     }
 
-    fn open(&self, caller: Caller, ino: u64, how: OpenHow, answer: impl Answer<Opened>) {
+    fn open(&self, caller: Caller, ino: u64, how: OpenHow, reply: impl Reply<Opened>) {
         let cached = self.kernel_cache;
         let truncate = how.truncate.then(|| convert::caller(caller));
         let writers = self.writers.clone();
-        answer!(self, Op::Open, answer, [], |fs| fs.open(Ino(ino), truncate).map(|handle| {
+        reply!(self, Op::Open, reply, [], |fs| fs.open(Ino(ino), truncate).map(|handle| {
             writers.opened(ino, how);
             Opened { handle: handles::pack(handle, how), cached }
         }));
     }
 
-    fn release(&self, ino: u64, handle: u64, answer: impl Answer<()>) {
+    fn release(&self, ino: u64, handle: u64, reply: impl Reply<()>) {
         if handles::writes(handle) {
             self.writers.released(ino);
         }
         self.fs.release(handles::handle(handle));
-        answer.ok(());
+        reply.ok(());
     }
 
-    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, answer: impl DataAnswer) {
-        let mut answer = Some(answer);
+    fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
+        let mut reply = Some(reply);
         let result = without_waiting(|| {
             self.fs.read(Ino(ino), handles::handle(handle), offset, len as usize, &mut |data| {
-                if let Some(answer) = answer.take() {
-                    answer.data(data);
+                if let Some(reply) = reply.take() {
+                    reply.data(data);
                 }
             })
         });
-        // What was answered already needs nothing more, whatever came after.
-        let Some(answer) = answer else { return };
+        // The reply is sent. A later error does not matter.
+        let Some(reply) = reply else { return };
         match result {
             Err(error) if error.kind() == forebay_fs::ErrorKind::WouldBlock => {
-                self.read_on(ino, handle, offset, len, answer);
+                self.read_async(ino, handle, offset, len, reply);
             }
-            Err(error) => answer.error(number(&self.tally, &error)),
-            Ok(()) => answer.data(&[]),
+            Err(error) => reply.error(errno(&self.metrics, &error)),
+            Ok(()) => reply.data(&[]),
         }
     }
 
-    fn write(&self, ino: u64, handle: u64, content: Content<'_>, answer: impl Answer<Written>) {
-        // The kernel has placed what is appended, and lets one appending writer in at a time.
+    fn write(
+        &self,
+        ino: u64,
+        handle: u64,
+        write_request: WriteRequest<'_>,
+        reply: impl Reply<Written>,
+    ) {
+        // The kernel has set the offset of appends, and serialises them.
         let how = Write {
             append: false,
-            clear_suid: content.drops_privileges.map(convert::caller),
-            clear_capability: !content.held_back,
+            clear_suid: write_request.kill_priv.map(convert::caller),
+            clear_capability: !write_request.is_writeback,
         };
-        let (offset, durable) = (content.offset, content.durable);
+        let (offset, sync_mode) = (write_request.offset, write_request.sync_mode);
         let write = move |fs: &FileSystem, data: &[u8]| {
-            let written = match content.held_back {
+            let written = match write_request.is_writeback {
                 true => fs.write_back(Ino(ino), handles::handle(handle), offset, data, how),
                 false => fs.write(Ino(ino), handles::handle(handle), offset, data, how),
             };
             written.map(|bytes| Written(bytes as u32))
         };
-        let end = move |fs: &FileSystem, tally: &Tally, result: Result<Written, Error>| {
-            let result = result.and_then(|written| made_durable(fs, ino, durable, written));
-            finish(tally, answer, result);
+        let end = move |fs: &FileSystem, metrics: &MountMetrics, result: Result<Written, Error>| {
+            let result = result.and_then(|written| sync_change(fs, ino, sync_mode, written));
+            finish(metrics, reply, result);
         };
-        let result = without_waiting(|| write(&self.fs, content.data));
-        match (result, durable) {
-            (result, Durable::No) if !waits(&result) => end(&self.fs, &self.tally, result),
-            // It waits as an fsync does, and shares its batches.
-            (result, _) if !waits(&result) => {
-                self.waiting(Op::Write, move |fs, tally| end(fs, tally, result));
+        let result = without_waiting(|| write(&self.fs, write_request.data));
+        match (result, sync_mode) {
+            (result, SyncMode::None) if !would_block(&result) => {
+                end(&self.fs, &self.metrics, result)
             }
-            _ => match self.copies.of(content.data) {
-                Some(copied) => self.later(Op::Write, move |fs, tally| {
+            // Blocks like an fsync, and joins the same log batches.
+            (result, _) if !would_block(&result) => {
+                self.run_blocking(Op::Write, move |fs, metrics| end(fs, metrics, result));
+            }
+            _ => match self.write_buffers.try_copy(write_request.data) {
+                Some(copied) => self.defer(Op::Write, move |fs, metrics| {
                     let result = write(fs, &copied.data);
                     drop(copied);
-                    end(fs, tally, result);
+                    end(fs, metrics, result);
                 }),
-                None => end(&self.fs, &self.tally, write(&self.fs, content.data)),
+                None => end(&self.fs, &self.metrics, write(&self.fs, write_request.data)),
             },
         }
     }
 
-    fn fsync(&self, ino: u64, data_only: bool, answer: impl Answer<()>) {
-        self.waiting(Op::Fsync, move |fs, tally| {
-            finish(tally, answer, fs.fsync(Ino(ino), data_only))
+    fn fsync(&self, ino: u64, data_only: bool, reply: impl Reply<()>) {
+        self.run_blocking(Op::Fsync, move |fs, metrics| {
+            finish(metrics, reply, fs.fsync(Ino(ino), data_only))
         });
     }
 
-    fn opendir(&self, ino: u64, answer: impl Answer<Opened>) {
+    fn opendir(&self, ino: u64, reply: impl Reply<Opened>) {
         let cached = self.kernel_cache;
-        answer!(self, Op::Opendir, answer, [], |fs| fs
+        reply!(self, Op::Opendir, reply, [], |fs| fs
             .opendir(Ino(ino))
             .map(|handle| Opened { handle: handle.0, cached }));
     }
 
-    fn readdir(&self, ino: u64, handle: u64, from: u64, answer: impl FolderAnswer) {
-        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: false }, answer);
+    fn readdir(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
+        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: false }, reply);
     }
 
-    fn readdirplus(&self, ino: u64, handle: u64, from: u64, answer: impl FolderAnswer) {
-        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: true }, answer);
+    fn readdirplus(&self, ino: u64, handle: u64, from: u64, reply: DirReply) {
+        self.list(Listing { ino: Ino(ino), handle: Handle(handle), from, plus: true }, reply);
     }
 
-    fn releasedir(&self, _ino: u64, handle: u64, answer: impl Answer<()>) {
+    fn releasedir(&self, _ino: u64, handle: u64, reply: impl Reply<()>) {
         self.fs.releasedir(Handle(handle));
-        answer.ok(());
+        reply.ok(());
     }
 
-    fn fsyncdir(&self, ino: u64, answer: impl Answer<()>) {
-        self.waiting(Op::Fsync, move |fs, tally| finish(tally, answer, fs.fsyncdir(Ino(ino))));
+    fn fsyncdir(&self, ino: u64, reply: impl Reply<()>) {
+        self.run_blocking(Op::Fsync, move |fs, metrics| {
+            finish(metrics, reply, fs.fsyncdir(Ino(ino)))
+        });
     }
 
-    fn statfs(&self, answer: impl Answer<Usage>) {
-        answer!(self, Op::Statfs, answer, [], |fs| fs.statfs().map(|usage| convert::usage(&usage)));
+    fn statfs(&self, reply: impl Reply<Usage>) {
+        reply!(self, Op::Statfs, reply, [], |fs| fs.statfs().map(|usage| convert::usage(&usage)));
     }
 
-    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, answer: impl Answer<()>) {
-        let Some(mode) = convert::xattr(flags) else { return answer.error(libc::EINVAL) };
-        answer!(self, Op::Xattr, answer, [name, value], |fs| fs.setxattr(
+    fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32, reply: impl Reply<()>) {
+        let Some(mode) = convert::xattr(flags) else { return reply.error(libc::EINVAL) };
+        reply!(self, Op::Xattr, reply, [name, value], |fs| fs.setxattr(
             Ino(ino),
             name,
             value,
@@ -394,23 +407,23 @@ impl Server for Adapter {
         ));
     }
 
-    fn getxattr(&self, ino: u64, name: &[u8], room: u32, answer: impl SizedAnswer) {
-        attempt!(self, Op::Xattr, [name], |fs| fs.getxattr(Ino(ino), name), |tally, result| sized(
-            tally, answer, room, result
+    fn getxattr(&self, ino: u64, name: &[u8], size: u32, reply: XattrReply) {
+        attempt!(self, Op::Xattr, [name], |fs| fs.getxattr(Ino(ino), name), |metrics, result| {
+            reply_xattr(metrics, reply, size, result)
+        });
+    }
+
+    fn listxattr(&self, ino: u64, size: u32, reply: XattrReply) {
+        attempt!(self, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |metrics, result| reply_xattr(
+            metrics,
+            reply,
+            size,
+            result.map(|names| encode_names(&names))
         ));
     }
 
-    fn listxattr(&self, ino: u64, room: u32, answer: impl SizedAnswer) {
-        attempt!(self, Op::Xattr, [], |fs| fs.listxattr(Ino(ino)), |tally, result| sized(
-            tally,
-            answer,
-            room,
-            result.map(|names| joined(&names))
-        ));
-    }
-
-    fn removexattr(&self, ino: u64, name: &[u8], answer: impl Answer<()>) {
-        answer!(self, Op::Xattr, answer, [name], |fs| fs.removexattr(Ino(ino), name));
+    fn removexattr(&self, ino: u64, name: &[u8], reply: impl Reply<()>) {
+        reply!(self, Op::Xattr, reply, [name], |fs| fs.removexattr(Ino(ino), name));
     }
 
     fn fallocate(
@@ -420,44 +433,45 @@ impl Server for Adapter {
         handle: u64,
         range: (u64, u64),
         mode: i32,
-        answer: impl Answer<()>,
+        reply: impl Reply<()>,
     ) {
-        let Some(mode) = convert::fallocate(mode) else { return answer.error(libc::EOPNOTSUPP) };
+        let Some(mode) = convert::fallocate(mode) else { return reply.error(libc::EOPNOTSUPP) };
         let ((offset, len), caller) = (range, convert::caller(caller));
-        let durable = handles::durable(handle);
+        let sync_mode = handles::sync_mode(handle);
         let allocate = move |fs: &FileSystem| {
             fs.fallocate(Ino(ino), handles::handle(handle), offset, len, mode, caller)
         };
-        if durable == Durable::No {
-            return answer!(self, Op::Fallocate, answer, [], |fs| allocate(fs));
+        if sync_mode == SyncMode::None {
+            return reply!(self, Op::Fallocate, reply, [], |fs| allocate(fs));
         }
-        self.later(Op::Fallocate, move |fs, tally| {
-            let done = allocate(fs).and_then(|()| made_durable(fs, ino, durable, ()));
-            finish(tally, answer, done);
+        self.defer(Op::Fallocate, move |fs, metrics| {
+            let done = allocate(fs).and_then(|()| sync_change(fs, ino, sync_mode, ()));
+            finish(metrics, reply, done);
         });
     }
 
-    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, answer: impl Answer<Position>) {
+    fn seek(&self, ino: u64, handle: u64, offset: u64, whence: i32, reply: impl Reply<Position>) {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,
-            _ => return answer.error(libc::EINVAL),
+            _ => return reply.error(libc::EINVAL),
         };
         let seek = move |fs: &FileSystem| {
             fs.seek(Ino(ino), handles::handle(handle), offset, what).map(Position)
         };
         if !self.writers.has(ino) {
-            return answer!(self, Op::Seek, answer, [], |fs| seek(fs));
+            return reply!(self, Op::Seek, reply, [], |fs| seek(fs));
         }
-        let (fs, tally) = (self.fs.clone(), self.tally.clone());
-        self.write_back.then(ino, Box::new(move || finish(&tally, answer, seek(&fs))));
+        let (fs, metrics) = (self.fs.clone(), self.metrics.clone());
+        self.write_back.run_after(ino, Box::new(move || finish(&metrics, reply, seek(&fs))));
     }
 
-    fn copy(&self, caller: Caller, range: CopyRange, answer: impl Answer<Written>) {
-        // Nobody can interrupt it: so much at a time, and the system asks on. It reads and writes, so it is not for this thread.
+    fn copy(&self, caller: Caller, range: CopyRange, reply: impl Reply<Written>) {
+        // Limit the length, because the copy cannot be interrupted. The caller continues with the
+        // rest. Run it on a worker, because it does I/O.
         let CopyRange { from, from_offset, to, to_handle, to_offset, len } = range;
-        let (len, durable) = (len.min(COPY_BYTES), handles::durable(to_handle));
-        self.later(Op::Copy, move |fs, tally| {
+        let (len, sync_mode) = (len.min(COPY_BYTES), handles::sync_mode(to_handle));
+        self.defer(Op::Copy, move |fs, metrics| {
             let copied = fs.copy_range(
                 Ino(from),
                 from_offset,
@@ -467,22 +481,23 @@ impl Server for Adapter {
                 convert::caller(caller),
             );
             let copied =
-                copied.and_then(|bytes| made_durable(fs, to, durable, Written(bytes as u32)));
-            finish(tally, answer, copied);
+                copied.and_then(|bytes| sync_change(fs, to, sync_mode, Written(bytes as u32)));
+            finish(metrics, reply, copied);
         });
     }
 
-    fn started(&self, kernel: Arc<dyn Kernel>) {
-        self.write_back.start(kernel.clone());
-        self.fs.set_client(Some(Arc::new(Client(kernel.clone()))));
-        self.forgetting.start(self.fs.clone(), self.tally.clone(), kernel);
+    fn started(&self, notifier: &KernelNotifier) {
+        let flusher = notifier.clone();
+        self.write_back.start(move |ino| flusher.flush_pages(ino));
+        self.fs.set_client(Some(Arc::new(Client(notifier.clone()))));
+        self.shrinker.start(self.fs.clone(), self.metrics.clone(), notifier.clone());
     }
 
     fn ended(&self) {
-        // It holds the connection, which has to end.
+        // The client holds the connection, which must close.
         self.fs.set_client(None);
         self.write_back.end();
-        self.forgetting.end();
+        self.shrinker.end();
     }
 }
 
@@ -492,8 +507,8 @@ mod tests {
 
     #[test]
     fn names_of_attributes_are_joined_with_zeroes() {
-        assert_eq!(joined(&[b"user.a".to_vec(), b"user.b".to_vec()]), b"user.a\0user.b\0");
-        assert_eq!(joined(&[]), b"");
+        assert_eq!(encode_names(&[b"user.a".to_vec(), b"user.b".to_vec()]), b"user.a\0user.b\0");
+        assert_eq!(encode_names(&[]), b"");
     }
 
     #[test]

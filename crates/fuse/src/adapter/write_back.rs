@@ -1,74 +1,72 @@
-//! Has the kernel write what it holds of an inode, before something that depends on it is answered.
+//! Flushes an inode's dirty pages from the kernel, before a request that depends on them.
 //!
-//! Under the kernel's write-back cache, and in pages of a mapping, there is content that no request has
-//! brought yet. A file can be given another name, or its holes be told, only once it is here.
+//! Pages of mappings, and of the kernel's write-back cache, have content that no request has
+//! delivered yet. A rename, a link, or a search for holes must come after that content.
 //!
-//! A thread of its own does it, because it waits for writes to be answered: a thread of the transport
-//! would not take them meanwhile, and a worker of the file system may be needed by one of them.
+//! This needs its own thread, because it waits for replies to writes. A receiving thread could not
+//! receive them meanwhile, and a worker thread may be needed to answer them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
-use crate::transport::Kernel;
-
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread, and what it has to do.
+/// The write-back thread and its queue.
 #[derive(Clone)]
 pub(super) struct WriteBack {
-    shared: Arc<Shared>,
+    shared: Arc<WriteBackShared>,
 }
 
-struct Shared {
+struct WriteBackShared {
     thread: Mutex<Option<thread::JoinHandle<()>>>,
-    queue: Mutex<Queue>,
+    queue: Mutex<WriteBackQueue>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct WriteBackQueue {
     jobs: VecDeque<(u64, Job)>,
-    /// There is a thread.
-    serves: bool,
+    /// The thread is running.
+    running: bool,
 }
 
 impl Default for WriteBack {
     fn default() -> Self {
-        let queue = Mutex::named("mount-write-back", Queue::default());
+        let queue = Mutex::named("mount-write-back", WriteBackQueue::default());
         let thread = Mutex::named("mount-thread", None);
-        Self { shared: Arc::new(Shared { thread, queue, wake: Condvar::new() }) }
+        Self { shared: Arc::new(WriteBackShared { thread, queue, wake: Condvar::new() }) }
     }
 }
 
 impl WriteBack {
-    /// Starts the thread. Without one (the system has none to give) jobs run at once.
-    pub(super) fn start(&self, kernel: Arc<dyn Kernel>) {
+    /// Starts the thread. If the system has none, jobs run without a flush.
+    pub(super) fn start(&self, flush_pages: impl Fn(u64) + Send + 'static) {
         let shared = self.shared.clone();
-        self.shared.queue.lock().serves = true;
-        match thread::spawn_named("fuse-write-back", move || shared.work(&*kernel)) {
+        self.shared.queue.lock().running = true;
+        match thread::spawn_named("fuse-write-back", move || shared.work(&flush_pages)) {
             Ok(thread) => *self.shared.thread.lock() = Some(thread),
-            Err(_) => self.shared.queue.lock().serves = false,
+            Err(_) => self.shared.queue.lock().running = false,
         }
     }
 
-    /// Does `job` once the kernel has written what it holds of `ino`.
-    pub(super) fn then(&self, ino: u64, job: Job) {
+    /// Runs `job` after the dirty pages of `ino` are flushed.
+    pub(super) fn run_after(&self, ino: u64, job: Job) {
         let mut queue = self.shared.queue.lock();
-        if !queue.serves {
+        if !queue.running {
             drop(queue);
             return job();
         }
-        // Each is a request of a process that waits for it: as many as there are such processes.
+        // Bounded by the number of processes that wait for such a request.
         queue.jobs.push_back((ino, job));
         drop(queue);
         self.shared.wake.notify_one();
     }
 
-    /// Ends the thread; what is left is done at once.
+    /// Ends the thread. The remaining jobs run at once.
     pub(super) fn end(&self) {
-        self.shared.queue.lock().serves = false;
+        self.shared.queue.lock().running = false;
         self.shared.wake.notify_one();
         if let Some(thread) = self.shared.thread.lock().take() {
             let _ = thread.join();
@@ -76,20 +74,21 @@ impl WriteBack {
     }
 }
 
-impl Shared {
-    fn work(&self, kernel: &dyn Kernel) {
+impl WriteBackShared {
+    fn work(&self, flush_pages: &dyn Fn(u64)) {
         loop {
             let mut queue = self.queue.lock();
-            while queue.jobs.is_empty() && queue.serves {
+            while queue.jobs.is_empty() && queue.running {
                 self.wake.wait(&mut queue);
             }
-            let serves = queue.serves;
+            let running = queue.running;
             let Some((ino, job)) = queue.jobs.pop_front() else { return };
             drop(queue);
-            if serves {
-                kernel.write_back(ino);
+            if running {
+                flush_pages(ino);
             }
-            // Whoever asked has no answer; the thread goes on for others, who would wait for ever.
+            // The request of a job that panics stays unanswered. The thread must survive for the
+            // others.
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
@@ -101,25 +100,15 @@ mod tests {
 
     use super::*;
 
-    struct Nothing;
-
-    impl Kernel for Nothing {
-        fn forget_name(&self, _: u64, _: &[u8]) -> bool {
-            true
-        }
-        fn forget_attributes(&self, _: u64) {}
-        fn write_back(&self, _: u64) {}
-    }
-
     #[test]
     fn a_job_that_panics_does_not_end_the_thread() {
         let write_back = WriteBack::default();
-        write_back.start(Arc::new(Nothing));
+        write_back.start(|_| {});
         let done = Arc::new(AtomicBool::new(false));
         let next = done.clone();
-        write_back.then(1, Box::new(|| panic!("on purpose")));
-        write_back.then(2, Box::new(move || next.store(true, Ordering::SeqCst)));
-        // It does what is left.
+        write_back.run_after(1, Box::new(|| panic!("on purpose")));
+        write_back.run_after(2, Box::new(move || next.store(true, Ordering::SeqCst)));
+        // Runs the remaining jobs.
         write_back.end();
         assert!(done.load(Ordering::SeqCst));
     }

@@ -1,7 +1,8 @@
-//! Attaching: from a folder to a descriptor of `/dev/fuse` that serves it.
+//! Attaching: mounts FUSE at a directory and returns the `/dev/fuse` descriptor.
 //!
-//! Root calls `mount` itself. Everybody else asks `fusermount3`, a set-user-id helper that opens the
-//! device, mounts, and passes the descriptor back over a socket. Root without the capability, as in a container, tries the helper as well.
+//! Root calls `mount(2)`. Other users run `fusermount3`, a set-user-id helper, which mounts and
+//! passes the descriptor over a socket. Root without the capability, as in a container, tries the
+//! helper too.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -16,26 +17,27 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
-use super::{detach, table};
+use super::{detach, mountinfo};
 use crate::error::MountError;
 use crate::options::{Atime, MountFlags, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
-/// Its major and minor number, which are its own in every Linux.
+/// Major and minor number of `/dev/fuse`.
 const DEVICE_NUMBER: (u32, u32) = (10, 229);
-/// Type of our mounts, and how the table of mounts shows it.
+/// Type of the mounts, and its form in the mount table.
 const SUBTYPE: &str = "forebay";
-pub(super) const KIND: &str = "fuse.forebay";
-/// Names the socket's descriptor to the helper.
+pub(super) const FS_TYPE: &str = "fuse.forebay";
+/// Environment variable that names the socket's descriptor to the helper.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 /// Bit of `CAP_SYS_ADMIN` in the masks of `/proc/self/status`.
-const SYS_ADMIN: u32 = 21;
+const CAP_SYS_ADMIN: u32 = 21;
 
-/// Whether a mount can work here at all; if not, why, and what to do.
+/// Checks whether mounting can work here.
 ///
 /// # Errors
 ///
-/// No `/dev/fuse`, no permission to open it, or neither the right to mount nor `fusermount3`.
+/// `/dev/fuse` is missing or not accessible, or there is neither the right to mount nor
+/// `fusermount3`.
 pub fn available() -> Result<(), MountError> {
     let _device = open_device()?;
     if may_mount() || helper().is_some() {
@@ -55,7 +57,7 @@ fn open_device() -> Result<OwnedFd, MountError> {
         _ => MountError::NoPermission { source },
     })?;
     let found = device.metadata().map_err(|source| MountError::NoPermission { source })?;
-    // Something else may have that name, such as a file that was made by mistake.
+    // The path may be another file, created by mistake.
     match found.file_type().is_char_device()
         && found.rdev() == libc::makedev(DEVICE_NUMBER.0, DEVICE_NUMBER.1)
     {
@@ -69,54 +71,55 @@ pub(super) fn may_mount() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << SYS_ADMIN) != 0)
+    mask.is_some_and(|mask| mask & (1 << CAP_SYS_ADMIN) != 0)
 }
 
-/// The helper for those who may not mount by themselves.
+/// Path of the helper for users who may not mount.
 pub(super) fn helper() -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    let directories = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     let usual = [PathBuf::from("/usr/bin"), PathBuf::from("/bin"), PathBuf::from("/usr/local/bin")];
-    let mut folders = std::env::split_paths(&folders).chain(usual);
-    folders.find_map(|folder| {
-        let program = folder.join("fusermount3");
+    let mut directories = std::env::split_paths(&directories).chain(usual);
+    directories.find_map(|directory| {
+        let program = directory.join("fusermount3");
         program.is_file().then_some(program)
     })
 }
 
-/// Checks that `at` is a folder that can be mounted on, and gives its full path and its mode.
-pub(super) fn place(at: &Path) -> Result<(PathBuf, u32), MountError> {
+/// Checks that `at` is a usable mount point. Returns its full path and mode.
+pub(super) fn check_mount_point(at: &Path) -> Result<(PathBuf, u32), MountError> {
     let path = || at.to_path_buf();
     let full = match at.canonicalize() {
         Ok(full) => full,
         Err(error) => {
             return Err(match error.raw_os_error() {
-                Some(libc::ENOENT) => MountError::Missing { path: path() },
-                Some(libc::ENOTDIR) => MountError::NotAFolder { path: path() },
+                Some(libc::ENOENT) => MountError::NotFound { path: path() },
+                Some(libc::ENOTDIR) => MountError::NotADirectory { path: path() },
                 Some(libc::ENOTCONN) => MountError::Dead { path: path() },
-                _ => MountError::System { what: "look at", path: path(), source: error },
+                _ => MountError::System { what: "examine", path: path(), source: error },
             });
         }
     };
-    if let Ok(Some(row)) = table::at(&full) {
+    if let Ok(Some(entry)) = mountinfo::at(&full) {
         let dead = detach::is_dead(&full);
         return Err(if dead {
             MountError::Dead { path: path() }
         } else {
-            MountError::Occupied { path: path(), source_name: row.source }
+            MountError::AlreadyMounted { path: path(), source_name: entry.source }
         });
     }
     let metadata = full.metadata().map_err(|source| MountError::System {
-        what: "look at",
+        what: "examine",
         path: path(),
         source,
     })?;
     if !metadata.is_dir() {
-        return Err(MountError::NotAFolder { path: path() });
+        return Err(MountError::NotADirectory { path: path() });
     }
     Ok((full, metadata.mode()))
 }
 
-/// Mounts at `full`, which [`place`] has checked. Nothing is answered there until a session runs over what this returns.
+/// Mounts at `full`, which [`check_mount_point`] has checked. A session must serve the returned
+/// descriptor.
 pub(super) fn attach(
     full: &Path,
     mode: u32,
@@ -143,7 +146,7 @@ pub(super) fn attach(
         return Err(error);
     }
     match helper() {
-        Some(helper) => by_helper(&helper, full, options),
+        Some(helper) => mount_by_helper(&helper, full, options),
         None if nix::unistd::geteuid().is_root() => {
             Err(MountError::NotPermitted { source: Errno::EPERM.into() })
         }
@@ -151,7 +154,7 @@ pub(super) fn attach(
     }
 }
 
-fn system_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
+fn mount_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
     let mut flags = MsFlags::empty();
     flags.set(MsFlags::MS_NODEV, chosen.no_dev || !trusted);
     flags.set(MsFlags::MS_NOSUID, chosen.no_suid || !trusted);
@@ -167,12 +170,12 @@ fn system_flags(chosen: &MountFlags, trusted: bool) -> MsFlags {
     flags
 }
 
-/// Gives a mount other flags.
+/// Changes the flags of a mount.
 pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<(), MountError> {
     if !may_mount() {
         return Err(MountError::RemountNotPermitted { path: full.to_path_buf() });
     }
-    let flags = MsFlags::MS_REMOUNT | system_flags(flags, trusted);
+    let flags = MsFlags::MS_REMOUNT | mount_flags(flags, trusted);
     nix::mount::mount(None::<&str>, full, None::<&str>, flags, None::<&str>).map_err(|error| {
         let path = full.to_path_buf();
         match error {
@@ -183,7 +186,7 @@ pub(super) fn remount(full: &Path, flags: &MountFlags, trusted: bool) -> Result<
 }
 
 fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Result<(), Errno> {
-    let flags = system_flags(&options.flags, options.trusted);
+    let flags = mount_flags(&options.flags, options.trusted);
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
         device.as_raw_fd(),
@@ -194,10 +197,16 @@ fn mount(device: &OwnedFd, full: &Path, mode: u32, options: &MountOptions) -> Re
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    nix::mount::mount(Some(options.fs_name.as_str()), full, Some(KIND), flags, Some(data.as_str()))
+    nix::mount::mount(
+        Some(options.fs_name.as_str()),
+        full,
+        Some(FS_TYPE),
+        flags,
+        Some(data.as_str()),
+    )
 }
 
-/// Commas part options for the helper, so that one in a value is escaped.
+/// Commas separate the helper's options, so a comma in a value is escaped.
 fn helper_options(options: &MountOptions) -> String {
     let name = options.fs_name.replace('\\', "\\\\").replace(',', "\\,");
     let mut text = format!("fsname={name},subtype={SUBTYPE},default_permissions");
@@ -221,14 +230,18 @@ fn helper_options(options: &MountOptions) -> String {
     text
 }
 
-fn by_helper(helper: &Path, full: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(
+    helper: &Path,
+    full: &Path,
+    options: &MountOptions,
+) -> Result<OwnedFd, MountError> {
     let system = |source| MountError::System {
-        what: "start fusermount3 for",
+        what: "start fusermount3 to mount",
         path: full.to_path_buf(),
         source,
     };
     let (ours, theirs) = UnixStream::pair().map_err(system)?;
-    // The helper inherits its end as a descriptor of its own, which `dup` makes: it is not closed on `exec`.
+    // `dup` clears close-on-exec, so that the helper inherits the descriptor.
     let inherited = nix::unistd::dup(&theirs).map_err(|error| system(error.into()))?;
     drop(theirs);
     let child = Command::new(helper)
@@ -243,40 +256,38 @@ fn by_helper(helper: &Path, full: &Path, options: &MountOptions) -> Result<Owned
         .spawn()
         .map_err(system)?;
     drop(inherited);
-    let device = receive(&ours);
-    let said = ending(child).map_err(system)?;
+    let device = receive_device(&ours);
+    let stderr = helper_stderr(child).map_err(system)?;
     match device {
         Ok(Some(device)) => Ok(device),
-        Ok(None) | Err(_) => Err(refusal(full, &said)),
+        Ok(None) | Err(_) => Err(helper_error(full, &stderr)),
     }
 }
 
-/// Waits for the helper and returns what it complained of.
-fn ending(child: Child) -> io::Result<String> {
+/// Waits for the helper and returns its error output.
+fn helper_stderr(child: Child) -> io::Result<String> {
     let output = child.wait_with_output()?;
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn refusal(full: &Path, said: &str) -> MountError {
-    let line = said
-        .lines()
-        .find(|line| !line.trim().is_empty())
-        .unwrap_or("it ended without a word")
-        .trim();
+fn helper_error(full: &Path, stderr: &str) -> MountError {
+    let line =
+        stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("it printed no error").trim();
     let line = line.strip_prefix("fusermount3: ").unwrap_or(line);
     let hint =
         if line.contains("user_allow_other") { " (or mount without --allow-other)" } else { "" };
     MountError::Helper { path: full.to_path_buf(), message: format!("{line}{hint}") }
 }
 
-/// The descriptor that the helper passes; none if it ended without.
-fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+/// Receives the descriptor from the helper, if it sends one.
+fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8];
-    let mut room = nix::cmsg_space!(RawFd);
+    let mut buffer = nix::cmsg_space!(RawFd);
     loop {
         let mut parts = [IoSliceMut::new(&mut byte)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut room), flags) {
+        let message = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut buffer), flags)
+        {
             Ok(message) => message,
             Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
@@ -285,8 +296,8 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
             if let ControlMessageOwned::ScmRights(descriptors) = part
                 && let Some(&descriptor) = descriptors.first()
             {
-                // SAFETY: the kernel has just installed this descriptor for us, nobody else knows its number, and there is
-                // room for one only.
+                // SAFETY: the kernel has just installed this descriptor, nothing else owns it, and
+                // the buffer has space for only one.
                 let device = unsafe { File::from_raw_fd(descriptor) };
                 return Ok(Some(device.into()));
             }
@@ -300,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_helper_is_told_what_was_chosen() {
+    fn the_helper_gets_the_mount_options() {
         let options = MountOptions {
             fs_name: "a,b\\c".to_owned(),
             trusted: false,
@@ -313,22 +324,27 @@ mod tests {
     }
 
     #[test]
-    fn places_that_cannot_be_mounted_on_are_refused_by_name() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let missing = folder.path().join("missing");
-        assert!(matches!(place(&missing), Err(MountError::Missing { path }) if path == missing));
-        let file = folder.path().join("file");
+    fn bad_mount_points_are_refused_by_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let missing = directory.path().join("missing");
+        assert!(
+            matches!(check_mount_point(&missing), Err(MountError::NotFound { path }) if path == missing)
+        );
+        let file = directory.path().join("file");
         std::fs::write(&file, "").expect("a file");
-        assert!(matches!(place(&file), Err(MountError::NotAFolder { .. })));
-        assert!(matches!(place(Path::new("/proc")), Err(MountError::Occupied { .. })));
-        assert!(place(folder.path()).is_ok());
+        assert!(matches!(check_mount_point(&file), Err(MountError::NotADirectory { .. })));
+        assert!(matches!(
+            check_mount_point(Path::new("/proc")),
+            Err(MountError::AlreadyMounted { .. })
+        ));
+        assert!(check_mount_point(directory.path()).is_ok());
     }
 
     #[test]
-    fn a_refusal_is_one_line_with_the_way_out() {
-        let said = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
-        let text = refusal(Path::new("/mnt"), said).to_string();
-        assert!(text.starts_with("fusermount3 refuses /mnt: option allow_other"), "{text}");
+    fn a_helper_error_is_one_line_with_a_hint() {
+        let stderr = "\nfusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf\n";
+        let text = helper_error(Path::new("/mnt"), stderr).to_string();
+        assert!(text.starts_with("fusermount3 failed for /mnt: option allow_other"), "{text}");
         assert!(text.ends_with("(or mount without --allow-other)"), "{text}");
     }
 }

@@ -1,22 +1,23 @@
-//! A mount's life: attach, serve on threads, end.
+//! The life of a mount: attach, serve, detach.
 //!
 //! # Invariants
 //!
-//! - A [`Mount`] ends when the kernel ends the session: after an unmount by whomever, or if the connection breaks. Then nothing stays
-//!   in the table of mounts (a mount whose session broke is detached).
-//! - Which mount is ours is told by its device number, not by its path alone: what somebody else mounts over it is left alone.
+//! - A [`Mount`] ends when the kernel ends the session: after an unmount, or if the connection
+//!   breaks. It then leaves no entry in the mount table: a mount with a broken session is detached.
+//! - A mount is identified by its device number and path. A mount that others have placed over it
+//!   is left alone.
 //!
 //! # Locking
 //!
-//! `mount-state` protects how the session ended. Nothing is done under it.
+//! `mount-state` protects the result of the session. It is a leaf lock.
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It handles no signals; it never unmounts lazily unless it is told to, dropped, or the session broke.
+//! It handles no signals. It unmounts lazily only on request, on drop, or after a broken session.
 
 mod attach;
 mod detach;
-mod table;
+mod mountinfo;
 
 use std::fmt;
 use std::fs;
@@ -27,101 +28,104 @@ use std::time::Duration;
 use forebay_base::sync::{Arc, Condvar, Mutex, thread};
 
 pub use self::attach::available;
-pub use self::detach::{Mounted, is_mounted, served_at, unmount_dead};
+pub use self::detach::{MountInfo, mount_containing, mount_info, unmount_dead};
 
-use crate::counters::{MountStats, Tally};
+use crate::counters::{MountMetrics, MountStats};
 use crate::error::MountError;
 use crate::options::{MountFlags, MountOptions};
 use crate::transport::{self, Server};
 
-/// An unmount waits so long for the session's end, which follows at once if nothing else holds it.
-const END_WAIT: Duration = Duration::from_secs(10);
-/// The kernel's number, since 5.6; the crate of system calls does not have it for every target.
+/// How long an unmount waits for the end of the session. It follows at once unless something holds
+/// the mount.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// `libc` does not define it for every target. Since Linux 5.6.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Serves at `at` what `server` makes.
+/// Mounts at `at` and serves requests with the server that `server` creates.
 pub(crate) fn serve<S: Server>(
-    server: impl FnOnce(Arc<Tally>) -> S,
+    server: impl FnOnce(Arc<MountMetrics>) -> S,
     at: &Path,
     options: &MountOptions,
 ) -> Result<Mount, MountError> {
     let options = options.clamped();
-    let (path, mode) = attach::place(at)?;
+    let (path, mode) = attach::check_mount_point(at)?;
     let device = attach::attach(&path, mode, &options)?;
-    let tally = Arc::new(Tally::new());
-    let server = Arc::new(server(tally.clone()));
+    let metrics = Arc::new(MountMetrics::new());
+    let server = Arc::new(server(metrics.clone()));
     let failed = |what: &'static str, source: io::Error| {
         let _ = detach::detach(&path, true);
         MountError::System { what, path: path.clone(), source }
     };
-    let session = transport::fuser::start(device, server, tally.clone(), &options)
-        .map_err(|source| failed("begin a FUSE session at", source))?;
-    let row = table::at(&path).ok().flatten();
-    let shared = Arc::new(Shared {
+    let session = transport::start(device, server, metrics.clone(), &options)
+        .map_err(|source| failed("start a FUSE session at", source))?;
+    let entry = mountinfo::at(&path).ok().flatten();
+    let shared = Arc::new(MountShared {
         path: path.clone(),
-        device: row.map(|row| row.device),
+        device: entry.map(|entry| entry.device),
         ended: Mutex::named("mount-state", None),
         end: Condvar::new(),
     });
-    let of_thread = shared.clone();
+    let thread_shared = shared.clone();
     let kernel_cache = options.kernel_cache;
     let thread = thread::spawn_named("fuse-session", move || {
         if kernel_cache {
-            // The kernel may wait for this server in order to have memory; then the server must not wait for the kernel.
-            be_io_flusher();
+            // With the kernel cache, the kernel may wait for this server to free memory. The
+            // server's own allocations must not wait for the kernel then.
+            set_io_flusher();
         }
         let end = session.run();
-        of_thread.end_with(end);
+        thread_shared.set_ended(end);
     })
     .map_err(|source| failed("start a thread for", source))?;
     if let Some(device) = shared.device {
-        widen(device, &options);
+        tune_bdi(device, &options);
     }
     Ok(Mount {
         shared,
-        tally,
+        metrics,
         threads: options.threads,
         trusted: options.trusted,
         thread: Mutex::named("mount-thread", Some(thread)),
     })
 }
 
-/// Tells the kernel that threads begun by this one write back for it (`PR_SET_IO_FLUSHER`): their allocations never wait for writing back. Needs
-/// a capability; without it things go on as they are.
-fn be_io_flusher() {
-    // SAFETY: this call takes numbers only and changes an attribute of the calling thread.
+/// Marks this thread and those it starts as writing back for the kernel (`PR_SET_IO_FLUSHER`), so
+/// that their allocations do not wait for write-back. Without the capability nothing changes.
+fn set_io_flusher() {
+    // SAFETY: the call takes only integers and changes an attribute of the calling thread.
     let _ = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
 }
 
-/// Lets the kernel read ahead further than its default, and keep more to be written than the hundredth of
-/// memory that it grants to FUSE. Only root may; for others it stays as it is.
-fn widen(device: (u32, u32), options: &MountOptions) {
+/// Raises the kernel's read-ahead above its default, and the share of dirty pages above the 1 %
+/// that FUSE gets. Works for root only.
+fn tune_bdi(device: (u32, u32), options: &MountOptions) {
     if !options.kernel_cache {
         return;
     }
-    let folder = PathBuf::from(format!("/sys/class/bdi/{}:{}", device.0, device.1));
-    let _ = fs::write(folder.join("read_ahead_kb"), (options.read_ahead_bytes / 1024).to_string());
-    let _ = fs::write(folder.join("max_ratio"), "20");
+    let directory = PathBuf::from(format!("/sys/class/bdi/{}:{}", device.0, device.1));
+    let _ =
+        fs::write(directory.join("read_ahead_kb"), (options.read_ahead_bytes / 1024).to_string());
+    let _ = fs::write(directory.join("max_ratio"), "20");
 }
 
-struct Shared {
+struct MountShared {
     path: PathBuf,
-    /// Number of the mount's device, if the table could be read.
+    /// Device number of the mount, if the mount table could be read.
     device: Option<(u32, u32)>,
-    /// How the session ended, once it has.
+    /// Result of the session, once it has ended.
     ended: Mutex<Option<Result<(), String>>>,
     end: Condvar,
 }
 
-impl Shared {
-    /// Whether our mount is still at its place.
+impl MountShared {
+    /// Whether this mount is still in the mount table.
     fn is_attached(&self) -> bool {
-        let Ok(rows) = table::rows() else { return false };
-        rows.iter().any(|row| Some(row.device) == self.device && row.path == self.path)
+        let Ok(entries) = mountinfo::entries() else { return false };
+        entries.iter().any(|entry| Some(entry.device) == self.device && entry.path == self.path)
     }
 
-    fn end_with(&self, end: io::Result<()>) {
-        // A session that broke leaves a mount on which everything fails.
+    fn set_ended(&self, end: io::Result<()>) {
+        // Every access to a mount with a broken session fails.
         if self.is_attached() {
             let _ = detach::detach(&self.path, true);
         }
@@ -130,10 +134,10 @@ impl Shared {
     }
 }
 
-/// A mount that is being served. Dropping it detaches it lazily and waits a moment for its end.
+/// A live mount. Dropping it detaches it lazily and waits briefly for its end.
 pub struct Mount {
-    shared: Arc<Shared>,
-    tally: Arc<Tally>,
+    shared: Arc<MountShared>,
+    metrics: Arc<MountMetrics>,
     threads: usize,
     trusted: bool,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
@@ -151,23 +155,24 @@ impl Mount {
         &self.shared.path
     }
 
-    /// The flags that it has: others than this process may have changed them. None if the table of mounts
-    /// does not show it (any more).
+    /// Current flags, which other processes may have changed. `None` if the mount table does not
+    /// show the mount.
     pub fn flags(&self) -> Option<MountFlags> {
-        let row = table::at(&self.shared.path).ok()??;
-        Some(MountFlags::shown_as(&row.flags))
+        let entry = mountinfo::at(&self.shared.path).ok()??;
+        Some(MountFlags::shown_as(&entry.flags))
     }
 
-    /// Gives it other flags, all of them anew. Who keeps times of access is the file system: tell it too.
+    /// Replaces the flags. The file system must be told about access times separately.
     ///
     /// # Errors
     ///
-    /// Without the right to mount; if it is to become read-only while files are open for writing.
+    /// The process may not mount, or files are open for writing and the mount would become
+    /// read-only.
     pub fn remount(&self, flags: &MountFlags) -> Result<(), MountError> {
         attach::remount(&self.shared.path, flags, self.trusted)
     }
 
-    /// Waits until it is unmounted, by anybody. Returns what broke the session, if it did not end by being unmounted.
+    /// Waits until the mount has ended. Returns an error message if the session broke.
     pub fn wait(&self) -> Option<String> {
         let mut ended = self.shared.ended.lock();
         loop {
@@ -178,10 +183,10 @@ impl Mount {
         }
     }
 
-    /// As [`wait`](Self::wait), for `timeout` at most; `false` if it is still mounted then.
+    /// As [`wait`](Self::wait), for at most `timeout`. Returns whether the mount has ended.
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         let mut ended = self.shared.ended.lock();
-        // A wake without an end is rare and costs one more round.
+        // A spurious wake-up costs one more round.
         for _ in 0..4 {
             if ended.is_some() || self.shared.end.wait_timeout(&mut ended, timeout) {
                 break;
@@ -190,36 +195,36 @@ impl Mount {
         ended.is_some()
     }
 
-    /// Whether it has ended.
+    /// Whether the mount has ended.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.lock().is_some()
     }
 
-    /// Unmounts, and waits until no request comes any more.
+    /// Unmounts, and waits for the end of the session.
     ///
     /// # Errors
     ///
-    /// [`MountError::Busy`] names who uses it, as far as one can see; it stays mounted. [`MountError::Elsewhere`]: it is
-    /// out of sight here, and something holds it elsewhere.
+    /// [`MountError::Busy`] names visible users; the mount stays. [`MountError::InUseElsewhere`] if
+    /// the mount is detached but still in use.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.shared.is_attached() {
             match detach::detach(&self.shared.path, false) {
-                // Somebody else was faster.
+                // Already unmounted.
                 Err(MountError::NotMounted { .. }) | Ok(()) => {}
                 Err(error) => return Err(error),
             }
         }
-        if self.wait_timeout(END_WAIT) {
+        if self.wait_timeout(END_TIMEOUT) {
             return Ok(());
         }
-        Err(MountError::Elsewhere { path: self.shared.path.clone() })
+        Err(MountError::InUseElsewhere { path: self.shared.path.clone() })
     }
 
-    /// Takes it out of sight at once; it goes on being served for those who have something of it open, and ends with the last of them.
+    /// Detaches the mount at once. It is served until its last user is gone.
     ///
     /// # Errors
     ///
-    /// The system refuses.
+    /// A system call fails.
     pub fn unmount_lazily(&self) -> Result<(), MountError> {
         if !self.shared.is_attached() {
             return Ok(());
@@ -230,9 +235,9 @@ impl Mount {
         }
     }
 
-    /// Its counters as they are now.
+    /// Statistics of the mount.
     pub fn stats(&self) -> MountStats {
-        self.tally.stats(self.shared.path.clone(), self.threads)
+        self.metrics.stats(self.shared.path.clone(), self.threads)
     }
 }
 
@@ -240,7 +245,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if !self.has_ended() {
             let _ = self.unmount_lazily();
-            self.wait_timeout(END_WAIT);
+            self.wait_timeout(END_TIMEOUT);
         }
         if self.has_ended()
             && let Some(thread) = self.thread.lock().take()

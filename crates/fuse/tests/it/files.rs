@@ -1,4 +1,4 @@
-//! Files of a pool, through the kernel.
+//! Tests of files on a pool, through the kernel.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_fs::{FileSystem, FsOptions, Owner};
-use forebay_fuse::{Mount, is_mounted};
+use forebay_fuse::{Mount, mount_info};
 use forebay_io::OpenOptions as DeviceOptions;
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, ImportOptions, Pool, open_path,
@@ -18,38 +18,39 @@ use tempfile::TempDir;
 
 use crate::{names, options, permitted};
 
-/// A pool in a folder, and a place to mount it at.
-struct Rig {
-    folder: TempDir,
+/// A pool in a directory, and a mount point.
+struct Fixture {
+    directory: TempDir,
     cache_bytes: u64,
 }
 
-/// A pool that is mounted.
+/// A mounted pool.
 struct Mounted {
     fs: Arc<FileSystem>,
     mount: Mount,
 }
 
-impl Rig {
+impl Fixture {
     fn new() -> Self {
-        let rig = Self { folder: tempfile::tempdir().expect("a folder"), cache_bytes: 32 << 20 };
-        fs::create_dir(rig.at()).expect("a mount point");
+        let fixture =
+            Self { directory: tempfile::tempdir().expect("a directory"), cache_bytes: 32 << 20 };
+        fs::create_dir(fixture.at()).expect("a mount point");
         let file = DeviceOptions { create_bytes: Some(2 << 30), ..DeviceOptions::default() };
-        let device = open_path(&rig.device(), &file).expect("a device");
-        let pool =
-            Pool::create(vec![device], &CreateOptions::new("test", rig.cache())).expect("a pool");
+        let device = open_path(&fixture.device(), &file).expect("a device");
+        let pool = Pool::create(vec![device], &CreateOptions::new("test", fixture.cache()))
+            .expect("a pool");
         let owner = Owner { uid: 0, gid: 0, mode: 0o755 };
         FileSystem::create_in(&pool, "main", &DatasetSettings::default(), owner).expect("files");
         pool.export().expect("it is exported");
-        rig
+        fixture
     }
 
     fn at(&self) -> std::path::PathBuf {
-        self.folder.path().join("mnt")
+        self.directory.path().join("mnt")
     }
 
     fn device(&self) -> std::path::PathBuf {
-        self.folder.path().join("pool.img")
+        self.directory.path().join("pool.img")
     }
 
     fn cache(&self) -> Arc<BlockCache> {
@@ -74,7 +75,7 @@ impl Rig {
 impl Mounted {
     /// Unmounts, audits the files, closes and exports.
     fn end(self) {
-        self.mount.unmount().expect("nobody uses it");
+        self.mount.unmount().expect("it unmounts");
         let stats = self.mount.stats();
         assert_eq!(stats.last_failure, None);
         let audit = self.fs.audit().expect("an audit");
@@ -87,45 +88,46 @@ impl Mounted {
         drop(self.mount);
         self.fs.close().expect("it is closed");
         drop(self.fs);
-        Arc::into_inner(pool).expect("nobody else has it").export().expect("it is exported");
+        Arc::into_inner(pool).expect("the last reference").export().expect("it is exported");
     }
 }
 
-/// Content that says where it belongs.
+/// Content that depends on the offset.
 fn pattern(from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64).map(|at| (at / 7 % 251) as u8).collect()
 }
 
 fn make_tree(at: &Path) {
-    fs::create_dir(at.join("folder")).expect("a folder");
+    fs::create_dir(at.join("directory")).expect("a directory");
     for n in 0..300 {
-        fs::write(at.join("folder").join(format!("file{n}")), format!("content of {n}"))
+        fs::write(at.join("directory").join(format!("file{n}")), format!("content of {n}"))
             .expect("a file");
     }
     fs::write(at.join("large"), pattern(0, 3_000_000)).expect("a large file");
-    fs::hard_link(at.join("large"), at.join("twin")).expect("a link");
-    symlink("folder/file7", at.join("way")).expect("a symbolic link");
+    fs::hard_link(at.join("large"), at.join("link")).expect("a link");
+    symlink("directory/file7", at.join("symlink")).expect("a symbolic link");
     fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o640)).expect("its mode");
-    fs::rename(at.join("folder/file0"), at.join("moved")).expect("a rename");
-    fs::rename(at.join("folder/file1"), at.join("folder/file2")).expect("a rename over another");
-    fs::remove_file(at.join("folder/file3")).expect("a removal");
+    fs::rename(at.join("directory/file0"), at.join("moved")).expect("a rename");
+    fs::rename(at.join("directory/file1"), at.join("directory/file2"))
+        .expect("a rename over another");
+    fs::remove_file(at.join("directory/file3")).expect("a removal");
     let file = OpenOptions::new().append(true).open(at.join("moved")).expect("open");
     (&file).write_all(b" and more").expect("an append");
     file.sync_all().expect("a sync");
 }
 
-fn see_tree(at: &Path) {
-    let there = names(&at.join("folder"));
+fn check_tree(at: &Path) {
+    let there = names(&at.join("directory"));
     assert_eq!(there.len(), 297);
     assert!(!there.contains(&"file3".to_owned()));
-    assert_eq!(fs::read(at.join("folder/file2")).expect("a file"), b"content of 1");
-    assert_eq!(fs::read(at.join("way")).expect("through the link"), b"content of 7");
+    assert_eq!(fs::read(at.join("directory/file2")).expect("a file"), b"content of 1");
+    assert_eq!(fs::read(at.join("symlink")).expect("through the link"), b"content of 7");
     assert_eq!(fs::read(at.join("moved")).expect("a file"), b"content of 0 and more");
-    assert_eq!(fs::read(at.join("twin")).expect("a large file"), pattern(0, 3_000_000));
+    assert_eq!(fs::read(at.join("link")).expect("a large file"), pattern(0, 3_000_000));
     let metadata = fs::metadata(at.join("large")).expect("its attributes");
     assert_eq!((metadata.nlink(), metadata.mode() & 0o7777, metadata.len()), (2, 0o640, 3_000_000));
     assert_eq!(
-        fs::metadata(at.join("folder/file3")).expect_err("it is gone").raw_os_error(),
+        fs::metadata(at.join("directory/file3")).expect_err("it is gone").raw_os_error(),
         Some(libc::ENOENT)
     );
 }
@@ -136,14 +138,14 @@ fn a_tree_is_the_same_after_a_remount_in_either_mode() {
         return;
     }
     for kernel_cache in [false, true] {
-        let rig = Rig::new();
-        let mounted = rig.mount(kernel_cache);
-        make_tree(&rig.at());
-        see_tree(&rig.at());
+        let fixture = Fixture::new();
+        let mounted = fixture.mount(kernel_cache);
+        make_tree(&fixture.at());
+        check_tree(&fixture.at());
         mounted.end();
-        assert_eq!(names(&rig.at()), Vec::<String>::new());
-        let mounted = rig.mount(!kernel_cache);
-        see_tree(&rig.at());
+        assert_eq!(names(&fixture.at()), Vec::<String>::new());
+        let mounted = fixture.mount(!kernel_cache);
+        check_tree(&fixture.at());
         mounted.end();
     }
 }
@@ -153,13 +155,13 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
     if !permitted() {
         return;
     }
-    let rig = Rig::new();
-    let mounted = rig.mount(false);
-    let path = rig.at().join("file");
+    let fixture = Fixture::new();
+    let mounted = fixture.mount(false);
+    let path = fixture.at().join("file");
     let mut file =
         OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a file");
     file.write_all(&pattern(0, 1 << 20)).expect("a write");
-    // SAFETY: the descriptor is open, and the call takes numbers only.
+    // SAFETY: the descriptor is open, and the call takes only integers.
     let punched = unsafe {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         libc::fallocate(file.as_raw_fd(), mode, 256 << 10, 512 << 10)
@@ -190,16 +192,16 @@ fn ranges_of_a_file_are_seen_truncated_punched_and_sparse() {
 }
 
 #[test]
-fn what_a_file_takes_is_seen_once_it_is_written() {
+fn block_counts_are_updated_after_write_out() {
     if !permitted() {
         return;
     }
-    let rig = Rig::new();
-    let mounted = rig.mount(false);
-    let path = rig.at().join("zeros");
+    let fixture = Fixture::new();
+    let mounted = fixture.mount(false);
+    let path = fixture.at().join("zeros");
     let blocks = || fs::metadata(&path).expect("its attributes").blocks();
     fs::write(&path, [0; 100_000]).expect("a file");
-    // The kernel keeps what it is told here: a guess, unless the group was written just now.
+    // The kernel caches the estimate, unless the transaction group was written just now.
     blocks();
     mounted.fs.pool().sync().expect("the group is written");
     let until = Instant::now() + Duration::from_secs(60);
@@ -215,9 +217,9 @@ fn an_unlinked_file_is_there_until_it_is_closed() {
     if !permitted() {
         return;
     }
-    let rig = Rig::new();
-    let mounted = rig.mount(false);
-    let path = rig.at().join("file");
+    let fixture = Fixture::new();
+    let mounted = fixture.mount(false);
+    let path = fixture.at().join("file");
     fs::write(&path, pattern(0, 100_000)).expect("a file");
     let file = File::open(&path).expect("open");
     fs::remove_file(&path).expect("a removal");
@@ -230,19 +232,20 @@ fn an_unlinked_file_is_there_until_it_is_closed() {
     mounted.end();
 }
 
-/// Reads far more than the cache holds, so that they wait for the device; server threads are few, and none of them waits.
+/// Reads far more than fits into the cache, so that reads wait for the device. The mount has few
+/// threads, and none of them blocks.
 #[test]
-fn reads_that_miss_wait_beside_each_other() {
+fn reads_that_miss_wait_concurrently() {
     if !permitted() {
         return;
     }
-    let mut rig = Rig::new();
-    rig.cache_bytes = 16 << 20;
-    let mounted = rig.mount(false);
-    fs::write(rig.at().join("file"), pattern(0, 64 << 20)).expect("a file");
+    let mut fixture = Fixture::new();
+    fixture.cache_bytes = 16 << 20;
+    let mounted = fixture.mount(false);
+    fs::write(fixture.at().join("file"), pattern(0, 64 << 20)).expect("a file");
     mounted.end();
-    let mounted = rig.mount(false);
-    let path = rig.at().join("file");
+    let mounted = fixture.mount(false);
+    let path = fixture.at().join("file");
     std::thread::scope(|scope| {
         for reader in 0..8u64 {
             let path = &path;
@@ -258,21 +261,21 @@ fn reads_that_miss_wait_beside_each_other() {
         }
     });
     let stats = mounted.mount.stats();
-    let waited =
-        stats.counters.iter().find(|cell| cell.name == "waited" && cell.label == Some("read"));
-    assert!(waited.is_some_and(|cell| cell.value > 0));
+    let blocked =
+        stats.counters.iter().find(|cell| cell.name == "would_block" && cell.label == Some("read"));
+    assert!(blocked.is_some_and(|cell| cell.value > 0));
     mounted.end();
 }
 
 #[test]
-fn several_threads_in_one_folder_leave_it_whole() {
+fn several_threads_in_one_directory_keep_it_consistent() {
     if !permitted() {
         return;
     }
     for kernel_cache in [false, true] {
-        let rig = Rig::new();
-        let mounted = rig.mount(kernel_cache);
-        let at = rig.at();
+        let fixture = Fixture::new();
+        let mounted = fixture.mount(kernel_cache);
+        let at = fixture.at();
         std::thread::scope(|scope| {
             for thread in 0..6u32 {
                 let at = &at;
@@ -280,7 +283,7 @@ fn several_threads_in_one_folder_leave_it_whole() {
                     for n in 0..150 {
                         let mine = at.join(format!("t{thread}-{n}"));
                         fs::write(&mine, vec![thread as u8; n * 37]).expect("a file");
-                        // Names that all of them fight over: any of these may fail.
+                        // Names that all threads use: each operation may fail.
                         let _ = fs::rename(&mine, at.join(format!("shared{}", n % 7)));
                         let _ = fs::hard_link(
                             at.join(format!("shared{}", n % 5)),
@@ -302,20 +305,20 @@ fn several_threads_in_one_folder_leave_it_whole() {
     }
 }
 
-/// The kernel keeps inodes as long as it has memory; what is kept here for them has a bound all the same.
+/// The kernel caches inodes while it has memory. The memory for them here is bounded.
 #[test]
-fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
+fn the_shrinker_limits_memory_of_inodes() {
     if !permitted() {
         return;
     }
-    let rig = Rig::new();
+    let fixture = Fixture::new();
     let files = FsOptions { memory_bytes: 256 << 10, ..FsOptions::default() };
-    let mounted = rig.mount_with(false, &files);
-    let held = rig.at().join("held");
+    let mounted = fixture.mount_with(false, &files);
+    let held = fixture.at().join("held");
     fs::write(&held, "held").expect("a file");
     let open = File::open(&held).expect("open");
     for n in 0..4000 {
-        fs::write(rig.at().join(format!("file{n}")), "").expect("a file");
+        fs::write(fixture.at().join(format!("file{n}")), "").expect("a file");
     }
     let mut rounds = 0;
     while mounted.fs.stats().inode_bytes > files.memory_bytes {
@@ -325,9 +328,9 @@ fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
     }
     let forgotten = mounted.mount.stats();
     assert!(forgotten.counters.iter().any(|cell| cell.name == "invalidated" && cell.value > 0));
-    // Everything can be found again, and what is open was left alone.
-    assert_eq!(names(&rig.at()).len(), 4001);
-    assert_eq!(fs::metadata(rig.at().join("file77")).expect("it is there").len(), 0);
+    // All names can be looked up again, and the open file was left alone.
+    assert_eq!(names(&fixture.at()).len(), 4001);
+    assert_eq!(fs::metadata(fixture.at().join("file77")).expect("it is there").len(), 0);
     assert_eq!(open.metadata().expect("its attributes").len(), 4);
     assert_eq!(
         fs::read_link(format!("/proc/self/fd/{}", open.as_raw_fd())).expect("its path"),
@@ -338,23 +341,23 @@ fn the_kernel_is_made_to_forget_what_takes_too_much_memory() {
 }
 
 #[test]
-fn a_connection_that_is_cut_leaves_no_mount() {
+fn an_aborted_connection_leaves_no_mount() {
     if !permitted() {
         return;
     }
-    let rig = Rig::new();
-    let mounted = rig.mount(false);
-    fs::write(rig.at().join("file"), "content").expect("a file");
-    let device = fs::metadata(rig.at()).expect("its attributes").dev();
+    let fixture = Fixture::new();
+    let mounted = fixture.mount(false);
+    fs::write(fixture.at().join("file"), "content").expect("a file");
+    let device = fs::metadata(fixture.at()).expect("its attributes").dev();
     let cut = format!("/sys/fs/fuse/connections/{}/abort", device & 0xff | device >> 12 & 0xfff00);
     if let Err(error) = fs::write(&cut, "1") {
         forebay_base::testing::skip("fusectl", format!("{cut}: {error}"));
         return mounted.end();
     }
     mounted.mount.wait();
-    assert_eq!(is_mounted(&rig.at()).expect("the table"), None);
+    assert_eq!(mount_info(&fixture.at()).expect("the table"), None);
     mounted.close();
-    let mounted = rig.mount(false);
-    assert_eq!(fs::read(rig.at().join("file")).expect("it is there"), b"content");
+    let mounted = fixture.mount(false);
+    assert_eq!(fs::read(fixture.at().join("file")).expect("it is there"), b"content");
     mounted.end();
 }

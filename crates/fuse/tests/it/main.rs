@@ -1,4 +1,4 @@
-//! Tests of mounts, through the kernel. Where FUSE is not permitted they are skipped.
+//! Tests of mounts, through the kernel. Skipped where FUSE is not permitted.
 
 #![allow(
     clippy::disallowed_methods,
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use forebay_fuse::MountOptions;
 
-/// Whether mounts work here; says why not.
+/// Whether mounting works here. Reports why not.
 fn permitted() -> bool {
     match forebay_fuse::available() {
         Ok(()) => true,
@@ -24,7 +24,7 @@ fn permitted() -> bool {
     }
 }
 
-/// Options for a mount of a test, of these two kinds.
+/// Options of a test mount, with or without the kernel cache.
 fn options(kernel_cache: bool) -> MountOptions {
     let mut options = MountOptions::default();
     options.kernel_cache = kernel_cache;
@@ -32,9 +32,9 @@ fn options(kernel_cache: bool) -> MountOptions {
     options
 }
 
-/// All names in a folder, sorted.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).expect("a folder");
+/// All names in a directory, sorted.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory");
     let mut names: Vec<String> = entries
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
         .collect();

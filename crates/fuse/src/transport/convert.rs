@@ -1,4 +1,4 @@
-//! Numbers and times, from the crate's types to ours and back.
+//! Conversions between the types of `fuser` and of this crate.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,8 @@ pub(super) fn time_of(time: SystemTime) -> Time {
             seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
             nanos: after.subsec_nanos(),
         },
-        // The crate makes (-s, n) into s + n before 1970, so seconds and nanoseconds come apart again as they came.
+        // For times before 1970, `fuser` adds the nanoseconds with the wrong sign. Splitting its
+        // result gives back the values that the kernel sent.
         Err(before) => {
             let before = before.duration();
             Time {
@@ -42,7 +43,7 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 pub(super) fn kind_of(kind: Kind) -> FileType {
     match kind {
         Kind::File => FileType::RegularFile,
-        Kind::Folder => FileType::Directory,
+        Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
         Kind::Fifo => FileType::NamedPipe,
         Kind::Socket => FileType::Socket,
@@ -51,7 +52,7 @@ pub(super) fn kind_of(kind: Kind) -> FileType {
     }
 }
 
-/// The kind that a mode says, as `mknod` has it.
+/// The file type in the mode of `mknod`.
 pub(super) fn kind_of_mode(mode: u32) -> Option<Kind> {
     Some(match mode & libc::S_IFMT {
         0 | libc::S_IFREG => Kind::File,
@@ -91,7 +92,7 @@ pub(super) fn attributes_of(a: &Attributes) -> FileAttr {
 mod tests {
     use super::*;
 
-    /// What the crate makes of a time that the kernel sends.
+    /// The time that `fuser` makes of the kernel's values.
     fn as_the_crate_reads(seconds: i64, nanos: u32) -> SystemTime {
         let whole = Duration::new(seconds.unsigned_abs(), nanos);
         if seconds >= 0 { SystemTime::UNIX_EPOCH + whole } else { SystemTime::UNIX_EPOCH - whole }
@@ -113,7 +114,7 @@ mod tests {
             };
             assert_eq!(back, i128::from(seconds) * 1_000_000_000 + i128::from(nanos));
         }
-        // The ends of the scale are kept or cut, and nothing panics.
+        // Extreme values are clamped or kept, without a panic.
         for seconds in [i64::MIN, i64::MAX] {
             let _ = system_time(Time { seconds, nanos: 999_999_999 });
         }

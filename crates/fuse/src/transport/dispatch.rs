@@ -1,28 +1,18 @@
-//! The transport over the crate `fuser`: the only module that names it.
+//! Dispatches requests of the kernel to a [`Server`], through the crate `fuser`.
 //!
-//! Each thread has a descriptor of `/dev/fuse` of its own (`FUSE_DEV_IOC_CLONE`), so a request is answered where it
-//! was taken, if it need not wait. Answers that went to another thread are written through the descriptor that they came by.
+//! # Limits of `fuser`
 //!
-//! # Departures that the crate forces
-//!
-//! 1. It reads times before 1970 with the nanoseconds counted the wrong way; [`convert::time_of`] undoes that.
-//! 2. In answers to `readdirplus` it uses one number for the entry and for what the kernel refers to. So for an entry without attributes the
-//!    kernel takes a reference that the server has not counted, and gives it back in a `forget` too many.
-//! 3. It does not show whether an `open` that truncates, or a `setattr`, has to drop set-user-id bits
-//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server goes by the caller: everybody but user 0 drops them. Writes do
-//!    show it.
-//! 4. It answers `interrupt` with `ENOSYS`: a request that waits cannot be interrupted.
-//!
-//! # Locking
-//!
-//! None of its own.
-
-mod answers;
-mod convert;
+//! 1. It misreads the nanoseconds of times before 1970. [`time_of`] corrects them.
+//! 2. In `readdirplus` replies it uses one inode number for the entry and for the reference. For an
+//!    entry without attributes the kernel takes a reference that the server has not counted, and
+//!    drops it with one `forget` too many.
+//! 3. It hides the kill-priv flags of `open` with `O_TRUNC` and of `setattr`
+//!    (`FUSE_HANDLE_KILLPRIV_V2`). The server decides by the caller. For `write` the flag is
+//!    visible.
+//! 4. It answers `interrupt` with `ENOSYS`, so a blocked request cannot be interrupted.
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -30,88 +20,31 @@ use std::time::{Duration, SystemTime};
 use forebay_base::sync::Arc;
 use fuser::{
     Errno, FileHandle, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    Request, SessionACL, TimeOrNow, WriteFlags,
+    Request, TimeOrNow, WriteFlags,
 };
 
-use self::answers::{FileOpened, FolderOpened, Names, NamesPlus};
-use self::convert::{kind_of_mode, permissions, set_time, time_of};
+use super::convert::{kind_of_mode, permissions, set_time, time_of};
+use super::replies::{DataReply, DirOpened, DirReply, FileOpened, XattrReply};
 use super::{
-    Caller, Content, CopyRange, Durable, Kernel, Kind, NewNode, OpenHow, Server, SetAttributes,
+    Caller, CopyRange, Kind, NewNode, OpenHow, Server, SetAttributes, SyncMode, WriteRequest,
 };
-use crate::counters::{MountCounters, Op, Tally};
+use crate::counters::{MountCounters, MountMetrics, Op};
 use crate::options::MountOptions;
 
-/// A session that has shaken hands with the kernel and takes no requests yet.
-pub(crate) struct Session<S: Server> {
-    inner: fuser::Session<Glue<S>>,
-    server: Arc<S>,
+pub(super) struct Dispatcher<S> {
+    pub(super) server: Arc<S>,
+    pub(super) metrics: Arc<MountMetrics>,
+    pub(super) options: MountOptions,
 }
 
-/// Shakes hands with the kernel over `device`, which is attached to a mount point already.
-pub(crate) fn start<S: Server>(
-    device: OwnedFd,
-    server: Arc<S>,
-    tally: Arc<Tally>,
-    options: &MountOptions,
-) -> io::Result<Session<S>> {
-    let mut config = fuser::Config::default();
-    config.n_threads = Some(options.threads);
-    config.clone_fd = options.threads > 1;
-    // Who may come in is the kernel's to say, by `allow_other`; the crate's own check would say it again.
-    let glue = Glue { server: server.clone(), tally, options: options.clone() };
-    let inner = fuser::Session::from_fd(glue, device, SessionACL::All, config)?;
-    Ok(Session { inner, server })
-}
-
-impl<S: Server> Session<S> {
-    /// Takes requests, on threads of its own, until the kernel ends it; returns then.
-    pub(crate) fn run(self) -> io::Result<()> {
-        self.server.started(Arc::new(Connection(self.inner.notifier())));
-        let end = self.inner.run();
-        self.server.ended();
-        end
-    }
-}
-
-struct Connection(fuser::Notifier);
-
-impl Kernel for Connection {
-    fn forget_name(&self, parent: u64, name: &[u8]) -> bool {
-        match self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name)) {
-            Ok(()) => true,
-            // In use, or another request about it runs: not now, but the connection stands.
-            Err(error) => {
-                !matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTCONN | libc::EBADF))
-            }
-        }
-    }
-
-    fn forget_attributes(&self, ino: u64) {
-        // A negative offset: attributes alone. An error says that the kernel does not know the inode.
-        let _ = self.0.inval_inode(INodeNo(ino), -1, 0);
-    }
-
-    fn write_back(&self, ino: u64) {
-        // Before it lets go of pages, the kernel writes those that are dirty, and waits for that. What
-        // it could not write is reported by the next fsync, as ever.
-        let _ = self.0.inval_inode(INodeNo(ino), 0, 0);
-    }
-}
-
-struct Glue<S> {
-    server: Arc<S>,
-    tally: Arc<Tally>,
-    options: MountOptions,
-}
-
-impl<S> Glue<S> {
+impl<S> Dispatcher<S> {
     fn count(&self, op: Op) {
-        self.tally.counters.add(MountCounters::REQUESTS, op as usize, 1);
+        self.metrics.counters.add(MountCounters::REQUESTS, op as usize, 1);
     }
 }
 
-/// What the kernel is asked for, if it can.
-fn wanted(options: &MountOptions) -> InitFlags {
+/// Features to request, as far as the kernel offers them.
+fn init_flags(options: &MountOptions) -> InitFlags {
     let mut flags = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_ATOMIC_O_TRUNC
         | InitFlags::FUSE_BIG_WRITES
@@ -132,33 +65,33 @@ fn wanted(options: &MountOptions) -> InitFlags {
     flags
 }
 
-/// What has to be durable before a write with these flags of an open is answered.
-fn durable(flags: i32) -> Durable {
-    // `O_SYNC` has the bit of `O_DSYNC` and one more.
+/// The sync mode of a file that is open with these flags.
+fn sync_mode(flags: i32) -> SyncMode {
+    // `O_SYNC` is `O_DSYNC` plus one bit.
     match flags & libc::O_SYNC {
-        libc::O_SYNC => Durable::All,
-        libc::O_DSYNC => Durable::Data,
-        _ => Durable::No,
+        libc::O_SYNC => SyncMode::All,
+        libc::O_DSYNC => SyncMode::Data,
+        _ => SyncMode::None,
     }
 }
 
 fn open_how(flags: i32) -> OpenHow {
     let writes = matches!(flags & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
-    OpenHow { truncate: flags & libc::O_TRUNC != 0, writes, durable: durable(flags) }
+    OpenHow { truncate: flags & libc::O_TRUNC != 0, writes, sync_mode: sync_mode(flags) }
 }
 
 fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the crate's trait has them")]
-impl<S: Server> fuser::Filesystem for Glue<S> {
+#[allow(clippy::too_many_arguments, reason = "the trait of fuser has them")]
+impl<S: Server> fuser::Filesystem for Dispatcher<S> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let there = config.capabilities();
-        // Asking for what is there cannot be refused.
-        let _ = config.add_capabilities(wanted(&self.options) & there);
+        let supported = config.capabilities();
+        // Requesting offered capabilities cannot fail.
+        let _ = config.add_capabilities(init_flags(&self.options) & supported);
         let _ = config.set_max_write(self.options.max_write_bytes);
-        // The kernel offers what it would do by itself; more is set where the mount is.
+        // The kernel's offer is its default; `tune_bdi` raises the limit after the mount.
         if let Err(most) = config.set_max_readahead(self.options.read_ahead_bytes) {
             let _ = config.set_max_readahead(most);
         }
@@ -221,7 +154,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: fuser::ReplyData) {
         self.count(Op::Readlink);
-        self.server.readlink(ino.0, reply);
+        self.server.readlink(ino.0, DataReply(reply));
     }
 
     fn mknod(
@@ -250,7 +183,8 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyEntry,
     ) {
         self.count(Op::Make);
-        let node = NewNode { kind: Kind::Folder, mode: permissions(mode), rdev: 0, target: None };
+        let node =
+            NewNode { kind: Kind::Directory, mode: permissions(mode), rdev: 0, target: None };
         self.server.make(caller(request), parent.0, name.as_bytes(), node, reply);
     }
 
@@ -347,7 +281,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: LockOwner,
         reply: fuser::ReplyEmpty,
     ) {
-        // A close has nothing to do here; the kernel does not ask again.
+        // Nothing to do on close. The kernel does not send it again after ENOSYS.
         reply.error(Errno::ENOSYS);
     }
 
@@ -362,10 +296,10 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyData,
     ) {
-        let shard = self.tally.counters.shard();
+        let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Read as usize, 1);
         shard.add(MountCounters::READ_BYTES, 0, u64::from(size));
-        self.server.read(ino.0, handle.0, offset, size, reply);
+        self.server.read(ino.0, handle.0, offset, size, DataReply(reply));
     }
 
     fn write(
@@ -380,19 +314,19 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _owner: Option<LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let shard = self.tally.counters.shard();
+        let shard = self.metrics.counters.shard();
         shard.add(MountCounters::REQUESTS, Op::Write as usize, 1);
         shard.add(MountCounters::WRITE_BYTES, 0, data.len() as u64);
-        let content = Content {
+        let write_request = WriteRequest {
             offset,
             data,
-            drops_privileges: write_flags
+            kill_priv: write_flags
                 .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
                 .then(|| caller(request)),
-            held_back: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
-            durable: durable(flags.0),
+            is_writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            sync_mode: sync_mode(flags.0),
         };
-        self.server.write(ino.0, handle.0, content, reply);
+        self.server.write(ino.0, handle.0, write_request, reply);
     }
 
     fn fsync(
@@ -415,7 +349,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyOpen,
     ) {
         self.count(Op::Opendir);
-        self.server.opendir(ino.0, FolderOpened(reply));
+        self.server.opendir(ino.0, DirOpened(reply));
     }
 
     fn readdir(
@@ -427,7 +361,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyDirectory,
     ) {
         self.count(Op::Readdir);
-        self.server.readdir(ino.0, handle.0, from, Names::new(reply));
+        self.server.readdir(ino.0, handle.0, from, DirReply::names(reply));
     }
 
     fn readdirplus(
@@ -439,7 +373,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyDirectoryPlus,
     ) {
         self.count(Op::Readdir);
-        self.server.readdirplus(ino.0, handle.0, from, NamesPlus::new(reply));
+        self.server.readdirplus(ino.0, handle.0, from, DirReply::with_attributes(reply));
     }
 
     fn releasedir(
@@ -494,12 +428,12 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         reply: fuser::ReplyXattr,
     ) {
         self.count(Op::Xattr);
-        self.server.getxattr(ino.0, name.as_bytes(), size, reply);
+        self.server.getxattr(ino.0, name.as_bytes(), size, XattrReply(reply));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: fuser::ReplyXattr) {
         self.count(Op::Xattr);
-        self.server.listxattr(ino.0, size, reply);
+        self.server.listxattr(ino.0, size, XattrReply(reply));
     }
 
     fn removexattr(
@@ -520,7 +454,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _mask: fuser::AccessFlags,
         reply: fuser::ReplyEmpty,
     ) {
-        // Permissions are the kernel's, which therefore does not ask.
+        // With `default_permissions` the kernel checks access itself.
         reply.error(Errno::ENOSYS);
     }
 
@@ -592,7 +526,7 @@ impl<S: Server> fuser::Filesystem for Glue<S> {
         _flags: fuser::IoctlFlags,
         _command: u32,
         _data: &[u8],
-        _room: u32,
+        _out_size: u32,
         reply: fuser::ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);

@@ -1,4 +1,4 @@
-//! Writes that are lost: `fsync` says so until the content is durable.
+//! Write-back errors: `fsync` fails until the lost data is replaced.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use forebay_fs::{ErrorKind, FallocateMode, FileSystem, Handle, Ino, SetAttr, Wri
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op, Priority};
 
-use crate::common::{ME, MIB, ROOT, Rig, file, memory, read, unmount, write};
+use crate::common::{Fixture, ME, MIB, ROOT, file, memory, read, unmount, write};
 
 fn fsync(fs: &FileSystem, ino: Ino) -> Option<ErrorKind> {
     let synced = [false, true].map(|data_only| fs.fsync(ino, data_only).err());
@@ -20,9 +20,9 @@ fn write_back(fs: &FileSystem, ino: Ino, offset: u64, data: &[u8]) -> Result<usi
 }
 
 #[test]
-fn fsync_fails_until_what_found_no_space_is_written_again() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn fsync_fails_until_a_write_without_space_is_repeated() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (filler, handle) = file(&fs, ROOT, b"filler");
     let (ino, _) = file(&fs, ROOT, b"lost");
     let (other, _) = file(&fs, ROOT, b"other");
@@ -38,7 +38,7 @@ fn fsync_fails_until_what_found_no_space_is_written_again() {
     }
     let set = SetAttr { size: Some(0), ..SetAttr::default() };
     fs.setattr(filler, &set, ME).unwrap();
-    // What a group frees can be given away after a later one.
+    // Freed space becomes available after a later transaction group.
     (0..4).for_each(|_| fs.pool().sync().unwrap());
     assert_eq!(fsync(&fs, ino), Some(ErrorKind::Io), "it is still not there");
     assert_eq!(write_back(&fs, ino, 0, &vec![1; MIB as usize]), Ok(MIB as usize));
@@ -47,9 +47,9 @@ fn fsync_fails_until_what_found_no_space_is_written_again() {
 }
 
 #[test]
-fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
-    let rig = Rig::new(64 * MIB);
-    let fs = rig.mount();
+fn truncating_punching_or_unlinking_clears_a_lost_range() {
+    let fixture = Fixture::new(64 * MIB);
+    let fs = fixture.mount();
     let (ino, handle) = file(&fs, ROOT, b"name");
     write(&fs, ino, 0, b"content");
     let beyond = i64::MAX as u64 - 10;
@@ -69,7 +69,7 @@ fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
     fs.fallocate(ino, handle, beyond, 9, FallocateMode::Punch, ME).unwrap();
     assert_eq!(fsync(&fs, ino), None);
     lose(ino);
-    // Out of memory and back: it is still not there.
+    // Evict and reload the inode: the data is still lost.
     fs.release(handle);
     fs.forget(ino, 1);
     assert_eq!(fs.lookup(ROOT, b"name").unwrap().attr.ino, ino);
@@ -77,7 +77,7 @@ fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
     fs.unlink(ROOT, b"name").unwrap();
     fs.forget(ino, 1);
     fs.quiesce();
-    // Numbers are given again: none inherits the mark.
+    // A reused number does not inherit the error.
     for n in 0..100u8 {
         let (next, _) = file(&fs, ROOT, format!("n{n}").as_bytes());
         assert_eq!(fsync(&fs, next), None);
@@ -85,11 +85,11 @@ fn a_lost_range_that_is_cut_off_punched_or_removed_is_not_missed() {
     unmount(fs);
 }
 
-/// A file system on a device that can be made to fail, with a file that has content which is not durable.
+/// A file system on a device with fault injection, with a file whose content is not durable.
 fn failing() -> (Arc<dyn Device>, Arc<FaultDevice>, Arc<FileSystem>, Ino) {
     let device = memory(96 * MIB);
     let faults = Arc::new(FaultDevice::new(Arc::clone(&device), 5));
-    let fs = Rig::on(Arc::clone(&faults) as Arc<dyn Device>).mount();
+    let fs = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>).mount();
     let (ino, _) = file(&fs, ROOT, b"name");
     fs.pool().sync().unwrap();
     write(&fs, ino, 0, b"content");
@@ -97,14 +97,14 @@ fn failing() -> (Arc<dyn Device>, Arc<FaultDevice>, Arc<FileSystem>, Ino) {
 }
 
 #[test]
-fn a_failed_write_of_the_log_makes_the_group_durable_or_fsync_fails() {
+fn after_a_failed_log_write_fsync_commits_the_txg_or_fails() {
     let (device, faults, fs, ino) = failing();
     faults.add(Rule::new(Fault::Error(5)).on(Op::Write).at(Priority::SyncWrite).times(1));
     assert_eq!(fs.fsync(ino, false).map_err(|error| error.kind()), Ok(()));
     assert_eq!(faults.injected().len(), 1, "the log was written");
     faults.crash(Crash::LoseAll).unwrap();
     let _ = fs.close();
-    let fs = Rig::of(device).mount();
+    let fs = Fixture::of(device).mount();
     let ino = fs.lookup(ROOT, b"name").unwrap().attr.ino;
     assert_eq!(read(&fs, ino, 0, 100), b"content");
 }
@@ -114,7 +114,7 @@ fn fsync_never_succeeds_on_a_suspended_pool() {
     let (_, faults, fs, ino) = failing();
     faults.add(Rule::new(Fault::Error(5)).on(Op::Write));
     assert!(fsync(&fs, ino).is_some());
-    // The device is well again; what was not written is lost.
+    // The device works again, but the unwritten data is lost.
     faults.clear();
     for _ in 0..3 {
         assert_eq!(fsync(&fs, ino), Some(ErrorKind::Suspended));

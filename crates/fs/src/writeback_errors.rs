@@ -1,17 +1,19 @@
-//! Writes that were lost: their writer was told that they succeeded, and they failed later.
+//! Write-back errors: data that the kernel accepted from a writer and failed to write back later.
 //!
-//! The kernel writes pages back long after the application has written them. If that fails, it drops the
-//! pages, reports the error to one `fsync`, and lets the next one succeed. So the file system keeps a mark on
-//! the inode, and `fsync` fails until all of what was lost was written again, cut off or punched, or the inode
-//! is destroyed. Marks live in memory: a new mount begins without them.
+//! When a write-back fails, the kernel drops the pages, reports the error to one `fsync`, and lets
+//! the next `fsync` succeed. The file system therefore records the lost range with the inode.
+//! `fsync` fails until all of the lost data was written again, truncated or punched, or the inode
+//! is destroyed. The record is in memory only: a new mount starts without errors.
 //!
-//! Invariant: memory is bounded. An inode has [`RANGES_MAX`] ranges, which cover all that it has lost; with
-//! more, the nearest become one with what is between them. Past [`MARKS_MAX`] inodes, `fsync` fails for every inode
-//! until the file system is opened again.
+//! # Invariants
+//!
+//! - Memory is bounded. An inode has at most [`RANGES_MAX`] lost ranges. Beyond that, the two
+//!   nearest are merged, together with the gap between them. Beyond [`MARKS_MAX`] inodes, `fsync`
+//!   fails for every inode until the file system is opened again.
 //!
 //! # Locking
 //!
-//! `fs-lost`, for a look; nothing is locked under it. Without marks no operation takes it.
+//! `fs-writeback-errors` is a leaf lock. Without errors no operation takes it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,28 +25,28 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
 use crate::types::{Handle, Ino, Write};
 
-/// Inodes with marks, at most.
+/// Largest number of inodes with lost ranges.
 const MARKS_MAX: usize = if cfg!(test) { 4 } else { 16_384 };
 
-/// Ranges of an inode, at most.
+/// Largest number of lost ranges per inode.
 const RANGES_MAX: usize = if cfg!(test) { 3 } else { 64 };
 
-/// The marks of a file system.
-pub(crate) struct LostWrites {
+/// The write-back errors of a file system.
+pub(crate) struct WritebackErrors {
     marks: Mutex<Marks>,
-    /// Whether there are any. Changed under the lock.
+    /// Whether there are any errors. Changed under the lock.
     any: AtomicBool,
 }
 
 #[derive(Default)]
 struct Marks {
-    /// By number of the inode.
+    /// By inode number.
     lost: HashMap<u64, Ranges>,
-    /// There were more inodes than there is space for.
+    /// More than [`MARKS_MAX`] inodes have had errors.
     overflowed: bool,
 }
 
-/// What an inode has lost: in order, with something between any two.
+/// The lost ranges of an inode, sorted and separated by gaps.
 #[derive(Default)]
 struct Ranges(Vec<Range<u64>>);
 
@@ -67,7 +69,7 @@ impl Ranges {
         self.bound();
     }
 
-    /// Makes one of the two that are nearest to each other, if there are too many.
+    /// Merges the nearest ranges while there are too many.
     fn bound(&mut self) {
         while self.0.len() > RANGES_MAX {
             let gap = |at: &usize| self.0[at + 1].start - self.0[*at].end;
@@ -77,9 +79,9 @@ impl Ranges {
     }
 }
 
-impl LostWrites {
+impl WritebackErrors {
     pub(crate) fn new() -> Self {
-        let marks = Mutex::named("fs-lost", Marks::default());
+        let marks = Mutex::named("fs-writeback-errors", Marks::default());
         Self { marks, any: AtomicBool::new(false) }
     }
 
@@ -94,8 +96,8 @@ impl LostWrites {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Marks a range that was lost.
-    fn note(&self, number: u64, lost: Range<u64>) {
+    /// Records a lost range.
+    fn record(&self, number: u64, lost: Range<u64>) {
         self.change(|marks| {
             match marks.lost.len() >= MARKS_MAX && !marks.lost.contains_key(&number) {
                 true => marks.overflowed = true,
@@ -104,9 +106,9 @@ impl LostWrites {
         });
     }
 
-    /// A range has the content that its writer wants: it was written, punched or cut off.
+    /// Clears a range that was written, truncated or punched.
     #[inline]
-    pub(crate) fn replaced(&self, number: u64, by: Range<u64>) {
+    pub(crate) fn clear(&self, number: u64, by: Range<u64>) {
         if self.any() {
             self.shrink(number, &by);
         }
@@ -152,12 +154,12 @@ impl LostWrites {
 }
 
 impl FileSystem {
-    /// Writes content whose writer was told before that it is written. If some of it fails, `fsync` of the inode fails
-    /// until that range is written again, cut off or punched.
+    /// Writes back data whose writer was already told that the write succeeded. If part of it
+    /// fails, `fsync` of the inode fails until that range is written again, truncated or punched.
     ///
     /// # Errors
-    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) all of it is to be written again,
-    /// where it may wait; nothing counts as lost.
+    /// As [`write`](Self::write). After [`WouldBlock`](ErrorKind::WouldBlock) nothing is recorded
+    /// as lost. Repeat the whole call on a thread that may block.
     pub fn write_back(
         &self,
         ino: Ino,
@@ -170,7 +172,7 @@ impl FileSystem {
         let failed = loop {
             match self.write(ino, handle, offset.saturating_add(done as u64), &data[done..], how) {
                 Ok(0) if done < data.len() => {
-                    break Error::new(ErrorKind::Io, "a write came to nothing");
+                    break Error::new(ErrorKind::Io, "a write returned without writing data");
                 }
                 Ok(written) => done += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
@@ -181,7 +183,7 @@ impl FileSystem {
             }
         };
         let end = offset.saturating_add(data.len() as u64);
-        self.lost().note(self.number(ino)?, offset.saturating_add(done as u64)..end);
+        self.writeback_errors().record(self.number(ino)?, offset.saturating_add(done as u64)..end);
         Err(failed)
     }
 }
@@ -191,71 +193,71 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_goes_when_all_that_was_lost_was_replaced() {
-        let lost = LostWrites::new();
+    fn the_error_clears_when_all_lost_data_is_replaced() {
+        let lost = WritebackErrors::new();
         lost.check(1).unwrap();
-        lost.note(1, 100..200);
-        lost.note(1, 300..400);
+        lost.record(1, 100..200);
+        lost.record(1, 300..400);
         assert!(lost.check(1).is_err());
         lost.check(2).unwrap();
-        // In part, and beside it.
-        lost.replaced(1, 150..390);
-        lost.replaced(1, 0..100);
-        lost.replaced(1, 400..500);
-        lost.replaced(2, 0..500);
+        // Overlapping, and adjacent.
+        lost.clear(1, 150..390);
+        lost.clear(1, 0..100);
+        lost.clear(1, 400..500);
+        lost.clear(2, 0..500);
         assert!(lost.check(1).unwrap_err().to_string().contains("100 and 400"));
-        lost.replaced(1, 50..120);
-        lost.replaced(1, 390..u64::MAX);
+        lost.clear(1, 50..120);
+        lost.clear(1, 390..u64::MAX);
         assert!(lost.check(1).unwrap_err().to_string().contains("120 and 150"));
-        lost.replaced(1, 120..150);
+        lost.clear(1, 120..150);
         lost.check(1).unwrap();
         assert!(!lost.any());
     }
 
     #[test]
-    fn ranges_are_replaced_in_any_order_and_nothing_else_need_be() {
-        let lost = LostWrites::new();
+    fn ranges_can_be_replaced_in_any_order() {
+        let lost = WritebackErrors::new();
         for start in [500, 100, 300] {
-            lost.note(1, start..start + 100);
+            lost.record(1, start..start + 100);
         }
         for start in [300, 500] {
-            lost.replaced(1, start..start + 100);
+            lost.clear(1, start..start + 100);
             assert!(lost.check(1).is_err());
         }
-        lost.replaced(1, 100..200);
+        lost.clear(1, 100..200);
         lost.check(1).unwrap();
-        // From the middle, and two halves noted anew that touch what is left.
-        lost.note(1, 0..30);
-        lost.replaced(1, 10..20);
-        lost.note(1, 5..12);
-        lost.replaced(1, 20..30);
+        // From the middle. Then a range that touches both remaining parts.
+        lost.record(1, 0..30);
+        lost.clear(1, 10..20);
+        lost.record(1, 5..12);
+        lost.clear(1, 20..30);
         assert!(lost.check(1).unwrap_err().to_string().contains("0 and 12"));
-        lost.replaced(1, 0..12);
+        lost.clear(1, 0..12);
         lost.check(1).unwrap();
     }
 
     #[test]
-    fn past_the_bound_the_nearest_ranges_become_one() {
-        let lost = LostWrites::new();
+    fn past_the_limit_the_nearest_ranges_are_merged() {
+        let lost = WritebackErrors::new();
         for start in [0, 100, 130, 300] {
-            lost.note(1, start..start + 10);
+            lost.record(1, start..start + 10);
         }
         for start in [0, 100, 130, 300] {
-            lost.replaced(1, start..start + 10);
+            lost.clear(1, start..start + 10);
         }
-        // What lies between two of them counts as lost as well.
+        // The gap between merged ranges counts as lost.
         assert!(lost.check(1).unwrap_err().to_string().contains("110 and 130"));
-        lost.replaced(1, 110..130);
+        lost.clear(1, 110..130);
         lost.check(1).unwrap();
     }
 
     #[test]
-    fn past_the_bound_no_fsync_succeeds() {
-        let lost = LostWrites::new();
-        (0..4).for_each(|number| lost.note(number, 0..1));
+    fn past_the_limit_no_fsync_succeeds() {
+        let lost = WritebackErrors::new();
+        (0..4).for_each(|number| lost.record(number, 0..1));
         lost.check(9).unwrap();
-        lost.note(4, 0..1);
-        (0..4).for_each(|number| lost.replaced(number, 0..1));
+        lost.record(4, 0..1);
+        (0..4).for_each(|number| lost.clear(number, 0..1));
         assert!(lost.check(4).is_err());
         assert!(lost.check(9).is_err());
     }

@@ -1,10 +1,10 @@
-//! A tree in memory that does what files should, slowly and obviously, and what it says of the outcome of operations.
+//! Reference model: a simple file tree in memory that predicts the result of each operation.
 
 use std::collections::BTreeMap;
 
 use forebay_fs::{ErrorKind, FileKind, Ino, RenameMode, XattrMode};
 
-/// Names that the work uses.
+/// Names used by the random work.
 pub(crate) fn name(n: u32) -> Vec<u8> {
     match n % 9 {
         8 => vec![b'z'; 255],
@@ -25,19 +25,19 @@ pub(crate) struct Node {
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// The tree. Nodes are named by their index; the root is 0.
-pub(crate) struct Twin {
+/// The tree. Nodes are identified by index; the root is 0.
+pub(crate) struct Model {
     pub(crate) nodes: Vec<Node>,
 }
 
 type Outcome<T = ()> = Result<T, ErrorKind>;
 
-impl Twin {
+impl Model {
     pub(crate) fn new() -> Self {
-        let mut twin = Self { nodes: Vec::new() };
-        twin.push(FileKind::Directory, 0o755, 0, Vec::new());
-        twin.nodes[0].ino = Ino::ROOT;
-        twin
+        let mut model = Self { nodes: Vec::new() };
+        model.push(FileKind::Directory, 0o755, 0, Vec::new());
+        model.nodes[0].ino = Ino::ROOT;
+        model
     }
 
     fn push(&mut self, kind: FileKind, mode: u16, parent: usize, content: Vec<u8>) -> usize {
@@ -47,7 +47,7 @@ impl Twin {
         self.nodes.len() - 1
     }
 
-    /// Nodes with names, of these kinds.
+    /// Linked nodes of the selected types.
     pub(crate) fn alive(&self, is: impl Fn(FileKind) -> bool) -> Vec<usize> {
         (0..self.nodes.len())
             .filter(|n| self.nodes[*n].nlink > 0 && is(self.nodes[*n].kind))

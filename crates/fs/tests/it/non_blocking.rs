@@ -1,4 +1,4 @@
-//! Threads that must not wait, over a device that takes long.
+//! Non-blocking threads on a slow device.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -11,15 +11,15 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::without_waiting;
 
-use crate::common::{ME, MIB, ROOT, Rig, audit, file, memory, mkdir, read, unmount, write};
+use crate::common::{Fixture, ME, MIB, ROOT, audit, file, memory, mkdir, read, unmount, write};
 
 const NAMES: u32 = 3000;
 
-/// A file system of which nothing is in memory but its root.
-fn cold() -> (Arc<FaultDevice>, Rig, Arc<FileSystem>) {
+/// A file system with nothing but its root in memory.
+fn cold() -> (Arc<FaultDevice>, Fixture, Arc<FileSystem>) {
     let faults = Arc::new(FaultDevice::new(memory(256 * MIB), 1));
-    let rig = Rig::on(Arc::clone(&faults) as Arc<dyn Device>);
-    let fs = rig.mount();
+    let fixture = Fixture::on(Arc::clone(&faults) as Arc<dyn Device>);
+    let fs = fixture.mount();
     for n in 0..NAMES {
         let (ino, handle) = file(&fs, ROOT, format!("file {n}").as_bytes());
         write(&fs, ino, 0, &(n + 1).to_le_bytes().repeat(5000));
@@ -28,11 +28,11 @@ fn cold() -> (Arc<FaultDevice>, Rig, Arc<FileSystem>) {
     }
     mkdir(&fs, ROOT, b"dir");
     unmount(fs);
-    let fs = rig.mount();
+    let fs = fixture.mount();
     fs.quiesce();
     fs.pool().set_tunable("prefetch_max_bytes", "0").unwrap();
-    rig.cache.cache().flush();
-    (faults, rig, fs)
+    fixture.cache.cache().flush();
+    (faults, fixture, fs)
 }
 
 fn stall(faults: &FaultDevice) {
@@ -46,11 +46,11 @@ fn would_block<T>(result: Result<T, forebay_fs::Error>) {
 }
 
 #[test]
-fn what_would_wait_says_so_and_has_changed_nothing() {
-    let (faults, rig, fs) = cold();
+fn operations_that_would_block_change_nothing() {
+    let (faults, fixture, fs) = cold();
     let ino = fs.lookup(ROOT, b"file 7").unwrap().attr.ino;
     fs.pool().sync().unwrap();
-    rig.cache.cache().flush();
+    fixture.cache.cache().flush();
     stall(&faults);
     let handle = Handle(ino.0);
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
@@ -71,7 +71,7 @@ fn what_would_wait_says_so_and_has_changed_nothing() {
         would_block(fs.read(ino, handle, 0, 100, &mut |_| panic!("nothing is there")));
         would_block(fs.fallocate(ino, handle, 5, 50, FallocateMode::Punch, ME));
         would_block(fs.readdir(ROOT, Handle(1), 2, &mut |_| panic!("nothing is there")));
-        // What is known of it is in memory.
+        // Attributes are in memory.
         assert_eq!(fs.getattr(ino).unwrap().nlink, 1);
     });
     faults.clear();
@@ -86,7 +86,7 @@ fn what_would_wait_says_so_and_has_changed_nothing() {
 }
 
 #[test]
-fn reads_that_miss_are_answered_later_and_hold_no_thread() {
+fn reads_that_miss_complete_later_and_block_no_thread() {
     let (faults, _rig, fs) = cold();
     let inos: Vec<_> = (0..20)
         .map(|n| fs.lookup(ROOT, format!("file {n}").as_bytes()).unwrap().attr.ino)
@@ -98,9 +98,9 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
         let done = move |bytes: Result<&[u8], forebay_fs::Error>| {
             send.send((n as u32, bytes.map(<[u8]>::to_vec))).unwrap();
         };
-        fs.read_then(*ino, Handle(ino.0), 4, 16, Box::new(done));
+        fs.read_async(*ino, Handle(ino.0), 4, 16, Box::new(done));
     }
-    // All were asked for before the first was answered: each takes longer than asking for all.
+    // All reads were issued before the first completed: each takes longer than issuing all of them.
     let early = receive.try_recv().ok();
     assert!(early.is_none(), "{early:?}");
     faults.clear();
@@ -110,15 +110,15 @@ fn reads_that_miss_are_answered_later_and_hold_no_thread() {
     }
     let counter = |name| fs.stats().counters.iter().find(|row| row.0 == name).unwrap().2;
     assert!(counter("reads_fetched") >= 20);
-    assert_eq!(counter("reads_handed_over"), 0);
-    // What is cached is answered at once.
+    assert_eq!(counter("reads_offloaded"), 0);
+    // A cached read completes at once.
     let done = {
         let send = send.clone();
         move |bytes: Result<&[u8], forebay_fs::Error>| {
             send.send((0, bytes.map(<[u8]>::to_vec))).unwrap();
         }
     };
-    fs.read_then(inos[0], Handle(inos[0].0), 4, 16, Box::new(done));
+    fs.read_async(inos[0], Handle(inos[0].0), 4, 16, Box::new(done));
     assert_eq!(receive.try_recv().unwrap().1.unwrap(), 1u32.to_le_bytes().repeat(4));
     unmount(fs);
 }

@@ -1,17 +1,18 @@
-//! The inodes in memory.
+//! The table of inodes in memory.
 //!
 //! # Invariants
 //!
-//! - There is one [`Inode`] for a number at any time.
-//! - It stays as long as its `refs` is not zero. That counts lookups, opens, and each [`InodeRef`]; it leaves zero only
-//!   with its shard locked, and whoever brings it to zero looks, with the shard locked, whether it still is.
-//! - An inode without names is destroyed only after it has left.
-//! - What was read of an inode's object comes in only if nobody had the inode in memory while it was read: who had it may have
-//!   changed it. Whoever reads says so before ([`Loading`]), and is told.
+//! - There is at most one [`Inode`] per number.
+//! - An inode stays while its `refs` is not zero. `refs` counts lookups, opens, and each
+//!   `InodeRef`. It leaves zero only under the shard lock. The thread that brings it to zero checks
+//!   it again under the shard lock before it evicts the inode.
+//! - An inode without names is destroyed only after its eviction.
+//! - A loaded inode enters the table only if nobody had that inode in memory during the load,
+//!   because they may have changed it. [`LoadGuard`] tracks this.
 //!
 //! # Locking
 //!
-//! Nothing is called under a shard's lock, and nothing locked but what is known of an inode.
+//! Under a shard lock the table calls no other code, and takes only the state mutexes of inodes.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -21,19 +22,19 @@ use hashbrown::hash_map::Entry;
 
 use crate::inode::Inode;
 
-/// A power of two.
+/// Number of shards, a power of two.
 const SHARDS: usize = 64;
-/// Inodes that are measured to know what all take.
-const MEASURED: u64 = 1000;
+/// Number of inodes sampled to estimate the memory of all.
+const SAMPLE_INODES: u64 = 1000;
 
-/// What becomes of an inode that nobody needs any more.
-pub(crate) enum Leaving {
-    /// It stays a little: something has to be written first.
-    Stays,
-    /// It has left.
-    Left(Arc<Inode>),
-    /// Somebody needs it after all.
-    Needed,
+/// Result of [`InodeTable::try_evict`].
+pub(crate) enum Eviction {
+    /// Not evicted yet: its times must be written first.
+    Deferred,
+    /// No longer in the table.
+    Evicted(Arc<Inode>),
+    /// Referenced again.
+    InUse,
 }
 
 struct Slot {
@@ -41,75 +42,78 @@ struct Slot {
     lookups: u64,
 }
 
-/// Somebody reads inodes of this number.
+/// Loads of one inode number in progress.
 #[derive(Default)]
-struct Readers {
+struct PendingLoads {
     count: usize,
-    /// How often an inode of the number has left, or made room for another one, since the first of them began.
-    leavings: u64,
+    /// How often an inode of this number was evicted or replaced since the first of these loads
+    /// began.
+    evictions: u64,
 }
 
 #[derive(Default)]
-struct Numbers {
+struct TableShard {
     slots: HashMap<u64, Slot, NumberHash>,
-    loading: HashMap<u64, Readers, NumberHash>,
+    loading: HashMap<u64, PendingLoads, NumberHash>,
 }
 
-impl Numbers {
-    /// What was read of this number may be old.
-    fn note_leaving(&mut self, number: u64) {
+impl TableShard {
+    /// Marks loads of this number in progress as stale.
+    fn note_eviction(&mut self, number: u64) {
         if let Some(readers) = self.loading.get_mut(&number) {
-            readers.leavings += 1;
+            readers.evictions += 1;
         }
     }
 }
 
-/// What there is of an inode in memory.
-pub(crate) enum Found<'a> {
-    /// It is there, with one reference more.
-    There(Arc<Inode>),
-    /// It is not: read it, and hand it in.
-    Absent(Loading<'a>),
+/// Result of [`InodeTable::get_or_load`].
+pub(crate) enum CacheLookup<'a> {
+    /// The inode, with a new reference.
+    Hit(Arc<Inode>),
+    /// The inode is not in memory: load it and call [`LoadGuard::finish`].
+    Miss(LoadGuard<'a>),
 }
 
-/// The right to put an inode in that is being read.
-pub(crate) struct Loading<'a> {
-    table: &'a Table,
+/// Permission to load an inode and enter it into the table.
+pub(crate) struct LoadGuard<'a> {
+    table: &'a InodeTable,
     number: u64,
-    leavings: u64,
+    evictions: u64,
 }
 
-impl Loading<'_> {
-    /// Puts in what was read, and returns the inode that is there now, with one reference more. `None` if others had
-    /// the inode meanwhile, and it left again: what was read is old.
+impl LoadGuard<'_> {
+    /// Enters the loaded inode and returns the one now in the table, with a new reference. Returns
+    /// `None` if the loaded inode is stale, because the inode was in memory and was evicted again.
     pub(crate) fn finish(self, inode: Inode) -> Option<Arc<Inode>> {
         debug_assert_eq!(inode.number, self.number, "another inode was asked for");
         let mut shard = self.table.shard(self.number).lock();
         let fresh =
-            shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+            shard.loading.get(&self.number).is_some_and(|now| now.evictions == self.evictions);
         let slot = match shard.slots.entry(self.number) {
             Entry::Occupied(slot) => slot.into_mut(),
             Entry::Vacant(_) if !fresh => return None,
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 self.table.count.fetch_add(1, Ordering::Relaxed);
-                place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
+                vacant.insert(Slot { inode: Arc::new(inode), lookups: 0 })
             }
         };
         slot.inode.refs.fetch_add(1, Ordering::SeqCst);
-        let there = Arc::clone(&slot.inode);
+        let inode = Arc::clone(&slot.inode);
         drop(shard);
-        Some(there)
+        Some(inode)
     }
 
-    /// Whether others have, or had, the inode since: what was read, or why it could not be, says nothing.
-    pub(crate) fn is_old(&self) -> bool {
+    /// Whether the inode is, or was, in memory since the load began. Then the result of the load,
+    /// or its error, has no meaning.
+    pub(crate) fn is_stale(&self) -> bool {
         let shard = self.table.shard(self.number).lock();
-        let same = shard.loading.get(&self.number).is_some_and(|now| now.leavings == self.leavings);
+        let same =
+            shard.loading.get(&self.number).is_some_and(|now| now.evictions == self.evictions);
         !same || shard.slots.contains_key(&self.number)
     }
 }
 
-impl Drop for Loading<'_> {
+impl Drop for LoadGuard<'_> {
     fn drop(&mut self) {
         let mut shard = self.table.shard(self.number).lock();
         if let Some(readers) = shard.loading.get_mut(&self.number) {
@@ -121,7 +125,7 @@ impl Drop for Loading<'_> {
     }
 }
 
-/// Spreads numbers: neighbours are in different shards, and a number is as good as a hash.
+/// Hashes inode numbers: neighbours go to different shards.
 #[derive(Clone, Copy, Default)]
 struct NumberHash;
 
@@ -152,19 +156,19 @@ impl std::hash::Hasher for NumberHasher {
     }
 }
 
-type Shard = CachePadded<Mutex<Numbers>>;
+type Shard = CachePadded<Mutex<TableShard>>;
 
 /// Inodes by number.
-pub(crate) struct Table {
+pub(crate) struct InodeTable {
     shards: Box<[Shard]>,
     count: AtomicU64,
-    /// The shard that the next round begins with.
+    /// First shard of the next round.
     next: AtomicU64,
 }
 
-impl Table {
+impl InodeTable {
     pub(crate) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("fs-table", Numbers::default()));
+        let shard = |_| CachePadded::new(Mutex::named("fs-table", TableShard::default()));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             count: AtomicU64::new(0),
@@ -176,7 +180,7 @@ impl Table {
         &self.shards[number as usize % SHARDS]
     }
 
-    /// The inode of that number, with one reference more.
+    /// Returns the inode with a new reference.
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Inode>> {
         let shard = self.shard(number).lock();
         let slot = shard.slots.get(&number)?;
@@ -184,31 +188,32 @@ impl Table {
         Some(Arc::clone(&slot.inode))
     }
 
-    /// The inode of that number, or the right to put it in.
-    pub(crate) fn get_or_load(&self, number: u64) -> Found<'_> {
+    /// Returns the inode with a new reference, or permission to load it.
+    pub(crate) fn get_or_load(&self, number: u64) -> CacheLookup<'_> {
         let mut shard = self.shard(number).lock();
         if let Some(slot) = shard.slots.get(&number) {
             slot.inode.refs.fetch_add(1, Ordering::SeqCst);
-            return Found::There(Arc::clone(&slot.inode));
+            return CacheLookup::Hit(Arc::clone(&slot.inode));
         }
         let readers = shard.loading.entry(number).or_default();
         readers.count += 1;
-        Found::Absent(Loading { table: self, number, leavings: readers.leavings })
+        CacheLookup::Miss(LoadGuard { table: self, number, evictions: readers.evictions })
     }
 
-    /// Whether it is in memory.
-    pub(crate) fn has(&self, number: u64) -> bool {
+    /// Whether the inode is in memory.
+    pub(crate) fn contains(&self, number: u64) -> bool {
         self.shard(number).lock().slots.contains_key(&number)
     }
 
-    /// Puts a new inode in, whose object was just created, and returns it with one reference more. One of an older object with its
-    /// number makes room; whoever has that finds its object gone.
+    /// Enters a new inode, whose object was just created, and returns it with a new reference. It
+    /// replaces an inode of an older object with this number. Users of that one find its object
+    /// gone.
     pub(crate) fn add(&self, inode: Inode) -> Arc<Inode> {
         let number = inode.number;
         let mut shard = self.shard(number).lock();
-        shard.note_leaving(number);
+        shard.note_eviction(number);
         let slot = match shard.slots.entry(number) {
-            // Somebody guessed its number and has read it.
+            // Loaded by its number, without a lookup.
             Entry::Occupied(slot) if slot.get().inode.generation == inode.generation => {
                 slot.into_mut()
             }
@@ -217,19 +222,19 @@ impl Table {
                 *slot = Slot { inode: Arc::new(inode), lookups: 0 };
                 slot
             }
-            Entry::Vacant(place) => {
+            Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
-                place.insert(Slot { inode: Arc::new(inode), lookups: 0 })
+                vacant.insert(Slot { inode: Arc::new(inode), lookups: 0 })
             }
         };
         slot.inode.refs.fetch_add(1, Ordering::SeqCst);
         Arc::clone(&slot.inode)
     }
 
-    /// Takes out an inode that came to nothing: its object is destroyed already.
-    pub(crate) fn take_out(&self, inode: &Inode) {
+    /// Removes an inode whose creation failed. Its object is already destroyed.
+    pub(crate) fn remove(&self, inode: &Inode) {
         let mut shard = self.shard(inode.number).lock();
-        shard.note_leaving(inode.number);
+        shard.note_eviction(inode.number);
         let same = |slot: &Slot| std::ptr::eq(&raw const *slot.inode, inode);
         if shard.slots.get(&inode.number).is_some_and(same) {
             shard.slots.remove(&inode.number);
@@ -237,14 +242,14 @@ impl Table {
         }
     }
 
-    /// Makes a reference that the caller has one of the count of lookups.
+    /// Turns a reference that the caller holds into a lookup.
     pub(crate) fn count_lookup(&self, inode: &Inode) {
         if let Some(slot) = self.shard(inode.number).lock().slots.get_mut(&inode.number) {
             slot.lookups += 1;
         }
     }
 
-    /// Takes up to `count` off the count of lookups; returns the inode if that were the last reasons to keep it.
+    /// Subtracts up to `count` lookups. Returns the inode if its reference count is now zero.
     pub(crate) fn forget(&self, number: u64, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(number).lock();
         let slot = shard.slots.get_mut(&number)?;
@@ -254,45 +259,50 @@ impl Table {
         (before == count && count > 0).then(|| Arc::clone(&slot.inode))
     }
 
-    /// Ends a reference; true if it was the last one: see [`leave`](Self::leave).
+    /// Drops a reference. Returns true if it was the last one; then call
+    /// [`try_evict`](Self::try_evict).
     #[must_use]
     pub(crate) fn put(inode: &Inode) -> bool {
         inode.refs.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Lets an inode go that nobody needs, unless `keep` says that something has to be done first.
-    pub(crate) fn leave(&self, number: u64, keep: impl FnOnce(&Inode) -> bool) -> Leaving {
+    /// Evicts an inode without references, unless `must_keep` returns true.
+    pub(crate) fn try_evict(
+        &self,
+        number: u64,
+        must_keep: impl FnOnce(&Inode) -> bool,
+    ) -> Eviction {
         let mut shard = self.shard(number).lock();
         match shard.slots.get(&number) {
             Some(slot) if slot.inode.refs.load(Ordering::SeqCst) == 0 => {
-                if keep(&slot.inode) {
-                    return Leaving::Stays;
+                if must_keep(&slot.inode) {
+                    return Eviction::Deferred;
                 }
             }
-            _ => return Leaving::Needed,
+            _ => return Eviction::InUse,
         }
         match shard.slots.remove(&number) {
             Some(slot) => {
-                shard.note_leaving(number);
+                shard.note_eviction(number);
                 self.count.fetch_sub(1, Ordering::Relaxed);
-                Leaving::Left(slot.inode)
+                Eviction::Evicted(slot.inode)
             }
-            None => Leaving::Needed,
+            None => Eviction::InUse,
         }
     }
 
-    /// Inodes in it.
+    /// Number of inodes.
     pub(crate) fn len(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that inodes take, roughly: of many, some are measured.
+    /// Approximate memory of all inodes in bytes, estimated from a sample.
     pub(crate) fn bytes(&self) -> u64 {
         let (mut measured, mut bytes) = (0, 0);
         self.for_each(|inode| {
             measured += 1;
             bytes += inode.memory_bytes();
-            measured < MEASURED
+            measured < SAMPLE_INODES
         });
         match measured {
             0 => 0,
@@ -300,19 +310,20 @@ impl Table {
         }
     }
 
-    /// Calls `each` for every inode, until it returns false. No shard is locked meanwhile.
+    /// Calls `each` for every inode until it returns false. No shard is locked during a call.
     pub(crate) fn for_each(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
         self.walk(0, each);
     }
 
-    /// The same, and begins where the last call of this has not been yet.
-    pub(crate) fn for_each_from_next(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
+    /// As [`for_each`](Self::for_each), but starts with the shard after the last one of the
+    /// previous call.
+    pub(crate) fn for_each_round_robin(&self, each: impl FnMut(&Arc<Inode>) -> bool) {
         let from = self.next.load(Ordering::Relaxed) as usize;
         let to = self.walk(from, each);
         self.next.store(to as u64, Ordering::Relaxed);
     }
 
-    /// Goes round the shards from one of them on; returns the one behind the last that was looked at.
+    /// Visits the shards from `from` on, cyclically. Returns the shard after the last one visited.
     fn walk(&self, from: usize, mut each: impl FnMut(&Arc<Inode>) -> bool) -> usize {
         for at in from..from + SHARDS {
             let shard = self.shards[at % SHARDS].lock();

@@ -1,0 +1,58 @@
+//! Bounds the data of writes that wait for a worker thread.
+
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::options::MAX_WRITE_BYTES;
+
+/// Largest total in bytes. During write-back the kernel would send hundreds of large writes at
+/// once.
+const BUFFERED_BYTES_MAX: usize = 16 * MAX_WRITE_BYTES as usize;
+
+/// Counts bytes copied out of receive buffers.
+#[derive(Clone, Default)]
+pub(super) struct WriteBuffers {
+    bytes: Arc<AtomicUsize>,
+}
+
+/// A copy of the data of a write. Dropping it returns its bytes.
+pub(super) struct BufferedWrite {
+    pub(super) data: Vec<u8>,
+    write_buffers: WriteBuffers,
+}
+
+impl WriteBuffers {
+    /// Copies `data`, unless the limit would be exceeded.
+    pub(super) fn try_copy(&self, data: &[u8]) -> Option<BufferedWrite> {
+        let before = self.bytes.fetch_add(data.len(), Ordering::Relaxed);
+        if before + data.len() > BUFFERED_BYTES_MAX {
+            self.bytes.fetch_sub(data.len(), Ordering::Relaxed);
+            return None;
+        }
+        Some(BufferedWrite { data: data.to_vec(), write_buffers: self.clone() })
+    }
+}
+
+impl Drop for BufferedWrite {
+    fn drop(&mut self) {
+        self.write_buffers.bytes.fetch_sub(self.data.len(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_bounded_until_some_are_dropped() {
+        let write_buffers = WriteBuffers::default();
+        let data = vec![7; BUFFERED_BYTES_MAX / 4 + 1];
+        let mut held: Vec<_> = std::iter::from_fn(|| write_buffers.try_copy(&data)).collect();
+        assert_eq!(held.len(), 3);
+        assert_eq!(held.pop().map(|copied| copied.data == data), Some(true));
+        assert!(write_buffers.try_copy(&data).is_some(), "one was dropped");
+        held.clear();
+        assert!(write_buffers.try_copy(&vec![0; BUFFERED_BYTES_MAX]).is_some(), "all were");
+        assert!(write_buffers.try_copy(&vec![0; BUFFERED_BYTES_MAX + 1]).is_none());
+    }
+}

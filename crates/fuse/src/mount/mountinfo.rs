@@ -1,0 +1,123 @@
+//! The mount table of this process's namespace, from `/proc/self/mountinfo`.
+//!
+//! Paths and names are unescaped (the kernel writes a space as `\040`).
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// An entry of the mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MountEntry {
+    /// Major and minor device number. Unique among mounted file systems.
+    pub(super) device: (u32, u32),
+    pub(super) path: PathBuf,
+    /// Mount options, separated by commas.
+    pub(super) flags: String,
+    /// File system type, such as `fuse.forebay`.
+    pub(super) fs_type: String,
+    pub(super) source: String,
+}
+
+/// All mounts, oldest first.
+pub(super) fn entries() -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read(MOUNTINFO)?))
+}
+
+/// The topmost mount at `path`.
+pub(super) fn at(path: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(entries()?.into_iter().rev().find(|entry| entry.path == path))
+}
+
+/// Index of the mount that contains `path`: the deepest, and of several at one path the topmost.
+/// `path` is absolute and without links.
+pub(super) fn containing(entries: &[MountEntry], path: &Path) -> Option<usize> {
+    let holds = |(_, entry): &(usize, &MountEntry)| path.starts_with(&entry.path);
+    let deepest = entries.iter().enumerate().filter(holds);
+    deepest.max_by_key(|(at, entry)| (entry.path.components().count(), *at)).map(|(at, _)| at)
+}
+
+/// Skips malformed lines.
+fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&byte| byte == b'\n').filter_map(entry).collect()
+}
+
+fn entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    let flags = String::from_utf8_lossy(fields.next()?).into_owned();
+    let mut rest = fields.skip_while(|word| *word != b"-").skip(1);
+    let fs_type = String::from_utf8_lossy(rest.next()?).into_owned();
+    let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
+    let device = (major.parse().ok()?, minor.parse().ok()?);
+    Some(MountEntry { device, path, flags, fs_type, source })
+}
+
+/// Decodes octal escapes.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal =
+            tail.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
+        match octal {
+            Some(digits) if first == b'\\' => {
+                let value =
+                    digits.iter().fold(0u32, |sum, digit| sum * 8 + u32::from(digit - b'0'));
+                plain.push((value & 0xff) as u8);
+                rest = &tail[3..];
+            }
+            _ => {
+                plain.push(first);
+                rest = tail;
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deepest_and_topmost_mount_contains_a_path() {
+        let entry = |path: &str, fs_type: &str| {
+            let (device, flags, source) = ((0, 1), String::new(), String::new());
+            MountEntry { device, path: path.into(), flags, fs_type: fs_type.to_owned(), source }
+        };
+        let entries =
+            [entry("/", "ext4"), entry("/a", "xfs"), entry("/a/b", "ext4"), entry("/a", "fuse.x")];
+        let fs_type =
+            |path: &str| entries[containing(&entries, Path::new(path)).unwrap()].fs_type.as_str();
+        assert_eq!(
+            [fs_type("/c"), fs_type("/ab"), fs_type("/a/c"), fs_type("/a/b/c")],
+            ["ext4", "ext4", "fuse.x", "ext4"]
+        );
+    }
+
+    #[test]
+    fn entries_are_parsed() {
+        let text = b"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw\n\
+            90 28 0:55 / /mnt/a\\040b\\134c rw shared:4 master:7 - fuse.forebay pool/main rw,user_id=0\n\
+            nonsense\n91 28 0:56 / /x rw - ext4\n";
+        let entries = parse(text);
+        assert_eq!(entries.len(), 2);
+        let entry = &entries[1];
+        assert_eq!((entry.device, entry.path.to_str()), ((0, 55), Some("/mnt/a b\\c")));
+        assert_eq!((entry.fs_type.as_str(), entry.source.as_str()), ("fuse.forebay", "pool/main"));
+        assert_eq!((entries[0].flags.as_str(), entry.flags.as_str()), ("rw,nosuid", "rw"));
+    }
+
+    #[test]
+    fn this_machine_has_proc() {
+        assert!(
+            entries().expect("the table of mounts").iter().any(|entry| entry.fs_type == "proc")
+        );
+    }
+}
