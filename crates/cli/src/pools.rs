@@ -100,7 +100,7 @@ pub(crate) fn refuse_served(path: &Path) -> Result<()> {
     });
     // Whoever opens it or makes it says why there is no such place.
     let Ok(full) = full else { return Ok(()) };
-    let served = forebay_fuse::served_at(&full);
+    let served = forebay_fuse::mount_containing(&full);
     let served = served.map_err(|error| Failure::about(path, "look at the mount of", &error))?;
     let Some(mount) = served else { return Ok(()) };
     Err(Failure::new(format!(

@@ -139,7 +139,7 @@ fn default_place(target: &Target) -> PathBuf {
 /// A mount point that can be used: a folder, empty, with nothing mounted on it. What a killed process of ours left there is
 /// cleared.
 fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
-    if let Ok(Some(mounted)) = forebay_fuse::is_mounted(at) {
+    if let Ok(Some(mounted)) = forebay_fuse::mount_info(at) {
         if mounted.ours && mounted.dead {
             forebay_fuse::unmount_dead(at)?;
             output::line(&format!(

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &UmountArgs) -> Result<()> {
         output::line(&format!("unmounted {}", at.display()));
         return Ok(());
     }
-    let looked = forebay_fuse::is_mounted(at);
+    let looked = forebay_fuse::mount_info(at);
     match looked {
         Ok(Some(mounted)) if mounted.dead => {
             forebay_fuse::unmount_dead(at)?;
