@@ -1,9 +1,15 @@
-//! The intent log: its root, the heads of its blocks, and the heads of its records.
+//! The intent log: its root, its blocks with their checksum, and its records with their encoding.
+//!
+//! [`LogEntry::parse`] and [`LogBlockPhys::read`] take hostile bytes: they return an error or `None`, and never panic.
+//! A block that passes [`LogBlockPhys::is_sound`] is still compared with the block that replay expects, see `log::replay`.
 
+use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::block::DvaPhys;
+use super::dnode::ObjectKind;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Most extents of a log.
 pub const LOG_EXTENTS_MAX: usize = 32;
@@ -97,6 +103,37 @@ pub struct LogBlockPhys {
 
 const _: () = assert!(size_of::<LogBlockPhys>() == 96);
 
+/// Bytes of a block's head.
+pub(crate) const LOG_BLOCK_HEAD_BYTES: usize = size_of::<LogBlockPhys>();
+
+impl LogBlockPhys {
+    /// The head at the beginning of `bytes`, unchecked; `None` if they are too few.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        Self::read_from_prefix(bytes).ok().map(|(head, _)| head)
+    }
+
+    /// Writes the head, with the checksum of head and records, to the beginning of `block`, which has the records already.
+    pub(crate) fn seal(&self, block: &mut [u8]) {
+        block[..LOG_BLOCK_HEAD_BYTES].copy_from_slice(self.as_bytes());
+        let used = LOG_BLOCK_HEAD_BYTES + self.payload_bytes.get() as usize;
+        let sum = log_checksum(&block[..used]);
+        block[..sum.len()].copy_from_slice(&sum);
+    }
+
+    /// Whether the checksum is that of the head and records at the beginning of `block`.
+    pub(crate) fn is_sound(&self, block: &[u8]) -> bool {
+        let used = LOG_BLOCK_HEAD_BYTES.checked_add(self.payload_bytes.get() as usize);
+        let covered = used.and_then(|used| block.get(..used));
+        covered.is_some_and(|covered| log_checksum(covered) == self.checksum)
+    }
+}
+
+/// The checksum of a block: XXH3, 128 bits, of everything behind the checksum's own field, to the end of the records.
+fn log_checksum(head_and_records: &[u8]) -> [u8; 16] {
+    let covered = head_and_records.get(size_of::<[u8; 16]>()..).unwrap_or_default();
+    xxh3_128(covered).to_le_bytes()
+}
+
 /// Head of a record. Its name follows, then its body.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -122,6 +159,16 @@ pub struct LogRecordPhys {
 }
 
 const _: () = assert!(size_of::<LogRecordPhys>() == 48);
+
+/// Bytes of a record's head.
+pub(crate) const LOG_RECORD_HEAD_BYTES: usize = size_of::<LogRecordPhys>();
+
+impl LogRecordPhys {
+    /// The transaction group of the record at the beginning of `bytes`; 0 if they are too few.
+    pub(crate) fn txg_of(bytes: &[u8]) -> u64 {
+        Self::read_from_prefix(bytes).map_or(0, |(head, _)| head.txg.get())
+    }
+}
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -165,5 +212,178 @@ impl LogRecordKind {
             9 => Self::ZapRemove,
             _ => return None,
         })
+    }
+}
+
+/// A change of one object, as it is stored and replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogRecord<'a> {
+    /// It came into being.
+    Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
+    /// It was destroyed.
+    Destroy,
+    /// It has these attributes now.
+    SetAttributes { attributes: &'a [u8] },
+    /// These bytes were written to it.
+    Write { offset: u64, bytes: &'a [u8] },
+    /// It was cut or extended to this size.
+    Truncate { size: u64 },
+    /// A range of it became zero.
+    Punch { offset: u64, len: u64 },
+    /// A name was added.
+    ZapInsert { name: &'a [u8], value: &'a [u8] },
+    /// A name was added, or its value changed.
+    ZapUpdate { name: &'a [u8], value: &'a [u8] },
+    /// A name was removed.
+    ZapRemove { name: &'a [u8] },
+}
+
+/// A record with what it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogEntry<'a> {
+    /// The transaction group of the change.
+    pub(crate) txg: u64,
+    /// Guid of the dataset.
+    pub(crate) dataset: u64,
+    /// Number of the object.
+    pub(crate) object: u64,
+    /// Order among the changes of one life of the pool.
+    pub(crate) serial: u64,
+    /// The change.
+    pub(crate) record: LogRecord<'a>,
+}
+
+/// What of a record its head does not say.
+struct RecordParts<'a> {
+    kind: LogRecordKind,
+    object_kind: u8,
+    argument: u64,
+    name: &'a [u8],
+    body: &'a [u8],
+}
+
+impl<'a> LogRecord<'a> {
+    /// `len` is where a punch's body is kept while it is encoded.
+    fn parts(&self, len: &'a mut [u8; 8]) -> RecordParts<'a> {
+        let parts = |kind, argument, name, body| {
+            let object_kind = 0;
+            RecordParts { kind, object_kind, argument, name, body }
+        };
+        match *self {
+            Self::Create { kind, record_shift, attributes } => RecordParts {
+                object_kind: kind as u8,
+                ..parts(LogRecordKind::Create, u64::from(record_shift), &[], attributes)
+            },
+            Self::Destroy => parts(LogRecordKind::Destroy, 0, &[], &[]),
+            Self::SetAttributes { attributes } => {
+                parts(LogRecordKind::SetAttributes, 0, &[], attributes)
+            }
+            Self::Write { offset, bytes } => parts(LogRecordKind::Write, offset, &[], bytes),
+            Self::Truncate { size } => parts(LogRecordKind::Truncate, size, &[], &[]),
+            Self::Punch { offset, len: bytes } => {
+                *len = bytes.to_le_bytes();
+                parts(LogRecordKind::Punch, offset, &[], len)
+            }
+            Self::ZapInsert { name, value } => parts(LogRecordKind::ZapInsert, 0, name, value),
+            Self::ZapUpdate { name, value } => parts(LogRecordKind::ZapUpdate, 0, name, value),
+            Self::ZapRemove { name } => parts(LogRecordKind::ZapRemove, 0, name, &[]),
+        }
+    }
+}
+
+impl<'a> LogEntry<'a> {
+    /// Writes to `head` the head of a [`Write`](LogRecordKind::Write) of `len` bytes at `offset` of this entry's object, or of a
+    /// [`Void`](LogRecordKind::Void) that takes its place.
+    pub(crate) fn encode_write_head(
+        &self,
+        kind: LogRecordKind,
+        offset: u64,
+        len: usize,
+        head: &mut [u8],
+    ) {
+        let empty = RecordParts { kind, object_kind: 0, argument: offset, name: &[], body: &[] };
+        let phys = LogRecordPhys { body_bytes: U32::new(len as u32), ..self.head(&empty, 0) };
+        head.copy_from_slice(phys.as_bytes());
+    }
+
+    fn head(&self, parts: &RecordParts<'_>, name_bytes: u16) -> LogRecordPhys {
+        LogRecordPhys {
+            txg: U64::new(self.txg),
+            dataset: U64::new(self.dataset),
+            object: U64::new(self.object),
+            serial: U64::new(self.serial),
+            argument: U64::new(parts.argument),
+            kind: parts.kind as u8,
+            object_kind: parts.object_kind,
+            name_bytes: U16::new(name_bytes),
+            body_bytes: U32::new(parts.body.len() as u32),
+        }
+    }
+
+    /// Appends the record to `out`. False, and nothing appended, if it is too large.
+    #[must_use]
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) -> bool {
+        let mut len = [0; 8];
+        let parts = self.record.parts(&mut len);
+        let (name_bytes, body_bytes) = (parts.name.len(), parts.body.len());
+        let Ok(name_u16) = u16::try_from(name_bytes) else { return false };
+        if name_bytes + body_bytes > LOG_RECORD_MAX_BYTES {
+            return false;
+        }
+        let head = self.head(&parts, name_u16);
+        out.reserve(LOG_RECORD_HEAD_BYTES + name_bytes + body_bytes);
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(parts.name);
+        out.extend_from_slice(parts.body);
+        true
+    }
+
+    /// Takes the first record from `bytes`: `None` in its place if it is void.
+    ///
+    /// # Errors
+    /// `Corrupt`, if that is none.
+    pub(crate) fn parse(bytes: &mut &'a [u8]) -> Result<Option<Self>> {
+        let corrupt = |what: &str| Error::new(ErrorKind::Corrupt, format!("log record: {what}"));
+        let (head, rest) =
+            LogRecordPhys::read_from_prefix(bytes).map_err(|_| corrupt("its head is cut off"))?;
+        let name_bytes = usize::from(head.name_bytes.get());
+        let body_bytes = head.body_bytes.get() as usize;
+        if name_bytes + body_bytes > rest.len() {
+            return Err(corrupt("it is longer than its block"));
+        }
+        let (content, rest) = rest.split_at(name_bytes + body_bytes);
+        let (name, body) = content.split_at(name_bytes);
+        *bytes = rest;
+        let kind = LogRecordKind::from_raw(head.kind).ok_or_else(|| corrupt("unknown kind"))?;
+        let argument = head.argument.get();
+        let record = match kind {
+            LogRecordKind::Void => return Ok(None),
+            LogRecordKind::Create => LogRecord::Create {
+                kind: ObjectKind::from_raw(head.object_kind)
+                    .ok_or_else(|| corrupt("unknown kind of object"))?,
+                record_shift: u8::try_from(argument).map_err(|_| corrupt("bad record size"))?,
+                attributes: body,
+            },
+            LogRecordKind::Destroy => LogRecord::Destroy,
+            LogRecordKind::SetAttributes => LogRecord::SetAttributes { attributes: body },
+            LogRecordKind::Write => {
+                let end = argument.checked_add(body.len() as u64);
+                end.ok_or_else(|| corrupt("a write past all ends"))?;
+                LogRecord::Write { offset: argument, bytes: body }
+            }
+            LogRecordKind::Truncate => LogRecord::Truncate { size: argument },
+            LogRecordKind::Punch => {
+                let len = body.try_into().map_err(|_| corrupt("a punch without length"))?;
+                let len = u64::from_le_bytes(len);
+                argument.checked_add(len).ok_or_else(|| corrupt("a punch past all ends"))?;
+                LogRecord::Punch { offset: argument, len }
+            }
+            LogRecordKind::ZapInsert => LogRecord::ZapInsert { name, value: body },
+            LogRecordKind::ZapUpdate => LogRecord::ZapUpdate { name, value: body },
+            LogRecordKind::ZapRemove => LogRecord::ZapRemove { name },
+        };
+        let (txg, serial) = (head.txg.get(), head.serial.get());
+        let (dataset, object) = (head.dataset.get(), head.object.get());
+        Ok(Some(Self { txg, dataset, object, serial, record }))
     }
 }

@@ -3,18 +3,15 @@
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
-use zerocopy::IntoBytes;
 
 use super::objects::{Attributes, Changes, Look, Touch, Touched};
 use super::pending::Records;
-use super::record::{Entry, HEAD_BYTES, Record};
-use super::replay::{BLOCK_HEAD_BYTES, checksum};
 use super::ring::Reserved;
 use super::{IntentLog, LogCounters};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
-    LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_RECORD_MAX_BYTES, LogBlockPhys, LogRecordKind,
-    LogRecordPhys,
+    LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LOG_RECORD_HEAD_BYTES,
+    LOG_RECORD_MAX_BYTES, LogBlockPhys, LogEntry, LogRecord, LogRecordKind, LogRecordPhys,
 };
 
 /// How a commit ended.
@@ -123,7 +120,7 @@ enum Item<'a> {
     /// Encoded already.
     Encoded { txg: u64, bytes: &'a [u8] },
     /// To be fetched.
-    Write { entry: Entry<'static>, offset: u64, len: usize },
+    Write { entry: LogEntry<'static>, offset: u64, len: usize },
     /// Made when the batch was put together.
     Made { txg: u64, bytes: Vec<u8> },
 }
@@ -132,7 +129,7 @@ impl Item<'_> {
     fn bytes(&self) -> usize {
         match self {
             Self::Encoded { bytes, .. } => bytes.len(),
-            Self::Write { len, .. } => HEAD_BYTES + len,
+            Self::Write { len, .. } => LOG_RECORD_HEAD_BYTES + len,
             Self::Made { bytes, .. } => bytes.len(),
         }
     }
@@ -305,7 +302,7 @@ impl IntentLog {
         let sector = self.medium.sector_bytes() as usize;
         let filled = |items: &[Item<'_>]| {
             let mut buffer = self.medium.alloc(block_bytes(items, sector))?;
-            let payload_bytes = fill(items, &mut buffer[BLOCK_HEAD_BYTES..], fetch)?;
+            let payload_bytes = fill(items, &mut buffer[LOG_BLOCK_HEAD_BYTES..], fetch)?;
             let txgs = || items.iter().map(Item::txg);
             Ok(Filled {
                 buffer,
@@ -368,9 +365,7 @@ impl IntentLog {
                 records: records.into(),
                 following: following.into(),
             };
-            buffer[..BLOCK_HEAD_BYTES].copy_from_slice(phys.as_bytes());
-            let sum = checksum(&buffer[..BLOCK_HEAD_BYTES + payload_bytes]);
-            buffer[..sum.len()].copy_from_slice(&sum);
+            phys.seal(&mut buffer);
             self.place(head.offset, buffer, &mut writes)?;
             head.offset += bytes as u64;
             head.sequence += 1;
@@ -450,16 +445,16 @@ fn is_gone(error: &Error) -> bool {
 fn items<'r>(records: &'r [Records], objects: &[TakenObject]) -> Result<Vec<Item<'r>>, Cause> {
     let mut items: Vec<(u64, Item<'r>)> = Vec::new();
     for (serial, bytes) in records.iter().flat_map(Records::iter) {
-        items.push((serial, Item::Encoded { txg: record_txg(bytes), bytes }));
+        items.push((serial, Item::Encoded { txg: LogRecordPhys::txg_of(bytes), bytes }));
     }
     for &TakenObject { dataset, object, ref changes, .. } in objects {
         for &Touched { txg, serial, touch } in &changes.touched {
-            let record = Record::Destroy;
-            item(Entry { txg, dataset, object, serial, record }, touch, &mut items)?;
+            let record = LogRecord::Destroy;
+            item(LogEntry { txg, dataset, object, serial, record }, touch, &mut items)?;
         }
         for &Attributes { txg, serial, ref bytes } in &changes.attributes {
-            let record = Record::SetAttributes { attributes: bytes };
-            let entry = Entry { txg, dataset, object, serial, record };
+            let record = LogRecord::SetAttributes { attributes: bytes };
+            let entry = LogEntry { txg, dataset, object, serial, record };
             items.push((serial, made(entry)?));
         }
     }
@@ -470,7 +465,7 @@ fn items<'r>(records: &'r [Records], objects: &[TakenObject]) -> Result<Vec<Item
 
 /// Adds what a touch of an object comes to. `entry`'s record is replaced.
 fn item(
-    entry: Entry<'static>,
+    entry: LogEntry<'static>,
     touch: Touch,
     items: &mut Vec<(u64, Item<'_>)>,
 ) -> Result<(), Cause> {
@@ -485,15 +480,15 @@ fn item(
             }
             return Ok(());
         }
-        Touch::Truncate { size } => Record::Truncate { size },
-        Touch::Punch { offset, len } => Record::Punch { offset, len },
+        Touch::Truncate { size } => LogRecord::Truncate { size },
+        Touch::Punch { offset, len } => LogRecord::Punch { offset, len },
     };
-    items.push((entry.serial, made(Entry { record, ..entry })?));
+    items.push((entry.serial, made(LogEntry { record, ..entry })?));
     Ok(())
 }
 
 /// A record, encoded.
-fn made(entry: Entry<'_>) -> Result<Item<'static>, Cause> {
+fn made(entry: LogEntry<'_>) -> Result<Item<'static>, Cause> {
     let mut bytes = Vec::new();
     match entry.encode(&mut bytes) {
         true => Ok(Item::Made { txg: entry.txg, bytes }),
@@ -501,16 +496,10 @@ fn made(entry: Entry<'_>) -> Result<Item<'static>, Cause> {
     }
 }
 
-/// The group of an encoded record.
-fn record_txg(bytes: &[u8]) -> u64 {
-    let head = <LogRecordPhys as zerocopy::FromBytes>::read_from_prefix(bytes);
-    head.map_or(0, |(head, _)| head.txg.get())
-}
-
 /// The newest group of these.
 fn newest(records: &[Records]) -> u64 {
     let all = records.iter().flat_map(Records::iter);
-    all.map(|(_, bytes)| record_txg(bytes)).max().unwrap_or(0)
+    all.map(|(_, bytes)| LogRecordPhys::txg_of(bytes)).max().unwrap_or(0)
 }
 
 /// The newest group of what was taken of these objects.
@@ -525,11 +514,11 @@ fn newest_touch(objects: &[TakenObject]) -> u64 {
 /// Puts records into blocks.
 fn pack<'i, 'r>(items: &'i [Item<'r>]) -> Vec<&'i [Item<'r>]> {
     let mut blocks = Vec::new();
-    let (mut start, mut bytes) = (0, BLOCK_HEAD_BYTES);
+    let (mut start, mut bytes) = (0, LOG_BLOCK_HEAD_BYTES);
     for (at, item) in items.iter().enumerate() {
         if bytes + item.bytes() > LOG_BLOCK_MAX_BYTES {
             blocks.push(&items[start..at]);
-            (start, bytes) = (at, BLOCK_HEAD_BYTES);
+            (start, bytes) = (at, LOG_BLOCK_HEAD_BYTES);
         }
         bytes += item.bytes();
     }
@@ -539,7 +528,7 @@ fn pack<'i, 'r>(items: &'i [Item<'r>]) -> Vec<&'i [Item<'r>]> {
 
 fn block_bytes(items: &[Item<'_>], sector: usize) -> usize {
     let records: usize = items.iter().map(Item::bytes).sum();
-    (BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
+    (LOG_BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
 }
 
 /// Writes records into a block; how many bytes they take. The rest becomes zero.
@@ -559,8 +548,8 @@ fn fill(items: &[Item<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<usize> 
     Ok(at)
 }
 
-fn fill_write(entry: &Entry<'_>, offset: u64, out: &mut [u8], fetch: &dyn Fetch) -> Result<()> {
-    let (head_out, body) = out.split_at_mut(HEAD_BYTES);
+fn fill_write(entry: &LogEntry<'_>, offset: u64, out: &mut [u8], fetch: &dyn Fetch) -> Result<()> {
+    let (head_out, body) = out.split_at_mut(LOG_RECORD_HEAD_BYTES);
     let kind = match fetch.content(entry.dataset, entry.object, offset, body) {
         Ok(()) => LogRecordKind::Write,
         Err(error) if is_gone(&error) => {
@@ -569,17 +558,6 @@ fn fill_write(entry: &Entry<'_>, offset: u64, out: &mut [u8], fetch: &dyn Fetch)
         }
         Err(error) => return Err(error),
     };
-    let head = LogRecordPhys {
-        txg: entry.txg.into(),
-        dataset: entry.dataset.into(),
-        object: entry.object.into(),
-        serial: entry.serial.into(),
-        argument: offset.into(),
-        kind: kind as u8,
-        object_kind: 0,
-        name_bytes: 0.into(),
-        body_bytes: (body.len() as u32).into(),
-    };
-    head_out.copy_from_slice(head.as_bytes());
+    entry.encode_write_head(kind, offset, body.len(), head_out);
     Ok(())
 }

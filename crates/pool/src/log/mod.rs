@@ -27,6 +27,7 @@
 //!
 //! It allocates nothing on devices: its ring is there for ever. It applies no records: who replays does.
 
+mod change;
 mod commit;
 mod counters;
 mod medium;
@@ -34,7 +35,6 @@ mod medium;
 pub(crate) mod model;
 mod objects;
 mod pending;
-mod record;
 mod replay;
 mod ring;
 #[cfg(all(test, not(forebay_model)))]
@@ -45,15 +45,17 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use zerocopy::FromZeros;
 
+pub(crate) use change::Change;
 pub(crate) use commit::{Committed, Fetch};
 pub use counters::LogCounters;
 pub(crate) use medium::LogMedium;
-pub(crate) use record::{Change, Entry, Record};
 pub(crate) use replay::Replay;
 pub use tunables::LogTunables;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRootPhys};
+use crate::format::{
+    Dva, DvaPhys, LOG_EXTENTS_MAX, LOG_ROOT_MAGIC, LogExtentPhys, LogRecord, LogRootPhys,
+};
 use commit::Commits;
 use objects::{Objects, Touch};
 use pending::Pending;
@@ -162,22 +164,22 @@ impl IntentLog {
             Change::Bind => return self.objects.bind((txg, dataset, object)),
             Change::BindAll => return self.objects.bind_all(txg),
             Change::Create { kind, record_shift, attributes } => {
-                Record::Create { kind, record_shift, attributes }
+                LogRecord::Create { kind, record_shift, attributes }
             }
             Change::Destroy => {
                 self.objects.forget(dataset, object);
-                Record::Destroy
+                LogRecord::Destroy
             }
             Change::SetAttributes { attributes, touched } => {
                 if touched {
                     // Older ones are not to come behind these.
                     self.objects.forget_attributes(dataset, object);
                 }
-                Record::SetAttributes { attributes }
+                LogRecord::SetAttributes { attributes }
             }
-            Change::ZapInsert { name, value } => Record::ZapInsert { name, value },
-            Change::ZapUpdate { name, value } => Record::ZapUpdate { name, value },
-            Change::ZapRemove { name } => Record::ZapRemove { name },
+            Change::ZapInsert { name, value } => LogRecord::ZapInsert { name, value },
+            Change::ZapUpdate { name, value } => LogRecord::ZapUpdate { name, value },
+            Change::ZapRemove { name } => LogRecord::ZapRemove { name },
         };
         // What would not be written anyway need not be kept.
         if self.lost.load(Ordering::Relaxed) >= txg {

@@ -3,9 +3,9 @@
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::{Arc, Mutex};
 
-use super::{Change, Committed, Extent, Fetch, IntentLog, LogMedium, LogTunables, Record};
+use super::{Change, Committed, Extent, Fetch, IntentLog, LogMedium, LogTunables};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{Dva, DvaPhys, LogRootPhys};
+use crate::format::{Dva, DvaPhys, LogRecord, LogRootPhys};
 
 const RING_BYTES: u64 = 16 << 10;
 const SECTOR_BYTES: u64 = 512;
@@ -127,11 +127,11 @@ impl ModelLog {
         while replay.next_batch().expect("sound blocks") {
             while let Some(entry) = replay.next().expect("sound records") {
                 match entry.record {
-                    Record::ZapRemove { name } => {
+                    LogRecord::ZapRemove { name } => {
                         let number = name.try_into().expect("eight bytes");
                         numbers.push(u64::from_le_bytes(number));
                     }
-                    Record::Write { .. } => objects.push(entry.object),
+                    LogRecord::Write { .. } => objects.push(entry.object),
                     other => panic!("nobody made {other:?}"),
                 }
             }

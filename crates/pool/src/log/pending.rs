@@ -9,7 +9,7 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, thread_slot};
 
-use super::record::{Entry, Record};
+use crate::format::{LogEntry, LogRecord};
 use crate::txg::slot_of;
 
 /// A shard tells the sum of its bytes when it differs by this much.
@@ -104,13 +104,13 @@ impl Pending {
     pub(super) fn append(
         &self,
         (txg, dataset, object): (u64, u64, u64),
-        record: Record<'_>,
+        record: LogRecord<'_>,
         max_bytes: u64,
         refuse: impl FnOnce(),
     ) -> Result<(), NotKept> {
         let mut shard = self.shards[shard_for(object)].lock();
         let serial = self.next_serial();
-        let entry = Entry { txg, dataset, object, serial, record };
+        let entry = LogEntry { txg, dataset, object, serial, record };
         let records = &mut shard.slots[slot_of(txg)];
         let start = records.bytes.len();
         if !entry.encode(&mut records.bytes) {

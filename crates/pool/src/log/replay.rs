@@ -8,25 +8,15 @@
 //! Blocks are written in batches, which hold whole transactions. All blocks of a batch are looked at before the first record is
 //! handed out: of a torn one nothing is replayed. So a batch of several blocks is read twice; nothing is kept but a window.
 
-use xxhash_rust::xxh3::xxh3_128;
-use zerocopy::FromBytes;
-
 use super::IntentLog;
-use super::record::Entry;
 use super::ring::Head;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogRootPhys};
+use crate::format::{
+    LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogEntry, LogRootPhys,
+};
 
-/// Bytes of a block's head.
-pub(super) const BLOCK_HEAD_BYTES: usize = size_of::<LogBlockPhys>();
 /// Bytes read at once: a block and more.
 const WINDOW_BYTES: usize = 2 * LOG_BLOCK_MAX_BYTES;
-
-/// The checksum of a block: of all behind its place, to the end of the records.
-pub(super) fn checksum(head_and_records: &[u8]) -> [u8; 16] {
-    let checked = head_and_records.get(size_of::<[u8; 16]>()..).unwrap_or_default();
-    xxh3_128(checked).to_le_bytes()
-}
 
 /// Records to be replayed, in order, batch by batch. Ask until there are none, else the log stays closed.
 pub(crate) struct Replay<'a> {
@@ -93,7 +83,7 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// `Corrupt` for a record that makes no sense in a block that is whole; the device's. What is there cannot be replayed
     /// further then; [`IntentLog::discard`] gives it up.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>> {
+    pub(crate) fn next(&mut self) -> Result<Option<LogEntry<'_>>> {
         loop {
             if self.records.is_empty() {
                 let Some(following) = self.following.checked_sub(1) else { return Ok(None) };
@@ -103,7 +93,7 @@ impl<'a> Replay<'a> {
             }
             let range = self.records.clone();
             let mut rest = &self.window[range.clone()];
-            let parsed = Entry::parse(&mut rest).map_err(|error| self.naming(error))?;
+            let parsed = LogEntry::parse(&mut rest).map_err(|error| self.naming(error))?;
             self.records.start = range.end - rest.len();
             let Some(entry) = parsed else { continue };
             if entry.txg <= self.root.txg.get() {
@@ -113,7 +103,7 @@ impl<'a> Replay<'a> {
             if self.seen > self.root.replayed.get() {
                 // Parsed once more: the borrow checker does not let a loop hand out what it may keep.
                 let mut bytes = &self.window[range];
-                return Entry::parse(&mut bytes);
+                return LogEntry::parse(&mut bytes);
             }
         }
     }
@@ -148,7 +138,7 @@ impl<'a> Replay<'a> {
 
     /// Begins with the records of the block at this place in the window, which is the next one.
     fn enter(&mut self, (at, head): (usize, LogBlockPhys)) {
-        let start = at + BLOCK_HEAD_BYTES;
+        let start = at + LOG_BLOCK_HEAD_BYTES;
         self.records = start..start + head.payload_bytes.get() as usize;
         self.following = head.following.get();
         self.pass(&head);
@@ -164,7 +154,7 @@ impl<'a> Replay<'a> {
     /// The next block, if there is one: where it is in the window, and its head.
     fn locate(&mut self) -> Result<Option<(usize, LogBlockPhys)>> {
         let whole = |window: &[u8], at: usize| {
-            let (head, _) = LogBlockPhys::read_from_prefix(window.get(at..)?).ok()?;
+            let head = LogBlockPhys::read(window.get(at..)?)?;
             Some(at + head.block_bytes.get() as usize <= window.len())
         };
         let at = self.next.offset.checked_sub(self.window_offset).map(|at| at as usize);
@@ -202,9 +192,9 @@ impl<'a> Replay<'a> {
     /// The head of the block at `at` in the window, if it is the one expected.
     fn expected(&self, at: usize) -> Option<LogBlockPhys> {
         let bytes = self.window.get(at..)?;
-        let (head, _) = LogBlockPhys::read_from_prefix(bytes).ok()?;
+        let head = LogBlockPhys::read(bytes)?;
         let block_bytes = head.block_bytes.get() as usize;
-        let used = BLOCK_HEAD_BYTES.checked_add(head.payload_bytes.get() as usize)?;
+        let used = LOG_BLOCK_HEAD_BYTES.checked_add(head.payload_bytes.get() as usize)?;
         let sector = self.log.medium.sector_bytes() as usize;
         let fits = used <= block_bytes
             && block_bytes <= LOG_BLOCK_MAX_BYTES.next_multiple_of(sector)
@@ -217,6 +207,6 @@ impl<'a> Replay<'a> {
             && head.sequence.get() == self.next.sequence
             && head.offset.get() == self.next.offset
             && head.needs_txg.get() <= self.root.txg.get();
-        (expected && checksum(&bytes[..used]) == head.checksum).then_some(head)
+        (expected && head.is_sound(bytes)).then_some(head)
     }
 }

@@ -15,7 +15,7 @@ use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
 use super::*;
 use zerocopy::FromBytes;
 
-use crate::format::{Dva, LOG_RECORD_MAX_BYTES, LogBlockPhys, ObjectKind};
+use crate::format::{Dva, LOG_RECORD_MAX_BYTES, LogBlockPhys, LogEntry, ObjectKind};
 
 const DATASET: u64 = 77;
 const DEVICE_BYTES: u64 = 4 << 20;
@@ -120,9 +120,9 @@ struct Seen {
     text: String,
 }
 
-fn seen(entry: &Entry<'_>) -> Seen {
+fn seen(entry: &LogEntry<'_>) -> Seen {
     let text = match entry.record {
-        Record::Write { offset, bytes } => {
+        LogRecord::Write { offset, bytes } => {
             assert!(bytes.iter().all(|byte| *byte == bytes[0]), "mixed content");
             format!("write {offset}+{} {}", bytes.len(), bytes[0])
         }

@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 
 use crate::dataset;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::LogRootPhys;
-use crate::log::{Entry, Record};
+use crate::format::{LogEntry, LogRecord, LogRootPhys};
+
 use crate::tx::Transaction;
 
 use super::{Inner, Pool};
@@ -96,16 +96,20 @@ impl Named<'_> {
 /// Changes of one thing are noted in the order in which they were made only if their callers took turns; and what a commit
 /// fetched may be of an object that was destroyed by then. So a change of something that is gone, or is there already, is no
 /// error: the newest note wins.
-fn apply(dataset: &dataset::Inner, transaction: &Transaction<'_>, entry: &Entry<'_>) -> Result<()> {
+fn apply(
+    dataset: &dataset::Inner,
+    transaction: &Transaction<'_>,
+    entry: &LogEntry<'_>,
+) -> Result<()> {
     let applied = apply_strictly(dataset, transaction, entry);
     match (applied, entry.record) {
         (Err(error), record)
             if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Closed)
-                && !matches!(record, Record::Create { .. }) =>
+                && !matches!(record, LogRecord::Create { .. }) =>
         {
             Ok(())
         }
-        (Err(error), Record::ZapInsert { name, value }) if error.kind() == ErrorKind::Exists => {
+        (Err(error), LogRecord::ZapInsert { name, value }) if error.kind() == ErrorKind::Exists => {
             let directory = dataset.directory(entry.object)?;
             directory.upsert(transaction.tx(), name, value).map(|_| ())
         }
@@ -116,22 +120,22 @@ fn apply(dataset: &dataset::Inner, transaction: &Transaction<'_>, entry: &Entry<
 fn apply_strictly(
     dataset: &dataset::Inner,
     transaction: &Transaction<'_>,
-    entry: &Entry<'_>,
+    entry: &LogEntry<'_>,
 ) -> Result<()> {
     let (objset, number, tx) = (&dataset.objset, entry.object, transaction.tx());
     match entry.record {
-        Record::Create { kind, record_shift, attributes } => {
+        LogRecord::Create { kind, record_shift, attributes } => {
             objset.create_at(tx, number, (kind, record_shift), attributes)
         }
-        Record::Destroy => objset.destroy(tx, number, || {}),
-        Record::SetAttributes { attributes } => dataset.set_attributes(tx, number, attributes),
-        Record::Write { offset, bytes } => objset.open(number)?.write(tx, offset, bytes),
-        Record::Truncate { size } => objset.open(number)?.truncate(tx, size),
-        Record::Punch { offset, len } => objset.open(number)?.punch(tx, offset, len),
-        Record::ZapInsert { name, value } => dataset.directory(number)?.insert(tx, name, value),
-        Record::ZapUpdate { name, value } => {
+        LogRecord::Destroy => objset.destroy(tx, number, || {}),
+        LogRecord::SetAttributes { attributes } => dataset.set_attributes(tx, number, attributes),
+        LogRecord::Write { offset, bytes } => objset.open(number)?.write(tx, offset, bytes),
+        LogRecord::Truncate { size } => objset.open(number)?.truncate(tx, size),
+        LogRecord::Punch { offset, len } => objset.open(number)?.punch(tx, offset, len),
+        LogRecord::ZapInsert { name, value } => dataset.directory(number)?.insert(tx, name, value),
+        LogRecord::ZapUpdate { name, value } => {
             dataset.directory(number)?.upsert(tx, name, value).map(|_| ())
         }
-        Record::ZapRemove { name } => dataset.directory(number)?.remove(tx, name).map(|_| ()),
+        LogRecord::ZapRemove { name } => dataset.directory(number)?.remove(tx, name).map(|_| ()),
     }
 }

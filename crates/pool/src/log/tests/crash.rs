@@ -86,7 +86,7 @@ impl World {
         let value = vec![7; rng.below(300) as usize];
         let change = Change::ZapInsert { name: name.as_bytes(), value: &value };
         self.log.append(txg, DATASET, object, change);
-        let record = Record::ZapInsert { name: name.as_bytes(), value: &value };
+        let record = LogRecord::ZapInsert { name: name.as_bytes(), value: &value };
         self.history.ordered.push(Seen { txg, object, text: format!("{record:?}") });
     }
 
@@ -312,7 +312,7 @@ impl Lives {
         let mut replay = log.replay(&root);
         while replay.next_batch().unwrap() {
             while let Some(entry) = replay.next().unwrap() {
-                let Record::ZapInsert { name, .. } = entry.record else { panic!("{entry:?}") };
+                let LogRecord::ZapInsert { name, .. } = entry.record else { panic!("{entry:?}") };
                 found.push(String::from_utf8(name.to_vec()).unwrap());
             }
         }

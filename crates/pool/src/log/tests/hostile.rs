@@ -68,30 +68,30 @@ proptest! {
         let (name, value) = (&name[..], &value[..]);
         let (offset, len, record_shift) = numbers;
         let records = [
-            Record::Create { kind: ObjectKind::Zap, record_shift, attributes: value },
-            Record::Destroy,
-            Record::SetAttributes { attributes: value },
-            Record::Write { offset, bytes: value },
-            Record::Truncate { size: offset },
-            Record::Punch { offset, len },
-            Record::ZapInsert { name, value },
-            Record::ZapUpdate { name, value },
-            Record::ZapRemove { name },
+            LogRecord::Create { kind: ObjectKind::Zap, record_shift, attributes: value },
+            LogRecord::Destroy,
+            LogRecord::SetAttributes { attributes: value },
+            LogRecord::Write { offset, bytes: value },
+            LogRecord::Truncate { size: offset },
+            LogRecord::Punch { offset, len },
+            LogRecord::ZapInsert { name, value },
+            LogRecord::ZapUpdate { name, value },
+            LogRecord::ZapRemove { name },
         ];
         let [txg, dataset, object, serial] = of;
-        let entries = records.map(|record| Entry { txg, dataset, object, serial, record });
+        let entries = records.map(|record| LogEntry { txg, dataset, object, serial, record });
         let mut bytes = Vec::new();
         for entry in &entries {
             prop_assert!(entry.encode(&mut bytes));
         }
         let mut rest = &bytes[..];
         for entry in &entries {
-            prop_assert_eq!(Entry::parse(&mut rest).unwrap(), Some(*entry));
+            prop_assert_eq!(LogEntry::parse(&mut rest).unwrap(), Some(*entry));
         }
         prop_assert!(rest.is_empty());
         // Cut off anywhere, it is an error sooner or later, never a panic.
         let mut rest = &bytes[..cut.index(bytes.len())];
-        while let Ok(Some(_)) = Entry::parse(&mut rest) {}
+        while let Ok(Some(_)) = LogEntry::parse(&mut rest) {}
     }
 
     #[test]
@@ -105,7 +105,7 @@ proptest! {
         }
         let mut rest = &bytes[..];
         for _ in 0..20 {
-            let _ = Entry::parse(&mut rest);
+            let _ = LogEntry::parse(&mut rest);
         }
     }
 }
