@@ -65,18 +65,20 @@
 //! It knows nothing of POSIX, and has no snapshots, mirrors or volumes. What lies on devices is in `docs/format.md`. Linux only.
 
 mod block_cache;
+mod block_key;
 mod dataset;
 mod devices;
 mod error;
 pub mod format;
 mod handles;
 pub mod inspect;
+mod l2;
 mod log;
 mod object;
 mod objset;
+mod open;
 mod pool;
 mod prefetch;
-mod second;
 mod space;
 mod store;
 mod sync;
@@ -86,18 +88,19 @@ mod txg;
 mod waiting;
 mod zap;
 
-pub use block_cache::{BlockCache, BlockCacheOptions, BlockKey};
+pub use block_cache::{BlockCache, BlockCacheOptions};
+pub use block_key::BlockKey;
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
-pub use devices::open::{HostId, Opened, open_path};
 pub use error::{Error, ErrorKind, Result};
 pub use format::label::MIN_DEVICE_BYTES;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
+pub use l2::{CacheDevice, CacheDeviceFigures, CacheDeviceState, Rebuild};
 pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
+pub use open::{HostId, Opened, open_path};
 pub use pool::{
-    CacheDevice, CacheDeviceFigures, CacheDeviceState, CheckProgress, CheckReport, CreateOptions,
-    Durations, ImportOptions, LabelInfo, Pool, PoolDevice, PoolStats, PoolUsage, Rebuild,
-    ScrubProgress, ScrubReport, destroy, read_label,
+    CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
+    PoolDevice, PoolStats, PoolUsage, ScrubProgress, ScrubReport, destroy, read_label,
 };
 pub use prefetch::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

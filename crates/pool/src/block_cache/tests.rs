@@ -4,7 +4,8 @@ use forebay_base::sync::{Arc, thread};
 use forebay_cache::Attributes;
 use zerocopy::little_endian::U64;
 
-use super::{BlockCache, BlockCacheOptions, BlockKey, MEMORY_MARGIN_BYTES};
+use super::{BlockCache, BlockCacheOptions, MEMORY_MARGIN_BYTES};
+use crate::block_key::{BIRTH_END, BlockKey};
 use crate::error::ErrorKind;
 use crate::format::{BlockPtrPhys, Dva, DvaPhys};
 
@@ -129,7 +130,7 @@ fn keys_differ_by_place_birth_and_owner() {
     let owners = [0, 1, 4095].map(forebay_cache::OwnerId::from_raw);
     let mut keys = std::collections::BTreeSet::new();
     for owner in owners {
-        for birth in [0, 1, super::BIRTH_END - 1] {
+        for birth in [0, 1, BIRTH_END - 1] {
             for offset in [512, 1024] {
                 let key = BlockKey::new(owner, &bp(offset, birth));
                 assert_eq!(forebay_cache::Key::owner(&key), owner);

@@ -6,12 +6,12 @@
 use forebay_base::rng::SmallRng;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::open::HostId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{
     FEATURE_BYTES, LABEL_BYTES, LabelPhys, MAX_DEVICES, MAX_FEATURES, MAX_NODES, MIN_DEVICE_BYTES,
     NAME_BYTES, NO_PARENT, NodeKind, NodePhys, STATE_ACTIVE, STATE_EXPORTED, VERSION,
 };
+use crate::open::HostId;
 
 /// Features that this code knows. A label that names another one is refused.
 pub(crate) const FEATURES: [&str; 0] = [];

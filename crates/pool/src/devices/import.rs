@@ -9,11 +9,12 @@ use forebay_base::rng::SmallRng;
 
 use super::config::{Config, DeviceConfig, Label, check_name, new_guid};
 use super::label::{self, Uberblock};
-use super::open::{HostId, Opened};
 use super::{Devices, Member, too_small, usable_bytes};
-use crate::block_cache::{BIRTH_END, BlockCache};
+use crate::block_cache::BlockCache;
+use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES};
+use crate::open::{HostId, Opened};
 
 /// Groups of pools that are imported have smaller numbers: as many are left before births of blocks cannot be told
 /// any more.

@@ -26,7 +26,6 @@
 pub(crate) mod config;
 pub(crate) mod import;
 pub(crate) mod label;
-pub(crate) mod open;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
@@ -41,7 +40,7 @@ use forebay_io::{Completion, Device, Pending, Priority, RaiseHandle, Request, Ro
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::format::label::{LABEL_BYTES, MAX_DEVICES, MIN_DEVICE_BYTES};
-use open::{Locks, Opened};
+use crate::open::{Locks, Opened};
 
 /// Where blocks can lie on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

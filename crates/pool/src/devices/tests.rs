@@ -10,13 +10,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::config::{Config, Label};
 use super::import::{CreateOptions, ImportOptions, Imported, add, create, import};
 use super::label::{self, Uberblock};
-use super::open::{HostId, Opened, open_path};
 use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::error::{Error, ErrorKind};
 use crate::format::label::{
     LABEL_BYTES, LabelPhys, MIN_DEVICE_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys,
 };
 use crate::format::{BlockPtrPhys, Dva, DvaPhys};
+use crate::open::{HostId, Opened, open_path};
 
 const SIZE: u64 = 16 << 20;
 

@@ -13,10 +13,10 @@ use super::labels::{label_places, read_at};
 use crate::devices::config::Label;
 use crate::devices::import::newest_config;
 use crate::devices::label::{self, Uberblock};
-use crate::devices::open::Opened;
 use crate::devices::{Devices, Member, usable_bytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, UberblockPhys};
+use crate::open::Opened;
 
 /// The devices of a pool, as far as they are there.
 pub(super) struct Assembled {

@@ -239,7 +239,7 @@ fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLook {
     let label = |place| (place, label_at(&**device, place, memory));
     let mut labels: Vec<_> = places.into_iter().map(label).collect();
     let sound = labels.iter().any(|(_, state)| matches!(state, LabelState::Sound(_)));
-    let cache_device = if sound { None } else { crate::second::level::describe(device) };
+    let cache_device = if sound { None } else { crate::l2::device::describe(device) };
     if cache_device.is_some() {
         labels.clear();
     }

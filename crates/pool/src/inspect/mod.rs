@@ -41,8 +41,8 @@ use forebay_base::sync::Arc;
 use forebay_io::{Device, FileDevice, Locking, OpenOptions};
 
 use crate::block_cache::{BlockCache, BlockCacheOptions};
-use crate::devices::open::refused;
 use crate::error::{Error, ErrorKind, Result};
+use crate::open::refused;
 
 pub use block::{BlockLook, CopyLook, DeviceBytes};
 pub use directory::DirectoryLook;

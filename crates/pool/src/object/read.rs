@@ -12,7 +12,7 @@
 use forebay_base::sync::{MutexGuard, hint};
 use forebay_cache::Place;
 
-use crate::block_cache::BlockKey;
+use crate::block_key::BlockKey;
 use crate::error::{ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::prefetch;

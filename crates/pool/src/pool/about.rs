@@ -6,8 +6,8 @@ use forebay_base::tunables::TunableRow;
 use super::Pool;
 use crate::block_cache::BlockCache;
 use crate::devices::label;
-use crate::devices::open::{HostId, Opened};
 use crate::error::{Error, ErrorKind, Result};
+use crate::open::{HostId, Opened};
 
 /// What the newest label of a device says.
 #[derive(Clone, Debug)]

@@ -13,14 +13,15 @@ use crate::dataset::DatasetSettings;
 use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::devices::import::{self, Imported};
-use crate::devices::open::{HostId, Opened};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
 };
+use crate::l2::CacheDevices;
 use crate::log::{Extent, IntentLog};
 use crate::object::{Leaves, ReadAhead};
 use crate::objset::Objset;
+use crate::open::{HostId, Opened};
 use crate::space::{Space, SpaceStats};
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
@@ -28,7 +29,7 @@ use crate::tx::Tx;
 use crate::txg::Txgs;
 use crate::zap::Zap;
 
-use super::cache_devices::CacheDevices;
+use super::l2::CacheList;
 use super::log_io::LogDevices;
 use super::room::Shards;
 use super::{Inner, Pool, sync};
@@ -237,7 +238,8 @@ impl Found {
             directory,
             directory_number: self.directory,
             datasets: Mutex::named("datasets", HashMap::new()),
-            cache_devices: CacheDevices::new(self.cache_list),
+            cache_devices: CacheDevices::new(),
+            cache_list: CacheList::new(self.cache_list),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             closed: AtomicBool::new(false),

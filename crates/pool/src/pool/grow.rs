@@ -5,8 +5,8 @@
 
 use crate::devices::import;
 use crate::devices::label;
-use crate::devices::open::{HostId, Opened};
 use crate::error::Result;
+use crate::open::{HostId, Opened};
 use crate::space::{DeviceSpan, Space};
 use crate::waiting;
 

@@ -8,11 +8,11 @@ use crate::block_cache::BlockCache;
 use crate::dataset::DatasetSettings;
 use crate::devices::import::{self, Imported};
 use crate::devices::label::{self, Uberblock};
-use crate::devices::open::{HostId, Opened};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::log::IntentLog;
 use crate::objset::Objset;
+use crate::open::{HostId, Opened};
 use crate::space::Space;
 use crate::store::Store;
 

@@ -4,13 +4,13 @@
 //! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
 
 mod about;
-mod cache_devices;
 mod check;
 mod create;
 mod datasets;
 mod export;
 mod grow;
 mod import;
+mod l2;
 mod log_io;
 mod replay;
 mod room;
@@ -19,7 +19,6 @@ mod space_io;
 mod stats;
 mod sync;
 mod walk;
-mod warm_up;
 
 use forebay_base::clock::Clock;
 use forebay_base::rng::SmallRng;
@@ -33,6 +32,7 @@ use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
+use crate::l2::CacheDevices;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
@@ -45,13 +45,12 @@ use crate::waiting;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
-use cache_devices::CacheDevices;
-pub use cache_devices::{CacheDevice, CacheDeviceFigures, CacheDeviceState, Rebuild};
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
+use l2::CacheList;
 use room::Shards;
 pub(crate) use room::{Intent, Reservation};
 pub use scrub::{ScrubProgress, ScrubReport};
@@ -84,6 +83,7 @@ pub(crate) struct Inner {
     directory_number: u64,
     datasets: Mutex<HashMap<String, Arc<dataset::Inner>>>,
     cache_devices: CacheDevices,
+    cache_list: CacheList,
     /// Held by who adds a dataset, or changes its settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,

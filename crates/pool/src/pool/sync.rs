@@ -83,7 +83,7 @@ impl Inner {
         root.txg = txg.into();
         root.datasets = self.directory_number.into();
         root.mos = mos;
-        root.cache_devices = self.cache_devices.number_for(txg).into();
+        root.cache_devices = self.cache_list.number_for(txg).into();
         let mut plain = Plain(&self.store);
         root.space = space.sync(txg, &mut plain)?;
         root.log = self.log.root_for(txg);

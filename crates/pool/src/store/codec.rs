@@ -18,7 +18,7 @@ use forebay_base::sync::thread_local;
 use xxhash_rust::xxh3::xxh3_128;
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::block_cache::BIRTH_END;
+use crate::block_key::BIRTH_END;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Checksum, Compression};
 

@@ -47,11 +47,12 @@ use forebay_base::counters::Counter;
 use forebay_base::sync::Arc;
 use forebay_cache::{Attributes, OwnerId};
 
-use crate::block_cache::{BlockCache, BlockKey};
+use crate::block_cache::BlockCache;
+use crate::block_key::BlockKey;
 use crate::devices::Devices;
 use crate::error::Error;
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhys};
-use crate::second::Levels;
+use crate::l2::Levels;
 use counters::StoreCounters;
 use flight::Flight;
 use line::Line;

@@ -19,7 +19,7 @@ use forebay_io::{Priority, RaiseHandle};
 use super::counters::StoreCounters;
 use super::read::{Cause, check};
 use super::{Shared, Store, codec};
-use crate::block_cache::BlockKey;
+use crate::block_key::BlockKey;
 use crate::devices::Read;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Dva};

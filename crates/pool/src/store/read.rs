@@ -11,7 +11,8 @@ use forebay_io::Priority;
 
 use super::counters::StoreCounters;
 use super::{Store, codec};
-use crate::block_cache::{BlockKey, BlockRef};
+use crate::block_cache::BlockRef;
+use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
 use crate::waiting;

@@ -14,7 +14,8 @@ use forebay_cache::{Attributes, Begin};
 
 use super::counters::StoreCounters;
 use super::{Shared, Store};
-use crate::block_cache::{BlockKey, BlockRef};
+use crate::block_cache::BlockRef;
+use crate::block_key::BlockKey;
 use crate::format::BlockPtrPhys;
 
 /// The content of a block: in the cache, or not.

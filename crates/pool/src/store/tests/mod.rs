@@ -2,10 +2,10 @@
 
 mod codec;
 mod gangs;
+mod l2;
 mod line;
 mod readers;
 mod reads;
-mod second;
 mod writes;
 
 use std::collections::BTreeMap;

@@ -9,9 +9,10 @@ use forebay_cache::{Attributes, Candidate, Class, Filler, OwnerCaching, SecondLe
 use forebay_io::fault::{Fault, Rule};
 
 use super::{Rig, block_cache, props, rig_over};
-use crate::block_cache::{BlockCache, BlockKey};
+use crate::block_cache::BlockCache;
+use crate::block_key::BlockKey;
 use crate::format::{BlockPtrPhys, CacheMode, Compression};
-use crate::second::{CacheLevel, Wanted};
+use crate::l2::{CacheLevel, Wanted};
 use crate::store::counters::StoreCounters;
 use crate::waiting::without_waiting;
 

@@ -7,8 +7,8 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_cache::{Class, Key};
 use forebay_l2::{Codec, Refusal};
 
-use super::{Levels, Wanted};
-use crate::block_cache::{BIRTH_END, BlockKey};
+use super::pool_l2::{Levels, Wanted};
+use crate::block_key::{BIRTH_END, BlockKey};
 
 /// Bytes of a block's key on a level.
 const KEY_BYTES: usize = 16;

@@ -1,44 +1,48 @@
-//! A level on a device: `forebay-l2`'s, told what it has to know of a pool.
+//! One L2 device in use: an L2 of `forebay-l2` with the codec of a pool's blocks.
+//!
+//! The label of an L2 names its pool as the owner. This module also reads that label where no L2 is opened.
 
 use std::path::Path;
 
-use forebay_base::arena::Buffer;
+use forebay_base::arena::{Arena, Buffer};
 use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
-use forebay_cache::{Candidate, Class, Filler, SecondLevel, SpareRoom};
+use forebay_cache::{Cache, Candidate, Class, Filler, SecondLevel, SpareRoom};
 use forebay_io::{Device, OpenOptions};
 use forebay_l2::{Health, Level, LevelOptions};
 
 use super::codec::BlockCodec;
-use super::{CacheLevel, Levels};
-use crate::block_cache::{BlockCache, BlockKey};
-use crate::devices::open::{self, Opened};
+use super::pool_l2::Levels;
+use super::router::CacheLevel;
+use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
+use crate::open::{self, Opened};
 
 /// What the owner's mark of a pool's levels begins with.
 const OWNER_MAGIC: [u8; 8] = *b"fbpool\0\x01";
 
-/// What a level has to know of its pool.
-pub(crate) struct Place<'a> {
-    pub(crate) guid: u64,
+/// The parts of a pool that its L2 caches use.
+pub(crate) struct L2Context<'a> {
+    pub(crate) pool_name: &'a str,
+    pub(crate) pool_guid: u64,
     pub(crate) levels: &'a Arc<Levels>,
-    pub(crate) cache: &'a Arc<BlockCache>,
+    pub(crate) cache: &'a Cache<BlockKey, Buffer>,
+    pub(crate) arena: &'a Arc<Arena>,
     pub(crate) clock: &'a Arc<dyn Clock>,
-    pub(crate) seed: u64,
 }
 
-impl Place<'_> {
-    fn options(&self) -> LevelOptions {
+impl L2Context<'_> {
+    fn options(&self, seed: u64) -> LevelOptions {
         LevelOptions {
             immutable_keys: true,
             clock: Arc::clone(self.clock),
-            seed: self.seed,
-            ..LevelOptions::new(owner_of(self.guid), Arc::clone(self.cache.arena()))
+            seed,
+            ..LevelOptions::new(owner_of(self.pool_guid), Arc::clone(self.arena))
         }
     }
 
     fn codec(&self) -> Arc<BlockCodec> {
-        Arc::new(BlockCodec::new(Arc::clone(self.levels), Arc::clone(self.cache.arena())))
+        Arc::new(BlockCodec::new(Arc::clone(self.levels), Arc::clone(self.arena)))
     }
 }
 
@@ -105,11 +109,11 @@ impl DeviceLevel {
     /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub(crate) fn create(
         device: Arc<dyn Device>,
-        place: &Place<'_>,
+        (context, seed): (&L2Context<'_>, u64),
         force: bool,
     ) -> Result<Arc<Self>> {
-        let options = LevelOptions { force, ..place.options() };
-        let codec = place.codec();
+        let options = LevelOptions { force, ..context.options(seed) };
+        let codec = context.codec();
         let level = Level::create(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { level, codec, device }))
     }
@@ -121,7 +125,7 @@ impl DeviceLevel {
     /// [`ErrorKind::NotFound`] if it holds none, [`ErrorKind::Exists`] if it is another's; as [`create`](Self::create).
     pub(crate) fn open(
         device: Arc<dyn Device>,
-        place: &Place<'_>,
+        (context, seed): (&L2Context<'_>, u64),
         guid: u64,
         marks: [u64; 2],
         trusted: u64,
@@ -129,8 +133,8 @@ impl DeviceLevel {
         let label = forebay_l2::read_label(&device).map_err(refused)?;
         let ours = label.guid == guid && marks.contains(&label.user_mark);
         let max_stamp = if ours { trusted } else { 0 };
-        let options = LevelOptions { max_stamp, ..place.options() };
-        let codec = place.codec();
+        let options = LevelOptions { max_stamp, ..context.options(seed) };
+        let codec = context.codec();
         let level = Level::open(Arc::clone(&device), codec.clone(), &options).map_err(refused)?;
         Ok(Arc::new(Self { level, codec, device }))
     }

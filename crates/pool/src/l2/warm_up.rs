@@ -1,0 +1,42 @@
+//! Opens the datasets whose blocks L2 devices load into memory after an import.
+//!
+//! An L2 loads its blocks by itself, as far as memory is free. A dataset is opened first, so that its blocks get their owner and its cache
+//! setting holds. This is no different from a user who opens it.
+//!
+//! Locking: `second-names`, for a lookup. Datasets are opened on a thread of an L2, which holds no lock. Closing the L2s waits for that
+//! thread, and holds no lock that opening a dataset takes.
+
+use forebay_base::sync::{Arc, Mutex, Weak};
+use hashbrown::HashMap;
+
+use super::devices::L2Host;
+use super::owners::OpensDatasets;
+
+/// Opens datasets of which levels have blocks.
+pub(super) struct Opener {
+    host: Weak<dyn L2Host>,
+    /// Of those that there were when the first was looked for, by number: who makes one later has it open.
+    names: Mutex<Option<Arc<HashMap<u64, String>>>>,
+}
+
+impl Opener {
+    pub(super) fn new(host: &Arc<dyn L2Host>) -> Self {
+        Self { host: Arc::downgrade(host), names: Mutex::named("second-names", None) }
+    }
+}
+
+impl OpensDatasets for Opener {
+    fn open(&self, number: u64) {
+        let Some(host) = self.host.upgrade() else { return };
+        if host.is_closed() {
+            return;
+        }
+        let known = self.names.lock().clone();
+        // If they cannot be read, none is opened here, and why is told to who wants to use one.
+        let names = known.unwrap_or_else(|| Arc::new(host.dataset_names().unwrap_or_default()));
+        *self.names.lock() = Some(Arc::clone(&names));
+        if let Some(name) = names.get(&number) {
+            host.open_dataset(name);
+        }
+    }
+}
