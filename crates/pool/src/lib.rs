@@ -78,7 +78,7 @@ mod object;
 mod objset;
 mod open;
 mod pool;
-mod prefetch;
+mod readahead;
 mod space;
 mod store;
 mod sync;
@@ -102,7 +102,7 @@ pub use pool::{
     CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
     PoolDevice, PoolStats, PoolUsage, ScrubProgress, ScrubReport, destroy, read_label,
 };
-pub use prefetch::{PrefetchCounters, PrefetchTunables};
+pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
 pub use tunables::{CacheDeviceTunables, PoolTunables, StoreTunables};

@@ -6,7 +6,7 @@ use forebay_base::tunables::{TunableError, TunableRow};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::LogTunables;
-use crate::prefetch::PrefetchTunables;
+use crate::readahead::PrefetchTunables;
 use crate::txg::TxgTunables;
 
 forebay_base::tunables! {

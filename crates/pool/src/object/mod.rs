@@ -7,7 +7,6 @@
 //! change has two buffers, since the first is being written while the second changes. Nothing is read from a
 //! device while an object's lock is held: who needs a block that is not in memory lets go, fetches, and starts over.
 
-mod ahead;
 mod fetch;
 mod leaves;
 mod node;
@@ -15,12 +14,12 @@ mod paths;
 mod pending;
 mod pins;
 mod read;
+mod readahead;
 mod seek;
 mod sync;
 pub(crate) mod tree;
 mod write;
 
-pub(crate) use ahead::ReadAhead;
 pub(crate) use leaves::Leaves;
 pub use node::ObjectUsage;
 pub(crate) use node::{DataFields, Node};

@@ -14,11 +14,10 @@ use crate::block_cache::BlockRef;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
-use crate::prefetch::{self, Plan, Prefetcher};
+use crate::readahead::ObjectReadahead;
 use crate::waiting;
 use crate::zap::{self, Zap};
 
-use super::ahead::Unserved;
 use super::leaves::Leaves;
 use super::pending::{Pending, Slot};
 use super::pins::Pins;
@@ -77,13 +76,7 @@ pub(crate) struct State {
     /// By the low bit of the group's number.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
-    /// What is known of reads.
-    pub(super) prefetcher: Option<Box<Prefetcher>>,
-    /// Where the newest read that was noted found its first block.
-    pub(super) last_found: prefetch::Found,
-    pub(super) unserved: Unserved,
-    /// What was to be read ahead by a thread that must not wait, and needs an indirect block first: the next read goes on.
-    pub(super) postponed: Option<Plan>,
+    pub(super) readahead: ObjectReadahead,
 }
 
 /// The data fields of a dnode, as a sync has made them.
@@ -193,13 +186,7 @@ impl State {
     #[inline]
     pub(super) fn is_quiet(&self, block: u64) -> bool {
         let unchanged = self.pending[0].txg == 0 && self.pending[1].txg == 0;
-        let streams = self.prefetcher.as_ref();
-        unchanged
-            && self.unserved.is_empty()
-            && self.postponed.is_none()
-            // A stream would take a miss of long ago for its own.
-            && self.last_found == prefetch::Found::Hit
-            && !streams.is_some_and(|streams| streams.is_near_a_stream(block))
+        unchanged && self.readahead.is_quiet(block)
     }
 
     /// Levels that its tree will have once what is known now is synced.
@@ -259,10 +246,7 @@ impl Node {
             synced_entries: None,
             pending: Default::default(),
             pins: Pins::default(),
-            prefetcher: None,
-            last_found: prefetch::Found::Hit,
-            unserved: Unserved::default(),
-            postponed: None,
+            readahead: ObjectReadahead::new(),
         };
         Ok(Arc::new(Self {
             objset: Arc::clone(objset),

@@ -15,7 +15,7 @@ use forebay_cache::Place;
 use crate::block_key::BlockKey;
 use crate::error::{ErrorKind, Result};
 use crate::format::BlockPtrPhys;
-use crate::prefetch;
+use crate::readahead;
 
 use super::RETRIES_MAX;
 use super::node::{Found, Node, State};
@@ -109,10 +109,9 @@ impl Node {
         let mut first = parts.next();
         let last = (offset + len as u64 - 1) >> self.record_shift;
         let blocks = (offset >> self.record_shift)..last + 1;
-        let again = state.unserved.take(&blocks);
+        let again = state.readahead.take_unserved(&blocks);
         let plan = if again { None } else { self.note_read(&mut state, &blocks) };
-        // Not written to for nothing: most reads leave none, and others read that line.
-        let postponed = if state.postponed.is_some() { state.postponed.take() } else { None };
+        let postponed = state.readahead.take_postponed();
         let looked = match first.as_mut().map_or(Looked::Done, |part| self.look(&state, part)) {
             Looked::Stored(ptr, _) if gone == Some(self.objset.store.key(&ptr)) => {
                 Looked::Gone(ptr)
@@ -136,7 +135,7 @@ impl Node {
             Ok(()) => Ok(len),
             Err(error) => {
                 if error.kind() == ErrorKind::WouldBlock {
-                    self.lock().unserved.put(blocks);
+                    self.lock().readahead.put_unserved(blocks);
                 }
                 Err(error)
             }
@@ -196,10 +195,11 @@ impl Node {
                 }
                 Looked::Gone(ptr) => {
                     if !again {
-                        self.lock().last_found = match self.objset.store.is_read_ahead(&ptr) {
-                            true => prefetch::Found::InFlight,
-                            false => prefetch::Found::Miss,
+                        let found = match self.objset.store.is_read_ahead(&ptr) {
+                            true => readahead::Found::InFlight,
+                            false => readahead::Found::Miss,
                         };
+                        self.lock().readahead.set_found(found);
                     }
                     if let Some(fetched) = self.fetch(part.block, &ptr)? {
                         copy_out(&fetched.content, part);

@@ -23,7 +23,8 @@ use crate::format::{
     ATTRIBUTES_MAX, Compression, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
 };
 use crate::object::tree::{self, Tree};
-use crate::object::{DataFields, Node, ObjectUsage, ReadAhead};
+use crate::object::{DataFields, Node, ObjectUsage};
+use crate::readahead::ReadAhead;
 use crate::store::Store;
 use crate::tx::Tx;
 use crate::zap;

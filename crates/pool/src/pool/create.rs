@@ -19,9 +19,10 @@ use crate::format::{
 };
 use crate::l2::CacheDevices;
 use crate::log::{Extent, IntentLog};
-use crate::object::{Leaves, ReadAhead};
+use crate::object::Leaves;
 use crate::objset::Objset;
 use crate::open::{HostId, Opened};
+use crate::readahead::ReadAhead;
 use crate::space::{Space, SpaceStats};
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;

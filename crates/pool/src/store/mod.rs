@@ -2,7 +2,7 @@
 //!
 //! * [`codec`]: packing, unpacking, checksums;
 //! * [`read`]: finding a block in the cache or on a device, verifying, healing;
-//! * [`prefetch`]: reading before somebody waits for it;
+//! * [`async_read`]: reads that never block their caller, for read-ahead and fetches;
 //! * [`write`](mod@write): sealing, placing and submitting blocks; keeping them in the cache
 //!   meanwhile;
 //! * [`line`](mod@line): packing blocks on several threads, for a writer who takes them in order;
@@ -28,6 +28,7 @@
 //!
 //! It does not know what blocks mean, find room, or decide when something is durable.
 
+mod async_read;
 pub(crate) mod codec;
 pub(crate) mod counters;
 mod flight;
@@ -35,7 +36,6 @@ pub(crate) mod gang;
 mod line;
 #[cfg(all(test, forebay_model))]
 mod model;
-mod prefetch;
 mod read;
 pub(crate) mod readers;
 #[cfg(all(test, not(forebay_model)))]
@@ -53,10 +53,10 @@ use crate::devices::Devices;
 use crate::error::Error;
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhys};
 use crate::l2::Levels;
+use async_read::Prefetches;
 use counters::StoreCounters;
 use flight::Flight;
 use line::Line;
-use prefetch::Prefetches;
 use readers::Readers;
 pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, WritePayload};
 use writing::Writing;

@@ -34,7 +34,6 @@ mod memory;
 mod merge;
 mod micro;
 mod peek;
-mod readahead;
 mod stats;
 mod store;
 mod table;
@@ -47,6 +46,7 @@ use forebay_base::sync::{Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
+use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
 use crate::{Error, ErrorKind, Result, waiting};
 
 pub use entry::{Cookie, Entry, Value};
@@ -60,7 +60,6 @@ use fat::{Changed, Fat, Reach, Request};
 use leaf::{Change, Flaw};
 use micro::Micro;
 use peek::{Hints, Operations};
-use readahead::Readahead;
 
 /// How often an operation starts over with one more block fetched, at most.
 const TRIES: usize = 200;
@@ -93,7 +92,7 @@ enum Form {
 
 struct State {
     form: Form,
-    ahead: Readahead,
+    ahead: DirectoryReadahead,
 }
 
 /// A directory.
@@ -143,7 +142,7 @@ impl<S: LeafStore> Zap<S> {
     }
 
     fn with(store: S, seed: u64, form: Form) -> Self {
-        let state = State { form, ahead: Readahead::default() };
+        let state = State { form, ahead: DirectoryReadahead::default() };
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
         let changing = CachePadded::new(Changing { state, operations: Operations::new(), entries });
@@ -369,7 +368,7 @@ impl<S: LeafStore> Zap<S> {
             }
             looked_at += ids.len();
             away += self.store.prefetch(&ids);
-            let is_enough = away as u64 >= readahead::BATCH || looked_at >= READ_AHEAD_LOOKS;
+            let is_enough = away as u64 >= LEAF_BATCH || looked_at >= READ_AHEAD_LOOKS;
             let Ok(again) = self.lock() else { return };
             state = again;
             if away > 0 {

@@ -7,9 +7,9 @@ use super::*;
 
 const BLOCK_BYTES: u64 = 128 << 10;
 
-/// A prefetcher with a naive reader: it keeps what was read ahead, and checks each plan.
+/// A detector with a naive reader: it keeps what was read ahead, and checks each plan.
 struct Reader {
-    prefetcher: Prefetcher,
+    detector: StreamDetector,
     counters: PrefetchCounters,
     limits: Limits,
     end_block: u64,
@@ -22,7 +22,7 @@ struct Reader {
 impl Reader {
     fn new(end_block: u64) -> Self {
         Self {
-            prefetcher: Prefetcher::new(),
+            detector: StreamDetector::new(),
             counters: PrefetchCounters::new(),
             limits: Limits::new(&PrefetchTunables::default(), BLOCK_BYTES),
             end_block,
@@ -45,10 +45,10 @@ impl Reader {
         self.now_ns += 1000;
         self.read += u64::from(blocks);
         self.cached.extend(first..first + u64::from(blocks));
-        let (prefetcher, counters) = (&mut self.prefetcher, &self.counters);
+        let (detector, counters) = (&mut self.detector, &self.counters);
         let read = (first, blocks);
         let plan =
-            prefetcher.on_read(read, self.end_block, found, || self.now_ns, &self.limits, counters);
+            detector.on_read(read, self.end_block, found, || self.now_ns, &self.limits, counters);
         let Some(plan) = plan else { return };
         let mut count = 0;
         for block in plan.blocks() {
@@ -154,7 +154,7 @@ fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
     }
     assert!(ahead(&reader) - 310 <= 64);
     assert!(reader.sum(PrefetchCounters::LOST) > 0);
-    assert_eq!(reader.prefetcher.streams.len(), 1);
+    assert_eq!(reader.detector.streams.len(), 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! One recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A sequential stream has
 //! accesses of one block with a stride of one; a read may be several of them.
 
-use super::{Found, Limits, Plan};
+use super::detector::{Found, Limits, Plan};
 
 /// Accesses that a new stream is read ahead of by.
 const FIRST_DISTANCE: u32 = 4;

@@ -1,41 +1,33 @@
-//! Prefetch: recognizing streams among an object's reads, and saying what to read ahead of them.
+//! Recognizes streams among the reads of one object, and plans the blocks to read ahead.
 //!
-//! A state machine without I/O: it is told of reads ([`Prefetcher::on_read`]; not of those of cached blocks that no stream may expect) and answers with what to read
-//! ahead. Streams are sequential, or strided with a constant step in either direction.
+//! A state machine without I/O. [`StreamDetector::on_read`] takes each read that a stream may expect, and returns the plan. Streams are
+//! sequential, or strided with a constant step in either direction.
 //!
-//! # How
+//! # Algorithm
 //!
-//! A read that no stream expects is compared with the newest others of that kind, the *candidates*. Right behind
-//! one, it makes a sequential stream. At some distance from one, it makes a guess of a stride; a guess that comes true
-//! [`CONFIRMATIONS`] times makes a strided stream.
+//! A read that no stream expects is compared with the newest other such reads, the *candidates*. Right behind a candidate, it makes a
+//! sequential stream. At some distance, it makes a guess of a stride; a guess that comes true [`CONFIRMATIONS`] times makes a strided
+//! stream.
 //!
-//! A stream is read ahead of by its *distance*, filled up whenever half of it is used. The distance starts small;
-//! it doubles with each filling up to a bound (`prefetch_ramp_bytes`), and further, up to a higher bound
-//! (`prefetch_max_bytes`), with each read that finds its block still on its way: only then is more distance of use.
-//! It halves with each read that finds nothing where it was read ahead: there is more than the cache keeps.
+//! Each stream is read ahead by its *distance*, which is refilled when half of it is used. The distance starts small. It doubles with each
+//! refill up to a bound (`prefetch_ramp_bytes`), and up to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in
+//! flight: only then does more distance help. It halves with each read whose block was read ahead and is gone: the cache keeps less than that.
 //!
 //! # Invariants
 //!
-//! - Nothing is planned past the object's end or before its beginning, nor beyond the distance.
-//! - A stream plans each access once, unless what it had planned was lost.
-//!
-//! # Locking
-//!
-//! None: whoever has the object's lock calls it.
+//! - No plan goes past the object's end, before its beginning, or beyond the distance.
+//! - A stream plans each access once, unless its planned blocks were lost.
 //!
 //! # What it does not do
 //!
-//! It does not know which of the blocks are cached, or holes: who carries a plan out leaves those out.
+//! It takes no locks: the caller holds the object's lock. It does not know which blocks are cached or holes; the caller skips those.
 
-mod counters;
-mod stream;
+use super::counters::PrefetchCounters;
+use super::stream::{Match, Stream};
+use super::tunables::PrefetchTunables;
+
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
-pub(crate) mod tunables;
-
-pub use counters::PrefetchCounters;
-use stream::{Match, Stream};
-pub use tunables::PrefetchTunables;
 
 /// Most streams of an object.
 const STREAMS_MAX: usize = 8;
@@ -60,8 +52,8 @@ pub(crate) enum Found {
 /// Bounds of what is read ahead of one stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    max_blocks: u32,
-    ramp_blocks: u32,
+    pub(super) max_blocks: u32,
+    pub(super) ramp_blocks: u32,
     idle_ns: u64,
 }
 
@@ -81,11 +73,11 @@ impl Limits {
 /// What to read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    first: u64,
-    stride: i64,
-    run: u32,
-    count: u32,
-    end_block: u64,
+    pub(super) first: u64,
+    pub(super) stride: i64,
+    pub(super) run: u32,
+    pub(super) count: u32,
+    pub(super) end_block: u64,
 }
 
 impl Plan {
@@ -112,7 +104,7 @@ struct Candidate {
 /// is in few cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct Prefetcher {
+pub(crate) struct StreamDetector {
     /// The newest read: first block, and the one behind the last.
     last: (u64, u64),
     /// The candidate that the next one replaces.
@@ -125,7 +117,7 @@ pub(crate) struct Prefetcher {
     candidates: [Candidate; CANDIDATES],
 }
 
-impl Prefetcher {
+impl StreamDetector {
     /// Without any knowledge.
     pub(crate) fn new() -> Self {
         Self::default()

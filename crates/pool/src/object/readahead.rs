@@ -1,0 +1,44 @@
+//! Issues the plans of read-ahead for an object.
+
+use std::ops::Range;
+
+use crate::readahead::Plan;
+use crate::waiting;
+
+use super::node::{Node, State};
+
+impl Node {
+    /// Reports a read of blocks, and returns the blocks to read ahead.
+    pub(super) fn note_read(&self, state: &mut State, blocks: &Range<u64>) -> Option<Plan> {
+        let record_bytes = self.record_bytes() as u64;
+        let end = (state.size + record_bytes - 1) >> self.record_shift;
+        state.readahead.on_read(&self.objset.ahead, blocks, end, record_bytes)
+    }
+
+    /// Begins to read blocks that will be wanted.
+    pub(super) fn read_ahead(&self, plan: Plan) {
+        let _reading = self.objset.store.readers().enter();
+        // Pointers that are not in memory are read for once; the reader would wait for them soon anyway.
+        let mut may_pin = true;
+        for block in plan.blocks() {
+            let mut found = self.whereabouts(block);
+            if found.is_none() && may_pin {
+                may_pin = false;
+                let pinned = self.pin(block);
+                if waiting::is_would_block(&pinned) {
+                    // It is on its way by now.
+                    self.lock().readahead.postpone(plan);
+                    return;
+                }
+                found = pinned.is_ok().then(|| self.whereabouts(block)).flatten();
+            }
+            match found {
+                Some(Some(ptr)) => {
+                    self.objset.store.prefetch(&ptr, self.attributes(), Box::new(|_| {}));
+                }
+                Some(None) => {}
+                None => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The read-ahead state of one object: its streams, and the reads that could not be served yet.
+//!
+//! The object reports each read that is not on the fast path ([`ObjectReadahead::on_read`]) and issues the plans that come back.
+//!
+//! Locking: none; the object's lock protects it.
+
+use std::ops::Range;
+
+use forebay_base::clock::Clock;
+use forebay_base::sync::Arc;
+
+use super::counters::PrefetchCounters;
+use super::detector::{Found, Limits, Plan, StreamDetector};
+use super::tunables::PrefetchTunables;
+
+/// The parts of read-ahead that all objects of a pool share.
+pub(crate) struct ReadAhead {
+    tunables: Arc<PrefetchTunables>,
+    counters: PrefetchCounters,
+    clock: Arc<dyn Clock>,
+}
+
+impl ReadAhead {
+    pub(crate) fn new(tunables: Arc<PrefetchTunables>, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { tunables, counters: PrefetchCounters::new(), clock })
+    }
+
+    pub(crate) fn counters(&self) -> &PrefetchCounters {
+        &self.counters
+    }
+}
+
+/// Reads that may be retried; of more, the oldest are reported again.
+const UNSERVED_MAX: usize = 64;
+
+/// What is known of the reads of one object.
+#[repr(C)]
+pub(crate) struct ObjectReadahead {
+    detector: Option<Box<StreamDetector>>,
+    /// Where the newest reported read found its first block.
+    last_found: Found,
+    /// Reads, as ranges of blocks, that were reported and then not served, because that would have blocked. A retry is not
+    /// reported again.
+    unserved: Vec<Range<u64>>,
+    /// The plan of a thread that must not block, and which needs an indirect block first: the next read issues it.
+    postponed: Option<Plan>,
+}
+
+impl ObjectReadahead {
+    pub(crate) fn new() -> Self {
+        Self { detector: None, last_found: Found::Hit, unserved: Vec::new(), postponed: None }
+    }
+
+    /// Whether a read of that block, which is cached, need not be reported.
+    #[inline]
+    pub(crate) fn is_quiet(&self, block: u64) -> bool {
+        self.unserved.is_empty()
+            && self.postponed.is_none()
+            // A stream would take a miss of long ago for its own.
+            && self.last_found == Found::Hit
+            && !self.detector.as_ref().is_some_and(|streams| streams.is_near_a_stream(block))
+    }
+
+    /// Reports a read of blocks of an object of `end_block` blocks, and returns the blocks to read ahead. The detector learns from how the
+    /// read before was served, because this one is not served yet.
+    pub(crate) fn on_read(
+        &mut self,
+        shared: &ReadAhead,
+        blocks: &Range<u64>,
+        end_block: u64,
+        block_bytes: u64,
+    ) -> Option<Plan> {
+        let limits = Limits::new(&shared.tunables, block_bytes);
+        let found = self.last_found;
+        if found != Found::Hit {
+            self.last_found = Found::Hit;
+        }
+        let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
+        let detector = self.detector.get_or_insert_with(|| Box::new(StreamDetector::new()));
+        let now_ns = || shared.clock.now_ns();
+        detector.on_read((blocks.start, count), end_block, found, now_ns, &limits, &shared.counters)
+    }
+
+    /// Tells where the read that was reported last found its first block, unless that was the cache.
+    pub(crate) fn set_found(&mut self, found: Found) {
+        self.last_found = found;
+    }
+
+    /// Whether such a read was reported before and is retried now.
+    #[inline]
+    pub(crate) fn take_unserved(&mut self, blocks: &Range<u64>) -> bool {
+        !self.unserved.is_empty() && self.find_unserved(blocks)
+    }
+
+    #[cold]
+    fn find_unserved(&mut self, blocks: &Range<u64>) -> bool {
+        let found = self.unserved.iter().position(|unserved| unserved == blocks);
+        found.map(|at| self.unserved.swap_remove(at)).is_some()
+    }
+
+    /// A reported read was not served, and may be retried.
+    pub(crate) fn put_unserved(&mut self, blocks: Range<u64>) {
+        if self.unserved.len() == UNSERVED_MAX {
+            self.unserved.remove(0);
+        }
+        self.unserved.push(blocks);
+    }
+
+    /// The postponed plan, if any. Writes nothing if there is none: most reads leave none, and others read that cache line.
+    #[inline]
+    pub(crate) fn take_postponed(&mut self) -> Option<Plan> {
+        if self.postponed.is_some() { self.postponed.take() } else { None }
+    }
+
+    /// The next read issues this plan.
+    pub(crate) fn postpone(&mut self, plan: Plan) {
+        self.postponed = Some(plan);
+    }
+}
