@@ -12,7 +12,7 @@ use crate::object::Leaves;
 use crate::objset::{Objset, WriteSettings, check_attributes};
 use crate::readahead::ReadAhead;
 use crate::store::Store;
-use crate::sync::SyncContext;
+use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::slot_of;
 use crate::waiting;

@@ -70,7 +70,6 @@ mod dataset;
 mod devices;
 mod error;
 pub mod format;
-mod handles;
 pub mod inspect;
 mod l2;
 mod log;
@@ -79,9 +78,10 @@ mod objset;
 mod open;
 mod pool;
 mod readahead;
+mod reservation;
 mod space;
 mod store;
-mod sync;
+mod sync_context;
 mod tunables;
 mod tx;
 mod txg;
@@ -93,14 +93,15 @@ pub use block_key::BlockKey;
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use error::{Error, ErrorKind, Result};
 pub use format::label::MIN_DEVICE_BYTES;
-pub use handles::{Dataset, Directory, Object, ObjectInfo};
+
 pub use l2::{CacheDevice, CacheDeviceFigures, CacheDeviceState, Rebuild};
 pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_path};
 pub use pool::{
-    CheckProgress, CheckReport, CreateOptions, Durations, ImportOptions, LabelInfo, Pool,
-    PoolDevice, PoolStats, PoolUsage, ScrubProgress, ScrubReport, destroy, read_label,
+    CheckProgress, CheckReport, CreateOptions, Dataset, Directory, Durations, ImportOptions,
+    LabelInfo, Object, ObjectInfo, Pool, PoolDevice, PoolStats, PoolUsage, ScrubProgress,
+    ScrubReport, destroy, read_label,
 };
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;

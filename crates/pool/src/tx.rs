@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Reservation;
+use crate::reservation::Reservation;
 use crate::txg::Hold;
 
 /// A transaction: all changes made with it become durable together, with its transaction group. It begins with

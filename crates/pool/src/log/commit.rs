@@ -299,9 +299,9 @@ impl IntentLog {
     }
 
     fn fill_blocks(&self, items: &[Item<'_>], fetch: &dyn Fetch) -> Result<Vec<Filled>> {
-        let sector = self.medium.sector_bytes() as usize;
+        let sector = self.storage.sector_bytes() as usize;
         let filled = |items: &[Item<'_>]| {
-            let mut buffer = self.medium.alloc(block_bytes(items, sector))?;
+            let mut buffer = self.storage.alloc(block_bytes(items, sector))?;
             let payload_bytes = fill(items, &mut buffer[LOG_BLOCK_HEAD_BYTES..], fetch)?;
             let txgs = || items.iter().map(Item::txg);
             Ok(Filled {
@@ -370,8 +370,8 @@ impl IntentLog {
             head.offset += bytes as u64;
             head.sequence += 1;
         }
-        self.medium.write(writes)?;
-        self.medium.flush()
+        self.storage.write(writes)?;
+        self.storage.flush()
     }
 
     /// Cuts a block where an extent ends.
@@ -388,7 +388,7 @@ impl IntentLog {
         }
         let mut done = 0;
         for (dva, bytes) in places {
-            let mut part = self.medium.alloc(bytes as usize)?;
+            let mut part = self.storage.alloc(bytes as usize)?;
             part.copy_from_slice(&buffer[done..done + bytes as usize]);
             writes.push((dva, part));
             done += bytes as usize;

@@ -30,13 +30,13 @@
 mod change;
 mod commit;
 mod counters;
-mod medium;
 #[cfg(forebay_model)]
 pub(crate) mod model;
 mod objects;
 mod pending;
 mod replay;
 mod ring;
+mod storage;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 pub(crate) mod tunables;
@@ -48,8 +48,8 @@ use zerocopy::FromZeros;
 pub(crate) use change::Change;
 pub(crate) use commit::{Committed, Fetch};
 pub use counters::LogCounters;
-pub(crate) use medium::LogMedium;
 pub(crate) use replay::Replay;
+pub(crate) use storage::LogStorage;
 pub use tunables::LogTunables;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -80,7 +80,7 @@ pub(crate) struct IntentLog {
     synced: AtomicU64,
     /// The newest group of which a change was lost.
     lost: AtomicU64,
-    medium: Arc<dyn LogMedium>,
+    storage: Arc<dyn LogStorage>,
     tunables: Arc<LogTunables>,
     counters: Arc<LogCounters>,
 }
@@ -95,7 +95,7 @@ impl IntentLog {
         extents: &[Extent],
         guid: u64,
         first_txg: u64,
-        medium: Arc<dyn LogMedium>,
+        storage: Arc<dyn LogStorage>,
         tunables: Arc<LogTunables>,
     ) -> Result<Self> {
         if extents.len() > LOG_EXTENTS_MAX {
@@ -110,7 +110,7 @@ impl IntentLog {
         for (slot, extent) in root.extents.iter_mut().zip(extents) {
             *slot = LogExtentPhys { start: extent.place, bytes: extent.bytes.into() };
         }
-        let log = Self::open(&root, first_txg.saturating_sub(1), medium, tunables)?;
+        let log = Self::open(&root, first_txg.saturating_sub(1), storage, tunables)?;
         log.discard();
         Ok(log)
     }
@@ -123,10 +123,10 @@ impl IntentLog {
     pub(crate) fn open(
         root: &LogRootPhys,
         synced: u64,
-        medium: Arc<dyn LogMedium>,
+        storage: Arc<dyn LogStorage>,
         tunables: Arc<LogTunables>,
     ) -> Result<Self> {
-        let extents = Extents::of(root, medium.sector_bytes())?;
+        let extents = Extents::of(root, storage.sector_bytes())?;
         let ring = Ring::open(root, &extents)?;
         Ok(Self {
             pending: Pending::new(),
@@ -137,7 +137,7 @@ impl IntentLog {
             guid: root.guid.get(),
             synced: AtomicU64::new(synced),
             lost: AtomicU64::new(0),
-            medium,
+            storage,
             tunables,
             counters: Arc::new(LogCounters::new()),
         })

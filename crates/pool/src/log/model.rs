@@ -3,7 +3,7 @@
 use forebay_base::arena::{Arena, ArenaConfig, Buffer, HugePages};
 use forebay_base::sync::{Arc, Mutex};
 
-use super::{Change, Committed, Extent, Fetch, IntentLog, LogMedium, LogTunables};
+use super::{Change, Committed, Extent, Fetch, IntentLog, LogStorage, LogTunables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{Dva, DvaPhys, LogRecord, LogRootPhys};
 
@@ -15,7 +15,7 @@ struct Memory {
     content: Mutex<Vec<u8>>,
 }
 
-impl LogMedium for Memory {
+impl LogStorage for Memory {
     fn sector_bytes(&self) -> u64 {
         SECTOR_BYTES
     }
@@ -62,7 +62,7 @@ impl Fetch for Numbers {
 /// A log whose changes are numbers.
 pub struct ModelLog {
     log: IntentLog,
-    medium: Arc<Memory>,
+    storage: Arc<Memory>,
 }
 
 impl ModelLog {
@@ -71,15 +71,15 @@ impl ModelLog {
         let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("a megabyte");
         let content = Mutex::named("log-model", vec![0; (RING_BYTES + SECTOR_BYTES) as usize]);
-        let medium = Arc::new(Memory { arena, content });
+        let storage = Arc::new(Memory { arena, content });
         let place = DvaPhys::new(Dva { device: 0, offset: SECTOR_BYTES });
         let extents = [Extent { place, bytes: RING_BYTES }];
-        let dyn_medium: Arc<dyn LogMedium> = medium.clone();
+        let dyn_medium: Arc<dyn LogStorage> = storage.clone();
         let log = IntentLog::create(&extents, 1, 1, dyn_medium, Arc::default());
         let log = log.expect("a sound ring");
         log.root_for(1);
         log.synced(1);
-        Self { log, medium }
+        Self { log, storage }
     }
 
     /// Notes an ordered change, in one shard or the other.
@@ -119,9 +119,9 @@ impl ModelLog {
 
     /// Numbers that a replay from `root` finds: of ordered changes, and of objects written.
     pub fn replay(&self, root: &LogRootPhys) -> (Vec<u64>, Vec<u64>) {
-        let medium: Arc<dyn LogMedium> = self.medium.clone();
+        let storage: Arc<dyn LogStorage> = self.storage.clone();
         let tunables = Arc::new(LogTunables::default());
-        let log = IntentLog::open(root, root.txg.get(), medium, tunables).expect("a sound root");
+        let log = IntentLog::open(root, root.txg.get(), storage, tunables).expect("a sound root");
         let mut replay = log.replay(root);
         let (mut numbers, mut objects) = (Vec::new(), Vec::new());
         while replay.next_batch().expect("sound blocks") {

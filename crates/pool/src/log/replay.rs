@@ -172,16 +172,16 @@ impl<'a> Replay<'a> {
     fn fill(&mut self) -> Result<()> {
         self.window.clear();
         self.window_offset = self.next.offset;
-        let sector = self.log.medium.sector_bytes();
+        let sector = self.log.storage.sector_bytes();
         let len = self.left.min(WINDOW_BYTES as u64) / sector * sector;
         if !self.next.offset.is_multiple_of(sector) {
             let text = format!("log: a block at {}, no whole sectors", self.next.offset);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         for (dva, bytes) in self.log.extents.places(self.next.offset, len) {
-            let buffer = self.log.medium.alloc(bytes as usize)?;
+            let buffer = self.log.storage.alloc(bytes as usize)?;
             let buffer =
-                self.log.medium.read(dva, buffer).map_err(|error| {
+                self.log.storage.read(dva, buffer).map_err(|error| {
                     error.doing(format_args!("reading the intent log at {dva}"))
                 })?;
             self.window.extend_from_slice(&buffer[..bytes as usize]);
@@ -195,7 +195,7 @@ impl<'a> Replay<'a> {
         let head = LogBlockPhys::read(bytes)?;
         let block_bytes = head.block_bytes.get() as usize;
         let used = LOG_BLOCK_HEAD_BYTES.checked_add(head.payload_bytes.get() as usize)?;
-        let sector = self.log.medium.sector_bytes() as usize;
+        let sector = self.log.storage.sector_bytes() as usize;
         let fits = used <= block_bytes
             && block_bytes <= LOG_BLOCK_MAX_BYTES.next_multiple_of(sector)
             && block_bytes <= bytes.len()

@@ -41,7 +41,7 @@ impl OneDevice {
     }
 }
 
-impl LogMedium for OneDevice {
+impl LogStorage for OneDevice {
     fn sector_bytes(&self) -> u64 {
         512
     }
@@ -102,9 +102,9 @@ fn extents() -> Vec<Extent> {
     vec![extent(1 << 20, 64 * 1024 + 512), extent(512, 512), extent(2 << 20, 63 * 1024)]
 }
 
-fn create(medium: &Arc<OneDevice>, extents: &[Extent]) -> IntentLog {
+fn create(storage: &Arc<OneDevice>, extents: &[Extent]) -> IntentLog {
     let tunables = Arc::new(LogTunables::default());
-    IntentLog::create(extents, 0xfeed, 1, medium.clone() as Arc<dyn LogMedium>, tunables).unwrap()
+    IntentLog::create(extents, 0xfeed, 1, storage.clone() as Arc<dyn LogStorage>, tunables).unwrap()
 }
 
 fn memory() -> Arc<OneDevice> {
@@ -144,10 +144,10 @@ fn replay_all(log: &IntentLog, root: &LogRootPhys) -> Vec<Seen> {
     all
 }
 
-fn open(medium: &Arc<OneDevice>, root: &LogRootPhys) -> IntentLog {
+fn open(storage: &Arc<OneDevice>, root: &LogRootPhys) -> IntentLog {
     let tunables = Arc::new(LogTunables::default());
-    let medium = medium.clone() as Arc<dyn LogMedium>;
-    IntentLog::open(root, root.txg.get(), medium, tunables).unwrap()
+    let storage = storage.clone() as Arc<dyn LogStorage>;
+    IntentLog::open(root, root.txg.get(), storage, tunables).unwrap()
 }
 
 fn sync(log: &IntentLog, txg: u64) -> LogRootPhys {
@@ -158,8 +158,8 @@ fn sync(log: &IntentLog, txg: u64) -> LogRootPhys {
 
 #[test]
 fn names_take_the_content_that_they_are_bound_to_along() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     versions.0.borrow_mut().extend([(5, 50), (6, 60), (7, 70), (8, 80)]);
     let root = sync(&log, 1);
@@ -174,7 +174,7 @@ fn names_take_the_content_that_they_are_bound_to_along() {
     assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
     assert_eq!(log.counters().total(LogCounters::BOUND), 1);
     let texts = |root| -> Vec<String> {
-        replay_all(&open(&medium, root), root).into_iter().map(|seen| seen.text).collect()
+        replay_all(&open(&storage, root), root).into_iter().map(|seen| seen.text).collect()
     };
     let first = ["write 0+10 50", "write 0+10 60", "ZapUpdate { name: [110], value: [118] }"];
     assert_eq!(texts(&root), first);
@@ -215,8 +215,8 @@ impl Fetch for Cutting<'_> {
 
 #[test]
 fn what_is_cut_while_it_is_fetched_is_fetched_again() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let root = sync(&log, 1);
     let write = || log.append(2, DATASET, 5, Change::Write { offset: 0, len: 10 });
     write();
@@ -227,7 +227,7 @@ fn what_is_cut_while_it_is_fetched_is_fetched_again() {
     assert_eq!(commit(1), Committed::Durable);
     assert_eq!(log.counters().total(LogCounters::REFETCHED), 1);
     let texts = || -> Vec<String> {
-        replay_all(&open(&medium, &root), &root).into_iter().map(|seen| seen.text).collect()
+        replay_all(&open(&storage, &root), &root).into_iter().map(|seen| seen.text).collect()
     };
     assert_eq!(texts(), ["write 0+10 7", "Truncate { size: 3 }"]);
     // Not for ever; what was taken is the group's then.
@@ -242,8 +242,8 @@ fn what_is_cut_while_it_is_fetched_is_fetched_again() {
 
 #[test]
 fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     versions.0.borrow_mut().extend([(5, 50), (6, 60)]);
     let root = sync(&log, 1);
@@ -254,7 +254,7 @@ fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
     for _ in 0..2 {
         assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Group);
     }
-    assert_eq!(replay_all(&open(&medium, &root), &root), []);
+    assert_eq!(replay_all(&open(&storage, &root), &root), []);
     sync(&log, 2);
     log.append(3, DATASET, 6, Change::Write { offset: 0, len: 10 });
     assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
@@ -271,8 +271,8 @@ fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
 
 #[test]
 fn what_is_committed_is_replayed_in_order() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     versions.0.borrow_mut().insert(5, 9);
     assert_eq!(log.commit(None, &versions), Committed::Group, "no root says where the log is");
@@ -302,7 +302,7 @@ fn what_is_committed_is_replayed_in_order() {
     assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Durable);
     assert_eq!(log.counters().total(LogCounters::BATCHES), 1);
     let texts = |root| -> Vec<String> {
-        replay_all(&open(&medium, root), root).into_iter().map(|seen| seen.text).collect()
+        replay_all(&open(&storage, root), root).into_iter().map(|seen| seen.text).collect()
     };
     assert_eq!(
         texts(&root_2),
@@ -320,8 +320,8 @@ fn what_is_committed_is_replayed_in_order() {
 
 #[test]
 fn after_a_failed_write_commits_go_to_the_group_until_a_root_says_where_to_go_on() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     let insert = |txg, name: &str| {
         let change = Change::ZapInsert { name: name.as_bytes(), value: b"v" };
@@ -332,31 +332,31 @@ fn after_a_failed_write_commits_go_to_the_group_until_a_root_says_where_to_go_on
     insert(3, "a");
     assert_eq!(commit(), Committed::Durable);
     insert(3, "b");
-    medium.fails.store(true, Ordering::SeqCst);
+    storage.fails.store(true, Ordering::SeqCst);
     assert_eq!(commit(), Committed::Group);
     assert_eq!(commit(), Committed::Group, "what was lost is not durable yet");
     // The root of group 2 still needs the block with "a": it cannot begin a generation.
     let root = sync(&log, 2);
-    assert_eq!((root.generation.get(), replay_all(&open(&medium, &root), &root).len()), (1, 1));
+    assert_eq!((root.generation.get(), replay_all(&open(&storage, &root), &root).len()), (1, 1));
     insert(3, "c");
     assert_eq!(commit(), Committed::Group);
     let root = sync(&log, 3);
     assert_eq!(root.generation.get(), 2);
     insert(4, "d");
     assert_eq!(commit(), Committed::Durable);
-    let found = replay_all(&open(&medium, &root), &root);
+    let found = replay_all(&open(&storage, &root), &root);
     assert_eq!((found.len(), found[0].txg), (1, 4));
 }
 
 #[test]
 fn a_write_that_fails_while_a_root_is_on_its_way_is_not_forgotten_by_that_root() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     let insert = |txg| log.append(txg, DATASET, 1, Change::ZapRemove { name: b"n" });
     sync(&log, 1);
     insert(2);
-    medium.fails.store(true, Ordering::SeqCst);
+    storage.fails.store(true, Ordering::SeqCst);
     assert_eq!(log.commit(None, &versions), Committed::Group);
     // Of group 2, which opens the log again; the log stays closed until it is durable.
     let root = log.root_for(2);
@@ -364,13 +364,13 @@ fn a_write_that_fails_while_a_root_is_on_its_way_is_not_forgotten_by_that_root()
     assert_eq!(log.commit(None, &versions), Committed::Group);
     log.synced(2);
     assert_eq!(log.commit(None, &versions), Committed::Durable);
-    assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+    assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
 }
 
 #[test]
 fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     sync(&log, 1);
     log.tunables.set_log_commit_max_bytes(64 << 10).unwrap();
@@ -383,7 +383,7 @@ fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
     assert_eq!(log.commit(None, &versions), Committed::Group);
     let root = sync(&log, 2);
     assert_eq!(log.commit(None, &versions), Committed::Durable);
-    assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+    assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
 }
 
 /// A transaction that is under way when a commit begins, and ends with these changes before all is at rest.
@@ -409,8 +409,8 @@ impl Fetch for Meanwhile<'_> {
 
 #[test]
 fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_goes_to_the_group() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     sync(&log, 1);
     let write = |offset, len| Change::Write { offset, len };
     let large = [(2, write(1 << 20, 64 << 20))];
@@ -425,14 +425,14 @@ fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_goes_to_th
         let root = sync(&log, txg);
         log.append(txg + 1, DATASET, 7, write(0, 100));
         assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::Durable);
-        assert_eq!(replay_all(&open(&medium, &root), &root).len(), 1);
+        assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
     }
 }
 
 #[test]
 fn what_is_destroyed_is_left_out() {
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let versions = Versions::default();
     let root = sync(&log, 1);
     // Gone from memory, but for the note.
@@ -443,7 +443,7 @@ fn what_is_destroyed_is_left_out() {
     log.append(2, DATASET, 4, Change::Write { offset: 0, len: 100 });
     log.append(2, DATASET, 4, Change::Destroy);
     assert_eq!(log.commit(Some((DATASET, 4)), &versions), Committed::Durable);
-    let texts: Vec<_> = replay_all(&open(&medium, &root), &root);
+    let texts: Vec<_> = replay_all(&open(&storage, &root), &root);
     let texts: Vec<_> = texts.into_iter().map(|seen| seen.text).collect();
     // But for what is written as it was noted.
     assert_eq!(texts, ["SetAttributes { attributes: [3] }", "Truncate { size: 1 }", "Destroy"]);
@@ -451,9 +451,9 @@ fn what_is_destroyed_is_left_out() {
 
 #[test]
 fn a_torn_batch_is_not_replayed_at_all() {
-    let medium = memory();
+    let storage = memory();
     let extents = [Extent { place: DvaPhys::new(Dva { device: 0, offset: 4096 }), bytes: 3 << 20 }];
-    let log = create(&medium, &extents);
+    let log = create(&storage, &extents);
     let versions = Versions::default();
     versions.0.borrow_mut().extend((3..6).map(|object| (object, 9)));
     let root = sync(&log, 1);
@@ -467,7 +467,7 @@ fn a_torn_batch_is_not_replayed_at_all() {
     let blocks = log.counters().total(LogCounters::BLOCKS);
     assert!(blocks >= 6, "{blocks} blocks");
     let records = |end: u64| {
-        let all = replay_all(&open(&medium, &root), &root);
+        let all = replay_all(&open(&storage, &root), &root);
         assert!(all.iter().all(|seen| seen.object != end), "{all:?}");
         all.len()
     };
@@ -475,7 +475,7 @@ fn a_torn_batch_is_not_replayed_at_all() {
     assert_eq!(whole, 3 + (2 + 900_000usize.div_ceil(LOG_RECORD_MAX_BYTES)) + 3);
     let mut offset = 4096;
     for block in 0..blocks {
-        let buffer = medium.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+        let buffer = storage.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
         let (head, _) = LogBlockPhys::read_from_prefix(&buffer).unwrap();
         let following = (blocks - 2).checked_sub(block).filter(|_| block > 0).unwrap_or(0);
         assert_eq!(u64::from(head.following.get()), following);
@@ -483,9 +483,9 @@ fn a_torn_batch_is_not_replayed_at_all() {
         for at in [size_of::<LogBlockPhys>() + 60, 93] {
             let flip = || {
                 let mut buffer =
-                    medium.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
+                    storage.read(Dva { device: 0, offset }, arena().alloc(512).unwrap()).unwrap();
                 buffer[at] ^= 1;
-                medium.device.run(Request::write(offset, buffer)).result.unwrap();
+                storage.device.run(Request::write(offset, buffer)).result.unwrap();
             };
             flip();
             let left = match block {
@@ -508,14 +508,14 @@ fn a_torn_batch_is_not_replayed_at_all() {
 
 #[test]
 fn without_a_ring_every_commit_goes_to_the_group() {
-    let medium = memory();
-    let log = create(&medium, &[]);
+    let storage = memory();
+    let log = create(&storage, &[]);
     let versions = Versions::default();
     sync(&log, 1);
     log.append(2, DATASET, 1, Change::Destroy);
     assert_eq!(log.commit(None, &versions), Committed::Group);
     let root = sync(&log, 2);
-    assert_eq!(replay_all(&open(&medium, &root), &root), []);
+    assert_eq!(replay_all(&open(&storage, &root), &root), []);
 }
 
 /// Content for threads: no object is ever gone.
@@ -538,8 +538,8 @@ impl Fetch for Zeros {
 fn threads_commit_together() {
     const THREADS: u64 = 4;
     const COMMITS: u64 = 50;
-    let medium = memory();
-    let log = create(&medium, &extents());
+    let storage = memory();
+    let log = create(&storage, &extents());
     let root = sync(&log, 1);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -560,6 +560,6 @@ fn threads_commit_together() {
         (counters.total(LogCounters::BATCHES), counters.total(LogCounters::JOINED));
     let empty = counters.total(LogCounters::EMPTY);
     assert_eq!(batches + joined + empty, THREADS * COMMITS);
-    let found = replay_all(&open(&medium, &root), &root);
+    let found = replay_all(&open(&storage, &root), &root);
     assert_eq!(found.len() as u64, 2 * THREADS * COMMITS);
 }

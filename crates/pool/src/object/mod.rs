@@ -16,7 +16,7 @@ mod pins;
 mod read;
 mod readahead;
 mod seek;
-mod sync;
+mod sync_blocks;
 pub(crate) mod tree;
 mod write;
 

@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys};
 use crate::store::{Store, WriteProps};
-use crate::sync::SyncContext;
+use crate::sync_context::SyncContext;
 
 /// Bytes of a full indirect block.
 pub(crate) const INDIRECT_BYTES: usize = 32 << 10;

@@ -8,7 +8,7 @@ mod cost;
 mod dnodes;
 mod numbers;
 mod settings;
-mod sync;
+mod sync_dnodes;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 

@@ -23,6 +23,7 @@ use crate::object::Leaves;
 use crate::objset::Objset;
 use crate::open::{HostId, Opened};
 use crate::readahead::ReadAhead;
+use crate::reservation::Reservations;
 use crate::space::{Space, SpaceStats};
 use crate::store::{Allocate, Store};
 use crate::tunables::PoolTunables;
@@ -32,8 +33,7 @@ use crate::zap::Zap;
 
 use super::l2::CacheList;
 use super::log_io::LogDevices;
-use super::room::Shards;
-use super::{Inner, Pool, sync};
+use super::{Inner, Pool, sync_txg};
 
 /// Changed bytes that may wait for their commit, however small the cache is.
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
@@ -188,7 +188,7 @@ impl Pool {
 
     /// Starts the pool's thread.
     pub(super) fn start(&self) -> Result<()> {
-        *self.thread.lock() = Some(sync::start(&self.inner)?);
+        *self.thread.lock() = Some(sync_txg::start(&self.inner)?);
         Ok(())
     }
 }
@@ -229,7 +229,7 @@ impl Found {
             spans: Mutex::named("pool-spans", Vec::new()),
             devices,
             store,
-            room: Shards::new(&txgs),
+            room: Reservations::new(&txgs),
             txgs,
             log: self.log,
             space_counters: Arc::clone(self.space.counters()),

@@ -4,16 +4,17 @@ use forebay_base::sync::Arc;
 use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::handles::Dataset;
 use crate::dataset::{self, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
-use crate::handles::Dataset;
+use crate::reservation::Intent;
 use crate::store::Store;
 use crate::waiting;
 use crate::zap::{Cookie, Entry};
 
 use super::create::open_owner;
-use super::{Inner, Intent, Pool};
+use super::{Inner, Pool};
 
 /// Names of datasets are at most this long.
 const NAME_BYTES: usize = 255;

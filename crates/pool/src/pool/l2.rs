@@ -16,10 +16,11 @@ use crate::format::{CACHE_DEVICES_MAX, CacheDevicePhys, ObjectKind};
 use crate::l2::{CacheDevice, CacheDeviceState, CacheDevices, L2Context, L2Host};
 use crate::objset::Objset;
 use crate::open::Opened;
+use crate::reservation::Intent;
 use crate::tx::{Transaction, Tx};
 use crate::waiting;
 
-use super::{Inner, Intent, Pool};
+use super::{Inner, Pool};
 
 /// Log2 of the size of records of the list's object.
 const LIST_SHIFT: u8 = 12;

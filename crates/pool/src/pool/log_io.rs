@@ -9,7 +9,7 @@ use crate::dataset;
 use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
-use crate::log::{Committed, Fetch, LogMedium};
+use crate::log::{Committed, Fetch, LogStorage};
 use crate::waiting;
 
 use super::Inner;
@@ -20,7 +20,7 @@ pub(super) struct LogDevices {
     pub(super) cache: Arc<BlockCache>,
 }
 
-impl LogMedium for LogDevices {
+impl LogStorage for LogDevices {
     fn sector_bytes(&self) -> u64 {
         self.devices.sector_bytes()
     }

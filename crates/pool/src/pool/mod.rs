@@ -9,15 +9,15 @@ mod create;
 mod datasets;
 mod export;
 mod grow;
+mod handles;
 mod import;
 mod l2;
 mod log_io;
 mod replay;
-mod room;
 mod scrub;
 mod space_io;
 mod stats;
-mod sync;
+mod sync_txg;
 mod walk;
 
 use forebay_base::clock::Clock;
@@ -36,6 +36,7 @@ use crate::l2::CacheDevices;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
+use crate::reservation::{Intent, Reservations};
 use crate::space::{DeviceSpan, Space, SpaceCounters, SpaceStats};
 use crate::store::Store;
 use crate::tunables::PoolTunables;
@@ -48,11 +49,10 @@ pub use about::{LabelInfo, PoolDevice, destroy, read_label};
 pub use check::{CheckProgress, CheckReport};
 pub use create::CreateOptions;
 pub(crate) use create::open_owner;
+pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
 use l2::CacheList;
-use room::Shards;
-pub(crate) use room::{Intent, Reservation};
 pub use scrub::{ScrubProgress, ScrubReport};
 pub use stats::{Durations, PoolStats, PoolUsage};
 
@@ -94,7 +94,7 @@ pub(crate) struct Inner {
     /// The root block of the newest group that is durable.
     root: Mutex<BlockPtrPhys>,
     /// What transactions may still have written.
-    room: Shards,
+    room: Reservations,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,

@@ -48,7 +48,7 @@ mod plan;
 mod range_set;
 mod root_place;
 mod stats;
-mod sync;
+mod sync_metaslabs;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
@@ -65,7 +65,7 @@ use geometry::{Geometry, MAX_METASLABS, Stretch, shift_for, stretches};
 use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
 use root_place::RootPlaces;
-use sync::Entry;
+use sync_metaslabs::Entry;
 
 pub(crate) use crate::devices::DeviceSpan;
 pub(crate) use check::{SpaceReport, Walked};

@@ -35,8 +35,8 @@ impl World {
     pub(super) fn new(arena: &Arc<Arena>, sync_in: u64) -> Self {
         let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
         let record = Arc::new(RecordDevice::new(Arc::new(device), RecordOptions::default()));
-        let medium = OneDevice::new(record.clone(), arena);
-        let log = create(&Arc::new(medium), &extents());
+        let storage = OneDevice::new(record.clone(), arena);
+        let log = create(&Arc::new(storage), &extents());
         let versions = Versions::default();
         let root = sync(&log, 1);
         let history = History { roots: vec![(0, root)], ..History::default() };
@@ -172,16 +172,16 @@ fn crash_anywhere(seed: u64, steps: u64, arena: &Arc<Arena>) {
         };
         let device = MemoryDevice::new("image", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
         image.write_to(&device, arena).unwrap();
-        let medium = Arc::new(OneDevice::new(Arc::new(device), arena));
+        let storage = Arc::new(OneDevice::new(Arc::new(device), arena));
         let newest = world.history.roots.iter().rposition(|(at, _)| *at <= position).unwrap();
         let (_, root) = &world.history.roots[newest];
-        let found = replay_all(&open(&medium, root), root);
+        let found = replay_all(&open(&storage, root), root);
         world.history.check(root, position + 1, &found);
         // The root before it would do as well: what had been promised while it was the newest is there.
         if newest > 0 {
             let (until, _) = world.history.roots[newest];
             let (_, root) = &world.history.roots[newest - 1];
-            let found = replay_all(&open(&medium, root), root);
+            let found = replay_all(&open(&storage, root), root);
             world.history.check(root, until, &found);
         }
     }
@@ -229,10 +229,10 @@ impl Lives {
     fn begin(arena: &Arc<Arena>, how: How) -> Self {
         let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
         let record = Arc::new(RecordDevice::new(Arc::new(device), RecordOptions::default()));
-        let medium = OneDevice::new(record.clone(), arena);
+        let storage = OneDevice::new(record.clone(), arena);
         let large = Extent { place: DvaPhys::new(Dva { device: 0, offset: 8192 }), bytes: 2 << 20 };
         let extents = if how.large { vec![large] } else { extents() };
-        let log = create(&Arc::new(medium), &extents);
+        let log = create(&Arc::new(storage), &extents);
         let roots = vec![(0, 1, sync(&log, 1), 0)];
         let (truth, promised) = (Vec::new(), Vec::new());
         let arena = arena.clone();
@@ -291,8 +291,8 @@ impl Lives {
         image.write_to(&device, &self.arena).unwrap();
         let options = RecordOptions { base: Some(image), ..RecordOptions::default() };
         let record = Arc::new(RecordDevice::new(Arc::new(device), options));
-        let medium = Arc::new(OneDevice::new(record.clone(), &self.arena));
-        let log = open(&medium, &root);
+        let storage = Arc::new(OneDevice::new(record.clone(), &self.arena));
+        let log = open(&storage, &root);
         // The root's group; the log's root names an older one while a replay goes on.
         log.synced.store(txg, Ordering::SeqCst);
         let mut next = Self {
@@ -370,8 +370,8 @@ impl Lives {
 }
 
 fn open_again(lives: &Lives, root: &LogRootPhys) -> IntentLog {
-    let medium = OneDevice::new(lives.record.clone(), &lives.arena);
-    open(&Arc::new(medium), root)
+    let storage = OneDevice::new(lives.record.clone(), &lives.arena);
+    open(&Arc::new(storage), root)
 }
 
 fn many_lives(seed: u64, arena: &Arc<Arena>) {

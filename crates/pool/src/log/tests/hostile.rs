@@ -16,8 +16,8 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
     let (root, image) = world.end();
     let device = MemoryDevice::new("image", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
     image.write_to(&device, arena).unwrap();
-    let medium = Arc::new(OneDevice::new(Arc::new(device), arena));
-    let sound = replay_all(&open(&medium, &root), &root);
+    let storage = Arc::new(OneDevice::new(Arc::new(device), arena));
+    let sound = replay_all(&open(&storage, &root), &root);
     for _ in 0..30 {
         let mut bytes = zerocopy::IntoBytes::as_bytes(&root).to_vec();
         // Mostly in the part that is used.
@@ -26,7 +26,7 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
         bytes[at] ^= 1 << rng.below(8);
         let bad = zerocopy::FromBytes::read_from_bytes(&bytes[..]).unwrap();
         let tunables = Arc::new(LogTunables::default());
-        let dyn_medium = medium.clone() as Arc<dyn LogMedium>;
+        let dyn_medium = storage.clone() as Arc<dyn LogStorage>;
         let Ok(log) = IntentLog::open(&bad, 0, dyn_medium, tunables) else { continue };
         let mut replay = log.replay(&bad);
         while let Ok(true) = replay.next_batch() {
@@ -36,13 +36,13 @@ fn hostile(seed: u64, arena: &Arc<Arena>) {
     // Flipped bits in the ring: the log is as it was up to some place.
     let mut buffer = arena.alloc(512).unwrap();
     for _ in 0..10 {
-        let places = open(&medium, &root).extents.places(rng.below(256), 1)[0].0;
+        let places = open(&storage, &root).extents.places(rng.below(256), 1)[0].0;
         let offset = places.offset / 512 * 512 + 512 * rng.below(30);
-        buffer = medium.read(Dva { device: 0, offset }, buffer).unwrap();
+        buffer = storage.read(Dva { device: 0, offset }, buffer).unwrap();
         buffer[rng.below(512) as usize] ^= 1 << rng.below(8);
-        medium.device.run(Request::write(offset, buffer)).result.unwrap();
+        storage.device.run(Request::write(offset, buffer)).result.unwrap();
         buffer = arena.alloc(512).unwrap();
-        let found = replay_all(&open(&medium, &root), &root);
+        let found = replay_all(&open(&storage, &root), &root);
         assert!(sound.starts_with(&found), "seed {seed}: something that was never logged");
     }
 }

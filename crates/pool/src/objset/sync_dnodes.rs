@@ -12,7 +12,7 @@ use crate::format::{
 use crate::object::tree::{self, Change, Changes};
 use crate::object::{DataFields, Node};
 use crate::store::WriteProps;
-use crate::sync::SyncContext;
+use crate::sync_context::SyncContext;
 
 use super::dnodes::{Patched, dnode_at, place_of, put_dnode};
 use super::{Objset, WriteSettings};

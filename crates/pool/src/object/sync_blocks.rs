@@ -6,7 +6,7 @@ use forebay_base::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, BlockPtrPhys, ObjectKind};
 use crate::store::{Content, PackJob, Packed, Packer, Packing, WritePayload, WriteProps};
-use crate::sync::SyncContext;
+use crate::sync_context::SyncContext;
 use crate::zap;
 
 use super::node::{DataFields, Node};

@@ -4,12 +4,12 @@
 
 use forebay_base::sync::{Arc, MutexGuard};
 
+use super::Inner as PoolInner;
 use crate::dataset::{DatasetSettings, Inner};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
 use crate::object::{Content, Leaves, Node, ObjectUsage};
-use crate::pool::Inner as PoolInner;
 use crate::tx::Transaction;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
 

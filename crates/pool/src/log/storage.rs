@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::format::Dva;
 
 /// The devices below the log. All calls wait for their end.
-pub(crate) trait LogMedium: Send + Sync {
+pub(crate) trait LogStorage: Send + Sync {
     /// Blocks begin at multiples of this.
     fn sector_bytes(&self) -> u64;
 

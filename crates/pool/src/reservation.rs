@@ -1,11 +1,13 @@
-//! Who may still write how much: transactions reserve room before they use it.
+//! Reservations of free space: a transaction reserves space before it uses it.
 //!
-//! A transaction begins with a step that is enough for a change of any kind, and reserves more as it comes to need it. So
-//! any number of them side by side never promise more than there is, and one alone may have all of it.
-//! What it dirtied is told to its group before its reservation goes, so that it is never missing from both.
+//! A transaction begins with [`FIRST_BYTES`], enough for a change of any kind, and reserves more as it needs more. So concurrent
+//! transactions never promise more than there is, and a single one may use all of it. A transaction reports its dirty bytes to its txg before its
+//! reservation ends, so they are never missing from both.
 //!
-//! First steps are counted in shards, by thread, and summed only when room is scarce: beginning a transaction in a pool with
-//! room writes no line that another thread writes.
+//! First reservations are counted in shards, by thread, and summed only when space is scarce: beginning a transaction in a pool with
+//! enough free space writes no cache line that another thread writes.
+//!
+//! Locking: none; `docs/locking.md` has the order of the atomics.
 
 use std::cell::Cell;
 
@@ -16,10 +18,10 @@ use forebay_base::sync::{Arc, thread_slot};
 use crate::space::SpaceStats;
 use crate::txg::Txgs;
 
-/// Shards of the count of first steps; a power of two.
+/// Reservations of the count of first steps; a power of two.
 const SHARDS: usize = 16;
 /// What a transaction begins with: enough for a change of any kind.
-pub(super) const FIRST_BYTES: u64 = 512 << 10;
+pub(crate) const FIRST_BYTES: u64 = 512 << 10;
 /// What it grows by, or by what it needs if that is more.
 const GROW_BYTES: u64 = 1 << 20;
 /// With so much room first steps are not summed: they are less than this for 2000 transactions at once.
@@ -35,7 +37,7 @@ pub(crate) enum Intent {
 }
 
 /// The room of a pool.
-pub(super) struct Room {
+pub(crate) struct ReservableSpace {
     txgs: Arc<Txgs>,
     /// Bytes that are free, as of the newest group that was written.
     free: AtomicU64,
@@ -50,25 +52,25 @@ pub(super) struct Room {
 }
 
 /// A shard of it. A transaction holds it by a count of references on a line that few others write.
-pub(super) struct Shard {
-    room: Arc<Room>,
+pub(crate) struct ReservationShard {
+    space: Arc<ReservableSpace>,
     index: usize,
 }
 
 /// The room of a pool, as it is handed out.
-pub(super) struct Shards([Arc<CachePadded<Shard>>; SHARDS]);
+pub(crate) struct Reservations([Arc<CachePadded<ReservationShard>>; SHARDS]);
 
-/// Room that a transaction has; given back when it is dropped.
+/// ReservableSpace that a transaction has; given back when it is dropped.
 pub(crate) struct Reservation {
-    shard: Arc<CachePadded<Shard>>,
+    shard: Arc<CachePadded<ReservationShard>>,
     intent: Intent,
     first: u64,
     grown: Cell<u64>,
 }
 
-impl Shards {
-    pub(super) fn new(txgs: &Arc<Txgs>) -> Self {
-        let room = Arc::new(Room {
+impl Reservations {
+    pub(crate) fn new(txgs: &Arc<Txgs>) -> Self {
+        let space = Arc::new(ReservableSpace {
             txgs: Arc::clone(txgs),
             free: AtomicU64::new(0),
             free_later: AtomicU64::new(0),
@@ -77,42 +79,42 @@ impl Shards {
             first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
         });
         Self(std::array::from_fn(|index| {
-            Arc::new(CachePadded::new(Shard { room: Arc::clone(&room), index }))
+            Arc::new(CachePadded::new(ReservationShard { space: Arc::clone(&space), index }))
         }))
     }
 
     /// Learns how much is free, and how much of that is not for transactions that use and that free room.
-    pub(super) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
-        let room = &self.0[0].room;
-        room.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
-        room.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
-        room.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
-        room.free.store(space.free_bytes, Ordering::SeqCst);
+    pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
+        let reservable = &self.0[0].space;
+        reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
+        reservable.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
+        reservable.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
+        reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
     /// What changes that make the pool fuller can still take, if they wait for what was freed. With less than one begins with it
     /// is nothing.
-    pub(super) fn available(&self) -> u64 {
-        let room = &self.0[0].room;
-        let left = room.left_of(&room.free_later, Intent::Use, true);
+    pub(crate) fn available(&self) -> u64 {
+        let reservable = &self.0[0].space;
+        let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
     /// What a transaction begins with; nothing if there is no room for it.
-    pub(super) fn reserve(&self, intent: Intent) -> Option<Reservation> {
+    pub(crate) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)
     }
 
     /// The same with less, for what frees room, when no more will come by waiting.
-    pub(super) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
-        let left = self.0[0].room.left(intent, true).unwrap_or(0);
+    pub(crate) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
+        let left = self.0[0].space.left(intent, true).unwrap_or(0);
         let bytes = left.min(FIRST_BYTES) / 2;
         (intent == Intent::Free && bytes > 0).then(|| self.reserve_bytes(intent, bytes))?
     }
 
     fn reserve_bytes(&self, intent: Intent, bytes: u64) -> Option<Reservation> {
         let index = thread_slot().index(SHARDS);
-        let reserved = self.0[index].room.reserve_first(index, intent, bytes);
+        let reserved = self.0[index].space.reserve_first(index, intent, bytes);
         reserved.then(|| Reservation {
             shard: Arc::clone(&self.0[index]),
             intent,
@@ -122,7 +124,7 @@ impl Shards {
     }
 }
 
-impl Room {
+impl ReservableSpace {
     /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the groups' cells have not told
     /// yet, count if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
@@ -176,9 +178,9 @@ impl Reservation {
 
     #[cold]
     fn grow(&self, missing: u64) -> bool {
-        let room = &self.shard.room;
+        let space = &self.shard.space;
         let step = missing.max(GROW_BYTES);
-        let got = [step, missing].into_iter().find(|bytes| room.grow(self.intent, *bytes));
+        let got = [step, missing].into_iter().find(|bytes| space.grow(self.intent, *bytes));
         self.grown.set(self.grown.get() + got.unwrap_or(0));
         got.is_some()
     }
@@ -186,11 +188,11 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let Shard { room, index } = &**self.shard;
+        let ReservationShard { space, index } = &**self.shard;
         if self.grown.get() > 0 {
-            room.grown.fetch_sub(self.grown.get(), Ordering::SeqCst);
+            space.grown.fetch_sub(self.grown.get(), Ordering::SeqCst);
         }
-        room.first[*index].fetch_sub(self.first, Ordering::SeqCst);
+        space.first[*index].fetch_sub(self.first, Ordering::SeqCst);
     }
 }
 
@@ -206,7 +208,7 @@ mod tests {
     #[test]
     fn what_was_freed_first_fills_what_is_kept() {
         let txgs = Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(TxgTunables::default()));
-        let shards = Shards::new(&Arc::new(txgs));
+        let shards = Reservations::new(&Arc::new(txgs));
         let available = |free_bytes, deferred_bytes| {
             let space = SpaceStats { free_bytes, deferred_bytes, ..SpaceStats::default() };
             shards.set(&space, 33 * MIB, 16 * MIB);

@@ -12,7 +12,7 @@ use crate::devices::label::{self, Uberblock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockKind, ObjsetPhys, ROOT_BYTES, ROOT_MAGIC, RootPhys};
 use crate::space::Space;
-use crate::sync::SyncContext;
+use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::{Txgs, Wake};
 
