@@ -4,7 +4,7 @@
 //!
 //! # The bound
 //!
-//! One bound covers what is cached, the cache's own structures, the indexes of cache devices, and dirty bytes, which are told to
+//! One bound covers what is cached, the cache's own structures, the indexes of L2 devices, and dirty bytes, which are told to
 //! it by [`BlockCache::add_dirty`]. Free memory of the arena does not count: the arena has a limit
 //! of its own, a little higher, for buffers of I/O in flight and copies that are being written, and
 //! gives back what is free when it nears that. If it counted, room would be taken from blocks for
@@ -27,7 +27,7 @@ use forebay_cache::{Cache, OwnedRef, SecondLevel};
 
 use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
-use crate::l2::Mux;
+use crate::l2::L2Router;
 
 /// Beyond the bound and a quarter of it, for I/O in flight.
 const MEMORY_MARGIN_BYTES: u64 = 64 << 20;
@@ -65,16 +65,16 @@ pub struct BlockCacheOptions {
 pub struct BlockCache {
     cache: Cache<BlockKey, Buffer>,
     arena: Arc<Arena>,
-    second: Arc<Mux>,
+    l2: Arc<L2Router>,
     bound: u64,
-    accounts: Arc<CachePadded<Accounts>>,
+    accounts: Arc<CachePadded<CacheAccounts>>,
     pressure: Mutex<()>,
     relief: Condvar,
 }
 
 /// What counts against the bound beside blocks.
 #[derive(Default)]
-struct Accounts {
+struct CacheAccounts {
     dirty_bytes: AtomicU64,
     /// What the cache has given up for allocations that found no memory.
     ceded_bytes: AtomicU64,
@@ -92,19 +92,19 @@ impl BlockCache {
             no_memory(format!("no address space for a cache of {} bytes", options.bytes))
                 .because(error)
         })?;
-        let accounts = Arc::new(CachePadded::new(Accounts::default()));
+        let accounts = Arc::new(CachePadded::new(CacheAccounts::default()));
         let (counted, memory) = (Arc::clone(&accounts), Arc::clone(&arena));
         let spare_bytes = options.bytes / SPARE_SHARE;
-        let second = Mux::new();
-        let levels = Arc::clone(&second);
+        let l2 = L2Router::new();
+        let counted_l2 = Arc::clone(&l2);
         let mut builder = Cache::builder()
             .bound(options.bytes)
             .overhead(move || {
                 let free_bytes = memory.limit_bytes().saturating_sub(memory.used_bytes());
                 let others = counted.total(free_bytes.saturating_sub(spare_bytes));
-                others.saturating_add(levels.memory_bytes())
+                others.saturating_add(counted_l2.memory_bytes())
             })
-            .second_level(Arc::clone(&second) as Arc<dyn SecondLevel<BlockKey, Buffer>>)
+            .second_level(Arc::clone(&l2) as Arc<dyn SecondLevel<BlockKey, Buffer>>)
             .weigher(|_, block: &Buffer| block.footprint() as u64)
             .tunable("correlated_window_permille", WINDOW_PERMILLE);
         for (name, value) in &options.tunables {
@@ -127,7 +127,7 @@ impl BlockCache {
         })?;
         let pressure = Mutex::named("block-cache-pressure", ());
         let (bound, relief) = (options.bytes, Condvar::new());
-        Ok(Arc::new(Self { cache, arena, second, bound, accounts, pressure, relief }))
+        Ok(Arc::new(Self { cache, arena, l2, bound, accounts, pressure, relief }))
     }
 
     /// The cache itself.
@@ -141,14 +141,14 @@ impl BlockCache {
         &self.arena
     }
 
-    /// Where pools attach their cache devices.
-    pub(crate) fn second(&self) -> &Arc<Mux> {
-        &self.second
+    /// Where pools attach their L2 devices.
+    pub(crate) fn l2(&self) -> &Arc<L2Router> {
+        &self.l2
     }
 
-    /// Bytes of RAM that the indexes of all cache devices take: they count against the bound.
-    pub fn second_memory_bytes(&self) -> u64 {
-        self.second.memory_bytes()
+    /// Bytes of RAM that the indexes of all L2 devices take: they count against the bound.
+    pub fn l2_memory_bytes(&self) -> u64 {
+        self.l2.memory_bytes()
     }
 
     /// The bound in bytes.
@@ -229,7 +229,7 @@ impl BlockCache {
     }
 }
 
-impl Accounts {
+impl CacheAccounts {
     /// What counts against the bound; `free_bytes` are free in the arena, beyond what is spare.
     fn total(&self, free_bytes: u64) -> u64 {
         let mut ceded = self.ceded_bytes.load(Ordering::Relaxed);

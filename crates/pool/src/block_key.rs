@@ -1,7 +1,7 @@
 //! The key of a block in the cache: owner, address and birth.
 //!
-//! Keys name content. An address is not used again before the transaction group that freed it is old, so a key never means two
-//! contents, and a cached block is never stale.
+//! Keys name content. An address is not used again before the transaction group that freed it is
+//! old, so a key never means two contents, and a cached block is never stale.
 
 use forebay_cache::{Key, OwnerId};
 
@@ -9,7 +9,7 @@ use crate::format::BlockPtrPhys;
 
 /// Births are kept in this many bits, beside the owner.
 const BIRTH_BITS: u32 = 48;
-/// Births are smaller than this. At a thousand groups a second it lasts for 8,900 years.
+/// Births are smaller than this. At a thousand txgs a second it lasts for 8,900 years.
 pub(crate) const BIRTH_END: u64 = 1 << BIRTH_BITS;
 
 /// Names the content of a block.
@@ -32,7 +32,7 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
-    /// The key of the block at that address, born in that group, before [`BIRTH_END`].
+    /// The key of the block at that address, born in that txg, before [`BIRTH_END`].
     pub(crate) fn of_parts(owner: OwnerId, dva: u64, birth: u64) -> Self {
         debug_assert!(birth < BIRTH_END);
         Self { dva, owner_and_birth: u64::from(owner.get()) << BIRTH_BITS | birth }
@@ -43,13 +43,13 @@ impl BlockKey {
         self.dva
     }
 
-    /// The group that wrote the block.
+    /// The txg that wrote the block.
     pub(crate) fn birth(&self) -> u64 {
         self.owner_and_birth & (BIRTH_END - 1)
     }
 
     /// Something that spreads keys.
-    pub(crate) fn spread(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         (self.dva ^ self.owner_and_birth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }
 }

@@ -5,6 +5,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::OwnerCaching;
 use zerocopy::{FromBytes, FromZeros};
 
+use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{CacheMode, Compression, DatasetPhys, ObjectKind, SyncMode, TAIL_BYTES};
 use crate::log::IntentLog;
@@ -15,7 +16,6 @@ use crate::store::Store;
 use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::slot_of;
-use crate::waiting;
 use crate::zap::Zap;
 
 /// Records of objects have at least this many bytes.
@@ -38,14 +38,14 @@ pub struct DatasetSettings {
     pub metadata_copies: u8,
     /// What RAM caches of it.
     pub cache: CacheMode,
-    /// What cache devices hold of it, from now on.
-    pub second: CacheMode,
+    /// What L2 devices hold of it, from now on.
+    pub l2: CacheMode,
     /// When an fsync returns.
     pub sync: SyncMode,
 }
 
 impl Default for DatasetSettings {
-    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached in RAM and on cache devices, fsync by the intent log.
+    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached in RAM and on L2 devices, fsync by the intent log.
     fn default() -> Self {
         Self {
             record_bytes: 128 << 10,
@@ -54,7 +54,7 @@ impl Default for DatasetSettings {
             metadata_compression: Compression::Lz4,
             metadata_copies: 2,
             cache: CacheMode::All,
-            second: CacheMode::All,
+            l2: CacheMode::All,
             sync: SyncMode::Log,
         }
     }
@@ -86,7 +86,7 @@ impl DatasetSettings {
                 metadata_compression: Compression::from_raw(phys.metadata_compression)?,
                 metadata_copies: phys.metadata_copies,
                 cache: CacheMode::from_raw(phys.cache)?,
-                second: CacheMode::from_raw(phys.second)?,
+                l2: CacheMode::from_raw(phys.l2)?,
                 sync: SyncMode::from_raw(phys.sync)?,
             })
         };
@@ -103,7 +103,7 @@ impl DatasetSettings {
         phys.metadata_compression = self.metadata_compression as u8;
         phys.metadata_copies = self.metadata_copies;
         phys.cache = self.cache as u8;
-        phys.second = self.second as u8;
+        phys.l2 = self.l2 as u8;
         phys.sync = self.sync as u8;
     }
 
@@ -127,29 +127,29 @@ impl DatasetSettings {
 }
 
 /// A dataset that is open. All handles of it share this.
-pub(crate) struct Inner {
+pub(crate) struct DatasetInner {
     pub(crate) name: String,
     /// Its number among the pool's own objects.
     pub(crate) number: u64,
     pub(crate) guid: u64,
     pub(crate) objset: Arc<Objset>,
-    stored: Mutex<Stored>,
-    /// Whether changes are noted for the intent log. Changes while its group is held open, see
+    stored: Mutex<StoredDataset>,
+    /// Whether changes are noted for the intent log. Changes while its txg is held open, see
     /// [`set_settings`](Self::set_settings).
     logs: AtomicBool,
 }
 
 /// What `dataset` protects.
-struct Stored {
+struct StoredDataset {
     /// What the attributes of its object are.
     phys: DatasetPhys,
     /// Whether settings in it are not written yet.
     changed: bool,
-    /// Roots and flavours that groups have set and that are not in `phys`, by the group's low bit.
+    /// Roots and flavours that txgs have set and that are not in `phys`, by the txg's low bit.
     roots: [Option<Root>; 2],
 }
 
-/// What a group has set.
+/// What a txg has set.
 #[derive(Clone, Copy)]
 struct Root {
     txg: u64,
@@ -157,7 +157,7 @@ struct Root {
     flavour: u32,
 }
 
-impl Inner {
+impl DatasetInner {
     /// A dataset as it lies in the attributes of its object.
     pub(crate) fn open(
         (store, ahead): (Store, &Arc<ReadAhead>),
@@ -177,7 +177,10 @@ impl Inner {
             number,
             guid: phys.guid.get(),
             objset,
-            stored: Mutex::named("dataset", Stored { phys, changed: false, roots: [None; 2] }),
+            stored: Mutex::named(
+                "dataset",
+                StoredDataset { phys, changed: false, roots: [None; 2] },
+            ),
             logs: AtomicBool::new(settings.sync == SyncMode::Log),
         }))
     }
@@ -201,7 +204,7 @@ impl Inner {
         Ok(phys)
     }
 
-    /// Writes what a group has changed. Returns the new attributes of its object, if they are new.
+    /// Writes what a txg has changed. Returns the new attributes of its object, if they are new.
     pub(crate) fn sync(&self, ctx: &mut SyncContext<'_>) -> Result<Option<DatasetPhys>> {
         let objset = self.objset.sync(ctx);
         let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
@@ -223,7 +226,7 @@ impl Inner {
     }
 
     /// Changes the settings, which were checked. The next sync writes them; blocks are written as they say from the
-    /// group behind that of `tx` on.
+    /// txg behind that of `tx` on.
     pub(crate) fn set_settings(&self, tx: &Tx, log: &IntentLog, settings: &DatasetSettings) {
         {
             let mut stored = self.stored.lock();
@@ -233,17 +236,17 @@ impl Inner {
         self.objset.set_settings(tx.txg(), settings.write_settings());
         let store = &self.objset.store;
         store.cache().cache().set_owner_caching(store.owner(), settings.caching());
-        store.set_second(settings.second);
+        store.set_l2_mode(settings.l2);
         let logs = settings.sync == SyncMode::Log;
         if logs != self.logs() {
-            // First: no commit may find some of the group's changes noted and others not. Who begins in the next one
+            // First: no commit may find some of the txg's changes noted and others not. Who begins in the next one
             // sees what is set here.
             log.leave_gap(tx.txg());
             self.logs.store(logs, Ordering::Release);
         }
     }
 
-    /// Sets the object that its user starts from, and the user's kind, in the group of `tx`: that object may be of the group
+    /// Sets the object that its user starts from, and the user's kind, in the txg of `tx`: that object may be of the txg
     /// itself.
     pub(crate) fn set_root(&self, tx: &Tx, object: u64, flavour: u32) {
         let root = Root { txg: tx.txg(), object, flavour };
@@ -264,13 +267,13 @@ impl Inner {
         self.logs.load(Ordering::Acquire)
     }
 
-    /// Changes the attributes of an object. A directory's names make room for them.
+    /// Changes the attributes of an object. A directory's names make space for them.
     pub(crate) fn set_attributes(&self, tx: &Tx, number: u64, attributes: &[u8]) -> Result<()> {
         check_attributes(attributes)?;
         let dnode = self.objset.dnode(number)?;
         let grow = attributes.len() > dnode.attributes().len();
         if grow && dnode.object_kind() == Some(ObjectKind::Zap) {
-            self.directory(number)?.make_room(tx, TAIL_BYTES - attributes.len())?;
+            self.directory(number)?.limit_inline(tx, TAIL_BYTES - attributes.len())?;
         }
         self.objset.set_attributes(tx, number, attributes)
     }
@@ -283,7 +286,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         // Held while it is read: nobody else makes a state of it, changes that, and lets it go meanwhile.
-        let mut open = waiting::lock(&node.directory, "a directory that is being opened")?;
+        let mut open = blocking::lock(&node.directory, "a directory that is being opened")?;
         if let Some(zap) = open.upgrade() {
             return Ok(zap);
         }

@@ -12,7 +12,7 @@ pub enum ErrorKind {
     Exists,
     /// An argument cannot be right: fix the call.
     Invalid,
-    /// No room is left on the devices: delete something.
+    /// No space is left on the devices: delete something.
     NoSpace,
     /// No memory is left under the cache's bound: raise it, or do less at once.
     NoMemory,
@@ -32,14 +32,14 @@ pub enum ErrorKind {
     ReadOnly,
     /// The pool was exported, or the object destroyed: open it again.
     Closed,
-    /// This thread must not wait, see [`without_waiting`](crate::without_waiting): do it on one that may.
+    /// This thread must not wait, see [`non_blocking`](crate::non_blocking): do it on one that may.
     WouldBlock,
 }
 
 /// An error: its kind, what was being done to what, and the cause.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorInner>);
 
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -52,7 +52,7 @@ impl Error {
     /// An error of this kind; the message names the thing, and the way out if there is one.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), source: None }))
+        Self(Box::new(ErrorInner { kind, message: message.into(), source: None }))
     }
 
     /// The same, with its cause.

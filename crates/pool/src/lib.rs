@@ -66,6 +66,7 @@
 
 mod block_cache;
 mod block_key;
+mod blocking;
 mod dataset;
 mod devices;
 mod error;
@@ -85,16 +86,17 @@ mod sync_context;
 mod tunables;
 mod tx;
 mod txg;
-mod waiting;
 mod zap;
 
 pub use block_cache::{BlockCache, BlockCacheOptions};
 pub use block_key::BlockKey;
+pub use blocking::{
+    blocking_allowed, check as check_blocking, lock as lock_or_would_block, non_blocking,
+};
 pub use dataset::{DatasetSettings, RECORD_BYTES_MAX, RECORD_BYTES_MIN};
 pub use error::{Error, ErrorKind, Result};
 pub use format::label::MIN_DEVICE_BYTES;
-
-pub use l2::{CacheDevice, CacheDeviceFigures, CacheDeviceState, Rebuild};
+pub use l2::{L2Device, L2DeviceState, L2DeviceStats, L2Rebuild};
 pub use log::{LogCounters, LogTunables};
 pub use object::ObjectUsage;
 pub use open::{HostId, Opened, open_path};
@@ -106,15 +108,12 @@ pub use pool::{
 pub use readahead::{PrefetchCounters, PrefetchTunables};
 pub use space::SpaceCounters;
 pub use store::counters::StoreCounters;
-pub use tunables::{CacheDeviceTunables, PoolTunables, StoreTunables};
+pub use tunables::{L2DeviceTunables, PoolTunables, StoreTunables};
 pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
-pub use waiting::{
-    check as check_waiting, lock as lock_if_allowed, waiting_allowed, without_waiting,
-};
 pub use zap::{Cookie, Entry, Value, ZapStats};
 
-/// What the model checks in `tests/model` look at. No stable interface.
+/// The protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]
 pub mod model {
     #[cfg(forebay_model)]

@@ -1,11 +1,13 @@
 //! Reservations of free space: a transaction reserves space before it uses it.
 //!
-//! A transaction begins with [`FIRST_BYTES`], enough for a change of any kind, and reserves more as it needs more. So concurrent
-//! transactions never promise more than there is, and a single one may use all of it. A transaction reports its dirty bytes to its txg before its
-//! reservation ends, so they are never missing from both.
+//! A transaction begins with [`FIRST_BYTES`], enough for a change of any kind, and reserves more as
+//! it needs more. So concurrent transactions never promise more than there is, and a single one may
+//! use all of it. A transaction reports its dirty bytes to its txg before its reservation ends, so
+//! they are never missing from both.
 //!
-//! First reservations are counted in shards, by thread, and summed only when space is scarce: beginning a transaction in a pool with
-//! enough free space writes no cache line that another thread writes.
+//! First reservations are counted in shards, by thread, and summed only when space is scarce:
+//! beginning a transaction in a pool with enough free space writes no cache line that another
+//! thread writes.
 //!
 //! Locking: none; `docs/locking.md` has the order of the atomics.
 
@@ -24,24 +26,25 @@ const SHARDS: usize = 16;
 pub(crate) const FIRST_BYTES: u64 = 512 << 10;
 /// What it grows by, or by what it needs if that is more.
 const GROW_BYTES: u64 = 1 << 20;
-/// With so much room first steps are not summed: they are less than this for 2000 transactions at once.
+/// With so much space first steps are not summed: they are less than this for 2000 transactions at
+/// once.
 const PLENTY_BYTES: u64 = 1 << 30;
 
-/// What a transaction is for, as far as room is concerned.
+/// What a transaction is for, as far as space is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     /// It may make the pool fuller.
     Use,
-    /// In the end it gives room back: it may begin when the pool is full.
+    /// In the end it gives space back: it may begin when the pool is full.
     Free,
 }
 
-/// The room of a pool.
+/// The space of a pool.
 pub(crate) struct ReservableSpace {
     txgs: Arc<Txgs>,
-    /// Bytes that are free, as of the newest group that was written.
+    /// Bytes that are free, as of the newest txg that was written.
     free: AtomicU64,
-    /// The same with those that were freed and will be free some groups later.
+    /// The same with those that were freed and will be free some txgs later.
     free_later: AtomicU64,
     /// Bytes of them that are no transaction's, by intent.
     kept: [AtomicU64; 2],
@@ -57,7 +60,7 @@ pub(crate) struct ReservationShard {
     index: usize,
 }
 
-/// The room of a pool, as it is handed out.
+/// The space of a pool, as it is handed out.
 pub(crate) struct Reservations([Arc<CachePadded<ReservationShard>>; SHARDS]);
 
 /// ReservableSpace that a transaction has; given back when it is dropped.
@@ -83,7 +86,8 @@ impl Reservations {
         }))
     }
 
-    /// Learns how much is free, and how much of that is not for transactions that use and that free room.
+    /// Learns how much is free, and how much of that is not for transactions that use and that free
+    /// space.
     pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
         let reservable = &self.0[0].space;
         reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
@@ -92,20 +96,20 @@ impl Reservations {
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// What changes that make the pool fuller can still take, if they wait for what was freed. With less than one begins with it
-    /// is nothing.
+    /// What changes that make the pool fuller can still take, if they wait for what was freed. With
+    /// less than one begins with it is nothing.
     pub(crate) fn available(&self) -> u64 {
         let reservable = &self.0[0].space;
         let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
-    /// What a transaction begins with; nothing if there is no room for it.
+    /// What a transaction begins with; nothing if there is no space for it.
     pub(crate) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)
     }
 
-    /// The same with less, for what frees room, when no more will come by waiting.
+    /// The same with less, for what frees space, when no more will come by waiting.
     pub(crate) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
         let left = self.0[0].space.left(intent, true).unwrap_or(0);
         let bytes = left.min(FIRST_BYTES) / 2;
@@ -125,8 +129,8 @@ impl Reservations {
 }
 
 impl ReservableSpace {
-    /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the groups' cells have not told
-    /// yet, count if `exact`.
+    /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the
+    /// txgs' cells have not told yet, count if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
         self.left_of(&self.free, intent, exact)
     }
@@ -147,7 +151,7 @@ impl ReservableSpace {
         free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
 
-    /// Adds first and looks then: of two who take the last room, one at least sees the other.
+    /// Adds first and looks then: of two who take the last space, one at least sees the other.
     fn reserve_first(&self, index: usize, intent: Intent, bytes: u64) -> bool {
         self.first[index].fetch_add(bytes, Ordering::SeqCst);
         let plenty = self.left(intent, false).is_some_and(|left| left >= PLENTY_BYTES);
@@ -214,11 +218,11 @@ mod tests {
             shards.set(&space, 33 * MIB, 16 * MIB);
             shards.available()
         };
-        // What frees room may take some of what is kept.
+        // What frees space may take some of what is kept.
         assert_eq!(available(20 * MIB, 10 * MIB), 0);
         assert_eq!(available(20 * MIB, 15 * MIB), 2 * MIB);
         assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB);
-        let reserved = shards.reserve(Intent::Use).expect("there is room");
+        let reserved = shards.reserve(Intent::Use).expect("there is space");
         assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB - FIRST_BYTES);
         assert_eq!(available(33 * MIB, FIRST_BYTES), 0);
         drop(reserved);

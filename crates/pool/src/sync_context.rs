@@ -1,4 +1,4 @@
-//! What the sync of a transaction group carries along: where to write, where room comes from, and what it
+//! What the sync of a transaction group carries along: where to write, where space comes from, and what it
 //! has cost so far.
 
 use forebay_base::arena::Buffer;
@@ -22,7 +22,7 @@ impl<'a> SyncContext<'a> {
         Self { store, space, txg, allocated: 0 }
     }
 
-    /// The same group for blocks that belong to somebody else, see [`Store::with_owner`].
+    /// The same txg for blocks that belong to somebody else, see [`Store::with_owner`].
     pub(crate) fn with_store<'b>(&'b mut self, store: &'b Store) -> SyncContext<'b> {
         SyncContext { store, space: &mut *self.space, txg: self.txg, allocated: 0 }
     }
@@ -55,13 +55,13 @@ impl<'a> SyncContext<'a> {
         self.allocated += self.cost(ptr);
     }
 
-    /// Gives a block's room back, two groups from now.
+    /// Gives a block's space back, two txgs from now.
     pub(crate) fn free(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
         self.allocated -= self.cost(ptr);
         self.store.free(ptr, self.space)
     }
 
-    /// Counts a tree, or a part of one, that cannot be read and so not be freed: its room is lost.
+    /// Counts a tree, or a part of one, that cannot be read and so not be freed: its space is lost.
     pub(crate) fn leak(&self) {
         self.store.note_leak();
     }

@@ -14,20 +14,20 @@ forebay_base::tunables! {
     pub table StoreTunables;
 
     /// Bytes that may be on their way to devices at once.
-    flight_bytes: bytes = 64 << 20, 1 << 20..=1 << 32, build, "bytes";
+    in_flight_bytes: bytes = 64 << 20, 1 << 20..=1 << 32, build, "bytes";
 }
 
 forebay_base::tunables! {
-    /// Tunables of how a pool uses its cache devices.
-    pub table CacheDeviceTunables;
+    /// Tunables of how a pool uses its L2 devices.
+    pub table L2DeviceTunables;
 
-    /// How long an export may take to write to cache devices what of the pool is in memory only, so that it is
+    /// How long an export may take to write to L2 devices what of the pool is in memory only, so that it is
     /// warm when it is used again. 0: nothing is written.
-    cache_export_ms: u32 = 10000, 0..=600000, runtime, "ms";
+    l2_export_ms: u32 = 10000, 0..=600000, runtime, "ms";
 
-    /// Whether an import puts blocks that cache devices have back into memory before anybody asks for them, as far as there is room that nobody
+    /// Whether an import puts blocks that L2 devices have back into memory before anybody asks for them, as far as there is room that nobody
     /// needs.
-    cache_warm_up: bool = true, false..=true, build, "flag";
+    l2_warm_up: bool = true, false..=true, build, "flag";
 }
 
 /// All tunables of a pool.
@@ -37,7 +37,7 @@ pub struct PoolTunables {
     log: Arc<LogTunables>,
     prefetch: Arc<PrefetchTunables>,
     store: StoreTunables,
-    cache_devices: CacheDeviceTunables,
+    l2_devices: L2DeviceTunables,
 }
 
 impl PoolTunables {
@@ -61,9 +61,9 @@ impl PoolTunables {
         &self.store
     }
 
-    /// Of cache devices.
-    pub fn cache_devices(&self) -> &CacheDeviceTunables {
-        &self.cache_devices
+    /// Of L2 devices.
+    pub fn l2_devices(&self) -> &L2DeviceTunables {
+        &self.l2_devices
     }
 
     /// All rows with their values, written as [`set`](Self::set) takes them.
@@ -73,7 +73,7 @@ impl PoolTunables {
             self.log.entries(),
             self.prefetch.entries(),
             self.store.entries(),
-            self.cache_devices.entries(),
+            self.l2_devices.entries(),
         ];
         tables.into_iter().flatten().collect()
     }
@@ -88,7 +88,7 @@ impl PoolTunables {
             &|| self.log.set(name, value),
             &|| self.prefetch.set(name, value),
             &|| self.store.set(name, value),
-            &|| self.cache_devices.set(name, value),
+            &|| self.l2_devices.set(name, value),
         ];
         for set in tables {
             match set() {

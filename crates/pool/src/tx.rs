@@ -10,7 +10,7 @@ use crate::txg::Hold;
 /// [`Pool::begin`](crate::Pool::begin) and ends when it is dropped. There is no way back: a change is made when
 /// its call returns.
 ///
-/// A group cannot be committed while a transaction of it lives: keep them short, and begin no second one on a thread
+/// A txg cannot be committed while a transaction of it lives: keep them short, and begin no second one on a thread
 /// that has one.
 pub struct Transaction<'p> {
     tx: Tx,
@@ -18,19 +18,19 @@ pub struct Transaction<'p> {
 }
 
 /// A place in a transaction group, for all that changes in it: of a [`Transaction`], or of the sync itself, which
-/// works in a group that nobody else can change any more.
+/// works in a txg that nobody else can change any more.
 pub(crate) struct Tx {
     txg: u64,
-    /// Bytes that the group's sync will write because of it, at most.
+    /// Bytes that the txg's sync will write because of it, at most.
     dirty_bytes: Cell<u64>,
-    /// Room for what that may come to; without, there is no bound.
-    room: Option<Reservation>,
+    /// Space for what that may come to; without, there is no bound.
+    reservation: Option<Reservation>,
 }
 
 impl<'p> Transaction<'p> {
-    /// A transaction with this room, or without any bound.
-    pub(crate) fn new(hold: Hold<'p>, room: Option<Reservation>) -> Self {
-        let tx = Tx { room, ..Tx::syncing(hold.txg()) };
+    /// A transaction with this space, or without any bound.
+    pub(crate) fn new(hold: Hold<'p>, reservation: Option<Reservation>) -> Self {
+        let tx = Tx { reservation, ..Tx::syncing(hold.txg()) };
         Self { tx, hold }
     }
 
@@ -51,9 +51,9 @@ impl Drop for Transaction<'_> {
 }
 
 impl Tx {
-    /// A place in the group that is syncing.
+    /// A place in the txg that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
-        Self { txg, dirty_bytes: Cell::new(0), room: None }
+        Self { txg, dirty_bytes: Cell::new(0), reservation: None }
     }
 
     pub(crate) fn txg(&self) -> u64 {
@@ -65,14 +65,15 @@ impl Tx {
         self.dirty_bytes.get()
     }
 
-    /// Counts bytes that the group's sync will have to write: all copies, and what leads to them.
+    /// Counts bytes that the txg's sync will have to write: all copies, and what leads to them.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] if there may be no room for them.
+    /// [`ErrorKind::NoSpace`] if there may be no space for them.
     pub(crate) fn dirty(&self, bytes: u64) -> Result<()> {
         let sum = self.dirty_bytes.get().saturating_add(bytes);
-        if self.room.as_ref().is_some_and(|room| !room.covers(sum)) {
-            let text = "no room is left for this transaction: make it smaller, or delete something";
+        if self.reservation.as_ref().is_some_and(|reservation| !reservation.covers(sum)) {
+            let text =
+                "no space is left for this transaction: make it smaller, or delete something";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         self.dirty_bytes.set(sum);
@@ -82,6 +83,6 @@ impl Tx {
 
 impl std::fmt::Debug for Transaction<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "transaction of group {}", self.tx.txg)
+        write!(f, "transaction of txg {}", self.tx.txg)
     }
 }

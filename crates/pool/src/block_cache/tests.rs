@@ -51,7 +51,7 @@ fn shrinks_to(cache: &BlockCache, bytes: u64) -> bool {
 }
 
 /// Waits until the cache may hold most of its bound.
-fn has_room_again(cache: &BlockCache) -> bool {
+fn has_capacity_again(cache: &BlockCache) -> bool {
     cache.cache().resize(BOUND);
     (0..1_000_000).any(|_| {
         thread::yield_now();
@@ -60,7 +60,7 @@ fn has_room_again(cache: &BlockCache) -> bool {
 }
 
 #[test]
-fn dirty_bytes_leave_less_room_for_blocks() {
+fn dirty_bytes_leave_less_capacity_for_blocks() {
     let cache = cache();
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);
@@ -69,14 +69,14 @@ fn dirty_bytes_leave_less_room_for_blocks() {
     assert!(shrinks_to(&cache, BOUND / 4));
     cache.sub_dirty(BOUND * 3 / 4);
     assert_eq!(cache.dirty_bytes(), 0);
-    assert!(has_room_again(&cache));
+    assert!(has_capacity_again(&cache));
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);
     cache.cache().audit();
 }
 
 #[test]
-fn blocks_make_room_for_io() {
+fn blocks_make_space_for_io() {
     let cache = cache();
     fill(&cache);
     // As much as there is beside the cache, and more: blocks must go for it.
@@ -96,7 +96,7 @@ fn blocks_make_room_for_io() {
     drop(held);
     drop(more);
     // The cache has its room back.
-    assert!(has_room_again(&cache));
+    assert!(has_capacity_again(&cache));
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);
     cache.cache().audit();

@@ -2,7 +2,7 @@
 //! whether what is there is a pool, whole, and this host's to have.
 //!
 //! Which devices a pool has is said by its newest uberblock (how many) and its newest configuration
-//! (which). So a device that was being added when the power went is a member if and only if a group
+//! (which). So a device that was being added when the power went is a member if and only if a txg
 //! was committed with it.
 
 use forebay_base::rng::SmallRng;
@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::{MAX_DEVICES, MIN_DEVICE_BYTES};
 use crate::open::{HostId, Opened};
 
-/// Groups of pools that are imported have smaller numbers: as many are left before births of blocks cannot be told
+/// Txgs of pools that are imported have smaller numbers: as many are left before births of blocks cannot be told
 /// any more.
 const TXG_END: u64 = BIRTH_END / 2;
 
@@ -206,7 +206,7 @@ pub(crate) fn import(
     };
     if newest.txg >= TXG_END {
         let (name, txg) = (&config.pool_name, newest.txg);
-        let text = format!("pool {name:?}: its uberblock is of group {txg}, which cannot be");
+        let text = format!("pool {name:?}: its uberblock is of txg {txg}, which cannot be");
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let count = usize::from(newest.device_count);
@@ -277,7 +277,7 @@ fn select(labelled: Vec<(Opened, Label)>, config: &Config) -> Result<Vec<Member>
         let guid = label.config.devices[usize::from(label.number)].guid;
         let name = one.device.info().name.clone();
         match config.devices.iter().position(|device| device.guid == guid) {
-            // It was being added, and no group was committed with it.
+            // It was being added, and no txg was committed with it.
             None => passed_over.push(format!("{name} is not a member")),
             Some(number) => {
                 if let Some(other) = &slots[number] {

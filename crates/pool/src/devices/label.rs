@@ -5,7 +5,7 @@
 //! - A change of the configuration reaches all front labels, durably, before the first back label
 //!   is touched. So each device always has a sound label, the older or the newer.
 //! - An uberblock is written to its slot in both labels of all devices, which held the one of
-//!   [`RING_SLOTS`] groups before.
+//!   [`RING_SLOTS`] txgs before.
 //!
 //! # What it does not do
 //!

@@ -276,7 +276,7 @@ impl Devices {
     }
 
     /// Begins to fill `buffer` from `dva`. `done` runs once, on whatever thread, and must not
-    /// block. `handle` gets what can hasten the read before it begins.
+    /// block. `handle` gets what can raise the priority of the read before it begins.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if no block can lie there; then `done` is dropped without being run.

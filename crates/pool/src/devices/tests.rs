@@ -127,7 +127,7 @@ fn what_cannot_be_imported_says_why() {
     let (kind, text) = refused(&[media.clone(), other.to_vec()].concat(), &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
     assert!(text.contains("stranger") && text.contains("\"other\""), "{text}");
-    // Created, and no group committed.
+    // Created, and no txg committed.
     let (kind, text) = refused(&other, &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
     assert!(text.contains("no uberblock"), "{text}");
@@ -250,14 +250,14 @@ fn a_device_that_was_cut_short_says_so() {
 }
 
 #[test]
-fn an_added_device_is_a_member_once_a_group_says_so() {
+fn an_added_device_is_a_member_once_a_txg_says_so() {
     let (memory, media) = (memory(), devices(3));
     let mut made = pool(&media[..2], &memory);
     let before: Vec<_> = media[..2].iter().map(|one| resized(one, SIZE, &memory)).collect();
     let new = || (Arc::clone(&media[2]) as Arc<dyn Device>).into();
     assert_eq!(add(&made.devices, new(), &options(5), &mut made.config, &memory).unwrap(), 2);
     assert_eq!(made.devices.count(), 3);
-    // No group yet: with it or without it, the pool is what it was.
+    // No txg yet: with it or without it, the pool is what it was.
     assert_eq!(import_as(&media, 1, &memory).unwrap().devices.count(), 2);
     assert_eq!(import_as(&media[..2], 1, &memory).unwrap().devices.count(), 2);
     // Not even the others' labels.
@@ -518,7 +518,7 @@ fn this_host_has_an_id() {
 }
 
 #[test]
-fn an_uberblock_of_a_group_that_cannot_be_is_refused() {
+fn an_uberblock_of_a_txg_that_cannot_be_is_refused() {
     let memory = memory();
     for txg in [1 << 47, 1 << 48, u64::MAX] {
         let media = devices(1);

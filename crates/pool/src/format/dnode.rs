@@ -123,18 +123,18 @@ impl DnodePhys {
     }
 
     /// Bytes that inline content could have beside the attributes.
-    pub fn inline_room(&self) -> usize {
+    pub fn inline_capacity(&self) -> usize {
         TAIL_BYTES.saturating_sub(usize::from(self.attribute_bytes.get()))
     }
 
     /// Sets the attributes, and says whether they fit beside the inline content.
     #[must_use]
     pub fn set_attributes(&mut self, attributes: &[u8]) -> bool {
-        let room = TAIL_BYTES.saturating_sub(usize::from(self.inline_bytes.get()));
-        if attributes.len() > room {
+        let capacity = TAIL_BYTES.saturating_sub(usize::from(self.inline_bytes.get()));
+        if attributes.len() > capacity {
             return false;
         }
-        let old = usize::from(self.attribute_bytes.get()).min(room);
+        let old = usize::from(self.attribute_bytes.get()).min(capacity);
         self.tail[..old].fill(0);
         self.tail[..attributes.len()].copy_from_slice(attributes);
         self.attribute_bytes = U16::new(attributes.len() as u16);
@@ -144,10 +144,10 @@ impl DnodePhys {
     /// Sets the inline content, and says whether it fits beside the attributes.
     #[must_use]
     pub fn set_inline(&mut self, inline: &[u8]) -> bool {
-        if inline.len() > self.inline_room() {
+        if inline.len() > self.inline_capacity() {
             return false;
         }
-        let old = usize::from(self.inline_bytes.get()).min(self.inline_room());
+        let old = usize::from(self.inline_bytes.get()).min(self.inline_capacity());
         self.tail[TAIL_BYTES - old..].fill(0);
         self.tail[TAIL_BYTES - inline.len()..].copy_from_slice(inline);
         self.inline_bytes = U16::new(inline.len() as u16);

@@ -1,7 +1,8 @@
 //! The intent log: its root, its blocks with their checksum, and its records with their encoding.
 //!
-//! [`LogEntry::parse`] and [`LogBlockPhys::read`] take hostile bytes: they return an error or `None`, and never panic.
-//! A block that passes [`LogBlockPhys::is_sound`] is still compared with the block that replay expects, see `log::replay`.
+//! [`LogEntry::parse`] and [`LogBlockPhys::read`] take hostile bytes: they return an error or
+//! `None`, and never panic. A block that passes [`LogBlockPhys::is_sound`] is still compared with
+//! the block that replay expects, see `log::replay`.
 
 use xxhash_rust::xxh3::xxh3_128;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -36,8 +37,9 @@ const _: () = assert!(size_of::<LogExtentPhys>() == 16);
 
 /// The log as a root block names it: where its ring is, and where replay starts.
 ///
-/// An *offset* counts all bytes that were ever written to the log, padding included: it never goes back. It lies
-/// in the ring at the remainder by the ring's size, the extents put one after another.
+/// An *offset* counts all bytes that were ever written to the log, padding included: it never goes
+/// back. It lies in the ring at the remainder by the ring's size, the extents put one after
+/// another.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct LogRootPhys {
@@ -55,8 +57,8 @@ pub struct LogRootPhys {
     pub head_sequence: U64,
     /// Offset of the oldest block that the root before this one would replay.
     pub tail_offset: U64,
-    /// Records to be replayed, counted from the head, whose changes are in this root's group already: not zero
-    /// only if a replay took several groups.
+    /// Records to be replayed, counted from the head, whose changes are in this root's txg already:
+    /// not zero only if a replay took several txgs.
     pub replayed: U64,
     /// Extents in use.
     pub extent_count: U32,
@@ -84,7 +86,8 @@ pub struct LogBlockPhys {
     pub sequence: U64,
     /// Where it begins, see [`LogRootPhys`].
     pub offset: U64,
-    /// It follows from a pool in which this transaction group is durable: a replay from an older one ends here.
+    /// It follows from a pool in which this transaction group is durable: a replay from an older
+    /// one ends here.
     pub needs_txg: U64,
     /// The oldest transaction group of its records.
     pub txg_low: U64,
@@ -96,8 +99,8 @@ pub struct LogBlockPhys {
     pub payload_bytes: U32,
     /// Number of its records.
     pub records: U32,
-    /// Blocks of its batch that follow it: one less from block to block, 0 in the last one. A batch is replayed whole or
-    /// not at all.
+    /// Blocks of its batch that follow it: one less from block to block, 0 in the last one. A batch
+    /// is replayed whole or not at all.
     pub following: U32,
 }
 
@@ -112,7 +115,8 @@ impl LogBlockPhys {
         Self::read_from_prefix(bytes).ok().map(|(head, _)| head)
     }
 
-    /// Writes the head, with the checksum of head and records, to the beginning of `block`, which has the records already.
+    /// Writes the head, with the checksum of head and records, to the beginning of `block`, which
+    /// has the records already.
     pub(crate) fn seal(&self, block: &mut [u8]) {
         block[..LOG_BLOCK_HEAD_BYTES].copy_from_slice(self.as_bytes());
         let used = LOG_BLOCK_HEAD_BYTES + self.payload_bytes.get() as usize;
@@ -128,7 +132,8 @@ impl LogBlockPhys {
     }
 }
 
-/// The checksum of a block: XXH3, 128 bits, of everything behind the checksum's own field, to the end of the records.
+/// The checksum of a block: XXH3, 128 bits, of everything behind the checksum's own field, to the
+/// end of the records.
 fn log_checksum(head_and_records: &[u8]) -> [u8; 16] {
     let covered = head_and_records.get(size_of::<[u8; 16]>()..).unwrap_or_default();
     xxh3_128(covered).to_le_bytes()
@@ -292,8 +297,8 @@ impl<'a> LogRecord<'a> {
 }
 
 impl<'a> LogEntry<'a> {
-    /// Writes to `head` the head of a [`Write`](LogRecordKind::Write) of `len` bytes at `offset` of this entry's object, or of a
-    /// [`Void`](LogRecordKind::Void) that takes its place.
+    /// Writes to `head` the head of a [`Write`](LogRecordKind::Write) of `len` bytes at `offset` of
+    /// this entry's object, or of a [`Void`](LogRecordKind::Void) that takes its place.
     pub(crate) fn encode_write_head(
         &self,
         kind: LogRecordKind,

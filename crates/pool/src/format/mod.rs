@@ -5,9 +5,9 @@
 //! that what was written makes sense. `docs/format.md` has every byte.
 
 mod block;
-mod cache_device;
 mod dnode;
 pub mod gang;
+mod l2_device;
 pub mod label;
 mod log;
 mod objset;
@@ -16,11 +16,11 @@ mod space;
 mod zap;
 
 pub use block::{BlockKind, BlockPtrPhys, Checksum, Compression, Dva, DvaPhys, SECTOR_UNIT};
-pub use cache_device::{CACHE_DEVICES_MAX, CACHE_PATH_BYTES, CacheDevicePhys};
 pub use dnode::{
     ATTRIBUTES_MAX, DNODE_BLOCK_BYTES, DNODE_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind,
     TAIL_BYTES,
 };
+pub use l2_device::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 pub use log::*;
 pub use objset::{CacheMode, DatasetPhys, ObjsetPhys, SyncMode};
 pub use root::{ROOT_BYTES, ROOT_MAGIC, RootPhys};

@@ -26,7 +26,7 @@ pub struct ObjsetPhys {
 
 const _: () = assert!(size_of::<ObjsetPhys>() == 96);
 
-/// What RAM, or a second level, caches of a dataset.
+/// What RAM, or an L2, caches of a dataset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CacheMode {
@@ -53,14 +53,14 @@ pub enum SyncMode {
     /// When the intent log holds it.
     #[default]
     Log = 0,
-    /// When a transaction group holds it: operations are not logged, an fsync commits the group.
-    Group = 1,
+    /// When a transaction group holds it: operations are not logged, an fsync commits the txg.
+    Txg = 1,
 }
 
 impl SyncMode {
     /// From its number on disk.
     pub fn from_raw(raw: u8) -> Option<Self> {
-        [Self::Log, Self::Group].into_iter().find(|mode| *mode as u8 == raw)
+        [Self::Log, Self::Txg].into_iter().find(|mode| *mode as u8 == raw)
     }
 }
 
@@ -90,8 +90,8 @@ pub struct DatasetPhys {
     pub cache: u8,
     /// A [`SyncMode`].
     pub sync: u8,
-    /// A [`CacheMode`]: what cache devices hold.
-    pub second: u8,
+    /// A [`CacheMode`]: what L2 devices hold.
+    pub l2: u8,
     /// Kind of user, for them to say; 0 is none.
     pub flavour: U32,
     /// Zeros.

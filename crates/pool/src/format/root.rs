@@ -20,8 +20,8 @@ pub struct RootPhys {
     pub txg: U64,
     /// Number of the directory of datasets among the pool's own objects.
     pub datasets: U64,
-    /// Number of the object among the pool's own that lists its cache devices; 0 if there is none.
-    pub cache_devices: U64,
+    /// Number of the object among the pool's own that lists its L2 devices; 0 if there is none.
+    pub l2_devices: U64,
     /// Zeros.
     pub reserved: [u8; 32],
     /// The pool's own objects.

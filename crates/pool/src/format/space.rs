@@ -22,7 +22,7 @@ pub struct SpaceRootPhys {
     pub magic: U64,
     /// The transaction group that wrote it.
     pub txg: U64,
-    /// Bytes that are in use: neither free nor freed by this or an earlier group.
+    /// Bytes that are in use: neither free nor freed by this or an earlier txg.
     pub allocated_bytes: U64,
     /// Entries in all blocks of the log.
     pub log_entries: U64,

@@ -19,7 +19,7 @@ use crate::format::label::{LABEL_BYTES, RING_OFFSET, RING_SLOTS, SLOT_BYTES, Ube
 use crate::open::Opened;
 
 /// The devices of a pool, as far as they are there.
-pub(super) struct Assembled {
+pub(super) struct AssembledPool {
     pub(super) devices: Arc<Devices>,
     /// The newest first.
     pub(super) uberblocks: Vec<Uberblock>,
@@ -29,7 +29,7 @@ pub(super) struct Assembled {
 }
 
 /// What is to be a device of the pool.
-struct Wanted {
+struct WantedDevice {
     guid: u64,
     size_bytes: u64,
     device: Option<Arc<dyn Device>>,
@@ -37,7 +37,7 @@ struct Wanted {
 
 impl Inspector {
     /// The pool that the devices hold. `sector_bytes` counts if no label says it.
-    pub(super) fn assemble(&self, sector_bytes: Option<u64>) -> Result<Assembled> {
+    pub(super) fn assemble(&self, sector_bytes: Option<u64>) -> Result<AssembledPool> {
         let mut notices = Vec::new();
         let (mut labelled, mut others) = (Vec::new(), Vec::new());
         for device in &self.devices {
@@ -65,12 +65,16 @@ impl Inspector {
         labelled: &[(Opened, Label)],
         mut others: Vec<Arc<dyn Device>>,
         mut notices: Vec<String>,
-    ) -> Result<Assembled> {
+    ) -> Result<AssembledPool> {
         let config = newest_config(labelled)?;
-        let mut wanted: Vec<Wanted> = config
+        let mut wanted: Vec<WantedDevice> = config
             .devices
             .iter()
-            .map(|known| Wanted { guid: known.guid, size_bytes: known.size_bytes, device: None })
+            .map(|known| WantedDevice {
+                guid: known.guid,
+                size_bytes: known.size_bytes,
+                device: None,
+            })
             .collect();
         for (opened, label) in labelled {
             let guid = label.config.devices[usize::from(label.number)].guid;
@@ -100,7 +104,7 @@ impl Inspector {
         let uberblocks = label::best_uberblocks(&sized, config.pool_guid, &self.cache)?;
         let sector_bytes = u64::from(config.sector_bytes);
         let devices = Arc::new(put_together(wanted, sector_bytes, &mut notices)?);
-        Ok(Assembled { devices, uberblocks, notices, sectors_guessed: false })
+        Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: false })
     }
 
     /// Without labels: the newest uberblock says which pool it is.
@@ -108,7 +112,7 @@ impl Inspector {
         &self,
         sector_bytes: Option<u64>,
         mut notices: Vec<String>,
-    ) -> Result<Assembled> {
+    ) -> Result<AssembledPool> {
         let sized: Vec<(&dyn Device, u64)> =
             self.devices.iter().map(|device| (&**device, usable_bytes(&**device))).collect();
         let mut newest: Option<(u64, u64)> = None;
@@ -133,19 +137,19 @@ impl Inspector {
         notices.push("no label is left: the devices are numbered as they were given".to_owned());
         let largest = self.devices.iter().map(|one| u64::from(one.info().sector_bytes)).max();
         let sector = sector_bytes.unwrap_or(0).max(largest.unwrap_or(512));
-        let wanted = self.devices.iter().map(|device| Wanted {
+        let wanted = self.devices.iter().map(|device| WantedDevice {
             guid: 0,
             // A shorter one has no place for blocks.
             size_bytes: usable_bytes(&**device).max(2 * LABEL_BYTES),
             device: Some(Arc::clone(device)),
         });
         let devices = Arc::new(put_together(wanted.collect(), sector, &mut notices)?);
-        Ok(Assembled { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
+        Ok(AssembledPool { devices, uberblocks, notices, sectors_guessed: sector_bytes.is_none() })
     }
 }
 
 fn put_together(
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedDevice>,
     sector_bytes: u64,
     notices: &mut Vec<String>,
 ) -> Result<Devices> {

@@ -6,8 +6,8 @@ use forebay_cache::Attributes;
 use zerocopy::FromBytes;
 
 use super::labels::read_at;
-use super::pointer::{Hexdump, PointerLook};
-use super::{BlocksOf, Inspector, Seen, SetName};
+use super::pointer::{BlockPtrInfo, Hexdump};
+use super::{BlockOwner, Inspected, Inspector, ObjsetName};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::GANG_MAGIC;
 use crate::format::label::{LABEL_MAGIC, LabelPhys, SLOT_BYTES, UBERBLOCK_MAGIC, UberblockPhys};
@@ -18,7 +18,7 @@ use crate::store::codec::MAX_LOGICAL_BYTES;
 
 /// A copy of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyLook {
+pub struct CopyInfo {
     /// Number of the device.
     pub device: u16,
     /// Offset on it in bytes.
@@ -29,13 +29,13 @@ pub struct CopyLook {
 
 /// A block that an object or a set leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockLook {
+pub struct BlockInfo {
     /// Its number.
     pub block: u64,
     /// What leads to it.
-    pub pointer: PointerLook,
+    pub pointer: BlockPtrInfo,
     /// Its copies. None if it is a hole.
-    pub copies: Vec<CopyLook>,
+    pub copies: Vec<CopyInfo>,
     /// What it holds, unpacked, if a copy is good.
     pub content: Option<Vec<u8>>,
 }
@@ -54,22 +54,22 @@ pub struct DeviceBytes {
 }
 
 impl Inspector {
-    /// A block of an object or of a set itself, as of a group, or of the newest: at `level`, the one that leads to `block`.
+    /// A block of an object or of a set itself, as of a txg, or of the newest: at `level`, the one that leads to `block`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such object, block or level; as [`group`](Self::group).
+    /// [`ErrorKind::NotFound`] if there is no such object, block or level; as [`txg`](Self::txg).
     pub fn block(
         &self,
-        set: SetName<'_>,
-        of: BlocksOf,
+        set: ObjsetName<'_>,
+        of: BlockOwner,
         (block, level): (u64, u8),
         txg: Option<u64>,
-    ) -> Result<Seen<BlockLook>> {
+    ) -> Result<Inspected<BlockInfo>> {
         self.see(txg, |view| {
             let found = view.set(set)?;
             let tree = match of {
-                BlocksOf::Dnodes => found.tree,
-                BlocksOf::Object(number) => {
+                BlockOwner::Dnodes => found.tree,
+                BlockOwner::Object(number) => {
                     let doing = |error: Error| error.doing(format_args!("{set}, object {number}"));
                     DataFields::tree_of(&found.dnode(number)?).map_err(doing)?
                 }
@@ -78,17 +78,17 @@ impl Inspector {
             let ptr = tree::descend(&view.store, &tree, block, level)?;
             let copies = ptr.dvas().enumerate().map(|(copy, dva)| {
                 let problem = view.store.read_copy(&ptr, copy).err().map(|error| error.to_string());
-                CopyLook { device: dva.device, offset: dva.offset, problem }
+                CopyInfo { device: dva.device, offset: dva.offset, problem }
             });
-            let copies: Vec<CopyLook> = copies.collect();
+            let copies: Vec<CopyInfo> = copies.collect();
             let content = match ptr.is_hole() {
                 true => None,
                 false => view.store.read(&ptr, Attributes::METADATA.once()).ok(),
             };
             let damaged = copies.iter().any(|copy| copy.problem.is_some());
             let content = content.map(|content| content.to_vec());
-            let pointer = PointerLook::of(&ptr);
-            Ok((BlockLook { block, pointer, copies, content }, damaged))
+            let pointer = BlockPtrInfo::of(&ptr);
+            Ok((BlockInfo { block, pointer, copies, content }, damaged))
         })
     }
 
@@ -170,7 +170,7 @@ fn seems(bytes: &[u8]) -> Option<String> {
     }
 }
 
-impl fmt::Display for BlockLook {
+impl fmt::Display for BlockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "block {}: {}", self.block, self.pointer)?;
         for copy in &self.copies {

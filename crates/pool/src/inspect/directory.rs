@@ -5,16 +5,16 @@ use std::ops::ControlFlow;
 
 use forebay_cache::Attributes;
 
-use super::{Damage, Inspector, Seen, SetName};
+use super::{Damage, Inspected, Inspector, ObjsetName};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ObjectKind;
 use crate::object::DataFields;
 use crate::zap::ZapStats;
-use crate::zap::look::{Inline, count_leaf};
+use crate::zap::inspect::{InlineInfo, count_leaf};
 
 /// A directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryLook {
+pub struct DirectoryInfo {
     /// Number of its object.
     pub number: u64,
     /// Bytes on devices, all copies and indirect blocks, as its dnode has it.
@@ -28,16 +28,16 @@ pub struct DirectoryLook {
 }
 
 impl Inspector {
-    /// A directory, as of a group, or of the newest. Every entry of every leaf is read and checked.
+    /// A directory, as of a txg, or of the newest. Every entry of every leaf is read and checked.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`] if the object is no directory; as [`group`](Self::group).
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Invalid`] if the object is no directory; as [`txg`](Self::txg).
     pub fn directory(
         &self,
-        set: SetName<'_>,
+        set: ObjsetName<'_>,
         number: u64,
         txg: Option<u64>,
-    ) -> Result<Seen<DirectoryLook>> {
+    ) -> Result<Inspected<DirectoryInfo>> {
         self.see(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
             if dnode.object_kind() != Some(ObjectKind::Zap) {
@@ -45,9 +45,9 @@ impl Inspector {
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
             let doing = |error: Error| error.doing(format_args!("{set}, directory {number}"));
-            let inline = Inline::read(dnode.inline()).map_err(doing)?;
+            let inline = InlineInfo::read(dnode.inline()).map_err(doing)?;
             let data = DataFields::of(&dnode).map_err(doing)?;
-            let mut look = DirectoryLook {
+            let mut info = DirectoryInfo {
                 number,
                 allocated_bytes: data.allocated,
                 header: (inline.stats.entries, inline.stats.by_depth.iter().sum()),
@@ -55,7 +55,7 @@ impl Inspector {
                 damage: Damage::default(),
             };
             if inline.is_fat {
-                let (depth, said) = (look.stats.depth, look.stats.by_depth);
+                let (depth, said) = (info.stats.depth, info.stats.by_depth);
                 let mut stats = ZapStats { depth, ..ZapStats::default() };
                 let (mut damage, mut leaves) = (Damage::default(), Damage::default());
                 view.walk(&data.tree, &mut damage, &mut |ptr, block| {
@@ -72,18 +72,18 @@ impl Inspector {
                 });
                 damage.count += leaves.count;
                 damage.listed.append(&mut leaves.listed);
-                if stats.by_depth != said || stats.entries != look.header.0 {
+                if stats.by_depth != said || stats.entries != info.header.0 {
                     damage.note("its header counts other entries or leaves than are there");
                 }
-                (look.stats, look.damage) = (stats, damage);
+                (info.stats, info.damage) = (stats, damage);
             }
-            let damaged = !look.damage.is_empty();
-            Ok((look, damaged))
+            let damaged = !info.damage.is_empty();
+            Ok((info, damaged))
         })
     }
 }
 
-impl fmt::Display for DirectoryLook {
+impl fmt::Display for DirectoryInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "directory {}: {} bytes on devices", self.number, self.allocated_bytes)?;
         write!(f, "{}", self.stats)?;

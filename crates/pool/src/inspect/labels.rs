@@ -9,7 +9,7 @@ use forebay_io::{Device, Request};
 use zerocopy::FromBytes;
 
 use super::Inspector;
-use super::pointer::PointerLook;
+use super::pointer::BlockPtrInfo;
 use crate::block_cache::BlockCache;
 use crate::devices::config::{Label, text_of};
 use crate::devices::usable_bytes;
@@ -21,7 +21,7 @@ use crate::format::label::{
 
 /// What a label says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LabelLook {
+pub struct LabelCopyInfo {
     /// Version of who wrote it.
     pub version: u32,
     /// Names the pool for ever.
@@ -36,7 +36,7 @@ pub struct LabelLook {
     pub device_count: u16,
     /// Grows with each change of the configuration.
     pub generation: u64,
-    /// A group that was durable when it was written.
+    /// A txg that was durable when it was written.
     pub txg: u64,
     /// "active", "exported", or a number that nobody knows.
     pub state: String,
@@ -58,7 +58,7 @@ pub struct LabelLook {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelState {
     /// Magic and checksum are right.
-    Sound(Box<LabelLook>),
+    Sound(Box<LabelCopyInfo>),
     /// There is something, or nothing, that is none: why.
     Damaged(String),
     /// The device has failed.
@@ -67,20 +67,20 @@ pub enum LabelState {
 
 /// The labels of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceLook {
+pub struct DeviceLabelsInfo {
     /// Its path.
     pub name: String,
     /// Bytes that it has now.
     pub size_bytes: u64,
     /// Where labels should be, and what is there: at the front, at the end, and where the front label says that the device ended, if that is elsewhere.
     pub labels: Vec<(u64, LabelState)>,
-    /// If it is no device of a pool, but one's cache device: which, of which pool, and how large. Then it has no such labels, and that is right.
-    pub cache_device: Option<String>,
+    /// If it is no device of a pool, but one's L2 device: which, of which pool, and how large. Then it has no such labels, and that is right.
+    pub l2_device: Option<String>,
 }
 
 /// A place of a ring where an uberblock is not sound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlotState {
+pub struct UnsoundSlotInfo {
     /// The device's path.
     pub device: String,
     /// Offset on it in bytes.
@@ -91,7 +91,7 @@ pub struct SlotState {
 
 /// An uberblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UberblockLook {
+pub struct UberblockInfo {
     /// Its transaction group.
     pub txg: u64,
     /// When it was written, by the clock of whoever did, in nanoseconds: since that process opened the pool.
@@ -101,28 +101,28 @@ pub struct UberblockLook {
     /// Devices that the pool had.
     pub device_count: u32,
     /// Its root block.
-    pub root: PointerLook,
+    pub root: BlockPtrInfo,
     /// Rings that have it.
     pub rings: u32,
-    /// Why its root block cannot be read, if it cannot. Root blocks are overwritten after a few groups, so that of old ones
+    /// Why its root block cannot be read, if it cannot. Root blocks are overwritten after a few txgs, so that of old ones
     /// none is left.
     pub root_problem: Option<String>,
 }
 
 /// The rings of uberblocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UberblocksLook {
+pub struct UberblocksInfo {
     /// Rings that could be read: two a device.
     pub rings: u32,
     /// The newest first.
-    pub found: Vec<UberblockLook>,
+    pub found: Vec<UberblockInfo>,
     /// What is not sound, though something was written there.
-    pub damaged: Vec<SlotState>,
+    pub damaged: Vec<UnsoundSlotInfo>,
 }
 
 impl Inspector {
     /// The labels of each device, sound or not.
-    pub fn labels(&self) -> Vec<DeviceLook> {
+    pub fn labels(&self) -> Vec<DeviceLabelsInfo> {
         self.devices.iter().map(|device| look_at(device, &self.cache)).collect()
     }
 
@@ -130,15 +130,15 @@ impl Inspector {
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory).
-    pub fn uberblocks(&self) -> Result<UberblocksLook> {
-        let mut look = UberblocksLook::default();
-        let mut found: BTreeMap<(u64, Vec<u8>), UberblockLook> = BTreeMap::new();
+    pub fn uberblocks(&self) -> Result<UberblocksInfo> {
+        let mut info = UberblocksInfo::default();
+        let mut found: BTreeMap<(u64, Vec<u8>), UberblockInfo> = BTreeMap::new();
         for device in &self.devices {
             for label in label_places(&**device, &self.cache) {
                 let bytes = RING_SLOTS as usize * SLOT_BYTES;
                 match read_at(&**device, label + RING_OFFSET, bytes, &self.cache) {
-                    Ok(ring) => look.ring(device, label + RING_OFFSET, &ring, &mut found),
-                    Err(problem) => look.damaged.push(SlotState {
+                    Ok(ring) => info.ring(device, label + RING_OFFSET, &ring, &mut found),
+                    Err(problem) => info.damaged.push(UnsoundSlotInfo {
                         device: device.info().name.to_string(),
                         offset: label + RING_OFFSET,
                         problem,
@@ -146,26 +146,26 @@ impl Inspector {
                 }
             }
         }
-        look.found = found.into_values().rev().collect();
+        info.found = found.into_values().rev().collect();
         let readable = self.readable_roots()?;
-        for one in &mut look.found {
+        for one in &mut info.found {
             let known = readable.iter().find(|(txg, root, _)| (*txg, root) == (one.txg, &one.root));
             one.root_problem = match known {
                 Some((.., problem)) => problem.clone(),
                 None => Some("it is not of the pool that the labels name".to_owned()),
             };
         }
-        Ok(look)
+        Ok(info)
     }
 }
 
-impl UberblocksLook {
+impl UberblocksInfo {
     fn ring(
         &mut self,
         device: &Arc<dyn Device>,
         offset: u64,
         ring: &[u8],
-        found: &mut BTreeMap<(u64, Vec<u8>), UberblockLook>,
+        found: &mut BTreeMap<(u64, Vec<u8>), UberblockInfo>,
     ) {
         self.rings += 1;
         for (slot, bytes) in ring.chunks_exact(SLOT_BYTES).enumerate() {
@@ -174,11 +174,11 @@ impl UberblocksLook {
                     let Ok(phys) = UberblockPhys::ref_from_bytes(bytes) else { continue };
                     let known = found
                         .entry((phys.txg.get(), bytes.to_vec()))
-                        .or_insert_with(|| UberblockLook::of(phys));
+                        .or_insert_with(|| UberblockInfo::of(phys));
                     known.rings += 1;
                 }
                 Some(problem) if bytes.iter().any(|byte| *byte != 0) => {
-                    self.damaged.push(SlotState {
+                    self.damaged.push(UnsoundSlotInfo {
                         device: device.info().name.to_string(),
                         offset: offset + (slot * SLOT_BYTES) as u64,
                         problem: problem.to_owned(),
@@ -191,14 +191,14 @@ impl UberblocksLook {
     }
 }
 
-impl UberblockLook {
+impl UberblockInfo {
     fn of(phys: &UberblockPhys) -> Self {
         Self {
             txg: phys.txg.get(),
             time_ns: phys.time_ns.get(),
             pool_guid: phys.pool_guid.get(),
             device_count: phys.device_count.get(),
-            root: PointerLook::of(&phys.root),
+            root: BlockPtrInfo::of(&phys.root),
             rings: 0,
             root_problem: None,
         }
@@ -233,17 +233,17 @@ pub(super) fn label_places(device: &dyn Device, memory: &BlockCache) -> Vec<u64>
     places
 }
 
-fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLook {
+fn look_at(device: &Arc<dyn Device>, memory: &BlockCache) -> DeviceLabelsInfo {
     let info = device.info();
     let places = label_places(&**device, memory);
     let label = |place| (place, label_at(&**device, place, memory));
     let mut labels: Vec<_> = places.into_iter().map(label).collect();
     let sound = labels.iter().any(|(_, state)| matches!(state, LabelState::Sound(_)));
-    let cache_device = if sound { None } else { crate::l2::device::describe(device) };
-    if cache_device.is_some() {
+    let l2_device = if sound { None } else { crate::l2::device::describe(device) };
+    if l2_device.is_some() {
         labels.clear();
     }
-    DeviceLook { name: info.name.to_string(), size_bytes: info.size_bytes, labels, cache_device }
+    DeviceLabelsInfo { name: info.name.to_string(), size_bytes: info.size_bytes, labels, l2_device }
 }
 
 fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState {
@@ -257,7 +257,7 @@ fn label_at(device: &dyn Device, offset: u64, memory: &BlockCache) -> LabelState
         Ok(_) if bytes.iter().all(|byte| *byte == 0) => damaged("there is nothing but zeros"),
         Ok(phys) if phys.magic.get() != LABEL_MAGIC => damaged("it is no label"),
         Ok(phys) if !phys.is_sound() => damaged("its checksum is wrong: torn, or rotten"),
-        Ok(phys) => LabelState::Sound(Box::new(LabelLook::of(phys, &device.info().name))),
+        Ok(phys) => LabelState::Sound(Box::new(LabelCopyInfo::of(phys, &device.info().name))),
     }
 }
 
@@ -271,7 +271,7 @@ pub(super) fn read_at(
     device.run(Request::read(offset, buffer)).into_buffer().map_err(|error| error.to_string())
 }
 
-impl LabelLook {
+impl LabelCopyInfo {
     fn of(phys: &LabelPhys, name: &str) -> Self {
         let decoded = Label::decode(phys, name);
         let (devices, objection) = match decoded {
@@ -307,14 +307,14 @@ impl LabelLook {
     }
 }
 
-impl fmt::Display for LabelLook {
+impl fmt::Display for LabelCopyInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pool_name, pool_guid, device_number, device_count, device_guid, .. } = self;
         writeln!(f, "pool:       {pool_name:?} ({pool_guid:016x}), version {}", self.version)?;
         writeln!(f, "device:     {device_number} of {device_count} ({device_guid:016x})")?;
         writeln!(f, "state:      {}", self.state)?;
         writeln!(f, "host:       {:?} ({:#x})", self.host_name, self.host_id)?;
-        writeln!(f, "generation: {}, group {}", self.generation, self.txg)?;
+        writeln!(f, "generation: {}, txg {}", self.generation, self.txg)?;
         writeln!(f, "sectors:    {} bytes", self.sector_bytes)?;
         if !self.features.is_empty() {
             writeln!(f, "features:   {}", self.features.join(", "))?;
@@ -329,10 +329,10 @@ impl fmt::Display for LabelLook {
     }
 }
 
-impl fmt::Display for DeviceLook {
+impl fmt::Display for DeviceLabelsInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {} bytes", self.name, self.size_bytes)?;
-        if let Some(what) = &self.cache_device {
+        if let Some(what) = &self.l2_device {
             return writeln!(f, "  is {what}");
         }
         if self.labels.is_empty() {
@@ -358,7 +358,7 @@ impl fmt::Display for DeviceLook {
     }
 }
 
-impl fmt::Display for UberblocksLook {
+impl fmt::Display for UberblocksInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for one in &self.found {
             let seconds = one.time_ns as f64 / 1e9;
@@ -368,7 +368,7 @@ impl fmt::Display for UberblocksLook {
             };
             writeln!(
                 f,
-                "group {}: in {} of {} rings, written at {seconds:.3} s of its writer's clock, {} devices",
+                "txg {}: in {} of {} rings, written at {seconds:.3} s of its writer's clock, {} devices",
                 one.txg, one.rings, self.rings, one.device_count
             )?;
             writeln!(f, "    {}", one.root)?;

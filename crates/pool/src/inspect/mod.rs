@@ -1,20 +1,20 @@
-//! Looking at pools without touching them: labels, uberblocks, groups, datasets, objects, directories, blocks.
+//! Looking at pools without touching them: labels, uberblocks, txgs, datasets, objects, directories, blocks.
 //!
 //! An [`Inspector`] opens devices for reading and takes no lock, so that it can look at a pool that somebody has
 //! imported, and at one that nobody can import any more. What it returns are plain values, each with its one printer ([`Display`](std::fmt::Display)).
 //!
 //! * `labels`: labels and rings of uberblocks, device by device, sound or not;
 //! * `assemble`: from opened devices to the pool's, with what is missing left out;
-//! * `view`: a pool as of one group, and how to find objects in it;
-//! * `group`, `object`, `directory`, `block`: what is shown of each;
+//! * `view`: a pool as of one txg, and how to find objects in it;
+//! * `txg`, `object`, `directory`, `block`: what is shown of each;
 //! * `pointer`: block pointers and bytes, to be read by people.
 //!
 //! # Invariants
 //!
 //! - Nothing is written, to no device, and no lock is taken.
 //! - What devices return is hostile: an error or a note of what is damaged, never a panic, nor memory sized by what was not checked.
-//! - A pool in use goes on while it is looked at, and what a group freed is used again a few groups later. So each look is as
-//!   of one group; one that meets damage is repeated if there is a newer group by then, and what is told says as of which group it is.
+//! - A pool in use goes on while it is looked at, and what a txg freed is used again a few txgs later. So each look is as
+//!   of one txg; one that meets damage is repeated if there is a newer txg by then, and what is told says as of which txg it is.
 //!
 //! # Locking
 //!
@@ -28,10 +28,10 @@
 mod assemble;
 mod block;
 mod directory;
-mod group;
 mod labels;
 mod object;
 mod pointer;
+mod txg;
 mod view;
 
 use std::fmt;
@@ -44,12 +44,14 @@ use crate::block_cache::{BlockCache, BlockCacheOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::refused;
 
-pub use block::{BlockLook, CopyLook, DeviceBytes};
-pub use directory::DirectoryLook;
-pub use group::{DatasetLook, GroupLook, LogLook, SetLook, SpaceLook};
-pub use labels::{DeviceLook, LabelLook, LabelState, SlotState, UberblockLook, UberblocksLook};
-pub use object::{LevelLook, ObjectLook};
-pub use pointer::{Hexdump, PointerLook};
+pub use block::{BlockInfo, CopyInfo, DeviceBytes};
+pub use directory::DirectoryInfo;
+pub use labels::{
+    DeviceLabelsInfo, LabelCopyInfo, LabelState, UberblockInfo, UberblocksInfo, UnsoundSlotInfo,
+};
+pub use object::{DnodeInfo, TreeLevelInfo};
+pub use pointer::{BlockPtrInfo, Hexdump};
+pub use txg::{DatasetInfo, LogInfo, ObjsetInfo, SpaceInfo, TxgInfo};
 
 /// Memory for blocks that are looked at.
 const CACHE_BYTES: u64 = 48 << 20;
@@ -64,10 +66,10 @@ pub struct Inspector {
 
 /// What was found, and as of when.
 #[derive(Clone, Debug)]
-pub struct Seen<T> {
+pub struct Inspected<T> {
     /// The transaction group as of which it is.
     pub txg: u64,
-    /// What one should know of it: devices that are missing, an older group, a pool that changed meanwhile.
+    /// What one should know of it: devices that are missing, an older txg, a pool that changed meanwhile.
     pub notices: Vec<String>,
     /// What was found.
     pub found: T,
@@ -75,7 +77,7 @@ pub struct Seen<T> {
 
 /// Which set of objects is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetName<'a> {
+pub enum ObjsetName<'a> {
     /// The pool's own: datasets and their names.
     Own,
     /// A dataset's.
@@ -84,7 +86,7 @@ pub enum SetName<'a> {
 
 /// Which objects' blocks are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlocksOf {
+pub enum BlockOwner {
     /// Those of the object of this number.
     Object(u64),
     /// Those of the set itself: blocks of dnodes.
@@ -161,9 +163,9 @@ impl fmt::Display for Damage {
     }
 }
 
-impl<T: fmt::Display> fmt::Display for Seen<T> {
+impl<T: fmt::Display> fmt::Display for Inspected<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "as of group {}", self.txg)?;
+        writeln!(f, "as of txg {}", self.txg)?;
         for notice in &self.notices {
             writeln!(f, "note: {notice}")?;
         }
@@ -171,7 +173,7 @@ impl<T: fmt::Display> fmt::Display for Seen<T> {
     }
 }
 
-impl fmt::Display for SetName<'_> {
+impl fmt::Display for ObjsetName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own => f.write_str("the pool's own objects"),

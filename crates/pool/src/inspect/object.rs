@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
-use super::pointer::{Hexdump, PointerLook};
-use super::{Damage, Inspector, Seen, SetName};
+use super::pointer::{BlockPtrInfo, Hexdump};
+use super::{Damage, Inspected, Inspector, ObjsetName};
 use crate::error::Result;
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind};
 use crate::object::DataFields;
@@ -14,7 +14,7 @@ const SHOWN: usize = 16;
 
 /// The blocks of one level of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LevelLook {
+pub struct TreeLevelInfo {
     /// 0 for the blocks that hold what users stored.
     pub level: u8,
     /// Blocks that are no holes.
@@ -29,13 +29,13 @@ pub struct LevelLook {
     pub packed: u64,
     /// Blocks in pieces.
     pub gangs: u64,
-    /// The oldest and the newest group that wrote one of them.
+    /// The oldest and the newest txg that wrote one of them.
     pub births: (u64, u64),
 }
 
 /// An object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectLook {
+pub struct DnodeInfo {
     /// Its number.
     pub number: u64,
     /// "bytes", "directory", "dataset", or a number that nobody knows.
@@ -48,7 +48,7 @@ pub struct ObjectLook {
     pub blocks: u64,
     /// Bytes on devices, all copies and indirect blocks, as its dnode has it.
     pub allocated_bytes: u64,
-    /// The group that created it.
+    /// The txg that created it.
     pub created_txg: u64,
     /// Its user's attributes.
     pub attributes: Vec<u8>,
@@ -57,49 +57,49 @@ pub struct ObjectLook {
     /// Height of its tree.
     pub tree_levels: u8,
     /// Its root.
-    pub root: PointerLook,
+    pub root: BlockPtrInfo,
     /// What its tree has, the topmost level first.
-    pub levels: Vec<LevelLook>,
+    pub levels: Vec<TreeLevelInfo>,
     /// The first blocks that are no holes, with their numbers.
-    pub first: Vec<(u64, PointerLook)>,
+    pub first: Vec<(u64, BlockPtrInfo)>,
     /// What cannot be read of the tree. Blocks at its bottom are not read.
     pub damage: Damage,
 }
 
 impl Inspector {
-    /// An object, as of a group, or of the newest.
+    /// An object, as of a txg, or of the newest.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); as [`group`](Self::group).
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); as [`txg`](Self::txg).
     pub fn object(
         &self,
-        set: SetName<'_>,
+        set: ObjsetName<'_>,
         number: u64,
         txg: Option<u64>,
-    ) -> Result<Seen<ObjectLook>> {
+    ) -> Result<Inspected<DnodeInfo>> {
         self.see(txg, |view| {
             let dnode = view.set(set)?.dnode(number)?;
-            let mut look = ObjectLook::of(number, &dnode);
+            let mut info = DnodeInfo::of(number, &dnode);
             match DataFields::of(&dnode) {
-                Err(error) => look.damage.note(error),
+                Err(error) => info.damage.note(error),
                 Ok(data) => {
                     let (mut damage, sector) = (Damage::default(), view.store.sector_bytes());
                     view.walk(&data.tree, &mut damage, &mut |ptr, block| {
-                        look.count(ptr, block, sector);
+                        info.count(ptr, block, sector);
                         ControlFlow::Continue(())
                     });
-                    look.damage = damage;
+                    info.damage = damage;
                 }
             }
-            look.levels.retain(|level| level.blocks > 0);
-            look.levels.reverse();
-            let damaged = !look.damage.is_empty();
-            Ok((look, damaged))
+            info.levels.retain(|level| level.blocks > 0);
+            info.levels.reverse();
+            let damaged = !info.damage.is_empty();
+            Ok((info, damaged))
         })
     }
 }
 
-impl ObjectLook {
+impl DnodeInfo {
     fn of(number: u64, dnode: &DnodePhys) -> Self {
         Self {
             number,
@@ -118,7 +118,7 @@ impl ObjectLook {
             attributes: dnode.attributes().to_vec(),
             inline: dnode.inline().to_vec(),
             tree_levels: dnode.levels,
-            root: PointerLook::of(&dnode.root),
+            root: BlockPtrInfo::of(&dnode.root),
             levels: Vec::new(),
             first: Vec::new(),
             damage: Damage::default(),
@@ -129,7 +129,11 @@ impl ObjectLook {
         let level = usize::from(ptr.level);
         while self.levels.len() <= level {
             let level = self.levels.len() as u8;
-            self.levels.push(LevelLook { level, births: (u64::MAX, 0), ..LevelLook::default() });
+            self.levels.push(TreeLevelInfo {
+                level,
+                births: (u64::MAX, 0),
+                ..TreeLevelInfo::default()
+            });
         }
         let sums = &mut self.levels[level];
         sums.blocks += 1;
@@ -141,12 +145,12 @@ impl ObjectLook {
         let birth = ptr.birth_txg.get();
         sums.births = (sums.births.0.min(birth), sums.births.1.max(birth));
         if level == 0 && self.first.len() < SHOWN {
-            self.first.push((block, PointerLook::of(ptr)));
+            self.first.push((block, BlockPtrInfo::of(ptr)));
         }
     }
 }
 
-impl fmt::Display for LevelLook {
+impl fmt::Display for TreeLevelInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (oldest, newest) = self.births;
         write!(
@@ -163,13 +167,9 @@ impl fmt::Display for LevelLook {
     }
 }
 
-impl fmt::Display for ObjectLook {
+impl fmt::Display for DnodeInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "object {}: {}, created in group {}",
-            self.number, self.kind, self.created_txg
-        )?;
+        writeln!(f, "object {}: {}, created in txg {}", self.number, self.kind, self.created_txg)?;
         writeln!(f, "    size:     {} bytes in records of {}", self.size_bytes, self.record_bytes)?;
         writeln!(
             f,

@@ -7,7 +7,7 @@ use crate::store::codec;
 
 /// A block pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PointerLook {
+pub struct BlockPtrInfo {
     /// Number of the device and offset on it in bytes, of each copy. None: a hole.
     pub copies: Vec<(u16, u64)>,
     /// What the block holds; a number that nobody knows is told as such.
@@ -22,7 +22,7 @@ pub struct PointerLook {
     pub compression: String,
     /// Whether it lies in pieces.
     pub gang: bool,
-    /// The group that wrote it.
+    /// The txg that wrote it.
     pub birth_txg: u64,
     /// Objects or blocks that it leads to.
     pub fill: u64,
@@ -32,7 +32,7 @@ pub struct PointerLook {
     pub objection: Option<&'static str>,
 }
 
-impl PointerLook {
+impl BlockPtrInfo {
     pub(super) fn of(ptr: &BlockPtrPhys) -> Self {
         let unknown = |raw: u8| format!("unknown ({raw})");
         let compression = Compression::from_raw(ptr.compression);
@@ -80,7 +80,7 @@ pub(super) fn packing(compression: Compression) -> &'static str {
     }
 }
 
-impl fmt::Display for PointerLook {
+impl fmt::Display for BlockPtrInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_hole() {
             return f.write_str("hole");

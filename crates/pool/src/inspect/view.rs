@@ -1,4 +1,4 @@
-//! A pool as of one group, and the objects in it.
+//! A pool as of one txg, and the objects in it.
 
 use std::ops::ControlFlow;
 
@@ -6,9 +6,9 @@ use forebay_base::sync::Arc;
 use forebay_cache::{Attributes, OwnerCaching};
 use zerocopy::FromBytes;
 
-use super::assemble::Assembled;
-use super::pointer::PointerLook;
-use super::{Damage, Inspector, Seen, SetName};
+use super::assemble::AssembledPool;
+use super::pointer::BlockPtrInfo;
+use super::{Damage, Inspected, Inspector, ObjsetName};
 use crate::devices::label::Uberblock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
@@ -19,7 +19,7 @@ use crate::object::tree::{self, Tree};
 use crate::objset::{dnode_at, dnode_tree};
 use crate::pool::{open_owner, read_root};
 use crate::store::Store;
-use crate::zap::look::{Inline, leaf_entries};
+use crate::zap::inspect::{InlineInfo, leaf_entries};
 
 /// How often a look is repeated because the pool has changed meanwhile.
 const ATTEMPTS: u32 = 6;
@@ -30,37 +30,37 @@ const DATASETS_MAX: usize = 4096;
 /// Blocks of one object that are looked at, at most: forged pointers can lead in circles without end.
 const BLOCKS_MAX: u64 = 1 << 27;
 /// Bytes in flight to devices: there is nothing to write.
-const FLIGHT_BYTES: u64 = 1 << 20;
+const IN_FLIGHT_BYTES: u64 = 1 << 20;
 
-/// A pool as of one group.
-pub(super) struct View {
+/// A pool as of one txg.
+pub(super) struct TxgView {
     pub(super) store: Store,
     pub(super) root: RootPhys,
     pub(super) uberblock: Uberblock,
     notices: Vec<String>,
-    /// The newest group that was there.
+    /// The newest txg that was there.
     newest: u64,
 }
 
 /// A set of objects.
-pub(super) struct Set {
+pub(super) struct OpenObjset {
     store: Store,
     pub(super) tree: Tree,
     what: String,
 }
 
 impl Inspector {
-    /// Looks at the pool as of a group, or of the newest. `look` says whether it met damage: if there is a newer
-    /// group by then, that is looked at instead.
+    /// Looks at the pool as of a txg, or of the newest. `inspect` says whether it met damage: if there is a newer
+    /// txg by then, that is looked at instead.
     pub(super) fn see<T>(
         &self,
         txg: Option<u64>,
-        look: impl Fn(&View) -> Result<(T, bool)>,
-    ) -> Result<Seen<T>> {
+        inspect: impl Fn(&TxgView) -> Result<(T, bool)>,
+    ) -> Result<Inspected<T>> {
         let mut again = 0;
         loop {
             let view = self.view(txg)?;
-            let result = look(&view);
+            let result = inspect(&view);
             let damaged = match &result {
                 Ok((_, damaged)) => *damaged,
                 Err(error) => error.kind() == ErrorKind::Corrupt,
@@ -70,7 +70,7 @@ impl Inspector {
                 again += 1;
                 continue;
             }
-            let View { mut notices, uberblock, newest, .. } = view;
+            let TxgView { mut notices, uberblock, newest, .. } = view;
             if again > 0 {
                 notices.push(format!(
                     "the pool is in use: what was met as damaged at first was used again, and was looked at {again} times more"
@@ -84,12 +84,12 @@ impl Inspector {
             }
             if uberblock.txg != newest {
                 notices.push(format!(
-                    "the newest group is {newest}; what was freed since {} may be used again",
+                    "the newest txg is {newest}; what was freed since {} may be used again",
                     uberblock.txg
                 ));
             }
             return match result {
-                Ok((found, _)) => Ok(Seen { txg: uberblock.txg, notices, found }),
+                Ok((found, _)) => Ok(Inspected { txg: uberblock.txg, notices, found }),
                 Err(error) if notices.is_empty() => Err(error),
                 Err(error) => {
                     let text = format!("{error} ({})", notices.join("; "));
@@ -104,8 +104,8 @@ impl Inspector {
         Ok(assembled.uberblocks.first().map_or(0, |newest| newest.txg))
     }
 
-    /// The pool as of that group, or of the newest whose root block can be read.
-    fn view(&self, txg: Option<u64>) -> Result<View> {
+    /// The pool as of that txg, or of the newest whose root block can be read.
+    fn view(&self, txg: Option<u64>) -> Result<TxgView> {
         let mut assembled = self.assemble(None)?;
         for _ in 0..ATTEMPTS {
             let newest = newest_of(&assembled)?;
@@ -122,7 +122,7 @@ impl Inspector {
         self.view_of(&assembled, txg)
     }
 
-    fn view_of(&self, assembled: &Assembled, txg: Option<u64>) -> Result<View> {
+    fn view_of(&self, assembled: &AssembledPool, txg: Option<u64>) -> Result<TxgView> {
         let newest = newest_of(assembled)?;
         let store = self.store(assembled)?;
         let uberblocks = &assembled.uberblocks;
@@ -136,7 +136,7 @@ impl Inspector {
             match read_root(&store, uberblock) {
                 Ok(root) => {
                     let store = self.with_sectors_of(&root, assembled, store)?;
-                    return Ok(View { store, root, uberblock: *uberblock, notices, newest });
+                    return Ok(TxgView { store, root, uberblock: *uberblock, notices, newest });
                 }
                 Err(error) => {
                     notices.push(error.to_string());
@@ -147,7 +147,7 @@ impl Inspector {
         Err(first.unwrap_or_else(|| {
             let known: Vec<String> = uberblocks.iter().map(|one| one.txg.to_string()).collect();
             let text = format!(
-                "there is no uberblock of group {}; there are those of {}",
+                "there is no uberblock of txg {}; there are those of {}",
                 txg.unwrap_or(0),
                 known.join(", ")
             );
@@ -155,14 +155,14 @@ impl Inspector {
         }))
     }
 
-    fn store(&self, assembled: &Assembled) -> Result<Store> {
+    fn store(&self, assembled: &AssembledPool) -> Result<Store> {
         let owner = open_owner(&self.cache, OwnerCaching::All)?;
         let (devices, cache) = (Arc::clone(&assembled.devices), Arc::clone(&self.cache));
-        Ok(Store::new(devices, cache, owner, true, FLIGHT_BYTES))
+        Ok(Store::new(devices, cache, owner, true, IN_FLIGHT_BYTES))
     }
 
     /// The store with the sectors that the root block says, if they were a guess.
-    fn with_sectors_of(&self, root: &RootPhys, was: &Assembled, store: Store) -> Result<Store> {
+    fn with_sectors_of(&self, root: &RootPhys, was: &AssembledPool, store: Store) -> Result<Store> {
         let shift = root.space.sector_shift;
         if !was.sectors_guessed || !(9..=12).contains(&shift) || store.sector_bytes() == 1 << shift
         {
@@ -172,7 +172,7 @@ impl Inspector {
     }
 
     /// Which uberblocks there are, and why their root blocks cannot be read, if so.
-    pub(super) fn readable_roots(&self) -> Result<Vec<(u64, PointerLook, Option<String>)>> {
+    pub(super) fn readable_roots(&self) -> Result<Vec<(u64, BlockPtrInfo, Option<String>)>> {
         let assembled = match self.assemble(None) {
             Ok(assembled) => assembled,
             Err(error) if error.kind() == ErrorKind::NoMemory => return Err(error),
@@ -181,23 +181,23 @@ impl Inspector {
         let store = self.store(&assembled)?;
         let roots = assembled.uberblocks.iter().map(|uberblock| {
             let problem = read_root(&store, uberblock).err().map(|error| error.to_string());
-            (uberblock.txg, PointerLook::of(&uberblock.root), problem)
+            (uberblock.txg, BlockPtrInfo::of(&uberblock.root), problem)
         });
         Ok(roots.collect())
     }
 }
 
-fn newest_of(assembled: &Assembled) -> Result<u64> {
+fn newest_of(assembled: &AssembledPool) -> Result<u64> {
     let none = || Error::new(ErrorKind::NotAPool, "no uberblock is left on these devices");
     assembled.uberblocks.first().map(|newest| newest.txg).ok_or_else(none)
 }
 
-impl View {
+impl TxgView {
     /// A set of objects, by its name.
-    pub(super) fn set(&self, name: SetName<'_>) -> Result<Set> {
+    pub(super) fn set(&self, name: ObjsetName<'_>) -> Result<OpenObjset> {
         match name {
-            SetName::Own => self.own(),
-            SetName::Dataset(name) => {
+            ObjsetName::Own => self.own(),
+            ObjsetName::Dataset(name) => {
                 let (_, phys) = self.dataset(name)?;
                 self.set_of(&phys.objset, format!("dataset {name}"))
             }
@@ -205,13 +205,13 @@ impl View {
     }
 
     /// The pool's own objects.
-    pub(super) fn own(&self) -> Result<Set> {
-        self.set_of(&self.root.mos, SetName::Own.to_string())
+    pub(super) fn own(&self) -> Result<OpenObjset> {
+        self.set_of(&self.root.mos, ObjsetName::Own.to_string())
     }
 
-    fn set_of(&self, phys: &ObjsetPhys, what: String) -> Result<Set> {
+    fn set_of(&self, phys: &ObjsetPhys, what: String) -> Result<OpenObjset> {
         let tree = dnode_tree(phys).map_err(|error| error.doing(&what))?;
-        Ok(Set { store: self.store.clone(), tree, what })
+        Ok(OpenObjset { store: self.store.clone(), tree, what })
     }
 
     /// Names of datasets, and the numbers of their objects.
@@ -219,7 +219,7 @@ impl View {
         let number = self.root.datasets.get();
         let doing = |error: Error| error.doing("the directory of datasets");
         let dnode = self.own()?.dnode(number).map_err(doing)?;
-        let inline = Inline::read(dnode.inline()).map_err(doing)?;
+        let inline = InlineInfo::read(dnode.inline()).map_err(doing)?;
         let mut entries = inline.entries;
         if inline.is_fat {
             let tree = DataFields::tree_of(&dnode).map_err(doing)?;
@@ -316,7 +316,7 @@ impl View {
     }
 }
 
-impl Set {
+impl OpenObjset {
     /// The dnode of an object that is in use.
     pub(super) fn dnode(&self, number: u64) -> Result<DnodePhys> {
         let doing = |error: Error| error.doing(&self.what);

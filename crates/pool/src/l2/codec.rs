@@ -1,5 +1,6 @@
-//! Blocks as levels write them: by address and birth, the content as it is in memory. Beside the key lies the number of the dataset that the block is
-//! of, by which it gets its owner again when it is put back into memory.
+//! Blocks as L2 caches write them: by address and birth, the content as it is in memory. Beside the
+//! key lies the number of the dataset that the block is of, by which it gets its owner again when
+//! it is put back into memory.
 
 use forebay_base::arena::{Arena, Buffer};
 use forebay_base::sync::Arc;
@@ -7,10 +8,10 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_cache::{Class, Key};
 use forebay_l2::{Codec, Refusal};
 
-use super::pool_l2::{Levels, Wanted};
+use super::pool_l2::{ClassAdmission, PoolL2};
 use crate::block_key::{BIRTH_END, BlockKey};
 
-/// Bytes of a block's key on a level.
+/// Bytes of a block's key on an L2.
 const KEY_BYTES: usize = 16;
 
 /// Bytes of a block's note: the number of its dataset.
@@ -18,9 +19,9 @@ const NOTE_BYTES: usize = 8;
 /// The note of a block whose owner's number nobody knew any more.
 const UNKNOWN: u64 = u64::MAX;
 
-/// The codec of a pool's level.
+/// The codec of a pool's L2.
 pub(crate) struct BlockCodec {
-    levels: Arc<Levels>,
+    l2: Arc<PoolL2>,
     arena: Arc<Arena>,
     /// Whether anything may be written.
     open: AtomicBool,
@@ -28,8 +29,8 @@ pub(crate) struct BlockCodec {
 
 impl BlockCodec {
     /// Admits nothing yet.
-    pub(crate) fn new(levels: Arc<Levels>, arena: Arc<Arena>) -> Self {
-        Self { levels, arena, open: AtomicBool::new(false) }
+    pub(crate) fn new(l2: Arc<PoolL2>, arena: Arc<Arena>) -> Self {
+        Self { l2, arena, open: AtomicBool::new(false) }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -57,7 +58,7 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
     }
 
     fn encode_note(&self, key: &BlockKey, out: &mut [u8]) {
-        let number = self.levels.number_of(key.owner()).unwrap_or(UNKNOWN);
+        let number = self.l2.dataset_of_owner(key.owner()).unwrap_or(UNKNOWN);
         out.copy_from_slice(&number.to_le_bytes());
     }
 
@@ -73,7 +74,7 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
         if birth >= BIRTH_END || number == UNKNOWN {
             return None;
         }
-        Some(BlockKey::of_parts(self.levels.owner_of(number)?, dva, birth))
+        Some(BlockKey::of_parts(self.l2.owner_of(number)?, dva, birth))
     }
 
     fn stamp(&self, key: &BlockKey) -> u64 {
@@ -89,22 +90,23 @@ impl Codec<BlockKey, Buffer> for BlockCodec {
     }
 
     fn decode(&self, _key: &BlockKey, bytes: &[u8]) -> Option<Buffer> {
-        // In a request's callback: what has no memory at once is read from the pool's devices, by who may wait.
+        // In a request's callback: what has no memory at once is read from the pool's devices, by
+        // who may wait.
         let mut block = self.arena.alloc(bytes.len()).ok()?;
         block.copy_from_slice(bytes);
         Some(block)
     }
 
     fn admit(&self, key: &BlockKey, class: Class) -> Result<(), Refusal> {
-        match self.levels.wants(key.owner(), class) {
-            Wanted::Yes => {}
-            Wanted::NotThisClass => return Err(Refusal::ClassExcluded),
-            Wanted::Nothing => return Err(Refusal::OwnerExcluded),
+        match self.l2.admission(key.owner(), class) {
+            ClassAdmission::Admitted => {}
+            ClassAdmission::ClassExcluded => return Err(Refusal::ClassExcluded),
+            ClassAdmission::OwnerExcluded => return Err(Refusal::OwnerExcluded),
         }
         if !self.open.load(Ordering::Relaxed) {
             return Err(Refusal::Rebuilding);
         }
-        match key.birth() <= self.levels.durable() {
+        match key.birth() <= self.l2.durable() {
             true => Ok(()),
             false => Err(Refusal::NotDurable),
         }

@@ -1,39 +1,44 @@
 //! The L2 devices of a pool: adding, removing, opening, trusting and closing them.
 //!
-//! The pool stores a list of them with their paths, see [`L2Host`]. An import opens those that it finds. A device that is missing, damaged or
-//! foreign is reported and otherwise ignored. A read-only import uses none.
+//! The pool stores a list of them with their paths, see [`L2Host`]. An import opens those that it
+//! finds. A device that is missing, damaged or foreign is reported and otherwise ignored. A
+//! read-only import uses none.
 //!
 //! # Trust
 //!
-//! A key names content for good only while the pool has one history. If the pool's devices are set back to an older txg, or to an older
-//! copy of themselves, then txgs and addresses are given out a second time, and an L2 device that has seen the first ones must not answer
-//! for the second. So an L2 is opened with the newest txg that the pool knows, and one that holds younger blocks is emptied.
-//! That txg (`trusted_txg`) is recorded with the first txg that goes on from there. It stays until the L2 has rebuilt its index; only then is
-//! anything written to the device. If it cannot be recorded, the following root blocks leave the list out until it can be written.
+//! A key names content for good only while the pool has one history. If the pool's devices are set
+//! back to an older txg, or to an older copy of themselves, then txgs and addresses are given out a
+//! second time, and an L2 device that has seen the first ones must not answer for the second. So an
+//! L2 is opened with the newest txg that the pool knows, and one that holds younger blocks is
+//! emptied. That txg (`trusted_txg`) is recorded with the first txg that goes on from there. It
+//! stays until the L2 has rebuilt its index; only then is anything written to the device. If it
+//! cannot be recorded, the following root blocks leave the list out until it can be written.
 //!
-//! Two copies of a pool that share an L2 device are two histories as well. So each import writes a fresh mark into its list, and then
-//! on the device before anything else is written there. A device with another mark than the two newest of the list is emptied.
+//! Two copies of a pool that share an L2 device are two histories as well. So each import writes a
+//! fresh mark into its list, and then on the device before anything else is written there. A device
+//! with another mark than the two newest of the list is emptied.
 //!
 //! # Locking
 //!
-//! `cache-devices-watcher`: the thread that waits for the rebuild; joined after the L2s are closed.
-//! `cache-devices-changing`: held while a device is added or removed, over I/O and while waiting for txgs; never taken in a
-//! transaction. `pool-cache-devices`: the list in memory; the state of each L2 is read under it.
+//! `pool-l2-watcher`: the thread that waits for the rebuild; joined after the L2s are closed.
+//! `pool-l2-changing`: held while a device is added or removed, over I/O and while waiting for
+//! txgs; never taken in a transaction. `pool-l2-devices`: the list in memory; the state of each L2
+//! is read under it.
 
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_io::Device;
 use hashbrown::HashMap;
 
-use super::device::{self, CacheDeviceFigures, DeviceLevel, L2Context};
-use super::router::CacheLevel;
-use super::warm_up::Opener;
+use super::device::{self, L2Context, L2DeviceStats, OpenL2Device};
+use super::router::L2Cache;
+use super::warm_up::HostDatasetOpener;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CACHE_DEVICES_MAX, CACHE_PATH_BYTES, CacheDevicePhys};
+use crate::format::{L2_DEVICES_MAX, L2_PATH_BYTES, L2DevicePhys};
 use crate::open::{Locks, Opened};
 
 /// Blocks that are offered to L2 devices at once when the pool is exported.
-const FILL_LOT: usize = 64;
+const FILL_BATCH: usize = 64;
 
 /// The operations of a pool that its L2 devices need.
 pub(crate) trait L2Host: Send + Sync {
@@ -41,7 +46,7 @@ pub(crate) trait L2Host: Send + Sync {
     fn context(&self) -> L2Context<'_>;
 
     /// The L2 devices themselves.
-    fn l2_devices(&self) -> &CacheDevices;
+    fn l2_devices(&self) -> &L2Devices;
 
     /// A random number from the pool's generator.
     fn random(&self) -> u64;
@@ -52,14 +57,15 @@ pub(crate) trait L2Host: Send + Sync {
     /// Refuses a device that may not become an L2 device of this pool. `listed`: it is one already.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a device of this pool, [`ErrorKind::Exists`] for one of another pool unless `force`.
+    /// [`ErrorKind::Invalid`] for a device of this pool, [`ErrorKind::Exists`] for one of another
+    /// pool unless `force`.
     fn check_new_device(&self, device: &Arc<dyn Device>, listed: bool, force: bool) -> Result<()>;
 
     /// Replaces the stored list by `entries(txg)`, durably.
-    fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<CacheDevicePhys>) -> Result<()>;
+    fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<L2DevicePhys>) -> Result<()>;
 
     /// Replaces the stored list in the open txg, without waiting for it or for free space.
-    fn store_list_without_waiting(&self, entries: &[CacheDevicePhys]) -> Result<()>;
+    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()>;
 
     /// Leaves the list out of root blocks from now on, until it is stored again.
     fn omit_list(&self);
@@ -71,25 +77,25 @@ pub(crate) trait L2Host: Send + Sync {
     fn open_dataset(&self, name: &str);
 }
 
-/// A cache device, as the pool knows it.
+/// An L2 device, as the pool knows it.
 #[derive(Clone, Debug)]
-pub struct CacheDevice {
-    /// Names the level on it.
+pub struct L2Device {
+    /// Names the L2 on it.
     pub guid: u64,
     /// Where it is, or was last.
     pub path: String,
     /// Bytes that it had when it was added.
     pub size_bytes: u64,
     /// How it is.
-    pub state: CacheDeviceState,
-    /// What its level says of itself, if it is in use.
-    pub figures: Option<CacheDeviceFigures>,
+    pub state: L2DeviceState,
+    /// What its L2 says of itself, if it is in use.
+    pub stats: Option<L2DeviceStats>,
 }
 
-/// How a cache device is.
+/// How an L2 device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum CacheDeviceState {
+pub enum L2DeviceState {
     /// In use.
     Active,
     /// In use, and still finding out what it has.
@@ -97,61 +103,61 @@ pub enum CacheDeviceState {
     /// Its device has failed: it answers nothing any more, and is to be removed. Why.
     Failed(String),
     /// Not in use, and why.
-    Away(String),
+    Unavailable(String),
 }
 
-impl CacheDeviceState {
+impl L2DeviceState {
     /// In a word.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Active => "active",
             Self::Rebuilding => "rebuilding",
             Self::Failed(_) => "failed",
-            Self::Away(_) => "away",
+            Self::Unavailable(_) => "unavailable",
         }
     }
 }
 
-/// The cache devices of a pool.
-pub(crate) struct CacheDevices {
+/// The L2 devices of a pool.
+pub(crate) struct L2Devices {
     /// Held over a change.
     changing: Mutex<()>,
-    state: Mutex<State>,
-    /// Waits until levels know what they have.
+    state: Mutex<L2DevicesState>,
+    /// Waits until L2 caches know what they have.
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
-struct State {
-    slots: Vec<Slot>,
+struct L2DevicesState {
+    slots: Vec<L2Slot>,
     /// Why the list cannot be read, if so.
     damage: Option<String>,
 }
 
 /// A device of the list.
-struct Slot {
-    phys: CacheDevicePhys,
-    used: Used,
+struct L2Slot {
+    phys: L2DevicePhys,
+    used: L2Availability,
 }
 
-enum Used {
+enum L2Availability {
     /// With the lock on its file.
-    Open(Arc<DeviceLevel>, Option<Locks>),
-    Away(String),
+    Open(Arc<OpenL2Device>, Option<Locks>),
+    Unavailable(String),
 }
 
-impl CacheDevices {
+impl L2Devices {
     pub(crate) fn new() -> Self {
         Self {
-            changing: Mutex::named("cache-devices-changing", ()),
-            state: Mutex::named("pool-cache-devices", State::default()),
-            watcher: Mutex::named("cache-devices-watcher", None),
+            changing: Mutex::named("pool-l2-changing", ()),
+            state: Mutex::named("pool-l2-devices", L2DevicesState::default()),
+            watcher: Mutex::named("pool-l2-watcher", None),
         }
     }
 
     /// The devices, in the order in which they were added.
-    pub(crate) fn tell(&self) -> Vec<CacheDevice> {
-        self.state.lock().slots.iter().map(Slot::tell).collect()
+    pub(crate) fn info(&self) -> Vec<L2Device> {
+        self.state.lock().slots.iter().map(L2Slot::info).collect()
     }
 
     /// Why the list could not be read, if so.
@@ -165,27 +171,27 @@ impl CacheDevices {
     }
 
     /// Reports the devices of the list as not in use.
-    pub(crate) fn set_unused(&self, entries: Vec<CacheDevicePhys>, why: &str) {
-        let slot = |phys| Slot { phys, used: Used::Away(why.to_owned()) };
+    pub(crate) fn set_unused(&self, entries: Vec<L2DevicePhys>, why: &str) {
+        let slot = |phys| L2Slot { phys, used: L2Availability::Unavailable(why.to_owned()) };
         self.state.lock().slots = entries.into_iter().map(slot).collect();
     }
 
     /// The list as it is to be stored.
-    pub(crate) fn entries(&self) -> Vec<CacheDevicePhys> {
+    pub(crate) fn entries(&self) -> Vec<L2DevicePhys> {
         self.state.lock().slots.iter().map(|slot| slot.phys).collect()
     }
 
     /// The L2 devices in use.
-    pub(crate) fn open_levels(&self) -> Vec<Arc<DeviceLevel>> {
+    pub(crate) fn in_use(&self) -> Vec<Arc<OpenL2Device>> {
         let state = self.state.lock();
-        let open = |slot: &Slot| match &slot.used {
-            Used::Open(level, _) => Some(Arc::clone(level)),
-            Used::Away(_) => None,
+        let open = |slot: &L2Slot| match &slot.used {
+            L2Availability::Open(l2, _) => Some(Arc::clone(l2)),
+            L2Availability::Unavailable(_) => None,
         };
         state.slots.iter().filter_map(open).collect()
     }
 
-    /// See [`Pool::add_cache_device`](crate::Pool::add_cache_device).
+    /// See [`Pool::add_l2_device`](crate::Pool::add_l2_device).
     pub(crate) fn add(&self, host: &dyn L2Host, device: Opened, force: bool) -> Result<u64> {
         let _changing = self.changing.lock();
         if host.is_closed() {
@@ -195,56 +201,56 @@ impl CacheDevices {
         let name = device.info().name.to_string();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
         // What is listed there is not there any more: it is replaced.
-        let others = |slot: &&Slot| slot.phys.path() != name;
-        if self.state.lock().slots.iter().filter(others).count() == CACHE_DEVICES_MAX {
-            return invalid(format!("a pool has at most {CACHE_DEVICES_MAX} cache devices"));
+        let others = |slot: &&L2Slot| slot.phys.path() != name;
+        if self.state.lock().slots.iter().filter(others).count() == L2_DEVICES_MAX {
+            return invalid(format!("a pool has at most {L2_DEVICES_MAX} L2 devices"));
         }
         if let Some(why) = &self.state.lock().damage {
-            return invalid(format!("the pool's list of cache devices cannot be read: {why}"));
+            return invalid(format!("the pool's list of L2 devices cannot be read: {why}"));
         }
-        if name.len() > CACHE_PATH_BYTES {
+        if name.len() > L2_PATH_BYTES {
             return invalid(format!(
-                "{name}: a cache device's path has at most {CACHE_PATH_BYTES} bytes"
+                "{name}: an L2 device's path has at most {L2_PATH_BYTES} bytes"
             ));
         }
         host.check_new_device(&device, self.is_listed(&device, &name), force)?;
         let size_bytes = device.info().size_bytes;
-        let level = DeviceLevel::create(device, (&host.context(), host.random()), force)?;
-        let guid = level.guid();
+        let l2 = OpenL2Device::create(device, (&host.context(), host.random()), force)?;
+        let guid = l2.guid();
         let recorded = self.change_list(host, |txg, entries| {
             entries.retain(|entry| entry.path() != name);
             // Its path was looked at.
-            entries.extend(CacheDevicePhys::new(guid, size_bytes, txg, &name));
+            entries.extend(L2DevicePhys::new(guid, size_bytes, txg, &name));
         });
         let entries = match recorded {
             Ok(entries) => entries,
             Err(error) => {
                 // It is in no list: nobody will look for it.
-                let _ = level.remove();
+                let _ = l2.remove();
                 return Err(error);
             }
         };
         if let Some(phys) = entries.last() {
-            let used = Used::Open(Arc::clone(&level), lock);
+            let used = L2Availability::Open(Arc::clone(&l2), lock);
             let mut state = self.state.lock();
             state.slots.retain(|slot| slot.phys.path() != name);
-            state.slots.push(Slot { phys: *phys, used });
+            state.slots.push(L2Slot { phys: *phys, used });
         }
-        level.admit();
-        host.context().levels.attach(level as Arc<dyn CacheLevel>);
+        l2.admit();
+        host.context().l2.attach(l2 as Arc<dyn L2Cache>);
         Ok(guid)
     }
 
     fn is_listed(&self, device: &Arc<dyn Device>, name: &str) -> bool {
         let holds = device::guid_of(device);
-        self.open_levels().iter().any(|level| level.name() == name)
+        self.in_use().iter().any(|l2| l2.name() == name)
             || self.entries().iter().any(|entry| Some(entry.guid.get()) == holds)
     }
 
-    /// See [`Pool::remove_cache_device`](crate::Pool::remove_cache_device).
+    /// See [`Pool::remove_l2_device`](crate::Pool::remove_l2_device).
     pub(crate) fn remove(&self, host: &dyn L2Host, name: &str) -> Result<()> {
         let _changing = self.changing.lock();
-        let named = |slot: &Slot| {
+        let named = |slot: &L2Slot| {
             slot.phys.path() == name || format!("{:016x}", slot.phys.guid.get()) == name
         };
         let guid = {
@@ -252,7 +258,7 @@ impl CacheDevices {
             state.slots.iter().find(|slot| named(slot)).map(|slot| slot.phys.guid.get())
         };
         let Some(guid) = guid else {
-            let text = format!("pool {} has no cache device {name}", host.context().pool_name);
+            let text = format!("pool {} has no L2 device {name}", host.context().pool_name);
             return Err(Error::new(ErrorKind::NotFound, text));
         };
         self.change_list(host, |_, entries| entries.retain(|entry| entry.guid.get() != guid))?;
@@ -261,9 +267,11 @@ impl CacheDevices {
             let at = state.slots.iter().position(|slot| slot.phys.guid.get() == guid);
             at.map(|at| state.slots.remove(at))
         };
-        let Some(Slot { used: Used::Open(level, _lock), .. }) = slot else { return Ok(()) };
-        detach(host, &level);
-        let removed = level.remove();
+        let Some(L2Slot { used: L2Availability::Open(l2, _lock), .. }) = slot else {
+            return Ok(());
+        };
+        detach(host, &l2);
+        let removed = l2.remove();
         removed.map_err(|error| {
             error.doing(format_args!("{name} is removed from the pool, but not let go of in order"))
         })
@@ -273,8 +281,8 @@ impl CacheDevices {
     fn change_list(
         &self,
         host: &dyn L2Host,
-        change: impl Fn(u64, &mut Vec<CacheDevicePhys>),
-    ) -> Result<Vec<CacheDevicePhys>> {
+        change: impl Fn(u64, &mut Vec<L2DevicePhys>),
+    ) -> Result<Vec<L2DevicePhys>> {
         let mut entries = self.entries();
         host.store_list(&mut |txg| {
             change(txg, &mut entries);
@@ -283,127 +291,132 @@ impl CacheDevices {
         Ok(entries)
     }
 
-    /// Opens the devices of the list. Some of them may be `given`; others are looked for at their paths, if `looks`.
+    /// Opens the devices of the list. Some of them may be `given`; others are looked for at their
+    /// paths, if `search`.
     pub(crate) fn open(
         &self,
         host: &Arc<dyn L2Host>,
-        entries: Vec<CacheDevicePhys>,
+        entries: Vec<L2DevicePhys>,
         mut given: Vec<Opened>,
-        looks: bool,
+        search: bool,
         root_txg: u64,
     ) {
         if entries.is_empty() {
             return;
         }
         let guids: Vec<u64> = entries.iter().map(|entry| entry.guid.get()).collect();
-        let open = |mut phys: CacheDevicePhys| {
+        let open = |mut phys: L2DevicePhys| {
             let trusted = match phys.trusted_txg.get() {
                 0 => root_txg,
                 txg => txg.min(root_txg),
             };
             phys.trusted_txg = trusted.into();
-            let used = match open_device(&**host, &phys, &guids, &mut given, looks) {
-                Ok((level, lock)) => Used::Open(level, lock),
-                Err(why) => Used::Away(why),
+            let used = match open_device(&**host, &phys, &guids, &mut given, search) {
+                Ok((l2, lock)) => L2Availability::Open(l2, lock),
+                Err(why) => L2Availability::Unavailable(why),
             };
-            Slot { phys, used }
+            L2Slot { phys, used }
         };
-        let slots: Vec<Slot> = entries.into_iter().map(open).collect();
+        let slots: Vec<L2Slot> = entries.into_iter().map(open).collect();
         self.state.lock().slots = slots;
         let noted =
             host.store_list_without_waiting(&self.entries()).and_then(|()| self.watch(host));
         if let Err(error) = noted {
-            // The next import would believe them as far as this use of the pool has come: so it is not to know of them.
+            // The next import would believe them as far as this use of the pool has come: so it is
+            // not to know of them.
             host.omit_list();
             self.close(&**host, &format!("what is to be noted of them cannot be: {error}"));
             return;
         }
-        for level in self.open_levels() {
-            host.context().levels.attach(level as Arc<dyn CacheLevel>);
+        for l2 in self.in_use() {
+            host.context().l2.attach(l2 as Arc<dyn L2Cache>);
         }
     }
 
-    /// Has a thread wait until the levels know what they have, and note that they may be believed again.
+    /// Has a thread wait until the L2 caches know what they have, and note that they may be
+    /// believed again.
     fn watch(&self, host: &Arc<dyn L2Host>) -> Result<()> {
         let host = Arc::clone(host);
         let watcher = thread::spawn_named("forebay-cache-list", move || {
-            let levels =
-                host.l2_devices().open_levels().into_iter().filter(|level| level.wait_rebuilt());
-            let rebuilt: Vec<_> = levels.collect();
-            // If it cannot be noted, nothing is written to them, and the next import finds them as this one did.
+            let l2 = host.l2_devices().in_use().into_iter().filter(|l2| l2.wait_rebuilt());
+            let rebuilt: Vec<_> = l2.collect();
+            // If it cannot be noted, nothing is written to them, and the next import finds them as
+            // this one did.
             let _ = host.l2_devices().note_rebuilt(&*host, &rebuilt);
         });
         let watcher = watcher.map_err(|error| {
-            Error::new(ErrorKind::NoMemory, "the system gives no thread for cache devices")
+            Error::new(ErrorKind::NoMemory, "the system gives no thread for L2 devices")
                 .because(error)
         })?;
         *self.watcher.lock() = Some(watcher);
         Ok(())
     }
 
-    /// Notes that devices which have been emptied, or need not be, may be believed; then they may be written to.
-    fn note_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<DeviceLevel>]) -> Result<()> {
+    /// Notes that devices which have been emptied, or need not be, may be believed; then they may
+    /// be written to.
+    fn note_rebuilt(&self, host: &dyn L2Host, rebuilt: &[Arc<OpenL2Device>]) -> Result<()> {
         if rebuilt.is_empty() {
             return Ok(());
         }
         let _changing = self.changing.lock();
         for slot in &mut self.state.lock().slots {
-            if let Used::Open(level, _) = &slot.used
-                && rebuilt.iter().any(|other| Arc::ptr_eq(other, level))
+            if let L2Availability::Open(l2, _) = &slot.used
+                && rebuilt.iter().any(|other| Arc::ptr_eq(other, l2))
             {
                 // One that was emptied has another name.
-                slot.phys.guid = level.guid().into();
+                slot.phys.guid = l2.guid().into();
                 slot.phys.trusted_txg = 0.into();
                 // First here, then on the device: a crash in between leaves the one before there.
-                let before = level.mark();
+                let before = l2.mark();
                 let fresh = host.random() ^ before.rotate_left(23);
                 (slot.phys.mark_before, slot.phys.mark) = (before.into(), fresh.into());
             }
         }
         let entries = self.change_list(host, |_, _| {})?;
-        for level in rebuilt {
-            let entry = entries.iter().find(|entry| entry.guid.get() == level.guid());
+        for l2 in rebuilt {
+            let entry = entries.iter().find(|entry| entry.guid.get() == l2.guid());
             // What cannot be marked is read, and not written to.
-            if entry.is_some_and(|entry| level.set_mark(entry.mark.get()).is_ok()) {
-                level.admit();
+            if entry.is_some_and(|entry| l2.set_mark(entry.mark.get()).is_ok()) {
+                l2.admit();
             }
         }
         Ok(())
     }
 
-    /// Writes what of the pool is in memory only, for at most `allowed_ns`, so that it is warm when it is used again.
+    /// Writes what of the pool is in memory only, for at most `allowed_ns`, so that it is warm when
+    /// it is used again.
     pub(crate) fn fill(&self, host: &dyn L2Host, allowed_ns: u64) {
-        if allowed_ns == 0 || !self.open_levels().iter().any(|level| level.admits()) {
+        if allowed_ns == 0 || !self.in_use().iter().any(|l2| l2.admits()) {
             return;
         }
-        let L2Context { clock, levels, cache, .. } = host.context();
+        let L2Context { clock, l2, cache, .. } = host.context();
         let begun = clock.now_ns();
         let mut goes_on = true;
-        cache.offer_all(FILL_LOT, |blocks| {
+        cache.offer_all(FILL_BATCH, |blocks| {
             goes_on = goes_on
                 && clock.now_ns().saturating_sub(begun) < allowed_ns
-                && levels.write_all(blocks);
+                && l2.write_all(blocks);
         });
     }
 
     /// Loads the blocks of all L2 devices into memory, in the background.
     pub(crate) fn warm_up(&self, host: &Arc<dyn L2Host>) {
-        let opens = Arc::new(Opener::new(host));
+        let opens = Arc::new(HostDatasetOpener::new(host));
         let context = host.context();
-        context.levels.open_by(opens);
-        for level in self.open_levels() {
-            level.warm_up(context.cache.spare_room());
+        context.l2.open_by(opens);
+        for l2 in self.in_use() {
+            l2.warm_up(context.cache.spare_room());
         }
     }
 
-    /// Lets go of all cache devices, which keep what they have.
+    /// Lets go of all L2 devices, which keep what they have.
     pub(crate) fn close(&self, host: &dyn L2Host, why: &str) {
         {
             // Who is adding one ends first, and attaches it; who comes later finds the pool closed.
             let _changing = self.changing.lock();
-            for level in self.open_levels() {
-                detach(host, &level);
-                level.close();
+            for l2 in self.in_use() {
+                detach(host, &l2);
+                l2.close();
             }
         }
         let watcher = self.watcher.lock().take();
@@ -411,70 +424,70 @@ impl CacheDevices {
         watcher.map(JoinHandle::join);
         let mut state = self.state.lock();
         for slot in &mut state.slots {
-            slot.used = Used::Away(why.to_owned());
+            slot.used = L2Availability::Unavailable(why.to_owned());
         }
     }
 }
 
 fn open_device(
     host: &dyn L2Host,
-    phys: &CacheDevicePhys,
+    phys: &L2DevicePhys,
     listed: &[u64],
     given: &mut Vec<Opened>,
-    looks: bool,
-) -> Result<(Arc<DeviceLevel>, Option<Locks>), String> {
-    let Opened { device, lock } = find(phys, given, looks)?;
+    search: bool,
+) -> Result<(Arc<OpenL2Device>, Option<Locks>), String> {
+    let Opened { device, lock } = find(phys, given, search)?;
     let (guid, trusted) = (phys.guid.get(), phys.trusted_txg.get());
     let holds = device::guid_of(&device);
     if let Some(other) = holds.filter(|holds| *holds != guid && listed.contains(holds)) {
         return Err(format!(
-            "{}: is another cache device of this pool, {other:016x}; remove {guid:016x}, which is not there any more",
+            "{}: is another L2 device of this pool, {other:016x}; remove {guid:016x}, which is not there any more",
             device.info().name
         ));
     }
     let marks = [phys.mark.get(), phys.mark_before.get()];
-    let level = DeviceLevel::open(device, (&host.context(), host.random()), guid, marks, trusted);
-    level.map(|level| (level, lock)).map_err(|error| error.to_string())
+    let l2 = OpenL2Device::open(device, (&host.context(), host.random()), guid, marks, trusted);
+    l2.map(|l2| (l2, lock)).map_err(|error| error.to_string())
 }
 
-fn detach(host: &dyn L2Host, level: &Arc<DeviceLevel>) {
-    let level = Arc::clone(level) as Arc<dyn CacheLevel>;
-    host.context().levels.detach(&level);
+fn detach(host: &dyn L2Host, l2: &Arc<OpenL2Device>) {
+    let l2 = Arc::clone(l2) as Arc<dyn L2Cache>;
+    host.context().l2.detach(&l2);
 }
 
 /// The device of an entry, among those that are `given`, or at its path.
-fn find(phys: &CacheDevicePhys, given: &mut Vec<Opened>, looks: bool) -> Result<Opened, String> {
+fn find(phys: &L2DevicePhys, given: &mut Vec<Opened>, search: bool) -> Result<Opened, String> {
     let guid = phys.guid.get();
     let wanted = |one: &Opened| device::guid_of(&one.device) == Some(guid);
     if let Some(at) = given.iter().position(wanted) {
         return Ok(given.swap_remove(at));
     }
-    if !looks {
-        return Err("this use of the pool does without cache devices".to_owned());
+    if !search {
+        return Err("this use of the pool does without L2 devices".to_owned());
     }
     device::open_path(&phys.path()).map_err(|error| error.to_string())
 }
 
-impl Slot {
-    fn tell(&self) -> CacheDevice {
-        let (state, figures) = match &self.used {
-            Used::Away(why) => (CacheDeviceState::Away(why.clone()), None),
-            Used::Open(level, _) => {
-                let figures = level.figures();
-                let state = match (level.failure(), figures.rebuild.done) {
-                    (Some(why), _) => CacheDeviceState::Failed(why),
-                    (None, true) => CacheDeviceState::Active,
-                    (None, false) => CacheDeviceState::Rebuilding,
+impl L2Slot {
+    fn info(&self) -> L2Device {
+        let (state, stats) = match &self.used {
+            L2Availability::Unavailable(why) => (L2DeviceState::Unavailable(why.clone()), None),
+            L2Availability::Open(l2, _) => {
+                let stats = l2.stats();
+                let state = match (l2.failure(), stats.rebuild.done) {
+                    (Some(why), _) => L2DeviceState::Failed(why),
+                    (None, true) => L2DeviceState::Active,
+                    (None, false) => L2DeviceState::Rebuilding,
                 };
-                (state, Some(figures))
+                (state, Some(stats))
             }
         };
-        CacheDevice {
+        L2Device {
             guid: self.phys.guid.get(),
             path: self.phys.path(),
             size_bytes: self.phys.size_bytes.get(),
             state,
-            figures,
+            stats,
         }
     }
 }

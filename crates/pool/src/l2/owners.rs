@@ -1,14 +1,16 @@
-//! Which dataset has which owner in the cache: levels know datasets by their numbers, which last; owners are given out anew each time.
+//! Which dataset has which owner in the cache: L2 caches know datasets by their numbers, which
+//! last; owners are given out anew each time.
 //!
 //! # Invariants
 //!
-//! - What a level says of a dataset is believed only as far as memory goes: a block that is put back under a wrong owner is never found,
-//!   since its address and birth name it within the pool, and counts against a dataset that is not its own.
+//! - What an L2 says of a dataset is believed only as far as memory goes: a block that is put back
+//!   under a wrong owner is never found, since its address and birth name it within the pool, and
+//!   counts against a dataset that is not its own.
 //! - At most [`MOST_UNKNOWN`] numbers are looked for in vain.
 //!
 //! # Locking
 //!
-//! `second-numbers`, a leaf lock: a dataset is opened outside of it.
+//! `pool-l2-datasets`, a leaf lock: a dataset is opened outside of it.
 
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::OwnerId;
@@ -18,25 +20,26 @@ use hashbrown::{HashMap, HashSet};
 const MOST_UNKNOWN: usize = 4096;
 
 /// Opens datasets by their numbers.
-pub(crate) trait OpensDatasets: Send + Sync {
-    /// Opens the dataset of that number, so that its owner is told, or does nothing. May wait for the pool's devices.
+pub(crate) trait DatasetOpener: Send + Sync {
+    /// Opens the dataset of that number, so that its owner is told, or does nothing. May wait for
+    /// the pool's devices.
     fn open(&self, number: u64);
 }
 
 /// Numbers of owners, both ways.
-pub(super) struct Numbers(Mutex<State>);
+pub(super) struct DatasetOwners(Mutex<OwnersState>);
 
 #[derive(Default)]
-struct State {
+struct OwnersState {
     numbers: HashMap<OwnerId, u64>,
     owners: HashMap<u64, OwnerId>,
     unknown: HashSet<u64>,
-    opens: Option<Arc<dyn OpensDatasets>>,
+    opens: Option<Arc<dyn DatasetOpener>>,
 }
 
-impl Numbers {
+impl DatasetOwners {
     pub(super) fn new() -> Self {
-        Self(Mutex::named("second-numbers", State::default()))
+        Self(Mutex::named("pool-l2-datasets", OwnersState::default()))
     }
 
     pub(super) fn set(&self, owner: OwnerId, number: u64) {
@@ -77,7 +80,7 @@ impl Numbers {
         owner
     }
 
-    pub(super) fn open_by(&self, opens: Arc<dyn OpensDatasets>) {
+    pub(super) fn open_by(&self, opens: Arc<dyn DatasetOpener>) {
         self.0.lock().opens = Some(opens);
     }
 }
@@ -90,11 +93,11 @@ mod tests {
 
     /// Opens even numbers, each as the owner of its half.
     struct Even<'a> {
-        numbers: &'a Numbers,
+        numbers: &'a DatasetOwners,
         asked: &'a AtomicU64,
     }
 
-    impl OpensDatasets for Even<'static> {
+    impl DatasetOpener for Even<'static> {
         fn open(&self, number: u64) {
             self.asked.fetch_add(1, Ordering::Relaxed);
             if number.is_multiple_of(2) && number < 1000 {
@@ -105,7 +108,7 @@ mod tests {
 
     #[test]
     fn datasets_are_opened_once_and_not_for_ever_in_vain() {
-        let numbers: &'static Numbers = Box::leak(Box::new(Numbers::new()));
+        let numbers: &'static DatasetOwners = Box::leak(Box::new(DatasetOwners::new()));
         let asked: &'static AtomicU64 = Box::leak(Box::default());
         assert_eq!(numbers.owner(4), None, "nobody opens any");
         numbers.open_by(Arc::new(Even { numbers, asked }));
@@ -122,7 +125,7 @@ mod tests {
         );
         numbers.remove(OwnerId::from_raw(9));
         assert_eq!(numbers.of(OwnerId::from_raw(9)), None);
-        // A level that says anything.
+        // An L2 that says anything.
         for number in 10_000..20_000u64 {
             assert_eq!(numbers.owner(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), None);
         }

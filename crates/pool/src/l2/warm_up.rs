@@ -1,31 +1,33 @@
 //! Opens the datasets whose blocks L2 devices load into memory after an import.
 //!
-//! An L2 loads its blocks by itself, as far as memory is free. A dataset is opened first, so that its blocks get their owner and its cache
-//! setting holds. This is no different from a user who opens it.
+//! An L2 loads its blocks by itself, as far as memory is free. A dataset is opened first, so that
+//! its blocks get their owner and its cache setting holds. This is no different from a user who
+//! opens it.
 //!
-//! Locking: `second-names`, for a lookup. Datasets are opened on a thread of an L2, which holds no lock. Closing the L2s waits for that
-//! thread, and holds no lock that opening a dataset takes.
+//! Locking: `pool-l2-names`, for a lookup. Datasets are opened on a thread of an L2, which holds no
+//! lock. Closing the L2s waits for that thread, and holds no lock that opening a dataset takes.
 
 use forebay_base::sync::{Arc, Mutex, Weak};
 use hashbrown::HashMap;
 
 use super::devices::L2Host;
-use super::owners::OpensDatasets;
+use super::owners::DatasetOpener;
 
-/// Opens datasets of which levels have blocks.
-pub(super) struct Opener {
+/// Opens datasets of which L2 caches have blocks.
+pub(super) struct HostDatasetOpener {
     host: Weak<dyn L2Host>,
-    /// Of those that there were when the first was looked for, by number: who makes one later has it open.
+    /// Of those that there were when the first was looked for, by number: who makes one later has
+    /// it open.
     names: Mutex<Option<Arc<HashMap<u64, String>>>>,
 }
 
-impl Opener {
+impl HostDatasetOpener {
     pub(super) fn new(host: &Arc<dyn L2Host>) -> Self {
-        Self { host: Arc::downgrade(host), names: Mutex::named("second-names", None) }
+        Self { host: Arc::downgrade(host), names: Mutex::named("pool-l2-names", None) }
     }
 }
 
-impl OpensDatasets for Opener {
+impl DatasetOpener for HostDatasetOpener {
     fn open(&self, number: u64) {
         let Some(host) = self.host.upgrade() else { return };
         if host.is_closed() {

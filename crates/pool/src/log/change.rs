@@ -9,10 +9,11 @@ pub(crate) enum Change<'a> {
     Create { kind: ObjectKind, record_shift: u8, attributes: &'a [u8] },
     /// It was destroyed.
     Destroy,
-    /// It has these attributes now, and all commits are to know: they change with names. `touched`: they may have been noted by
-    /// the next kind before.
+    /// It has these attributes now, and all commits are to know: they change with names. `touched`:
+    /// they may have been noted by the next kind before.
     SetAttributes { attributes: &'a [u8], touched: bool },
-    /// It has these attributes now, which matters to commits of this object only: an object's of bytes.
+    /// It has these attributes now, which matters to commits of this object only: an object's of
+    /// bytes.
     TouchAttributes { attributes: &'a [u8] },
     /// A range of it was written.
     Write { offset: u64, len: u64 },
@@ -20,7 +21,8 @@ pub(crate) enum Change<'a> {
     Truncate { size: u64 },
     /// A range of it became zero.
     Punch { offset: u64, len: u64 },
-    /// No commit is to write the names that are noted from here on without the content that it has by now.
+    /// No commit is to write the names that are noted from here on without the content that it has
+    /// by now.
     Bind,
     /// The same for all objects of the pool.
     BindAll,

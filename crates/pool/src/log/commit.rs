@@ -4,7 +4,7 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
-use super::objects::{Attributes, Changes, Look, Touch, Touched};
+use super::objects::{Attributes, CommitLookup, ObjectChanges, Touch, Touched};
 use super::pending::Records;
 use super::ring::Reserved;
 use super::{IntentLog, LogCounters};
@@ -20,7 +20,7 @@ pub(crate) enum Committed {
     /// All that was asked for is durable.
     Durable,
     /// It is not, and the log cannot help: the caller waits for the open transaction group.
-    Group,
+    WaitForTxg,
 }
 
 /// Where a commit gets content from. It is asked without any of the log's locks, by whichever thread leads,
@@ -41,7 +41,7 @@ pub(crate) trait Fetch {
 
 /// Why a batch was not written.
 #[derive(Clone, Copy)]
-enum Cause {
+enum FallbackCause {
     Closed = 0,
     Large = 1,
     Lost = 2,
@@ -53,7 +53,7 @@ enum Cause {
 struct TakenObject {
     dataset: u64,
     object: u64,
-    changes: Changes,
+    changes: ObjectChanges,
     /// [`Objects::cuts`](super::objects::Objects::cuts) at that moment.
     cuts: u64,
 }
@@ -63,22 +63,22 @@ const FETCHES_MAX: usize = 4;
 
 /// All that was taken for a batch.
 #[derive(Default)]
-struct Harvest {
+struct BatchChanges {
     records: Vec<Records>,
     touched: Vec<TakenObject>,
-    /// The newest durable group when the last of it was taken.
+    /// The newest durable txg when the last of it was taken.
     synced: u64,
 }
 
-impl Harvest {
-    /// The newest group of which something was taken.
+impl BatchChanges {
+    /// The newest txg of which something was taken.
     fn txg_high(&self) -> u64 {
         newest(&self.records).max(newest_touch(&self.touched))
     }
 }
 
 /// A block with its records, which has no place yet.
-struct Filled {
+struct FilledBlock {
     buffer: Buffer,
     payload_bytes: usize,
     records: u32,
@@ -89,11 +89,11 @@ struct Filled {
 /// Commits that are written together.
 #[derive(Default)]
 struct Batch {
-    // 0: not ended; 1: durable; 2: to the group. Written and read under `log-commit`.
+    // 0: not ended; 1: durable; 2: to the txg. Written and read under `log-commit`.
     ended: AtomicU8,
 }
 
-struct Waiting {
+struct CommitQueue {
     /// Whether somebody leads.
     led: bool,
     /// Who comes now is of this batch.
@@ -104,19 +104,19 @@ struct Waiting {
 
 /// Who leads, and who waits.
 pub(super) struct Commits {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<CommitQueue>,
     ended: Condvar,
 }
 
 impl Commits {
     pub(super) fn new() -> Self {
-        let waiting = Waiting { led: false, batch: Arc::default(), objects: Vec::new() };
+        let waiting = CommitQueue { led: false, batch: Arc::default(), objects: Vec::new() };
         Self { waiting: Mutex::named("log-commit", waiting), ended: Condvar::new() }
     }
 }
 
 /// A record that goes to a block.
-enum Item<'a> {
+enum BatchItem<'a> {
     /// Encoded already.
     Encoded { txg: u64, bytes: &'a [u8] },
     /// To be fetched.
@@ -125,7 +125,7 @@ enum Item<'a> {
     Made { txg: u64, bytes: Vec<u8> },
 }
 
-impl Item<'_> {
+impl BatchItem<'_> {
     fn bytes(&self) -> usize {
         match self {
             Self::Encoded { bytes, .. } => bytes.len(),
@@ -148,7 +148,7 @@ impl IntentLog {
     pub(crate) fn commit(&self, object: Option<(u64, u64)>, fetch: &dyn Fetch) -> Committed {
         self.counters.add(LogCounters::COMMITS, 0, 1);
         if let Err(cause) = self.check(object) {
-            return self.to_group(cause);
+            return self.to_txg(cause);
         }
         let mut waiting = self.commits.waiting.lock();
         waiting.objects.extend(object);
@@ -167,83 +167,93 @@ impl IntentLog {
             leader.end(outcome.is_ok());
             return match outcome {
                 Ok(()) => Committed::Durable,
-                Err(cause) => self.to_group(cause),
+                Err(cause) => self.to_txg(cause),
             };
         }
         drop(waiting);
         self.counters.add(LogCounters::JOINED, 0, 1);
         match batch.ended.load(Ordering::Relaxed) {
             1 => Committed::Durable,
-            _ => Committed::Group,
+            _ => Committed::WaitForTxg,
         }
     }
 
-    fn to_group(&self, cause: Cause) -> Committed {
-        self.counters.add(LogCounters::TO_GROUP, cause as usize, 1);
-        Committed::Group
+    fn to_txg(&self, cause: FallbackCause) -> Committed {
+        self.counters.add(LogCounters::TO_TXG, cause as usize, 1);
+        Committed::WaitForTxg
     }
 
     /// Whether the log can take a commit at all.
-    fn check(&self, object: Option<(u64, u64)>) -> Result<(), Cause> {
+    fn check(&self, object: Option<(u64, u64)>) -> Result<(), FallbackCause> {
         if !self.ring.lock().is_open() {
-            return Err(Cause::Closed);
+            return Err(FallbackCause::Closed);
         }
         if self.has_lost() {
-            return Err(Cause::Lost);
+            return Err(FallbackCause::Lost);
         }
         let Some((dataset, object)) = object else { return Ok(()) };
-        match self.objects.look(dataset, object) {
-            Look::Lost(txg) if txg > self.synced.load(Ordering::SeqCst) => Err(Cause::Lost),
-            Look::Bytes(bytes) if bytes > self.tunables.log_commit_max_bytes() => Err(Cause::Large),
+        match self.objects.lookup_changes(dataset, object) {
+            CommitLookup::Lost(txg) if txg > self.synced.load(Ordering::SeqCst) => {
+                Err(FallbackCause::Lost)
+            }
+            CommitLookup::Bytes(bytes) if bytes > self.tunables.log_commit_max_bytes() => {
+                Err(FallbackCause::Large)
+            }
             _ => Ok(()),
         }
     }
 
     /// Takes and writes what the commits of `objects` promise.
-    fn write_batch(&self, mut objects: Vec<(u64, u64)>, fetch: &dyn Fetch) -> Result<(), Cause> {
+    fn write_batch(
+        &self,
+        mut objects: Vec<(u64, u64)>,
+        fetch: &dyn Fetch,
+    ) -> Result<(), FallbackCause> {
         objects.sort_unstable();
         objects.dedup();
         for object in &objects {
             self.check(Some(*object))?;
         }
         let asked = objects.len() as u64;
-        let mut harvest = Harvest::default();
-        let mut lost = Taken { log: self, txg_high: 0, kept: false };
-        fetch.at_rest(&mut || self.take(&mut objects, &mut harvest)).or(Err(Cause::Failed))?;
+        let mut batch_changes = BatchChanges::default();
+        let mut lost = UnwrittenGuard { log: self, txg_high: 0, kept: false };
+        fetch
+            .at_rest(&mut || self.take(&mut objects, &mut batch_changes))
+            .or(Err(FallbackCause::Failed))?;
         for _ in 0..FETCHES_MAX {
-            lost.txg_high = harvest.txg_high();
-            self.check_taken(&harvest, asked)?;
-            let items = items(&harvest.records, &harvest.touched)?;
-            // After the taking: what was dropped before or meanwhile is of this group or older.
+            lost.txg_high = batch_changes.txg_high();
+            self.check_taken(&batch_changes, asked)?;
+            let items = items(&batch_changes.records, &batch_changes.touched)?;
+            // After the taking: what was dropped before or meanwhile is of this txg or older.
             let needs_txg = self.synced.load(Ordering::SeqCst);
             if self.has_lost() {
-                return Err(Cause::Lost);
+                return Err(FallbackCause::Lost);
             }
             if items.is_empty() {
                 lost.kept = true;
                 self.counters.add(LogCounters::EMPTY, 0, 1);
                 return Ok(());
             }
-            let fetches = items.iter().any(|item| matches!(item, Item::Write { .. }));
-            let blocks = self.fill_blocks(&items, fetch).or(Err(Cause::Failed))?;
-            if !fetches || self.is_whole_or_take(&mut objects, &mut harvest, fetch)? {
+            let fetches = items.iter().any(|item| matches!(item, BatchItem::Write { .. }));
+            let blocks = self.fill_blocks(&items, fetch).or(Err(FallbackCause::Failed))?;
+            if !fetches || self.is_whole_or_take(&mut objects, &mut batch_changes, fetch)? {
                 self.write_blocks(blocks, needs_txg)?;
                 lost.kept = true;
                 return Ok(());
             }
             self.counters.add(LogCounters::REFETCHED, 0, 1);
         }
-        Err(Cause::Failed)
+        Err(FallbackCause::Failed)
     }
 
     /// Takes all changes of names and existence, and those of `objects` and of bound ones, which it adds to them. To be called
     /// when all transactions are whole.
-    fn take(&self, objects: &mut Vec<(u64, u64)>, harvest: &mut Harvest) {
-        harvest.synced = self.synced.load(Ordering::SeqCst);
-        harvest.records.extend(self.pending.take_below(self.pending.cut()));
+    fn take(&self, objects: &mut Vec<(u64, u64)>, batch_changes: &mut BatchChanges) {
+        batch_changes.synced = self.synced.load(Ordering::SeqCst);
+        batch_changes.records.extend(self.pending.take_below(self.pending.cut()));
         // After the records: an object is bound before the names are noted that it is bound for.
         let before = objects.len();
-        self.objects.take_bound(harvest.synced, objects);
+        self.objects.take_bound(batch_changes.synced, objects);
         if objects.len() > before {
             objects.sort_unstable();
             objects.dedup();
@@ -256,23 +266,23 @@ impl IntentLog {
             cuts: 0,
         };
         let taken = objects.iter().map(of).filter(|taken| !taken.changes.is_empty());
-        harvest.touched.extend(taken);
-        for taken in &mut harvest.touched {
+        batch_changes.touched.extend(taken);
+        for taken in &mut batch_changes.touched {
             taken.cuts = self.objects.cuts(taken.dataset, taken.object);
         }
     }
 
     /// Whether what was taken may be written.
-    fn check_taken(&self, harvest: &Harvest, asked: u64) -> Result<(), Cause> {
-        let changes = || harvest.touched.iter().map(|taken| &taken.changes);
+    fn check_taken(&self, batch_changes: &BatchChanges, asked: u64) -> Result<(), FallbackCause> {
+        let changes = || batch_changes.touched.iter().map(|taken| &taken.changes);
         // Only now is it certain: since the look before, others may have changed more of an object than is kept.
-        if changes().any(|changes| changes.lost_txg > harvest.synced) {
-            return Err(Cause::Lost);
+        if changes().any(|changes| changes.lost_txg > batch_changes.synced) {
+            return Err(FallbackCause::Lost);
         }
         // Each commit may write so much, and bound objects together as much again.
-        let bytes = changes().map(Changes::bytes).fold(0, u64::saturating_add);
+        let bytes = changes().map(ObjectChanges::bytes).fold(0, u64::saturating_add);
         match bytes > self.tunables.log_commit_max_bytes().saturating_mul(asked + 1) {
-            true => Err(Cause::Large),
+            true => Err(FallbackCause::Large),
             false => Ok(()),
         }
     }
@@ -282,29 +292,29 @@ impl IntentLog {
     fn is_whole_or_take(
         &self,
         objects: &mut Vec<(u64, u64)>,
-        harvest: &mut Harvest,
+        batch_changes: &mut BatchChanges,
         fetch: &dyn Fetch,
-    ) -> Result<bool, Cause> {
+    ) -> Result<bool, FallbackCause> {
         let mut whole = true;
         // At rest: who has cut something has noted it by then.
         let rested = fetch.at_rest(&mut || {
             let is_same =
                 |taken: &TakenObject| self.objects.cuts(taken.dataset, taken.object) == taken.cuts;
-            whole = harvest.touched.iter().all(is_same);
+            whole = batch_changes.touched.iter().all(is_same);
             if !whole {
-                self.take(objects, harvest);
+                self.take(objects, batch_changes);
             }
         });
-        rested.map(|()| whole).or(Err(Cause::Failed))
+        rested.map(|()| whole).or(Err(FallbackCause::Failed))
     }
 
-    fn fill_blocks(&self, items: &[Item<'_>], fetch: &dyn Fetch) -> Result<Vec<Filled>> {
+    fn fill_blocks(&self, items: &[BatchItem<'_>], fetch: &dyn Fetch) -> Result<Vec<FilledBlock>> {
         let sector = self.storage.sector_bytes() as usize;
-        let filled = |items: &[Item<'_>]| {
+        let filled = |items: &[BatchItem<'_>]| {
             let mut buffer = self.storage.alloc(block_bytes(items, sector))?;
             let payload_bytes = fill(items, &mut buffer[LOG_BLOCK_HEAD_BYTES..], fetch)?;
-            let txgs = || items.iter().map(Item::txg);
-            Ok(Filled {
+            let txgs = || items.iter().map(BatchItem::txg);
+            Ok(FilledBlock {
                 buffer,
                 payload_bytes,
                 records: items.len() as u32,
@@ -315,7 +325,7 @@ impl IntentLog {
         pack(items).into_iter().map(filled).collect()
     }
 
-    fn write_blocks(&self, blocks: Vec<Filled>, needs_txg: u64) -> Result<(), Cause> {
+    fn write_blocks(&self, blocks: Vec<FilledBlock>, needs_txg: u64) -> Result<(), FallbackCause> {
         let count = blocks.len() as u64;
         let records = blocks.iter().map(|block| u64::from(block.records)).sum();
         let total = blocks.iter().map(|block| block.buffer.len() as u64).sum();
@@ -323,13 +333,13 @@ impl IntentLog {
         let reserved = {
             let mut ring = self.ring.lock();
             if !ring.is_open() {
-                return Err(Cause::Closed);
+                return Err(FallbackCause::Closed);
             }
-            ring.reserve(total, count, txg_high).ok_or(Cause::Full)?
+            ring.reserve(total, count, txg_high).ok_or(FallbackCause::Full)?
         };
         if self.write_reserved(blocks, reserved, needs_txg).is_err() {
             self.ring.lock().fail();
-            return Err(Cause::Failed);
+            return Err(FallbackCause::Failed);
         }
         self.counters.add(LogCounters::BATCHES, 0, 1);
         self.counters.add(LogCounters::BLOCKS, 0, count);
@@ -340,14 +350,14 @@ impl IntentLog {
 
     fn write_reserved(
         &self,
-        blocks: Vec<Filled>,
+        blocks: Vec<FilledBlock>,
         reserved: Reserved,
         needs_txg: u64,
     ) -> Result<()> {
         let Reserved { mut head, generation } = reserved;
         let mut writes = Vec::with_capacity(blocks.len() + 1);
         let mut following = blocks.len() as u32;
-        for Filled { mut buffer, payload_bytes, records, txg_low, txg_high } in blocks {
+        for FilledBlock { mut buffer, payload_bytes, records, txg_low, txg_high } in blocks {
             following -= 1;
             let bytes = buffer.len();
             let phys = LogBlockPhys {
@@ -398,13 +408,13 @@ impl IntentLog {
 }
 
 /// Changes that were taken from memory: lost, unless they were written.
-struct Taken<'a> {
+struct UnwrittenGuard<'a> {
     log: &'a IntentLog,
     txg_high: u64,
     kept: bool,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for UnwrittenGuard<'_> {
     fn drop(&mut self) {
         if !self.kept {
             self.log.lose(self.txg_high);
@@ -442,10 +452,13 @@ fn is_gone(error: &Error) -> bool {
 }
 
 /// All that goes into a batch, in order.
-fn items<'r>(records: &'r [Records], objects: &[TakenObject]) -> Result<Vec<Item<'r>>, Cause> {
-    let mut items: Vec<(u64, Item<'r>)> = Vec::new();
+fn items<'r>(
+    records: &'r [Records],
+    objects: &[TakenObject],
+) -> Result<Vec<BatchItem<'r>>, FallbackCause> {
+    let mut items: Vec<(u64, BatchItem<'r>)> = Vec::new();
     for (serial, bytes) in records.iter().flat_map(Records::iter) {
-        items.push((serial, Item::Encoded { txg: LogRecordPhys::txg_of(bytes), bytes }));
+        items.push((serial, BatchItem::Encoded { txg: LogRecordPhys::txg_of(bytes), bytes }));
     }
     for &TakenObject { dataset, object, ref changes, .. } in objects {
         for &Touched { txg, serial, touch } in &changes.touched {
@@ -467,15 +480,15 @@ fn items<'r>(records: &'r [Records], objects: &[TakenObject]) -> Result<Vec<Item
 fn item(
     entry: LogEntry<'static>,
     touch: Touch,
-    items: &mut Vec<(u64, Item<'_>)>,
-) -> Result<(), Cause> {
+    items: &mut Vec<(u64, BatchItem<'_>)>,
+) -> Result<(), FallbackCause> {
     let record = match touch {
         Touch::Write { offset, len } => {
             let mut done = 0;
             while done < len {
                 let part = (len - done).min(LOG_RECORD_MAX_BYTES as u64);
                 let (offset, len) = (offset + done, part as usize);
-                items.push((entry.serial, Item::Write { entry, offset, len }));
+                items.push((entry.serial, BatchItem::Write { entry, offset, len }));
                 done += part;
             }
             return Ok(());
@@ -488,21 +501,21 @@ fn item(
 }
 
 /// A record, encoded.
-fn made(entry: LogEntry<'_>) -> Result<Item<'static>, Cause> {
+fn made(entry: LogEntry<'_>) -> Result<BatchItem<'static>, FallbackCause> {
     let mut bytes = Vec::new();
     match entry.encode(&mut bytes) {
-        true => Ok(Item::Made { txg: entry.txg, bytes }),
-        false => Err(Cause::Large),
+        true => Ok(BatchItem::Made { txg: entry.txg, bytes }),
+        false => Err(FallbackCause::Large),
     }
 }
 
-/// The newest group of these.
+/// The newest txg of these.
 fn newest(records: &[Records]) -> u64 {
     let all = records.iter().flat_map(Records::iter);
     all.map(|(_, bytes)| LogRecordPhys::txg_of(bytes)).max().unwrap_or(0)
 }
 
-/// The newest group of what was taken of these objects.
+/// The newest txg of what was taken of these objects.
 fn newest_touch(objects: &[TakenObject]) -> u64 {
     let of = |taken: &TakenObject| {
         let touched = taken.changes.touched.iter().map(|touched| touched.txg);
@@ -512,7 +525,7 @@ fn newest_touch(objects: &[TakenObject]) -> u64 {
 }
 
 /// Puts records into blocks.
-fn pack<'i, 'r>(items: &'i [Item<'r>]) -> Vec<&'i [Item<'r>]> {
+fn pack<'i, 'r>(items: &'i [BatchItem<'r>]) -> Vec<&'i [BatchItem<'r>]> {
     let mut blocks = Vec::new();
     let (mut start, mut bytes) = (0, LOG_BLOCK_HEAD_BYTES);
     for (at, item) in items.iter().enumerate() {
@@ -526,21 +539,21 @@ fn pack<'i, 'r>(items: &'i [Item<'r>]) -> Vec<&'i [Item<'r>]> {
     blocks
 }
 
-fn block_bytes(items: &[Item<'_>], sector: usize) -> usize {
-    let records: usize = items.iter().map(Item::bytes).sum();
+fn block_bytes(items: &[BatchItem<'_>], sector: usize) -> usize {
+    let records: usize = items.iter().map(BatchItem::bytes).sum();
     (LOG_BLOCK_HEAD_BYTES + records).next_multiple_of(sector)
 }
 
 /// Writes records into a block; how many bytes they take. The rest becomes zero.
-fn fill(items: &[Item<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<usize> {
+fn fill(items: &[BatchItem<'_>], out: &mut [u8], fetch: &dyn Fetch) -> Result<usize> {
     let mut at = 0;
     for item in items {
         let end = at + item.bytes();
         let out = &mut out[at..end];
         match item {
-            Item::Encoded { bytes, .. } => out.copy_from_slice(bytes),
-            Item::Made { bytes, .. } => out.copy_from_slice(bytes),
-            Item::Write { entry, offset, .. } => fill_write(entry, *offset, out, fetch)?,
+            BatchItem::Encoded { bytes, .. } => out.copy_from_slice(bytes),
+            BatchItem::Made { bytes, .. } => out.copy_from_slice(bytes),
+            BatchItem::Write { entry, offset, .. } => fill_write(entry, *offset, out, fetch)?,
         }
         at = end;
     }

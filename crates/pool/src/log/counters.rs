@@ -20,8 +20,8 @@ forebay_base::counters! {
     /// Records written.
     records;
     /// Commits that were sent to the transaction group, by cause: the log is not open yet or a write to it failed
-    /// before, too much at once, changes that were not kept, no room in the ring, a failed read or write.
-    to_group: cause;
+    /// before, too much at once, changes that were not kept, no space in the ring, a failed read or write.
+    to_txg: cause;
     /// Changes of directories that were not kept because too many waited.
     dropped;
     /// Objects whose content a commit wrote because a name was changed that needs it.

@@ -1,6 +1,6 @@
 //! The intent log: what makes an fsync durable before its transaction group is.
 //!
-//! Every change is noted in memory when it is made ([`IntentLog::append`]), and forgotten when its group is durable.
+//! Every change is noted in memory when it is made ([`IntentLog::append`]), and forgotten when its txg is durable.
 //! A commit ([`IntentLog::commit`]) writes what an fsync promises, and is not durable yet, to a ring on the
 //! devices. After a crash [`IntentLog::replay`] reads it back.
 //!
@@ -12,8 +12,8 @@
 //! # Invariants
 //!
 //! - Between two batches nothing is missing: what a batch should have had and has not (too much of it,
-//!   no memory, a failed read or write) is *lost*, and nothing is written until the group of what was
-//!   lost is durable. A block says which group that was, so that a replay from an older one does not go past it.
+//!   no memory, a failed read or write) is *lost*, and nothing is written until the txg of what was
+//!   lost is durable. A block says which txg that was, so that a replay from an older one does not go past it.
 //! - The log is written by one thread at a time, the *leader*, who writes for all that wait. A batch is durable
 //!   before the next one is begun: only the last one can be torn.
 //! - Root and ring: see [`ring`].
@@ -76,9 +76,9 @@ pub(crate) struct IntentLog {
     commits: Commits,
     extents: Extents,
     guid: u64,
-    /// The newest durable group.
+    /// The newest durable txg.
     synced: AtomicU64,
-    /// The newest group of which a change was lost.
+    /// The newest txg of which a change was lost.
     lost: AtomicU64,
     storage: Arc<dyn LogStorage>,
     tunables: Arc<LogTunables>,
@@ -86,8 +86,8 @@ pub(crate) struct IntentLog {
 }
 
 impl IntentLog {
-    /// The log of a new pool whose first group will be `first_txg`, on room that the caller allocated for it. Without
-    /// extents every commit goes to the group.
+    /// The log of a new pool whose first txg will be `first_txg`, on space that the caller allocated for it. Without
+    /// extents every commit goes to the txg.
     ///
     /// # Errors
     /// `Invalid` for too many extents.
@@ -115,8 +115,8 @@ impl IntentLog {
         Ok(log)
     }
 
-    /// The log that a root names; `synced` is that root's group. Before anything is logged, [`replay`](Self::replay) has to be
-    /// brought to its end, or [`discard`](Self::discard) called; until then every commit goes to the group.
+    /// The log that a root names; `synced` is that root's txg. Before anything is logged, [`replay`](Self::replay) has to be
+    /// brought to its end, or [`discard`](Self::discard) called; until then every commit goes to the txg.
     ///
     /// # Errors
     /// `Corrupt`, if the root makes no sense.
@@ -143,7 +143,7 @@ impl IntentLog {
         })
     }
 
-    /// Notes a change, made in group `txg`, of which the caller has a hold. Whoever changes the same thing in turn
+    /// Notes a change, made in txg `txg`, of which the caller has a hold. Whoever changes the same thing in turn
     /// (under its lock) must note it in that turn.
     #[inline]
     pub(crate) fn append(&self, txg: u64, dataset: u64, object: u64, change: Change<'_>) {
@@ -198,13 +198,13 @@ impl IntentLog {
         self.objects.note((txg, dataset, object), touch, max_bytes, || self.pending.next_serial());
     }
 
-    /// Not all changes of group `txg`, of which the caller has a hold, are noted: nothing more is written before that
-    /// group is durable.
+    /// Not all changes of txg `txg`, of which the caller has a hold, are noted: nothing more is written before that
+    /// txg is durable.
     pub(crate) fn leave_gap(&self, txg: u64) {
         self.lose(txg);
     }
 
-    /// A change of `txg` was not kept, or taken and not written: nothing is written before that group is durable.
+    /// A change of `txg` was not kept, or taken and not written: nothing is written before that txg is durable.
     fn lose(&self, txg: u64) {
         self.lost.fetch_max(txg, Ordering::SeqCst);
     }
@@ -213,18 +213,18 @@ impl IntentLog {
         self.lost.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// What the root block of `txg` has to hold. For the sync thread, once the group's holds are gone.
+    /// What the root block of `txg` has to hold. For the sync thread, once the txg's holds are gone.
     pub(crate) fn root_for(&self, txg: u64) -> LogRootPhys {
         self.ring.lock().root_for(txg)
     }
 
     /// The root block with what [`root_for`](Self::root_for) said last is durable. For the sync thread, before it lets
-    /// the next group quiesce.
+    /// the next txg quiesce.
     pub(crate) fn synced(&self, txg: u64) {
         // First: who takes changes looks at it afterwards, and learns what may be missing.
         self.synced.store(txg, Ordering::SeqCst);
-        self.pending.drop_group(txg);
-        self.objects.drop_group(txg);
+        self.pending.drop_txg(txg);
+        self.objects.drop_txg(txg);
         self.ring.lock().synced(txg);
     }
 
@@ -233,8 +233,8 @@ impl IntentLog {
         Replay::new(self, root)
     }
 
-    /// The record that a replay returned last is applied, in group `txg`, of which the caller has a hold. If the pool
-    /// crashes during a long replay, the next one goes on where the durable group ended.
+    /// The record that a replay returned last is applied, in txg `txg`, of which the caller has a hold. If the pool
+    /// crashes during a long replay, the next one goes on where the durable txg ended.
     pub(crate) fn applied(&self, txg: u64) {
         self.counters.add(LogCounters::REPLAYED, 0, 1);
         self.ring.lock().applied(txg);

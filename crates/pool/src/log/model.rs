@@ -45,9 +45,9 @@ impl LogStorage for Memory {
 }
 
 /// Content is the object's number.
-struct Numbers;
+struct ObjectNumbers;
 
-impl Fetch for Numbers {
+impl Fetch for ObjectNumbers {
     fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
         f();
         Ok(())
@@ -66,7 +66,7 @@ pub struct ModelLog {
 }
 
 impl ModelLog {
-    /// A new log; the root of group 1 is durable.
+    /// A new log; the root of txg 1 is durable.
     pub fn new() -> Self {
         let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
         let arena = Arena::new(config).expect("a megabyte");
@@ -104,10 +104,10 @@ impl ModelLog {
 
     /// Commits; true if the log made it durable.
     pub fn commit(&self, object: u64) -> bool {
-        self.log.commit(Some((0, object)), &Numbers) == Committed::Durable
+        self.log.commit(Some((0, object)), &ObjectNumbers) == Committed::Durable
     }
 
-    /// What the root of a group says.
+    /// What the root of a txg says.
     pub fn root_for(&self, txg: u64) -> LogRootPhys {
         self.log.root_for(txg)
     }

@@ -5,7 +5,7 @@
 //! An object is *bound* when a change of names must not become durable without its content: the next
 //! commit, of whichever object, takes its changes too.
 //!
-//! Invariant: an object's list of one group is in the order of its serial numbers. Two writes in a row
+//! Invariant: an object's list of one txg is in the order of its serial numbers. Two writes in a row
 //! that touch are one; it keeps the first one's number, which is right because no other change of the object is
 //! between them.
 
@@ -18,7 +18,7 @@ use crate::txg::slot_of;
 
 /// Shards, by object.
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 64 };
-/// Most changes kept of one object and group: past it its commits go to the group.
+/// Most changes kept of one object and txg: past it its commits go to the txg.
 const CHANGES_MAX: usize = 4096;
 
 /// A change of an object's content or attributes.
@@ -31,10 +31,10 @@ pub(super) enum Touch {
 
 /// What is taken of an object.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(super) struct ObjectChanges {
     pub(super) touched: Vec<Touched>,
     pub(super) attributes: Vec<Attributes>,
-    /// The newest group of which changes were not kept, so that these are not all; 0 if there is none.
+    /// The newest txg of which changes were not kept, so that these are not all; 0 if there is none.
     pub(super) lost_txg: u64,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Attributes {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The same with its group and its number.
+/// The same with its txg and its number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touched {
     pub(super) txg: u64,
@@ -53,9 +53,9 @@ pub(super) struct Touched {
     pub(super) touch: Touch,
 }
 
-/// What is known of an object in one group.
+/// What is known of an object in one txg.
 #[derive(Default)]
-struct Slot {
+struct TxgSlot {
     changes: Vec<Touched>,
     /// Bytes of content to be fetched.
     bytes: u64,
@@ -66,37 +66,37 @@ struct Slot {
 struct ObjectLog {
     dataset: u64,
     object: u64,
-    slots: [Slot; 2],
-    /// The newest group of which changes were not kept; 0 if there is none.
+    slots: [TxgSlot; 2],
+    /// The newest txg of which changes were not kept; 0 if there is none.
     lost_txg: u64,
-    /// The newest group in which it was bound, and no commit has taken it since; 0 if there is none.
+    /// The newest txg in which it was bound, and no commit has taken it since; 0 if there is none.
     bound_txg: u64,
 }
 
 /// Objects, and which of them are bound (dataset and number).
 #[derive(Default)]
-struct Shard {
+struct ObjectShard {
     logs: HashTable<ObjectLog>,
     bound: Vec<(u64, u64)>,
 }
 
 /// What a commit finds of its object.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum CommitLookup {
     /// This many bytes of content.
     Bytes(u64),
-    /// Changes of this group were not kept.
+    /// Changes of this txg were not kept.
     Lost(u64),
 }
 
 /// All objects with such changes.
 pub(super) struct Objects {
-    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    shards: Box<[CachePadded<Mutex<ObjectShard>>]>,
     /// By shard: how often one of its objects was cut, punched or destroyed. Changed under the shard's lock.
     cuts: Box<[AtomicU64]>,
     /// Entries in the shards' lists of bound objects. Changed under the shard's lock.
     bound: AtomicU64,
-    /// The newest group in which all objects were bound, and no commit has taken them since; 0 if there is none.
+    /// The newest txg in which all objects were bound, and no commit has taken them since; 0 if there is none.
     all_bound_txg: AtomicU64,
 }
 
@@ -109,7 +109,7 @@ fn hash(dataset: u64, object: u64) -> u64 {
 
 impl Objects {
     pub(super) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("log-objects", Shard::default()));
+        let shard = |_| CachePadded::new(Mutex::named("log-objects", ObjectShard::default()));
         let cuts = (0..SHARDS).map(|_| AtomicU64::new(0)).collect();
         Self {
             shards: (0..SHARDS).map(shard).collect(),
@@ -119,7 +119,7 @@ impl Objects {
         }
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+    fn shard(&self, hash: u64) -> &Mutex<ObjectShard> {
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 
@@ -148,7 +148,7 @@ impl Objects {
         object_in(&mut shard.logs, hash, (dataset, object)).note(txg, touch, max_bytes, serial);
     }
 
-    /// Notes attributes, in place of those before. The caller has the object's turn. `serial` is asked for their number under
+    /// Notes attributes, in place of those before. The caller has the object lock. `serial` is asked for their number under
     /// the lock.
     pub(super) fn note_attributes(
         &self,
@@ -190,24 +190,25 @@ impl Objects {
     }
 
     /// What there is of an object.
-    pub(super) fn look(&self, dataset: u64, object: u64) -> Look {
+    pub(super) fn lookup_changes(&self, dataset: u64, object: u64) -> CommitLookup {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         match self.shard(hash).lock().logs.find(hash, same) {
-            None => Look::Bytes(0),
-            Some(log) if log.lost_txg != 0 => Look::Lost(log.lost_txg),
-            Some(log) => Look::Bytes(log.slots[0].bytes + log.slots[1].bytes),
+            None => CommitLookup::Bytes(0),
+            Some(log) if log.lost_txg != 0 => CommitLookup::Lost(log.lost_txg),
+            Some(log) => CommitLookup::Bytes(log.slots[0].bytes + log.slots[1].bytes),
         }
     }
 
-    /// Takes an object's changes, those of both groups one after another; what was lost stays lost.
-    pub(super) fn take(&self, dataset: u64, object: u64) -> Changes {
+    /// Takes an object's changes, those of both txgs one after another; what was lost stays lost.
+    pub(super) fn take(&self, dataset: u64, object: u64) -> ObjectChanges {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         match self.shard(hash).lock().logs.find_mut(hash, same) {
-            None => Changes::default(),
+            None => ObjectChanges::default(),
             Some(log) => {
-                let mut taken = Changes { lost_txg: log.lost_txg, ..Changes::default() };
+                let mut taken =
+                    ObjectChanges { lost_txg: log.lost_txg, ..ObjectChanges::default() };
                 for slot in &mut log.slots {
                     let slot = std::mem::take(slot);
                     taken.touched.extend(slot.changes);
@@ -224,7 +225,7 @@ impl Objects {
         let hash = hash(dataset, object);
         let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
         let mut shard = self.shard(hash).lock();
-        let Shard { logs, bound } = &mut *shard;
+        let ObjectShard { logs, bound } = &mut *shard;
         let Some(log) = logs.find_mut(hash, same).filter(|log| !log.is_empty()) else { return };
         if log.bound_txg == 0 {
             bound.push((dataset, object));
@@ -238,7 +239,7 @@ impl Objects {
         self.all_bound_txg.fetch_max(txg, Ordering::SeqCst);
     }
 
-    /// Adds the bound objects to `objects`; they are not bound any more. What was bound up to group `synced` is durable.
+    /// Adds the bound objects to `objects`; they are not bound any more. What was bound up to txg `synced` is durable.
     pub(super) fn take_bound(&self, synced: u64, objects: &mut Vec<(u64, u64)>) {
         let all = self.all_bound_txg.load(Ordering::SeqCst) != 0
             && self.all_bound_txg.swap(0, Ordering::SeqCst) > synced;
@@ -247,7 +248,7 @@ impl Objects {
         }
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let Shard { logs, bound } = &mut *shard;
+            let ObjectShard { logs, bound } = &mut *shard;
             self.bound.fetch_sub(bound.len() as u64, Ordering::SeqCst);
             if all {
                 bound.clear();
@@ -265,15 +266,15 @@ impl Objects {
         }
     }
 
-    /// Drops the changes of a group, and objects without any.
-    pub(super) fn drop_group(&self, txg: u64) {
+    /// Drops the changes of a txg, and objects without any.
+    pub(super) fn drop_txg(&self, txg: u64) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let Shard { logs, bound } = &mut *shard;
+            let ObjectShard { logs, bound } = &mut *shard;
             self.bound.fetch_sub(bound.len() as u64, Ordering::SeqCst);
             bound.clear();
             logs.retain(|log| {
-                log.drop_group(txg);
+                log.drop_txg(txg);
                 if log.bound_txg != 0 && !log.is_empty() {
                     bound.push((log.dataset, log.object));
                 }
@@ -293,13 +294,13 @@ fn object_in(
     let same = |log: &ObjectLog| (log.dataset, log.object) == (dataset, object);
     let rehash = |log: &ObjectLog| self::hash(log.dataset, log.object);
     let entry = shard.entry(hash, same, rehash).or_insert_with(|| {
-        let slots = [Slot::default(), Slot::default()];
+        let slots = [TxgSlot::default(), TxgSlot::default()];
         ObjectLog { dataset, object, slots, lost_txg: 0, bound_txg: 0 }
     });
     entry.into_mut()
 }
 
-impl Changes {
+impl ObjectChanges {
     /// Whether there are none, and none were lost.
     pub(super) fn is_empty(&self) -> bool {
         self.touched.is_empty() && self.attributes.is_empty() && self.lost_txg == 0
@@ -318,12 +319,12 @@ impl Changes {
 impl ObjectLog {
     /// Whether there are no changes, and none were lost.
     fn is_empty(&self) -> bool {
-        self.slots.iter().all(Slot::is_empty) && self.lost_txg == 0
+        self.slots.iter().all(TxgSlot::is_empty) && self.lost_txg == 0
     }
 
-    /// Forgets what is durable with that group.
-    fn drop_group(&mut self, txg: u64) {
-        self.slots[slot_of(txg)] = Slot::default();
+    /// Forgets what is durable with that txg.
+    fn drop_txg(&mut self, txg: u64) {
+        self.slots[slot_of(txg)] = TxgSlot::default();
         if self.lost_txg <= txg {
             self.lost_txg = 0;
         }
@@ -344,13 +345,13 @@ impl ObjectLog {
             slot.changes.push(Touched { txg, serial: serial(), touch });
         }
         if slot.changes.len() > CHANGES_MAX || slot.bytes > max_bytes {
-            *slot = Slot::default();
+            *slot = TxgSlot::default();
             self.lost_txg = self.lost_txg.max(txg);
         }
     }
 }
 
-impl Slot {
+impl TxgSlot {
     fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.attributes.is_none()
     }

@@ -52,13 +52,13 @@ impl Records {
 }
 
 #[derive(Default)]
-struct Shard {
+struct PendingShard {
     slots: [Records; 2],
     // What the sum knows of this shard's bytes.
-    told: i64,
+    reported: i64,
 }
 
-impl Shard {
+impl PendingShard {
     fn bytes(&self) -> i64 {
         (self.slots[0].bytes.len() + self.slots[1].bytes.len()) as i64
     }
@@ -66,11 +66,11 @@ impl Shard {
 
 /// Why a change was not kept.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct NotKept;
+pub(super) struct ChangeDropped;
 
 /// All shards.
 pub(super) struct Pending {
-    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    shards: Box<[CachePadded<Mutex<PendingShard>>]>,
     /// The next serial number.
     serial: CachePadded<AtomicU64>,
     /// Bytes in memory, but for less than a batch a shard.
@@ -79,7 +79,7 @@ pub(super) struct Pending {
 
 impl Pending {
     pub(super) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("log-pending", Shard::default()));
+        let shard = |_| CachePadded::new(Mutex::named("log-pending", PendingShard::default()));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             serial: CachePadded::new(AtomicU64::new(1)),
@@ -107,7 +107,7 @@ impl Pending {
         record: LogRecord<'_>,
         max_bytes: u64,
         refuse: impl FnOnce(),
-    ) -> Result<(), NotKept> {
+    ) -> Result<(), ChangeDropped> {
         let mut shard = self.shards[shard_for(object)].lock();
         let serial = self.next_serial();
         let entry = LogEntry { txg, dataset, object, serial, record };
@@ -115,17 +115,17 @@ impl Pending {
         let start = records.bytes.len();
         if !entry.encode(&mut records.bytes) {
             refuse();
-            return Err(NotKept);
+            return Err(ChangeDropped);
         }
         records.index.push((serial, start));
-        let more = shard.bytes() - shard.told;
+        let more = shard.bytes() - shard.reported;
         if more < BATCH_BYTES {
             return Ok(());
         }
-        shard.told += more;
+        shard.reported += more;
         if self.bytes.fetch_add(more, Ordering::Relaxed) + more > max_bytes as i64 {
             refuse();
-            return Err(NotKept);
+            return Err(ChangeDropped);
         }
         Ok(())
     }
@@ -146,8 +146,8 @@ impl Pending {
         taken
     }
 
-    /// Drops the records of a group.
-    pub(super) fn drop_group(&self, txg: u64) {
+    /// Drops the records of a txg.
+    pub(super) fn drop_txg(&self, txg: u64) {
         for shard in &self.shards {
             let mut shard = shard.lock();
             shard.slots[slot_of(txg)] = Records::default();
@@ -155,9 +155,9 @@ impl Pending {
         }
     }
 
-    fn tell(&self, shard: &mut Shard) {
-        let more = shard.bytes() - shard.told;
-        shard.told += more;
+    fn tell(&self, shard: &mut PendingShard) {
+        let more = shard.bytes() - shard.reported;
+        shard.reported += more;
         if more != 0 {
             self.bytes.fetch_add(more, Ordering::Relaxed);
         }

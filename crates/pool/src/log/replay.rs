@@ -9,7 +9,7 @@
 //! handed out: of a torn one nothing is replayed. So a batch of several blocks is read twice; nothing is kept but a window.
 
 use super::IntentLog;
-use super::ring::Head;
+use super::ring::BlockPosition;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     LOG_BLOCK_HEAD_BYTES, LOG_BLOCK_MAGIC, LOG_BLOCK_MAX_BYTES, LogBlockPhys, LogEntry, LogRootPhys,
@@ -23,7 +23,7 @@ pub(crate) struct Replay<'a> {
     log: &'a IntentLog,
     root: LogRootPhys,
     /// The block expected next.
-    next: Head,
+    next: BlockPosition,
     /// Bytes of the ring that may still be read: each once.
     left: u64,
     /// What was read last, and the offset of its first byte.
@@ -40,7 +40,8 @@ pub(crate) struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     pub(super) fn new(log: &'a IntentLog, root: &LogRootPhys) -> Self {
-        let next = Head { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
+        let next =
+            BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
         let behind = next.offset.saturating_sub(root.tail_offset.get());
         Self {
             log,

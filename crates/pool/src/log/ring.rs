@@ -4,11 +4,11 @@
 //!
 //! # What a root says
 //!
-//! A block holds records of one or two groups. The root of group `T` needs the blocks with a record of a later
-//! group, and replay reads on from the first of these, skipping records of `T` and older. Blocks that are written
+//! A block holds records of one or two txgs. The root of txg `T` needs the blocks with a record of a later
+//! txg, and replay reads on from the first of these, skipping records of `T` and older. Blocks that are written
 //! after the root was made come behind, so they need no further thought. A block none of whose
 //! records is newer than all records before it never is the first one; so the ring knows the *runs*: the
-//! first block for each newest group, at most three at a time.
+//! first block for each newest txg, at most three at a time.
 //!
 //! # What may be written over
 //!
@@ -94,24 +94,24 @@ impl Extents {
     }
 }
 
-/// The first block for which a group is the newest.
+/// The first block for which a txg is the newest.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     txg_high: u64,
-    head: Head,
+    head: BlockPosition,
 }
 
 /// A block's place in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct BlockPosition {
     pub(super) offset: u64,
     pub(super) sequence: u64,
 }
 
 /// A root that was made, and may become durable.
-struct Made {
+struct IssuedRoot {
     txg: u64,
-    head: Head,
+    head: BlockPosition,
     /// It begins a generation, in which blocks can be written.
     opens: bool,
     /// It holds all that was replayed.
@@ -122,10 +122,10 @@ struct Made {
 struct Replaying {
     /// The root that it started from.
     root: LogRootPhys,
-    /// Records that were applied, and in which group the last of them, by slot of the group.
+    /// Records that were applied, and in which txg the last of them, by slot of the txg.
     applied: [(u64, u64); 2],
     /// As the newest root that was made says.
-    told: u64,
+    reported: u64,
     done: bool,
 }
 
@@ -137,11 +137,11 @@ pub(super) struct Ring {
     extent_count: u32,
     bytes: u64,
     /// Where the next block goes.
-    next: Head,
+    next: BlockPosition,
     runs: VecDeque<Run>,
     /// No blocks are written: a new generation has to be durable first.
     closed: bool,
-    made: Option<Made>,
+    made: Option<IssuedRoot>,
     /// Head of the newest durable root.
     durable: u64,
     /// Head of the one before it: what comes from here on must stay.
@@ -151,7 +151,7 @@ pub(super) struct Ring {
 
 /// Blocks may be written from here on.
 pub(super) struct Reserved {
-    pub(super) head: Head,
+    pub(super) head: BlockPosition,
     pub(super) generation: u64,
 }
 
@@ -161,7 +161,8 @@ impl Ring {
     /// # Errors
     /// `Corrupt`, if the root makes no sense.
     pub(super) fn open(root: &LogRootPhys, extents: &Extents) -> Result<Self> {
-        let head = Head { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
+        let head =
+            BlockPosition { offset: root.head_offset.get(), sequence: root.head_sequence.get() };
         let tail = root.tail_offset.get();
         let sound = root.magic.get() == LOG_ROOT_MAGIC
             && head.offset <= OFFSET_MAX
@@ -173,8 +174,9 @@ impl Ring {
             let text = format!("log root: blocks from {tail} and {} on", head.offset);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let told = root.replayed.get();
-        let replaying = Replaying { root: *root, applied: [(0, told); 2], told, done: false };
+        let reported = root.replayed.get();
+        let replaying =
+            Replaying { root: *root, applied: [(0, reported); 2], reported, done: false };
         Ok(Self {
             guid: root.guid.get(),
             generation: root.generation.get(),
@@ -196,7 +198,7 @@ impl Ring {
         !self.closed && self.replaying.is_none()
     }
 
-    /// Room for `blocks` blocks of `bytes` in all, of which the newest record is of `txg_high`; `None` if there is none.
+    /// Space for `blocks` blocks of `bytes` in all, of which the newest record is of `txg_high`; `None` if there is none.
     pub(super) fn reserve(&mut self, bytes: u64, blocks: u64, txg_high: u64) -> Option<Reserved> {
         debug_assert!(self.is_open());
         let end = self.next.offset + bytes;
@@ -207,7 +209,7 @@ impl Ring {
         if self.runs.back().is_none_or(|run| run.txg_high < txg_high) {
             self.runs.push_back(Run { txg_high, head });
         }
-        self.next = Head { offset: end, sequence: head.sequence + blocks };
+        self.next = BlockPosition { offset: end, sequence: head.sequence + blocks };
         Some(Reserved { head, generation: self.generation })
     }
 
@@ -220,12 +222,12 @@ impl Ring {
         }
     }
 
-    /// What the root of `txg` has to say. For the sync thread, when the group's holds are gone.
+    /// What the root of `txg` has to say. For the sync thread, when the txg's holds are gone.
     pub(super) fn root_for(&mut self, txg: u64) -> LogRootPhys {
         let unfinished = self.replaying.as_mut().and_then(|replaying| replaying.root_for(txg));
         if let Some(root) = unfinished {
-            let head = Head { offset: self.durable, sequence: root.head_sequence.get() };
-            self.made = Some(Made { txg, head, opens: false, ends_replay: false });
+            let head = BlockPosition { offset: self.durable, sequence: root.head_sequence.get() };
+            self.made = Some(IssuedRoot { txg, head, opens: false, ends_replay: false });
             return root;
         }
         let first = self.runs.iter().find(|run| run.txg_high > txg);
@@ -234,7 +236,7 @@ impl Ring {
         if opens {
             self.generation += 1;
         }
-        self.made = Some(Made { txg, head, opens, ends_replay: true });
+        self.made = Some(IssuedRoot { txg, head, opens, ends_replay: true });
         LogRootPhys {
             magic: LOG_ROOT_MAGIC.into(),
             guid: self.guid.into(),
@@ -266,7 +268,7 @@ impl Ring {
         }
     }
 
-    /// A record was replayed, its change made in group `txg`.
+    /// A record was replayed, its change made in txg `txg`.
     pub(super) fn applied(&mut self, txg: u64) {
         if let Some(replaying) = &mut self.replaying {
             let before = replaying.applied[0].1.max(replaying.applied[1].1);
@@ -275,7 +277,7 @@ impl Ring {
     }
 
     /// All records were replayed, and the next block goes to `next`.
-    pub(super) fn replayed(&mut self, next: Head) {
+    pub(super) fn replayed(&mut self, next: BlockPosition) {
         if let Some(replaying) = &mut self.replaying {
             replaying.done = true;
             self.next = next;
@@ -289,22 +291,22 @@ impl Ring {
 }
 
 impl Replaying {
-    /// Records applied in groups up to `txg`.
+    /// Records applied in txgs up to `txg`.
     fn applied_by(&self, txg: u64) -> u64 {
         let by = self.applied.iter().filter(|(of, _)| *of <= txg).map(|(_, count)| *count);
-        by.max().unwrap_or(0).max(self.told)
+        by.max().unwrap_or(0).max(self.reported)
     }
 
     fn is_over(&self, txg: u64) -> bool {
         self.done && self.applied.iter().all(|(of, _)| *of <= txg)
     }
 
-    /// The root that a replay under way needs; `None` if it is over with group `txg`.
+    /// The root that a replay under way needs; `None` if it is over with txg `txg`.
     fn root_for(&mut self, txg: u64) -> Option<LogRootPhys> {
         if self.is_over(txg) {
             return None;
         }
-        self.told = self.applied_by(txg);
-        Some(LogRootPhys { replayed: self.told.into(), ..self.root })
+        self.reported = self.applied_by(txg);
+        Some(LogRootPhys { replayed: self.reported.into(), ..self.root })
     }
 }

@@ -114,13 +114,13 @@ fn memory() -> Arc<OneDevice> {
 
 /// A record as the tests compare it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct ReplayedEntry {
     txg: u64,
     object: u64,
     text: String,
 }
 
-fn seen(entry: &LogEntry<'_>) -> Seen {
+fn seen(entry: &LogEntry<'_>) -> ReplayedEntry {
     let text = match entry.record {
         LogRecord::Write { offset, bytes } => {
             assert!(bytes.iter().all(|byte| *byte == bytes[0]), "mixed content");
@@ -128,10 +128,10 @@ fn seen(entry: &LogEntry<'_>) -> Seen {
         }
         other => format!("{other:?}"),
     };
-    Seen { txg: entry.txg, object: entry.object, text }
+    ReplayedEntry { txg: entry.txg, object: entry.object, text }
 }
 
-fn replay_all(log: &IntentLog, root: &LogRootPhys) -> Vec<Seen> {
+fn replay_all(log: &IntentLog, root: &LogRootPhys) -> Vec<ReplayedEntry> {
     let mut replay = log.replay(root);
     let mut all = Vec::new();
     assert!(replay.next().unwrap().is_none(), "no batch is begun");
@@ -230,10 +230,10 @@ fn what_is_cut_while_it_is_fetched_is_fetched_again() {
         replay_all(&open(&storage, &root), &root).into_iter().map(|seen| seen.text).collect()
     };
     assert_eq!(texts(), ["write 0+10 7", "Truncate { size: 3 }"]);
-    // Not for ever; what was taken is the group's then.
+    // Not for ever; what was taken is the txg's then.
     write();
-    assert_eq!(commit(1000), Committed::Group);
-    assert_eq!(commit(0), Committed::Group);
+    assert_eq!(commit(1000), Committed::WaitForTxg);
+    assert_eq!(commit(0), Committed::WaitForTxg);
     assert_eq!(texts().len(), 2);
     sync(&log, 2);
     log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
@@ -241,7 +241,7 @@ fn what_is_cut_while_it_is_fetched_is_fetched_again() {
 }
 
 #[test]
-fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
+fn names_bound_to_what_the_log_cannot_take_wait_for_the_txg() {
     let storage = memory();
     let log = create(&storage, &extents());
     let versions = Versions::default();
@@ -252,13 +252,13 @@ fn names_bound_to_what_the_log_cannot_take_go_to_the_group() {
     log.append(2, DATASET, 1, Change::ZapRemove { name: b"n" });
     log.append(2, DATASET, 6, Change::Write { offset: 0, len: 10 });
     for _ in 0..2 {
-        assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Group);
+        assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::WaitForTxg);
     }
     assert_eq!(replay_all(&open(&storage, &root), &root), []);
     sync(&log, 2);
     log.append(3, DATASET, 6, Change::Write { offset: 0, len: 10 });
     assert_eq!(log.commit(Some((DATASET, 6)), &versions), Committed::Durable);
-    // What a durable group has is bound no more, what a later one has is.
+    // What a durable txg has is bound no more, what a later one has is.
     log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
     log.append(3, DATASET, 5, Change::Bind);
     log.append(4, DATASET, 6, Change::Write { offset: 0, len: 10 });
@@ -275,7 +275,7 @@ fn what_is_committed_is_replayed_in_order() {
     let log = create(&storage, &extents());
     let versions = Versions::default();
     versions.0.borrow_mut().insert(5, 9);
-    assert_eq!(log.commit(None, &versions), Committed::Group, "no root says where the log is");
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg, "no root says where the log is");
     let root = sync(&log, 1);
     log.append(
         2,
@@ -289,7 +289,11 @@ fn what_is_committed_is_replayed_in_order() {
     log.append(2, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
     log.append(2, DATASET, 5, Change::Truncate { size: 7 });
     log.append(2, DATASET, 5, Change::TouchAttributes { attributes: &[8] });
-    assert_eq!(log.commit(Some((DATASET, 5)), &versions), Committed::Group, "larger than the ring");
+    assert_eq!(
+        log.commit(Some((DATASET, 5)), &versions),
+        Committed::WaitForTxg,
+        "larger than the ring"
+    );
     let root_2 = sync(&log, 2);
     assert_eq!(root.head_offset, root_2.head_offset);
     log.append(3, DATASET, 5, Change::Write { offset: 0, len: 10 });
@@ -313,13 +317,13 @@ fn what_is_committed_is_replayed_in_order() {
             "SetAttributes { attributes: [9] }"
         ]
     );
-    assert_eq!(texts(&root), [""; 0], "group 2 is missing before this");
+    assert_eq!(texts(&root), [""; 0], "txg 2 is missing before this");
     let root_3 = sync(&log, 3);
     assert_eq!(texts(&root_3), [""; 0]);
 }
 
 #[test]
-fn after_a_failed_write_commits_go_to_the_group_until_a_root_says_where_to_go_on() {
+fn after_a_failed_write_commits_wait_for_the_txg_until_a_root_says_where_to_go_on() {
     let storage = memory();
     let log = create(&storage, &extents());
     let versions = Versions::default();
@@ -333,13 +337,13 @@ fn after_a_failed_write_commits_go_to_the_group_until_a_root_says_where_to_go_on
     assert_eq!(commit(), Committed::Durable);
     insert(3, "b");
     storage.fails.store(true, Ordering::SeqCst);
-    assert_eq!(commit(), Committed::Group);
-    assert_eq!(commit(), Committed::Group, "what was lost is not durable yet");
-    // The root of group 2 still needs the block with "a": it cannot begin a generation.
+    assert_eq!(commit(), Committed::WaitForTxg);
+    assert_eq!(commit(), Committed::WaitForTxg, "what was lost is not durable yet");
+    // The root of txg 2 still needs the block with "a": it cannot begin a generation.
     let root = sync(&log, 2);
     assert_eq!((root.generation.get(), replay_all(&open(&storage, &root), &root).len()), (1, 1));
     insert(3, "c");
-    assert_eq!(commit(), Committed::Group);
+    assert_eq!(commit(), Committed::WaitForTxg);
     let root = sync(&log, 3);
     assert_eq!(root.generation.get(), 2);
     insert(4, "d");
@@ -357,18 +361,18 @@ fn a_write_that_fails_while_a_root_is_on_its_way_is_not_forgotten_by_that_root()
     sync(&log, 1);
     insert(2);
     storage.fails.store(true, Ordering::SeqCst);
-    assert_eq!(log.commit(None, &versions), Committed::Group);
-    // Of group 2, which opens the log again; the log stays closed until it is durable.
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
+    // Of txg 2, which opens the log again; the log stays closed until it is durable.
     let root = log.root_for(2);
     insert(3);
-    assert_eq!(log.commit(None, &versions), Committed::Group);
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
     log.synced(2);
     assert_eq!(log.commit(None, &versions), Committed::Durable);
     assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
 }
 
 #[test]
-fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
+fn too_many_changes_wait_for_the_txg_and_take_no_more_memory() {
     let storage = memory();
     let log = create(&storage, &extents());
     let versions = Versions::default();
@@ -380,19 +384,19 @@ fn too_many_changes_go_to_the_group_and_take_no_more_memory() {
     }
     assert!(log.counters().total(LogCounters::DROPPED) > 1000);
     log.append(3, DATASET, 1, Change::ZapRemove { name: b"kept" });
-    assert_eq!(log.commit(None, &versions), Committed::Group);
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
     let root = sync(&log, 2);
     assert_eq!(log.commit(None, &versions), Committed::Durable);
     assert_eq!(replay_all(&open(&storage, &root), &root).len(), 1);
 }
 
 /// A transaction that is under way when a commit begins, and ends with these changes before all is at rest.
-struct Meanwhile<'a> {
+struct OpenTransaction<'a> {
     log: &'a IntentLog,
     changes: Cell<&'a [(u64, Change<'a>)]>,
 }
 
-impl Fetch for Meanwhile<'_> {
+impl Fetch for OpenTransaction<'_> {
     fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
         for (txg, change) in self.changes.take() {
             self.log.append(*txg, DATASET, 7, *change);
@@ -408,7 +412,7 @@ impl Fetch for Meanwhile<'_> {
 }
 
 #[test]
-fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_goes_to_the_group() {
+fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_waits_for_the_txg() {
     let storage = memory();
     let log = create(&storage, &extents());
     sync(&log, 1);
@@ -416,12 +420,12 @@ fn an_object_that_gets_too_many_changes_while_a_commit_waits_for_rest_goes_to_th
     let large = [(2, write(1 << 20, 64 << 20))];
     let many: Vec<_> = (0..5000).map(|n| (3, write(n * 10, 1))).collect();
     for (txg, changes) in [(2, &large[..]), (3, &many[..])] {
-        let meanwhile = Meanwhile { log: &log, changes: Cell::new(changes) };
+        let meanwhile = OpenTransaction { log: &log, changes: Cell::new(changes) };
         log.append(txg, DATASET, 1, Change::ZapInsert { name: b"n", value: b"v" });
         log.append(txg, DATASET, 7, write(0, 100));
-        assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::Group);
-        // The name was taken with it, and is not written: others have to wait for the group too.
-        assert_eq!(log.commit(None, &meanwhile), Committed::Group);
+        assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::WaitForTxg);
+        // The name was taken with it, and is not written: others have to wait for the txg too.
+        assert_eq!(log.commit(None, &meanwhile), Committed::WaitForTxg);
         let root = sync(&log, txg);
         log.append(txg + 1, DATASET, 7, write(0, 100));
         assert_eq!(log.commit(Some((DATASET, 7)), &meanwhile), Committed::Durable);
@@ -507,13 +511,13 @@ fn a_torn_batch_is_not_replayed_at_all() {
 }
 
 #[test]
-fn without_a_ring_every_commit_goes_to_the_group() {
+fn without_a_ring_every_commit_waits_for_the_txg() {
     let storage = memory();
     let log = create(&storage, &[]);
     let versions = Versions::default();
     sync(&log, 1);
     log.append(2, DATASET, 1, Change::Destroy);
-    assert_eq!(log.commit(None, &versions), Committed::Group);
+    assert_eq!(log.commit(None, &versions), Committed::WaitForTxg);
     let root = sync(&log, 2);
     assert_eq!(replay_all(&open(&storage, &root), &root), []);
 }

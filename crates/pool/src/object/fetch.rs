@@ -3,22 +3,22 @@
 use forebay_base::sync::Arc;
 use forebay_cache::Attributes;
 
+use crate::blocking::non_blocking;
 use crate::format::BlockPtrPhys;
-use crate::waiting::without_waiting;
 
-use super::node::{Found, Node};
+use super::node::{BlockState, Node};
 use super::tree::{self, POINTERS_SHIFT, Tree};
 
 /// What is to be called when nothing is on its way any more.
 pub(crate) type OnFetched = Box<dyn FnOnce() + Send>;
 
 /// Reads on their way hold it; the last one to let it go calls.
-struct AtEnd(Option<OnFetched>);
+struct CallOnDrop(Option<OnFetched>);
 
 // SAFETY: nothing can be done with a shared one: what is in it is reached by its drop only.
-unsafe impl Sync for AtEnd {}
+unsafe impl Sync for CallOnDrop {}
 
-impl Drop for AtEnd {
+impl Drop for CallOnDrop {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
             done();
@@ -31,7 +31,7 @@ impl Node {
     /// indirect blocks that say where they are, of which one at a time is known. Whatever happens to each, `done` is called
     /// once, when the last one has ended, on whatever thread; at once, if there is nothing to read.
     pub(crate) fn fetch_range(&self, offset: u64, len: u64, done: OnFetched) {
-        let at_end = Arc::new(AtEnd(Some(done)));
+        let at_end = Arc::new(CallOnDrop(Some(done)));
         let end = offset.saturating_add(len).min(self.size());
         if offset >= end {
             return;
@@ -39,9 +39,9 @@ impl Node {
         let _reading = self.objset.store.readers().enter();
         let (mut block, last) = (offset >> self.record_shift, (end - 1) >> self.record_shift);
         while block <= last {
-            let mut found = self.whereabouts(block);
-            if found.is_none() && without_waiting(|| self.pin(block)).is_ok() {
-                found = self.whereabouts(block);
+            let mut found = self.locate(block);
+            if found.is_none() && non_blocking(|| self.pin(block)).is_ok() {
+                found = self.locate(block);
             }
             match found {
                 Some(Some(ptr)) => {
@@ -60,17 +60,17 @@ impl Node {
     }
 
     /// Where a block is stored: inside, nothing if it is in memory or a hole; outside, if that is not known.
-    pub(super) fn whereabouts(&self, block: u64) -> Option<Option<BlockPtrPhys>> {
+    pub(super) fn locate(&self, block: u64) -> Option<Option<BlockPtrPhys>> {
         match self.lock().find(block) {
-            Found::Stored(ptr) => Some(Some(ptr)),
-            Found::Dirty(_) | Found::Hole => Some(None),
-            Found::Unknown => None,
+            BlockState::Stored(ptr) => Some(Some(ptr)),
+            BlockState::Dirty(_) | BlockState::Hole => Some(None),
+            BlockState::Unknown => None,
         }
     }
 
     /// Begins to read the highest indirect block above `block` that is not in memory. The caller has entered the store's
     /// readers.
-    fn fetch_pointers(&self, block: u64, at_end: &Arc<AtEnd>) {
+    fn fetch_pointers(&self, block: u64, at_end: &Arc<CallOnDrop>) {
         let store = &self.objset.store;
         let tree = self.lock().tree;
         // What is damaged is found, and told, by who reads.

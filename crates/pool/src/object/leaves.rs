@@ -6,13 +6,13 @@ use forebay_cache::Attributes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, ZAP_LEAF_BYTES};
 use crate::tx::Tx;
-use crate::zap::{LeafStore, Look, entries_of, put_entries};
+use crate::zap::{LeafLookup, LeafStore, entries_of, put_entries};
 
-use super::node::{Fetched, Found, Node};
-use super::write::{Missing, Modified, Step, Wanted, dirty_mut, dirty_of};
+use super::node::{BlockState, Fetched, Node};
+use super::write::{HoleAction, ModifyOutcome, ModifyStep, WantedBytes, dirty_mut, dirty_of};
 
 /// What a directory has to wait for.
-pub(crate) enum Ticket {
+pub(crate) enum FetchTicket {
     /// The pointer of this block.
     Pointer(u64),
     /// This block.
@@ -22,7 +22,8 @@ pub(crate) enum Ticket {
 /// The object of a directory.
 pub(crate) struct Leaves(pub(crate) Arc<Node>);
 
-const WHOLE_LEAF: Wanted = Wanted { bytes: ZAP_LEAF_BYTES, whole: false, missing: Missing::Leave };
+const WHOLE_LEAF: WantedBytes =
+    WantedBytes { bytes: ZAP_LEAF_BYTES, whole: false, missing: HoleAction::Leave };
 
 impl Leaves {
     /// Inline content goes by the number, which may be another object's by now.
@@ -33,7 +34,7 @@ impl Leaves {
 
 impl LeafStore for Leaves {
     type Tx = Tx;
-    type Ticket = Ticket;
+    type Ticket = FetchTicket;
     type Fetched = Option<Fetched>;
 
     fn describe(&self) -> String {
@@ -53,9 +54,9 @@ impl LeafStore for Leaves {
         Ok(inline)
     }
 
-    fn inline_room(&self) -> Result<usize> {
+    fn inline_capacity(&self) -> Result<usize> {
         self.check_alive()?;
-        Ok(self.0.objset.dnode(self.0.number)?.inline_room())
+        Ok(self.0.objset.dnode(self.0.number)?.inline_capacity())
     }
 
     fn seed(&self) -> u64 {
@@ -99,30 +100,30 @@ impl LeafStore for Leaves {
         id: u64,
         fetched: &[Option<Fetched>],
         f: impl FnOnce(&[u8]) -> R,
-    ) -> Result<Look<R, Ticket>> {
+    ) -> Result<LeafLookup<R, FetchTicket>> {
         let state = self.0.lock();
         self.0.check_alive(&state)?;
         let ptr = match state.find(id) {
-            Found::Dirty(leaf) => return Ok(Look::Here(f(leaf))),
-            Found::Hole => return Ok(Look::Hole),
-            Found::Unknown => return Ok(Look::Away(Ticket::Pointer(id))),
-            Found::Stored(ptr) => ptr,
+            BlockState::Dirty(leaf) => return Ok(LeafLookup::Resident(f(leaf))),
+            BlockState::Hole => return Ok(LeafLookup::Hole),
+            BlockState::Unknown => return Ok(LeafLookup::NotResident(FetchTicket::Pointer(id))),
+            BlockState::Stored(ptr) => ptr,
         };
         let store = &self.0.objset.store;
-        let (place, content) = state.pins.spot(id);
-        store.approach(place);
+        let (place, content) = state.pins.hint(id);
+        store.prefetch_header(place);
         drop(state);
         // A leaf begins with what says where in it to look.
         content.into_iter().for_each(hint::prefetch);
         if let Some(leaf) = store.peek_at(&ptr, place) {
             if leaf.place() != place {
-                self.0.lock().pins.set_spot(id, leaf.place(), &leaf);
+                self.0.lock().pins.set_hint(id, leaf.place(), &leaf);
             }
-            return Ok(Look::Here(f(&leaf)));
+            return Ok(LeafLookup::Resident(f(&leaf)));
         }
         match found(fetched, &ptr) {
-            Some(fetched) => Ok(Look::Here(f(&fetched.content))),
-            None => Ok(Look::Away(Ticket::Block(id, ptr))),
+            Some(fetched) => Ok(LeafLookup::Resident(f(&fetched.content))),
+            None => Ok(LeafLookup::NotResident(FetchTicket::Block(id, ptr))),
         }
     }
 
@@ -132,21 +133,21 @@ impl LeafStore for Leaves {
         id: u64,
         fetched: &[Option<Fetched>],
         f: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<Look<R, Ticket>> {
+    ) -> Result<LeafLookup<R, FetchTicket>> {
         let mut state = self.0.lock();
         self.0.check_alive(&state)?;
         if let Some(leaf) = dirty_of(&mut state, tx, id, ZAP_LEAF_BYTES) {
-            return Ok(Look::Here(f(leaf)));
+            return Ok(LeafLookup::Resident(f(leaf)));
         }
         let known = match state.find(id) {
-            Found::Stored(ptr) => found(fetched, &ptr),
+            BlockState::Stored(ptr) => found(fetched, &ptr),
             _ => None,
         };
         match self.0.try_modify(&mut state, tx, id, WHOLE_LEAF, known)? {
-            Step::Ready => Ok(Look::Here(f(dirty_mut(&mut state, tx, id)))),
-            Step::Hole => Ok(Look::Hole),
-            Step::Fetch(ptr) => Ok(Look::Away(Ticket::Block(id, ptr))),
-            Step::Pin => Ok(Look::Away(Ticket::Pointer(id))),
+            ModifyStep::Ready => Ok(LeafLookup::Resident(f(dirty_mut(&mut state, tx, id)))),
+            ModifyStep::Hole => Ok(LeafLookup::Hole),
+            ModifyStep::Fetch(ptr) => Ok(LeafLookup::NotResident(FetchTicket::Block(id, ptr))),
+            ModifyStep::Pin => Ok(LeafLookup::NotResident(FetchTicket::Pointer(id))),
         }
     }
 
@@ -156,14 +157,14 @@ impl LeafStore for Leaves {
             let text = format!("{}: leaf {id}: {text}", self.describe());
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let whole = Wanted { whole: true, missing: Missing::Create, ..WHOLE_LEAF };
+        let whole = WantedBytes { whole: true, missing: HoleAction::Create, ..WHOLE_LEAF };
         let new = self.0.modify(tx, id, whole, |leaf| {
             leaf.fill(0);
             f(leaf)
         })?;
         match new {
-            Modified::Done(result) => Ok(result),
-            Modified::Hole => unreachable!("a block that is created is no hole"),
+            ModifyOutcome::Done(result) => Ok(result),
+            ModifyOutcome::Hole => unreachable!("a block that is created is no hole"),
         }
     }
 
@@ -171,10 +172,10 @@ impl LeafStore for Leaves {
         self.0.free_blocks(tx, id..id + 1)
     }
 
-    fn fetch(&self, ticket: Ticket) -> Result<Option<Fetched>> {
+    fn fetch(&self, ticket: FetchTicket) -> Result<Option<Fetched>> {
         match ticket {
-            Ticket::Pointer(block) => self.0.pin(block).map(|()| None),
-            Ticket::Block(block, ptr) => self.0.fetch(block, &ptr),
+            FetchTicket::Pointer(block) => self.0.pin(block).map(|()| None),
+            FetchTicket::Block(block, ptr) => self.0.fetch(block, &ptr),
         }
     }
 
@@ -185,24 +186,24 @@ impl LeafStore for Leaves {
     fn prefetch(&self, ids: &[u64]) -> usize {
         let store = &self.0.objset.store;
         let _reading = store.readers().enter();
-        let mut away = 0;
+        let mut not_resident = 0;
         for id in ids {
             let state = self.0.lock();
             let ptr = match state.find(*id) {
-                Found::Stored(ptr) => ptr,
-                Found::Unknown => {
-                    away += 1;
+                BlockState::Stored(ptr) => ptr,
+                BlockState::Unknown => {
+                    not_resident += 1;
                     continue;
                 }
-                Found::Dirty(_) | Found::Hole => continue,
+                BlockState::Dirty(_) | BlockState::Hole => continue,
             };
             drop(state);
             if !store.cache().cache().contains(&store.key(&ptr)) {
-                away += 1;
+                not_resident += 1;
                 store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
             }
         }
-        away
+        not_resident
     }
 }
 

@@ -3,23 +3,23 @@
 //! One lock guards an object's state; objects share none. The order is: a directory's lock, then its object's, then
 //! a shard of dnodes.
 //!
-//! Newest first, a block is: what the open group has written or freed, what the syncing group has, what the tree says. The
-//! sync replaces the tree and drops its group's changes under one hold of the lock.
+//! Newest first, a block is: what the open txg has written or freed, what the syncing txg has, what the tree says. The
+//! sync replaces the tree and drops its txg's changes under one hold of the lock.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::{Arc, Mutex, MutexGuard, Weak};
 use forebay_cache::Attributes;
 
 use crate::block_cache::BlockRef;
+use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, DnodePhys, ObjectKind, ZAP_LEAF_BYTES};
 use crate::objset::Objset;
 use crate::readahead::ObjectReadahead;
-use crate::waiting;
 use crate::zap::{self, Zap};
 
 use super::leaves::Leaves;
-use super::pending::{Pending, Slot};
+use super::pending::{DirtySlot, Pending};
 use super::pins::Pins;
 use super::tree::{self, BLOCKS_MAX, Tree};
 
@@ -37,10 +37,10 @@ pub struct ObjectUsage {
     pub allocated_bytes: u64,
     /// Whether content was changed and is not written yet: until then `allocated_bytes` is a guess, which knows nothing of
     /// compression.
-    pub is_guess: bool,
+    pub is_estimate: bool,
 }
 
-/// An open object. It stays in memory while somebody holds it or a group has changes of it.
+/// An open object. It stays in memory while somebody holds it or a txg has changes of it.
 pub(crate) struct Node {
     pub(crate) objset: Arc<Objset>,
     pub(crate) number: u64,
@@ -49,31 +49,31 @@ pub(crate) struct Node {
     pub(crate) created_txg: u64,
     /// The state of the directory that it is, while somebody has that open.
     pub(crate) directory: Mutex<Weak<Zap<Leaves>>>,
-    locked: Locked,
+    locked: NodeLocks,
 }
 
 /// Locks and what they protect. The locks' line of memory is all that a read of a cached block writes of an object; what it only
 /// looks at lies in others, so that several processors can have that at the same time.
 #[repr(C, align(64))]
-struct Locked {
+struct NodeLocks {
     /// Whoever changes the object and notes it for the log has this meanwhile.
-    turn: Mutex<()>,
-    state: Mutex<State>,
+    object_lock: Mutex<()>,
+    state: Mutex<NodeState>,
 }
 
-/// The first fields share the locks' line: a glance (see `read.rs`) does not look at them.
+/// The first fields share the locks' line: a probe (see `read.rs`) does not look at them.
 #[repr(C)]
-pub(crate) struct State {
-    /// The group that destroyed it.
+pub(crate) struct NodeState {
+    /// The txg that destroyed it.
     pub(crate) destroyed: Option<u64>,
     pub(crate) tree: Tree,
     pub(crate) size: u64,
-    /// The length as of the newest group that has synced the object.
+    /// The length as of the newest txg that has synced the object.
     pub(crate) synced_size: u64,
     pub(crate) allocated: u64,
-    /// Entries of the directory that it is, as of the newest group that has synced a change of them since it was opened.
+    /// Entries of the directory that it is, as of the newest txg that has synced a change of them since it was opened.
     pub(crate) synced_entries: Option<u64>,
-    /// By the low bit of the group's number.
+    /// By the low bit of the txg's number.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
     pub(super) readahead: ObjectReadahead,
@@ -85,7 +85,7 @@ pub(crate) struct DataFields {
     pub(crate) tree: Tree,
     pub(crate) size: u64,
     pub(crate) allocated: u64,
-    /// Entries of the directory that it is, if the group has changed them: a field of its inline content.
+    /// Entries of the directory that it is, if the txg has changed them: a field of its inline content.
     pub(crate) entries: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl DataFields {
 }
 
 /// Where a block's newest content is.
-pub(crate) enum Found<'a> {
+pub(crate) enum BlockState<'a> {
     Dirty(&'a Arc<Buffer>),
     Stored(BlockPtrPhys),
     Hole,
@@ -154,31 +154,31 @@ pub(crate) enum Found<'a> {
     Unknown,
 }
 
-impl State {
+impl NodeState {
     /// Finds a block.
     #[inline]
-    pub(crate) fn find(&self, block: u64) -> Found<'_> {
+    pub(crate) fn find(&self, block: u64) -> BlockState<'_> {
         let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
         for pending in [&self.pending[newer], &self.pending[1 - newer]] {
             if pending.txg == 0 {
                 continue;
             }
             match pending.blocks.get(&block) {
-                Some(Slot::Dirty(buffer)) => return Found::Dirty(buffer),
-                Some(Slot::Written(ptr)) => return Found::of(*ptr),
-                None if pending.frees(block) => return Found::Hole,
+                Some(DirtySlot::Dirty(buffer)) => return BlockState::Dirty(buffer),
+                Some(DirtySlot::Written(ptr)) => return BlockState::of(*ptr),
+                None if pending.frees(block) => return BlockState::Hole,
                 None => {}
             }
         }
         if block >= self.tree.blocks {
-            return Found::Hole;
+            return BlockState::Hole;
         }
         if self.tree.levels == 1 {
-            return Found::of(self.tree.root);
+            return BlockState::of(self.tree.root);
         }
         match self.pins.find(Tree::parent_of(block), block) {
-            Some(ptr) => Found::of(ptr),
-            None => Found::Unknown,
+            Some(ptr) => BlockState::of(ptr),
+            None => BlockState::Unknown,
         }
     }
 
@@ -202,16 +202,16 @@ impl State {
         pending.or(self.synced_entries)
     }
 
-    /// The changes of a group that is not synced yet, made empty if it had none.
+    /// The changes of a txg that is not synced yet, made empty if it had none.
     pub(crate) fn pending_mut(&mut self, txg: u64) -> &mut Pending {
         let pending = &mut self.pending[(txg & 1) as usize];
-        debug_assert!(pending.txg == 0 || pending.txg == txg, "two groups share a slot");
+        debug_assert!(pending.txg == 0 || pending.txg == txg, "two txgs share a slot");
         pending.txg = txg;
         pending
     }
 }
 
-impl Found<'_> {
+impl BlockState<'_> {
     fn of(ptr: BlockPtrPhys) -> Self {
         if ptr.is_hole() { Self::Hole } else { Self::Stored(ptr) }
     }
@@ -237,7 +237,7 @@ impl Node {
             let text = format!("directory {number} has leaves of 2^{} bytes", dnode.record_shift);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let state = State {
+        let state = NodeState {
             destroyed: None,
             tree: data.tree,
             size: data.size,
@@ -255,8 +255,8 @@ impl Node {
             record_shift: dnode.record_shift,
             created_txg: dnode.created_txg.get(),
             directory: Mutex::named("object-directory", Weak::new()),
-            locked: Locked {
-                turn: Mutex::named("object-turn", ()),
+            locked: NodeLocks {
+                object_lock: Mutex::named("object-lock", ()),
                 state: Mutex::named("object", state),
             },
         }))
@@ -266,11 +266,11 @@ impl Node {
     ///
     /// # Errors
     /// `WouldBlock` on a thread that must not wait, if somebody else has it.
-    pub(crate) fn lock_turn(&self) -> Result<MutexGuard<'_, ()>> {
-        waiting::lock(&self.locked.turn, "another change of the object")
+    pub(crate) fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
+        blocking::lock(&self.locked.object_lock, "another change of the object")
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, NodeState> {
         self.locked.state.lock()
     }
 
@@ -291,7 +291,7 @@ impl Node {
         self.lock().size
     }
 
-    /// How long it is, what it takes on devices, and about what groups that are not written yet will add to that.
+    /// How long it is, what it takes on devices, and about what txgs that are not written yet will add to that.
     pub(crate) fn usage(&self) -> ObjectUsage {
         let state = self.lock();
         let newer = usize::from(state.pending[1].txg > state.pending[0].txg);
@@ -305,12 +305,12 @@ impl Node {
         ObjectUsage {
             size_bytes: state.size,
             allocated_bytes: bytes,
-            is_guess: state.pending.iter().any(|pending| !pending.is_empty()),
+            is_estimate: state.pending.iter().any(|pending| !pending.is_empty()),
         }
     }
 
     /// An error unless it can still be used.
-    pub(crate) fn check_alive(&self, state: &State) -> Result<()> {
+    pub(crate) fn check_alive(&self, state: &NodeState) -> Result<()> {
         match state.destroyed {
             None => Ok(()),
             Some(_) => {
@@ -322,7 +322,7 @@ impl Node {
     }
 
     /// Pins the indirect block that knows where `block` is. To be called without the lock, after
-    /// [`Found::Unknown`].
+    /// [`BlockState::Unknown`].
     pub(crate) fn pin(&self, block: u64) -> Result<()> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
@@ -357,7 +357,7 @@ impl Node {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         match self.lock().find(block) {
-            Found::Stored(now) if now == *ptr => {}
+            BlockState::Stored(now) if now == *ptr => {}
             _ => return Ok(None),
         }
         match store.read(ptr, self.attributes()) {
@@ -390,7 +390,7 @@ impl Drop for Node {
             state.pins.clear();
             state.pending.iter().map(|pending| pending.dirty_bytes).sum()
         };
-        // Of groups that were never synced.
+        // Of txgs that were never synced.
         self.objset.store.cache().sub_dirty(dirty_bytes);
         self.objset.forget(self.number);
     }

@@ -1,4 +1,4 @@
-//! Which indirect blocks of an object a group will write anew, so that room for each is reckoned once.
+//! Which indirect blocks of an object a txg will write anew, so that space for each is reckoned once.
 //!
 //! A change of a block changes all indirect blocks above it, up to the root. If the tree becomes higher, what it was before
 //! moves beneath new blocks at its left edge.
@@ -11,17 +11,17 @@ use crate::error::Result;
 
 use super::tree::{POINTERS_SHIFT, Tree, capacity, levels_for};
 
-/// Indirect blocks that a group has been charged for.
+/// Indirect blocks that a txg has been charged for.
 #[derive(Default)]
 pub(crate) struct Paths {
-    /// Levels that the tree will have, as far as is known; 0 if the group was charged for nothing yet.
+    /// Levels that the tree will have, as far as is known; 0 if the txg was charged for nothing yet.
     pub(crate) height: u8,
     /// By level, and number among those of the level.
     charged: HashSet<(u8, u64)>,
 }
 
 impl Paths {
-    /// Whether the group changes the lowest indirect block that leads to `block`, and was charged for it.
+    /// Whether the txg changes the lowest indirect block that leads to `block`, and was charged for it.
     pub(crate) fn lead_to(&self, block: u64) -> bool {
         self.charged.contains(&(1, Tree::parent_of(block)))
     }

@@ -10,27 +10,27 @@ use crate::format::BlockPtrPhys;
 
 use super::paths::Paths;
 
-/// A record that a group has written.
-pub(crate) enum Slot {
-    /// Its content. Nobody else holds the `Arc` while the group is open, so that it changes in place; then the sync does.
+/// A record that a txg has written.
+pub(crate) enum DirtySlot {
+    /// Its content. Nobody else holds the `Arc` while the txg is open, so that it changes in place; then the sync does.
     Dirty(Arc<Buffer>),
-    /// The group is syncing, and has put it there; it is in the cache until the write has ended.
+    /// The txg is syncing, and has put it there; it is in the cache until the write has ended.
     Written(BlockPtrPhys),
 }
 
-/// Changes of one group.
+/// Changes of one txg.
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// The group; 0 if there is none.
+    /// The txg; 0 if there is none.
     pub(crate) txg: u64,
-    /// The object's length, if the group has changed it.
+    /// The object's length, if the txg has changed it.
     pub(crate) size: Option<u64>,
-    /// Entries of the directory that it is, as the group's newest change of one or of the header of a fat one has left them.
+    /// Entries of the directory that it is, as the txg's newest change of one or of the header of a fat one has left them.
     pub(crate) entries: Option<u64>,
     /// Blocks freed before any of `blocks` was written: ascending, apart.
     pub(crate) freed: Vec<Range<u64>>,
     /// Records written.
-    pub(crate) blocks: HashMap<u64, Slot>,
+    pub(crate) blocks: HashMap<u64, DirtySlot>,
     /// Indirect blocks that change because of all that.
     pub(crate) paths: Paths,
     /// Bytes of memory that `blocks` hold.
@@ -40,13 +40,13 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Whether the group has freed that block and not written it since.
+    /// Whether the txg has freed that block and not written it since.
     pub(crate) fn frees(&self, block: u64) -> bool {
         let at = self.freed.partition_point(|range| range.end <= block);
         self.freed.get(at).is_some_and(|range| range.start <= block)
     }
 
-    /// Whether the group has freed all that was there before.
+    /// Whether the txg has freed all that was there before.
     pub(crate) fn frees_all(&self) -> bool {
         self.freed.first().is_some_and(|range| *range == (0..u64::MAX))
     }
@@ -61,7 +61,7 @@ impl Pending {
         let mut bytes = 0;
         self.blocks.retain(|block, slot| {
             let gone = range.contains(block);
-            if let (true, Slot::Dirty(buffer)) = (gone, slot) {
+            if let (true, DirtySlot::Dirty(buffer)) = (gone, slot) {
                 bytes += buffer.footprint() as u64;
             }
             !gone
@@ -88,13 +88,13 @@ mod tests {
         let mut rng = forebay_base::rng::SmallRng::from_seed(7);
         for _ in 0..500 {
             let mut pending = Pending::default();
-            let mut twin = [false; 64];
+            let mut model = [false; 64];
             for _ in 0..12 {
                 let start = rng.below(60);
                 let end = start + 1 + rng.below(4);
                 pending.free(start..end);
-                twin[start as usize..end as usize].fill(true);
-                for (block, freed) in twin.iter().enumerate() {
+                model[start as usize..end as usize].fill(true);
+                for (block, freed) in model.iter().enumerate() {
                     assert_eq!(pending.frees(block as u64), *freed, "block {block}");
                 }
                 for two in pending.freed.windows(2) {

@@ -4,9 +4,9 @@
 //! cache. Where the cache had it is remembered beside the pinned indirect block that points to it, so that the next
 //! read spares the cache's index.
 //!
-//! A read of one block that was found so before is a *glance*: few instructions, so that the processor has begun to fetch
+//! A read of one block that was found so before is a *probe*: few instructions, so that the processor has begun to fetch
 //! what comes next while it waits for memory. It is not noted for read-ahead, unless a stream may expect it: reads of what is
-//! cached, in no order, then write nothing of an object but its lock. All else, and all that a glance does not settle, takes
+//! cached, in no order, then write nothing of an object but its lock. All else, and all that a probe does not settle, takes
 //! the long way.
 
 use forebay_base::sync::{MutexGuard, hint};
@@ -18,15 +18,15 @@ use crate::format::BlockPtrPhys;
 use crate::readahead;
 
 use super::RETRIES_MAX;
-use super::node::{Found, Node, State};
+use super::node::{BlockState, Node, NodeState};
 
 /// Bytes of a processor's cache line.
-const LINE_BYTES: usize = 64;
+const CACHE_LINE_BYTES: usize = 64;
 /// Lines of a block that are fetched before it is known that the block is still there.
 const LINES_AHEAD: usize = 4;
 
 /// What a look at an object's state came to.
-enum Looked {
+enum BlockLookup {
     /// The bytes are copied.
     Done,
     /// They are in that block, which the cache may have at that place.
@@ -48,10 +48,10 @@ impl Part<'_> {
     /// Has the processor fetch the beginning of what will be copied of a block whose content may begin there. It follows a copy
     /// once that has begun: what takes long is the beginning.
     #[inline]
-    fn approach(&self, content: *const u8) {
+    fn prefetch_content(&self, content: *const u8) {
         let from = content.wrapping_add(self.within);
-        let lines = self.out.len().div_ceil(LINE_BYTES).min(LINES_AHEAD);
-        (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * LINE_BYTES)));
+        let lines = self.out.len().div_ceil(CACHE_LINE_BYTES).min(LINES_AHEAD);
+        (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * CACHE_LINE_BYTES)));
     }
 }
 
@@ -62,33 +62,33 @@ impl Node {
         let within = offset as usize & (self.record_bytes() - 1);
         let mut part = Part { block: offset >> self.record_shift, within, out };
         let state = self.lock();
-        let Some((key, place)) = self.glance(&state, offset, &part) else {
+        let Some((key, slot_hint)) = self.probe(&state, offset, &part) else {
             return self.read_noted(state, offset, part.out, None);
         };
         drop(state);
-        let Some(content) = self.objset.store.peek_key_at(&key, place) else {
+        let Some(content) = self.objset.store.peek_key_at(&key, slot_hint) else {
             return self.read_noted(self.lock(), offset, part.out, Some(key));
         };
         copy_out(&content, &mut part);
-        if content.place() != place {
-            self.lock().pins.set_spot(part.block, content.place(), &content);
+        if content.place() != slot_hint {
+            self.lock().pins.set_hint(part.block, content.place(), &content);
         }
         Ok(part.out.len())
     }
 
     /// What is to be read, and where the cache had it: if that is all in one block, and it need not be noted.
     #[inline]
-    fn glance(&self, state: &State, offset: u64, part: &Part<'_>) -> Option<(BlockKey, Place)> {
+    fn probe(&self, state: &NodeState, offset: u64, part: &Part<'_>) -> Option<(BlockKey, Place)> {
         if part.out.is_empty() || part.out.len() > self.record_bytes() - part.within {
             return None;
         }
         let known = state.pins.known(part.block)?;
         let store = &self.objset.store;
-        store.approach(known.place);
-        part.approach(known.content);
+        store.prefetch_header(known.slot_hint);
+        part.prefetch_content(known.content);
         let end = offset.saturating_add(part.out.len() as u64);
         let settled = end <= state.size && state.is_quiet(part.block);
-        settled.then(|| (store.key(known.ptr), known.place))
+        settled.then(|| (store.key(known.ptr), known.slot_hint))
     }
 
     /// As [`read`](Self::read), whatever is to be read and wherever that is. `gone`: a block that the cache was asked
@@ -96,7 +96,7 @@ impl Node {
     #[inline(never)]
     fn read_noted(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, NodeState>,
         offset: u64,
         out: &mut [u8],
         gone: Option<BlockKey>,
@@ -112,11 +112,14 @@ impl Node {
         let again = state.readahead.take_unserved(&blocks);
         let plan = if again { None } else { self.note_read(&mut state, &blocks) };
         let postponed = state.readahead.take_postponed();
-        let looked = match first.as_mut().map_or(Looked::Done, |part| self.look(&state, part)) {
-            Looked::Stored(ptr, _) if gone == Some(self.objset.store.key(&ptr)) => {
-                Looked::Gone(ptr)
+        let found = match first
+            .as_mut()
+            .map_or(BlockLookup::Done, |part| self.lookup_block(&state, part))
+        {
+            BlockLookup::Stored(ptr, _) if gone == Some(self.objset.store.key(&ptr)) => {
+                BlockLookup::Gone(ptr)
             }
-            looked => looked,
+            found => found,
         };
         drop(state);
         for plan in [postponed, plan].into_iter().flatten() {
@@ -124,11 +127,11 @@ impl Node {
         }
         let finished = || {
             if let Some(part) = &mut first {
-                self.finish(looked, part, again)?;
+                self.finish(found, part, again)?;
             }
             parts.try_for_each(|mut part| {
-                let looked = self.look(&self.lock(), &mut part);
-                self.finish(looked, &mut part, again)
+                let found = self.lookup_block(&self.lock(), &mut part);
+                self.finish(found, &mut part, again)
             })
         };
         match finished() {
@@ -161,43 +164,43 @@ impl Node {
     }
 
     #[inline]
-    fn look(&self, state: &State, part: &mut Part<'_>) -> Looked {
-        let (place, content) = state.pins.spot(part.block);
-        self.objset.store.approach(place);
+    fn lookup_block(&self, state: &NodeState, part: &mut Part<'_>) -> BlockLookup {
+        let (slot_hint, content) = state.pins.hint(part.block);
+        self.objset.store.prefetch_header(slot_hint);
         if let Some(content) = content {
-            part.approach(content);
+            part.prefetch_content(content);
         }
         match state.find(part.block) {
-            Found::Dirty(buffer) => copy_out(buffer, part),
-            Found::Hole => part.out.fill(0),
-            Found::Stored(ptr) => return Looked::Stored(ptr, place),
-            Found::Unknown => return Looked::Unknown,
+            BlockState::Dirty(buffer) => copy_out(buffer, part),
+            BlockState::Hole => part.out.fill(0),
+            BlockState::Stored(ptr) => return BlockLookup::Stored(ptr, slot_hint),
+            BlockState::Unknown => return BlockLookup::Unknown,
         }
-        Looked::Done
+        BlockLookup::Done
     }
 
     /// Goes on until the bytes are there. `again`: what the read found was noted already.
-    fn finish(&self, mut looked: Looked, part: &mut Part<'_>, again: bool) -> Result<()> {
+    fn finish(&self, mut found: BlockLookup, part: &mut Part<'_>, again: bool) -> Result<()> {
         for _ in 0..RETRIES_MAX {
-            match looked {
-                Looked::Done => return Ok(()),
-                Looked::Unknown => self.pin(part.block)?,
-                Looked::Stored(ptr, place) => {
-                    if let Some(content) = self.objset.store.peek_at(&ptr, place) {
+            match found {
+                BlockLookup::Done => return Ok(()),
+                BlockLookup::Unknown => self.pin(part.block)?,
+                BlockLookup::Stored(ptr, slot_hint) => {
+                    if let Some(content) = self.objset.store.peek_at(&ptr, slot_hint) {
                         copy_out(&content, part);
-                        if content.place() != place {
-                            self.lock().pins.set_spot(part.block, content.place(), &content);
+                        if content.place() != slot_hint {
+                            self.lock().pins.set_hint(part.block, content.place(), &content);
                         }
                         return Ok(());
                     }
-                    looked = Looked::Gone(ptr);
+                    found = BlockLookup::Gone(ptr);
                     continue;
                 }
-                Looked::Gone(ptr) => {
+                BlockLookup::Gone(ptr) => {
                     if !again {
                         let found = match self.objset.store.is_read_ahead(&ptr) {
-                            true => readahead::Found::InFlight,
-                            false => readahead::Found::Miss,
+                            true => readahead::ReadOutcome::InFlight,
+                            false => readahead::ReadOutcome::Miss,
                         };
                         self.lock().readahead.set_found(found);
                     }
@@ -207,9 +210,9 @@ impl Node {
                     }
                 }
             }
-            looked = self.look(&self.lock(), part);
+            found = self.lookup_block(&self.lock(), part);
         }
-        Err(self.never_still(part.block))
+        Err(self.keeps_changing(part.block))
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
+use crate::blocking;
 use crate::readahead::Plan;
-use crate::waiting;
 
-use super::node::{Node, State};
+use super::node::{Node, NodeState};
 
 impl Node {
     /// Reports a read of blocks, and returns the blocks to read ahead.
-    pub(super) fn note_read(&self, state: &mut State, blocks: &Range<u64>) -> Option<Plan> {
+    pub(super) fn note_read(&self, state: &mut NodeState, blocks: &Range<u64>) -> Option<Plan> {
         let record_bytes = self.record_bytes() as u64;
         let end = (state.size + record_bytes - 1) >> self.record_shift;
         state.readahead.on_read(&self.objset.ahead, blocks, end, record_bytes)
@@ -18,19 +18,20 @@ impl Node {
     /// Begins to read blocks that will be wanted.
     pub(super) fn read_ahead(&self, plan: Plan) {
         let _reading = self.objset.store.readers().enter();
-        // Pointers that are not in memory are read for once; the reader would wait for them soon anyway.
+        // Pointers that are not in memory are read for once; the reader would wait for them soon
+        // anyway.
         let mut may_pin = true;
         for block in plan.blocks() {
-            let mut found = self.whereabouts(block);
+            let mut found = self.locate(block);
             if found.is_none() && may_pin {
                 may_pin = false;
                 let pinned = self.pin(block);
-                if waiting::is_would_block(&pinned) {
+                if blocking::is_would_block(&pinned) {
                     // It is on its way by now.
                     self.lock().readahead.postpone(plan);
                     return;
                 }
-                found = pinned.is_ok().then(|| self.whereabouts(block)).flatten();
+                found = pinned.is_ok().then(|| self.locate(block)).flatten();
             }
             match found {
                 Some(Some(ptr)) => {

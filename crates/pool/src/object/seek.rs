@@ -1,6 +1,6 @@
 //! Where an object has data and where holes, record by record.
 //!
-//! What is asked is answered from one moment: what groups have changed is copied under the object's lock, together with the
+//! What is asked is answered from one moment: what txgs have changed is copied under the object's lock, together with the
 //! tree; then the tree is walked without it. Holes that take whole indirect blocks are passed in one step, and so are
 //! indirect blocks without holes, of which the fill tells.
 
@@ -8,31 +8,31 @@ use std::ops::Range;
 
 use crate::error::Result;
 
-use super::node::{Node, State};
-use super::pending::{Pending, Slot};
-use super::tree::{self, Content, Tree};
+use super::node::{Node, NodeState};
+use super::pending::{DirtySlot, Pending};
+use super::tree::{self, SeekTarget, Tree};
 
-/// What a group has changed, from a block on.
-struct Changes {
+/// What a txg has changed, from a block on.
+struct TxgChanges {
     /// Blocks that it has written, ascending, and whether there is data in them.
     blocks: Vec<(u64, bool)>,
     freed: Vec<Range<u64>>,
 }
 
-impl Changes {
+impl TxgChanges {
     fn of(pending: &Pending, from: u64) -> Self {
         let written = pending.blocks.iter().filter(|(block, _)| **block >= from);
         let mut blocks: Vec<_> = written
             .map(|(block, slot)| match slot {
-                Slot::Dirty(_) => (*block, true),
-                Slot::Written(ptr) => (*block, !ptr.is_hole()),
+                DirtySlot::Dirty(_) => (*block, true),
+                DirtySlot::Written(ptr) => (*block, !ptr.is_hole()),
             })
             .collect();
         blocks.sort_unstable();
         Self { blocks, freed: pending.freed.clone() }
     }
 
-    /// Whether there is data in a block, if the group says so; and the first block behind it for which something else may be
+    /// Whether there is data in a block, if the txg says so; and the first block behind it for which something else may be
     /// true.
     fn at(&self, block: u64) -> Option<(bool, u64)> {
         if let Ok(at) = self.blocks.binary_search_by_key(&block, |(at, _)| *at) {
@@ -45,7 +45,7 @@ impl Changes {
         Some((false, end))
     }
 
-    /// The first block from `block` on of which the group says something.
+    /// The first block from `block` on of which the txg says something.
     fn next(&self, block: u64) -> Option<u64> {
         let written = self.blocks.partition_point(|(at, _)| *at < block);
         let written = self.blocks.get(written).map(|(at, _)| *at);
@@ -56,25 +56,25 @@ impl Changes {
 }
 
 /// An object at one moment.
-struct Moment {
+struct ObjectSnapshot {
     tree: Tree,
     size: u64,
-    /// The newer group's, then the older one's.
-    changes: [Changes; 2],
+    /// The newer txg's, then the older one's.
+    changes: [TxgChanges; 2],
 }
 
-impl Moment {
-    fn of(state: &State, from: u64) -> Self {
+impl ObjectSnapshot {
+    fn of(state: &NodeState, from: u64) -> Self {
         let newer = usize::from(state.pending[1].txg > state.pending[0].txg);
-        let changes = [newer, 1 - newer].map(|at| Changes::of(&state.pending[at], from));
+        let changes = [newer, 1 - newer].map(|at| TxgChanges::of(&state.pending[at], from));
         Self { tree: state.tree, size: state.size, changes }
     }
 
-    /// What groups say of a block; nothing, if the tree has the say. And the first block behind it of which something else
+    /// What txgs say of a block; nothing, if the tree has the say. And the first block behind it of which something else
     /// may be true.
     fn changed(&self, block: u64) -> (Option<bool>, u64) {
         let [newer, older] = &self.changes;
-        let next = |changes: &Changes| changes.next(block + 1).unwrap_or(u64::MAX);
+        let next = |changes: &TxgChanges| changes.next(block + 1).unwrap_or(u64::MAX);
         match (newer.at(block), older.at(block)) {
             (Some((data, end)), _) => (Some(data), end),
             (None, Some((data, end))) => (Some(data), end.min(next(newer))),
@@ -86,11 +86,11 @@ impl Moment {
 impl Node {
     /// The next offset from `from` on at which there is data, or, if `wanted` is a hole, none. The end counts as a hole; nothing
     /// is behind it.
-    pub(crate) fn seek(&self, from: u64, wanted: Content) -> Result<Option<u64>> {
+    pub(crate) fn seek(&self, from: u64, wanted: SeekTarget) -> Result<Option<u64>> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         let mut block = from >> self.record_shift;
-        let moment = Moment::of(&self.lock(), block);
+        let moment = ObjectSnapshot::of(&self.lock(), block);
         let found = |at: u64| Ok(Some(at.max(from)));
         if from >= moment.size {
             return Ok(None);
@@ -99,7 +99,7 @@ impl Node {
         while block < end {
             let (data, next) = moment.changed(block);
             let hit = match data {
-                Some(data) => (data == (wanted == Content::Data)).then_some(block),
+                Some(data) => (data == (wanted == SeekTarget::Data)).then_some(block),
                 None => {
                     let hit = tree::seek(store, &moment.tree, block..next.min(end), wanted);
                     hit.map_err(|error| self.naming(block, error))?
@@ -110,7 +110,7 @@ impl Node {
                 None => block = next,
             }
         }
-        if wanted == Content::Hole { found(moment.size) } else { Ok(None) }
+        if wanted == SeekTarget::Hole { found(moment.size) } else { Ok(None) }
     }
 }
 

@@ -10,28 +10,28 @@ use crate::sync_context::SyncContext;
 use crate::zap;
 
 use super::node::{DataFields, Node};
-use super::pending::Slot;
-use super::tree::{self, Change, Changes};
+use super::pending::DirtySlot;
+use super::tree::{self, PointerChange, TreeChanges};
 
 /// Blocks are trimmed to multiples of this many bytes.
 const TRIM_BYTES: usize = 512;
 
-/// What a group has changed of an object.
-pub(crate) struct Work {
+/// What a txg has changed of an object.
+pub(crate) struct DirtyBlocks {
     freed: Vec<std::ops::Range<u64>>,
     /// Ascending.
     blocks: Vec<u64>,
 }
 
 impl Node {
-    /// What the group `txg` has changed; nothing if the same group has destroyed the object. Blocks are packed by `jobs` that are added:
+    /// What the txg `txg` has changed; nothing if the same txg has destroyed the object. Blocks are packed by `jobs` that are added:
     /// as `packer` packs records, or leaves, of which this object has either.
-    pub(crate) fn take_work(
+    pub(crate) fn take_dirty_blocks(
         &self,
         txg: u64,
         packer: &Packer,
         jobs: &mut Vec<PackJob>,
-    ) -> Option<Work> {
+    ) -> Option<DirtyBlocks> {
         let mut state = self.lock();
         if state.destroyed == Some(txg) {
             let pending = std::mem::take(&mut state.pending[(txg & 1) as usize]);
@@ -40,13 +40,13 @@ impl Node {
             return None;
         }
         let pending = &state.pending[(txg & 1) as usize];
-        debug_assert_eq!(pending.txg, txg, "the object was listed by this group");
+        debug_assert_eq!(pending.txg, txg, "the object was listed by this txg");
         let mut contents: Vec<_> = pending
             .blocks
             .iter()
             .filter_map(|(block, slot)| match slot {
-                Slot::Dirty(content) => Some((*block, Arc::clone(content))),
-                Slot::Written(_) => None,
+                DirtySlot::Dirty(content) => Some((*block, Arc::clone(content))),
+                DirtySlot::Written(_) => None,
             })
             .collect();
         let freed = pending.freed.clone();
@@ -58,22 +58,22 @@ impl Node {
             let packer = packer.clone();
             PackJob { bytes: content.len(), work: Box::new(move || pack(&packer, content)) }
         }));
-        Some(Work { freed, blocks })
+        Some(DirtyBlocks { freed, blocks })
     }
 
-    /// Writes what the group of `ctx` has changed, and returns what the dnode has to say then.
+    /// Writes what the txg of `ctx` has changed, and returns what the dnode has to say then.
     ///
     /// `packing` has its blocks next. `data` is how records are written, `metadata` how leaves and indirect blocks are.
     pub(crate) fn sync(
         self: &Arc<Self>,
         ctx: &mut SyncContext<'_>,
-        work: Work,
+        work: DirtyBlocks,
         packing: &mut Packing<'_>,
         (data, metadata): (&WriteProps, &WriteProps),
     ) -> Result<DataFields> {
         let props = match self.kind {
             ObjectKind::Zap => {
-                // Who inserts into a leaf has looked at it: its new version is no newcomer.
+                // Who inserts into a leaf has looked at it: its new version is no candidate.
                 let cache = Some(self.attributes().again());
                 WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*metadata }
             }
@@ -97,10 +97,10 @@ impl Node {
             });
             let ptr = ptr.map_err(|error| self.naming(block, error))?;
             self.settle(ctx, block, ptr);
-            written.push(Change { block, ptr });
+            written.push(PointerChange { block, ptr });
         }
         let old = self.lock().tree;
-        let changes = Changes { freed: &work.freed, written: &written };
+        let changes = TreeChanges { freed: &work.freed, written: &written };
         let tree = tree::update(ctx, &old, changes, metadata)?;
         let cost = ctx.take_allocated();
         let mut state = self.lock();
@@ -108,7 +108,7 @@ impl Node {
         state.pins.clear();
         state.allocated = state.allocated.saturating_add_signed(cost);
         let pending = std::mem::take(&mut state.pending[(ctx.txg & 1) as usize]);
-        // A later group may have changed the length already; this one's is what belongs to its blocks.
+        // A later txg may have changed the length already; this one's is what belongs to its blocks.
         let size = pending.size.unwrap_or(state.synced_size);
         state.synced_size = size;
         state.synced_entries = pending.entries.or(state.synced_entries);
@@ -126,7 +126,7 @@ impl Node {
         }
     }
 
-    /// Packs a block of a group, of which it was told before that it cannot be.
+    /// Packs a block of a txg, of which it was told before that it cannot be.
     fn pack_again(
         &self,
         txg: u64,
@@ -135,7 +135,7 @@ impl Node {
         error: Error,
     ) -> Result<Option<Packed>> {
         let content = match self.lock().pending[(txg & 1) as usize].blocks.get(&block) {
-            Some(Slot::Dirty(content)) => Arc::clone(content),
+            Some(DirtySlot::Dirty(content)) => Arc::clone(content),
             _ => return Err(error),
         };
         self.pack()(packer, content)
@@ -161,7 +161,7 @@ impl Node {
         let mut state = self.lock();
         let pending = &mut state.pending[(ctx.txg & 1) as usize];
         let held = match pending.blocks.remove(&block) {
-            Some(Slot::Dirty(buffer)) => {
+            Some(DirtySlot::Dirty(buffer)) => {
                 drop(content);
                 let bytes = buffer.footprint() as u64;
                 pending.dirty_bytes -= bytes;
@@ -173,20 +173,20 @@ impl Node {
             }
             _ => ctx.store.hold_shared(&ptr, content),
         };
-        pending.blocks.insert(block, Slot::Written(ptr));
+        pending.blocks.insert(block, DirtySlot::Written(ptr));
         drop(state);
         ctx.store.submit(placed, WritePayload::new(sealed, held));
         Ok(ptr)
     }
 
     /// The block is written: who reads it follows its pointer from now on. Its buffer goes now rather than at the
-    /// end of the group.
+    /// end of the txg.
     fn settle(&self, ctx: &SyncContext<'_>, block: u64, ptr: BlockPtrPhys) {
         let mut state = self.lock();
         let pending = &mut state.pending[(ctx.txg & 1) as usize];
         let Some(slot) = pending.blocks.get_mut(&block) else { return };
-        let old = std::mem::replace(slot, Slot::Written(ptr));
-        if let Slot::Dirty(buffer) = old {
+        let old = std::mem::replace(slot, DirtySlot::Written(ptr));
+        if let DirtySlot::Dirty(buffer) = old {
             let bytes = buffer.footprint() as u64;
             pending.dirty_bytes -= bytes;
             drop(state);

@@ -159,7 +159,7 @@ pub(crate) fn missing_above(
 
 /// What somebody looks for in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum SeekTarget {
     Data,
     Hole,
 }
@@ -170,7 +170,7 @@ pub(crate) fn seek(
     store: &Store,
     tree: &Tree,
     range: Range<u64>,
-    wanted: Content,
+    wanted: SeekTarget,
 ) -> Result<Option<u64>> {
     let capacity = capacity(tree.levels);
     if range.start < range.end.min(capacity) {
@@ -181,7 +181,7 @@ pub(crate) fn seek(
         }
     }
     let behind = range.start.max(capacity);
-    Ok((wanted == Content::Hole && behind < range.end).then_some(behind))
+    Ok((wanted == SeekTarget::Hole && behind < range.end).then_some(behind))
 }
 
 /// The same beneath a pointer at `level`, whose first block is `first`.
@@ -190,13 +190,13 @@ fn seek_beneath(
     ptr: &BlockPtrPhys,
     (level, first): (u8, u64),
     range: &Range<u64>,
-    wanted: Content,
+    wanted: SeekTarget,
 ) -> Result<Option<u64>> {
     if ptr.is_hole() || level == 0 {
         let is_hole = ptr.is_hole();
-        return Ok((is_hole == (wanted == Content::Hole)).then_some(first.max(range.start)));
+        return Ok((is_hole == (wanted == SeekTarget::Hole)).then_some(first.max(range.start)));
     }
-    if wanted == Content::Hole && ptr.fill.get() == capacity(level + 1) {
+    if wanted == SeekTarget::Hole && ptr.fill.get() == capacity(level + 1) {
         return Ok(None);
     }
     let content = store.read(ptr, Attributes::METADATA)?;
@@ -204,7 +204,7 @@ fn seek_beneath(
     let from = (range.start.saturating_sub(first) / span(level)) as usize;
     for index in from..POINTERS {
         let first = first + index as u64 * span(level);
-        if first >= range.end || (wanted == Content::Data && index >= found.len()) {
+        if first >= range.end || (wanted == SeekTarget::Data && index >= found.len()) {
             break;
         }
         let below = child(ptr, found, index)?;
@@ -218,19 +218,19 @@ fn seek_beneath(
 
 /// One block's new pointer; a hole frees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Change {
+pub(crate) struct PointerChange {
     pub(crate) block: u64,
     pub(crate) ptr: BlockPtrPhys,
 }
 
 /// What is to happen to a tree: first `freed`, then `written`. Both ascending, without overlaps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Changes<'a> {
+pub(crate) struct TreeChanges<'a> {
     pub(crate) freed: &'a [Range<u64>],
-    pub(crate) written: &'a [Change],
+    pub(crate) written: &'a [PointerChange],
 }
 
-impl<'a> Changes<'a> {
+impl<'a> TreeChanges<'a> {
     fn within(self, range: &Range<u64>) -> Self {
         let first = self.written.partition_point(|change| change.block < range.start);
         let end = self.written.partition_point(|change| change.block < range.end);
@@ -254,7 +254,7 @@ impl<'a> Changes<'a> {
 pub(crate) fn update(
     ctx: &mut SyncContext<'_>,
     tree: &Tree,
-    changes: Changes<'_>,
+    changes: TreeChanges<'_>,
     props: &WriteProps,
 ) -> Result<Tree> {
     let blocks = blocks_after(tree, changes);
@@ -275,7 +275,7 @@ pub(crate) fn update(
 }
 
 /// One more than the last block that can be there afterwards.
-fn blocks_after(tree: &Tree, changes: Changes<'_>) -> u64 {
+fn blocks_after(tree: &Tree, changes: TreeChanges<'_>) -> u64 {
     let mut blocks = tree.blocks;
     if let Some(freed) = changes.freed.last()
         && freed.end >= blocks
@@ -299,7 +299,7 @@ fn rewrite(
     ctx: &mut SyncContext<'_>,
     old: Subtree,
     (level, first): (u8, u64),
-    changes: Changes<'_>,
+    changes: TreeChanges<'_>,
     props: &WriteProps,
 ) -> Result<BlockPtrPhys> {
     let range = first..first.saturating_add(capacity(level + 1));
@@ -336,7 +336,7 @@ fn rewrite(
     let mut attributes = Attributes::METADATA;
     if !grows && !old.ptr.is_hole() {
         ctx.free(&old.ptr)?;
-        // It was asked for just now: its new version is no newcomer.
+        // It was asked for just now: its new version is no candidate.
         attributes = attributes.again();
     }
     let props = WriteProps { cache: Some(attributes), ..*props };
@@ -346,7 +346,7 @@ fn rewrite(
 fn rewrite_block(
     ctx: &mut SyncContext<'_>,
     old: BlockPtrPhys,
-    changes: Changes<'_>,
+    changes: TreeChanges<'_>,
     range: &Range<u64>,
 ) -> Result<BlockPtrPhys> {
     let new = match changes.written.last() {
@@ -375,7 +375,7 @@ fn load_indirect(store: &Store, old: Subtree, level: u8) -> Result<Buffer> {
 }
 
 /// Which children of a block at `level` over `range` have changes.
-fn touched(changes: Changes<'_>, level: u8, range: &Range<u64>, grows: bool) -> Vec<usize> {
+fn touched(changes: TreeChanges<'_>, level: u8, range: &Range<u64>, grows: bool) -> Vec<usize> {
     let of = |block: u64| ((block - range.start) / span(level)) as usize;
     let mut found: Vec<usize> = changes.written.iter().map(|change| of(change.block)).collect();
     found.dedup();

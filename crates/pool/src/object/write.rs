@@ -6,22 +6,22 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 
 use crate::block_cache::BlockRef;
+use crate::blocking::{self, blocking_allowed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::ObjectKind;
 use crate::tx::Tx;
-use crate::waiting::{self, waiting_allowed};
 
 use super::RETRIES_MAX;
-use super::node::{Fetched, Found, Node, State, size_max};
+use super::node::{BlockState, Fetched, Node, NodeState, size_max};
 use super::paths;
-use super::pending::Slot;
+use super::pending::DirtySlot;
 use super::tree::{self, Tree};
 
 /// Buffers of records that are not full yet have at least this many bytes.
 const BUFFER_MIN: usize = 4096;
 
 /// What [`Node::modify`] found.
-pub(crate) enum Modified<R> {
+pub(crate) enum ModifyOutcome<R> {
     /// It was changed.
     Done(R),
     /// There is no such block, and none was wanted.
@@ -30,7 +30,7 @@ pub(crate) enum Modified<R> {
 
 /// What to do about a block that is a hole.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub(crate) enum HoleAction {
     /// Begin with zeros.
     Create,
     /// Leave it.
@@ -39,12 +39,12 @@ pub(crate) enum Missing {
 
 /// Which bytes of a block are wanted.
 #[derive(Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedBytes {
     /// The buffer has at least this many bytes.
     pub(crate) bytes: usize,
     /// All that was there is overwritten: it need not be read.
     pub(crate) whole: bool,
-    pub(crate) missing: Missing,
+    pub(crate) missing: HoleAction,
 }
 
 impl Node {
@@ -61,10 +61,10 @@ impl Node {
         offset: u64,
         data: &[u8],
     ) -> (u64, Result<()>) {
-        if waiting::is_forbidden() {
+        if blocking::is_non_blocking() {
             // All that would have to be waited for is in memory before the first change, and stays while this is held.
             return match self.bring_edges(tx, offset, data.len() as u64) {
-                Ok(_held) => waiting_allowed(|| self.write_some(tx, offset, data)),
+                Ok(_held) => blocking_allowed(|| self.write_some(tx, offset, data)),
                 Err(error) => (0, Err(error)),
             };
         }
@@ -93,8 +93,8 @@ impl Node {
                     self.check_alive(&state)?;
                     let leads = state.pending[(tx.txg() & 1) as usize].paths.lead_to(block);
                     match state.find(block) {
-                        Found::Unknown if !whole || !leads => None,
-                        Found::Stored(ptr) if !whole => Some(ptr),
+                        BlockState::Unknown if !whole || !leads => None,
+                        BlockState::Stored(ptr) if !whole => Some(ptr),
                         _ => break,
                     }
                 };
@@ -134,10 +134,10 @@ impl Node {
             let at = offset + done as u64;
             let within = at as usize & (self.record_bytes() - 1);
             let part = (self.record_bytes() - within).min(data.len() - done);
-            let wanted = Wanted {
+            let wanted = WantedBytes {
                 bytes: within + part,
                 whole: part == self.record_bytes(),
-                missing: Missing::Create,
+                missing: HoleAction::Create,
             };
             self.modify(tx, at >> self.record_shift, wanted, |buffer| {
                 buffer[within..within + part].copy_from_slice(&data[done..done + part]);
@@ -210,7 +210,7 @@ impl Node {
     }
 
     fn zero(self: &Arc<Self>, tx: &Tx, block: u64, range: Range<usize>) -> Result<()> {
-        let wanted = Wanted { bytes: 0, whole: false, missing: Missing::Leave };
+        let wanted = WantedBytes { bytes: 0, whole: false, missing: HoleAction::Leave };
         self.modify(tx, block, wanted, |buffer| {
             let end = range.end.min(buffer.len());
             if let Some(bytes) = buffer.get_mut(range.start..end) {
@@ -245,7 +245,8 @@ impl Node {
         let tree = {
             let state = self.lock();
             let known = state.pending[(tx.txg() & 1) as usize].paths.lead_to(end);
-            if known || end >= state.tree.blocks || !matches!(state.find(end), Found::Unknown) {
+            if known || end >= state.tree.blocks || !matches!(state.find(end), BlockState::Unknown)
+            {
                 return Ok(());
             }
             state.tree
@@ -259,15 +260,15 @@ impl Node {
         read.map(|_| ()).map_err(|error| self.naming(end, error))
     }
 
-    fn set_size(self: &Arc<Self>, state: &mut State, tx: &Tx, size: u64) -> Result<()> {
+    fn set_size(self: &Arc<Self>, state: &mut NodeState, tx: &Tx, size: u64) -> Result<()> {
         self.list(state, tx)?;
         state.size = size;
         state.pending_mut(tx.txg()).size = Some(size);
         Ok(())
     }
 
-    /// Has the group's sync look at this object.
-    pub(super) fn list(self: &Arc<Self>, state: &mut State, tx: &Tx) -> Result<()> {
+    /// Has the txg's sync look at this object.
+    pub(super) fn list(self: &Arc<Self>, state: &mut NodeState, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
             self.objset.charge_dnode(tx, self.number)?;
             self.objset.list_dirty(tx.txg(), self)?;
@@ -287,27 +288,27 @@ impl Node {
         })
     }
 
-    /// Changes a block's bytes in the group of `tx`: finds the group's buffer, or makes one from what is newest.
+    /// Changes a block's bytes in the txg of `tx`: finds the txg's buffer, or makes one from what is newest.
     pub(crate) fn modify<R>(
         self: &Arc<Self>,
         tx: &Tx,
         block: u64,
-        wanted: Wanted,
+        wanted: WantedBytes,
         f: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<Modified<R>> {
+    ) -> Result<ModifyOutcome<R>> {
         let mut fetched: Option<Fetched> = None;
         for _ in 0..RETRIES_MAX {
             let missing = {
                 let mut state = self.lock();
                 self.check_alive(&state)?;
                 match self.try_modify(&mut state, tx, block, wanted, fetched.as_ref())? {
-                    Step::Ready => {
+                    ModifyStep::Ready => {
                         let buffer = dirty_mut(&mut state, tx, block);
-                        return Ok(Modified::Done(f(buffer)));
+                        return Ok(ModifyOutcome::Done(f(buffer)));
                     }
-                    Step::Hole => return Ok(Modified::Hole),
-                    Step::Fetch(ptr) => Some(ptr),
-                    Step::Pin => None,
+                    ModifyStep::Hole => return Ok(ModifyOutcome::Hole),
+                    ModifyStep::Fetch(ptr) => Some(ptr),
+                    ModifyStep::Pin => None,
                 }
             };
             match missing {
@@ -315,66 +316,66 @@ impl Node {
                 None => self.pin(block)?,
             }
         }
-        Err(self.never_still(block))
+        Err(self.keeps_changing(block))
     }
 
-    /// Whether there is nothing at a block: neither stored nor in a group. Waits if an indirect block has to be read.
+    /// Whether there is nothing at a block: neither stored nor in a txg. Waits if an indirect block has to be read.
     pub(crate) fn is_hole(&self, block: u64) -> Result<bool> {
         for _ in 0..RETRIES_MAX {
             {
                 let state = self.lock();
                 self.check_alive(&state)?;
                 match state.find(block) {
-                    Found::Hole => return Ok(true),
-                    Found::Dirty(_) | Found::Stored(_) => return Ok(false),
-                    Found::Unknown => {}
+                    BlockState::Hole => return Ok(true),
+                    BlockState::Dirty(_) | BlockState::Stored(_) => return Ok(false),
+                    BlockState::Unknown => {}
                 }
             }
             self.pin(block)?;
         }
-        Err(self.never_still(block))
+        Err(self.keeps_changing(block))
     }
 
     /// The error of who has tried often enough.
-    pub(super) fn never_still(&self, block: u64) -> Error {
+    pub(super) fn keeps_changing(&self, block: u64) -> Error {
         self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read"))
     }
 
-    /// Sees to it that the group has a buffer of the block, if that needs no reading.
+    /// Sees to it that the txg has a buffer of the block, if that needs no reading.
     pub(crate) fn try_modify(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut NodeState,
         tx: &Tx,
         block: u64,
-        wanted: Wanted,
+        wanted: WantedBytes,
         fetched: Option<&Fetched>,
-    ) -> Result<Step> {
+    ) -> Result<ModifyStep> {
         let slot = (tx.txg() & 1) as usize;
-        if let Some(Slot::Dirty(buffer)) = state.pending[slot].blocks.get(&block)
+        if let Some(DirtySlot::Dirty(buffer)) = state.pending[slot].blocks.get(&block)
             && buffer.len() >= wanted.bytes
         {
-            return Ok(Step::Ready);
+            return Ok(ModifyStep::Ready);
         }
         let store = &self.objset.store;
         // The first change under an indirect block reads it, even if it need not be known where the block was: the
         // sync will have to, and if it cannot, the pool is suspended.
         let leads = state.pending[slot].paths.lead_to(block);
         let mut stale = None;
-        let is_hole = matches!(state.find(block), Found::Hole);
+        let is_hole = matches!(state.find(block), BlockState::Hole);
         let new = match state.find(block) {
-            Found::Unknown if !wanted.whole || !leads => return Ok(Step::Pin),
+            BlockState::Unknown if !wanted.whole || !leads => return Ok(ModifyStep::Pin),
             _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
-            Found::Unknown => return Ok(Step::Pin),
-            Found::Hole if wanted.missing == Missing::Leave => return Ok(Step::Hole),
-            Found::Hole => self.buffer_of(&[], wanted.bytes)?,
-            Found::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
-            Found::Stored(ptr) => {
+            BlockState::Unknown => return Ok(ModifyStep::Pin),
+            BlockState::Hole if wanted.missing == HoleAction::Leave => return Ok(ModifyStep::Hole),
+            BlockState::Hole => self.buffer_of(&[], wanted.bytes)?,
+            BlockState::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
+            BlockState::Stored(ptr) => {
                 stale = Some(ptr);
                 match fetched.filter(|fetched| fetched.ptr == ptr) {
                     Some(fetched) => self.buffer_of(&fetched.content, wanted.bytes)?,
                     None => match store.peek(&ptr) {
                         Some(content) => self.buffer_of(&content, wanted.bytes)?,
-                        None => return Ok(Step::Fetch(ptr)),
+                        None => return Ok(ModifyStep::Fetch(ptr)),
                     },
                 }
             }
@@ -384,13 +385,13 @@ impl Node {
             // Who looks for the leaf finds the dirty one from now on.
             store.cache().cache().remove(&store.key(&ptr));
         }
-        Ok(Step::Ready)
+        Ok(ModifyStep::Ready)
     }
 
-    /// Gives the group a buffer of a block.
+    /// Gives the txg a buffer of a block.
     fn put_dirty(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut NodeState,
         tx: &Tx,
         (block, is_hole): (u64, bool),
         new: Buffer,
@@ -401,19 +402,19 @@ impl Node {
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
         let before = match pending.blocks.get(&block) {
-            Some(Slot::Dirty(old)) => old.footprint() as u64,
+            Some(DirtySlot::Dirty(old)) => old.footprint() as u64,
             _ => 0,
         };
         let cost = |bytes| self.objset.cost_of_block(self.kind, bytes);
         if pending.blocks.contains_key(&block) {
-            // A record that is written bit by bit grows within its group.
+            // A record that is written bit by bit grows within its txg.
             tx.dirty(cost(bytes).saturating_sub(if before > 0 { cost(before) } else { 0 }))?;
         } else {
             pending.paths.write(levels, block, |count| {
                 tx.dirty(cost(bytes) + self.objset.cost_of_indirect(count))
             })?;
         }
-        pending.blocks.insert(block, Slot::Dirty(Arc::new(new)));
+        pending.blocks.insert(block, DirtySlot::Dirty(Arc::new(new)));
         pending.dirty_bytes += bytes - before;
         if is_hole || before > 0 {
             pending.new_bytes += bytes - before;
@@ -442,17 +443,17 @@ impl Node {
 }
 
 /// What [`Node::try_modify`] needs next.
-pub(crate) enum Step {
+pub(crate) enum ModifyStep {
     Ready,
     Hole,
     Fetch(crate::format::BlockPtrPhys),
     Pin,
 }
 
-/// The group's buffer of a block, if it has one of at least so many bytes.
+/// The txg's buffer of a block, if it has one of at least so many bytes.
 #[inline]
 pub(crate) fn dirty_of<'a>(
-    state: &'a mut State,
+    state: &'a mut NodeState,
     tx: &Tx,
     block: u64,
     bytes: usize,
@@ -462,19 +463,19 @@ pub(crate) fn dirty_of<'a>(
         return None;
     }
     match pending.blocks.get_mut(&block) {
-        Some(Slot::Dirty(buffer)) if buffer.len() >= bytes => {
-            Some(Arc::get_mut(buffer).expect("an open group's buffer has one owner"))
+        Some(DirtySlot::Dirty(buffer)) if buffer.len() >= bytes => {
+            Some(Arc::get_mut(buffer).expect("an open txg's buffer has one owner"))
         }
         _ => None,
     }
 }
 
-/// The group's buffer of a block, which [`Node::try_modify`] has seen to.
-pub(crate) fn dirty_mut<'a>(state: &'a mut State, tx: &Tx, block: u64) -> &'a mut [u8] {
+/// The txg's buffer of a block, which [`Node::try_modify`] has seen to.
+pub(crate) fn dirty_mut<'a>(state: &'a mut NodeState, tx: &Tx, block: u64) -> &'a mut [u8] {
     match state.pending_mut(tx.txg()).blocks.get_mut(&block) {
-        Some(Slot::Dirty(buffer)) => {
-            Arc::get_mut(buffer).expect("an open group's buffer has one owner")
+        Some(DirtySlot::Dirty(buffer)) => {
+            Arc::get_mut(buffer).expect("an open txg's buffer has one owner")
         }
-        _ => unreachable!("the group was given a buffer under this lock"),
+        _ => unreachable!("the txg was given a buffer under this lock"),
     }
 }

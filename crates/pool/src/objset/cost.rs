@@ -1,8 +1,8 @@
-//! What changes may come to on devices, counted before they are made: so that a group never finds too little room
+//! What changes may come to on devices, counted before they are made: so that a txg never finds too little space
 //! when it syncs, and so that writers slow down by what will have to be written.
 //!
 //! Blocks are counted uncompressed and in all copies, with the indirect blocks that change because of them. What they
-//! replace is freed by the same group, but is no room until two groups later, and so does not count.
+//! replace is freed by the same txg, but is no space until two txgs later, and so does not count.
 
 use crate::format::{DNODE_BLOCK_BYTES, ObjectKind};
 use crate::object::tree::INDIRECT_BYTES;

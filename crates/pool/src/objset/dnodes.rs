@@ -1,10 +1,10 @@
-//! Dnodes that open and syncing groups have changed: patches over what is stored.
+//! Dnodes that open and syncing txgs have changed: dirty dnodes over what is stored.
 //!
-//! A patch holds the attribute fields of one dnode; its data fields are meaningless, but that `reset` says that the
+//! A dirty dnode holds the attribute fields of one dnode; its data fields are meaningless, but that `reset` says that the
 //! object is new or gone, so that whatever blocks the stored dnode has are not its own.
 //!
-//! Patches lie in buffers that are laid out like blocks of dnodes, so that creating objects side by side costs one
-//! look-up for 32 of them, and a block all of whose dnodes are patched need not be read to be written.
+//! Dirty dnodes lie in buffers that are laid out like blocks of dnodes, so that creating objects side by side costs one
+//! look-up for 32 of them, and a block all of whose dnodes are dirty need not be read to be written.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
@@ -23,38 +23,38 @@ use crate::tx::Tx;
 
 use super::{Objset, SHARDS};
 
-pub(super) struct Dnodes {
-    shards: [CachePadded<Mutex<Shard>>; SHARDS],
+pub(super) struct DirtyDnodes {
+    shards: [CachePadded<Mutex<DnodeShard>>; SHARDS],
 }
 
-/// Patches of the blocks of a shard, by the group's low bit.
+/// Dirty dnodes of the blocks of a shard, by the txg's low bit.
 #[derive(Default)]
-pub(super) struct Shard {
-    groups: [Group; 2],
+pub(super) struct DnodeShard {
+    txgs: [DirtyTxg; 2],
 }
 
 #[derive(Default)]
-struct Group {
-    /// 0 if the group has no patches.
+struct DirtyTxg {
+    /// 0 if the txg has no dirty dnodes.
     txg: u64,
-    blocks: HashMap<u64, Patches>,
-    /// Blocks that the group's writes were charged for, and indirect blocks of the lowest level.
+    blocks: HashMap<u64, DirtyDnodeBlock>,
+    /// Blocks that the txg's writes were charged for, and indirect blocks of the lowest level.
     charged: HashSet<u64>,
     parents: HashSet<u64>,
 }
 
-/// Patches of one block.
-pub(super) struct Patches {
-    /// Bit n: dnode n is patched.
+/// Dirty dnodes of one block.
+pub(super) struct DirtyDnodeBlock {
+    /// Bit n: dnode n is dirty.
     pub(super) changed: u32,
     /// Bit n: dnode n is new or gone.
     pub(super) reset: u32,
-    /// Shared once the group syncs.
+    /// Shared once the txg syncs.
     pub(super) dnodes: Arc<Buffer>,
 }
 
-/// Patches of one block, for the sync.
-pub(super) struct Patched {
+/// Dirty dnodes of one block, for the sync.
+pub(super) struct DirtyDnodeSnapshot {
     pub(super) block: u64,
     pub(super) changed: u32,
     pub(super) reset: u32,
@@ -62,27 +62,26 @@ pub(super) struct Patched {
 }
 
 /// The newest state of a dnode.
-pub(super) enum Newest {
-    Patched(Box<DnodePhys>, bool),
+pub(super) enum NewestDnode {
+    Dirty(Box<DnodePhys>, bool),
     Stored,
 }
 
-impl Group {
+impl DirtyTxg {
     fn bytes(&self) -> u64 {
-        self.blocks.values().map(|patches| patches.dnodes.footprint() as u64).sum()
+        self.blocks.values().map(|dirty| dirty.dnodes.footprint() as u64).sum()
     }
 }
 
-impl Shard {
-    /// The newest patch of a dnode, and whether it or one before it says that what is stored is another object's.
+impl DnodeShard {
+    /// The newest version of a dirty dnode, and whether it or one before it says that what is stored is another object's.
     fn newest(&self, block: u64, index: usize) -> Option<(DnodePhys, bool)> {
-        let newer = usize::from(self.groups[1].txg > self.groups[0].txg);
-        let of_bit = |group: usize| {
-            let patches = self.groups[group].blocks.get(&block)?;
+        let newer = usize::from(self.txgs[1].txg > self.txgs[0].txg);
+        let of_bit = |slot: usize| {
+            let dirty = self.txgs[slot].blocks.get(&block)?;
             let bit = 1u32 << index;
-            let dnode =
-                (patches.changed & bit != 0).then(|| dnode_at(&patches.dnodes, index))??;
-            Some((dnode, patches.reset & bit != 0))
+            let dnode = (dirty.changed & bit != 0).then(|| dnode_at(&dirty.dnodes, index))??;
+            Some((dnode, dirty.reset & bit != 0))
         };
         match (of_bit(newer), of_bit(1 - newer)) {
             (Some((dnode, reset)), older) => {
@@ -93,21 +92,21 @@ impl Shard {
     }
 }
 
-impl Dnodes {
+impl DirtyDnodes {
     pub(super) fn new() -> Self {
-        let shard = |_| CachePadded::new(Mutex::named("dnodes", Shard::default()));
+        let shard = |_| CachePadded::new(Mutex::named("dnodes", DnodeShard::default()));
         Self { shards: std::array::from_fn(shard) }
     }
 
-    fn shard(&self, block: u64) -> MutexGuard<'_, Shard> {
+    fn shard(&self, block: u64) -> MutexGuard<'_, DnodeShard> {
         self.shards[block as usize % SHARDS].lock()
     }
 
-    pub(super) fn newest(&self, number: u64) -> Newest {
-        let (block, index) = place_of(number);
+    pub(super) fn newest(&self, number: u64) -> NewestDnode {
+        let (block, index) = position_of(number);
         match self.shard(block).newest(block, index) {
-            Some((dnode, reset)) => Newest::Patched(Box::new(dnode), reset),
-            None => Newest::Stored,
+            Some((dnode, reset)) => NewestDnode::Dirty(Box::new(dnode), reset),
+            None => NewestDnode::Stored,
         }
     }
 
@@ -122,54 +121,54 @@ impl Dnodes {
         })
     }
 
-    /// All patches of a group, ascending. They stay for readers until [`drop_group`](Self::drop_group).
-    pub(super) fn of_group(&self, txg: u64) -> Vec<Patched> {
+    /// All dirty dnodes of a txg, ascending. They stay for readers until [`drop_txg`](Self::drop_txg).
+    pub(super) fn of_txg(&self, txg: u64) -> Vec<DirtyDnodeSnapshot> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
-            let group = &shard.groups[(txg & 1) as usize];
-            if group.txg != txg {
+            let slot = &shard.txgs[(txg & 1) as usize];
+            if slot.txg != txg {
                 continue;
             }
-            all.extend(group.blocks.iter().map(|(block, patches)| Patched {
+            all.extend(slot.blocks.iter().map(|(block, dirty)| DirtyDnodeSnapshot {
                 block: *block,
-                changed: patches.changed,
-                reset: patches.reset,
-                dnodes: Some(Arc::clone(&patches.dnodes)),
+                changed: dirty.changed,
+                reset: dirty.reset,
+                dnodes: Some(Arc::clone(&dirty.dnodes)),
             }));
         }
         all.sort_unstable_by_key(|patched| patched.block);
         all
     }
 
-    /// Forgets a group's patches: the stored blocks have them. Returns the bytes of memory that gives back.
-    pub(super) fn drop_group(&self, txg: u64) -> u64 {
+    /// Forgets a txg's dirty dnodes: the stored blocks have them. Returns the bytes of memory that gives back.
+    pub(super) fn drop_txg(&self, txg: u64) -> u64 {
         let mut bytes = 0;
         for shard in &self.shards {
-            let group = {
+            let slot = {
                 let mut shard = shard.lock();
-                let group = &mut shard.groups[(txg & 1) as usize];
-                if group.txg != txg {
+                let slot = &mut shard.txgs[(txg & 1) as usize];
+                if slot.txg != txg {
                     continue;
                 }
-                std::mem::take(group)
+                std::mem::take(slot)
             };
-            bytes += group.bytes();
+            bytes += slot.bytes();
         }
         bytes
     }
 
-    /// Bytes of memory that all patches hold.
+    /// Bytes of memory that all dirty dnodes hold.
     pub(super) fn bytes(&self) -> u64 {
-        let of_shard = |shard: &CachePadded<Mutex<Shard>>| {
-            shard.lock().groups.iter().map(Group::bytes).sum::<u64>()
+        let of_shard = |shard: &CachePadded<Mutex<DnodeShard>>| {
+            shard.lock().txgs.iter().map(DirtyTxg::bytes).sum::<u64>()
         };
         self.shards.iter().map(of_shard).sum()
     }
 }
 
 impl Objset {
-    /// Changes the attribute fields of a dnode in the group of `tx`. `f` gets them as they are now, all zeros if the object
+    /// Changes the attribute fields of a dnode in the txg of `tx`. `f` gets them as they are now, all zeros if the object
     /// is free, and may set the flag that says that the object is new or gone. Nothing can fail any more when `f` is
     /// called.
     pub(super) fn change_dnode<R>(
@@ -182,7 +181,7 @@ impl Objset {
         Ok(changed.expect("it is changed in any case"))
     }
 
-    /// As [`change_dnode`](Self::change_dnode), but leaves no trace in the group, and returns nothing, unless the dnode is
+    /// As [`change_dnode`](Self::change_dnode), but leaves no trace in the txg, and returns nothing, unless the dnode is
     /// as `wanted` says.
     pub(super) fn change_dnode_if<R>(
         &self,
@@ -191,16 +190,16 @@ impl Objset {
         wanted: impl FnOnce(&DnodePhys) -> bool,
         f: impl FnOnce(&mut DnodePhys, &mut bool) -> R,
     ) -> Result<Option<R>> {
-        let (block, index) = place_of(number);
+        let (block, index) = position_of(number);
         let bit = 1u32 << index;
         let mut stored: Option<(BlockPtrPhys, Option<BlockRef>)> = None;
         loop {
             let mut shard = self.dnodes.shard(block);
-            // As long as this tree is the newest, no patch of the shard was dropped that it lacks.
+            // As long as this tree is the newest, no dirty dnode of the shard was dropped that it lacks.
             let tree = self.tree();
-            let group = (tx.txg() & 1) as usize;
-            let own = shard.groups[group].blocks.get(&block);
-            let is_own = own.is_some_and(|patches| patches.changed & bit != 0);
+            let slot = (tx.txg() & 1) as usize;
+            let own = shard.txgs[slot].blocks.get(&block);
+            let is_own = own.is_some_and(|dirty| dirty.changed & bit != 0);
             let current = match shard.newest(block, index) {
                 Some((dnode, _)) => dnode,
                 None if block >= tree.blocks => DnodePhys::FREE,
@@ -221,59 +220,59 @@ impl Objset {
             if !wanted(&current) {
                 return Ok(None);
             }
-            let patches = self.patches_mut(&mut shard.groups[group], tx, block)?;
-            let reset = patches.reset & bit != 0 && is_own;
+            let dirty = self.dirty_block_mut(&mut shard.txgs[slot], tx, block)?;
+            let reset = dirty.reset & bit != 0 && is_own;
             let mut changed = (current, reset);
             let result = f(&mut changed.0, &mut changed.1);
-            let buffer = Arc::get_mut(&mut patches.dnodes).expect("an open group's has one owner");
+            let buffer = Arc::get_mut(&mut dirty.dnodes).expect("an open txg's has one owner");
             put_dnode(buffer, index, &changed.0);
-            patches.changed |= bit;
-            patches.reset = patches.reset & !bit | u32::from(changed.1) << index;
+            dirty.changed |= bit;
+            dirty.reset = dirty.reset & !bit | u32::from(changed.1) << index;
             return Ok(Some(result));
         }
     }
 
-    fn patches_mut<'a>(
+    fn dirty_block_mut<'a>(
         &self,
-        group: &'a mut Group,
+        slot: &'a mut DirtyTxg,
         tx: &Tx,
         block: u64,
-    ) -> Result<&'a mut Patches> {
-        debug_assert!(group.txg == 0 || group.txg == tx.txg(), "two groups share a slot");
-        group.txg = tx.txg();
-        if !group.blocks.contains_key(&block) {
-            self.charge(group, tx, block)?;
+    ) -> Result<&'a mut DirtyDnodeBlock> {
+        debug_assert!(slot.txg == 0 || slot.txg == tx.txg(), "two txgs share a slot");
+        slot.txg = tx.txg();
+        if !slot.blocks.contains_key(&block) {
+            self.charge(slot, tx, block)?;
             let dnodes = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
             self.store.cache().add_dirty(dnodes.footprint() as u64);
-            let patches = Patches { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
-            group.blocks.insert(block, patches);
+            let dirty = DirtyDnodeBlock { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
+            slot.blocks.insert(block, dirty);
         }
-        Ok(group.blocks.get_mut(&block).expect("it was put there if it was missing"))
+        Ok(slot.blocks.get_mut(&block).expect("it was put there if it was missing"))
     }
 
-    /// Charges a transaction for the block of an object's dnode, unless another one of the group was.
+    /// Charges a transaction for the block of an object's dnode, unless another one of the txg was.
     pub(crate) fn charge_dnode(&self, tx: &Tx, number: u64) -> Result<()> {
-        let (block, _) = place_of(number);
+        let (block, _) = position_of(number);
         let mut shard = self.dnodes.shard(block);
-        let group = &mut shard.groups[(tx.txg() & 1) as usize];
-        group.txg = tx.txg();
-        self.charge(group, tx, block)
+        let slot = &mut shard.txgs[(tx.txg() & 1) as usize];
+        slot.txg = tx.txg();
+        self.charge(slot, tx, block)
     }
 
-    fn charge(&self, group: &mut Group, tx: &Tx, block: u64) -> Result<()> {
-        if group.charged.contains(&block) {
+    fn charge(&self, slot: &mut DirtyTxg, tx: &Tx, block: u64) -> Result<()> {
+        if slot.charged.contains(&block) {
             return Ok(());
         }
         let parent = tree::Tree::parent_of(block);
-        tx.dirty(self.cost_of_dnodes(!group.parents.contains(&parent)))?;
-        group.charged.insert(block);
-        group.parents.insert(parent);
+        tx.dirty(self.cost_of_dnodes(!slot.parents.contains(&parent)))?;
+        slot.charged.insert(block);
+        slot.parents.insert(parent);
         Ok(())
     }
 
-    /// A dnode as the newest synced group has it.
+    /// A dnode as the newest synced txg has it.
     pub(super) fn stored_dnode(&self, number: u64) -> Result<DnodePhys> {
-        let (block, index) = place_of(number);
+        let (block, index) = position_of(number);
         let _reading = self.store.readers().enter();
         let content = self.stored_block_of(&self.tree(), block)?;
         Ok(content.and_then(|content| dnode_at(&content, index)).unwrap_or(DnodePhys::FREE))
@@ -303,7 +302,7 @@ impl Objset {
 }
 
 /// Block and index of a dnode.
-pub(super) fn place_of(number: u64) -> (u64, usize) {
+pub(super) fn position_of(number: u64) -> (u64, usize) {
     (number / DNODES_PER_BLOCK as u64, number as usize % DNODES_PER_BLOCK)
 }
 

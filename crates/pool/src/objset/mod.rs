@@ -1,7 +1,7 @@
 //! A set of objects: its dnodes, the objects that are open, and numbers for new ones.
 //!
 //! A dnode has two kinds of field with an owner each (see [`DnodePhys`]): *attribute fields* change in an
-//! open group, as patches that wait in `dnodes`; *data fields* belong to the open object and come out of its sync.
+//! open txg, as dirty dnodes that wait in `dnodes`; *data fields* belong to the open object and come out of its sync.
 //! `sync` puts both together in new blocks of dnodes.
 
 mod cost;
@@ -30,9 +30,9 @@ use crate::tx::Tx;
 use crate::zap;
 
 pub(crate) use dnodes::dnode_at;
-use dnodes::{Dnodes, Newest};
-use numbers::Numbers;
-use settings::Settings;
+use dnodes::{DirtyDnodes, NewestDnode};
+use numbers::FreeNumbers;
+use settings::VersionedSettings;
 
 /// Shards of what is looked up by object; a power of two.
 const SHARDS: usize = 16;
@@ -56,14 +56,14 @@ pub(crate) struct WriteSettings {
 pub(crate) struct Objset {
     pub(crate) store: Store,
     pub(crate) ahead: Arc<ReadAhead>,
-    settings: Mutex<Settings>,
-    /// Of the blocks of dnodes, as of the newest group that is synced.
+    settings: Mutex<VersionedSettings>,
+    /// Of the blocks of dnodes, as of the newest txg that is synced.
     tree: Mutex<Tree>,
-    dnodes: Dnodes,
+    dnodes: DirtyDnodes,
     nodes: [CachePadded<Mutex<HashMap<u64, Weak<Node>>>>; SHARDS],
-    /// Objects with data to sync, by the group's low bit.
+    /// Objects with data to sync, by the txg's low bit.
     dirty: [[CachePadded<Mutex<Vec<Arc<Node>>>>; SHARDS]; 2],
-    numbers: Numbers,
+    numbers: FreeNumbers,
     objects: AtomicU64,
     allocated: AtomicU64,
     closed: AtomicBool,
@@ -82,14 +82,14 @@ impl Objset {
         Ok(Arc::new(Self {
             store,
             ahead: Arc::clone(ahead),
-            settings: Mutex::named("objset-settings", Settings::new(settings)),
+            settings: Mutex::named("objset-settings", VersionedSettings::new(settings)),
             tree: Mutex::named("objset-tree", tree),
-            dnodes: Dnodes::new(),
+            dnodes: DirtyDnodes::new(),
             nodes: std::array::from_fn(|_| CachePadded::new(Mutex::named("nodes", HashMap::new()))),
             dirty: std::array::from_fn(|_| {
                 std::array::from_fn(|_| CachePadded::new(Mutex::named("dirty-nodes", Vec::new())))
             }),
-            numbers: Numbers::new(tree.blocks),
+            numbers: FreeNumbers::new(tree.blocks),
             objects: AtomicU64::new(phys.objects.get()),
             allocated: AtomicU64::new(phys.allocated_bytes.get()),
             closed: AtomicBool::new(false),
@@ -97,12 +97,12 @@ impl Objset {
         }))
     }
 
-    /// What groups behind `txg` are written with. The caller has a hold of that group.
+    /// What txgs behind `txg` are written with. The caller has a hold of that txg.
     pub(crate) fn set_settings(&self, txg: u64, settings: WriteSettings) {
         self.settings.lock().set_behind(txg, settings);
     }
 
-    /// Lets go of what open objects have pinned, and of objects that no group will write any more; from now on nothing is
+    /// Lets go of what open objects have pinned, and of objects that no txg will write any more; from now on nothing is
     /// pinned, and nothing becomes dirty. To be called when nothing syncs any more.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
@@ -132,17 +132,17 @@ impl Objset {
         self.rng.lock().next_u64()
     }
 
-    /// The tree of dnode blocks, as of the newest group that is synced.
+    /// The tree of dnode blocks, as of the newest txg that is synced.
     pub(crate) fn tree(&self) -> Tree {
         *self.tree.lock()
     }
 
-    /// Objects in use, as of the newest group that is synced.
+    /// Objects in use, as of the newest txg that is synced.
     pub(crate) fn objects(&self) -> u64 {
         self.objects.load(Ordering::Relaxed)
     }
 
-    /// Bytes allocated on devices, as of the newest group that is synced.
+    /// Bytes allocated on devices, as of the newest txg that is synced.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
@@ -210,7 +210,7 @@ impl Objset {
         note: impl FnOnce(),
     ) -> Result<()> {
         let node = self.open(number)?;
-        let _turn = node.lock_turn()?;
+        let _lock = node.lock_object()?;
         {
             let mut state = node.lock();
             if state.destroyed.is_some() {
@@ -262,13 +262,13 @@ impl Objset {
     /// how many these are.
     pub(crate) fn inline(&self, number: u64) -> Result<Vec<u8>> {
         let newest = self.dnodes.newest(number);
-        let stale = matches!(newest, Newest::Patched(_, false));
+        let stale = matches!(newest, NewestDnode::Dirty(_, false));
         let (mut dnode, _) = self.resolve(number, newest)?;
         if dnode.kind == 0 {
             return Err(self.no_object(number));
         }
         if stale && zap::entries_of(dnode.inline()).is_some() {
-            // A patch may be older than the count beside it.
+            // A dirty dnode may be older than the count beside it.
             DataFields::carry_over(&self.stored_dnode(number)?, &mut dnode);
         }
         Ok(dnode.inline().to_vec())
@@ -285,11 +285,11 @@ impl Objset {
                     return Ok(node);
                 }
                 // Whoever destroys it has its turn until it is gone from the table.
-                drop(node.lock_turn()?);
+                drop(node.lock_object()?);
                 continue;
             }
             let newest = self.dnodes.newest(number);
-            let patched = matches!(newest, Newest::Patched(..));
+            let is_dirty = matches!(newest, NewestDnode::Dirty(..));
             let (dnode, reset) = self.resolve(number, newest)?;
             if dnode.kind == 0 {
                 return Err(self.no_object(number));
@@ -310,8 +310,8 @@ impl Objset {
             // Somebody else may have opened and destroyed it meanwhile; who does so now finds this node. What is
             // stored is the same as long as the tree is.
             let same = match self.dnodes.newest(number) {
-                Newest::Patched(now, _) => is_same_object(&now, &dnode),
-                Newest::Stored => !patched,
+                NewestDnode::Dirty(now, _) => is_same_object(&now, &dnode),
+                NewestDnode::Stored => !is_dirty,
             };
             if same {
                 nodes.insert(number, Arc::downgrade(&node));
@@ -335,12 +335,12 @@ impl Objset {
             return Ok(node.usage());
         }
         match self.dnodes.newest(number) {
-            Newest::Patched(_, true) => Ok(ObjectUsage::default()),
+            NewestDnode::Dirty(_, true) => Ok(ObjectUsage::default()),
             _ => {
                 let data = DataFields::of(&self.stored_dnode(number)?)
                     .map_err(|error| error.doing(format_args!("object {number}")))?;
                 let (size_bytes, allocated_bytes) = (data.size, data.allocated);
-                Ok(ObjectUsage { size_bytes, allocated_bytes, is_guess: false })
+                Ok(ObjectUsage { size_bytes, allocated_bytes, is_estimate: false })
             }
         }
     }
@@ -349,10 +349,10 @@ impl Objset {
         self.resolve(number, self.dnodes.newest(number))
     }
 
-    fn resolve(&self, number: u64, newest: Newest) -> Result<(DnodePhys, bool)> {
+    fn resolve(&self, number: u64, newest: NewestDnode) -> Result<(DnodePhys, bool)> {
         match newest {
-            Newest::Patched(dnode, reset) => Ok((*dnode, reset)),
-            Newest::Stored => Ok((self.stored_dnode(number)?, false)),
+            NewestDnode::Dirty(dnode, reset) => Ok((*dnode, reset)),
+            NewestDnode::Stored => Ok((self.stored_dnode(number)?, false)),
         }
     }
 
@@ -360,7 +360,7 @@ impl Objset {
         Error::new(ErrorKind::NotFound, format!("there is no object {number}"))
     }
 
-    /// Has a group's sync look at an object.
+    /// Has a txg's sync look at an object.
     ///
     /// # Errors
     /// If there will be no sync any more.
@@ -384,7 +384,7 @@ impl Objset {
 
 impl Drop for Objset {
     fn drop(&mut self) {
-        // Of groups that were never synced.
+        // Of txgs that were never synced.
         self.store.cache().sub_dirty(self.dnodes.bytes());
     }
 }

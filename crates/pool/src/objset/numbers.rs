@@ -4,7 +4,7 @@
 //! neither lock nor block. Blocks with free dnodes come first if they are in memory; a block that is not is read ahead and
 //! skipped, and a fresh one is used meanwhile: creating an object never waits for a device.
 //!
-//! Which blocks have free dnodes is known from the groups that free them, and, for what was free at import, from the
+//! Which blocks have free dnodes is known from the txgs that free them, and, for what was free at import, from the
 //! fill counts in the indirect blocks, looked at bit by bit.
 
 use crossbeam_utils::CachePadded;
@@ -13,10 +13,10 @@ use forebay_base::sync::{Mutex, thread_slot};
 use forebay_cache::Attributes;
 use hashbrown::HashSet;
 
+use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::DNODES_PER_BLOCK;
 use crate::object::tree::{self, POINTERS, Tree};
-use crate::waiting;
 
 use super::{DNODE_BLOCKS_MAX, Objset};
 
@@ -25,7 +25,7 @@ const CHUNKS: usize = 16;
 /// Blocks with free dnodes that are remembered at most; others are found at the next import.
 const REUSABLE_MAX: usize = 1 << 16;
 
-pub(super) struct Numbers {
+pub(super) struct FreeNumbers {
     chunks: [CachePadded<Mutex<Chunk>>; CHUNKS],
     /// The first block that nobody has used.
     fresh: AtomicU64,
@@ -46,7 +46,7 @@ struct Reusable {
     scan_end: u64,
 }
 
-impl Numbers {
+impl FreeNumbers {
     /// For a set that has `blocks` blocks of dnodes.
     pub(super) fn new(blocks: u64) -> Self {
         let reusable = Reusable { blocks: HashSet::new(), scan_next: 0, scan_end: blocks };
@@ -77,7 +77,7 @@ impl Objset {
     /// A number that was free a moment ago.
     pub(super) fn next_number(&self) -> Result<u64> {
         let chunk = &self.numbers.chunks[thread_slot().index(CHUNKS)];
-        let mut chunk = waiting::lock(chunk, "a number for an object")?;
+        let mut chunk = blocking::lock(chunk, "a number for an object")?;
         while chunk.free == 0 {
             *chunk = match self.reuse()? {
                 Some(chunk) => chunk,
@@ -117,7 +117,7 @@ impl Objset {
                     drop(reusable);
                     if from < end {
                         let scanned = self.scan(&tree, from, end);
-                        if waiting::is_would_block(&scanned) {
+                        if blocking::is_would_block(&scanned) {
                             let mut reusable = self.numbers.reusable.lock();
                             reusable.scan_next = reusable.scan_next.min(from);
                         }
@@ -157,7 +157,7 @@ impl Objset {
 
     /// Nothing for now, if something would have to be waited for: there are fresh blocks.
     fn or_later(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
-        if waiting::is_would_block(&found) { Ok(None) } else { found }
+        if blocking::is_would_block(&found) { Ok(None) } else { found }
     }
 
     /// Notes which blocks from `from` up to the next indirect block, and before `end`, have free dnodes.

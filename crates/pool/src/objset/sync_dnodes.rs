@@ -9,12 +9,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockKind, BlockPtrPhys, DNODE_BLOCK_BYTES, DNODES_PER_BLOCK, DnodePhys, ObjectKind, ObjsetPhys,
 };
-use crate::object::tree::{self, Change, Changes};
+use crate::object::tree::{self, PointerChange, TreeChanges};
 use crate::object::{DataFields, Node};
 use crate::store::WriteProps;
 use crate::sync_context::SyncContext;
 
-use super::dnodes::{Patched, dnode_at, place_of, put_dnode};
+use super::dnodes::{DirtyDnodeSnapshot, dnode_at, position_of, put_dnode};
 use super::{Objset, WriteSettings};
 
 /// An object whose blocks are written.
@@ -25,10 +25,10 @@ struct Synced {
 }
 
 impl Objset {
-    /// Writes what the group of `ctx` has changed in the set. `None` if that is nothing.
+    /// Writes what the txg of `ctx` has changed in the set. `None` if that is nothing.
     pub(crate) fn sync(self: &Arc<Self>, ctx: &mut SyncContext<'_>) -> Result<Option<ObjsetPhys>> {
         let mut ctx = ctx.with_store(&self.store);
-        let settings = self.settings.lock().of_group(ctx.txg);
+        let settings = self.settings.lock().of_txg(ctx.txg);
         let (data, metadata) = settings.props(ctx.txg);
         let nodes = self.take_dirty(ctx.txg);
         let synced = self.sync_nodes(&mut ctx, (&data, &metadata), &nodes);
@@ -45,9 +45,9 @@ impl Objset {
         (data, metadata): (&WriteProps, &WriteProps),
         nodes: &[Arc<Node>],
     ) -> Result<Option<ObjsetPhys>> {
-        let mut patched = self.dnodes.of_group(ctx.txg);
-        if nodes.is_empty() && patched.is_empty() {
-            self.dnodes.drop_group(ctx.txg);
+        let mut dirty_blocks = self.dnodes.of_txg(ctx.txg);
+        if nodes.is_empty() && dirty_blocks.is_empty() {
+            self.dnodes.drop_txg(ctx.txg);
             return Ok(None);
         }
         let mut cost = 0;
@@ -61,7 +61,7 @@ impl Objset {
                     ObjectKind::Zap => &metadata_packer,
                     _ => &data_packer,
                 };
-                Some((node, node.take_work(ctx.txg, packer, &mut jobs)?))
+                Some((node, node.take_dirty_blocks(ctx.txg, packer, &mut jobs)?))
             })
             .collect();
         let mut packing = self.store.pack(jobs);
@@ -76,25 +76,25 @@ impl Objset {
             });
         }
         drop(packing);
-        add_blocks_of(&fields, &mut patched);
-        self.read_ahead(&patched)?;
+        add_blocks_of(&fields, &mut dirty_blocks);
+        self.read_ahead(&dirty_blocks)?;
         let old = self.tree();
-        let mut written = Vec::with_capacity(patched.len());
+        let mut written = Vec::with_capacity(dirty_blocks.len());
         let mut objects = 0i64;
         let mut fields = fields.as_slice();
-        for patches in &patched {
-            let own = fields.partition_point(|synced| place_of(synced.number).0 == patches.block);
+        for dirty in &dirty_blocks {
+            let own = fields.partition_point(|synced| position_of(synced.number).0 == dirty.block);
             let (of_block, rest) = fields.split_at(own);
             fields = rest;
-            let (ptr, delta) = self.write_block(ctx, &old, patches, of_block, metadata)?;
+            let (ptr, delta) = self.write_block(ctx, &old, dirty, of_block, metadata)?;
             objects += delta;
-            written.push(Change { block: patches.block, ptr });
+            written.push(PointerChange { block: dirty.block, ptr });
         }
-        let changes = Changes { freed: &[], written: &written };
+        let changes = TreeChanges { freed: &[], written: &written };
         let new = tree::update(ctx, &old, changes, metadata)?;
         cost += ctx.take_allocated();
         *self.tree.lock() = new;
-        let bytes = self.dnodes.drop_group(ctx.txg);
+        let bytes = self.dnodes.drop_txg(ctx.txg);
         self.store.cache().sub_dirty(bytes);
         self.objects.store(self.objects().saturating_add_signed(objects), Ordering::Relaxed);
         let allocated = self.allocated_bytes().saturating_add_signed(cost);
@@ -102,7 +102,7 @@ impl Objset {
         Ok(Some(self.phys()))
     }
 
-    /// The set as of the newest group that is synced.
+    /// The set as of the newest txg that is synced.
     pub(crate) fn phys(&self) -> ObjsetPhys {
         let tree = self.tree();
         ObjsetPhys {
@@ -125,10 +125,10 @@ impl Objset {
     }
 
     /// Starts reading the blocks that have to be read, all at once.
-    fn read_ahead(&self, patched: &[Patched]) -> Result<()> {
+    fn read_ahead(&self, dirty_blocks: &[DirtyDnodeSnapshot]) -> Result<()> {
         let tree = self.tree();
-        for patches in patched.iter().filter(|patches| patches.changed != u32::MAX) {
-            let ptr = tree::lookup(&self.store, &tree, patches.block)?;
+        for dirty in dirty_blocks.iter().filter(|dirty| dirty.changed != u32::MAX) {
+            let ptr = tree::lookup(&self.store, &tree, dirty.block)?;
             if !ptr.is_hole() {
                 self.store.prefetch(&ptr, Attributes::METADATA, Box::new(|_| {}));
             }
@@ -141,19 +141,19 @@ impl Objset {
         &self,
         ctx: &mut SyncContext<'_>,
         tree: &tree::Tree,
-        patches: &Patched,
+        dirty: &DirtyDnodeSnapshot,
         fields: &[Synced],
         props: &WriteProps,
     ) -> Result<(BlockPtrPhys, i64)> {
         let mut block = self.store.cache().alloc(DNODE_BLOCK_BYTES)?;
-        match self.stored_block_of(tree, patches.block)? {
+        match self.stored_block_of(tree, dirty.block)? {
             Some(stored) => block.copy_from_slice(&stored),
             None => block.fill(0),
         }
         let before = fill_of(&block);
-        self.apply(ctx, &mut block, patches)?;
+        self.apply(ctx, &mut block, dirty)?;
         for synced in fields {
-            let (_, index) = place_of(synced.number);
+            let (_, index) = position_of(synced.number);
             let mut dnode = dnode_at(&block, index).unwrap_or(DnodePhys::FREE);
             if dnode.kind == 0 || dnode.created_txg.get() != synced.created_txg {
                 // Who destroys an object waits for its changes, and who finds it destroyed makes none.
@@ -167,7 +167,7 @@ impl Objset {
         let fill = fill_of(&block);
         let delta = fill as i64 - before as i64;
         if fill < DNODES_PER_BLOCK as u64 && fill < before {
-            self.numbers.note_free(patches.block);
+            self.numbers.note_free(dirty.block);
         }
         if fill == 0 {
             return Ok((BlockPtrPhys::HOLE, delta));
@@ -177,18 +177,18 @@ impl Objset {
         Ok((ctx.write_new(block, &props)?, delta))
     }
 
-    /// Puts patches over a block; frees what objects that are gone had.
+    /// Puts dirty dnodes over a block; frees what objects that are gone had.
     fn apply(
         &self,
         ctx: &mut SyncContext<'_>,
         block: &mut Buffer,
-        patches: &Patched,
+        dirty: &DirtyDnodeSnapshot,
     ) -> Result<()> {
-        let Some(patched) = &patches.dnodes else { return Ok(()) };
-        for index in (0..DNODES_PER_BLOCK).filter(|index| patches.changed & 1 << index != 0) {
+        let Some(buffer) = &dirty.dnodes else { return Ok(()) };
+        for index in (0..DNODES_PER_BLOCK).filter(|index| dirty.changed & 1 << index != 0) {
             let old = dnode_at(block, index).unwrap_or(DnodePhys::FREE);
-            let mut new = dnode_at(patched, index).unwrap_or(DnodePhys::FREE);
-            if patches.reset & 1 << index != 0 {
+            let mut new = dnode_at(buffer, index).unwrap_or(DnodePhys::FREE);
+            if dirty.reset & 1 << index != 0 {
                 match DataFields::tree_of(&old) {
                     Ok(old) => tree::free_tree(ctx, &old.root)?,
                     Err(_) => ctx.leak(),
@@ -205,7 +205,7 @@ impl Objset {
 }
 
 impl WriteSettings {
-    /// How records, and how metadata, are written in a group.
+    /// How records, and how metadata, are written in a txg.
     fn props(&self, txg: u64) -> (WriteProps, WriteProps) {
         let metadata = WriteProps {
             kind: BlockKind::Dnode,
@@ -227,18 +227,20 @@ impl WriteSettings {
     }
 }
 
-/// Adds the blocks of objects that have new data but no patch.
-fn add_blocks_of(fields: &[Synced], patched: &mut Vec<Patched>) {
-    let known = patched.len();
+/// Adds the blocks of objects that have new data but no dirty dnode.
+fn add_blocks_of(fields: &[Synced], dirty_blocks: &mut Vec<DirtyDnodeSnapshot>) {
+    let known = dirty_blocks.len();
     for synced in fields {
-        let (block, _) = place_of(synced.number);
-        let there = patched[..known].binary_search_by_key(&block, |patches| patches.block).is_ok();
-        let last = patched.last().is_some_and(|last| patched.len() > known && last.block == block);
+        let (block, _) = position_of(synced.number);
+        let there = dirty_blocks[..known].binary_search_by_key(&block, |dirty| dirty.block).is_ok();
+        let last = dirty_blocks
+            .last()
+            .is_some_and(|last| dirty_blocks.len() > known && last.block == block);
         if !there && !last {
-            patched.push(Patched { block, changed: 0, reset: 0, dnodes: None });
+            dirty_blocks.push(DirtyDnodeSnapshot { block, changed: 0, reset: 0, dnodes: None });
         }
     }
-    patched.sort_unstable_by_key(|patches| patches.block);
+    dirty_blocks.sort_unstable_by_key(|dirty| dirty.block);
 }
 
 /// Dnodes in use.

@@ -27,24 +27,24 @@ fn pool() -> (Pool, Dataset) {
 }
 
 fn set_record_shift(pool: &Pool, data: &Dataset, number: u64, shift: u8) {
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let objset = &data.inner.objset;
     objset.change_dnode(tx.tx(), number, |dnode, _| dnode.record_shift = shift).expect("a dnode");
     drop(tx);
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
 }
 
 #[test]
 fn a_block_longer_than_its_objects_records_is_corrupt() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");
     let object = data.object(number).expect("it");
-    object.write(&tx, 0, &vec![1; 128 << 10]).expect("room");
+    object.write(&tx, 0, &vec![1; 128 << 10]).expect("space");
     drop((tx, object));
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     set_record_shift(&pool, &data, number, 12);
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let object = data.object(number).expect("it");
     let error = object.write(&tx, 5, b"hello").expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -53,10 +53,10 @@ fn a_block_longer_than_its_objects_records_is_corrupt() {
 #[test]
 fn a_directory_with_odd_records_is_corrupt() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_directory(&tx, &[]).expect("a directory");
     drop(tx);
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     set_record_shift(&pool, &data, number, 9);
     let error = data.directory(number).err().expect("it is odd");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -65,11 +65,11 @@ fn a_directory_with_odd_records_is_corrupt() {
 #[test]
 fn a_leaf_is_not_made_where_there_is_one() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_directory(&tx, &[]).expect("a directory");
     let directory = data.directory(number).expect("it");
     for name in 0..2000u64 {
-        directory.insert(&tx, &name.to_le_bytes(), b"value").expect("room");
+        directory.insert(&tx, &name.to_le_bytes(), b"value").expect("space");
     }
     let zap = data.inner.directory(number).expect("it");
     // As a leaf would that says that it is less deep than it is, when it is split.
@@ -79,32 +79,32 @@ fn a_leaf_is_not_made_where_there_is_one() {
     };
     assert_eq!(refused(&tx), ErrorKind::Corrupt);
     drop(tx);
-    pool.sync().expect("a group");
-    let tx = pool.begin().expect("room");
+    pool.sync().expect("a txg");
+    let tx = pool.begin().expect("space");
     assert_eq!(refused(&tx), ErrorKind::Corrupt);
     assert_eq!(directory.audit().expect("it is whole").entries, 2000);
 }
 
 #[test]
-fn a_number_that_is_taken_leaves_no_trace_in_the_group() {
+fn a_number_that_is_taken_leaves_no_trace_in_the_txg() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, b"first").expect("an object");
     drop(tx);
-    pool.sync().expect("a group");
-    let tx = pool.begin().expect("room");
+    pool.sync().expect("a txg");
+    let tx = pool.begin().expect("space");
     let objset = &data.inner.objset;
     let error = objset
         .create_at(tx.tx(), number, (ObjectKind::Data, 12), b"second")
         .expect_err("it is there");
     assert_eq!(error.kind(), ErrorKind::Exists, "{error}");
-    assert!(matches!(objset.dnodes.newest(number), super::Newest::Stored));
+    assert!(matches!(objset.dnodes.newest(number), super::NewestDnode::Stored));
 }
 
 #[test]
 fn numbers_past_the_largest_are_refused() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     for number in [u64::MAX, DNODE_BLOCKS_MAX * DNODES_PER_BLOCK as u64] {
         let error = data
             .inner
@@ -116,12 +116,12 @@ fn numbers_past_the_largest_are_refused() {
 }
 
 #[test]
-fn a_patch_does_not_bring_an_old_count_of_a_directorys_entries_back() {
+fn a_dirty_dnode_does_not_bring_an_old_count_of_a_directorys_entries_back() {
     let (pool, data) = pool();
     let fill = |tx: &Transaction<'_>, number: u64, names: Range<u64>| {
         let directory = data.directory(number).expect("it");
         for name in names {
-            directory.insert(tx, &name.to_le_bytes(), b"value").expect("room");
+            directory.insert(tx, &name.to_le_bytes(), b"value").expect("space");
         }
     };
     let is_right = |number: u64, attributes: &[u8]| {
@@ -130,23 +130,23 @@ fn a_patch_does_not_bring_an_old_count_of_a_directorys_entries_back() {
         assert_eq!(directory.audit().expect("it is whole").entries, 300);
         assert_eq!(data.object_info(number).expect("it").attributes, attributes);
     };
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_directory(&tx, &[]).expect("a directory");
     fill(&tx, number, 0..200);
     drop(tx);
-    pool.sync().expect("a group");
-    let tx = pool.begin().expect("room");
-    data.set_attributes(&tx, number, b"of this group").expect("room");
+    pool.sync().expect("a txg");
+    let tx = pool.begin().expect("space");
+    data.set_attributes(&tx, number, b"of this txg").expect("space");
     fill(&tx, number, 200..300);
-    // As one of the next group does while this one syncs: its patch is a copy of this one's.
+    // As one of the next txg does while this one syncs: its dirty dnode is a copy of this one's.
     let next = Tx::syncing(tx.txg() + 1);
-    data.inner.objset.set_attributes(&next, number, b"of the next").expect("room");
+    data.inner.objset.set_attributes(&next, number, b"of the next").expect("space");
     is_right(number, b"of the next");
     drop(tx);
     // Nobody has the directory open when this one is synced.
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     is_right(number, b"of the next");
-    pool.sync().expect("the next group");
+    pool.sync().expect("the next txg");
     is_right(number, b"of the next");
 }
 
@@ -166,7 +166,7 @@ fn a_tree_of_dnodes_higher_than_numbers_reach_is_corrupt() {
 #[test]
 fn the_last_number_is_given_out_once() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     data.inner.objset.numbers.skip_to(DNODE_BLOCKS_MAX - 1);
     let error = (0..100_000)
         .find_map(|_| data.inner.objset.next_number().err())
@@ -178,10 +178,10 @@ fn the_last_number_is_given_out_once() {
 #[test]
 fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
     let (pool, data) = pool();
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");
     let object = data.object(number).expect("it");
-    object.write(&tx, 0, b"content").expect("room");
+    object.write(&tx, 0, b"content").expect("space");
     {
         let node = data.inner.objset.open(number).expect("it");
         let mut state = node.lock();
@@ -189,14 +189,14 @@ fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
         state.pending_mut(tx.txg()).size = Some(u64::MAX);
     }
     drop((tx, object));
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     pool.sync().expect("nobody has it any more");
     let opened = data.object(number).err().expect("it is odd");
     assert_eq!(opened.kind(), ErrorKind::Corrupt, "{opened}");
     let told = data.object_info(number).expect_err("it is odd");
     assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
     // Its neighbours, and what is known of it besides, can still be changed.
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     data.inner
         .objset
         .change_dnode(tx.tx(), number, |dnode, _| dnode.created_txg = 7.into())

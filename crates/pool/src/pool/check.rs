@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
 use crate::format::{BlockPtrPhys, Dva};
-use crate::space::{SpaceReport, Walked};
+use crate::space::{SpaceReport, WalkedRanges};
 use crate::store::Store;
 
-use super::walk::{Place, Stop, Visitor, Walking, is_complete};
-use super::{Inner, Pool};
+use super::walk::{BlockLocation, Visitor, WalkEnd, Walking, is_complete};
+use super::{Pool, PoolInner};
 
 /// Problems that a report lists; more are only counted.
 const LISTED: usize = 64;
@@ -103,9 +103,9 @@ impl std::fmt::Display for CheckReport {
 }
 
 impl Pool {
-    /// Checks the whole pool, as of the newest group, which is committed first. Nothing is committed while it runs, so that
+    /// Checks the whole pool, as of the newest txg, which is committed first. Nothing is committed while it runs, so that
     /// changes wait if there are many. `progress` is called now and then, and interrupts it by returning
-    /// [`ControlFlow::Break`]; it must not ask the pool for anything that waits for a group or for figures
+    /// [`ControlFlow::Break`]; it must not ask the pool for anything that waits for a txg or for statistics
     /// ([`stats`](Self::stats)). What was found until then is returned, and is not [`complete`](CheckReport::complete).
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     fn check(
         &self,
         progress: &mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
@@ -129,7 +129,7 @@ impl Inner {
         // The sync needs it: what is walked stays as it is.
         let mut space = self.space.lock();
         let mut checker = Checker {
-            walked: Walked::new(&space),
+            walked: WalkedRanges::new(&space),
             report: CheckReport::default(),
             total_bytes: space.stats().allocated_bytes,
             progress,
@@ -145,14 +145,14 @@ impl Inner {
 }
 
 struct Checker<'a> {
-    walked: Walked,
+    walked: WalkedRanges,
     report: CheckReport,
     total_bytes: u64,
     progress: &'a mut dyn FnMut(&CheckProgress) -> ControlFlow<()>,
 }
 
 impl Visitor for Checker<'_> {
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking {
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &BlockLocation) -> Walking {
         if ptr.is_hole() {
             return Ok(());
         }
@@ -178,13 +178,13 @@ impl Visitor for Checker<'_> {
                 problems: self.report.damaged_count,
             });
             if flow.is_break() {
-                return Err(Stop::Interrupted);
+                return Err(WalkEnd::Interrupted);
             }
         }
         Ok(())
     }
 
-    fn damaged(&mut self, place: &Place, error: Error) {
+    fn damaged(&mut self, place: &BlockLocation, error: Error) {
         self.report.damaged_count += 1;
         if self.report.damaged.len() < LISTED {
             self.report.damaged.push(format!("{place}: {error}"));

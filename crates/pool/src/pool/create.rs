@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{
     BlockPtrPhys, DvaPhys, LOG_EXTENTS_MAX, ObjectKind, ObjsetPhys, SECTOR_UNIT, ZAP_LEAF_BYTES,
 };
-use crate::l2::CacheDevices;
+use crate::l2::L2Devices;
 use crate::log::{Extent, IntentLog};
 use crate::object::Leaves;
 use crate::objset::Objset;
@@ -31,9 +31,9 @@ use crate::tx::Tx;
 use crate::txg::Txgs;
 use crate::zap::Zap;
 
-use super::l2::CacheList;
+use super::l2::L2DeviceList;
 use super::log_io::LogDevices;
-use super::{Inner, Pool, sync_txg};
+use super::{Pool, PoolInner, sync_txg};
 
 /// Changed bytes that may wait for their commit, however small the cache is.
 const DIRTY_MIN_BYTES: u64 = 4 << 20;
@@ -75,7 +75,7 @@ impl CreateOptions {
 }
 
 /// What a pool is put together from, beside what lies on its devices.
-pub(super) struct Parts {
+pub(super) struct PoolParts {
     pub(super) cache: Arc<BlockCache>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) seed: u64,
@@ -83,7 +83,7 @@ pub(super) struct Parts {
     pub(super) read_only: bool,
 }
 
-impl Parts {
+impl PoolParts {
     pub(super) fn new(
         cache: &Arc<BlockCache>,
         clock: Option<&Arc<dyn Clock>>,
@@ -118,7 +118,7 @@ impl Parts {
     /// A store whose keys are a new owner's.
     pub(super) fn store(&self, devices: &Arc<Devices>) -> Result<Store> {
         let owner = open_owner(&self.cache, OwnerCaching::All)?;
-        let flight = self.tunables.store().flight_bytes();
+        let flight = self.tunables.store().in_flight_bytes();
         let devices = Arc::clone(devices);
         Ok(Store::new(devices, Arc::clone(&self.cache), owner, self.read_only, flight))
     }
@@ -142,8 +142,12 @@ impl Pool {
     /// [`ErrorKind::Invalid`] for a name, tunable or device that cannot be, [`ErrorKind::Exists`] if a device holds a pool,
     /// [`ErrorKind::Device`], [`ErrorKind::NoMemory`].
     pub fn create(devices: Vec<Opened>, options: &CreateOptions) -> Result<Self> {
-        let parts =
-            Parts::new(&options.cache, options.clock.as_ref(), options.seed, &options.tunables)?;
+        let parts = PoolParts::new(
+            &options.cache,
+            options.clock.as_ref(),
+            options.seed,
+            &options.tunables,
+        )?;
         let wanted = import::CreateOptions {
             name: options.name.clone(),
             host: options.host.clone(),
@@ -176,11 +180,11 @@ impl Pool {
         let shift = ZAP_LEAF_BYTES.trailing_zeros() as u8;
         let directory = mos.create(&tx, ObjectKind::Zap, shift, &[])?;
         let root = BlockPtrPhys::HOLE;
-        let cache_list = 0;
-        let found = Found { config, space, log, mos, directory, cache_list, root, synced: 0 };
+        let l2_list = 0;
+        let found = FoundPool { config, space, log, mos, directory, l2_list, root, synced: 0 };
         let pool = found.into_pool(parts, devices, store)?;
         let txg = pool.inner.txgs.quiesce()?;
-        pool.inner.finish_group(txg, pool.inner.space.lock())?;
+        pool.inner.finish_txg(txg, pool.inner.space.lock())?;
         pool.inner.txgs.synced(txg);
         pool.start()?;
         Ok(pool)
@@ -194,25 +198,25 @@ impl Pool {
 }
 
 /// What was made, or found on the devices.
-pub(super) struct Found {
+pub(super) struct FoundPool {
     pub(super) config: Config,
     pub(super) space: Space,
     pub(super) log: IntentLog,
     pub(super) mos: Arc<Objset>,
     /// Number of the directory of datasets.
     pub(super) directory: u64,
-    /// Number of the list of cache devices, or 0.
-    pub(super) cache_list: u64,
+    /// Number of the list of L2 devices, or 0.
+    pub(super) l2_list: u64,
     pub(super) root: BlockPtrPhys,
-    /// The newest durable group.
+    /// The newest durable txg.
     pub(super) synced: u64,
 }
 
-impl Found {
+impl FoundPool {
     /// The pool, without its thread.
     pub(super) fn into_pool(
         self,
-        parts: Parts,
+        parts: PoolParts,
         devices: Arc<Devices>,
         store: Store,
     ) -> Result<Pool> {
@@ -221,26 +225,26 @@ impl Found {
         let txgs = Arc::new(Txgs::new(self.synced, Arc::clone(&parts.clock), tunables));
         // What it says has been used.
         parts.tunables.store().freeze();
-        parts.tunables.cache_devices().freeze();
-        let inner = Arc::new(Inner {
+        parts.tunables.l2_devices().freeze();
+        let inner = Arc::new(PoolInner {
             name: self.config.pool_name.clone(),
             guid: self.config.pool_guid,
             config: Mutex::named("pool-config", self.config),
             spans: Mutex::named("pool-spans", Vec::new()),
             devices,
             store,
-            room: Reservations::new(&txgs),
+            reservations: Reservations::new(&txgs),
             txgs,
             log: self.log,
             space_counters: Arc::clone(self.space.counters()),
-            figures: Mutex::named("pool-figures", SpaceStats::default()),
+            space_stats: Mutex::named("pool-space-stats", SpaceStats::default()),
             space: Mutex::named("space", self.space),
             mos: self.mos,
             directory,
             directory_number: self.directory,
             datasets: Mutex::named("datasets", HashMap::new()),
-            cache_devices: CacheDevices::new(),
-            cache_list: CacheList::new(self.cache_list),
+            l2_devices: L2Devices::new(),
+            l2_list: L2DeviceList::new(self.l2_list),
             datasets_changing: Mutex::named("datasets-changing", ()),
             root: Mutex::named("pool-root", self.root),
             closed: AtomicBool::new(false),
@@ -254,7 +258,7 @@ impl Found {
     }
 }
 
-/// Room for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, in a piece on each device as far as a log may have so
+/// Space for the intent log: 1/64 of the pool, from 1 MiB to 256 MiB, in a piece on each device as far as a log may have so
 /// many.
 fn log_extents(space: &mut Space, devices: &Devices) -> Result<Vec<Extent>> {
     let spans = devices.spans();

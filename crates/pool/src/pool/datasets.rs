@@ -5,21 +5,21 @@ use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::handles::Dataset;
+use crate::blocking;
 use crate::dataset::{self, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{DatasetPhys, DnodePhys, ObjectKind};
 use crate::reservation::Intent;
 use crate::store::Store;
-use crate::waiting;
 use crate::zap::{Cookie, Entry};
 
 use super::create::open_owner;
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 /// Names of datasets are at most this long.
 const NAME_BYTES: usize = 255;
-/// Names are listed in lots of this many.
-const LOT: usize = 256;
+/// Names are listed in batches of this many.
+const BATCH: usize = 256;
 /// Datasets that a pool has at most.
 const DATASETS_MAX: usize = 4096;
 
@@ -27,7 +27,7 @@ impl Pool {
     /// Creates a dataset, durably.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`] if the cache has no room for one more, and as
+    /// [`ErrorKind::Exists`], [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`] if the cache has no space for one more, and as
     /// [`begin`](Self::begin).
     pub fn create_dataset(&self, name: &str, settings: &DatasetSettings) -> Result<Dataset> {
         let inner = &self.inner;
@@ -37,7 +37,7 @@ impl Pool {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         settings.check()?;
-        waiting::check("a transaction group")?;
+        blocking::check("a transaction group")?;
         // Before there is a name: a dataset that is there can be opened.
         let store = inner.dataset_store(settings)?;
         {
@@ -52,7 +52,7 @@ impl Pool {
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
             let guid = inner.rng.lock().next_u64().max(1);
-            let phys = dataset::Inner::new_phys(settings, guid, tx.txg())?;
+            let phys = dataset::DatasetInner::new_phys(settings, guid, tx.txg())?;
             let number = inner.mos.create(tx.tx(), ObjectKind::Dataset, 12, phys.as_bytes())?;
             inner.directory.insert(tx.tx(), name.as_bytes(), &number.to_le_bytes())?;
         }
@@ -79,7 +79,7 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     pub(super) fn dataset_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         self.each_entry(|entry| names.push(String::from_utf8_lossy(&entry.name).into_owned()))?;
@@ -92,26 +92,26 @@ impl Inner {
         let mut from = Cookie::START;
         let mut count = 0;
         loop {
-            let lot = self.directory.entries(from, LOT)?;
-            let Some(last) = lot.last() else { return Ok(()) };
+            let batch = self.directory.entries(from, BATCH)?;
+            let Some(last) = batch.last() else { return Ok(()) };
             from = last.next;
-            count += lot.len();
+            count += batch.len();
             if count > DATASETS_MAX {
                 let text = format!("more than {DATASETS_MAX} datasets");
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
-            lot.iter().for_each(&mut found);
+            batch.iter().for_each(&mut found);
         }
     }
 
     /// Changes the settings of a dataset, durably.
     pub(crate) fn set_settings(
         &self,
-        dataset: &dataset::Inner,
+        dataset: &dataset::DatasetInner,
         settings: &DatasetSettings,
     ) -> Result<()> {
         settings.check()?;
-        waiting::check("a transaction group")?;
+        blocking::check("a transaction group")?;
         {
             let tx = self.begin(Intent::Free)?;
             let _one = self.datasets_changing.lock();
@@ -121,28 +121,28 @@ impl Inner {
     }
 
     /// The dataset of that name, open.
-    pub(crate) fn dataset(&self, name: &str) -> Result<Arc<dataset::Inner>> {
+    pub(crate) fn dataset(&self, name: &str) -> Result<Arc<dataset::DatasetInner>> {
         self.dataset_with(name, None)
     }
 
     /// A store for a dataset.
     fn dataset_store(&self, settings: &DatasetSettings) -> Result<Store> {
         let owner = open_owner(self.store.cache(), settings.caching())?;
-        Ok(self.store.with_owner(owner, settings.second))
+        Ok(self.store.with_owner(owner, settings.l2))
     }
 
     /// As [`dataset`](Self::dataset), with the store that it gets if it is not open yet.
-    fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::Inner>> {
-        let mut datasets = waiting::lock(&self.datasets, "a dataset that is being opened")?;
+    fn dataset_with(&self, name: &str, store: Option<Store>) -> Result<Arc<dataset::DatasetInner>> {
+        let mut datasets = blocking::lock(&self.datasets, "a dataset that is being opened")?;
         if let Some(dataset) = datasets.get(name) {
             return Ok(Arc::clone(dataset));
         }
         let (number, dnode) = self.dataset_dnode(name)?;
         let store = match store {
             Some(store) => store,
-            None => self.dataset_store(&dataset::Inner::settings_of(dnode.attributes())?)?,
+            None => self.dataset_store(&dataset::DatasetInner::settings_of(dnode.attributes())?)?,
         };
-        let dataset = dataset::Inner::open(
+        let dataset = dataset::DatasetInner::open(
             (store, &self.mos.ahead),
             (name, number),
             dnode.attributes(),

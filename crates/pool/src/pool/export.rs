@@ -2,11 +2,11 @@
 
 use forebay_base::sync::atomic::Ordering;
 
+use crate::blocking::blocking_allowed;
 use crate::devices::label;
 use crate::error::Result;
-use crate::waiting::waiting_allowed;
 
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 impl Pool {
     /// Commits what is dirty, marks the pool as exported, and closes its devices. Handles of its datasets and objects answer
@@ -14,18 +14,17 @@ impl Pool {
     /// threads with the expectation that it succeeds.
     ///
     /// # Errors
-    /// Why the last group could not be committed; the pool is closed all the same, and what was durable before is.
+    /// Why the last txg could not be committed; the pool is closed all the same, and what was durable before is.
     pub fn export(self) -> Result<()> {
         self.end()
     }
 
-    /// Ends without committing anything, as a crash would: for tests.
-    #[doc(hidden)]
+    /// Closes the pool without committing anything, as a crash would.
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.txgs.close();
         self.join();
-        self.inner.close_cache_devices("the pool is exported");
+        self.inner.close_l2_devices("the pool is exported");
         self.inner.close();
     }
 
@@ -39,7 +38,7 @@ impl Pool {
 
     /// Waits, on whatever thread: there is nobody left who could do it later.
     fn end(&self) -> Result<()> {
-        waiting_allowed(|| self.end_now())
+        blocking_allowed(|| self.end_now())
     }
 
     fn end_now(&self) -> Result<()> {
@@ -52,8 +51,8 @@ impl Pool {
         };
         self.inner.txgs.close();
         self.join();
-        self.inner.fill_cache_devices();
-        self.inner.close_cache_devices("the pool is exported");
+        self.inner.fill_l2_devices();
+        self.inner.close_l2_devices("the pool is exported");
         let marked = match (&synced, self.inner.read_only) {
             (Ok(()), false) => self.inner.mark_exported(),
             _ => Ok(()),
@@ -70,7 +69,7 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     fn mark_exported(&self) -> Result<()> {
         let mut config = self.config.lock();
         config.active = false;

@@ -1,16 +1,16 @@
-//! More room: devices that have grown, and new ones.
+//! More space: devices that have grown, and new ones.
 //!
-//! Labels come first. Each group then fits what is known of space to the devices that there are, so that a crash
-//! in between costs nothing: the next group after the import does it.
+//! Labels come first. Each txg then fits what is known of space to the devices that there are, so that a crash
+//! in between costs nothing: the next txg after the import does it.
 
+use crate::blocking;
 use crate::devices::import;
 use crate::devices::label;
 use crate::error::Result;
 use crate::open::{HostId, Opened};
 use crate::space::{DeviceSpan, Space};
-use crate::waiting;
 
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 impl Pool {
     /// Adds a device, striped with the others, durably. Returns its number. `force` takes one that holds a pool.
@@ -19,7 +19,7 @@ impl Pool {
     /// As [`create`](Self::create); [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also if its sectors are larger than the pool's.
     pub fn add_device(&self, device: Opened, force: bool) -> Result<u16> {
         self.inner.check_writable()?;
-        waiting::check("a device")?;
+        blocking::check("a device")?;
         let inner = &self.inner;
         let number = {
             let mut config = inner.config.lock();
@@ -42,7 +42,7 @@ impl Pool {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if there is no such device; why it could not be written.
     pub fn expand(&self, number: u16) -> Result<u64> {
         self.inner.check_writable()?;
-        waiting::check("a device")?;
+        blocking::check("a device")?;
         let bytes = {
             let mut config = self.inner.config.lock();
             label::expand(&self.inner.devices, number, &mut config, self.inner.store.cache())?
@@ -52,8 +52,8 @@ impl Pool {
     }
 }
 
-impl Inner {
-    /// Makes room known that devices have and space does not. Within a group.
+impl PoolInner {
+    /// Makes space known that devices have and space does not. Within a txg.
     pub(super) fn fit_space(&self, space: &mut Space) -> Result<()> {
         let spans: Vec<DeviceSpan> = self.devices.spans();
         let mut known = self.spans.lock();

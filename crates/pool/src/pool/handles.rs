@@ -4,12 +4,12 @@
 
 use forebay_base::sync::{Arc, MutexGuard};
 
-use super::Inner as PoolInner;
-use crate::dataset::{DatasetSettings, Inner};
+use super::PoolInner;
+use crate::dataset::{DatasetInner, DatasetSettings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{ObjectKind, ZAP_LEAF_BYTES};
 use crate::log::Change;
-use crate::object::{Content, Leaves, Node, ObjectUsage};
+use crate::object::{Leaves, Node, ObjectUsage, SeekTarget};
 use crate::tx::Transaction;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
 
@@ -17,7 +17,7 @@ use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
 #[derive(Clone)]
 pub struct Dataset {
     pub(crate) pool: Arc<PoolInner>,
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<DatasetInner>,
 }
 
 /// An object of bytes, open.
@@ -85,7 +85,7 @@ impl Dataset {
         self.inner.root().1
     }
 
-    /// Sets both. They become durable with the transaction's group, not by an fsync.
+    /// Sets both. They become durable with the transaction's txg, not by an fsync.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is no such object.
@@ -97,12 +97,12 @@ impl Dataset {
         Ok(())
     }
 
-    /// Objects in use, as of the newest durable group.
+    /// Objects in use, as of the newest durable txg.
     pub fn object_count(&self) -> u64 {
         self.inner.objset.objects()
     }
 
-    /// Bytes that it takes on devices, all copies, as of the newest durable group.
+    /// Bytes that it takes on devices, all copies, as of the newest durable txg.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.objset.allocated_bytes()
     }
@@ -222,7 +222,7 @@ impl Dataset {
         }
         // Noted in the order in which they are made.
         let node = self.inner.objset.open(number)?;
-        let _turn = node.lock_turn()?;
+        let _lock = node.lock_object()?;
         self.inner.set_attributes(tx.tx(), number, attributes)?;
         self.log(tx, number, || change(node.kind));
         Ok(())
@@ -306,7 +306,7 @@ impl Object {
     /// from a callback of the I/O on whatever thread, where it must not wait, or on this thread before this returns, if there
     /// was nothing to wait for. Never waits.
     ///
-    /// After `done` a read [`without_waiting`](crate::without_waiting) usually succeeds. It may not: what came was pushed out
+    /// After `done` a read [`non_blocking`](crate::non_blocking) usually succeeds. It may not: what came was pushed out
     /// again, or was an indirect block, or could not be read, or the cache wants none of it. Ask again a few times, and
     /// then read on a thread that may wait.
     pub fn fetch(&self, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>) {
@@ -319,7 +319,7 @@ impl Object {
     /// # Errors
     /// Why the indirect blocks that know cannot be read.
     pub fn next_data(&self, from: u64) -> Result<Option<u64>> {
-        self.node.seek(from, Content::Data)
+        self.node.seek(from, SeekTarget::Data)
     }
 
     /// The next offset from `from` on that lies in a hole, record by record; what is behind the last record is one, so that it
@@ -328,7 +328,7 @@ impl Object {
     /// # Errors
     /// As [`next_data`](Self::next_data).
     pub fn next_hole(&self, from: u64) -> Result<Option<u64>> {
-        self.node.seek(from, Content::Hole)
+        self.node.seek(from, SeekTarget::Hole)
     }
 
     /// How long it is, and what it takes on devices.
@@ -349,8 +349,8 @@ impl Object {
     /// As [`write`](Self::write), and says how many bytes of `data` were written, from its beginning: all if it succeeds,
     /// perhaps none if it fails. For whoever keeps something of its own that has to agree with the content.
     pub fn write_some(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> (u64, Result<()>) {
-        let _turn = match self.turn() {
-            Ok(turn) => turn,
+        let _lock = match self.lock_object() {
+            Ok(lock_object) => lock_object,
             Err(error) => return (0, Err(error)),
         };
         let (len, written) = self.node.write_some(tx.tx(), offset, data);
@@ -365,7 +365,7 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn truncate(&self, tx: &Transaction<'_>, size: u64) -> Result<()> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         self.node.truncate(tx.tx(), size)?;
         self.dataset.log(tx, self.node.number, || Change::Truncate { size });
         Ok(())
@@ -376,7 +376,7 @@ impl Object {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn punch(&self, tx: &Transaction<'_>, offset: u64, len: u64) -> Result<()> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         self.node.punch(tx.tx(), offset, len)?;
         self.dataset.log(tx, self.node.number, || Change::Punch { offset, len });
         Ok(())
@@ -384,8 +384,8 @@ impl Object {
 
     /// Held over a change, which may take several steps, and its note: the log has changes of one object in the order
     /// in which they were made.
-    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
-        self.node.lock_turn()
+    fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
+        self.node.lock_object()
     }
 
     /// As [`Dataset::fsync`], for this object.
@@ -408,7 +408,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::Exists`]; [`ErrorKind::Invalid`] for a name or value that is empty or too long.
     pub fn insert(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<()> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         self.zap.insert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapInsert { name, value });
         Ok(())
@@ -419,7 +419,7 @@ impl Directory {
     /// # Errors
     /// As [`insert`](Self::insert), but for the first.
     pub fn update(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         let old = self.zap.upsert(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -430,7 +430,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), but for the first.
     pub fn replace(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Value> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         let old = self.zap.replace(tx.tx(), name, value)?;
         self.dataset.log(tx, self.number, || Change::ZapUpdate { name, value });
         Ok(old)
@@ -449,7 +449,7 @@ impl Directory {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn remove(&self, tx: &Transaction<'_>, name: &[u8]) -> Result<Value> {
-        let _turn = self.turn()?;
+        let _lock = self.lock_object()?;
         let old = self.zap.remove(tx.tx(), name)?;
         self.dataset.log(tx, self.number, || Change::ZapRemove { name });
         Ok(old)
@@ -502,9 +502,9 @@ impl Directory {
     }
 
     /// As for objects, if the dataset logs: a change of a directory is one step.
-    fn turn(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+    fn lock_object(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         let node = &self.zap.store().0;
-        self.dataset.inner.logs().then(|| node.lock_turn()).transpose()
+        self.dataset.inner.logs().then(|| node.lock_object()).transpose()
     }
 
     /// As [`Dataset::fsync`], for this directory.

@@ -17,7 +17,7 @@ use crate::space::Space;
 use crate::store::Store;
 
 use super::Pool;
-use super::create::{Found, Parts};
+use super::create::{FoundPool, PoolParts};
 
 /// Root blocks that an import with [`ImportOptions::rewind`] tries, the newest first, before it gives up.
 const ROOTS_TRIED: usize = 3;
@@ -43,8 +43,8 @@ pub struct ImportOptions {
     pub clock: Option<Arc<dyn Clock>>,
     /// Where numbers that name things come from; the system by default.
     pub seed: Option<u64>,
-    /// Whether cache devices are looked for at the paths that the pool knows. Without it none is used but those that are given.
-    pub looks_for_cache_devices: bool,
+    /// Whether L2 devices are looked for at the paths that the pool knows. Without it none is used but those that are given.
+    pub find_l2_devices: bool,
 }
 
 impl ImportOptions {
@@ -60,7 +60,7 @@ impl ImportOptions {
             tunables: Vec::new(),
             clock: None,
             seed: None,
-            looks_for_cache_devices: true,
+            find_l2_devices: true,
         }
     }
 }
@@ -76,18 +76,22 @@ impl Pool {
         Self::import_with(devices, Vec::new(), options)
     }
 
-    /// The same, with cache devices that are open already; those of the pool among them are used.
+    /// The same, with L2 devices that are open already; those of the pool among them are used.
     ///
     /// # Errors
-    /// As [`import`](Self::import). Nothing that is wrong with a cache device is one, see
-    /// [`cache_devices`](Self::cache_devices).
+    /// As [`import`](Self::import). Nothing that is wrong with an L2 device is one, see
+    /// [`l2_devices`](Self::l2_devices).
     pub fn import_with(
         devices: Vec<Opened>,
-        cache_devices: Vec<Opened>,
+        l2_devices: Vec<Opened>,
         options: &ImportOptions,
     ) -> Result<Self> {
-        let mut parts =
-            Parts::new(&options.cache, options.clock.as_ref(), options.seed, &options.tunables)?;
+        let mut parts = PoolParts::new(
+            &options.cache,
+            options.clock.as_ref(),
+            options.seed,
+            &options.tunables,
+        )?;
         parts.read_only = options.read_only;
         let wanted = import::ImportOptions {
             host: options.host.clone(),
@@ -119,11 +123,11 @@ impl Pool {
         let directory = root.datasets.get();
         // Numbers are never used twice, even if an older root had to do.
         let synced = uberblocks.first().map_or(txg, |newest| newest.txg.max(txg));
-        let cache_list = root.cache_devices.get();
-        let found = Found { config, space, log, mos, directory, cache_list, root: ptr, synced };
-        store.levels().note_durable(txg);
+        let l2_list = root.l2_devices.get();
+        let found = FoundPool { config, space, log, mos, directory, l2_list, root: ptr, synced };
+        store.l2().note_durable(txg);
         let pool = found.into_pool(parts, devices, store).map_err(doing)?;
-        pool.attach_cache_devices(cache_devices, options.looks_for_cache_devices, txg);
+        pool.attach_l2_devices(l2_devices, options.find_l2_devices, txg);
         if !options.read_only {
             pool.start()?;
             pool.replay(&root.log, options.discard_log).map_err(doing)?;
@@ -162,7 +166,7 @@ fn newest_root(
 pub(crate) fn read_root(store: &Store, uberblock: &Uberblock) -> Result<RootPhys> {
     let ptr = &uberblock.root;
     let corrupt = |what: &str| {
-        let text = format!("the root block of group {} {what}", uberblock.txg);
+        let text = format!("the root block of txg {} {what}", uberblock.txg);
         Error::new(ErrorKind::Corrupt, text)
     };
     if ptr.block_kind() != Some(BlockKind::Root) || ptr.logical_bytes.get() != ROOT_BYTES as u32 {

@@ -1,8 +1,10 @@
-//! The pool's side of its L2 devices: the public calls, and the list of devices in one of the pool's own objects.
+//! The pool's side of its L2 devices: the public calls, and the list of devices in one of the
+//! pool's own objects.
 //!
-//! The root block names the list's object. It names none while the stored list is wrong, see [`CacheList::omit`].
+//! The root block names the list's object. It names none while the stored list is wrong, see
+//! [`L2DeviceList::omit`].
 //!
-//! Locking: `pool-cache-list`, a leaf lock around the object's number.
+//! Locking: `pool-l2-list`, a leaf lock around the object's number.
 
 use forebay_base::sync::atomic::Ordering;
 use forebay_base::sync::{Arc, Mutex};
@@ -10,39 +12,40 @@ use forebay_io::Device;
 use hashbrown::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::blocking;
 use crate::devices::label;
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{CACHE_DEVICES_MAX, CacheDevicePhys, ObjectKind};
-use crate::l2::{CacheDevice, CacheDeviceState, CacheDevices, L2Context, L2Host};
+use crate::format::{L2_DEVICES_MAX, L2DevicePhys, ObjectKind};
+use crate::l2::{L2Context, L2Device, L2DeviceState, L2Devices, L2Host};
 use crate::objset::Objset;
 use crate::open::Opened;
 use crate::reservation::Intent;
 use crate::tx::{Transaction, Tx};
-use crate::waiting;
 
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 /// Log2 of the size of records of the list's object.
 const LIST_SHIFT: u8 = 12;
 /// Bytes of an entry of the list.
-const ENTRY_BYTES: usize = size_of::<CacheDevicePhys>();
+const ENTRY_BYTES: usize = size_of::<L2DevicePhys>();
 
 /// The stored list of L2 devices.
-pub(super) struct CacheList(Mutex<ListObject>);
+pub(super) struct L2DeviceList(Mutex<ListObject>);
 
 /// The object of the list.
 #[derive(Clone, Copy)]
 struct ListObject {
     /// 0 if there is none.
     number: u64,
-    /// The first txg whose root block names it; `u64::MAX` while none does, because the stored list is wrong.
+    /// The first txg whose root block names it; `u64::MAX` while none does, because the stored list
+    /// is wrong.
     since: u64,
 }
 
-impl CacheList {
+impl L2DeviceList {
     /// The list in the object of that number; 0 if there is none yet.
     pub(super) fn new(number: u64) -> Self {
-        Self(Mutex::named("pool-cache-list", ListObject { number, since: 0 }))
+        Self(Mutex::named("pool-l2-list", ListObject { number, since: 0 }))
     }
 
     /// Number of the list's object for the root block of a txg.
@@ -56,7 +59,7 @@ impl CacheList {
         self.0.lock().since = u64::MAX;
     }
 
-    fn write(&self, mos: &Arc<Objset>, tx: &Tx, entries: &[CacheDevicePhys]) -> Result<()> {
+    fn write(&self, mos: &Arc<Objset>, tx: &Tx, entries: &[L2DevicePhys]) -> Result<()> {
         let number = self.0.lock().number;
         let number = match number {
             0 => {
@@ -67,7 +70,7 @@ impl CacheList {
             number => number,
         };
         let node = mos.open(number)?;
-        let _turn = node.lock_turn()?;
+        let _lock = node.lock_object()?;
         node.write(tx, 0, entries.as_bytes())?;
         node.truncate(tx, size_of_val(entries) as u64)?;
         let mut list = self.0.lock();
@@ -77,148 +80,151 @@ impl CacheList {
         Ok(())
     }
 
-    fn read(&self, mos: &Arc<Objset>) -> Result<Vec<CacheDevicePhys>> {
+    fn read(&self, mos: &Arc<Objset>) -> Result<Vec<L2DevicePhys>> {
         let number = self.0.lock().number;
         if number == 0 {
             return Ok(Vec::new());
         }
         let node = mos.open(number)?;
-        let corrupt = |what: &str| {
-            Error::new(ErrorKind::Corrupt, format!("the list of cache devices {what}"))
-        };
+        let corrupt =
+            |what: &str| Error::new(ErrorKind::Corrupt, format!("the list of L2 devices {what}"));
         let size = node.size();
         if node.kind != ObjectKind::Data || size % ENTRY_BYTES as u64 != 0 {
             return Err(corrupt("is another object"));
         }
-        if size > (CACHE_DEVICES_MAX * ENTRY_BYTES) as u64 {
+        if size > (L2_DEVICES_MAX * ENTRY_BYTES) as u64 {
             return Err(corrupt("is too long"));
         }
         let mut bytes = vec![0; size as usize];
         if node.read(0, &mut bytes)? != bytes.len() {
             return Err(corrupt("is cut off"));
         }
-        let read = |bytes: &[u8]| CacheDevicePhys::read_from_bytes(bytes).ok();
+        let read = |bytes: &[u8]| L2DevicePhys::read_from_bytes(bytes).ok();
         bytes.chunks_exact(ENTRY_BYTES).map(read).collect::<Option<_>>().ok_or_else(|| corrupt("?"))
     }
 }
 
 impl Pool {
-    /// Makes a level on a device, and uses it from now on, durably: what RAM lets go of is kept there, and is found there by later
-    /// imports. Returns the number that names it. `force` overwrites what the device holds, but never a device of this pool.
+    /// Makes an L2 on a device, and uses it from now on, durably: what RAM lets go of is kept
+    /// there, and is found there by later imports. Returns the number that names it. `force`
+    /// overwrites what the device holds, but never a device of this pool.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] if it holds something, [`ErrorKind::Invalid`] if it is too small, this pool's own, or one too many,
-    /// [`ErrorKind::Device`], and as [`begin`](Self::begin).
-    pub fn add_cache_device(&self, device: Opened, force: bool) -> Result<u64> {
+    /// [`ErrorKind::Exists`] if it holds something, [`ErrorKind::Invalid`] if it is too small, this
+    /// pool's own, or one too many, [`ErrorKind::Device`], and as [`begin`](Self::begin).
+    pub fn add_l2_device(&self, device: Opened, force: bool) -> Result<u64> {
         self.inner.check_writable()?;
-        waiting::check("a device")?;
-        self.inner.cache_devices.add(&*self.inner, device, force)
+        blocking::check("a device")?;
+        self.inner.l2_devices.add(&*self.inner, device, force)
     }
 
-    /// Does without a cache device from now on, durably, also while it is in use. It is named by its path or its number in
-    /// hexadecimal digits. Its content is gone.
+    /// Does without an L2 device from now on, durably, also while it is in use. It is named by its
+    /// path or its number in hexadecimal digits. Its content is gone.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Device`] if it is removed but could not be told so; as [`begin`](Self::begin).
-    pub fn remove_cache_device(&self, name: &str) -> Result<()> {
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Device`] if it is removed but could not be told so; as
+    /// [`begin`](Self::begin).
+    pub fn remove_l2_device(&self, name: &str) -> Result<()> {
         self.inner.check_writable()?;
-        waiting::check("a device")?;
-        self.inner.cache_devices.remove(&*self.inner, name)
+        blocking::check("a device")?;
+        self.inner.l2_devices.remove(&*self.inner, name)
     }
 
-    /// The cache devices, in the order in which they were added.
-    pub fn cache_devices(&self) -> Vec<CacheDevice> {
-        self.inner.cache_devices.tell()
+    /// The L2 devices, in the order in which they were added.
+    pub fn l2_devices(&self) -> Vec<L2Device> {
+        self.inner.l2_devices.info()
     }
 
-    /// How a cache device would be if the pool were taken into use with it: for one that is not in use. It is looked for at its
-    /// path, and only read.
-    pub fn look_at_cache_device(&self, device: &CacheDevice) -> CacheDeviceState {
-        let why = crate::l2::device::look(&device.path, device.guid, self.inner.guid);
-        CacheDeviceState::Away(why.err().unwrap_or_else(|| "the pool is not in use".to_owned()))
+    /// How an L2 device would be if the pool were taken into use with it: for one that is not in
+    /// use. It is looked for at its path, and only read.
+    pub fn probe_l2_device(&self, device: &L2Device) -> L2DeviceState {
+        let why = crate::l2::device::check_path(&device.path, device.guid, self.inner.guid);
+        L2DeviceState::Unavailable(why.err().unwrap_or_else(|| "the pool is not in use".to_owned()))
     }
 
-    /// Why the list of cache devices cannot be read, if so: the pool uses none then.
-    pub fn cache_devices_damage(&self) -> Option<String> {
-        self.inner.cache_devices.damage()
+    /// Why the list of L2 devices cannot be read, if so: the pool uses none then.
+    pub fn l2_devices_damage(&self) -> Option<String> {
+        self.inner.l2_devices.damage()
     }
 
-    /// Writes to the cache devices what of the pool is in memory only and durable, and makes it durable there: what a crash leaves
-    /// is warm then. An export does the same. Ends after the time that the tunable `cache_export_ms` says.
-    pub fn fill_cache_devices(&self) {
-        self.inner.fill_cache_devices();
-        self.inner.cache_devices.open_levels().iter().for_each(|level| level.flush());
+    /// Writes to the L2 devices what of the pool is in memory only and durable, and makes it
+    /// durable there: what a crash leaves is warm then. An export does the same. Ends after the
+    /// time that the tunable `l2_export_ms` says.
+    pub fn fill_l2_devices(&self) {
+        self.inner.fill_l2_devices();
+        self.inner.l2_devices.in_use().iter().for_each(|l2| l2.flush());
     }
 
-    /// Waits until all cache devices know what they have. For tests and measurements: nothing needs it.
-    pub fn wait_for_cache_devices(&self) {
-        for level in self.inner.cache_devices.open_levels() {
-            level.wait_rebuilt();
+    /// Waits until all L2 devices have rebuilt their indexes.
+    pub fn wait_for_l2_rebuild(&self) {
+        for l2 in self.inner.l2_devices.in_use() {
+            l2.wait_rebuilt();
         }
     }
 
-    /// Waits until no cache device puts blocks back into memory any more. For tests and measurements: nothing needs it.
-    pub fn wait_for_warm_up(&self) {
-        for level in self.inner.cache_devices.open_levels() {
-            level.wait_warm();
+    /// Waits until no L2 device loads blocks into memory any more.
+    pub fn wait_for_l2_warm_up(&self) {
+        for l2 in self.inner.l2_devices.in_use() {
+            l2.wait_warm();
         }
     }
 
-    /// Opens the cache devices of the list, of which some may be `given`; others are looked for at their paths, if `looks`.
-    /// Nothing that is wrong with them keeps the pool from being used.
-    pub(super) fn attach_cache_devices(&self, given: Vec<Opened>, looks: bool, root_txg: u64) {
+    /// Opens the L2 devices of the list, of which some may be `given`; others are looked for at
+    /// their paths, if `search`. Nothing that is wrong with them keeps the pool from being used.
+    pub(super) fn attach_l2_devices(&self, given: Vec<Opened>, search: bool, root_txg: u64) {
         let inner = &self.inner;
-        let devices = &inner.cache_devices;
-        match inner.cache_list.read(&inner.mos) {
+        let devices = &inner.l2_devices;
+        match inner.l2_list.read(&inner.mos) {
             Ok(entries) if inner.read_only => {
                 devices.set_unused(entries, "the pool is imported for reading only");
             }
-            Ok(entries) => devices.open(&inner.host(), entries, given, looks, root_txg),
+            Ok(entries) => devices.open(&inner.host(), entries, given, search, root_txg),
             Err(error) => devices.set_damage(error.to_string()),
         }
     }
 
-    /// Has cache devices put back into memory what they have.
+    /// Has L2 devices put back into memory what they have.
     pub(super) fn warm_up(&self) {
         let inner = &self.inner;
-        let devices = &inner.cache_devices;
-        if !devices.open_levels().is_empty() && inner.tunables.cache_devices().cache_warm_up() {
+        let devices = &inner.l2_devices;
+        if !devices.in_use().is_empty() && inner.tunables.l2_devices().l2_warm_up() {
             devices.warm_up(&inner.host());
         }
     }
 }
 
-impl Inner {
+impl PoolInner {
     fn host(self: &Arc<Self>) -> Arc<dyn L2Host> {
         Arc::clone(self) as Arc<dyn L2Host>
     }
 
-    /// Writes what of the pool is in memory only, as long as the tunable says, so that it is warm when it is used again.
-    pub(super) fn fill_cache_devices(&self) {
-        let allowed_ms = u64::from(self.tunables.cache_devices().cache_export_ms());
-        self.cache_devices.fill(self, allowed_ms * 1_000_000);
+    /// Writes what of the pool is in memory only, as long as the tunable says, so that it is warm
+    /// when it is used again.
+    pub(super) fn fill_l2_devices(&self) {
+        let allowed_ms = u64::from(self.tunables.l2_devices().l2_export_ms());
+        self.l2_devices.fill(self, allowed_ms * 1_000_000);
     }
 
-    /// Lets go of all cache devices, which keep what they have.
-    pub(super) fn close_cache_devices(&self, why: &str) {
-        self.cache_devices.close(self, why);
+    /// Lets go of all L2 devices, which keep what they have.
+    pub(super) fn close_l2_devices(&self, why: &str) {
+        self.l2_devices.close(self, why);
     }
 }
 
-impl L2Host for Inner {
+impl L2Host for PoolInner {
     fn context(&self) -> L2Context<'_> {
         L2Context {
             pool_name: &self.name,
             pool_guid: self.guid,
-            levels: self.store.levels(),
+            l2: self.store.l2(),
             cache: self.store.cache().cache(),
             arena: self.store.cache().arena(),
             clock: &self.clock,
         }
     }
 
-    fn l2_devices(&self) -> &CacheDevices {
-        &self.cache_devices
+    fn l2_devices(&self) -> &L2Devices {
+        &self.l2_devices
     }
 
     fn random(&self) -> u64 {
@@ -240,7 +246,7 @@ impl L2Host for Inner {
         }
         if listed {
             let text = format!(
-                "{name}: is a cache device of this pool already; remove it first to make it anew"
+                "{name}: is an L2 device of this pool already; remove it first to make it anew"
             );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
@@ -258,25 +264,25 @@ impl L2Host for Inner {
         }
     }
 
-    fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<CacheDevicePhys>) -> Result<()> {
+    fn store_list(&self, entries: &mut dyn FnMut(u64) -> Vec<L2DevicePhys>) -> Result<()> {
         let txg = {
             let tx = self.begin(Intent::Free)?;
-            self.cache_list.write(&self.mos, tx.tx(), &entries(tx.txg()))?;
+            self.l2_list.write(&self.mos, tx.tx(), &entries(tx.txg()))?;
             tx.txg()
         };
         self.txgs.wait_synced(txg)?;
         Ok(())
     }
 
-    fn store_list_without_waiting(&self, entries: &[CacheDevicePhys]) -> Result<()> {
-        // Begun without a reservation: during an import, waiting for free space could mean waiting for the sync thread, which has not
-        // started yet.
+    fn store_list_without_waiting(&self, entries: &[L2DevicePhys]) -> Result<()> {
+        // Begun without a reservation: during an import, waiting for free space could mean waiting
+        // for the sync thread, which has not started yet.
         let tx = Transaction::new(self.txgs.begin()?, None);
-        self.cache_list.write(&self.mos, tx.tx(), entries)
+        self.l2_list.write(&self.mos, tx.tx(), entries)
     }
 
     fn omit_list(&self) {
-        self.cache_list.omit();
+        self.l2_list.omit();
     }
 
     fn dataset_names(&self) -> Result<HashMap<u64, String>> {

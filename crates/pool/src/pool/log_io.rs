@@ -5,14 +5,14 @@ use forebay_base::sync::Arc;
 use forebay_io::Priority;
 
 use crate::block_cache::BlockCache;
+use crate::blocking;
 use crate::dataset;
 use crate::devices::Devices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Dva;
 use crate::log::{Committed, Fetch, LogStorage};
-use crate::waiting;
 
-use super::Inner;
+use super::PoolInner;
 
 /// The devices, as the intent log's medium.
 pub(super) struct LogDevices {
@@ -42,7 +42,7 @@ impl LogStorage for LogDevices {
     }
 }
 
-impl Fetch for Inner {
+impl Fetch for PoolInner {
     fn at_rest(&self, f: &mut dyn FnMut()) -> Result<()> {
         self.txgs.at_rest(f)
     }
@@ -55,9 +55,9 @@ impl Fetch for Inner {
     }
 }
 
-impl Inner {
+impl PoolInner {
     /// The open dataset of that guid.
-    pub(super) fn dataset_of_guid(&self, guid: u64) -> Result<Arc<dataset::Inner>> {
+    pub(super) fn dataset_of_guid(&self, guid: u64) -> Result<Arc<dataset::DatasetInner>> {
         let datasets = self.datasets.lock();
         let found = datasets.values().find(|dataset| dataset.guid == guid);
         found.cloned().ok_or_else(|| {
@@ -66,10 +66,10 @@ impl Inner {
     }
 
     /// Makes changes durable: those of names and of objects' existence, and those of one object.
-    pub(crate) fn fsync(&self, dataset: &dataset::Inner, number: u64) -> Result<()> {
+    pub(crate) fn fsync(&self, dataset: &dataset::DatasetInner, number: u64) -> Result<()> {
         self.check_writable()?;
         self.txgs.check_running()?;
-        waiting::check("what is to be durable")?;
+        blocking::check("what is to be durable")?;
         if dataset.logs()
             && self.log.commit(Some((dataset.guid, number)), self) == Committed::Durable
         {

@@ -1,6 +1,6 @@
 //! Pools.
 //!
-//! [`Pool`] is what users hold; [`Inner`] is what the pool's thread and its datasets share. `create` and
+//! [`Pool`] is what users hold; [`PoolInner`] is what the pool's thread and its datasets share. `create` and
 //! `import` make it, `sync` is what the thread does for a transaction group, `export` ends it.
 
 mod about;
@@ -27,12 +27,13 @@ use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Mutex};
 use hashbrown::HashMap;
 
+use crate::blocking;
 use crate::dataset;
 use crate::devices::Devices;
 use crate::devices::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
-use crate::l2::CacheDevices;
+use crate::l2::L2Devices;
 use crate::log::IntentLog;
 use crate::object::Leaves;
 use crate::objset::Objset;
@@ -42,7 +43,6 @@ use crate::store::Store;
 use crate::tunables::PoolTunables;
 use crate::tx::Transaction;
 use crate::txg::Txgs;
-use crate::waiting;
 use crate::zap::Zap;
 
 pub use about::{LabelInfo, PoolDevice, destroy, read_label};
@@ -52,18 +52,18 @@ pub(crate) use create::open_owner;
 pub use handles::{Dataset, Directory, Object, ObjectInfo};
 pub use import::ImportOptions;
 pub(crate) use import::read_root;
-use l2::CacheList;
+use l2::L2DeviceList;
 pub use scrub::{ScrubProgress, ScrubReport};
 pub use stats::{Durations, PoolStats, PoolUsage};
 
 /// A pool: devices, and the datasets on them. Dropping it exports it.
 pub struct Pool {
-    inner: Arc<Inner>,
+    inner: Arc<PoolInner>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a pool's parts share.
-pub(crate) struct Inner {
+pub(crate) struct PoolInner {
     pub(crate) name: String,
     pub(crate) guid: u64,
     pub(crate) devices: Arc<Devices>,
@@ -73,35 +73,35 @@ pub(crate) struct Inner {
     pub(crate) log: IntentLog,
     /// The sync's.
     space: Mutex<Space>,
-    /// Its figures, as of the newest group, for who does not wait for the sync.
-    figures: Mutex<SpaceStats>,
+    /// Its statistics, as of the newest txg, for who does not wait for the sync.
+    space_stats: Mutex<SpaceStats>,
     space_counters: Arc<SpaceCounters>,
     /// The pool's own objects.
     mos: Arc<Objset>,
     /// Names of datasets.
     directory: Zap<Leaves>,
     directory_number: u64,
-    datasets: Mutex<HashMap<String, Arc<dataset::Inner>>>,
-    cache_devices: CacheDevices,
-    cache_list: CacheList,
+    datasets: Mutex<HashMap<String, Arc<dataset::DatasetInner>>>,
+    l2_devices: L2Devices,
+    l2_list: L2DeviceList,
     /// Held by who adds a dataset, or changes its settings.
     datasets_changing: Mutex<()>,
     config: Mutex<Config>,
-    /// The devices' room, as space knows it.
+    /// The devices' space, as space knows it.
     spans: Mutex<Vec<DeviceSpan>>,
     tunables: Arc<PoolTunables>,
     rng: Mutex<SmallRng>,
-    /// The root block of the newest group that is durable.
+    /// The root block of the newest txg that is durable.
     root: Mutex<BlockPtrPhys>,
     /// What transactions may still have written.
-    room: Reservations,
+    reservations: Reservations,
     closed: AtomicBool,
     read_only: bool,
     clock: Arc<dyn Clock>,
 }
 
-/// Groups after which room that was freed can be used again.
-const GROUPS_TO_REUSE: usize = 3;
+/// Txgs after which space that was freed can be used again.
+const TXGS_TO_REUSE: usize = 3;
 
 impl Pool {
     /// Begins a transaction. Waits while more is dirty than may be.
@@ -125,10 +125,10 @@ impl Pool {
     /// transaction.
     ///
     /// # Errors
-    /// Why the group could not be written.
+    /// Why the txg could not be written.
     pub fn sync(&self) -> Result<()> {
         self.inner.check_writable()?;
-        waiting::check("a transaction group")?;
+        blocking::check("a transaction group")?;
         self.inner.txgs.sync_now().map(|_| ())
     }
 
@@ -143,19 +143,20 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     /// Begins a transaction.
     pub(crate) fn begin(&self, intent: Intent) -> Result<Transaction<'_>> {
         self.check_writable()?;
-        for _ in 0..GROUPS_TO_REUSE {
-            if let Some(reservation) = self.room.reserve(intent) {
+        for _ in 0..TXGS_TO_REUSE {
+            if let Some(reservation) = self.reservations.reserve(intent) {
                 return Ok(Transaction::new(self.txgs.begin()?, Some(reservation)));
             }
-            waiting::check("room that a transaction group gives back")?;
-            // What others have and do not use comes back with it, and what earlier groups have freed.
+            blocking::check("space that a transaction group gives back")?;
+            // What others have and do not use comes back with it, and what earlier txgs have freed.
             self.txgs.sync_now()?;
         }
-        let last = self.room.reserve(intent).or_else(|| self.room.reserve_less(intent));
+        let last =
+            self.reservations.reserve(intent).or_else(|| self.reservations.reserve_less(intent));
         let reservation = last.ok_or_else(|| self.full())?;
         Ok(Transaction::new(self.txgs.begin()?, Some(reservation)))
     }

@@ -9,7 +9,7 @@ use crate::format::{LogEntry, LogRecord, LogRootPhys};
 
 use crate::tx::Transaction;
 
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 impl Pool {
     /// Applies what the log has, and commits it; or gives it up.
@@ -32,15 +32,15 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     /// Returns how many changes it applied.
     fn replay(&self, root: &LogRootPhys) -> Result<u64> {
         let mut replay = self.log.replay(root);
         let mut applied = 0;
-        let mut named = Named { inner: self, names: None };
+        let mut named = LoggedDatasets { inner: self, names: None };
         while replay.next_batch()? {
-            // One group for all of a batch, which holds whole transactions: should this end half-way, and somebody import the
-            // pool without its log then, no transaction is there in part. But for a batch that dirties more than a group should
+            // One txg for all of a batch, which holds whole transactions: should this end half-way, and somebody import the
+            // pool without its log then, no transaction is there in part. But for a batch that dirties more than a txg should
             // have; the log knows how far it was.
             let mut present = None;
             while let Some(entry) = replay.next()? {
@@ -62,21 +62,21 @@ impl Inner {
         Ok(applied)
     }
 
-    /// Whether a transaction has dirtied as much as a group should have.
+    /// Whether a transaction has dirtied as much as a txg should have.
     fn is_large(&self, tx: &Transaction<'_>) -> bool {
         tx.tx().dirty_bytes() >= self.txgs.sync_at_bytes()
     }
 }
 
 /// The datasets that a log names. Others are not opened: what is wrong with them is not the log's.
-struct Named<'a> {
-    inner: &'a Inner,
+struct LoggedDatasets<'a> {
+    inner: &'a PoolInner,
     /// All names by guid, and why some are not there, if that had to be asked.
     names: Option<(HashMap<u64, String>, Option<Error>)>,
 }
 
-impl Named<'_> {
-    fn dataset(&mut self, guid: u64) -> Result<Arc<dataset::Inner>> {
+impl LoggedDatasets<'_> {
+    fn dataset(&mut self, guid: u64) -> Result<Arc<dataset::DatasetInner>> {
         let not_open = match self.inner.dataset_of_guid(guid) {
             Ok(dataset) => return Ok(dataset),
             Err(error) => error,
@@ -97,7 +97,7 @@ impl Named<'_> {
 /// fetched may be of an object that was destroyed by then. So a change of something that is gone, or is there already, is no
 /// error: the newest note wins.
 fn apply(
-    dataset: &dataset::Inner,
+    dataset: &dataset::DatasetInner,
     transaction: &Transaction<'_>,
     entry: &LogEntry<'_>,
 ) -> Result<()> {
@@ -118,7 +118,7 @@ fn apply(
 }
 
 fn apply_strictly(
-    dataset: &dataset::Inner,
+    dataset: &dataset::DatasetInner,
     transaction: &Transaction<'_>,
     entry: &LogEntry<'_>,
 ) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::BlockPtrPhys;
 use crate::store::Store;
 
-use super::walk::{Place, Stop, Visitor, Walking, is_complete};
+use super::walk::{BlockLocation, Visitor, WalkEnd, Walking, is_complete};
 use super::{CheckProgress, Pool};
 
 /// Problems that a report lists; more are only counted.
@@ -33,7 +33,7 @@ pub struct ScrubReport {
 }
 
 impl Pool {
-    /// Reads every copy of every block as of the newest group, which is committed first, and heals what has another
+    /// Reads every copy of every block as of the newest txg, which is committed first, and heals what has another
     /// good copy. Nothing is committed while it runs. `progress` is called now and then as for
     /// [`check`](Self::check), and interrupts it in the same way: what was healed until then stays so.
     ///
@@ -68,7 +68,7 @@ struct Scrubber<'a> {
 }
 
 impl Visitor for Scrubber<'_> {
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking {
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &BlockLocation) -> Walking {
         self.report.blocks += 1;
         let copies = 0..ptr.copy_count();
         let bad: Vec<usize> =
@@ -88,13 +88,13 @@ impl Visitor for Scrubber<'_> {
                 problems: self.report.lost_count,
             });
             if flow.is_break() {
-                return Err(Stop::Interrupted);
+                return Err(WalkEnd::Interrupted);
             }
         }
         Ok(())
     }
 
-    fn damaged(&mut self, place: &Place, error: Error) {
+    fn damaged(&mut self, place: &BlockLocation, error: Error) {
         self.report.lost_count += 1;
         if self.report.lost.len() < LISTED {
             self.report.lost.push(format!("{place}: {error}"));

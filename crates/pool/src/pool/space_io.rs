@@ -20,9 +20,9 @@ impl SpaceRead for Store {
 
 /// Writes blocks of the space maps and root blocks: to places that they have already, and past the cache, since
 /// nobody reads them before the next import.
-pub(super) struct Plain<'a>(pub(super) &'a Store);
+pub(super) struct UncachedWriter<'a>(pub(super) &'a Store);
 
-impl Plain<'_> {
+impl UncachedWriter<'_> {
     pub(super) fn write(
         &self,
         kind: BlockKind,
@@ -45,7 +45,7 @@ impl Plain<'_> {
     }
 }
 
-impl SpaceWrite for Plain<'_> {
+impl SpaceWrite for UncachedWriter<'_> {
     fn write_at(&mut self, places: [DvaPhys; 2], content: &[u8], txg: u64) -> Result<BlockPtrPhys> {
         self.write(BlockKind::Space, places, content, txg)
     }

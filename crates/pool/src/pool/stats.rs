@@ -4,7 +4,7 @@ use forebay_base::histogram::AtomicHistogram;
 
 use crate::error::Result;
 
-use super::{Inner, Pool};
+use super::{Pool, PoolInner};
 
 /// How long something took, in nanoseconds, since the pool was imported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Durations {
     }
 }
 
-/// Room of a pool, in bytes.
+/// Space of a pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
@@ -35,7 +35,7 @@ pub struct PoolUsage {
     pub total_bytes: u64,
     /// In use, all copies.
     pub allocated_bytes: u64,
-    /// Freed, and to be used again two groups later.
+    /// Freed, and to be used again two txgs later.
     pub deferred_bytes: u64,
     /// Not in use.
     pub free_bytes: u64,
@@ -50,13 +50,13 @@ pub struct PoolUsage {
 pub struct PoolStats {
     /// The newest durable transaction group.
     pub synced_txg: u64,
-    /// Memory that waits to be written, of all open groups.
+    /// Memory that waits to be written, of all open txgs.
     pub dirty_bytes: u64,
     /// Bytes on all devices that blocks can lie in.
     pub total_bytes: u64,
     /// Bytes in use.
     pub allocated_bytes: u64,
-    /// Bytes that were freed, and can be used again two groups later.
+    /// Bytes that were freed, and can be used again two txgs later.
     pub deferred_bytes: u64,
     /// Bytes that can be used.
     pub free_bytes: u64,
@@ -66,19 +66,19 @@ pub struct PoolStats {
     pub suspended: Option<String>,
     /// How long changes were slowed down, each that was.
     pub throttled: Durations,
-    /// How long closing a group took: changes that begin meanwhile wait for it.
+    /// How long closing a txg took: changes that begin meanwhile wait for it.
     pub quiesced: Durations,
     /// Name, label (empty if the counter has none) and value of each counter of the pool's parts.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
 impl Pool {
-    /// The pool in numbers, as of the newest group. Waits for nothing.
+    /// The pool in numbers, as of the newest txg. Waits for nothing.
     pub fn stats(&self) -> PoolStats {
         self.inner.stats()
     }
 
-    /// Room of the pool, as of the newest group, but for what is available, which is so now. Waits for nothing, and costs
+    /// Space of the pool, as of the newest txg, but for what is available, which is so now. Waits for nothing, and costs
     /// little.
     pub fn usage(&self) -> PoolUsage {
         self.inner.usage()
@@ -93,10 +93,10 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl PoolInner {
     fn usage(&self) -> PoolUsage {
-        let available_bytes = self.room.available();
-        let space = self.figures.lock();
+        let available_bytes = self.reservations.available();
+        let space = self.space_stats.lock();
         PoolUsage {
             total_bytes: space.total_bytes,
             allocated_bytes: space.allocated_bytes,

@@ -2,7 +2,7 @@
 //!
 //! Datasets come first, then the pool's own objects, which name the datasets, then what is known of space, which includes
 //! all that was allocated for the others, and last the root block. When all of that is durable, uberblocks
-//! point to the root block; when these are durable, the group is.
+//! point to the root block; when these are durable, the txg is.
 
 use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, MutexGuard};
@@ -16,31 +16,31 @@ use crate::sync_context::SyncContext;
 use crate::tx::Tx;
 use crate::txg::{Txgs, Wake};
 
-use super::Inner;
-use super::space_io::Plain;
+use super::PoolInner;
+use super::space_io::UncachedWriter;
 
-/// Room that a group needs for itself, however little is in it.
+/// Space that a txg needs for itself, however little is in it.
 const MARGIN_BYTES: u64 = 1 << 20;
 
 /// Starts the thread of a pool.
-pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
+pub(super) fn start(inner: &Arc<PoolInner>) -> Result<JoinHandle<()>> {
     let inner = Arc::clone(inner);
     thread::spawn_named("forebay-sync", move || run(&inner)).map_err(|error| {
         Error::new(ErrorKind::NoMemory, "the system gives no thread for the pool").because(error)
     })
 }
 
-fn run(inner: &Inner) {
-    let guard = Guard(&inner.txgs);
-    groups(inner);
+fn run(inner: &PoolInner) {
+    let guard = SuspendOnPanic(&inner.txgs);
+    run_txgs(inner);
     // Only a panic drops it.
     std::mem::forget(guard);
 }
 
 /// Suspends the pool when the thread ends otherwise than it should: nobody waits for it for ever.
-struct Guard<'a>(&'a Txgs);
+struct SuspendOnPanic<'a>(&'a Txgs);
 
-impl Drop for Guard<'_> {
+impl Drop for SuspendOnPanic<'_> {
     fn drop(&mut self) {
         // Whatever it was, a message of it stands in the log of panics.
         let text = "the pool's thread has panicked";
@@ -48,13 +48,13 @@ impl Drop for Guard<'_> {
     }
 }
 
-fn groups(inner: &Inner) {
+fn run_txgs(inner: &PoolInner) {
     loop {
         if inner.txgs.next() == Wake::Ended {
             return;
         }
         let Ok(txg) = inner.txgs.quiesce() else { return };
-        if let Err(error) = inner.sync_group(txg) {
+        if let Err(error) = inner.sync_txg(txg) {
             inner.txgs.suspend(&error);
             return;
         }
@@ -62,19 +62,19 @@ fn groups(inner: &Inner) {
     }
 }
 
-impl Inner {
-    /// Writes a group and makes it durable.
-    pub(super) fn sync_group(&self, txg: u64) -> Result<()> {
-        // What earlier groups have freed may be used again soon: nobody may be on the way there any more.
+impl PoolInner {
+    /// Writes a txg and makes it durable.
+    pub(super) fn sync_txg(&self, txg: u64) -> Result<()> {
+        // What earlier txgs have freed may be used again soon: nobody may be on the way there any more.
         self.store.readers().quiesce();
         let mut space = self.space.lock();
         space.begin(txg);
         self.fit_space(&mut space)?;
-        self.finish_group(txg, space)
+        self.finish_txg(txg, space)
     }
 
-    /// The rest of that, once the group has begun for space.
-    pub(super) fn finish_group(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
+    /// The rest of that, once the txg has begun for space.
+    pub(super) fn finish_txg(&self, txg: u64, mut space: MutexGuard<'_, Space>) -> Result<()> {
         let space = &mut *space;
         let mos = self.sync_objects(space, txg)?;
         let places = space.place_root(self.devices.sector_bytes().max(ROOT_BYTES as u64))?;
@@ -83,11 +83,11 @@ impl Inner {
         root.txg = txg.into();
         root.datasets = self.directory_number.into();
         root.mos = mos;
-        root.cache_devices = self.cache_list.number_for(txg).into();
-        let mut plain = Plain(&self.store);
-        root.space = space.sync(txg, &mut plain)?;
+        root.l2_devices = self.l2_list.number_for(txg).into();
+        let mut writer = UncachedWriter(&self.store);
+        root.space = space.sync(txg, &mut writer)?;
         root.log = self.log.root_for(txg);
-        let root = plain.write(BlockKind::Root, places, root.as_bytes(), txg)?;
+        let root = writer.write(BlockKind::Root, places, root.as_bytes(), txg)?;
         self.store.finish_writes()?;
         let uberblock = Uberblock {
             txg,
@@ -98,7 +98,7 @@ impl Inner {
         label::write_uberblock(&self.devices, self.guid, &uberblock, self.store.cache())?;
         space.committed(txg)?;
         *self.root.lock() = root;
-        self.store.levels().note_durable(txg);
+        self.store.l2().note_durable(txg);
         self.log.synced(txg);
         self.note_free(space);
         Ok(())
@@ -127,9 +127,9 @@ impl Inner {
     /// Learns how much is free.
     pub(super) fn note_free(&self, space: &Space) {
         let reserve = self.reserve_bytes();
-        let figures = space.stats();
+        let space_stats = space.stats();
         // The other half of the reserve is for what the sync itself needs.
-        self.room.set(&figures, reserve + MARGIN_BYTES, reserve / 2);
-        *self.figures.lock() = figures;
+        self.reservations.set(&space_stats, reserve + MARGIN_BYTES, reserve / 2);
+        *self.space_stats.lock() = space_stats;
     }
 }

@@ -1,4 +1,4 @@
-//! Walking all blocks of a pool, as of the newest durable group.
+//! Walking all blocks of a pool, as of the newest durable txg.
 
 use crate::dataset;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,11 +11,11 @@ use crate::store::Store;
 use forebay_base::sync::Arc;
 use forebay_cache::Attributes;
 
-use super::Inner;
+use super::PoolInner;
 
 /// Where a block was found.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct BlockLocation {
     /// Empty for the pool's own.
     pub(super) dataset: Arc<str>,
     /// Nothing for blocks of dnodes, and what leads to them.
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub(super) block: u64,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for BlockLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (&*self.dataset, self.object) {
             ("", None) => write!(f, "the pool's own dnodes, block {}", self.block),
@@ -38,14 +38,14 @@ impl std::fmt::Display for Place {
 }
 
 /// Why a walk ends before it is through.
-pub(super) enum Stop {
+pub(super) enum WalkEnd {
     /// Somebody asked for it.
     Interrupted,
     /// It cannot go on.
     Failed(Error),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for WalkEnd {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -58,26 +58,26 @@ impl From<Error> for Stop {
 pub(super) fn is_complete(walked: Walking) -> Result<bool> {
     match walked {
         Ok(()) => Ok(true),
-        Err(Stop::Interrupted) => Ok(false),
-        Err(Stop::Failed(error)) => Err(error),
+        Err(WalkEnd::Interrupted) => Ok(false),
+        Err(WalkEnd::Failed(error)) => Err(error),
     }
 }
 
 /// What a walk and its visitors return.
-pub(super) type Walking = Result<(), Stop>;
+pub(super) type Walking = Result<(), WalkEnd>;
 
 /// What a walk tells.
 pub(super) trait Visitor {
     /// A block, before what it leads to.
-    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &Place) -> Walking;
+    fn block(&mut self, store: &Store, ptr: &BlockPtrPhys, place: &BlockLocation) -> Walking;
     /// What cannot be read, or makes no sense.
-    fn damaged(&mut self, place: &Place, error: Error);
+    fn damaged(&mut self, place: &BlockLocation, error: Error);
 }
 
-impl Inner {
+impl PoolInner {
     /// Walks every block: the root, the pool's own objects, all datasets, and what knows of space.
     pub(super) fn walk_all(&self, space: &mut Space, visitor: &mut dyn Visitor) -> Walking {
-        let place = Place { dataset: Arc::from(""), object: None, block: 0 };
+        let place = BlockLocation { dataset: Arc::from(""), object: None, block: 0 };
         let root = *self.root.lock();
         visitor.block(&self.store, &root, &place)?;
         self.walk(visitor)?;
@@ -90,7 +90,7 @@ impl Inner {
     fn walk(&self, visitor: &mut dyn Visitor) -> Walking {
         walk_objset(&self.mos, &Arc::from(""), visitor)?;
         for name in self.dataset_names()? {
-            let place = Place { dataset: Arc::from(name.as_str()), object: None, block: 0 };
+            let place = BlockLocation { dataset: Arc::from(name.as_str()), object: None, block: 0 };
             match self.dataset(&name) {
                 Ok(dataset) => walk_dataset(&dataset, visitor)?,
                 // There is nothing wrong with it.
@@ -102,7 +102,7 @@ impl Inner {
     }
 }
 
-fn walk_dataset(dataset: &dataset::Inner, visitor: &mut dyn Visitor) -> Walking {
+fn walk_dataset(dataset: &dataset::DatasetInner, visitor: &mut dyn Visitor) -> Walking {
     walk_objset(&dataset.objset, &Arc::from(dataset.name.as_str()), visitor)
 }
 
@@ -113,7 +113,7 @@ fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> W
         dnode_blocks.push((*ptr, block));
     })?;
     for (ptr, block) in dnode_blocks {
-        let place = Place { dataset: Arc::clone(name), object: None, block };
+        let place = BlockLocation { dataset: Arc::clone(name), object: None, block };
         let content = match objset.store.read(&ptr, Attributes::METADATA.once()) {
             Ok(content) => content,
             Err(error) => {
@@ -138,7 +138,8 @@ fn walk_objset(objset: &Objset, name: &Arc<str>, visitor: &mut dyn Visitor) -> W
                     )?;
                 }
                 Err(error) => {
-                    let place = Place { dataset: Arc::clone(name), object: Some(number), block: 0 };
+                    let place =
+                        BlockLocation { dataset: Arc::clone(name), object: Some(number), block: 0 };
                     visitor.damaged(&place, error);
                 }
             }
@@ -154,7 +155,7 @@ fn walk_tree(
     visitor: &mut dyn Visitor,
     lowest: &mut dyn FnMut(&BlockPtrPhys, u64),
 ) -> Walking {
-    let place = |block| Place { dataset: Arc::clone(name), object, block };
+    let place = |block| BlockLocation { dataset: Arc::clone(name), object, block };
     // One borrow of the visitor serves both callbacks.
     let visitor = std::cell::RefCell::new(visitor);
     let mut visit = |ptr: &BlockPtrPhys, block: u64| {

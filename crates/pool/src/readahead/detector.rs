@@ -1,17 +1,20 @@
 //! Recognizes streams among the reads of one object, and plans the blocks to read ahead.
 //!
-//! A state machine without I/O. [`StreamDetector::on_read`] takes each read that a stream may expect, and returns the plan. Streams are
-//! sequential, or strided with a constant step in either direction.
+//! A state machine without I/O. [`StreamDetector::on_read`] takes each read that a stream may
+//! expect, and returns the plan. Streams are sequential, or strided with a constant step in either
+//! direction.
 //!
 //! # Algorithm
 //!
-//! A read that no stream expects is compared with the newest other such reads, the *candidates*. Right behind a candidate, it makes a
-//! sequential stream. At some distance, it makes a guess of a stride; a guess that comes true [`CONFIRMATIONS`] times makes a strided
-//! stream.
+//! A read that no stream expects is compared with the newest other such reads, the *candidates*.
+//! Right behind a candidate, it makes a sequential stream. At some distance, it makes a guess of a
+//! stride; a guess that comes true [`CONFIRMATIONS`] times makes a strided stream.
 //!
-//! Each stream is read ahead by its *distance*, which is refilled when half of it is used. The distance starts small. It doubles with each
-//! refill up to a bound (`prefetch_ramp_bytes`), and up to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in
-//! flight: only then does more distance help. It halves with each read whose block was read ahead and is gone: the cache keeps less than that.
+//! Each stream is read ahead by its *distance*, which is refilled when half of it is used. The
+//! distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
+//! to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
+//! only then does more distance help. It halves with each read whose block was read ahead and is
+//! gone: the cache keeps less than that.
 //!
 //! # Invariants
 //!
@@ -20,7 +23,8 @@
 //!
 //! # What it does not do
 //!
-//! It takes no locks: the caller holds the object's lock. It does not know which blocks are cached or holes; the caller skips those.
+//! It takes no locks: the caller holds the object's lock. It does not know which blocks are cached
+//! or holes; the caller skips those.
 
 use super::counters::PrefetchCounters;
 use super::stream::{Match, Stream};
@@ -40,7 +44,7 @@ const STRIDE_MAX: u64 = 1024;
 
 /// Where the caller found the first block of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum ReadOutcome {
     /// In the cache.
     Hit,
     /// On its way there.
@@ -100,8 +104,8 @@ struct Candidate {
     stride: i64,
 }
 
-/// What is known of the reads of one object. Each read that it is told of changes it, whichever processor it is on: what random reads look at
-/// is in few cache lines.
+/// What is known of the reads of one object. Each read that it is told of changes it, whichever
+/// processor it is on: what random reads look at is in few cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct StreamDetector {
@@ -129,14 +133,14 @@ impl StreamDetector {
         self.streams.iter().any(|stream| stream.is_near(block))
     }
 
-    /// Notes a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and says what is to be
-    /// read ahead. `found` is where its first block was.
+    /// Notes a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and
+    /// says what is to be read ahead. `found` is where its first block was.
     #[inline]
     pub(crate) fn on_read(
         &mut self,
         (first, blocks): (u64, u32),
         end_block: u64,
-        found: Found,
+        found: ReadOutcome,
         now_ns: impl Fn() -> u64,
         limits: &Limits,
         counters: &PrefetchCounters,
@@ -158,9 +162,9 @@ impl StreamDetector {
                     stream.last_ns = now_ns();
                     let row = match (stream.unused_blocks() > 0, found) {
                         (false, _) => PrefetchCounters::MISSES,
-                        (true, Found::Hit) => PrefetchCounters::HITS,
-                        (true, Found::InFlight) => PrefetchCounters::LATE,
-                        (true, Found::Miss) => PrefetchCounters::LOST,
+                        (true, ReadOutcome::Hit) => PrefetchCounters::HITS,
+                        (true, ReadOutcome::InFlight) => PrefetchCounters::LATE,
+                        (true, ReadOutcome::Miss) => PrefetchCounters::LOST,
                     };
                     counters.add(row, 0, 1);
                     let plan = stream.take((accesses, jumps), found, end_block, limits);
@@ -246,7 +250,7 @@ impl StreamDetector {
         counters.add(PrefetchCounters::STARTED, 0, 1);
         counters.add(PrefetchCounters::MISSES, 0, 1);
         self.streams.push(stream);
-        self.streams.last_mut()?.take((0, false), Found::Hit, end_block, limits)
+        self.streams.last_mut()?.take((0, false), ReadOutcome::Hit, end_block, limits)
     }
 }
 

@@ -1,18 +1,20 @@
 //! Which leaves of a directory to read ahead.
 //!
-//! Names hash evenly, so a directory in use needs all of its leaves, in no particular order. When several lookups within a short time miss, the
-//! remaining leaves are requested in block order, a batch for each further miss. Batches follow each other until as many leaves as a batch
-//! has were not resident.
+//! Names hash evenly, so a directory in use needs all of its leaves, in no particular order. When
+//! several lookups within a short time miss, the remaining leaves are requested in block order, a
+//! batch for each further miss. Batches follow each other until as many leaves as a batch has were
+//! not resident.
 //!
-//! Another pass comes only after enough operations made the last one worthwhile, so that a directory that does not fit the cache does not
-//! evict its own leaves. After that many operations, one miss is enough to start. As often, the first operation of a txg checks whether
-//! any leaf is not resident, before a lookup misses it.
+//! Another pass comes only after enough operations made the last one worthwhile, so that a
+//! directory that does not fit the cache does not evict its own leaves. After that many operations,
+//! one miss is enough to start. As often, the first operation of a txg checks whether any leaf is
+//! not resident, before a lookup misses it.
 //!
 //! Locking: none; the caller holds the directory's lock.
 
 use std::ops::Range;
 
-/// Leaves asked for at once; more follow as long as fewer of those asked for are away.
+/// Leaves asked for at once; more follow as long as fewer of those asked for are not resident.
 pub(crate) const LEAF_BATCH: u64 = 64;
 /// What a miss adds to the level, of which an operation takes one away.
 const MISS_WEIGHT: u32 = 8;
@@ -30,15 +32,15 @@ pub(crate) struct DirectoryReadahead {
     next: u64,
     /// Operations since leaves were asked for last.
     hits: u64,
-    /// Operations since it was looked last whether any are away.
+    /// Operations since it was looked last whether any are not resident.
     unseen: u64,
     /// Operations as of the last miss.
     operations: u64,
 }
 
 impl DirectoryReadahead {
-    /// An operation had to wait for its leaf: which leaves to ask for, of `leaves` with numbers below `end`.
-    /// There were about `operations` operations by now.
+    /// An operation had to wait for its leaf: which leaves to ask for, of `leaves` with numbers
+    /// below `end`. There were about `operations` operations by now.
     pub(crate) fn miss(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
         self.pass(operations);
         self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
@@ -50,9 +52,9 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
-    /// An operation had to find its leaf anew, as the first one of a transaction group: which leaves to look at, if that was not done for
-    /// long, before somebody misses one.
-    pub(crate) fn look(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
+    /// An operation had to find its leaf anew, as the first one of a transaction group: which
+    /// leaves to look at, if that was not done for long, before somebody misses one.
+    pub(crate) fn check_residency(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
         self.pass(operations);
         if self.unseen < leaves.saturating_mul(HITS_A_LEAF) {
             return 0..0;
@@ -61,7 +63,7 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
-    /// Some of the leaves that were looked at were away, and have been asked for.
+    /// Some of the leaves that were looked at were not resident, and have been asked for.
     pub(crate) fn asked(&mut self) {
         self.hits = 0;
     }
@@ -125,17 +127,17 @@ mod tests {
     }
 
     #[test]
-    fn a_look_in_vain_takes_nothing_from_who_misses_a_leaf() {
+    fn a_residency_check_in_vain_takes_nothing_from_a_miss() {
         let mut ahead = DirectoryReadahead::default();
-        assert!(ahead.look(399, 100, 128).is_empty());
-        assert_eq!(ahead.look(400, 100, 128), 0..LEAF_BATCH);
+        assert!(ahead.check_residency(399, 100, 128).is_empty());
+        assert_eq!(ahead.check_residency(400, 100, 128), 0..LEAF_BATCH);
         assert_eq!(ahead.more(100, 128), LEAF_BATCH..128);
-        assert!(ahead.look(799, 100, 128).is_empty());
+        assert!(ahead.check_residency(799, 100, 128).is_empty());
         assert_eq!(ahead.miss(799, 100, 128), 0..LEAF_BATCH);
         ahead.asked();
-        assert!(ahead.look(800, 100, 128).is_empty());
+        assert!(ahead.check_residency(800, 100, 128).is_empty());
         assert!(ahead.miss(1198, 100, 128).is_empty());
-        assert_eq!(ahead.look(1199, 100, 128), 0..LEAF_BATCH);
+        assert_eq!(ahead.check_residency(1199, 100, 128), 0..LEAF_BATCH);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Read-ahead: which blocks of an object, or leaves of a directory, to load before they are wanted.
 //!
-//! * [`detector`] and [`stream`]: recognize sequential and strided streams among the reads of an object;
+//! * [`detector`] and [`stream`]: recognize sequential and strided streams among the reads of an
+//!   object;
 //! * [`object`]: the read-ahead state of one object;
 //! * [`directory`]: which leaves of a directory to load.
 //!
 //! # Invariants
 //!
-//! This folder decides and does no I/O: objects and directories issue its plans through `Store::prefetch`, which never blocks.
+//! This folder decides and does no I/O: objects and directories issue its plans through
+//! `Store::prefetch`, which never blocks.
 //!
 //! # Locking
 //!
@@ -20,7 +22,7 @@ mod stream;
 pub(crate) mod tunables;
 
 pub use counters::PrefetchCounters;
-pub(crate) use detector::{Found, Plan};
+pub(crate) use detector::{Plan, ReadOutcome};
 pub(crate) use directory::{DirectoryReadahead, LEAF_BATCH};
 pub(crate) use object::{ObjectReadahead, ReadAhead};
 pub use tunables::PrefetchTunables;

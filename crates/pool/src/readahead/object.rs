@@ -1,6 +1,7 @@
 //! The read-ahead state of one object: its streams, and the reads that could not be served yet.
 //!
-//! The object reports each read that is not on the fast path ([`ObjectReadahead::on_read`]) and issues the plans that come back.
+//! The object reports each read that is not on the fast path ([`ObjectReadahead::on_read`]) and
+//! issues the plans that come back.
 //!
 //! Locking: none; the object's lock protects it.
 
@@ -10,7 +11,7 @@ use forebay_base::clock::Clock;
 use forebay_base::sync::Arc;
 
 use super::counters::PrefetchCounters;
-use super::detector::{Found, Limits, Plan, StreamDetector};
+use super::detector::{Limits, Plan, ReadOutcome, StreamDetector};
 use super::tunables::PrefetchTunables;
 
 /// The parts of read-ahead that all objects of a pool share.
@@ -38,17 +39,18 @@ const UNSERVED_MAX: usize = 64;
 pub(crate) struct ObjectReadahead {
     detector: Option<Box<StreamDetector>>,
     /// Where the newest reported read found its first block.
-    last_found: Found,
-    /// Reads, as ranges of blocks, that were reported and then not served, because that would have blocked. A retry is not
-    /// reported again.
+    last_found: ReadOutcome,
+    /// Reads, as ranges of blocks, that were reported and then not served, because that would have
+    /// blocked. A retry is not reported again.
     unserved: Vec<Range<u64>>,
-    /// The plan of a thread that must not block, and which needs an indirect block first: the next read issues it.
+    /// The plan of a thread that must not block, and which needs an indirect block first: the next
+    /// read issues it.
     postponed: Option<Plan>,
 }
 
 impl ObjectReadahead {
     pub(crate) fn new() -> Self {
-        Self { detector: None, last_found: Found::Hit, unserved: Vec::new(), postponed: None }
+        Self { detector: None, last_found: ReadOutcome::Hit, unserved: Vec::new(), postponed: None }
     }
 
     /// Whether a read of that block, which is cached, need not be reported.
@@ -57,12 +59,13 @@ impl ObjectReadahead {
         self.unserved.is_empty()
             && self.postponed.is_none()
             // A stream would take a miss of long ago for its own.
-            && self.last_found == Found::Hit
+            && self.last_found == ReadOutcome::Hit
             && !self.detector.as_ref().is_some_and(|streams| streams.is_near_a_stream(block))
     }
 
-    /// Reports a read of blocks of an object of `end_block` blocks, and returns the blocks to read ahead. The detector learns from how the
-    /// read before was served, because this one is not served yet.
+    /// Reports a read of blocks of an object of `end_block` blocks, and returns the blocks to read
+    /// ahead. The detector learns from how the read before was served, because this one is not
+    /// served yet.
     pub(crate) fn on_read(
         &mut self,
         shared: &ReadAhead,
@@ -72,8 +75,8 @@ impl ObjectReadahead {
     ) -> Option<Plan> {
         let limits = Limits::new(&shared.tunables, block_bytes);
         let found = self.last_found;
-        if found != Found::Hit {
-            self.last_found = Found::Hit;
+        if found != ReadOutcome::Hit {
+            self.last_found = ReadOutcome::Hit;
         }
         let count = (blocks.end - blocks.start).min(u64::from(u32::MAX)) as u32;
         let detector = self.detector.get_or_insert_with(|| Box::new(StreamDetector::new()));
@@ -81,8 +84,9 @@ impl ObjectReadahead {
         detector.on_read((blocks.start, count), end_block, found, now_ns, &limits, &shared.counters)
     }
 
-    /// Tells where the read that was reported last found its first block, unless that was the cache.
-    pub(crate) fn set_found(&mut self, found: Found) {
+    /// Tells where the read that was reported last found its first block, unless that was the
+    /// cache.
+    pub(crate) fn set_found(&mut self, found: ReadOutcome) {
         self.last_found = found;
     }
 
@@ -106,7 +110,8 @@ impl ObjectReadahead {
         self.unserved.push(blocks);
     }
 
-    /// The postponed plan, if any. Writes nothing if there is none: most reads leave none, and others read that cache line.
+    /// The postponed plan, if any. Writes nothing if there is none: most reads leave none, and
+    /// others read that cache line.
     #[inline]
     pub(crate) fn take_postponed(&mut self) -> Option<Plan> {
         if self.postponed.is_some() { self.postponed.take() } else { None }

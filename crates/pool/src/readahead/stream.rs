@@ -1,13 +1,15 @@
-//! One recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A sequential stream has
-//! accesses of one block with a stride of one; a read may be several of them.
+//! One recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A
+//! sequential stream has accesses of one block with a stride of one; a read may be several of them.
 
-use super::detector::{Found, Limits, Plan};
+use super::detector::{Limits, Plan, ReadOutcome};
 
 /// Accesses that a new stream is read ahead of by.
 const FIRST_DISTANCE: u32 = 4;
-/// Reads up to so many accesses behind the newest belong to the stream: readers on several threads overtake each other.
+/// Reads up to so many accesses behind the newest belong to the stream: readers on several threads
+/// overtake each other.
 const BEHIND: i64 = 32;
-/// Reads so far ahead of the one expected belong to it too, for the same reason; others only happen to lie there.
+/// Reads so far ahead of the one expected belong to it too, for the same reason; others only happen
+/// to lie there.
 const JUMP: i64 = 8;
 /// A jump is one that leaves out more than this many accesses.
 const NEAR: i64 = 2;
@@ -87,7 +89,7 @@ impl Stream {
     pub(super) fn take(
         &mut self,
         (accesses, jumps): (u32, bool),
-        found: Found,
+        found: ReadOutcome,
         end_block: u64,
         limits: &Limits,
     ) -> Option<Plan> {
@@ -102,8 +104,8 @@ impl Stream {
             return None;
         }
         match found {
-            Found::InFlight if expected => self.distance = self.distance.saturating_mul(2),
-            Found::Miss if expected => {
+            ReadOutcome::InFlight if expected => self.distance = self.distance.saturating_mul(2),
+            ReadOutcome::Miss if expected => {
                 // What else was issued is hardly there either.
                 self.distance /= 2;
                 self.ahead = 0;

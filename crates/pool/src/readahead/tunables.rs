@@ -7,8 +7,8 @@ forebay_base::tunables! {
     /// One stream of reads is read ahead of by at most this much; 0 turns prefetch off.
     prefetch_max_bytes: bytes = 8 << 20, 0..=1 << 30, runtime, "bytes";
 
-    /// So far a stream's distance grows by being used. Beyond, it grows only when reads find blocks still on
-    /// their way.
+    /// So far a stream's distance grows by being used. Beyond, it grows only when reads find blocks
+    /// still on their way.
     prefetch_ramp_bytes: bytes = 1 << 20, 0..=1 << 30, runtime, "bytes";
 
     /// A stream without reads for this long may give way to a new one.

@@ -1,7 +1,7 @@
 //! Allocation: which device, which metaslab, which range.
 //!
 //! First copies go round the devices in chunks, whose size follows the devices' free space; a second copy goes to the next
-//! device that has room, or on a single device at least an eighth of it away. A device has a cursor for each
+//! device that has space, or on a single device at least an eighth of it away. A device has a cursor for each
 //! of the two, a metaslab out of whose run blocks are handed out one after the other. When a metaslab has no
 //! long run any more, the one with the longest is next; once none has any, holes are filled where they fit.
 
@@ -31,9 +31,9 @@ pub(super) struct DeviceState {
     pub(super) free_units: u64,
     /// The metaslabs that first and second copies come from.
     cursors: [Option<u32>; 2],
-    /// No metaslab had a long run for a first or second copy, in this group.
+    /// No metaslab had a long run for a first or second copy, in this txg.
     no_runs: [bool; 2],
-    /// This many units were not to be had at once, in this group.
+    /// This many units were not to be had at once, in this txg.
     failed_units: u32,
 }
 
@@ -51,7 +51,7 @@ impl Default for DeviceState {
 
 impl DeviceState {
     /// Something may have become free.
-    pub(super) fn new_group(&mut self) {
+    pub(super) fn new_txg(&mut self) {
         self.no_runs = [false; 2];
         self.failed_units = u32::MAX;
     }
@@ -59,7 +59,7 @@ impl DeviceState {
 
 /// Whose turn it is.
 #[derive(Debug, Default)]
-pub(super) struct Rotor {
+pub(super) struct DeviceRotor {
     device: usize,
     /// Units until the next device's turn.
     left: u64,
@@ -78,7 +78,7 @@ enum Distance {
 
 /// Where a block went.
 #[derive(Clone, Copy)]
-struct Spot {
+struct Allocated {
     device: usize,
     metaslab: u32,
     start: u32,
@@ -95,7 +95,7 @@ impl Space {
         self.allocate_units(units, copies)
     }
 
-    /// Room for what a transaction group cannot do without, such as its root block: out of the reserve too.
+    /// Space for what a transaction group cannot do without, such as its root block: out of the reserve too.
     ///
     /// # Errors
     /// As [`Allocate::allocate`](crate::store::Allocate::allocate).
@@ -126,7 +126,7 @@ impl Space {
         fixed + self.log_units()
     }
 
-    /// Units that the record of the group at hand takes at most, so far.
+    /// Units that the record of the txg at hand takes at most, so far.
     pub(super) fn log_units(&self) -> u64 {
         let sectors = u64::from(self.geometry.sector_units());
         self.pending_entries.div_ceil(ENTRIES_PER_UNIT) + 2 * sectors
@@ -165,7 +165,7 @@ impl Space {
         no_space(u64::from(units) * SECTOR_UNIT, "no free range is that long")
     }
 
-    fn account(&mut self, spot: Spot, units: u32, copy: usize) -> DvaPhys {
+    fn account(&mut self, spot: Allocated, units: u32, copy: usize) -> DvaPhys {
         self.devices[spot.device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);
         let shard = self.counters.shard();
@@ -174,20 +174,20 @@ impl Space {
         DvaPhys::new(self.metaslabs[spot.metaslab as usize].dva(spot.start))
     }
 
-    fn undo(&mut self, spot: Spot, units: u32) -> Result<()> {
+    fn undo(&mut self, spot: Allocated, units: u32) -> Result<()> {
         self.metaslabs[spot.metaslab as usize].undo(Run::new(spot.start, units))?;
         self.devices[spot.device].free_units += u64::from(units);
         self.free_units += u64::from(units);
         Ok(())
     }
 
-    fn first_copy(&mut self, units: u32) -> Result<Option<Spot>> {
+    fn first_copy(&mut self, units: u32) -> Result<Option<Allocated>> {
         if self.rotor.left == 0 {
             self.next_device();
         }
         let devices = self.devices.len();
-        for turn in 0..devices {
-            let device = (self.rotor.device + turn) % devices;
+        for step in 0..devices {
+            let device = (self.rotor.device + step) % devices;
             if let Some(spot) = self.on_device(device, 0, units, None)? {
                 self.rotor.left = self.rotor.left.saturating_sub(u64::from(units));
                 return Ok(Some(spot));
@@ -196,10 +196,10 @@ impl Space {
         Ok(None)
     }
 
-    fn second_copy(&mut self, units: u32, first: Spot) -> Result<Option<Spot>> {
+    fn second_copy(&mut self, units: u32, first: Allocated) -> Result<Option<Allocated>> {
         let devices = self.devices.len();
-        for turn in 1..devices {
-            let device = (first.device + turn) % devices;
+        for step in 1..devices {
+            let device = (first.device + step) % devices;
             if let Some(spot) = self.on_device(device, 1, units, None)? {
                 return Ok(Some(spot));
             }
@@ -225,7 +225,7 @@ impl Space {
         copy: usize,
         units: u32,
         other: Option<u32>,
-    ) -> Result<Option<Spot>> {
+    ) -> Result<Option<Allocated>> {
         if let Some(id) = self.devices[device].cursors[copy]
             && self.keeps(device, id, other, Distance::Far)
             && let Some(spot) = self.hand_out(device, id, units)
@@ -241,19 +241,19 @@ impl Space {
         copy: usize,
         units: u32,
         other: Option<u32>,
-    ) -> Result<Option<Spot>> {
+    ) -> Result<Option<Allocated>> {
         let state = &self.devices[device];
         if units >= state.failed_units || u64::from(units) > state.free_units {
             return Ok(None);
         }
-        let rival = other.or(state.cursors[1 - copy]);
+        let avoid = other.or(state.cursors[1 - copy]);
         let long = units.max(RUN_UNITS);
         if !state.no_runs[copy] {
-            if let Some(id) = self.pick(device, copy, long, rival, Distance::Far)? {
+            if let Some(id) = self.pick(device, copy, long, avoid, Distance::Far)? {
                 return self.switch(device, copy, id, units);
             }
             if other.is_none()
-                && let Some(id) = self.pick(device, copy, long, rival, Distance::Other)?
+                && let Some(id) = self.pick(device, copy, long, avoid, Distance::Other)?
             {
                 return self.switch(device, copy, id, units);
             }
@@ -273,14 +273,20 @@ impl Space {
         Ok(None)
     }
 
-    fn hand_out(&mut self, device: usize, id: u32, units: u32) -> Option<Spot> {
+    fn hand_out(&mut self, device: usize, id: u32, units: u32) -> Option<Allocated> {
         let (start, new) = self.metaslabs[id as usize].allocate_from_run(units)?;
         self.pending_entries += u64::from(new);
-        Some(Spot { device, metaslab: id, start })
+        Some(Allocated { device, metaslab: id, start })
     }
 
-    /// Makes a metaslab that has room the cursor, and allocates in it.
-    fn switch(&mut self, device: usize, copy: usize, id: u32, units: u32) -> Result<Option<Spot>> {
+    /// Makes a metaslab that has space the cursor, and allocates in it.
+    fn switch(
+        &mut self,
+        device: usize,
+        copy: usize,
+        id: u32,
+        units: u32,
+    ) -> Result<Option<Allocated>> {
         let old = self.devices[device].cursors[copy].replace(id);
         if old != Some(id) {
             self.counters.add(SpaceCounters::METASLAB_SWITCHES, 0, 1);
@@ -357,9 +363,9 @@ impl Space {
             Distance::Far => {
                 let device = &self.geometry.devices[device];
                 let between = self.metaslabs[id as usize]
-                    .stretch
+                    .extent
                     .start
-                    .abs_diff(self.metaslabs[avoid as usize].stretch.start);
+                    .abs_diff(self.metaslabs[avoid as usize].extent.start);
                 between >= (device.end - device.start) / APART + (1 << device.shift)
             }
         }
@@ -368,5 +374,5 @@ impl Space {
 
 #[cold]
 fn no_space(bytes: u64, why: &str) -> Error {
-    Error::new(ErrorKind::NoSpace, format!("no room for {bytes} bytes: {why}"))
+    Error::new(ErrorKind::NoSpace, format!("no space for {bytes} bytes: {why}"))
 }

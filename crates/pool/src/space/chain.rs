@@ -19,7 +19,7 @@ pub(super) const MAX_BLOCK_BYTES: u64 = 128 << 10;
 
 const HEAD_BYTES: usize = size_of::<SpaceBlockPhys>();
 
-/// Items of `item_bytes` that a block of `bytes` has room for.
+/// Items of `item_bytes` that a block of `bytes` has space for.
 pub(super) fn items_in(bytes: u64, item_bytes: usize) -> usize {
     (bytes as usize).saturating_sub(HEAD_BYTES) / item_bytes
 }
@@ -32,7 +32,7 @@ pub(super) fn block_bytes(items: usize, item_bytes: usize, sector_bytes: u64) ->
 }
 
 /// A place for a block, and its size.
-pub(super) type Place = ([DvaPhys; 2], u64);
+pub(super) type Placement = ([DvaPhys; 2], u64);
 
 /// What all blocks of a chain have in common.
 #[derive(Clone, Copy)]
@@ -47,7 +47,7 @@ pub(super) fn write<T: IntoBytes + Immutable>(
     writer: &mut dyn SpaceWrite,
     head: ChainHead,
     items: &[T],
-    places: &[Place],
+    places: &[Placement],
     mut previous: BlockPtrPhys,
 ) -> Result<Vec<BlockPtrPhys>> {
     let mut rest = items;
@@ -125,12 +125,12 @@ where
     let entries = header.entries.get() as usize;
     let items = match <[T]>::ref_from_prefix_with_elems(rest, entries) {
         Ok((items, _)) => items.to_vec(),
-        Err(_) => return Err(corrupt(pointer, "has more entries than room")),
+        Err(_) => return Err(corrupt(pointer, "has more entries than space")),
     };
     Ok(Link { header, items })
 }
 
-/// Reads a whole chain of `blocks` blocks that one group wrote. Gives the items in order, and the blocks' pointers
+/// Reads a whole chain of `blocks` blocks that one txg wrote. Gives the items in order, and the blocks' pointers
 /// from the last to the first.
 pub(super) fn read_all<T>(
     reader: &dyn SpaceRead,

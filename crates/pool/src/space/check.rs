@@ -1,11 +1,11 @@
 //! Checking: what a walk of the pool found, compared with what the space maps say.
 //!
-//! A walk marks each range that it is led to in [`Walked`], a bitmap a metaslab with a bit a sector,
+//! A walk marks each range that it is led to in [`WalkedRanges`], a bitmap a metaslab with a bit a sector,
 //! made when its first range comes: 32 KiB for each GiB of 4 KiB sectors that is in use somewhere. Marking
 //! finds what two pointers claim; [`Space::verify`] finds the rest. What is listed is bounded, what is counted is not.
 //!
 //! Marked must be: all blocks of the trees, the root block, what [`Space::own_blocks`] names, and what was
-//! reserved when the pool was created. The pool must be quiet: no group with frees or allocations open.
+//! reserved when the pool was created. The pool must be quiet: no txg with frees or allocations open.
 
 use crate::Result;
 use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
@@ -19,7 +19,7 @@ const LISTED: usize = 64;
 
 /// Ranges of some kind that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundRanges {
     /// The first of them, with their lengths in bytes.
     pub(crate) ranges: Vec<(Dva, u64)>,
     /// How many there are.
@@ -28,7 +28,7 @@ pub(crate) struct Found {
     pub(crate) bytes: u64,
 }
 
-impl Found {
+impl FoundRanges {
     fn push(&mut self, dva: Dva, bytes: u64) {
         self.count += 1;
         self.bytes += bytes;
@@ -48,13 +48,13 @@ impl Found {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpaceReport {
     /// Allocated, but nothing points there.
-    pub(crate) leaked: Found,
+    pub(crate) leaked: FoundRanges,
     /// Pointed to twice.
-    pub(crate) double: Found,
+    pub(crate) double: FoundRanges,
     /// Pointed to, but free, or freed.
-    pub(crate) unmapped: Found,
+    pub(crate) unmapped: FoundRanges,
     /// Pointed to, but in no metaslab.
-    pub(crate) outside: Found,
+    pub(crate) outside: FoundRanges,
 }
 
 impl SpaceReport {
@@ -66,22 +66,22 @@ impl SpaceReport {
 }
 
 /// The ranges that a walk was led to.
-pub(crate) struct Walked {
+pub(crate) struct WalkedRanges {
     geometry: Geometry,
     /// By metaslab; empty where nothing was marked.
     bitmaps: Vec<Vec<u64>>,
-    double: Found,
-    outside: Found,
+    double: FoundRanges,
+    outside: FoundRanges,
 }
 
-impl Walked {
+impl WalkedRanges {
     /// Nothing yet.
     pub(crate) fn new(space: &Space) -> Self {
         Self {
             geometry: space.geometry.clone(),
             bitmaps: vec![Vec::new(); space.metaslabs.len()],
-            double: Found::default(),
-            outside: Found::default(),
+            double: FoundRanges::default(),
+            outside: FoundRanges::default(),
         }
     }
 
@@ -181,7 +181,7 @@ impl Space {
         self.load_metaslab(id)?;
         let metaslab = &mut self.metaslabs[id as usize];
         let unused = metaslab.unused()?;
-        let last = Run::new(metaslab.stretch.units, 0);
+        let last = Run::new(metaslab.extent.units, 0);
         let mut runs = Vec::new();
         let mut at = 0;
         for run in unused.into_iter().chain([last]) {
@@ -212,7 +212,7 @@ impl Space {
     ///
     /// # Errors
     /// If a base cannot be read, or does not fit the log.
-    pub(crate) fn verify(&mut self, walked: &Walked) -> Result<SpaceReport> {
+    pub(crate) fn verify(&mut self, walked: &WalkedRanges) -> Result<SpaceReport> {
         let mut report = SpaceReport {
             double: walked.double.clone(),
             outside: walked.outside.clone(),
@@ -226,7 +226,7 @@ impl Space {
                 set(&mut allocated, run.start / sector, run.end() / sector);
             });
             let metaslab = &self.metaslabs[id];
-            let note = |found: &mut Found, a: &[u64], b: &[u64]| {
+            let note = |found: &mut FoundRanges, a: &[u64], b: &[u64]| {
                 let other = b.iter().copied().chain(std::iter::repeat(0));
                 let only: Vec<u64> = a.iter().zip(other).map(|(a, b)| a & !b).collect();
                 set_runs(&only, |from, to| {

@@ -25,7 +25,7 @@ forebay_base::counters! {
     bases_loaded;
     /// Bases written.
     bases_flushed;
-    /// Bases that were due, but for which there was no room.
+    /// Bases that were due, but for which there was no space.
     flushes_skipped;
     /// Entries written to the log.
     log_entries;

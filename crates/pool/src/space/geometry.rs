@@ -16,16 +16,16 @@ const MANY: u64 = 256;
 /// Metaslabs of all devices together: more are refused, whoever asks for them.
 pub(super) const MAX_METASLABS: usize = 1 << 20;
 
-/// A metaslab's stretch of its device.
+/// A metaslab's extent of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stretch {
+pub(super) struct MetaslabExtent {
     pub(super) device: u16,
     pub(super) start: u64,
     pub(super) units: u32,
     pub(super) shift: u8,
 }
 
-impl Stretch {
+impl MetaslabExtent {
     pub(super) fn end(&self) -> u64 {
         self.start + u64::from(self.units) * SECTOR_UNIT
     }
@@ -80,37 +80,37 @@ impl Geometry {
     }
 
     /// Adds a metaslab, the next of its device; says what is wrong if it cannot be.
-    pub(super) fn push(&mut self, id: u32, stretch: &Stretch) -> Result<(), &'static str> {
-        let size = 1u64 << stretch.shift;
-        let bytes = stretch.end() - stretch.start;
-        if !stretch.start.is_multiple_of(self.sector_bytes)
+    pub(super) fn push(&mut self, id: u32, extent: &MetaslabExtent) -> Result<(), &'static str> {
+        let size = 1u64 << extent.shift;
+        let bytes = extent.end() - extent.start;
+        if !extent.start.is_multiple_of(self.sector_bytes)
             || !bytes.is_multiple_of(self.sector_bytes)
             || bytes == 0
             || bytes > size
         {
             return Err("has an impossible place or size");
         }
-        let Some(at) = self.device_at(stretch.device) else {
-            let slot = usize::from(stretch.device);
+        let Some(at) = self.device_at(extent.device) else {
+            let slot = usize::from(extent.device);
             if self.by_number.len() <= slot {
                 self.by_number.resize(slot + 1, None);
             }
             self.by_number[slot] = Some(self.devices.len() as u16);
             self.devices.push(DeviceGeometry {
-                number: stretch.device,
-                start: stretch.start,
-                end: stretch.end(),
-                shift: stretch.shift,
+                number: extent.device,
+                start: extent.start,
+                end: extent.end(),
+                shift: extent.shift,
                 metaslabs: vec![id],
             });
             return Ok(());
         };
         let device = &mut self.devices[at];
         let place = device.start + device.metaslabs.len() as u64 * size;
-        if device.shift != stretch.shift || stretch.start != place || device.end != place {
+        if device.shift != extent.shift || extent.start != place || device.end != place {
             return Err("does not follow the one before it");
         }
-        device.end = stretch.end();
+        device.end = extent.end();
         device.metaslabs.push(id);
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Geometry {
         match start {
             Some(start) if start < end && end <= reach => Ok((start, end)),
             _ => {
-                let message = format!("device {}: no room between its labels", span.device);
+                let message = format!("device {}: no space between its labels", span.device);
                 Err(Error::new(ErrorKind::Invalid, message))
             }
         }
@@ -168,14 +168,14 @@ pub(super) fn shift_for(bytes: u64) -> u8 {
 }
 
 /// The metaslabs of a device from `at` to `end`; `at` is where a metaslab begins.
-pub(super) fn stretches(
+pub(super) fn metaslab_extents(
     device: u16,
     shift: u8,
     at: u64,
     end: u64,
-) -> impl Iterator<Item = Stretch> {
+) -> impl Iterator<Item = MetaslabExtent> {
     (at..end).step_by(1 << shift).map(move |start| {
         let bytes = (end - start).min(1 << shift);
-        Stretch { device, start, units: (bytes / SECTOR_UNIT) as u32, shift }
+        MetaslabExtent { device, start, units: (bytes / SECTOR_UNIT) as u32, shift }
     })
 }

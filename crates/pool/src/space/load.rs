@@ -15,8 +15,8 @@ use crate::{Error, ErrorKind, Result};
 
 use super::DeviceSpan;
 use super::chain::{self, ChainHead};
-use super::geometry::{MAX_METASLABS, Stretch};
-use super::metaslab::{Base, Change, Map, Metaslab};
+use super::geometry::{MAX_METASLABS, MetaslabExtent};
+use super::metaslab::{Base, FreeMap, Metaslab, MetaslabChange};
 use super::range_set::Run;
 use super::{MAX_SECTOR_BYTES, Record, Space, SpaceCounters, SpaceRead};
 
@@ -26,13 +26,13 @@ const BATCH: usize = 64;
 const REACH: u64 = (1 << 48) * SECTOR_UNIT;
 
 /// A record of the log with what it says.
-struct Told {
+struct ReplayedRecord {
     record: Record,
     entries: Vec<(u32, Run, SpaceChange)>,
 }
 
 impl Space {
-    /// The space that `root` describes. Frees of its group and the one before wait, as they did then.
+    /// The space that `root` describes. Frees of its txg and the one before wait, as they did then.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if it cannot be what was written, or what `reader` says.
@@ -49,8 +49,8 @@ impl Space {
         space.synced = root.txg.get();
         space.load_index(root, spans)?;
         space.load_root_places(root)?;
-        let told = space.load_log(root)?;
-        space.replay(told)?;
+        let replayed = space.load_log(root)?;
+        space.replay(replayed)?;
         let used = space.total_units.checked_sub(space.free_units + space.deferred_units);
         if used.and_then(|units| units.checked_mul(SECTOR_UNIT)) != Some(root.allocated_bytes.get())
         {
@@ -66,7 +66,7 @@ impl Space {
             return Ok(());
         }
         if metaslab.base.head.is_hole() {
-            return metaslab.load(vec![Run::new(0, metaslab.stretch.units)]);
+            return metaslab.load(vec![Run::new(0, metaslab.extent.units)]);
         }
         let base = &metaslab.base;
         let head =
@@ -74,7 +74,7 @@ impl Space {
         let (ranges, blocks) = chain::read_all(&*self.reader, &base.head, head, base.blocks)
             .map_err(|error| error.doing(format_args!("reading the base of metaslab {id}")))?;
         let sector = self.geometry.sector_units();
-        let runs = to_runs(&ranges, metaslab.stretch.units, sector);
+        let runs = to_runs(&ranges, metaslab.extent.units, sector);
         match runs.filter(|runs| runs.len() == metaslab.base.ranges as usize) {
             Some(runs) => metaslab.load(runs)?,
             None => return Err(metaslab.corrupt("the base has impossible ranges")),
@@ -99,8 +99,8 @@ impl Space {
         for level in (1..shape.len()).rev() {
             let mut below = Vec::new();
             for content in self.read_nodes(level)? {
-                let room = shape[level - 1] - below.len();
-                let pointers = content.chunks_exact(size_of::<BlockPtrPhys>()).take(room);
+                let missing = shape[level - 1] - below.len();
+                let pointers = content.chunks_exact(size_of::<BlockPtrPhys>()).take(missing);
                 below
                     .extend(pointers.filter_map(|bytes| BlockPtrPhys::read_from_bytes(bytes).ok()));
             }
@@ -109,8 +109,8 @@ impl Space {
         let spans: BTreeMap<u16, &DeviceSpan> =
             spans.iter().map(|span| (span.device, span)).collect();
         for content in self.read_nodes(0)? {
-            let room = metaslabs - self.metaslabs.len();
-            for bytes in content.chunks_exact(size_of::<MetaslabPhys>()).take(room) {
+            let missing = metaslabs - self.metaslabs.len();
+            for bytes in content.chunks_exact(size_of::<MetaslabPhys>()).take(missing) {
                 if let Ok(phys) = MetaslabPhys::read_from_bytes(bytes) {
                     self.load_entry(&phys, &spans)?;
                 }
@@ -166,7 +166,7 @@ impl Space {
         {
             return Err(bad("its base makes no sense"));
         }
-        let stretch = Stretch {
+        let extent = MetaslabExtent {
             device: phys.device.get(),
             start,
             units: (length / SECTOR_UNIT) as u32,
@@ -182,12 +182,12 @@ impl Space {
             flushed_txg: flushed,
             freed_txg: phys.freed_txg.get(),
         };
-        self.add_metaslab(stretch, base)
+        self.add_metaslab(extent, base)
     }
 
     /// Reads the log, newest block first, and gives the records, oldest first.
-    fn load_log(&self, root: &SpaceRootPhys) -> Result<VecDeque<Told>> {
-        let mut records = VecDeque::<Told>::new();
+    fn load_log(&self, root: &SpaceRootPhys) -> Result<VecDeque<ReplayedRecord>> {
+        let mut records = VecDeque::<ReplayedRecord>::new();
         let mut pointer = root.log;
         // What the next block must be: a part of the record at hand, or the last part of an older one.
         let mut next_part = None;
@@ -195,7 +195,7 @@ impl Space {
         for _ in 0..root.log_blocks.get() {
             let link = chain::read_link(&*self.reader, &pointer, SpaceChain::Log)?;
             let (txg, part) = (link.header.txg.get(), link.header.part.get());
-            let newest = records.front().map(|told| told.record.txg);
+            let newest = records.front().map(|replayed| replayed.record.txg);
             let fits = match (newest, next_part) {
                 (None, _) => txg == root.txg.get(),
                 (Some(newest), None) => txg < newest,
@@ -208,13 +208,13 @@ impl Space {
             left -= entries;
             if next_part.is_none() {
                 let record = Record { txg, entries: 0, blocks: Vec::new() };
-                records.push_front(Told { record, entries: Vec::new() });
+                records.push_front(ReplayedRecord { record, entries: Vec::new() });
             }
-            if let Some(told) = records.front_mut() {
-                told.record.entries += entries;
-                told.record.blocks.push(pointer);
+            if let Some(replayed) = records.front_mut() {
+                replayed.record.entries += entries;
+                replayed.record.blocks.push(pointer);
                 for entry in &link.items {
-                    told.entries.push(self.check_entry(&pointer, entry)?);
+                    replayed.entries.push(self.check_entry(&pointer, entry)?);
                 }
             }
             next_part = part.checked_sub(1);
@@ -223,7 +223,7 @@ impl Space {
         if left > 0 || next_part.is_some() || records.is_empty() {
             return Err(corrupt("the log is shorter than the root says"));
         }
-        records.iter_mut().for_each(|told| told.record.blocks.reverse());
+        records.iter_mut().for_each(|replayed| replayed.record.blocks.reverse());
         Ok(records)
     }
 
@@ -241,9 +241,9 @@ impl Space {
     }
 
     /// Applies the rule at the head of [`super`]; what a base is needed for waits in its metaslab.
-    fn replay(&mut self, told: VecDeque<Told>) -> Result<()> {
-        let txg_at = |at: Option<usize>| at.map(|at| told[at].record.txg);
-        for (at, Told { record, entries }) in told.iter().enumerate() {
+    fn replay(&mut self, replayed: VecDeque<ReplayedRecord>) -> Result<()> {
+        let txg_at = |at: Option<usize>| at.map(|at| replayed[at].record.txg);
+        for (at, ReplayedRecord { record, entries }) in replayed.iter().enumerate() {
             if let Some(before) = txg_at(at.checked_sub(3)) {
                 self.replay_matured(before)?;
             }
@@ -251,10 +251,10 @@ impl Space {
                 self.replay_entry(record.txg, id, run, change)?;
             }
         }
-        let oldest = told.front().map_or(0, |first| first.record.txg.saturating_sub(1));
-        self.matured_txg = txg_at(told.len().checked_sub(3)).unwrap_or(oldest);
+        let oldest = replayed.front().map_or(0, |first| first.record.txg.saturating_sub(1));
+        self.matured_txg = txg_at(replayed.len().checked_sub(3)).unwrap_or(oldest);
         self.replay_matured(self.matured_txg)?;
-        self.records = told.into_iter().map(|told| told.record).collect();
+        self.records = replayed.into_iter().map(|replayed| replayed.record).collect();
         self.metaslabs.iter_mut().try_for_each(Metaslab::check_deferred)
     }
 
@@ -283,8 +283,8 @@ impl Space {
             return Err(metaslab.corrupt_at(run, "were allocated while not free"));
         }
         metaslab.free_units -= units;
-        if let Map::Unloaded(changes) = &mut metaslab.map {
-            changes.push(Change::Take(run));
+        if let FreeMap::Unloaded(changes) = &mut metaslab.map {
+            changes.push(MetaslabChange::Take(run));
         }
         self.took(id, run.units);
         Ok(())
@@ -293,10 +293,10 @@ impl Space {
     fn replay_matured(&mut self, txg: u64) -> Result<()> {
         for metaslab in &mut self.metaslabs {
             let units = metaslab.mature(txg)?;
-            if metaslab.free_units > u64::from(metaslab.stretch.units) {
+            if metaslab.free_units > u64::from(metaslab.extent.units) {
                 return Err(metaslab.corrupt("more is free than there is"));
             }
-            let device = self.geometry.device_at(metaslab.stretch.device).unwrap_or_default();
+            let device = self.geometry.device_at(metaslab.extent.device).unwrap_or_default();
             self.devices[device].free_units += units;
             self.free_units += units;
             self.deferred_units -= units;

@@ -1,4 +1,4 @@
-//! A metaslab: the free ranges of one stretch of a device, and what happened to it lately.
+//! A metaslab: the free ranges of one extent of a device, and what happened to it lately.
 //!
 //! A metaslab is *unloaded* until somebody wants to allocate in it, write its base, or look at all of
 //! it: then what changed since its base waits in a list, in order. Once *loaded* it has the set
@@ -9,7 +9,7 @@
 //!
 //! - The free set, the run, the deferred ranges and what is allocated are disjoint.
 //! - `free_units` counts free set and run; unloaded, it is what both will have.
-//! - Ranges in `deferred` are of groups that are not mature; of each group there is at most one list.
+//! - Ranges in `deferred` are of txgs that are not mature; of each txg there is at most one list.
 //! - `needed` is the oldest record of the log with an entry that the base does not contain.
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use crate::format::{BlockPtrPhys, Dva, SECTOR_UNIT};
 use crate::{Error, ErrorKind, Result};
 
-use super::geometry::Stretch;
+use super::geometry::MetaslabExtent;
 use super::range_set::{RangeSet, Run, normalize, note, overlapped};
 
 /// Runs at least this long are handed out from the front; when there are none left, another metaslab is
@@ -29,7 +29,7 @@ const ROOMY: u32 = 4;
 
 /// A change that an unloaded metaslab will make to its base.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Change {
+pub(super) enum MetaslabChange {
     /// Free before, allocated after.
     Take(Run),
     /// Not free before, free after.
@@ -38,9 +38,9 @@ pub(super) enum Change {
 
 /// What is known of the free ranges.
 #[derive(Debug)]
-pub(super) enum Map {
+pub(super) enum FreeMap {
     /// The base has not been read; these changes follow it.
-    Unloaded(Vec<Change>),
+    Unloaded(Vec<MetaslabChange>),
     /// The free set, and the run that was taken out of it.
     Loaded { free: RangeSet, run: Run },
 }
@@ -82,28 +82,28 @@ impl Base {
 #[derive(Debug)]
 pub(super) struct Metaslab {
     pub(super) id: u32,
-    pub(super) stretch: Stretch,
-    pub(super) map: Map,
+    pub(super) extent: MetaslabExtent,
+    pub(super) map: FreeMap,
     pub(super) base: Base,
     pub(super) free_units: u64,
     /// What the transaction group at hand allocated, and is not in `Space::entries` yet.
     pub(super) allocated: Vec<Run>,
     /// What the transaction group at hand freed.
     pub(super) freed: Vec<Run>,
-    /// What earlier groups freed, by group, oldest first; each list ascends, and none of its ranges touch.
+    /// What earlier txgs freed, by txg, oldest first; each list ascends, and none of its ranges touch.
     pub(super) deferred: VecDeque<(u64, Vec<Run>)>,
     pub(super) needed: Option<u64>,
-    /// Its base must be written with this group, since its size changed.
+    /// Its base must be written with this txg, since its size changed.
     pub(super) must_flush: bool,
 }
 
 impl Metaslab {
     /// A metaslab with this base and nothing behind it.
-    pub(super) fn new(id: u32, stretch: Stretch, base: Base) -> Self {
+    pub(super) fn new(id: u32, extent: MetaslabExtent, base: Base) -> Self {
         Self {
             id,
-            stretch,
-            map: Map::Unloaded(Vec::new()),
+            extent,
+            map: FreeMap::Unloaded(Vec::new()),
             free_units: base.free_units,
             base,
             allocated: Vec::new(),
@@ -117,7 +117,7 @@ impl Metaslab {
     /// An error that names this metaslab.
     #[cold]
     pub(super) fn corrupt(&self, what: &str) -> Error {
-        let Stretch { device, start, .. } = self.stretch;
+        let MetaslabExtent { device, start, .. } = self.extent;
         let message = format!("metaslab {} (device {device}, from {start:#x}): {what}", self.id);
         Error::new(ErrorKind::Corrupt, message)
     }
@@ -126,25 +126,25 @@ impl Metaslab {
     #[cold]
     pub(super) fn corrupt_at(&self, run: Run, what: &str) -> Error {
         let bytes = u64::from(run.units) * SECTOR_UNIT;
-        self.corrupt(&format!("{bytes} bytes at {} {what}", self.stretch.dva(run.start)))
+        self.corrupt(&format!("{bytes} bytes at {} {what}", self.extent.dva(run.start)))
     }
 
     /// The address of a unit.
     pub(super) fn dva(&self, unit: u32) -> Dva {
-        self.stretch.dva(unit)
+        self.extent.dva(unit)
     }
 
     /// Whether its free ranges are in memory.
     pub(super) fn is_loaded(&self) -> bool {
-        matches!(self.map, Map::Loaded { .. })
+        matches!(self.map, FreeMap::Loaded { .. })
     }
 
     /// Its longest free range, in units; if it is not loaded, no less than that.
     pub(super) fn largest_units(&self) -> u32 {
         match &self.map {
-            Map::Unloaded(changes) if changes.is_empty() => self.base.largest_units,
-            Map::Unloaded(_) => self.free_units.min(u64::from(self.stretch.units)) as u32,
-            Map::Loaded { free, run } => {
+            FreeMap::Unloaded(changes) if changes.is_empty() => self.base.largest_units,
+            FreeMap::Unloaded(_) => self.free_units.min(u64::from(self.extent.units)) as u32,
+            FreeMap::Loaded { free, run } => {
                 free.largest().map_or(0, |largest| largest.units).max(run.units)
             }
         }
@@ -153,14 +153,14 @@ impl Metaslab {
     /// Number of free ranges, if it is loaded.
     pub(super) fn range_count(&self) -> Option<usize> {
         match &self.map {
-            Map::Unloaded(_) => None,
-            Map::Loaded { free, run } => Some(free.len() + usize::from(run.units > 0)),
+            FreeMap::Unloaded(_) => None,
+            FreeMap::Loaded { free, run } => Some(free.len() + usize::from(run.units > 0)),
         }
     }
 
     /// Makes it loaded: `runs` are the base's.
     pub(super) fn load(&mut self, runs: Vec<Run>) -> Result<()> {
-        let Map::Unloaded(changes) = &self.map else { return Ok(()) };
+        let FreeMap::Unloaded(changes) = &self.map else { return Ok(()) };
         let free = RangeSet::from_ascending(runs);
         let mut free = free.ok_or_else(|| self.corrupt("the base's ranges do not ascend"))?;
         if free.units() != self.base.free_units {
@@ -168,13 +168,13 @@ impl Metaslab {
         }
         for change in changes {
             match *change {
-                Change::Take(run) if !free.remove(run) => {
+                MetaslabChange::Take(run) if !free.remove(run) => {
                     return Err(self.corrupt_at(run, "were allocated while not free"));
                 }
-                Change::Give(run) if !free.insert(run) => {
+                MetaslabChange::Give(run) if !free.insert(run) => {
                     return Err(self.corrupt_at(run, "were freed while free"));
                 }
-                Change::Take(_) | Change::Give(_) => {}
+                MetaslabChange::Take(_) | MetaslabChange::Give(_) => {}
             }
         }
         let mut waiting = self.deferred.iter().flat_map(|(_, runs)| runs);
@@ -184,13 +184,13 @@ impl Metaslab {
         if free.units() != self.free_units {
             return Err(self.corrupt("the log does not add up"));
         }
-        self.map = Map::Loaded { free, run: Run::default() };
+        self.map = FreeMap::Loaded { free, run: Run::default() };
         Ok(())
     }
 
     /// Puts the run's rest back, so that the free set has everything.
     pub(super) fn settle(&mut self) -> Result<()> {
-        if let Map::Loaded { free, run } = &mut self.map
+        if let FreeMap::Loaded { free, run } = &mut self.map
             && run.units > 0
         {
             let rest = std::mem::take(run);
@@ -205,7 +205,7 @@ impl Metaslab {
     /// whether another entry of the log will be needed for them.
     #[inline]
     pub(super) fn allocate_from_run(&mut self, units: u32) -> Option<(u32, bool)> {
-        let Map::Loaded { run, .. } = &mut self.map else { return None };
+        let FreeMap::Loaded { run, .. } = &mut self.map else { return None };
         if run.units < units {
             return None;
         }
@@ -219,7 +219,7 @@ impl Metaslab {
     /// one that fits best. Says whether there is one.
     pub(super) fn next_run(&mut self, units: u32) -> Result<bool> {
         self.settle()?;
-        let Map::Loaded { free, run } = &mut self.map else { return Ok(false) };
+        let FreeMap::Loaded { free, run } = &mut self.map else { return Ok(false) };
         let largest = free.largest().map_or(0, |largest| largest.units);
         let found = if largest >= units.max(RUN_UNITS) {
             free.take_largest()
@@ -259,21 +259,23 @@ impl Metaslab {
     /// Makes it longer: `added` begins where it ended. Its base has to be written, since the one on the device
     /// does not know of it.
     pub(super) fn extend(&mut self, added: Run) -> Result<()> {
-        self.stretch.units += added.units;
+        self.extent.units += added.units;
         self.free_units += u64::from(added.units);
         self.must_flush = true;
         self.give(added)
     }
 
-    /// Makes the ranges that groups up to `txg` freed free, and says how many units they have.
+    /// Makes the ranges that txgs up to `txg` freed free, and says how many units they have.
     pub(super) fn mature(&mut self, txg: u64) -> Result<u64> {
         let mut units = 0;
         while self.deferred.front().is_some_and(|(freed, _)| *freed <= txg) {
             let Some((_, runs)) = self.deferred.pop_front() else { break };
             units += runs.iter().map(|run| u64::from(run.units)).sum::<u64>();
             match &mut self.map {
-                Map::Unloaded(changes) => changes.extend(runs.into_iter().map(Change::Give)),
-                Map::Loaded { free, run } => {
+                FreeMap::Unloaded(changes) => {
+                    changes.extend(runs.into_iter().map(MetaslabChange::Give))
+                }
+                FreeMap::Loaded { free, run } => {
                     if overlapped(&runs, *run) || !free.insert_ascending(&runs) {
                         return Err(self.corrupt("something was freed while free"));
                     }
@@ -285,10 +287,10 @@ impl Metaslab {
     }
 
     /// What is free and what waits to be, ascending: everything that no block of the newest
-    /// group uses. The metaslab is loaded.
+    /// txg uses. The metaslab is loaded.
     pub(super) fn unused(&mut self) -> Result<Vec<Run>> {
         self.settle()?;
-        let Map::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
+        let FreeMap::Loaded { free, .. } = &self.map else { return Ok(Vec::new()) };
         let mut runs = free.to_vec();
         runs.extend(self.deferred.iter().flat_map(|(_, runs)| runs).copied());
         runs.extend(self.freed.iter().copied());
@@ -299,8 +301,8 @@ impl Metaslab {
     /// Whether a range is allocated as far as is known without reading the base, and not freed yet.
     pub(super) fn may_free(&self, run: Run) -> bool {
         let free = match &self.map {
-            Map::Unloaded(_) => false,
-            Map::Loaded { free, run: ahead } => free.overlaps(run) || ahead.overlaps(run),
+            FreeMap::Unloaded(_) => false,
+            FreeMap::Loaded { free, run: ahead } => free.overlaps(run) || ahead.overlaps(run),
         };
         !free && !self.deferred.iter().any(|(_, runs)| overlapped(runs, run))
     }
@@ -315,7 +317,7 @@ impl Metaslab {
         let mut runs: Vec<Run> = self.deferred.iter().flat_map(|(_, runs)| runs).copied().collect();
         normalize(&mut runs).map_err(|run| self.corrupt_at(run, "were freed twice"))?;
         let waiting: u64 = runs.iter().map(|run| u64::from(run.units)).sum();
-        if self.free_units + waiting > u64::from(self.stretch.units) {
+        if self.free_units + waiting > u64::from(self.extent.units) {
             return Err(self.corrupt("more is free than there is"));
         }
         Ok(())
@@ -323,11 +325,11 @@ impl Metaslab {
 
     fn give(&mut self, run: Run) -> Result<()> {
         let clean = match &mut self.map {
-            Map::Unloaded(changes) => {
-                changes.push(Change::Give(run));
+            FreeMap::Unloaded(changes) => {
+                changes.push(MetaslabChange::Give(run));
                 true
             }
-            Map::Loaded { free, run: ahead } => !ahead.overlaps(run) && free.insert(run),
+            FreeMap::Loaded { free, run: ahead } => !ahead.overlaps(run) && free.insert(run),
         };
         clean.then_some(()).ok_or_else(|| self.corrupt_at(run, "were freed while free"))
     }

@@ -9,7 +9,7 @@
 //!
 //! Let the records of the log be r₀ … rₙ, in the order in which they were written; rₙ belongs to the root at hand.
 //!
-//! - What rᵢ freed is *mature*, and may be allocated again, in the group that writes rᵢ₊₃. So once rₙ is
+//! - What rᵢ freed is *mature*, and may be allocated again, in the txg that writes rᵢ₊₃. So once rₙ is
 //!   durable, what rₙ and rₙ₋₁ freed waits, and all else that was freed is free: the roots of rₙ, rₙ₋₁ and rₙ₋₂ are
 //!   whole at any moment until rₙ₊₁ is durable.
 //! - A base with `flushed_txg` F and `freed_txg` P contains the allocations of records before F, of the
@@ -46,7 +46,7 @@ mod load;
 mod metaslab;
 mod plan;
 mod range_set;
-mod root_place;
+mod root_placement;
 mod stats;
 mod sync_metaslabs;
 #[cfg(all(test, not(forebay_model)))]
@@ -60,15 +60,15 @@ use crate::format::{BlockPtrPhys, Dva, DvaPhys, SECTOR_UNIT};
 use crate::store::Allocate;
 use crate::{Error, ErrorKind, Result};
 
-use allocate::{DeviceState, Rotor};
-use geometry::{Geometry, MAX_METASLABS, Stretch, shift_for, stretches};
+use allocate::{DeviceRotor, DeviceState};
+use geometry::{Geometry, MAX_METASLABS, MetaslabExtent, metaslab_extents, shift_for};
 use metaslab::{Base, Metaslab};
 use range_set::{Run, note};
-use root_place::RootPlaces;
-use sync_metaslabs::Entry;
+use root_placement::RootPlaces;
+use sync_metaslabs::SpaceMapEntry;
 
 pub(crate) use crate::devices::DeviceSpan;
-pub(crate) use check::{SpaceReport, Walked};
+pub(crate) use check::{SpaceReport, WalkedRanges};
 pub use counters::SpaceCounters;
 pub(crate) use stats::SpaceStats;
 
@@ -107,7 +107,7 @@ pub(crate) struct Space {
     geometry: Geometry,
     metaslabs: Vec<Metaslab>,
     devices: Vec<DeviceState>,
-    rotor: Rotor,
+    rotor: DeviceRotor,
     roots: RootPlaces,
     /// The log, oldest first.
     records: VecDeque<Record>,
@@ -117,14 +117,14 @@ pub(crate) struct Space {
     dirty_leaves: BTreeSet<usize>,
     /// The transaction group at hand, between `begin` and `sync`.
     open: Option<u64>,
-    /// The group synced last, and whether it is durable.
+    /// The txg synced last, and whether it is durable.
     synced: u64,
     durable: bool,
-    /// What this group and earlier ones freed is free.
+    /// What this txg and earlier ones freed is free.
     matured_txg: u64,
-    /// What the group at hand did before its bases were taken, once they are.
-    entries: Vec<Entry>,
-    /// At least as many entries as the record of the group at hand will have.
+    /// What the txg at hand did before its bases were taken, once they are.
+    entries: Vec<SpaceMapEntry>,
+    /// At least as many entries as the record of the txg at hand will have.
     pending_entries: u64,
     /// Metaslabs that would have been flushed so far, in parts of one.
     flush_credit: u64,
@@ -138,7 +138,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// The space of a new pool: all of the spans is free. The first group may have any number but 0.
+    /// The space of a new pool: all of the spans is free. The first txg may have any number but 0.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the sector or a span makes no sense.
@@ -162,7 +162,7 @@ impl Space {
             geometry: Geometry::new(sector_bytes)?,
             metaslabs: Vec::new(),
             devices: Vec::new(),
-            rotor: Rotor::default(),
+            rotor: DeviceRotor::default(),
             roots: RootPlaces::default(),
             records: VecDeque::new(),
             index: vec![Vec::new()],
@@ -188,27 +188,27 @@ impl Space {
         &self.counters
     }
 
-    /// Begins a transaction group: from here to [`Space::sync`], room can be had and given back.
+    /// Begins a transaction group: from here to [`Space::sync`], space can be had and given back.
     ///
     /// # Panics
-    /// If a group is open, the one before is not durable, or `txg` is not newer than it.
+    /// If a txg is open, the one before is not durable, or `txg` is not newer than it.
     pub(crate) fn begin(&mut self, txg: u64) {
         assert!(self.open.is_none(), "a transaction group is open");
         assert!(self.durable, "the transaction group before is not durable");
         assert!(txg > self.synced, "transaction groups only grow");
         self.open = Some(txg);
-        self.devices.iter_mut().for_each(DeviceState::new_group);
+        self.devices.iter_mut().for_each(DeviceState::new_txg);
     }
 
-    /// Tells that the root of group `txg`, the one synced last, is durable.
+    /// Tells that the root of txg `txg`, the one synced last, is durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if what was freed two groups ago turns out to be free already.
+    /// [`ErrorKind::Corrupt`] if what was freed two txgs ago turns out to be free already.
     ///
     /// # Panics
-    /// If another group was synced last.
+    /// If another txg was synced last.
     pub(crate) fn committed(&mut self, txg: u64) -> Result<()> {
-        assert_eq!(self.synced, txg, "not the group that was synced last");
+        assert_eq!(self.synced, txg, "not the txg that was synced last");
         self.durable = true;
         // Two records stay behind the newest that matures.
         let Some(at) = self.records.len().checked_sub(3) else { return Ok(()) };
@@ -218,7 +218,7 @@ impl Space {
             let matured = metaslab.mature(self.matured_txg)?;
             if matured > 0 {
                 units += matured;
-                let device = self.geometry.device_at(metaslab.stretch.device);
+                let device = self.geometry.device_at(metaslab.extent.device);
                 if let Some(device) = device {
                     self.devices[device].free_units += matured;
                 }
@@ -230,7 +230,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether a device's room is known.
+    /// Whether a device's space is known.
     pub(crate) fn has_device(&self, device: u16) -> bool {
         self.geometry.device_at(device).is_some()
     }
@@ -238,7 +238,7 @@ impl Space {
     /// Adds a device to the pool, with the transaction group at hand.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if it is there already, or has no room.
+    /// [`ErrorKind::Invalid`] if it is there already, or has no space.
     pub(crate) fn add_span(&mut self, span: &DeviceSpan) -> Result<()> {
         assert!(self.open.is_some(), "no transaction group is open");
         self.add_device(span)
@@ -250,7 +250,7 @@ impl Space {
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         let (start, end) = self.geometry.usable(span)?;
-        self.add_metaslabs(stretches(span.device, shift_for(end - start), start, end))
+        self.add_metaslabs(metaslab_extents(span.device, shift_for(end - start), start, end))
     }
 
     /// Gives the pool the rest of a device that grew, with the transaction group at hand.
@@ -276,7 +276,7 @@ impl Space {
             self.extend_metaslab(at, last, grown - old_end)?;
         }
         if end > full {
-            self.add_metaslabs(stretches(span.device, shift, full, end))?;
+            self.add_metaslabs(metaslab_extents(span.device, shift, full, end))?;
         }
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Space {
     fn extend_metaslab(&mut self, device: usize, id: u32, bytes: u64) -> Result<()> {
         self.load_metaslab(id)?;
         let metaslab = &mut self.metaslabs[id as usize];
-        let added = Run::new(metaslab.stretch.units, (bytes / SECTOR_UNIT) as u32);
+        let added = Run::new(metaslab.extent.units, (bytes / SECTOR_UNIT) as u32);
         metaslab.extend(added)?;
         self.geometry.devices[device].end += bytes;
         self.gained(device, added.units.into());
@@ -293,12 +293,12 @@ impl Space {
         Ok(())
     }
 
-    fn add_metaslabs(&mut self, new: impl Iterator<Item = Stretch>) -> Result<()> {
-        // Nothing of an earlier group's record is about them.
+    fn add_metaslabs(&mut self, new: impl Iterator<Item = MetaslabExtent>) -> Result<()> {
+        // Nothing of an earlier txg's record is about them.
         let before = self.open.map_or(self.synced, |txg| txg - 1);
-        for stretch in new {
-            let base = Base::all_free(stretch.units, before);
-            self.add_metaslab(stretch, base)?;
+        for extent in new {
+            let base = Base::all_free(extent.units, before);
+            self.add_metaslab(extent, base)?;
             let added = self.metaslabs.len() - 1;
             self.load_metaslab(added as u32)?;
             self.dirty_leaves.insert(self.leaf_of(added as u32));
@@ -307,21 +307,21 @@ impl Space {
     }
 
     /// Adds a metaslab behind the others, with what its base says is free.
-    fn add_metaslab(&mut self, stretch: Stretch, base: Base) -> Result<()> {
+    fn add_metaslab(&mut self, extent: MetaslabExtent, base: Base) -> Result<()> {
         let id = self.metaslabs.len() as u32;
-        let metaslab = Metaslab::new(id, stretch, base);
+        let metaslab = Metaslab::new(id, extent, base);
         if self.metaslabs.len() == MAX_METASLABS {
             return Err(metaslab.corrupt("is one metaslab too many"));
         }
-        self.geometry.push(id, &stretch).map_err(|what| metaslab.corrupt(what))?;
-        let device = self.geometry.device_at(stretch.device).unwrap_or_default();
+        self.geometry.push(id, &extent).map_err(|what| metaslab.corrupt(what))?;
+        let device = self.geometry.device_at(extent.device).unwrap_or_default();
         if device == self.devices.len() {
             self.devices.push(DeviceState::default());
         }
         self.free_units += metaslab.free_units;
         self.devices[device].free_units += metaslab.free_units;
-        self.devices[device].units += u64::from(stretch.units);
-        self.total_units += u64::from(stretch.units);
+        self.devices[device].units += u64::from(extent.units);
+        self.total_units += u64::from(extent.units);
         self.metaslabs.push(metaslab);
         Ok(())
     }
@@ -334,7 +334,7 @@ impl Space {
 
     /// Accounts for units that left the free ones.
     fn took(&mut self, id: u32, units: u32) {
-        let number = self.metaslabs[id as usize].stretch.device;
+        let number = self.metaslabs[id as usize].extent.device;
         let device = self.geometry.device_at(number).unwrap_or_default();
         self.devices[device].free_units -= u64::from(units);
         self.free_units -= u64::from(units);

@@ -1,39 +1,44 @@
-//! Room for what the space maps write: decided before anything of it is written.
+//! Space for what the space maps write: decided before anything of it is written.
 
 use crate::Result;
 use crate::format::{BlockPtrPhys, SpaceEntryPhys};
 
 use super::Space;
-use super::chain::{Place, block_bytes, items_in};
+use super::chain::{Placement, block_bytes, items_in};
 
 impl Space {
     /// Places for a chain of `items` items; at least one.
-    pub(super) fn place_chain(&mut self, items: usize, item_bytes: usize) -> Result<Vec<Place>> {
+    pub(super) fn place_chain(
+        &mut self,
+        items: usize,
+        item_bytes: usize,
+    ) -> Result<Vec<Placement>> {
         let mut places = Vec::new();
-        let mut room = 0;
-        while room < items || places.is_empty() {
-            let wanted = block_bytes(items - room, item_bytes, self.geometry.sector_bytes);
+        let mut capacity = 0;
+        while capacity < items || places.is_empty() {
+            let wanted = block_bytes(items - capacity, item_bytes, self.geometry.sector_bytes);
             let place = self.allocate_own(wanted)?;
-            room += items_in(place.1, item_bytes);
+            capacity += items_in(place.1, item_bytes);
             places.push(place);
         }
         Ok(places)
     }
 
-    /// Places for the record of the group at hand, the entries for these places included.
-    pub(super) fn place_record(&mut self) -> Result<Vec<Place>> {
-        let mut places: Vec<Place> = Vec::new();
-        let mut room = 0;
+    /// Places for the record of the txg at hand, the entries for these places included.
+    pub(super) fn place_record(&mut self) -> Result<Vec<Placement>> {
+        let mut places: Vec<Placement> = Vec::new();
+        let mut capacity = 0;
         loop {
             let entries = self.pending_entries as usize;
-            if room >= entries && !places.is_empty() {
+            if capacity >= entries && !places.is_empty() {
                 return Ok(places);
             }
-            // Every block has room for more entries than it makes, so this ends.
+            // Every block has space for more entries than it makes, so this ends.
             let item_bytes = size_of::<SpaceEntryPhys>();
-            let wanted = block_bytes(entries - room + 2, item_bytes, self.geometry.sector_bytes);
+            let wanted =
+                block_bytes(entries - capacity + 2, item_bytes, self.geometry.sector_bytes);
             let place = self.allocate_own(wanted)?;
-            room += items_in(place.1, item_bytes);
+            capacity += items_in(place.1, item_bytes);
             places.push(place);
         }
     }

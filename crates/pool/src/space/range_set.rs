@@ -43,12 +43,12 @@ impl Run {
 /// A set of ranges.
 #[derive(Debug)]
 pub(crate) struct RangeSet {
-    form: Form,
+    form: RangeForm,
     units: u64,
 }
 
 #[derive(Debug)]
-enum Form {
+enum RangeForm {
     /// Ascending, and the longest of them.
     Packed { runs: Vec<Run>, largest: Run },
     /// For allocation.
@@ -71,7 +71,7 @@ impl RangeSet {
     fn pack(runs: Vec<Run>) -> Self {
         let units = runs.iter().map(|run| u64::from(run.units)).sum();
         let largest = runs.iter().max_by_key(|run| run.units).copied().unwrap_or_default();
-        Self { form: Form::Packed { runs, largest }, units }
+        Self { form: RangeForm::Packed { runs, largest }, units }
     }
 
     /// Adds a range; false, and nothing is changed, if part of it is there already.
@@ -103,12 +103,12 @@ impl RangeSet {
     /// some may have been added.
     #[must_use]
     pub(crate) fn insert_ascending(&mut self, added: &[Run]) -> bool {
-        if matches!(self.form, Form::Trees { .. }) && added.len() * MERGE_SHARE < self.len() {
+        if matches!(self.form, RangeForm::Trees { .. }) && added.len() * MERGE_SHARE < self.len() {
             return added.iter().all(|run| self.insert(*run));
         }
         let old = match &mut self.form {
-            Form::Packed { runs, .. } => std::mem::take(runs),
-            Form::Trees { by_start, .. } => {
+            RangeForm::Packed { runs, .. } => std::mem::take(runs),
+            RangeForm::Trees { by_start, .. } => {
                 by_start.iter().map(|(&start, &units)| Run::new(start, units)).collect()
             }
         };
@@ -137,8 +137,8 @@ impl RangeSet {
     /// Whether some unit of `run` is in the set.
     pub(crate) fn overlaps(&self, run: Run) -> bool {
         match &self.form {
-            Form::Packed { runs, .. } => overlapped(runs, run),
-            Form::Trees { by_start, .. } => {
+            RangeForm::Packed { runs, .. } => overlapped(runs, run),
+            RangeForm::Trees { by_start, .. } => {
                 let before = by_start.range(..run.end()).next_back();
                 before.is_some_and(|(&start, &units)| Run::new(start, units).overlaps(run))
             }
@@ -148,8 +148,8 @@ impl RangeSet {
     /// The longest range.
     pub(crate) fn largest(&self) -> Option<Run> {
         match &self.form {
-            Form::Packed { largest, .. } => Some(*largest).filter(|run| run.units > 0),
-            Form::Trees { by_units, .. } => {
+            RangeForm::Packed { largest, .. } => Some(*largest).filter(|run| run.units > 0),
+            RangeForm::Trees { by_units, .. } => {
                 by_units.last().map(|&(units, start)| Run::new(start, units))
             }
         }
@@ -173,8 +173,8 @@ impl RangeSet {
     /// All ranges, ascending.
     pub(crate) fn to_vec(&self) -> Vec<Run> {
         match &self.form {
-            Form::Packed { runs, .. } => runs.clone(),
-            Form::Trees { by_start, .. } => {
+            RangeForm::Packed { runs, .. } => runs.clone(),
+            RangeForm::Trees { by_start, .. } => {
                 by_start.iter().map(|(&start, &units)| Run::new(start, units)).collect()
             }
         }
@@ -183,8 +183,8 @@ impl RangeSet {
     /// Number of ranges.
     pub(crate) fn len(&self) -> usize {
         match &self.form {
-            Form::Packed { runs, .. } => runs.len(),
-            Form::Trees { by_start, .. } => by_start.len(),
+            RangeForm::Packed { runs, .. } => runs.len(),
+            RangeForm::Trees { by_start, .. } => by_start.len(),
         }
     }
 
@@ -196,10 +196,10 @@ impl RangeSet {
     /// The range that has the unit `at`.
     fn at(&self, at: u32) -> Option<Run> {
         let run = match &self.form {
-            Form::Packed { runs, .. } => {
+            RangeForm::Packed { runs, .. } => {
                 runs[..runs.partition_point(|run| run.start <= at)].last().copied()
             }
-            Form::Trees { by_start, .. } => {
+            RangeForm::Trees { by_start, .. } => {
                 by_start.range(..=at).next_back().map(|(&start, &units)| Run::new(start, units))
             }
         };
@@ -222,14 +222,14 @@ impl RangeSet {
 
     /// The trees, made if they are not there.
     fn trees(&mut self) -> (&mut BTreeMap<u32, u32>, &mut BTreeSet<(u32, u32)>) {
-        if let Form::Packed { runs, .. } = &self.form {
+        if let RangeForm::Packed { runs, .. } = &self.form {
             let by_start = runs.iter().map(|run| (run.start, run.units)).collect();
             let by_units = runs.iter().map(|run| (run.units, run.start)).collect();
-            self.form = Form::Trees { by_start, by_units };
+            self.form = RangeForm::Trees { by_start, by_units };
         }
         match &mut self.form {
-            Form::Trees { by_start, by_units } => (by_start, by_units),
-            Form::Packed { .. } => unreachable!("they were just made"),
+            RangeForm::Trees { by_start, by_units } => (by_start, by_units),
+            RangeForm::Packed { .. } => unreachable!("they were just made"),
         }
     }
 }

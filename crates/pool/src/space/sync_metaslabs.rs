@@ -12,12 +12,12 @@ use crate::format::{
     SpaceChain, SpaceChange, SpaceEntryPhys, SpaceRangePhys, SpaceRootPhys,
 };
 
-use super::chain::{self, ChainHead, Place, block_bytes};
-use super::metaslab::{Base, Map, Metaslab};
+use super::chain::{self, ChainHead, Placement, block_bytes};
+use super::metaslab::{Base, FreeMap, Metaslab};
 use super::range_set::{Run, normalize};
 use super::{Record, Space, SpaceCounters, SpaceWrite};
 
-/// Groups within which every metaslab that changes is flushed once, as long as as many change.
+/// Txgs within which every metaslab that changes is flushed once, as long as as many change.
 const ROTATION: u64 = 32;
 /// A record that is older than this many is dropped, whatever it takes.
 const MAX_RECORDS: usize = 64;
@@ -28,26 +28,26 @@ const LOG_ENTRIES_PER_METASLAB: u64 = 4;
 /// What optional writes leave for those that must be.
 const KEPT_UNITS: u64 = (128 << 10) / SECTOR_UNIT;
 
-/// An entry of the record of the group at hand.
+/// An entry of the record of the txg at hand.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct SpaceMapEntry {
     metaslab: u32,
     run: Run,
     change: SpaceChange,
 }
 
 /// A base on its way to the device.
-struct Flush {
+struct BaseFlush {
     metaslab: u32,
     ranges: Vec<SpaceRangePhys>,
-    places: Vec<Place>,
+    places: Vec<Placement>,
 }
 
 /// A block of the index on its way to the device.
-struct Node {
+struct IndexNode {
     level: usize,
     at: usize,
-    place: Place,
+    place: Placement,
 }
 
 impl Space {
@@ -59,9 +59,9 @@ impl Space {
     /// of no use after an error: load it again.
     ///
     /// # Panics
-    /// If the group is not the one that was begun.
+    /// If the txg is not the one that was begun.
     pub(crate) fn sync(&mut self, txg: u64, writer: &mut dyn SpaceWrite) -> Result<SpaceRootPhys> {
-        assert_eq!(self.open, Some(txg), "not the group that was begun");
+        assert_eq!(self.open, Some(txg), "not the txg that was begun");
         let mut flushes = self.take_bases(txg)?;
         self.collect_allocated(SpaceChange::Allocated)?;
         for flush in &mut flushes {
@@ -89,7 +89,7 @@ impl Space {
     }
 
     /// Copies the bases that are to be written, as they are now.
-    fn take_bases(&mut self, txg: u64) -> Result<Vec<Flush>> {
+    fn take_bases(&mut self, txg: u64) -> Result<Vec<BaseFlush>> {
         let (mut flushes, mut cost) = (Vec::new(), 0);
         for id in self.due() {
             self.load_metaslab(id)?;
@@ -158,12 +158,12 @@ impl Space {
         2 * (base + sector * (self.index.len() as u64 + 2)) / SECTOR_UNIT
     }
 
-    fn take_base(&mut self, id: u32, txg: u64) -> Flush {
+    fn take_base(&mut self, id: u32, txg: u64) -> BaseFlush {
         let matured = self.matured_txg;
         let metaslab = &mut self.metaslabs[id as usize];
         let ranges: Vec<SpaceRangePhys> = match &metaslab.map {
-            Map::Unloaded(_) => Vec::new(),
-            Map::Loaded { free, .. } => free
+            FreeMap::Unloaded(_) => Vec::new(),
+            FreeMap::Loaded { free, .. } => free
                 .to_vec()
                 .into_iter()
                 .map(|run| SpaceRangePhys {
@@ -189,12 +189,12 @@ impl Space {
             self.free_own(pointer);
         }
         self.dirty_leaves.insert(self.leaf_of(id));
-        Flush { metaslab: id, ranges, places: Vec::new() }
+        BaseFlush { metaslab: id, ranges, places: Vec::new() }
     }
 
-    fn place_base(&mut self, flush: &mut Flush) -> Result<()> {
+    fn place_base(&mut self, flush: &mut BaseFlush) -> Result<()> {
         let metaslab = &self.metaslabs[flush.metaslab as usize];
-        if metaslab.base.free_units < u64::from(metaslab.stretch.units) {
+        if metaslab.base.free_units < u64::from(metaslab.extent.units) {
             flush.places = self.place_chain(flush.ranges.len(), size_of::<SpaceRangePhys>())?;
         }
         Ok(())
@@ -222,7 +222,11 @@ impl Space {
             normalize(&mut metaslab.allocated)
                 .map_err(|run| metaslab.corrupt_at(run, "were allocated twice"))?;
             let runs = metaslab.allocated.drain(..);
-            self.entries.extend(runs.map(|run| Entry { metaslab: metaslab.id, run, change }));
+            self.entries.extend(runs.map(|run| SpaceMapEntry {
+                metaslab: metaslab.id,
+                run,
+                change,
+            }));
         }
         Ok(())
     }
@@ -240,14 +244,14 @@ impl Space {
                     return Err(metaslab.corrupt_at(run, "were freed while free"));
                 }
                 let change = SpaceChange::Freed;
-                self.entries.push(Entry { metaslab: metaslab.id, run, change });
+                self.entries.push(SpaceMapEntry { metaslab: metaslab.id, run, change });
             }
             metaslab.deferred.push_back((txg, runs));
         }
         Ok(())
     }
 
-    /// Notes which metaslabs need the record of the group at hand.
+    /// Notes which metaslabs need the record of the txg at hand.
     fn note_needed(&mut self, txg: u64) {
         for entry in &self.entries {
             let metaslab = &mut self.metaslabs[entry.metaslab as usize];
@@ -259,9 +263,14 @@ impl Space {
         }
     }
 
-    fn write_base(&mut self, txg: u64, flush: Flush, writer: &mut dyn SpaceWrite) -> Result<()> {
+    fn write_base(
+        &mut self,
+        txg: u64,
+        flush: BaseFlush,
+        writer: &mut dyn SpaceWrite,
+    ) -> Result<()> {
         let head = ChainHead { chain: SpaceChain::Base, txg, metaslab: flush.metaslab };
-        let Flush { ranges, places, .. } = flush;
+        let BaseFlush { ranges, places, .. } = flush;
         let mut blocks = Vec::new();
         if !places.is_empty() {
             blocks = chain::write(writer, head, &ranges, &places, BlockPtrPhys::HOLE)?;
@@ -276,7 +285,7 @@ impl Space {
     }
 
     /// Makes the index as large as it must be, and finds places for what changes in it.
-    fn place_index(&mut self) -> Result<Vec<Node>> {
+    fn place_index(&mut self) -> Result<Vec<IndexNode>> {
         let shape = self.index_shape(self.metaslabs.len());
         self.index.resize(shape.len(), Vec::new());
         let mut dirty = std::mem::take(&mut self.dirty_leaves);
@@ -289,7 +298,7 @@ impl Space {
                 let old = self.index[level][at];
                 self.free_own(&old);
                 let place = self.allocate_own(self.geometry.sector_bytes)?;
-                nodes.push(Node { level, at, place });
+                nodes.push(IndexNode { level, at, place });
             }
             dirty = dirty.into_iter().map(|at| at / self.pointers_in_node()).collect();
         }
@@ -297,7 +306,12 @@ impl Space {
     }
 
     /// Writes a block of the index; those below it are written.
-    fn write_node(&mut self, txg: u64, node: &Node, writer: &mut dyn SpaceWrite) -> Result<()> {
+    fn write_node(
+        &mut self,
+        txg: u64,
+        node: &IndexNode,
+        writer: &mut dyn SpaceWrite,
+    ) -> Result<()> {
         let mut content = vec![0; node.place.1 as usize];
         if node.level == 0 {
             let each = self.metaslabs_in_leaf();
@@ -320,7 +334,7 @@ impl Space {
     fn write_record(
         &mut self,
         txg: u64,
-        places: &[Place],
+        places: &[Placement],
         writer: &mut dyn SpaceWrite,
     ) -> Result<()> {
         let entries = std::mem::take(&mut self.entries);
@@ -402,19 +416,19 @@ fn after_flush(metaslab: &Metaslab) -> u64 {
 }
 
 fn to_phys(metaslab: &Metaslab) -> MetaslabPhys {
-    let Metaslab { stretch, base, .. } = metaslab;
+    let Metaslab { extent, base, .. } = metaslab;
     MetaslabPhys {
         base: base.head,
-        start_bytes: U64::new(stretch.start),
-        length_bytes: U64::new(u64::from(stretch.units) * SECTOR_UNIT),
+        start_bytes: U64::new(extent.start),
+        length_bytes: U64::new(u64::from(extent.units) * SECTOR_UNIT),
         flushed_txg: U64::new(base.flushed_txg),
         freed_txg: U64::new(base.freed_txg),
         free_bytes: U64::new(base.free_units * SECTOR_UNIT),
         ranges: U32::new(base.ranges),
         largest_units: U32::new(base.largest_units),
         blocks: U32::new(base.blocks),
-        device: U16::new(stretch.device),
-        shift: stretch.shift,
+        device: U16::new(extent.device),
+        shift: extent.shift,
         reserved: [0; 9],
     }
 }

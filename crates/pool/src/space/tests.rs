@@ -1,6 +1,6 @@
-//! Tests of the space as a whole, against a device in memory and a naive twin.
+//! Tests of the space as a whole, against a device in memory and a naive model.
 
 mod crash;
+mod fixture;
 mod hostile;
-mod twin;
-mod world;
+mod model;

@@ -2,7 +2,7 @@
 //!
 //! It never blocks the caller: without room or memory at once, or if the block is in pieces, it is
 //! declined. The first copy is tried only, without healing: if it is bad, the load is given up, and
-//! whoever wants the block reads it in the ordinary way. So it is if the second level takes the load over and then does not have the
+//! whoever wants the block reads it in the ordinary way. So it is if the L2 takes the load over and then does not have the
 //! block: who is told so asks again, a bounded number of times, and reads in the ordinary way at last.
 //!
 //! Locking: `store-prefetch`, sharded; a handle is taken out before it is used.
@@ -17,7 +17,7 @@ use forebay_cache::{Attributes, Begin, Filler};
 use forebay_io::{Priority, RaiseHandle};
 
 use super::counters::StoreCounters;
-use super::read::{Cause, check};
+use super::read::{ReadCause, check};
 use super::{Shared, Store, codec};
 use crate::block_key::BlockKey;
 use crate::devices::Read;
@@ -25,26 +25,26 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::{BlockPtrPhys, Dva};
 
 /// What is told when a read ahead has ended: whether the block is cached now.
-pub(crate) type OnPrefetched = Box<dyn FnOnce(bool) + Send>;
+pub(crate) type ReadCallback = Box<dyn FnOnce(bool) + Send>;
 
 /// Reads ahead that are on their way, to be hastened.
-pub(super) struct Prefetches {
+pub(super) struct InFlightPrefetches {
     shards: [Mutex<BTreeMap<BlockKey, RaiseHandle>>; 16],
 }
 
-impl Prefetches {
+impl InFlightPrefetches {
     pub(super) fn new() -> Self {
         let shard = |_| Mutex::named("store-prefetch", BTreeMap::new());
         Self { shards: std::array::from_fn(shard) }
     }
 
     fn shard(&self, key: &BlockKey) -> &Mutex<BTreeMap<BlockKey, RaiseHandle>> {
-        &self.shards[key.spread() as usize % self.shards.len()]
+        &self.shards[key.hash() as usize % self.shards.len()]
     }
 
     /// Somebody waits for the block: if it is being read ahead, that is urgent now. Says whether it
     /// is.
-    pub(super) fn hasten(&self, key: &BlockKey) -> bool {
+    pub(super) fn raise_priority(&self, key: &BlockKey) -> bool {
         let handle = self.shard(key).lock().get(key).cloned();
         match handle {
             Some(handle) => {
@@ -70,30 +70,30 @@ impl Store {
         &self,
         bp: &BlockPtrPhys,
         attributes: Attributes,
-        on_done: OnPrefetched,
+        on_done: ReadCallback,
     ) {
-        self.begin_to_read(bp, attributes, Cause::Prefetch, on_done);
+        self.begin_to_read(bp, attributes, ReadCause::Prefetch, on_done);
     }
 
     /// The same for a block that somebody wants now and does not wait for: the read is as urgent as one that is waited for,
     /// and so becomes one that is on its way already.
-    pub(crate) fn fetch(&self, bp: &BlockPtrPhys, attributes: Attributes, on_done: OnPrefetched) {
-        self.begin_to_read(bp, attributes, Cause::Miss, on_done);
+    pub(crate) fn fetch(&self, bp: &BlockPtrPhys, attributes: Attributes, on_done: ReadCallback) {
+        self.begin_to_read(bp, attributes, ReadCause::Miss, on_done);
     }
 
     fn begin_to_read(
         &self,
         bp: &BlockPtrPhys,
         attributes: Attributes,
-        cause: Cause,
-        on_done: OnPrefetched,
+        cause: ReadCause,
+        on_done: ReadCallback,
     ) {
         let count = |counter| {
-            if cause == Cause::Prefetch {
+            if cause == ReadCause::Prefetch {
                 self.count(counter, 1);
             }
         };
-        let declined = |on_done: OnPrefetched| {
+        let declined = |on_done: ReadCallback| {
             count(StoreCounters::PREFETCHES_DECLINED);
             on_done(false);
         };
@@ -123,7 +123,7 @@ impl Store {
             }
             Poll::Ready(Ok(Begin::InFlight(flight))) => {
                 count(StoreCounters::PREFETCHES_NEEDLESS);
-                if cause == Cause::Miss && self.shared.prefetches.hasten(&key) {
+                if cause == ReadCause::Miss && self.shared.prefetches.raise_priority(&key) {
                     self.count(StoreCounters::PREFETCHES_JOINED, 1);
                 }
                 flight.on_ready(move |landed| on_done(landed.is_ok()));
@@ -135,30 +135,31 @@ impl Store {
     fn begin_load(
         &self,
         bp: &BlockPtrPhys,
-        (dva, cause): (Dva, Cause),
+        (dva, cause): (Dva, ReadCause),
         filler: Filler<BlockKey, Buffer>,
-        on_done: OnPrefetched,
+        on_done: ReadCallback,
     ) {
         let bytes = bp.allocated_bytes(self.sector_bytes());
         let Ok(buffer) = self.cache.try_alloc(bytes as usize) else {
             drop(filler);
-            if cause == Cause::Prefetch {
+            if cause == ReadCause::Prefetch {
                 self.count(StoreCounters::PREFETCHES_DECLINED, 1);
             }
             return on_done(false);
         };
         let counters = &self.shared.counters;
-        if cause == Cause::Prefetch {
+        if cause == ReadCause::Prefetch {
             counters.add(StoreCounters::PREFETCHES, 0, 1);
         }
         counters.add(StoreCounters::READS, cause as usize, 1);
         counters.add(StoreCounters::READ_BYTES, cause as usize, bytes);
         let key = *filler.key();
-        let job = Job { shared: Arc::clone(&self.shared), bp: *bp, key, cause, filler, on_done };
+        let job =
+            AsyncRead { shared: Arc::clone(&self.shared), bp: *bp, key, cause, filler, on_done };
         let shard = self.shared.prefetches.shard(&key);
         let note = |handle| {
             // What is urgent already need not be hastened.
-            if cause == Cause::Prefetch {
+            if cause == ReadCause::Prefetch {
                 drop(shard.lock().insert(key, handle));
             }
         };
@@ -169,20 +170,20 @@ impl Store {
 }
 
 /// A read ahead on its way.
-struct Job {
+struct AsyncRead {
     shared: Arc<Shared>,
     bp: BlockPtrPhys,
     key: BlockKey,
-    cause: Cause,
+    cause: ReadCause,
     filler: Filler<BlockKey, Buffer>,
-    on_done: OnPrefetched,
+    on_done: ReadCallback,
 }
 
-impl Job {
+impl AsyncRead {
     /// Publishes what was read; in the request's callback.
     fn end(self, read: Read) {
         let Self { shared, bp, key, cause, filler, on_done } = self;
-        if cause == Cause::Prefetch {
+        if cause == ReadCause::Prefetch {
             drop(shared.prefetches.shard(&key).lock().remove(&key));
         }
         let published = match unpack(&shared, &bp, cause, read) {
@@ -191,7 +192,7 @@ impl Job {
                 true
             }
             Err(_) => {
-                if cause == Cause::Prefetch {
+                if cause == ReadCause::Prefetch {
                     shared.counters.add(StoreCounters::PREFETCHES_FAILED, 0, 1);
                 }
                 // Who waits begins anew, and tries the other copy.
@@ -203,7 +204,7 @@ impl Job {
     }
 }
 
-fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: Cause, read: Read) -> Result<Buffer> {
+fn unpack(shared: &Shared, bp: &BlockPtrPhys, cause: ReadCause, read: Read) -> Result<Buffer> {
     let counters = &shared.counters;
     let physical = read.map_err(|error| {
         counters.add(StoreCounters::READ_ERRORS, cause as usize, 1);

@@ -108,14 +108,14 @@ fn padded(
 
 /// What a thread compresses with and into.
 #[derive(Default)]
-struct Workshop {
+struct CompressScratch {
     scratch: Vec<u8>,
     compressor: Option<Compressor<'static>>,
     decompressor: Option<Decompressor<'static>>,
 }
 
 thread_local! {
-    static WORKSHOP: RefCell<Workshop> = RefCell::new(Workshop::default());
+    static WORKSHOP: RefCell<CompressScratch> = RefCell::new(CompressScratch::default());
 }
 
 /// Compresses `content`, and gives the result to `use_it` if it has at most `most` bytes.
@@ -138,19 +138,19 @@ fn with_compressed<T>(
     })
 }
 
-impl Workshop {
+impl CompressScratch {
     /// Compresses into `scratch`, and says how many bytes came out, if they are at most `most`.
     fn compress(&mut self, content: &[u8], compression: Compression, most: usize) -> Option<usize> {
         // LZ4 wants room for the worst case, Zstandard gives up as soon as it has no more.
-        let room = match compression {
+        let capacity = match compression {
             Compression::Off => return None,
             Compression::Lz4 => lz4_flex::block::get_maximum_output_size(content.len()),
             Compression::Zstd => most,
         };
-        if self.scratch.len() < room {
-            self.scratch.resize(room, 0);
+        if self.scratch.len() < capacity {
+            self.scratch.resize(capacity, 0);
         }
-        let out = &mut self.scratch[..room];
+        let out = &mut self.scratch[..capacity];
         let len = match compression {
             Compression::Lz4 => lz4_flex::block::compress_into(content, out).ok()?,
             _ => {

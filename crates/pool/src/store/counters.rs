@@ -31,9 +31,9 @@ forebay_base::counters! {
     write_errors;
     /// Times that a writer waited because too many bytes were on their way.
     write_waits;
-    /// Blocks written in pieces, because there was no room in one place.
+    /// Blocks written in pieces, because there was no space in one place.
     gangs;
-    /// Trees of blocks that could not be read when they were freed, or parts of them: their room is lost.
+    /// Trees of blocks that could not be read when they were freed, or parts of them: their space is lost.
     trees_leaked;
     /// Blocks that the cache did not want while they were written.
     uncached_writes;
@@ -41,7 +41,7 @@ forebay_base::counters! {
     prefetches;
     /// Reads ahead that found the block cached, or on its way.
     prefetches_needless;
-    /// Reads ahead that were not begun for want of room or memory, or because the block is in
+    /// Reads ahead that were not begun for want of space or memory, or because the block is in
     /// pieces.
     prefetches_declined;
     /// Reads ahead that ended without a block.

@@ -1,11 +1,11 @@
-//! Blocks in pieces, for when there is room but not in one place.
+//! Blocks in pieces, for when there is space but not in one place.
 //!
 //! The pieces of a gang are whole sectors, and have copies and checksums of their own; the pointer
 //! to the gang has the checksum of all bytes besides. A gang block has a checksum of its own too,
 //! and names what it is of.
 //!
 //! Pieces are taken as large as they come, halving what is asked for, and what was given is used:
-//! room that was taken and given back in the same group would be lost to it. A gang whose pointers
+//! space that was taken and given back in the same txg would be lost to it. A gang whose pointers
 //! do not reach becomes a tree: each level divides by the number of pointers in a sector, so
 //! [`GANG_DEPTH`] levels are enough for the largest block.
 
@@ -15,7 +15,7 @@ use forebay_base::arena::Buffer;
 use forebay_io::Priority;
 use zerocopy::little_endian::{U32, U64};
 
-use super::read::{Cause, check, lost};
+use super::read::{ReadCause, check, lost};
 use super::{Allocate, Store, codec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::gang::{GANG_DEPTH, GangPhys, gang_capacity, read_gang, write_gang};
@@ -31,7 +31,7 @@ pub(super) struct GangPlan {
     pub(super) sectors: Vec<([DvaPhys; 2], Buffer)>,
 }
 
-/// Finds room for `bytes`, whole sectors that `bp` describes, in pieces.
+/// Finds space for `bytes`, whole sectors that `bp` describes, in pieces.
 pub(super) fn plan(
     store: &Store,
     bytes: &[u8],
@@ -82,7 +82,7 @@ impl Planner<'_> {
         Ok(place)
     }
 
-    /// As [`take`](Self::take), but `None` if there is no such room in one piece.
+    /// As [`take`](Self::take), but `None` if there is no such space in one piece.
     fn try_take(&mut self, bytes: usize) -> Result<Option<[DvaPhys; 2]>> {
         match self.take(bytes) {
             Ok(place) => Ok(Some(place)),
@@ -91,7 +91,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Places a range that has found no room in one piece, and returns where its gang block is.
+    /// Places a range that has found no space in one piece, and returns where its gang block is.
     fn divide(
         &mut self,
         range: Range<usize>,
@@ -100,7 +100,7 @@ impl Planner<'_> {
         depth: usize,
     ) -> Result<[DvaPhys; 2]> {
         if range.len() <= self.sector || depth > GANG_DEPTH {
-            let text = "no room is left on the devices, not even for a sector";
+            let text = "no space is left on the devices, not even for a sector";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         let head = self.take(self.sector)?;
@@ -184,7 +184,7 @@ impl Store {
                 continue;
             }
             let content = match n {
-                Some(n) => self.load_copy(&piece, n, Cause::Scrub)?.content,
+                Some(n) => self.load_copy(&piece, n, ReadCause::Scrub)?.content,
                 None => self.load_from_devices(&piece)?,
             };
             here.copy_from_slice(&content);
@@ -283,7 +283,7 @@ impl Store {
         for piece in pieces.iter().filter(|piece| n < piece.copy_count()) {
             if piece.is_gang() {
                 self.heal_gang_at(piece, n, depth + 1)?;
-            } else if self.load_copy(piece, n, Cause::Scrub).is_err() {
+            } else if self.load_copy(piece, n, ReadCause::Scrub).is_err() {
                 self.heal(piece, n)?;
             }
         }

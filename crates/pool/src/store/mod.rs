@@ -5,9 +5,9 @@
 //! * [`async_read`]: reads that never block their caller, for read-ahead and fetches;
 //! * [`write`](mod@write): sealing, placing and submitting blocks; keeping them in the cache
 //!   meanwhile;
-//! * [`line`](mod@line): packing blocks on several threads, for a writer who takes them in order;
+//! * [`worker_pool`]: packing blocks on several threads, for a writer who takes them in order;
 //! * [`writing`]: the content of blocks that are on their way to devices;
-//! * [`flight`]: how many bytes are on their way, and what of them failed;
+//! * [`in_flight`]: how many bytes are on their way, and what of them failed;
 //! * [`gang`]: blocks in pieces;
 //! * [`readers`]: who may still follow old pointers.
 //!
@@ -21,25 +21,25 @@
 //!
 //! # Locking
 //!
-//! `store-flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) are leaf
-//! locks; nothing is called under them. So is `line`; `line-turn` is held while the blocks of a group are written, and comes right after `space`.
+//! `store-in_flight`, `store-readers`, `store-prefetch` and `store-writing` (both sharded) are leaf
+//! locks; nothing is called under them. So is `worker-pool`; `worker-pool-batch` is held while the blocks of a txg are written, and comes right after `space`.
 //!
 //! # What it does not do
 //!
-//! It does not know what blocks mean, find room, or decide when something is durable.
+//! It does not know what blocks mean, find space, or decide when something is durable.
 
 mod async_read;
 pub(crate) mod codec;
 pub(crate) mod counters;
-mod flight;
 pub(crate) mod gang;
-mod line;
+mod in_flight;
 #[cfg(all(test, forebay_model))]
 mod model;
 mod read;
 pub(crate) mod readers;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
+mod worker_pool;
 mod write;
 mod writing;
 
@@ -52,25 +52,25 @@ use crate::block_key::BlockKey;
 use crate::devices::Devices;
 use crate::error::Error;
 use crate::format::{BlockKind, BlockPtrPhys, CacheMode, Compression, Dva, DvaPhys};
-use crate::l2::Levels;
-use async_read::Prefetches;
+use crate::l2::PoolL2;
+use async_read::InFlightPrefetches;
 use counters::StoreCounters;
-use flight::Flight;
-use line::Line;
+use in_flight::InFlightWrites;
 use readers::Readers;
+use worker_pool::WorkerPool;
 pub(crate) use write::{Content, PackJob, Packed, Packer, Packing, WritePayload};
 use writing::Writing;
 
-/// Who gives out room for blocks and takes it back. `bytes` are whole sectors of the pool.
+/// Who gives out space for blocks and takes it back. `bytes` are whole sectors of the pool.
 pub(crate) trait Allocate {
-    /// Room for `copies` (1 or 2) of `bytes` each; the second place is [`DvaPhys::NONE`] if there
+    /// Space for `copies` (1 or 2) of `bytes` each; the second place is [`DvaPhys::NONE`] if there
     /// is one copy.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) if there is no such room in one piece.
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace) if there is no such space in one piece.
     fn allocate(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2], Error>;
 
-    /// Takes room back, of one copy.
+    /// Takes space back, of one copy.
     fn free(&mut self, dva: Dva, bytes: u64);
 }
 
@@ -96,23 +96,23 @@ pub(crate) struct WriteProps {
 struct Shared {
     cache: Arc<BlockCache>,
     counters: StoreCounters,
-    prefetches: Prefetches,
+    prefetches: InFlightPrefetches,
     writing: Writing,
-    flight: Flight,
+    in_flight: InFlightWrites,
     readers: Readers,
 }
 
 /// An owner of keys in the cache, open as long as this exists.
 struct OwnerHold {
     cache: Arc<BlockCache>,
-    levels: Arc<Levels>,
+    l2: Arc<PoolL2>,
     id: OwnerId,
 }
 
 impl Drop for OwnerHold {
     fn drop(&mut self) {
         // What its levels are doing for it ends by itself, and closing waits for that.
-        self.levels.dismiss(self.id);
+        self.l2.remove_owner(self.id);
         self.cache.cache().close_owner(self.id);
     }
 }
@@ -120,12 +120,12 @@ impl Drop for OwnerHold {
 /// Takes over an owner that is open in the cache.
 fn hold(
     cache: &Arc<BlockCache>,
-    levels: &Arc<Levels>,
+    l2: &Arc<PoolL2>,
     id: OwnerId,
-    second: CacheMode,
+    l2_mode: CacheMode,
 ) -> Arc<OwnerHold> {
-    levels.enrol(id, second);
-    Arc::new(OwnerHold { cache: Arc::clone(cache), levels: Arc::clone(levels), id })
+    l2.add_owner(id, l2_mode);
+    Arc::new(OwnerHold { cache: Arc::clone(cache), l2: Arc::clone(l2), id })
 }
 
 /// The blocks of a pool, or of a part of it that has an owner of its own in the cache. A clone is
@@ -141,8 +141,8 @@ pub(crate) struct Store {
     _owner: Arc<OwnerHold>,
     devices: Arc<Devices>,
     shared: Arc<Shared>,
-    levels: Arc<Levels>,
-    packers: Arc<Line<write::MaybePacked>>,
+    l2: Arc<PoolL2>,
+    packers: Arc<WorkerPool<write::MaybePacked>>,
     /// Whether bad copies may be written anew.
     heals: bool,
 }
@@ -154,52 +154,52 @@ const PACKED_AHEAD_BYTES: u64 = 4 << 20;
 
 impl Store {
     /// A store over `devices`. Keys carry `owner`, which is open in the cache, and which the store
-    /// closes. `read_only`: nothing is ever written, so nothing is healed. `flight_bytes`: bytes on
+    /// closes. `read_only`: nothing is ever written, so nothing is healed. `in_flight_bytes`: bytes on
     /// their way to devices at most.
     pub(crate) fn new(
         devices: Arc<Devices>,
         cache: Arc<BlockCache>,
         owner: OwnerId,
         read_only: bool,
-        flight_bytes: u64,
+        in_flight_bytes: u64,
     ) -> Self {
         let shared = Arc::new(Shared {
             cache: Arc::clone(&cache),
             counters: StoreCounters::new(),
-            prefetches: Prefetches::new(),
+            prefetches: InFlightPrefetches::new(),
             writing: Writing::new(),
-            flight: Flight::new(flight_bytes),
+            in_flight: InFlightWrites::new(in_flight_bytes),
             readers: Readers::new(),
         });
-        let levels = Levels::new(cache.second());
-        let hold = hold(&cache, &levels, owner, CacheMode::All);
-        levels.number(owner, 0);
+        let l2 = PoolL2::new(cache.l2());
+        let hold = hold(&cache, &l2, owner, CacheMode::All);
+        l2.number(owner, 0);
         let helpers = forebay_base::memory::cpus().saturating_sub(1).min(PACKERS_MAX);
         let ahead = (cache.bound_bytes() / 32).min(PACKED_AHEAD_BYTES) as usize;
-        let packers = Arc::new(Line::new(helpers, ahead));
-        Self { cache, owner, _owner: hold, devices, shared, levels, packers, heals: !read_only }
+        let packers = Arc::new(WorkerPool::new(helpers, ahead));
+        Self { cache, owner, _owner: hold, devices, shared, l2, packers, heals: !read_only }
     }
 
-    /// A store over the same devices whose keys carry another owner, which it closes; what cache devices hold of its
-    /// blocks is said by `second`. Writes, counters and cache devices are common to both.
-    pub(crate) fn with_owner(&self, owner: OwnerId, second: CacheMode) -> Self {
-        let hold = hold(&self.cache, &self.levels, owner, second);
+    /// A store over the same devices whose keys carry another owner, which it closes; what L2 devices hold of its
+    /// blocks is said by `l2_mode`. Writes, counters and L2 devices are common to both.
+    pub(crate) fn with_owner(&self, owner: OwnerId, l2_mode: CacheMode) -> Self {
+        let hold = hold(&self.cache, &self.l2, owner, l2_mode);
         Self { owner, _owner: hold, ..self.clone() }
     }
 
-    /// The levels on cache devices.
-    pub(crate) fn levels(&self) -> &Arc<Levels> {
-        &self.levels
+    /// The levels on L2 devices.
+    pub(crate) fn l2(&self) -> &Arc<PoolL2> {
+        &self.l2
     }
 
-    /// What cache devices hold of its owner's blocks from now on.
-    pub(crate) fn set_second(&self, mode: CacheMode) {
-        self.levels.set_mode(self.owner, mode);
+    /// What L2 devices hold of its owner's blocks from now on.
+    pub(crate) fn set_l2_mode(&self, mode: CacheMode) {
+        self.l2.set_mode(self.owner, mode);
     }
 
     /// Its blocks are those of the dataset of that number.
     pub(crate) fn set_number(&self, number: u64) {
-        self.levels.number(self.owner, number);
+        self.l2.number(self.owner, number);
     }
 
     /// The cache that it uses.
@@ -223,7 +223,7 @@ impl Store {
         &self.shared.counters
     }
 
-    /// Who may still follow pointers of groups that are past.
+    /// Who may still follow pointers of txgs that are past.
     pub(crate) fn readers(&self) -> &Readers {
         &self.shared.readers
     }

@@ -1,12 +1,12 @@
-//! Readers and those who wait for them, writers that wait for room, and jobs side by side, under many schedules.
+//! Readers and those who wait for them, writers that wait for space, and jobs side by side, under many schedules.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::thread::spawn_named;
 
-use super::flight::Flight;
-use super::line::{Job, Line};
+use super::in_flight::InFlightWrites;
 use super::readers::Readers;
+use super::worker_pool::{Job, WorkerPool};
 use crate::error::{Error, ErrorKind};
 
 const SCHEDULES: usize = 50_000;
@@ -57,12 +57,12 @@ fn two_may_quiesce() {
     shuttle::check_pct(body, SCHEDULES, 4);
 }
 
-/// No wake is lost: who waits for room gets it, and who waits for the end hears of each failure
+/// No wake is lost: who waits for space gets it, and who waits for the end hears of each failure
 /// once.
 #[test]
 fn writes_come_and_go() {
     let body = || {
-        let flight = Arc::new(Flight::new(10));
+        let flight = Arc::new(InFlightWrites::new(10));
         let writers: Vec<_> = (0..2)
             .map(|_| {
                 let flight = Arc::clone(&flight);
@@ -90,22 +90,22 @@ fn writes_come_and_go() {
 #[test]
 fn results_come_in_order() {
     let body = || {
-        let line = Line::new(2, 4 << 20);
+        let workers = WorkerPool::new(2, 4 << 20);
         let held = Arc::new(());
         for (bytes, taken) in [(1, 10), (3 << 20, 4), (1, 10)] {
             let jobs = (0..10).map(|n| {
                 let held = Arc::clone(&held);
                 Job { bytes, work: Box::new(move || (n, held)) }
             });
-            let mut taking = line.give(jobs.collect());
+            let mut results = workers.give(jobs.collect());
             for n in 0..taken {
-                assert_eq!(taking.next().map(|(n, _)| n), Some(n));
+                assert_eq!(results.next().map(|(n, _)| n), Some(n));
             }
             if taken == 10 {
-                assert!(taking.next().is_none());
+                assert!(results.next().is_none());
             }
         }
-        drop(line);
+        drop(workers);
         assert_eq!(Arc::strong_count(&held), 1);
     };
     shuttle::check_pct(body, SCHEDULES / 5, 4);

@@ -13,24 +13,24 @@ use super::counters::StoreCounters;
 use super::{Store, codec};
 use crate::block_cache::BlockRef;
 use crate::block_key::BlockKey;
+use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::BlockPtrPhys;
-use crate::waiting;
 
 /// How often a read begins anew because somebody else gave up the load that it waited for.
 const ATTEMPTS: usize = 8;
-/// How many of these ask the second level, which may be the one that gives loads up.
+/// How many of these ask the L2, which may be the one that gives loads up.
 const SECOND_ASKED: usize = 4;
 
 /// Why a copy is read; the order of counter labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(super) enum ReadCause {
     Miss = 0,
     Prefetch = 1,
     Scrub = 2,
 }
 
-impl Cause {
+impl ReadCause {
     pub(super) fn priority(self) -> Priority {
         match self {
             Self::Miss => Priority::SyncRead,
@@ -41,13 +41,13 @@ impl Cause {
 }
 
 /// A copy that was read and verified.
-pub(super) struct Verified {
+pub(super) struct VerifiedCopy {
     pub(super) content: Buffer,
     /// The bytes on the device, if the content is not just these.
     physical: Option<Buffer>,
 }
 
-impl Verified {
+impl VerifiedCopy {
     fn physical(&self) -> &[u8] {
         self.physical.as_ref().unwrap_or(&self.content)
     }
@@ -82,7 +82,7 @@ impl Store {
 
     /// Has the processor fetch what [`peek_at`](Self::peek_at) will look at.
     #[inline]
-    pub(crate) fn approach(&self, place: Place) {
+    pub(crate) fn prefetch_header(&self, place: Place) {
         self.cache.cache().approach(place);
     }
 
@@ -95,7 +95,7 @@ impl Store {
     /// if the pool is being exported; [`ErrorKind::WouldBlock`] if it is not cached and this thread must not wait: its
     /// read has begun then, if that could be done without waiting.
     pub(crate) fn read(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
-        match waiting::is_forbidden() {
+        match blocking::is_non_blocking() {
             false => self.read_waiting(bp, attributes),
             true => self.read_without_waiting(bp, attributes),
         }
@@ -107,7 +107,7 @@ impl Store {
         }
         self.fetch(bp, attributes, Box::new(|_| {}));
         // It may have landed at once, as on a device in memory.
-        self.peek(bp).ok_or_else(|| waiting::would_wait("a block that is not in memory"))
+        self.peek(bp).ok_or_else(|| blocking::would_block("a block that is not in memory"))
     }
 
     fn read_waiting(&self, bp: &BlockPtrPhys, attributes: Attributes) -> Result<BlockRef> {
@@ -123,12 +123,12 @@ impl Store {
             match begun {
                 Ok(Begin::Hit(block)) => return Ok(block.into_owned()),
                 Ok(Begin::InFlight(flight)) => {
-                    if self.shared.prefetches.hasten(&key) {
+                    if self.shared.prefetches.raise_priority(&key) {
                         self.count(StoreCounters::PREFETCHES_JOINED, 1);
                     }
                     match flight.wait() {
                         Ok(block) => return Ok(block),
-                        // A prefetch that failed has not tried all that can be tried, and the second level may not have
+                        // A prefetch that failed has not tried all that can be tried, and the L2 may not have
                         // the block after all.
                         Err(LoadError::Abandoned) => {}
                         Err(error) => return Err(load_failed(bp, error)),
@@ -138,7 +138,7 @@ impl Store {
                     return match self.load(bp) {
                         Ok(content) => Ok(filler.publish(content)),
                         Err(error) => {
-                            filler.fail(LoadError::failed(Told::of(&error)));
+                            filler.fail(LoadError::failed(SharedCause::of(&error)));
                             Err(error)
                         }
                     };
@@ -172,8 +172,12 @@ impl Store {
                 let bytes = bp.allocated_bytes(self.sector_bytes());
                 reads.push((dva, self.cache.alloc(bytes as usize)?));
                 places.push(at);
-                self.shared.counters.add(StoreCounters::READS, Cause::Miss as usize, 1);
-                self.shared.counters.add(StoreCounters::READ_BYTES, Cause::Miss as usize, bytes);
+                self.shared.counters.add(StoreCounters::READS, ReadCause::Miss as usize, 1);
+                self.shared.counters.add(
+                    StoreCounters::READ_BYTES,
+                    ReadCause::Miss as usize,
+                    bytes,
+                );
             }
         }
         let ends = self.devices.read_all(reads, Priority::SyncRead);
@@ -198,7 +202,7 @@ impl Store {
     /// [`ErrorKind::Device`] if it cannot be read, [`ErrorKind::NoMemory`].
     pub(crate) fn read_copy(&self, bp: &BlockPtrPhys, n: usize) -> Result<Buffer> {
         check(bp)?;
-        self.load_copy(bp, n, Cause::Scrub).map(|good| good.content)
+        self.load_copy(bp, n, ReadCause::Scrub).map(|good| good.content)
     }
 
     /// Writes the `n`-th copy anew, from another one that is good. For a scrub. The write is
@@ -218,7 +222,7 @@ impl Store {
         let others = (0..bp.copy_count()).filter(|other| *other != n);
         let mut last = lost(bp, Vec::new());
         for other in others {
-            match self.load_copy(bp, other, Cause::Scrub) {
+            match self.load_copy(bp, other, ReadCause::Scrub) {
                 Ok(good) => return self.rewrite(bp, n, &good),
                 Err(error) => last = error,
             }
@@ -251,7 +255,7 @@ impl Store {
         // All copies of a gang lead to the same pieces, which look after their copies themselves.
         let copies = if bp.is_gang() { 1 } else { bp.copy_count() };
         for n in (0..copies).chain(0..copies) {
-            match self.load_copy(bp, n, Cause::Miss) {
+            match self.load_copy(bp, n, ReadCause::Miss) {
                 Ok(good) => {
                     if self.heals && !bp.is_gang() {
                         // A failure is counted, and the next reader tries again.
@@ -269,7 +273,12 @@ impl Store {
     }
 
     /// Reads and verifies one copy of a block whose pointer was checked.
-    pub(super) fn load_copy(&self, bp: &BlockPtrPhys, n: usize, cause: Cause) -> Result<Verified> {
+    pub(super) fn load_copy(
+        &self,
+        bp: &BlockPtrPhys,
+        n: usize,
+        cause: ReadCause,
+    ) -> Result<VerifiedCopy> {
         let physical = self.read_physical(bp, n, cause)?;
         if !codec::verify(bp, &physical) {
             self.count(StoreCounters::VERIFY_FAILURES, 1);
@@ -280,23 +289,23 @@ impl Store {
     }
 
     /// The content of verified bytes.
-    fn unpack(&self, bp: &BlockPtrPhys, physical: Buffer) -> Result<Verified> {
+    fn unpack(&self, bp: &BlockPtrPhys, physical: Buffer) -> Result<VerifiedCopy> {
         if codec::is_plain(bp, &physical) {
-            return Ok(Verified { content: physical, physical: None });
+            return Ok(VerifiedCopy { content: physical, physical: None });
         }
         let mut content = self.cache.alloc(bp.logical_bytes.get() as usize)?;
         codec::open(bp, &physical, &mut content)?;
-        Ok(Verified { content, physical: Some(physical) })
+        Ok(VerifiedCopy { content, physical: Some(physical) })
     }
 
     /// The bytes of one copy as they are, whole sectors.
-    fn read_physical(&self, bp: &BlockPtrPhys, n: usize, cause: Cause) -> Result<Buffer> {
+    fn read_physical(&self, bp: &BlockPtrPhys, n: usize, cause: ReadCause) -> Result<Buffer> {
         let none = || Error::new(ErrorKind::Corrupt, format!("{bp:?}: has no copy {n}"));
         let dva = bp.copies.get(n).and_then(|copy| copy.get()).ok_or_else(none)?;
         let bytes = bp.allocated_bytes(self.sector_bytes());
         if bp.is_gang() {
             return match cause {
-                Cause::Scrub => self.read_gang(bp, Some(n)),
+                ReadCause::Scrub => self.read_gang(bp, Some(n)),
                 _ => self.read_gang(bp, None),
             };
         }
@@ -312,7 +321,7 @@ impl Store {
     }
 
     /// Writes a bad copy anew.
-    fn rewrite(&self, bp: &BlockPtrPhys, n: usize, good: &Verified) -> Result<()> {
+    fn rewrite(&self, bp: &BlockPtrPhys, n: usize, good: &VerifiedCopy) -> Result<()> {
         self.rewrite_bytes(bp, n, good.physical())
     }
 
@@ -363,12 +372,12 @@ pub(super) fn lost(bp: &BlockPtrPhys, errors: Vec<Error>) -> Error {
 /// An error on its way to those who wait for the same load: kind and text.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
-struct Told {
+struct SharedCause {
     kind: ErrorKind,
     text: String,
 }
 
-impl Told {
+impl SharedCause {
     fn of(error: &Error) -> Self {
         Self { kind: error.kind(), text: error.to_string() }
     }
@@ -379,8 +388,8 @@ impl Told {
 fn load_failed(bp: &BlockPtrPhys, error: LoadError) -> Error {
     let kind = match &error {
         LoadError::Failed(source) => {
-            let told = source.downcast_ref::<Told>();
-            told.map_or(ErrorKind::Device, |told| told.kind)
+            let shared_cause = source.downcast_ref::<SharedCause>();
+            shared_cause.map_or(ErrorKind::Device, |shared_cause| shared_cause.kind)
         }
         LoadError::Closed => ErrorKind::Closed,
         LoadError::NoMemory(_) => ErrorKind::NoMemory,

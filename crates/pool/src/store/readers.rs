@@ -1,6 +1,6 @@
-//! Who may still follow pointers of groups that are past.
+//! Who may still follow pointers of txgs that are past.
 //!
-//! A reader takes a pointer from a tree, and reads the block. Meanwhile groups may be committed,
+//! A reader takes a pointer from a tree, and reads the block. Meanwhile txgs may be committed,
 //! the block freed, and its place used again: the reader would find other bytes, and, if another
 //! copy were still the old one, heal the new block to death. So a reader enters here before it
 //! takes the pointer and leaves when it has the block, and places that were freed are used again

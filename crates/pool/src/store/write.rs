@@ -14,8 +14,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::codec::{self, Sealed};
 use super::counters::StoreCounters;
 use super::gang::{self, GangPlan};
-use super::line::{Job, Taking};
-use super::writing::Held;
+use super::worker_pool::{Job, OrderedResults};
+use super::writing::HeldContent;
 use super::{Allocate, Store, WriteProps};
 use crate::block_cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,12 +24,12 @@ use crate::format::{BlockPtrPhys, Checksum, Compression, DvaPhys};
 /// The bytes of a block on their way to a device, and its content, which readers find until then.
 pub(crate) struct WritePayload {
     packed: Option<Buffer>,
-    held: Option<Held>,
+    held: Option<HeldContent>,
 }
 
 impl WritePayload {
     /// What is to be written of a block that was sealed, and held then.
-    pub(crate) fn new(sealed: Sealed, held: Held) -> Self {
+    pub(crate) fn new(sealed: Sealed, held: HeldContent) -> Self {
         Self { packed: sealed.packed, held: Some(held) }
     }
 
@@ -52,13 +52,13 @@ unsafe impl StableBytes for WritePayload {
 }
 
 /// A part of a payload, or all of it, shared by several writes.
-struct Part {
+struct PayloadPart {
     whole: Arc<WritePayload>,
     range: Range<usize>,
 }
 
 // SAFETY: as for the payload, which the count keeps where it is.
-unsafe impl StableBytes for Part {
+unsafe impl StableBytes for PayloadPart {
     fn bytes(&self) -> &[u8] {
         &self.whole.bytes()[self.range.clone()]
     }
@@ -84,7 +84,7 @@ pub(super) type MaybePacked = Result<Option<Packed>>;
 pub(crate) type PackJob = Job<MaybePacked>;
 
 /// Blocks that are being packed, in order.
-pub(crate) type Packing<'a> = Taking<'a, MaybePacked>;
+pub(crate) type Packing<'a> = OrderedResults<'a, MaybePacked>;
 
 /// Packs blocks, on whatever thread.
 #[derive(Clone)]
@@ -146,11 +146,11 @@ impl Store {
         self.packers.give(jobs)
     }
 
-    /// Finds room for a sealed block: in one place, or in pieces if there is none. `content` is
+    /// Finds space for a sealed block: in one place, or in pieces if there is none. `content` is
     /// what was sealed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]; whatever else `allocate` says; [`ErrorKind::NoMemory`]. Room that
+    /// [`ErrorKind::NoSpace`]; whatever else `allocate` says; [`ErrorKind::NoMemory`]. Space that
     /// was found is given back.
     pub(crate) fn place(
         &self,
@@ -211,30 +211,30 @@ impl Store {
 
     fn submit_part(&self, copies: [DvaPhys; 2], whole: &Arc<WritePayload>, range: Range<usize>) {
         for copy in copies.into_iter().filter(|copy| *copy != DvaPhys::NONE) {
-            let part = Part { whole: Arc::clone(whole), range: range.clone() };
+            let part = PayloadPart { whole: Arc::clone(whole), range: range.clone() };
             self.submit_one(copy, Box::new(part));
         }
     }
 
     fn submit_one(&self, copy: DvaPhys, payload: Box<dyn StableBytes>) {
         let bytes = payload.bytes().len() as u64;
-        if self.shared.flight.begin(bytes) {
+        if self.shared.in_flight.begin(bytes) {
             self.count(StoreCounters::WRITE_WAITS, 1);
         }
         self.count(StoreCounters::WRITES, 1);
         let Some(dva) = copy.get() else {
             let error = Error::new(ErrorKind::Invalid, "a block was placed nowhere");
-            return self.shared.flight.end(bytes, Err(error));
+            return self.shared.in_flight.end(bytes, Err(error));
         };
         let shared = Arc::clone(&self.shared);
         let done = move |result: Result<(), forebay_io::Error>| {
             if result.is_err() {
                 shared.counters.add(StoreCounters::WRITE_ERRORS, 0, 1);
             }
-            shared.flight.end(bytes, result.map_err(crate::devices::failed));
+            shared.in_flight.end(bytes, result.map_err(crate::devices::failed));
         };
         if let Err(error) = self.devices.write_async(dva, payload, Priority::AsyncWrite, done) {
-            self.shared.flight.end(bytes, Err(error));
+            self.shared.in_flight.end(bytes, Err(error));
         }
     }
 
@@ -296,17 +296,17 @@ impl Store {
     /// The first failure of a write since the last call, or of a flush: nothing of it may be relied
     /// on then.
     pub(crate) fn finish_writes(&self) -> Result<()> {
-        self.shared.flight.finish()?;
+        self.shared.in_flight.finish()?;
         self.devices.flush_all()
     }
 
     /// Bytes on their way to devices.
     #[cfg(all(test, not(forebay_model)))]
-    pub(crate) fn flight_bytes(&self) -> u64 {
-        self.shared.flight.bytes()
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.shared.in_flight.bytes()
     }
 
-    /// Gives back the room of a block, all copies and pieces, and removes it from the cache.
+    /// Gives back the space of a block, all copies and pieces, and removes it from the cache.
     ///
     /// # Errors
     /// If it is in pieces, and what says where they are cannot be read: nothing is given back then.

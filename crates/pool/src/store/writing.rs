@@ -20,12 +20,12 @@ use crate::format::BlockPtrPhys;
 
 /// The content of a block: in the cache, or not.
 #[derive(Clone)]
-pub(super) enum Content {
+pub(super) enum HeldBytes {
     Cached(BlockRef),
     Uncached(Arc<Buffer>),
 }
 
-impl Deref for Content {
+impl Deref for HeldBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -38,7 +38,7 @@ impl Deref for Content {
 
 /// Blocks on their way, by key.
 pub(super) struct Writing {
-    shards: [Mutex<BTreeMap<BlockKey, Content>>; 16],
+    shards: [Mutex<BTreeMap<BlockKey, HeldBytes>>; 16],
 }
 
 impl Writing {
@@ -47,12 +47,12 @@ impl Writing {
         Self { shards: std::array::from_fn(shard) }
     }
 
-    fn shard(&self, key: &BlockKey) -> &Mutex<BTreeMap<BlockKey, Content>> {
-        &self.shards[key.spread() as usize % self.shards.len()]
+    fn shard(&self, key: &BlockKey) -> &Mutex<BTreeMap<BlockKey, HeldBytes>> {
+        &self.shards[key.hash() as usize % self.shards.len()]
     }
 
     /// The content of a block that is on its way.
-    pub(super) fn get(&self, key: &BlockKey) -> Option<Content> {
+    pub(super) fn get(&self, key: &BlockKey) -> Option<HeldBytes> {
         self.shard(key).lock().get(key).cloned()
     }
 
@@ -65,20 +65,20 @@ impl Writing {
 
 /// The content of a block that is to be written: readers of its pointer find it, until this is
 /// dropped.
-pub(crate) struct Held {
-    content: Content,
+pub(crate) struct HeldContent {
+    content: HeldBytes,
     key: BlockKey,
     shared: Arc<Shared>,
 }
 
-impl Held {
+impl HeldContent {
     /// The content.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.content
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldContent {
     fn drop(&mut self) {
         let removed = self.shared.writing.shard(&self.key).lock().remove(&self.key);
         debug_assert!(removed.is_some(), "a block was held twice");
@@ -94,33 +94,38 @@ impl Store {
         bp: &BlockPtrPhys,
         content: Buffer,
         attributes: Option<Attributes>,
-    ) -> Held {
+    ) -> HeldContent {
         let content = match attributes {
             Some(attributes) => self.hold_in_cache(bp, content, attributes),
-            None => Content::Uncached(Arc::new(content)),
+            None => HeldBytes::Uncached(Arc::new(content)),
         };
         self.hold_content(bp, content)
     }
 
     /// The same for content that others share, and that the cache is not to have.
-    pub(crate) fn hold_shared(&self, bp: &BlockPtrPhys, content: Arc<Buffer>) -> Held {
-        self.hold_content(bp, Content::Uncached(content))
+    pub(crate) fn hold_shared(&self, bp: &BlockPtrPhys, content: Arc<Buffer>) -> HeldContent {
+        self.hold_content(bp, HeldBytes::Uncached(content))
     }
 
-    fn hold_content(&self, bp: &BlockPtrPhys, content: Content) -> Held {
+    fn hold_content(&self, bp: &BlockPtrPhys, content: HeldBytes) -> HeldContent {
         let key = self.key(bp);
         let shared = Arc::clone(&self.shared);
         drop(shared.writing.shard(&key).lock().insert(key, content.clone()));
-        Held { content, key, shared }
+        HeldContent { content, key, shared }
     }
 
-    fn hold_in_cache(&self, bp: &BlockPtrPhys, content: Buffer, attributes: Attributes) -> Content {
+    fn hold_in_cache(
+        &self,
+        bp: &BlockPtrPhys,
+        content: Buffer,
+        attributes: Attributes,
+    ) -> HeldBytes {
         let key = self.key(bp);
-        // A second level cannot have what is only being written.
+        // An L2 cannot have what is only being written.
         let weight = content.footprint() as u64;
         match self.cache.cache().begin_past_second(key, weight, attributes) {
             Ok(Begin::Vacant(filler)) if filler.refusal().is_none() => {
-                return Content::Cached(filler.publish(content));
+                return HeldBytes::Cached(filler.publish(content));
             }
             // Nobody can know the key yet. If something is there all the same, it is not to stay.
             Ok(Begin::Hit(_) | Begin::InFlight(_)) => {
@@ -130,6 +135,6 @@ impl Store {
             Ok(Begin::Vacant(_)) | Err(_) => {}
         }
         self.count(StoreCounters::UNCACHED_WRITES, 1);
-        Content::Uncached(Arc::new(content))
+        HeldBytes::Uncached(Arc::new(content))
     }
 }

@@ -5,13 +5,13 @@ forebay_base::counters! {
     pub table TxgCounters;
     labels cause = ["timeout", "dirty", "asked"];
 
-    /// Groups that the sync thread was told to commit, by cause.
+    /// Txgs that the sync thread was told to commit, by cause.
     woken: cause;
-    /// Groups that were closed to new changes.
+    /// Txgs that were closed to new changes.
     quiesced;
-    /// Changes that waited until a group was closed and the next one open.
+    /// Changes that waited until a txg was closed and the next one open.
     waited_open;
-    /// Groups that became durable.
+    /// Txgs that became durable.
     synced;
     /// Changes that were slowed down because much waits for its commit.
     delayed;

@@ -1,4 +1,4 @@
-//! Holds: who takes part in which group. A cell for every few threads, so that beginning a change writes
+//! Holds: who takes part in which txg. A cell for every few threads, so that beginning a change writes
 //! no line that another CPU writes.
 
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use forebay_base::sync::{Mutex, MutexGuard};
 
 use super::{Txgs, slot_of};
 
-/// Most cells. All of them are locked to close a group.
+/// Most cells. All of them are locked to close a txg.
 const MAX_CELLS: usize = 64;
 
 /// How many cells there are for `cpus` CPUs. The model checker wants to see two whoever begins.
@@ -18,17 +18,17 @@ pub(super) fn cell_count(cpus: usize) -> usize {
 }
 
 /// One cell.
-pub(super) struct Cell {
+pub(super) struct HoldCell {
     state: Mutex<CellState>,
     // Changed bytes by slot that the sum does not have yet; below a batch in size.
     dirty: [AtomicI64; 2],
 }
 
 /// What became of an attempt to begin.
-pub(super) enum Entered {
-    /// A hold of this group is counted.
+pub(super) enum EnterOutcome {
+    /// A hold of this txg is counted.
     Open(u64),
-    /// The open group is being closed.
+    /// The open txg is being closed.
     Closing,
     /// Nothing begins any more.
     Refused,
@@ -36,9 +36,9 @@ pub(super) enum Entered {
 
 /// What `txg-cell` protects.
 pub(super) struct CellState {
-    /// The group that a change joins. The same in all cells, but for the moment of a change.
+    /// The txg that a change joins. The same in all cells, but for the moment of a change.
     pub(super) open: u64,
-    /// Holds of both groups, by slot.
+    /// Holds of both txgs, by slot.
     pub(super) holds: [u32; 2],
     /// `open` is being closed: what begins waits for the next one. The same in all cells, as `open` is.
     pub(super) closing: bool,
@@ -46,7 +46,7 @@ pub(super) struct CellState {
     pub(super) refuses: bool,
 }
 
-impl Cell {
+impl HoldCell {
     pub(super) fn new(open: u64) -> CachePadded<Self> {
         let state = CellState { open, holds: [0; 2], closing: false, refuses: false };
         CachePadded::new(Self {
@@ -59,27 +59,27 @@ impl Cell {
         self.state.lock()
     }
 
-    /// Counts a hold in, if a group is open.
+    /// Counts a hold in, if a txg is open.
     #[inline]
-    pub(super) fn enter(&self) -> Entered {
+    pub(super) fn enter(&self) -> EnterOutcome {
         let mut state = self.state.lock();
         if state.refuses {
-            return Entered::Refused;
+            return EnterOutcome::Refused;
         }
         if state.closing {
-            return Entered::Closing;
+            return EnterOutcome::Closing;
         }
         let open = state.open;
         state.holds[slot_of(open)] += 1;
-        Entered::Open(open)
+        EnterOutcome::Open(open)
     }
 
-    /// Counts a hold out. True if it was this cell's last of a group that has been closed.
+    /// Counts a hold out. True if it was this cell's last of a txg that has been closed.
     #[inline]
     pub(super) fn leave(&self, txg: u64) -> bool {
         let mut state = self.state.lock();
         let holds = &mut state.holds[slot_of(txg)];
-        debug_assert!(*holds > 0, "a hold of group {txg} that nobody has");
+        debug_assert!(*holds > 0, "a hold of txg {txg} that nobody has");
         *holds -= 1;
         *holds == 0 && state.closing
     }
@@ -102,7 +102,7 @@ impl Cell {
     }
 }
 
-/// Part in a group: it does not commit before all its holds are dropped.
+/// Part in a txg: it does not commit before all its holds are dropped.
 ///
 /// Short-lived: between [`Txgs::begin`] and the drop nothing may wait for a commit, and so nothing may
 /// begin again on the same pool, unless without waiting; debug builds panic at the attempt. It stays on its thread.
@@ -119,13 +119,13 @@ impl<'a> Hold<'a> {
         Self { txgs, cell, txg, _stays: PhantomData }
     }
 
-    /// The group.
+    /// The txg.
     #[inline]
     pub fn txg(&self) -> u64 {
         self.txg
     }
 
-    /// Notes that `bytes` more wait for the group's commit.
+    /// Notes that `bytes` more wait for the txg's commit.
     #[inline]
     pub fn dirty(&self, bytes: u64) {
         self.txgs.note(self.cell, self.txg, bytes as i64);
@@ -150,7 +150,7 @@ mod nested {
     use super::Txgs;
 
     forebay_base::sync::thread_local! {
-        // Addresses of the groups that this thread has holds of, one for each hold.
+        // Addresses of the txgs that this thread has holds of, one for each hold.
         static HELD: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     }
 
@@ -167,7 +167,7 @@ mod nested {
         HELD.with(|held| held.borrow_mut().push(address(txgs)));
     }
 
-    /// One hold goes; others of the same groups, around it, stay known.
+    /// One hold goes; others of the same txgs, around it, stay known.
     pub(super) fn leave(txgs: &Txgs) {
         HELD.with(|held| {
             let mut held = held.borrow_mut();

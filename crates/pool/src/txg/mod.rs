@@ -1,23 +1,23 @@
 //! Transaction groups: which changes become durable together.
 //!
-//! Every change of the pool begins with a [`Hold`] on the open group. The sync thread, told by
-//! [`Txgs::next`], closes that group ([`Txgs::quiesce`]): it waits until the group's holds are gone, opens the
-//! next one, writes the group out, and says so ([`Txgs::synced`]).
+//! Every change of the pool begins with a [`Hold`] on the open txg. The sync thread, told by
+//! [`Txgs::next`], closes that txg ([`Txgs::quiesce`]): it waits until the txg's holds are gone, opens the
+//! next one, writes the txg out, and says so ([`Txgs::synced`]).
 //!
 //! # Invariants
 //!
-//! - At most two groups are alive, with numbers in a row: one open, one quiescing or syncing. So whatever
-//!   is kept by group has two slots, see [`slot_of`].
-//! - No group has holds while an earlier one has: what begins while a group is being closed waits. So changes of one thing are
-//!   in the order of their groups, and a group never has to take in a change that a later one has built upon. The price
+//! - At most two txgs are alive, with numbers in a row: one open, one quiescing or syncing. So whatever
+//!   is kept by txg has two slots, see [`slot_of`].
+//! - No txg has holds while an earlier one has: what begins while a txg is being closed waits. So changes of one thing are
+//!   in the order of their txgs, and a txg never has to take in a change that a later one has built upon. The price
 //!   is that all changes wait for the longest that is under way, once a commit.
-//! - `synced < quiesced + 1 == open` as [`State`] has them, and numbers only grow.
+//! - `synced < quiesced + 1 == open` as [`TxgState`] has them, and numbers only grow.
 //! - After [`suspend`](Txgs::suspend) or [`close`](Txgs::close) returned, nothing begins.
 //!
 //! # Locking
 //!
 //! `txg-cell`, one a cell; `txg-state`, which may be held while cells are locked, never the other way. Beginning and
-//! ending a change lock the thread's cell and nothing else, unless the change is throttled or the last of a closed group.
+//! ending a change lock the thread's cell and nothing else, unless the change is throttled or the last of a closed txg.
 //! `throttle.rs` says how changes are slowed down.
 //!
 //! # What it does not do
@@ -41,14 +41,14 @@ use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 pub use counters::TxgCounters;
 pub use holds::Hold;
-use holds::{Cell, Entered};
+use holds::{EnterOutcome, HoldCell};
 use throttle::Dirty;
 pub use tunables::TxgTunables;
 
+use crate::blocking;
 use crate::error::{Error, ErrorKind, Result};
-use crate::waiting;
 
-/// Which of two slots belongs to a group.
+/// Which of two slots belongs to a txg.
 #[inline]
 pub(crate) fn slot_of(txg: u64) -> usize {
     (txg & 1) as usize
@@ -57,37 +57,37 @@ pub(crate) fn slot_of(txg: u64) -> usize {
 /// Why the sync thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The open group has changes and has been open for long.
+    /// The open txg has changes and has been open for long.
     Timeout,
-    /// The open group has many changed bytes.
+    /// The open txg has many changed bytes.
     Dirty,
-    /// Somebody waits for the open group.
+    /// Somebody waits for the open txg.
     Asked,
-    /// The groups were closed or suspended: there is nothing more to do.
+    /// The txgs were closed or suspended: there is nothing more to do.
     Ended,
 }
 
 /// Why nothing begins any more.
-enum Stop {
+enum TxgStop {
     Closed,
     Suspended(String),
 }
 
 /// What `txg-state` protects.
-struct State {
-    /// The group that changes join.
+struct TxgState {
+    /// The txg that changes join.
     open: u64,
     /// When it was opened.
     opened_ns: u64,
-    /// The newest group that is durable.
+    /// The newest txg that is durable.
     synced: u64,
-    /// The newest group that somebody waits for.
+    /// The newest txg that somebody waits for.
     wanted: u64,
     /// Whether `open` quiesces.
     closing: bool,
-    /// Cells with holds of the group that quiesces.
+    /// Cells with holds of the txg that quiesces.
     cells_left: usize,
-    stop: Option<Stop>,
+    stop: Option<TxgStop>,
     /// Changes that are being slowed down.
     throttled: usize,
     /// When the newest delay ends.
@@ -96,12 +96,12 @@ struct State {
     era: u64,
 }
 
-impl State {
+impl TxgState {
     fn check_running(&self) -> Result<()> {
         match &self.stop {
             None => Ok(()),
-            Some(Stop::Closed) => Err(Error::new(ErrorKind::Closed, "the pool is closed")),
-            Some(Stop::Suspended(cause)) => {
+            Some(TxgStop::Closed) => Err(Error::new(ErrorKind::Closed, "the pool is closed")),
+            Some(TxgStop::Suspended(cause)) => {
                 let text = "the pool is suspended: nothing is written until it is imported again";
                 Err(Error::new(ErrorKind::Suspended, text).because(cause.as_str()))
             }
@@ -109,7 +109,7 @@ impl State {
     }
 
     /// Gives out a delay: which era it is of, and when it ends.
-    fn take_turn(&mut self, now_ns: u64, delay_ns: u64) -> (u64, u64) {
+    fn take_delay_slot(&mut self, now_ns: u64, delay_ns: u64) -> (u64, u64) {
         self.turn_ns = self.turn_ns.max(now_ns).saturating_add(delay_ns);
         (self.era, self.turn_ns)
     }
@@ -117,18 +117,18 @@ impl State {
 
 /// The transaction groups of a pool.
 pub struct Txgs {
-    cells: Box<[CachePadded<Cell>]>,
-    state: Mutex<State>,
+    cells: Box<[CachePadded<HoldCell>]>,
+    state: Mutex<TxgState>,
     /// For the sync thread: something to do, or the last hold is gone.
     work: Condvar,
-    /// For those who begin while a group is being closed.
+    /// For those who begin while a txg is being closed.
     opened: Condvar,
-    /// For those who wait for a group.
+    /// For those who wait for a txg.
     durable: Condvar,
     /// For those who are throttled.
-    room: Condvar,
+    dirty_space: Condvar,
     dirty: CachePadded<Dirty>,
-    /// The newest group that the sync thread was woken for because of its changed bytes.
+    /// The newest txg that the sync thread was woken for because of its changed bytes.
     dirty_woken: AtomicU64,
     clock: Arc<dyn Clock>,
     tunables: Arc<TxgTunables>,
@@ -138,11 +138,11 @@ pub struct Txgs {
 }
 
 impl Txgs {
-    /// Groups of which `synced` is the newest durable one, and the next is open.
+    /// Txgs of which `synced` is the newest durable one, and the next is open.
     pub fn new(synced: u64, clock: Arc<dyn Clock>, tunables: Arc<TxgTunables>) -> Self {
         let open = synced + 1;
         let cells = holds::cell_count(forebay_base::memory::cpus());
-        let state = State {
+        let state = TxgState {
             open,
             opened_ns: clock.now_ns(),
             synced,
@@ -155,12 +155,12 @@ impl Txgs {
             era: 0,
         };
         Self {
-            cells: (0..cells).map(|_| Cell::new(open)).collect(),
+            cells: (0..cells).map(|_| HoldCell::new(open)).collect(),
             state: Mutex::named("txg-state", state),
             work: Condvar::new(),
             opened: Condvar::new(),
             durable: Condvar::new(),
-            room: Condvar::new(),
+            dirty_space: Condvar::new(),
             dirty: CachePadded::new(Dirty::new()),
             dirty_woken: AtomicU64::new(synced),
             clock,
@@ -171,7 +171,7 @@ impl Txgs {
         }
     }
 
-    /// Joins the open group. Waits while too many changed bytes wait for a commit. The calling thread must not
+    /// Joins the open txg. Waits while too many changed bytes wait for a commit. The calling thread must not
     /// have a hold already, unless it must not wait: an I/O's callback may find itself on a thread that has one.
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl Txgs {
     #[doc(hidden)]
     #[inline]
     pub fn begin_at(&self, cell: usize) -> Result<Hold<'_>> {
-        if !waiting::is_forbidden() {
+        if !blocking::is_non_blocking() {
             holds::check_not_nested(self);
         }
         if self.is_pressed() {
@@ -193,17 +193,17 @@ impl Txgs {
         }
         loop {
             match self.cells[cell].enter() {
-                Entered::Open(txg) => return Ok(Hold::new(self, cell, txg)),
-                Entered::Closing => {
-                    waiting::check("the next transaction group")?;
+                EnterOutcome::Open(txg) => return Ok(Hold::new(self, cell, txg)),
+                EnterOutcome::Closing => {
+                    blocking::check("the next transaction group")?;
                     self.wait_opened();
                 }
-                Entered::Refused => return Err(self.refusal()),
+                EnterOutcome::Refused => return Err(self.refusal()),
             }
         }
     }
 
-    /// Waits until the group that is being closed has no holds any more.
+    /// Waits until the txg that is being closed has no holds any more.
     #[cold]
     fn wait_opened(&self) {
         let mut state = self.state.lock();
@@ -226,7 +226,7 @@ impl Txgs {
         self.counters.add(TxgCounters::REFUSED, 0, 1);
     }
 
-    /// For the sync thread: waits until the open group is to be committed.
+    /// For the sync thread: waits until the open txg is to be committed.
     pub fn next(&self) -> Wake {
         let mut state = self.state.lock();
         loop {
@@ -239,7 +239,7 @@ impl Txgs {
             }
             let timeout_ns = self.timeout_ns();
             let passed_ns = self.clock.now_ns() - state.opened_ns;
-            // A group without changes is looked at again after a whole timeout.
+            // A txg without changes is looked at again after a whole timeout.
             let wait_ns = timeout_ns.checked_sub(passed_ns).filter(|ns| *ns > 0);
             self.work.wait_timeout(&mut state, Duration::from_nanos(wait_ns.unwrap_or(timeout_ns)));
         }
@@ -249,7 +249,7 @@ impl Txgs {
         u64::from(self.tunables.txg_timeout_ms()) * 1_000_000
     }
 
-    fn due(&self, state: &State) -> Option<(Wake, usize)> {
+    fn due(&self, state: &TxgState) -> Option<(Wake, usize)> {
         if state.wanted >= state.open {
             return Some((Wake::Asked, 2));
         }
@@ -261,18 +261,18 @@ impl Txgs {
         (late && dirty > 0).then_some((Wake::Timeout, 0))
     }
 
-    /// For the sync thread: closes the open group, opens the next one, and returns once the closed group's
+    /// For the sync thread: closes the open txg, opens the next one, and returns once the closed txg's
     /// holds are gone. Works also after [`close`](Self::close), for a last commit.
     ///
     /// # Errors
     /// `Suspended`.
     ///
     /// # Panics
-    /// If the group before is not durable.
+    /// If the txg before is not durable.
     pub fn quiesce(&self) -> Result<u64> {
         let began_ns = self.clock.now_ns();
         let mut state = self.state.lock();
-        if let Some(Stop::Suspended(_)) = &state.stop {
+        if let Some(TxgStop::Suspended(_)) = &state.stop {
             state.check_running()?;
         }
         // Somebody may have all at rest for a moment.
@@ -280,12 +280,12 @@ impl Txgs {
             self.opened.wait(&mut state);
         }
         let txg = state.open;
-        assert_eq!(state.synced + 1, txg, "the group before {txg} is not durable");
+        assert_eq!(state.synced + 1, txg, "the txg before {txg} is not durable");
         state.closing = true;
         state.cells_left = self.close_cells(txg);
         while state.cells_left > 0 {
             self.work.wait(&mut state);
-            if let Some(Stop::Suspended(_)) = &state.stop {
+            if let Some(TxgStop::Suspended(_)) = &state.stop {
                 state.check_running()?;
             }
         }
@@ -333,13 +333,13 @@ impl Txgs {
         let mut cells: Vec<_> = self.cells.iter().map(|cell| cell.lock()).collect();
         for cell in &mut cells {
             debug_assert_eq!(cell.open, txg);
-            debug_assert_eq!(cell.holds[slot_of(txg + 1)], 0, "a hold of a durable group");
+            debug_assert_eq!(cell.holds[slot_of(txg + 1)], 0, "a hold of a durable txg");
             cell.closing = true;
         }
         cells.iter().filter(|cell| cell.holds[slot_of(txg)] > 0).count()
     }
 
-    /// Opens the next group.
+    /// Opens the next txg.
     fn open_cells(&self, txg: u64) {
         for cell in &self.cells {
             let mut cell = cell.lock();
@@ -348,7 +348,7 @@ impl Txgs {
         }
     }
 
-    /// A cell's last hold of the group that quiesces is gone.
+    /// A cell's last hold of the txg that quiesces is gone.
     #[cold]
     fn cell_drained(&self) {
         let mut state = self.state.lock();
@@ -362,18 +362,18 @@ impl Txgs {
     /// For the sync thread: `txg` is durable. Frees its changed bytes and wakes who waits for it.
     ///
     /// # Panics
-    /// If another group than the one that was closed last is meant.
+    /// If another txg than the one that was closed last is meant.
     pub fn synced(&self, txg: u64) {
         self.fold(txg);
         let mut state = self.state.lock();
-        assert_eq!(txg, state.synced + 1, "groups become durable in order");
-        assert_eq!(txg + 1, state.open, "group {txg} was not closed");
+        assert_eq!(txg, state.synced + 1, "txgs become durable in order");
+        assert_eq!(txg + 1, state.open, "txg {txg} was not closed");
         self.dirty.clear(slot_of(txg));
         state.synced = txg;
         state.era += 1;
         state.turn_ns = 0;
         self.durable.notify_all();
-        self.room.notify_all();
+        self.dirty_space.notify_all();
         drop(state);
         self.counters.add(TxgCounters::SYNCED, 0, 1);
     }
@@ -384,14 +384,14 @@ impl Txgs {
     /// `Suspended` or `Closed`, if it is not durable.
     pub fn wait_synced(&self, txg: u64) -> Result<()> {
         let mut state = self.state.lock();
-        debug_assert!(txg <= state.open, "group {txg} is not open yet");
+        debug_assert!(txg <= state.open, "txg {txg} is not open yet");
         loop {
             if state.synced >= txg {
                 return Ok(());
             }
             state.check_running()?;
             holds::check_not_nested(self);
-            waiting::check("a transaction group")?;
+            blocking::check("a transaction group")?;
             if state.wanted < txg {
                 state.wanted = txg;
                 self.work.notify_all();
@@ -400,7 +400,7 @@ impl Txgs {
         }
     }
 
-    /// Waits until everything that was done before the call is durable, and returns the group that had to be.
+    /// Waits until everything that was done before the call is durable, and returns the txg that had to be.
     /// The calling thread must not have a hold.
     ///
     /// # Errors
@@ -411,17 +411,17 @@ impl Txgs {
         Ok(txg)
     }
 
-    /// The open group. May be another one by the time the caller looks.
+    /// The open txg. May be another one by the time the caller looks.
     pub fn open_txg(&self) -> u64 {
         self.state.lock().open
     }
 
-    /// The newest durable group.
+    /// The newest durable txg.
     pub fn synced_txg(&self) -> u64 {
         self.state.lock().synced
     }
 
-    /// Whether the open group lets nobody join any more.
+    /// Whether the open txg lets nobody join any more.
     #[cfg(all(test, not(forebay_model)))]
     fn is_closing(&self) -> bool {
         self.state.lock().closing
@@ -429,18 +429,18 @@ impl Txgs {
 
     /// After a failed write: from now on nothing begins, and who waits learns why. The first cause stays.
     pub fn suspend(&self, cause: &Error) {
-        self.stop(Stop::Suspended(format!("{cause:?}")));
+        self.stop(TxgStop::Suspended(format!("{cause:?}")));
     }
 
     /// From now on nothing begins, and who waits learns it. Idempotent.
     pub fn close(&self) {
-        self.stop(Stop::Closed);
+        self.stop(TxgStop::Closed);
     }
 
-    fn stop(&self, stop: Stop) {
+    fn stop(&self, stop: TxgStop) {
         let mut state = self.state.lock();
-        let suspends = matches!(stop, Stop::Suspended(_));
-        let suspended = matches!(state.stop, Some(Stop::Suspended(_)));
+        let suspends = matches!(stop, TxgStop::Suspended(_));
+        let suspended = matches!(state.stop, Some(TxgStop::Suspended(_)));
         // A failure during the last commit of a closed pool is still told.
         if state.stop.is_none() || (suspends && !suspended) {
             state.stop = Some(stop);
@@ -451,7 +451,7 @@ impl Txgs {
         self.work.notify_all();
         self.opened.notify_all();
         self.durable.notify_all();
-        self.room.notify_all();
+        self.dirty_space.notify_all();
     }
 
     /// Whether nothing begins any more, and why.
@@ -472,7 +472,7 @@ impl Txgs {
         &self.throttle_ns
     }
 
-    /// How long closing a group took, in nanoseconds.
+    /// How long closing a txg took, in nanoseconds.
     pub fn quiesce_ns(&self) -> &AtomicHistogram {
         &self.quiesce_ns
     }

@@ -6,7 +6,7 @@ use forebay_base::clock::{ManualClock, SystemClock};
 use forebay_base::sync::Arc;
 use proptest::prelude::*;
 
-use super::throttle::Bounds;
+use super::throttle::ThrottleBounds;
 use super::{TxgCounters, TxgTunables, Txgs, Wake};
 use crate::error::{Error, ErrorKind};
 
@@ -28,7 +28,7 @@ fn commit(txgs: &Txgs) -> u64 {
 }
 
 #[test]
-fn groups_follow_one_another() {
+fn txgs_follow_one_another() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
     assert_eq!(hold.txg(), 10);
@@ -40,7 +40,7 @@ fn groups_follow_one_another() {
 }
 
 #[test]
-fn a_group_waits_for_its_holds_and_the_next_one_for_the_group() {
+fn a_txg_waits_for_its_holds_and_the_next_one_for_the_txg() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
     let syncer = thread::spawn({
@@ -66,7 +66,7 @@ fn a_group_waits_for_its_holds_and_the_next_one_for_the_group() {
 }
 
 #[test]
-fn dirty_bytes_are_summed_exactly_and_freed_by_their_group() {
+fn dirty_bytes_are_summed_exactly_and_freed_by_their_txg() {
     let txgs = txgs(small());
     {
         let hold = txgs.begin().unwrap();
@@ -149,7 +149,7 @@ fn a_change_inside_a_change_is_caught() {
 fn a_change_inside_a_change_is_caught_after_one_that_did_not_wait() {
     let txgs = txgs(small());
     let hold = txgs.begin().unwrap();
-    let inner = crate::without_waiting(|| txgs.begin()).expect("it would not have to wait");
+    let inner = crate::non_blocking(|| txgs.begin()).expect("it would not have to wait");
     assert_eq!(inner.txg(), hold.txg());
     drop(inner);
     let _ = txgs.begin();
@@ -211,7 +211,7 @@ fn the_end_of_a_change_inside_a_change_does_not_hide_the_outer_one() {
     };
     let outer = txgs.begin().unwrap();
     // As in the callback of a read that ends inside of it.
-    let inner = crate::without_waiting(|| txgs.begin()).unwrap();
+    let inner = crate::non_blocking(|| txgs.begin()).unwrap();
     assert_eq!(inner.txg(), outer.txg());
     drop(inner);
     assert!(would_nest(&txgs), "the outer one is forgotten");
@@ -266,7 +266,7 @@ proptest! {
         let tunables = TxgTunables::default();
         tunables.set_dirty_max_bytes(max_mib << 20).unwrap();
         tunables.set_throttle_percent(percent).unwrap();
-        let bounds = Bounds::of(&tunables);
+        let bounds = ThrottleBounds::of(&tunables);
         let max = max_mib << 20;
         let start = max / 100 * u64::from(percent);
         prop_assert_eq!(bounds.delay_ns(start), Some(0));

@@ -19,9 +19,9 @@ use forebay_base::sync::atomic::{AtomicI64, Ordering};
 
 use super::counters::TxgCounters;
 use super::tunables::TxgTunables;
-use super::{State, Txgs, slot_of};
+use super::{TxgState, Txgs, slot_of};
+use crate::blocking;
 use crate::error::Error;
-use crate::waiting;
 
 /// A cell tells the sum of its changed bytes when they are this many.
 pub(super) const BATCH_BYTES: i64 = 64 << 10;
@@ -29,7 +29,7 @@ pub(super) const BATCH_BYTES: i64 = 64 << 10;
 /// Longest delay of one change. Past it only the commit helps, and that ends the delay.
 const MAX_DELAY_NS: u64 = 100_000_000;
 
-/// Changed bytes of both groups, by slot. Cells have up to a batch each that is not in here.
+/// Changed bytes of both txgs, by slot. Cells have up to a batch each that is not in here.
 pub(super) struct Dirty([AtomicI64; 2]);
 
 impl Dirty {
@@ -60,13 +60,13 @@ impl Dirty {
 
 /// Where throttling starts and ends, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct ThrottleBounds {
     start: u64,
     max: u64,
     scale_ns: u64,
 }
 
-impl Bounds {
+impl ThrottleBounds {
     #[inline]
     pub(super) fn of(tunables: &TxgTunables) -> Self {
         let max = tunables.dirty_max_bytes();
@@ -95,7 +95,7 @@ impl Txgs {
     /// Whether a change has to be slowed down.
     #[inline]
     pub(super) fn is_pressed(&self) -> bool {
-        self.dirty.total() > Bounds::of(&self.tunables).start
+        self.dirty.total() > ThrottleBounds::of(&self.tunables).start
     }
 
     /// Slows a change down, until its turn or a commit.
@@ -105,37 +105,38 @@ impl Txgs {
         let mut state = self.state.lock();
         state.throttled += 1;
         let mut counted_full = false;
-        let mut turn: Option<(u64, u64)> = None;
+        let mut delay_slot: Option<(u64, u64)> = None;
         let result = loop {
             if let Err(error) = state.check_running() {
                 break Err(error);
             }
             let now_ns = self.clock.now_ns();
             let dirty = self.dirty.total();
-            let Some(delay_ns) = Bounds::of(&self.tunables).delay_ns(dirty) else {
+            let Some(delay_ns) = ThrottleBounds::of(&self.tunables).delay_ns(dirty) else {
                 if !counted_full {
                     counted_full = true;
                     self.counters.add(TxgCounters::FULL, 0, 1);
                 }
                 self.ask_locked(&mut state);
-                if let Err(error) = waiting::check("room for changed bytes") {
+                if let Err(error) = blocking::check("space for changed bytes") {
                     break Err(error);
                 }
-                turn = None;
-                self.room.wait(&mut state);
+                delay_slot = None;
+                self.dirty_space.wait(&mut state);
                 continue;
             };
             if delay_ns > 0
-                && let Err(error) = waiting::check("the turn of a change")
+                && let Err(error) = blocking::check("the turn of a change")
             {
                 // Its turn is not taken: whoever does it on another thread takes one there.
                 break Err(error);
             }
-            let (era, due_ns) = *turn.get_or_insert_with(|| state.take_turn(now_ns, delay_ns));
+            let (era, due_ns) =
+                *delay_slot.get_or_insert_with(|| state.take_delay_slot(now_ns, delay_ns));
             if delay_ns == 0 || era != state.era || now_ns >= due_ns {
                 break Ok(());
             }
-            self.room.wait_timeout(&mut state, Duration::from_nanos(due_ns - now_ns));
+            self.dirty_space.wait_timeout(&mut state, Duration::from_nanos(due_ns - now_ns));
         };
         state.throttled -= 1;
         drop(state);
@@ -144,8 +145,8 @@ impl Txgs {
         result
     }
 
-    /// Asks for a commit of the open group.
-    fn ask_locked(&self, state: &mut State) {
+    /// Asks for a commit of the open txg.
+    fn ask_locked(&self, state: &mut TxgState) {
         if state.wanted < state.open {
             state.wanted = state.open;
             self.work.notify_all();
@@ -167,40 +168,40 @@ impl Txgs {
         if now < self.sync_at_bytes() || self.dirty_woken.load(Ordering::Relaxed) >= txg {
             return;
         }
-        // One of those who get here takes the lock, once a group.
+        // One of those who get here takes the lock, once a txg.
         if self.dirty_woken.fetch_max(txg, Ordering::Relaxed) < txg {
             let _state = self.state.lock();
             self.work.notify_all();
         }
     }
 
-    /// A group with this many changed bytes is committed.
+    /// A txg with this many changed bytes is committed.
     #[inline]
     pub(crate) fn sync_at_bytes(&self) -> u64 {
         share(self.tunables.dirty_max_bytes(), self.tunables.dirty_sync_percent()).max(1)
     }
 
-    /// Changed bytes of a group, cells included.
+    /// Changed bytes of a txg, cells included.
     pub(super) fn dirty_of(&self, txg: u64) -> u64 {
         let slot = slot_of(txg);
         let in_cells: i64 = self.cells.iter().map(|cell| cell.peek_dirty(slot)).sum();
         (self.dirty.of(slot) as i64 + in_cells).max(0) as u64
     }
 
-    /// Changed bytes that wait for a commit, of all groups, but for less than a batch a cell. Reads two words that
+    /// Changed bytes that wait for a commit, of all txgs, but for less than a batch a cell. Reads two words that
     /// change rarely, for callers that ask before every change.
     #[inline]
     pub fn dirty_estimate(&self) -> u64 {
         self.dirty.total()
     }
 
-    /// Changed bytes that wait for a commit, of all groups. Looks at all cells: for statistics.
+    /// Changed bytes that wait for a commit, of all txgs. Looks at all cells: for statistics.
     pub fn dirty_bytes(&self) -> u64 {
-        // Groups are two numbers in a row, whichever they are.
+        // Txgs are two numbers in a row, whichever they are.
         self.dirty_of(0) + self.dirty_of(1)
     }
 
-    /// Brings what cells have of a group whose holds are gone into the sum.
+    /// Brings what cells have of a txg whose holds are gone into the sum.
     pub(super) fn fold(&self, txg: u64) {
         let slot = slot_of(txg);
         for cell in &self.cells {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use super::entry::{Cookie, Entry, first_position, hash_at, leaf_id, prefix_mask};
-use super::fat::{Fat, Reach};
-use super::leaf::{Flaw, Record};
+use super::fat::{Fat, LeafAccess};
+use super::leaf::{LeafDefect, Record};
 use super::micro::Micro;
 use super::store::LeafStore;
-use super::{Form, Step, Zap};
+use super::{DirectoryForm, OpStep, Zap};
 use crate::Result;
 
 /// Entries that [`Cursor`] takes at once.
@@ -60,11 +60,13 @@ impl<S: LeafStore> Zap<S> {
         let mut from = from;
         // Every round goes past a leaf.
         while !from.is_end() && entries.len() < max {
-            let room = max - entries.len();
+            let left = max - entries.len();
             let (mut more, next) =
-                self.run(Some(hash_at(from.raw())), |state, reach| match &mut state.form {
-                    Form::Micro(micro) => Ok(Step::Done(micro_entries(micro, from, room))),
-                    Form::Fat(fat) => leaf_entries(fat, reach, from, room),
+                self.run(Some(hash_at(from.raw())), |state, access| match &mut state.form {
+                    DirectoryForm::Micro(micro) => {
+                        Ok(OpStep::Done(micro_entries(micro, from, left)))
+                    }
+                    DirectoryForm::Fat(fat) => leaf_entries(fat, access, from, left),
                 })?;
             entries.append(&mut more);
             from = next;
@@ -104,17 +106,17 @@ fn micro_entries(micro: &Micro, from: Cookie, max: usize) -> (Vec<Entry>, Cookie
 /// Entries of the leaf at `from`.
 fn leaf_entries<S: LeafStore>(
     fat: &mut Fat,
-    reach: Reach<'_, S>,
+    access: LeafAccess<'_, S>,
     from: Cookie,
     max: usize,
-) -> Result<Step<(Vec<Entry>, Cookie), S::Ticket>> {
+) -> Result<OpStep<(Vec<Entry>, Cookie), S::Ticket>> {
     let hash = hash_at(from.raw());
-    fat.look(reach, hash, |leaf| {
+    fat.with_leaf_of(access, hash, |leaf| {
         let mut entries = Vec::new();
         for found in leaf.entries_from(from.raw()) {
             let (position, record) = found?;
             if position < from.raw() {
-                return Err(Flaw("its slots are out of order"));
+                return Err(LeafDefect("its slots are out of order"));
             }
             if entries.len() == max {
                 return Ok((entries, Cookie::from_raw(position)));
@@ -127,6 +129,6 @@ fn leaf_entries<S: LeafStore>(
     })
 }
 
-fn entry(position: u64, record: Record<'_>) -> Result<Entry, Flaw> {
+fn entry(position: u64, record: Record<'_>) -> Result<Entry, LeafDefect> {
     Ok(Entry { name: record.name.into(), value: record.value()?, next: Cookie::behind(position) })
 }

@@ -14,10 +14,10 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::entry::{leaf_id, prefix_mask};
-use super::leaf::{Change, Flaw, Leaf, LeafMut, put_leaf};
-use super::store::{LeafStore, Look};
+use super::leaf::{Change, Leaf, LeafDefect, LeafMut, put_leaf};
+use super::store::{LeafLookup, LeafStore};
 use super::table::DepthTable;
-use super::{Step, Wish, corrupt};
+use super::{NameChange, OpStep, corrupt};
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_LEAF_BYTES, ZapFatPhys, ZapHeadPhys};
 use crate::{Error, ErrorKind, Result};
 
@@ -28,18 +28,18 @@ pub(super) struct Fat {
 }
 
 /// The store, and what was fetched for the operation at hand.
-pub(super) struct Reach<'a, S: LeafStore> {
+pub(super) struct LeafAccess<'a, S: LeafStore> {
     pub(super) store: &'a S,
     pub(super) fetched: &'a [S::Fetched],
 }
 
-impl<S: LeafStore> Clone for Reach<'_, S> {
+impl<S: LeafStore> Clone for LeafAccess<'_, S> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<S: LeafStore> Copy for Reach<'_, S> {}
+impl<S: LeafStore> Copy for LeafAccess<'_, S> {}
 
 /// A change's end.
 pub(super) struct Changed {
@@ -50,7 +50,7 @@ pub(super) struct Changed {
 
 /// A change to do.
 pub(super) struct Request<'a> {
-    pub(super) wish: Wish,
+    pub(super) wish: NameChange,
     pub(super) hash: u32,
     pub(super) name: &'a [u8],
     pub(super) value: &'a [u8],
@@ -58,12 +58,12 @@ pub(super) struct Request<'a> {
 
 impl Request<'_> {
     #[inline]
-    fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, Flaw> {
+    fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, LeafDefect> {
         match self.wish {
-            Wish::Insert => leaf.insert(self.hash, self.name, self.value),
-            Wish::Replace => leaf.replace(self.hash, self.name, self.value),
-            Wish::Remove => leaf.remove(self.hash, self.name),
-            Wish::Upsert => match leaf.replace(self.hash, self.name, self.value)? {
+            NameChange::Insert => leaf.insert(self.hash, self.name, self.value),
+            NameChange::Replace => leaf.replace(self.hash, self.name, self.value),
+            NameChange::Remove => leaf.remove(self.hash, self.name),
+            NameChange::Upsert => match leaf.replace(self.hash, self.name, self.value)? {
                 Change::Missing => leaf.insert(self.hash, self.name, self.value),
                 change => Ok(change),
             },
@@ -94,16 +94,16 @@ impl Fat {
     }
 
     /// From a header that was stored.
-    pub(super) fn read(header: ZapFatPhys) -> Result<Self, Flaw> {
+    pub(super) fn read(header: ZapFatPhys) -> Result<Self, LeafDefect> {
         if header.depth > ZAP_DEPTH_MAX || header.leaves_at[usize::from(header.depth)].get() == 0 {
-            return Err(Flaw("its depth is impossible"));
+            return Err(LeafDefect("its depth is impossible"));
         }
         let covered = |(depth, leaves): (usize, &zerocopy::little_endian::U32)| {
             u64::from(leaves.get()) << (usize::from(ZAP_DEPTH_MAX) - depth)
         };
         let whole: u64 = header.leaves_at.iter().enumerate().map(covered).sum();
         if whole != 1 << ZAP_DEPTH_MAX {
-            return Err(Flaw("its leaves do not cover every hash once"));
+            return Err(LeafDefect("its leaves do not cover every hash once"));
         }
         Ok(Self { header, table: DepthTable::new(header.depth) })
     }
@@ -115,15 +115,15 @@ impl Fat {
 
     /// Shows the leaf for a hash.
     #[inline]
-    pub(super) fn look<S: LeafStore, R>(
+    pub(super) fn with_leaf_of<S: LeafStore, R>(
         &mut self,
-        reach: Reach<'_, S>,
+        access: LeafAccess<'_, S>,
         hash: u32,
-        mut f: impl FnMut(&Leaf<'_>) -> Result<R, Flaw>,
-    ) -> Result<Step<R, S::Ticket>> {
+        mut f: impl FnMut(&Leaf<'_>) -> Result<R, LeafDefect>,
+    ) -> Result<OpStep<R, S::Ticket>> {
         let deepest = self.header.depth;
-        self.descend(reach.store, hash, |id| {
-            reach.store.with_leaf(id, reach.fetched, |bytes| {
+        self.descend(access.store, hash, |id| {
+            access.store.with_leaf(id, access.fetched, |bytes| {
                 let leaf = Leaf::read(bytes)?;
                 check_place(&leaf, id, hash, deepest)?;
                 Ok((leaf.depth(), f(&leaf)?))
@@ -135,14 +135,14 @@ impl Fat {
     #[inline]
     pub(super) fn edit<S: LeafStore, R>(
         &mut self,
-        reach: Reach<'_, S>,
+        access: LeafAccess<'_, S>,
         tx: &S::Tx,
         hash: u32,
-        mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, Flaw>,
-    ) -> Result<Step<R, S::Ticket>> {
+        mut f: impl FnMut(&mut LeafMut<'_>) -> Result<R, LeafDefect>,
+    ) -> Result<OpStep<R, S::Ticket>> {
         let deepest = self.header.depth;
-        self.descend(reach.store, hash, |id| {
-            reach.store.with_leaf_mut(tx, id, reach.fetched, |bytes| {
+        self.descend(access.store, hash, |id| {
+            access.store.with_leaf_mut(tx, id, access.fetched, |bytes| {
                 let mut leaf = LeafMut::open(bytes)?;
                 let depth = {
                     let leaf = leaf.leaf()?;
@@ -157,28 +157,34 @@ impl Fat {
     /// Adds, changes or removes an entry.
     pub(super) fn change<S: LeafStore>(
         &mut self,
-        reach: Reach<'_, S>,
+        access: LeafAccess<'_, S>,
         tx: &S::Tx,
         request: &Request<'_>,
-    ) -> Result<Step<Changed, S::Ticket>> {
+    ) -> Result<OpStep<Changed, S::Ticket>> {
         // Every round but the last splits a leaf, which becomes deeper.
         for _ in 0..=ZAP_DEPTH_MAX {
-            let attempt = match self.edit(reach, tx, request.hash, |leaf| attempt(leaf, request))? {
-                Step::Done(attempt) => attempt,
-                Step::Away(ticket) => return Ok(Step::Away(ticket)),
-            };
+            let attempt =
+                match self.edit(access, tx, request.hash, |leaf| attempt(leaf, request))? {
+                    OpStep::Done(attempt) => attempt,
+                    OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+                };
             if attempt.change != Change::Full {
-                self.count(reach.store, tx, request.wish, attempt.change);
-                return Ok(Step::Done(Changed { change: attempt.change, settle: attempt.settle }));
+                self.count(access.store, tx, request.wish, attempt.change);
+                return Ok(OpStep::Done(Changed {
+                    change: attempt.change,
+                    settle: attempt.settle,
+                }));
             }
             if !attempt.can_split {
                 break;
             }
-            if let Step::Away(ticket) = self.split(reach, tx, request.hash, attempt.depth)? {
-                return Ok(Step::Away(ticket));
+            if let OpStep::NotResident(ticket) =
+                self.split(access, tx, request.hash, attempt.depth)?
+            {
+                return Ok(OpStep::NotResident(ticket));
             }
         }
-        let what = reach.store.describe();
+        let what = access.store.describe();
         Err(Error::new(
             ErrorKind::NoSpace,
             format!("{what}: a leaf is full of names whose hashes start alike; use another name"),
@@ -196,25 +202,25 @@ impl Fat {
         &mut self,
         store: &S,
         hash: u32,
-        mut visit: impl FnMut(u64) -> Result<Look<Result<(u8, R), Flaw>, S::Ticket>>,
-    ) -> Result<Step<R, S::Ticket>> {
+        mut visit: impl FnMut(u64) -> Result<LeafLookup<Result<(u8, R), LeafDefect>, S::Ticket>>,
+    ) -> Result<OpStep<R, S::Ticket>> {
         let known = self.table.get(hash);
         let mut id = leaf_id(hash, known.unwrap_or(self.header.depth));
         loop {
             match visit(id)? {
-                Look::Here(Ok((depth, result))) => {
+                LeafLookup::Resident(Ok((depth, result))) => {
                     if known != Some(depth) {
                         self.table.set(hash, depth);
                     }
-                    return Ok(Step::Done(result));
+                    return Ok(OpStep::Done(result));
                 }
-                Look::Here(Err(flaw)) => return Err(corrupt(store, id, flaw)),
-                Look::Away(ticket) => return Ok(Step::Away(ticket)),
-                Look::Hole if id == 0 || known.is_some() => {
-                    return Err(corrupt(store, id, Flaw("it is missing")));
+                LeafLookup::Resident(Err(defect)) => return Err(corrupt(store, id, defect)),
+                LeafLookup::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
+                LeafLookup::Hole if id == 0 || known.is_some() => {
+                    return Err(corrupt(store, id, LeafDefect("it is missing")));
                 }
                 // The next shallower leaf that could be elsewhere: without the upper bit.
-                Look::Hole => id &= !(1 << id.ilog2()),
+                LeafLookup::Hole => id &= !(1 << id.ilog2()),
             }
         }
     }
@@ -224,25 +230,25 @@ impl Fat {
     #[inline(never)]
     fn split<S: LeafStore>(
         &mut self,
-        reach: Reach<'_, S>,
+        access: LeafAccess<'_, S>,
         tx: &S::Tx,
         hash: u32,
         depth: u8,
-    ) -> Result<Step<(), S::Ticket>> {
-        let store = reach.store;
+    ) -> Result<OpStep<(), S::Ticket>> {
+        let store = access.store;
         // On the stack: memory from the system would be clean pages each time, under the directory's lock.
         let mut both = [0; 2 * ZAP_LEAF_BYTES];
         let (low, high) = both.split_at_mut(ZAP_LEAF_BYTES);
-        let halves = self.edit(reach, tx, hash, |leaf| leaf.halves(low, high))?;
-        if let Step::Away(ticket) = halves {
-            return Ok(Step::Away(ticket));
+        let halves = self.edit(access, tx, hash, |leaf| leaf.halves(low, high))?;
+        if let OpStep::NotResident(ticket) = halves {
+            return Ok(OpStep::NotResident(ticket));
         }
         let low_id = leaf_id(hash, depth);
         let high_id = low_id | 1 << depth;
         self.move_leaves(store, tx, depth, depth + 1)?;
         let made = store.new_leaf(tx, high_id, |bytes| put_leaf(bytes, high)).and_then(|put| {
-            let put = put.map_err(|flaw| corrupt(store, high_id, flaw));
-            let both = put.and_then(|()| self.rewrite(reach, tx, low_id, low));
+            let put = put.map_err(|defect| corrupt(store, high_id, defect));
+            let both = put.and_then(|()| self.rewrite(access, tx, low_id, low));
             both.or_else(|error| store.free_leaf(tx, high_id).and(Err(error)))
         });
         if let Err(error) = made {
@@ -252,23 +258,23 @@ impl Fat {
         let prefix = hash & prefix_mask(depth);
         self.table.set(prefix, depth + 1);
         self.table.set(prefix | 1 << (31 - u32::from(depth)), depth + 1);
-        Ok(Step::Done(()))
+        Ok(OpStep::Done(()))
     }
 
     /// Replaces a leaf that is open in this transaction.
     pub(super) fn rewrite<S: LeafStore>(
         &self,
-        reach: Reach<'_, S>,
+        access: LeafAccess<'_, S>,
         tx: &S::Tx,
         id: u64,
         leaf: &[u8],
     ) -> Result<()> {
-        let store = reach.store;
-        match store.with_leaf_mut(tx, id, reach.fetched, |bytes| put_leaf(bytes, leaf))? {
-            Look::Here(Ok(())) => Ok(()),
-            Look::Here(Err(flaw)) => Err(corrupt(store, id, flaw)),
-            Look::Hole | Look::Away(_) => {
-                Err(corrupt(store, id, Flaw("it went away while it was being changed")))
+        let store = access.store;
+        match store.with_leaf_mut(tx, id, access.fetched, |bytes| put_leaf(bytes, leaf))? {
+            LeafLookup::Resident(Ok(())) => Ok(()),
+            LeafLookup::Resident(Err(defect)) => Err(corrupt(store, id, defect)),
+            LeafLookup::Hole | LeafLookup::NotResident(_) => {
+                Err(corrupt(store, id, LeafDefect("it went away while it was being changed")))
             }
         }
     }
@@ -299,11 +305,13 @@ impl Fat {
 
     /// Counts what a change did to its leaf.
     #[inline]
-    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, wish: Wish, change: Change) {
+    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, wish: NameChange, change: Change) {
         let before = self.header.entries.get();
         let entries = match (wish, change) {
-            (Wish::Insert | Wish::Upsert, Change::Done(None)) => before.saturating_add(1),
-            (Wish::Remove, Change::Done(_)) => before.saturating_sub(1),
+            (NameChange::Insert | NameChange::Upsert, Change::Done(None)) => {
+                before.saturating_add(1)
+            }
+            (NameChange::Remove, Change::Done(_)) => before.saturating_sub(1),
             _ => return,
         };
         self.header.entries = entries.into();
@@ -328,8 +336,8 @@ pub(crate) fn put_entries(inline: &mut [u8], entries: u64) {
 
 /// Tries a change that may need more room than the leaf has.
 #[inline]
-fn attempt(leaf: &mut LeafMut<'_>, request: &Request<'_>) -> Result<Attempt, Flaw> {
-    let removes = request.wish == Wish::Remove;
+fn attempt(leaf: &mut LeafMut<'_>, request: &Request<'_>) -> Result<Attempt, LeafDefect> {
+    let removes = request.wish == NameChange::Remove;
     let before = if removes { leaf.leaf()?.used_bytes() } else { 0 };
     let change = request.apply(leaf)?;
     let can_split = change == Change::Full && leaf.can_split(request.hash)?;
@@ -339,9 +347,9 @@ fn attempt(leaf: &mut LeafMut<'_>, request: &Request<'_>) -> Result<Attempt, Fla
 }
 
 #[inline]
-fn check_place(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), Flaw> {
+fn check_place(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), LeafDefect> {
     if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id || leaf.depth() > deepest {
-        return Err(Flaw("it is a leaf of another place"));
+        return Err(LeafDefect("it is a leaf of another place"));
     }
     Ok(())
 }

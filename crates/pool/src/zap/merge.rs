@@ -4,11 +4,11 @@
 //! [`DUE_STEP`], and when it becomes empty.
 
 use super::entry::{leaf_id, prefix_mask};
-use super::fat::{Fat, Reach};
+use super::fat::{Fat, LeafAccess};
 use super::leaf::{Leaf, LeafMut, merged};
 use super::micro::Micro;
 use super::store::LeafStore;
-use super::{Form, Step};
+use super::{DirectoryForm, OpStep};
 use crate::Result;
 use crate::format::ZAP_LEAF_BYTES;
 
@@ -30,67 +30,67 @@ pub(super) fn is_due(leaf: &Leaf<'_>, before: usize) -> bool {
 /// Merges the leaf for a hash with its buddy, or makes a directory of one leaf micro again, if that is worth it.
 /// Says whether it did, so that the merged leaf could be looked at next.
 pub(super) fn settle<S: LeafStore>(
-    form: &mut Form,
-    reach: Reach<'_, S>,
+    form: &mut DirectoryForm,
+    access: LeafAccess<'_, S>,
     tx: &S::Tx,
     hash: u32,
-) -> Result<Step<bool, S::Ticket>> {
-    let Form::Fat(fat) = form else {
-        return Ok(Step::Done(false));
+) -> Result<OpStep<bool, S::Ticket>> {
+    let DirectoryForm::Fat(fat) = form else {
+        return Ok(OpStep::Done(false));
     };
-    let found = fat.look(reach, hash, |leaf| Ok((leaf.depth(), leaf.used_bytes())))?;
+    let found = fat.with_leaf_of(access, hash, |leaf| Ok((leaf.depth(), leaf.used_bytes())))?;
     let (depth, used) = match found {
-        Step::Done(found) => found,
-        Step::Away(ticket) => return Ok(Step::Away(ticket)),
+        OpStep::Done(found) => found,
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     };
     if depth == 0 {
-        return Ok(match to_micro(fat, reach, tx)? {
-            Step::Done(Some(micro)) => {
-                *form = Form::Micro(micro);
-                Step::Done(false)
+        return Ok(match to_micro(fat, access, tx)? {
+            OpStep::Done(Some(micro)) => {
+                *form = DirectoryForm::Micro(micro);
+                OpStep::Done(false)
             }
-            Step::Done(None) => Step::Done(false),
-            Step::Away(ticket) => Step::Away(ticket),
+            OpStep::Done(None) => OpStep::Done(false),
+            OpStep::NotResident(ticket) => OpStep::NotResident(ticket),
         });
     }
-    merge(fat, reach, tx, hash, depth, used)
+    merge(fat, access, tx, hash, depth, used)
 }
 
 /// Merges the leaf for a hash with its buddy.
 fn merge<S: LeafStore>(
     fat: &mut Fat,
-    reach: Reach<'_, S>,
+    access: LeafAccess<'_, S>,
     tx: &S::Tx,
     hash: u32,
     depth: u8,
     used: usize,
-) -> Result<Step<bool, S::Ticket>> {
-    let store = reach.store;
+) -> Result<OpStep<bool, S::Ticket>> {
+    let store = access.store;
     let low_hash = hash & prefix_mask(depth - 1);
     let high_hash = low_hash | 1 << (32 - u32::from(depth));
     let buddy = if hash & prefix_mask(depth) == low_hash { high_hash } else { low_hash };
-    let fits = fat.look(reach, buddy, |leaf| {
+    let fits = fat.with_leaf_of(access, buddy, |leaf| {
         Ok(leaf.depth() == depth && leaf.used_bytes() + used <= MERGED_MAX)
     })?;
     match fits {
-        Step::Done(true) => {}
-        Step::Done(false) => return Ok(Step::Done(false)),
-        Step::Away(ticket) => return Ok(Step::Away(ticket)),
+        OpStep::Done(true) => {}
+        OpStep::Done(false) => return Ok(OpStep::Done(false)),
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     }
     let mut high = Vec::new();
-    let copied = fat.look(reach, high_hash, |leaf| {
+    let copied = fat.with_leaf_of(access, high_hash, |leaf| {
         high = leaf.bytes().to_vec();
         Ok(())
     })?;
-    if let Step::Away(ticket) = copied {
-        return Ok(Step::Away(ticket));
+    if let OpStep::NotResident(ticket) = copied {
+        return Ok(OpStep::NotResident(ticket));
     }
     let mut both = vec![0; ZAP_LEAF_BYTES];
     // Makes the lower leaf dirty too, so that nothing fails once the upper one is gone.
     let joined =
-        fat.edit(reach, tx, low_hash, |low| merged(&low.leaf()?, &Leaf::read(&high)?, &mut both))?;
-    if let Step::Away(ticket) = joined {
-        return Ok(Step::Away(ticket));
+        fat.edit(access, tx, low_hash, |low| merged(&low.leaf()?, &Leaf::read(&high)?, &mut both))?;
+    if let OpStep::NotResident(ticket) = joined {
+        return Ok(OpStep::NotResident(ticket));
     }
     let (low_id, high_id) = (leaf_id(low_hash, depth), leaf_id(high_hash, depth));
     fat.move_leaves(store, tx, depth, depth - 1)?;
@@ -98,41 +98,41 @@ fn merge<S: LeafStore>(
         fat.move_leaves(store, tx, depth - 1, depth)?;
         return Err(error);
     }
-    fat.rewrite(reach, tx, low_id, &both)?;
+    fat.rewrite(access, tx, low_id, &both)?;
     fat.table.set(low_hash, depth - 1);
-    Ok(Step::Done(true))
+    Ok(OpStep::Done(true))
 }
 
 /// The micro directory that the only leaf's entries make, if they take at most half of the room for one.
 fn to_micro<S: LeafStore>(
     fat: &mut Fat,
-    reach: Reach<'_, S>,
+    access: LeafAccess<'_, S>,
     tx: &S::Tx,
-) -> Result<Step<Option<Micro>, S::Ticket>> {
-    let store = reach.store;
+) -> Result<OpStep<Option<Micro>, S::Ticket>> {
+    let store = access.store;
     let mut micro = Micro::new(fat.header.head.seed.get());
-    let room = store.inline_room()? / 2;
-    let fits = fat.edit(reach, tx, 0, |leaf: &mut LeafMut<'_>| {
+    let capacity = store.inline_capacity()? / 2;
+    let fits = fat.edit(access, tx, 0, |leaf: &mut LeafMut<'_>| {
         micro = Micro::new(micro.seed());
         for entry in leaf.leaf()?.entries_from(0) {
             let (position, record) = entry?;
             record.value()?;
             micro.push(position, record.name, record.value);
-            if micro.content().len() > room {
+            if micro.content().len() > capacity {
                 return Ok(false);
             }
         }
         Ok(true)
     })?;
     match fits {
-        Step::Done(true) => {}
-        Step::Done(false) => return Ok(Step::Done(None)),
-        Step::Away(ticket) => return Ok(Step::Away(ticket)),
+        OpStep::Done(true) => {}
+        OpStep::Done(false) => return Ok(OpStep::Done(None)),
+        OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
     }
     store.set_inline(tx, micro.content())?;
     if let Err(error) = store.free_leaf(tx, 0) {
         fat.put_header(store, tx)?;
         return Err(error);
     }
-    Ok(Step::Done(Some(micro)))
+    Ok(OpStep::Done(Some(micro)))
 }

@@ -2,9 +2,9 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Wish;
+use super::NameChange;
 use super::entry::{Value, first_position, hash_of};
-use super::leaf::{Builder, Change, Flaw, Record};
+use super::leaf::{Builder, Change, LeafDefect, Record};
 use crate::format::{ZAP_MICRO, ZapHeadPhys, ZapMicroEntryPhys};
 
 const HEAD: usize = size_of::<ZapHeadPhys>();
@@ -41,13 +41,13 @@ impl Micro {
     }
 
     /// From inline content that starts with a head of this form.
-    pub(super) fn read(content: Vec<u8>, seed: u64) -> Result<Self, Flaw> {
+    pub(super) fn read(content: Vec<u8>, seed: u64) -> Result<Self, LeafDefect> {
         let mut places = Vec::new();
         let mut rest = content.get(HEAD..).unwrap_or_default();
         while !rest.is_empty() {
             let (position, record, after) = read_entry(rest, seed)?;
             if Value::new(record.value).is_none() || record.name.is_empty() {
-                return Err(Flaw("a name or value has an impossible length"));
+                return Err(LeafDefect("a name or value has an impossible length"));
             }
             places.push((position, record.name));
             rest = after;
@@ -55,12 +55,12 @@ impl Micro {
         let len = places.len();
         places.sort_unstable();
         if places.windows(2).any(|two| two[0].0 == two[1].0) {
-            return Err(Flaw("two entries have one place"));
+            return Err(LeafDefect("two entries have one place"));
         }
         // Equal names have equal hashes.
         places.sort_unstable_by_key(|place| place.1);
         if places.windows(2).any(|two| two[0].1 == two[1].1) {
-            return Err(Flaw("a name is there twice"));
+            return Err(LeafDefect("a name is there twice"));
         }
         Ok(Self { content, seed, len })
     }
@@ -110,35 +110,37 @@ impl Micro {
         None
     }
 
-    /// What becomes of a change, and the directory after it if it differs. `Full` if that is longer than `room`.
+    /// What becomes of a change, and the directory after it if it differs. `Full` if that is longer than `capacity`.
     pub(super) fn change(
         &self,
-        wish: Wish,
+        wish: NameChange,
         name: &[u8],
         value: &[u8],
-        room: usize,
+        capacity: usize,
     ) -> (Change, Option<Self>) {
         let old = self.entries().find(|entry| entry.record.name == name);
         let old_value = old.and_then(|entry| Value::new(entry.record.value));
         match (wish, old, old_value) {
-            (Wish::Insert, Some(_), Some(value)) => (Change::Exists(value), None),
-            (Wish::Replace | Wish::Remove, None, _) => (Change::Missing, None),
-            (Wish::Remove, Some(entry), _) => (Change::Done(old_value), Some(self.without(&entry))),
+            (NameChange::Insert, Some(_), Some(value)) => (Change::Exists(value), None),
+            (NameChange::Replace | NameChange::Remove, None, _) => (Change::Missing, None),
+            (NameChange::Remove, Some(entry), _) => {
+                (Change::Done(old_value), Some(self.without(&entry)))
+            }
             (_, Some(entry), _) => {
                 let mut new = self.without(&entry);
                 new.push(entry.position, name, value);
-                new.if_fits(room, old_value)
+                new.if_fits(capacity, old_value)
             }
             (_, None, _) => {
                 let mut new = self.clone();
                 new.push(self.free_position(name), name, value);
-                new.if_fits(room, None)
+                new.if_fits(capacity, None)
             }
         }
     }
 
     /// Fills a buffer with a leaf of all entries.
-    pub(super) fn fill_leaf(&self, bytes: &mut [u8]) -> Result<(), Flaw> {
+    pub(super) fn fill_leaf(&self, bytes: &mut [u8]) -> Result<(), LeafDefect> {
         let entries = self.sorted();
         let mut builder = Builder::new(bytes, 0, 0, entries.len())?;
         for entry in entries {
@@ -161,8 +163,8 @@ impl Micro {
         self.len += 1;
     }
 
-    fn if_fits(self, room: usize, old: Option<Value>) -> (Change, Option<Self>) {
-        if self.content.len() > room {
+    fn if_fits(self, capacity: usize, old: Option<Value>) -> (Change, Option<Self>) {
+        if self.content.len() > capacity {
             return (Change::Full, None);
         }
         (Change::Done(old), Some(self))
@@ -192,8 +194,8 @@ fn split_entry(bytes: &[u8]) -> Option<(u16, Record<'_>, &[u8])> {
     Some((head.collision.get(), Record { name, value }, rest))
 }
 
-fn read_entry(bytes: &[u8], seed: u64) -> Result<(u64, Record<'_>, &[u8]), Flaw> {
-    let (collision, record, rest) = split_entry(bytes).ok_or(Flaw("an entry is cut off"))?;
+fn read_entry(bytes: &[u8], seed: u64) -> Result<(u64, Record<'_>, &[u8]), LeafDefect> {
+    let (collision, record, rest) = split_entry(bytes).ok_or(LeafDefect("an entry is cut off"))?;
     let position = first_position(hash_of(seed, record.name)) | u64::from(collision);
     Ok((position, record, rest))
 }

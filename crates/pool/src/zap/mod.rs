@@ -11,13 +11,13 @@
 //!   stays as long as the entry does, whatever splits or merges. So a [`Cookie`] stays valid, and a
 //!   walk returns what was there all the time exactly once.
 //! - Inline content, leaves and in-memory state agree whenever the lock is free, for each transaction group:
-//!   changes to one directory come in the order of their groups.
+//!   changes to one directory come in the order of their txgs.
 //! - Nothing that a device returns is trusted: an impossible leaf or header is [`ErrorKind::Corrupt`].
 //!
 //! # Locking
 //!
 //! One lock a directory, `zap`, for its in-memory state; leaves are changed under it, and looked at where
-//! guessing does not do ([`peek`]): a lookup in a fat directory takes it hardly ever. It is not held while something is read: an operation whose leaf is away releases it, fetches, and starts over with
+//! guessing does not do ([`probe`]): a lookup in a fat directory takes it hardly ever. It is not held while something is read: an operation whose leaf is not resident releases it, fetches, and starts over with
 //! what it fetched in its hand, so that a cold leaf delays no other name.
 //!
 //! # What it does not do
@@ -27,13 +27,13 @@
 mod cursor;
 mod entry;
 mod fat;
+pub(crate) mod inspect;
 mod leaf;
-pub(crate) mod look;
 #[cfg(all(test, not(forebay_model)))]
 mod memory;
 mod merge;
 mod micro;
-mod peek;
+mod probe;
 mod stats;
 mod store;
 mod table;
@@ -47,30 +47,30 @@ use zerocopy::FromBytes;
 
 use crate::format::{ZAP_DEPTH_MAX, ZAP_FAT, ZAP_MICRO, ZapFatPhys, ZapHeadPhys};
 use crate::readahead::{DirectoryReadahead, LEAF_BATCH};
-use crate::{Error, ErrorKind, Result, waiting};
+use crate::{Error, ErrorKind, Result, blocking};
 
 pub use entry::{Cookie, Entry, Value};
 pub(crate) use fat::{entries_of, put_entries};
 pub(crate) use leaf::pack;
 pub use stats::ZapStats;
-pub(crate) use store::{LeafStore, Look};
+pub(crate) use store::{LeafLookup, LeafStore};
 
 use entry::{check_name, check_value, hash_of};
-use fat::{Changed, Fat, Reach, Request};
-use leaf::{Change, Flaw};
+use fat::{Changed, Fat, LeafAccess, Request};
+use leaf::{Change, LeafDefect};
 use micro::Micro;
-use peek::{Hints, Operations};
+use probe::{Hints, Operations};
 
 /// How often an operation starts over with one more block fetched, at most.
 const TRIES: usize = 200;
-/// Leaves that one operation looks at to find some that are away, about.
-const READ_AHEAD_LOOKS: usize = 1024;
+/// Leaves that one operation looks at to find some that are not resident, about.
+const READAHEAD_LEAVES_MAX: usize = 1024;
 /// Blocks that an operation keeps in its hand; the oldest go first. More than any operation looks at.
-const IN_HAND: usize = 8;
+const FETCHED_MAX: usize = 8;
 
 /// What a change does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum NameChange {
     Insert,
     Upsert,
     Replace,
@@ -78,20 +78,20 @@ enum Wish {
 }
 
 /// How far an operation came.
-enum Step<R, T> {
+enum OpStep<R, T> {
     Done(R),
     /// This has to be fetched first.
-    Away(T),
+    NotResident(T),
 }
 
 /// How a directory is kept.
-enum Form {
+enum DirectoryForm {
     Micro(Micro),
     Fat(Fat),
 }
 
-struct State {
-    form: Form,
+struct DirectoryState {
+    form: DirectoryForm,
     ahead: DirectoryReadahead,
 }
 
@@ -101,22 +101,22 @@ pub(crate) struct Zap<S: LeafStore> {
     seed: u64,
     hints: Hints,
     // Apart from what lookups read.
-    changing: CachePadded<Changing>,
+    changing: CachePadded<WriteSide>,
 }
 
 /// What operations write.
-struct Changing {
-    state: Mutex<State>,
+struct WriteSide {
+    state: Mutex<DirectoryState>,
     operations: Operations,
     /// Entries as of the last change, for who does not take the lock. Written under it.
     entries: AtomicU64,
 }
 
-impl State {
+impl DirectoryState {
     fn len(&self) -> u64 {
         match &self.form {
-            Form::Micro(micro) => micro.len() as u64,
-            Form::Fat(fat) => fat.header.entries.get(),
+            DirectoryForm::Micro(micro) => micro.len() as u64,
+            DirectoryForm::Fat(fat) => fat.header.entries.get(),
         }
     }
 }
@@ -130,22 +130,23 @@ impl<S: LeafStore> Zap<S> {
         let content = store.inline()?;
         if content.is_empty() {
             let seed = store.seed();
-            return Ok(Self::with(store, seed, Form::Micro(Micro::new(seed))));
+            return Ok(Self::with(store, seed, DirectoryForm::Micro(Micro::new(seed))));
         }
         match read_form(content) {
             Ok((seed, form)) => Ok(Self::with(store, seed, form)),
-            Err(Flaw(flaw)) => Err(Error::new(
+            Err(LeafDefect(defect)) => Err(Error::new(
                 ErrorKind::Corrupt,
-                format!("{}: its header is damaged: {flaw}", store.describe()),
+                format!("{}: its header is damaged: {defect}", store.describe()),
             )),
         }
     }
 
-    fn with(store: S, seed: u64, form: Form) -> Self {
-        let state = State { form, ahead: DirectoryReadahead::default() };
+    fn with(store: S, seed: u64, form: DirectoryForm) -> Self {
+        let state = DirectoryState { form, ahead: DirectoryReadahead::default() };
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
-        let changing = CachePadded::new(Changing { state, operations: Operations::new(), entries });
+        let changing =
+            CachePadded::new(WriteSide { state, operations: Operations::new(), entries });
         Self { store, seed, hints: Hints::new(), changing }
     }
 
@@ -172,12 +173,12 @@ impl<S: LeafStore> Zap<S> {
         check_name(name)?;
         let hash = hash_of(self.seed, name);
         self.changing.operations.count(hash);
-        if let Some(found) = self.peek(hash, name)? {
+        if let Some(found) = self.probe(hash, name)? {
             return Ok(found);
         }
-        self.run(None, |state, reach| match &mut state.form {
-            Form::Micro(micro) => Ok(Step::Done(micro.find(name))),
-            Form::Fat(fat) => fat.look(reach, hash, |leaf| {
+        self.run(None, |state, access| match &mut state.form {
+            DirectoryForm::Micro(micro) => Ok(OpStep::Done(micro.find(name))),
+            DirectoryForm::Fat(fat) => fat.with_leaf_of(access, hash, |leaf| {
                 self.hints.set(hash, leaf.depth());
                 leaf.find(hash, name)?.map(|record| record.value()).transpose()
             }),
@@ -189,7 +190,7 @@ impl<S: LeafStore> Zap<S> {
     /// # Errors
     /// `Exists` if it is there; `NoSpace` if its leaf is full and cannot be split; otherwise as [`lookup`](Self::lookup).
     pub(crate) fn insert(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<()> {
-        match self.change(tx, Wish::Insert, name, value)? {
+        match self.change(tx, NameChange::Insert, name, value)? {
             Change::Exists(_) => Err(self.about(ErrorKind::Exists, name, "is there already")),
             _ => Ok(()),
         }
@@ -200,7 +201,7 @@ impl<S: LeafStore> Zap<S> {
     /// # Errors
     /// As [`insert`](Self::insert), but `Exists`.
     pub(crate) fn upsert(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
-        match self.change(tx, Wish::Upsert, name, value)? {
+        match self.change(tx, NameChange::Upsert, name, value)? {
             Change::Done(old) => Ok(old),
             _ => Ok(None),
         }
@@ -211,7 +212,7 @@ impl<S: LeafStore> Zap<S> {
     /// # Errors
     /// `NotFound` if it is not there; otherwise as [`insert`](Self::insert).
     pub(crate) fn replace(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<Value> {
-        match self.change(tx, Wish::Replace, name, value)? {
+        match self.change(tx, NameChange::Replace, name, value)? {
             Change::Done(Some(old)) => Ok(old),
             _ => Err(self.about(ErrorKind::NotFound, name, "is not there")),
         }
@@ -223,32 +224,32 @@ impl<S: LeafStore> Zap<S> {
     /// `NotFound` if it is not there; otherwise as [`lookup`](Self::lookup).
     pub(crate) fn remove(&self, tx: &S::Tx, name: &[u8]) -> Result<Value> {
         // Any value will do.
-        match self.change(tx, Wish::Remove, name, &[0])? {
+        match self.change(tx, NameChange::Remove, name, &[0])? {
             Change::Done(Some(old)) => Ok(old),
             _ => Err(self.about(ErrorKind::NotFound, name, "is not there")),
         }
     }
 
-    /// Makes inline content at most `room` bytes long, which is at least the header of a fat directory, so that
+    /// Makes inline content at most `capacity` bytes long, which is at least the header of a fat directory, so that
     /// attributes can grow.
-    pub(crate) fn make_room(&self, tx: &S::Tx, room: usize) -> Result<()> {
+    pub(crate) fn limit_inline(&self, tx: &S::Tx, capacity: usize) -> Result<()> {
         let mut state = self.lock()?;
         match &state.form {
-            Form::Micro(micro) if micro.content().len() > room => {
-                state.form = Form::Fat(self.fatten(tx, micro)?);
+            DirectoryForm::Micro(micro) if micro.content().len() > capacity => {
+                state.form = DirectoryForm::Fat(self.fatten(tx, micro)?);
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn change(&self, tx: &S::Tx, wish: Wish, name: &[u8], value: &[u8]) -> Result<Change> {
+    fn change(&self, tx: &S::Tx, wish: NameChange, name: &[u8], value: &[u8]) -> Result<Change> {
         check_name(name)?;
         check_value(value)?;
         let request = Request { wish, hash: hash_of(self.seed, name), name, value };
         self.changing.operations.count(request.hash);
-        let changed = self.run(None, |state, reach| {
-            let changed = self.change_once(state, reach, tx, &request);
+        let changed = self.run(None, |state, access| {
+            let changed = self.change_once(state, access, tx, &request);
             self.changing.entries.store(state.len(), Ordering::Release);
             changed
         })?;
@@ -263,27 +264,27 @@ impl<S: LeafStore> Zap<S> {
     #[inline]
     fn change_once(
         &self,
-        state: &mut State,
-        reach: Reach<'_, S>,
+        state: &mut DirectoryState,
+        access: LeafAccess<'_, S>,
         tx: &S::Tx,
         request: &Request<'_>,
-    ) -> Result<Step<Changed, S::Ticket>> {
-        if let Form::Micro(micro) = &mut state.form {
-            let room = self.store.inline_room()?;
-            match micro.change(request.wish, request.name, request.value, room) {
-                (Change::Full, _) => state.form = Form::Fat(self.fatten(tx, micro)?),
+    ) -> Result<OpStep<Changed, S::Ticket>> {
+        if let DirectoryForm::Micro(micro) = &mut state.form {
+            let capacity = self.store.inline_capacity()?;
+            match micro.change(request.wish, request.name, request.value, capacity) {
+                (Change::Full, _) => state.form = DirectoryForm::Fat(self.fatten(tx, micro)?),
                 (change, new) => {
                     if let Some(new) = new {
                         self.store.set_inline(tx, new.content())?;
                         *micro = new;
                     }
-                    return Ok(Step::Done(Changed { change, settle: false }));
+                    return Ok(OpStep::Done(Changed { change, settle: false }));
                 }
             }
         }
         match &mut state.form {
-            Form::Fat(fat) => fat.change(reach, tx, request),
-            Form::Micro(_) => unreachable!("it was made fat"),
+            DirectoryForm::Fat(fat) => fat.change(access, tx, request),
+            DirectoryForm::Micro(_) => unreachable!("it was made fat"),
         }
     }
 
@@ -291,9 +292,9 @@ impl<S: LeafStore> Zap<S> {
     fn settle(&self, tx: &S::Tx, hash: u32) -> Result<()> {
         // Each round makes the leaf for this hash less deep.
         for _ in 0..ZAP_DEPTH_MAX {
-            let merged = self.run(None, |state, reach| {
-                let merged = merge::settle(&mut state.form, reach, tx, hash);
-                if let Form::Micro(_) = state.form {
+            let merged = self.run(None, |state, access| {
+                let merged = merge::settle(&mut state.form, access, tx, hash);
+                if let DirectoryForm::Micro(_) = state.form {
                     self.hints.clear();
                 }
                 merged
@@ -309,7 +310,7 @@ impl<S: LeafStore> Zap<S> {
     fn fatten(&self, tx: &S::Tx, micro: &Micro) -> Result<Fat> {
         let fat = Fat::new(self.seed, micro.len() as u64);
         let filled = self.store.new_leaf(tx, 0, |bytes| micro.fill_leaf(bytes))?;
-        let filled = filled.map_err(|flaw| corrupt(&self.store, 0, flaw));
+        let filled = filled.map_err(|defect| corrupt(&self.store, 0, defect));
         if let Err(error) = filled.and_then(|()| fat.put_header(&self.store, tx)) {
             self.store.free_leaf(tx, 0)?;
             return Err(error);
@@ -322,19 +323,19 @@ impl<S: LeafStore> Zap<S> {
     fn run<R>(
         &self,
         walk_at: Option<u32>,
-        mut step: impl FnMut(&mut State, Reach<'_, S>) -> Result<Step<R, S::Ticket>>,
+        mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<R> {
         let mut fetched = Vec::new();
         for _ in 0..TRIES {
             let mut state = self.lock()?;
-            match step(&mut state, Reach { store: &self.store, fetched: &fetched })? {
-                Step::Done(result) => {
+            match step(&mut state, LeafAccess { store: &self.store, fetched: &fetched })? {
+                OpStep::Done(result) => {
                     if !fetched.is_empty() && walk_at.is_none() {
                         self.read_ahead(state, fetched.iter().any(S::has_leaf));
                     }
                     return Ok(result);
                 }
-                Step::Away(ticket) => self.fetch(state, walk_at, ticket, &mut fetched)?,
+                OpStep::NotResident(ticket) => self.fetch(state, walk_at, ticket, &mut fetched)?,
             }
         }
         Err(Error::new(
@@ -345,33 +346,33 @@ impl<S: LeafStore> Zap<S> {
 
     /// The lock; under it, dnodes and indirect blocks may be read.
     #[inline]
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        waiting::lock(&self.changing.state, "another operation of the directory")
+    fn lock(&self) -> Result<MutexGuard<'_, DirectoryState>> {
+        blocking::lock(&self.changing.state, "another operation of the directory")
     }
 
     /// After an operation that had to fetch a leaf, or what says where it is: by now the store knows where leaves are.
     #[cold]
-    fn read_ahead<'a>(&'a self, mut state: MutexGuard<'a, State>, missed: bool) {
-        let (mut away, mut looked_at) = (0, 0);
+    fn read_ahead<'a>(&'a self, mut state: MutexGuard<'a, DirectoryState>, missed: bool) {
+        let (mut not_resident, mut visited) = (0, 0);
         loop {
-            let State { form, ahead } = &mut *state;
-            let Form::Fat(fat) = form else { return };
+            let DirectoryState { form, ahead } = &mut *state;
+            let DirectoryForm::Fat(fat) = form else { return };
             let (leaves, end) = (fat.leaves(), 1 << fat.header.depth);
-            let ids: Vec<u64> = match looked_at {
+            let ids: Vec<u64> = match visited {
                 0 if missed => ahead.miss(self.changing.operations.get(), leaves, end).collect(),
-                0 => ahead.look(self.changing.operations.get(), leaves, end).collect(),
+                0 => ahead.check_residency(self.changing.operations.get(), leaves, end).collect(),
                 _ => ahead.more(leaves, end).collect(),
             };
             drop(state);
             if ids.is_empty() {
                 return;
             }
-            looked_at += ids.len();
-            away += self.store.prefetch(&ids);
-            let is_enough = away as u64 >= LEAF_BATCH || looked_at >= READ_AHEAD_LOOKS;
+            visited += ids.len();
+            not_resident += self.store.prefetch(&ids);
+            let is_enough = not_resident as u64 >= LEAF_BATCH || visited >= READAHEAD_LEAVES_MAX;
             let Ok(again) = self.lock() else { return };
             state = again;
-            if away > 0 {
+            if not_resident > 0 {
                 state.ahead.asked();
             }
             if is_enough {
@@ -383,13 +384,13 @@ impl<S: LeafStore> Zap<S> {
     #[cold]
     fn fetch(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, DirectoryState>,
         walk_at: Option<u32>,
         ticket: S::Ticket,
         fetched: &mut Vec<S::Fetched>,
     ) -> Result<()> {
         let ids = match (&state.form, walk_at) {
-            (Form::Fat(fat), Some(hash)) => cursor::leaves_behind(fat, hash),
+            (DirectoryForm::Fat(fat), Some(hash)) => cursor::leaves_behind(fat, hash),
             _ => Vec::new(),
         };
         drop(state);
@@ -397,7 +398,7 @@ impl<S: LeafStore> Zap<S> {
             self.store.prefetch(&ids);
         }
         let block = self.store.fetch(ticket)?;
-        if fetched.len() == IN_HAND {
+        if fetched.len() == FETCHED_MAX {
             fetched.remove(0);
         }
         fetched.push(block);
@@ -411,22 +412,22 @@ impl<S: LeafStore> Zap<S> {
     }
 }
 
-fn read_form(content: Vec<u8>) -> Result<(u64, Form), Flaw> {
+fn read_form(content: Vec<u8>) -> Result<(u64, DirectoryForm), LeafDefect> {
     let Ok((head, _)) = ZapHeadPhys::read_from_prefix(&content) else {
-        return Err(Flaw("it is too short"));
+        return Err(LeafDefect("it is too short"));
     };
     let seed = head.seed.get();
     match head.form {
-        ZAP_MICRO => Ok((seed, Form::Micro(Micro::read(content, seed)?))),
+        ZAP_MICRO => Ok((seed, DirectoryForm::Micro(Micro::read(content, seed)?))),
         ZAP_FAT => match ZapFatPhys::read_from_bytes(&content) {
-            Ok(header) => Ok((seed, Form::Fat(Fat::read(header)?))),
-            Err(_) => Err(Flaw("its length is wrong")),
+            Ok(header) => Ok((seed, DirectoryForm::Fat(Fat::read(header)?))),
+            Err(_) => Err(LeafDefect("its length is wrong")),
         },
-        _ => Err(Flaw("its form is unknown")),
+        _ => Err(LeafDefect("its form is unknown")),
     }
 }
 
 #[cold]
-fn corrupt<S: LeafStore>(store: &S, id: u64, Flaw(flaw): Flaw) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("{}: leaf {id}: {flaw}", store.describe()))
+fn corrupt<S: LeafStore>(store: &S, id: u64, LeafDefect(defect): LeafDefect) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{}: leaf {id}: {defect}", store.describe()))
 }

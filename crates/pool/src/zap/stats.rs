@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::entry::{Value, hash_at, hash_of, prefix_mask};
-use super::leaf::{Flaw, Leaf, Record};
+use super::leaf::{Leaf, LeafDefect, Record};
 use super::store::LeafStore;
-use super::{Form, Step, Zap};
+use super::{DirectoryForm, OpStep, Zap};
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_STEP, ZAP_NAME_MAX, ZAP_VALUE_MAX, ZapSlotPhys,
 };
@@ -172,7 +172,7 @@ pub(crate) struct LeafStats {
 
 impl LeafStats {
     /// With the seed of names' hashes everything is checked.
-    pub(super) fn of(leaf: &Leaf<'_>, seed: Option<u64>) -> Result<Self, Flaw> {
+    pub(super) fn of(leaf: &Leaf<'_>, seed: Option<u64>) -> Result<Self, LeafDefect> {
         let mut collisions = 0;
         let mut before = None;
         let mut by_bytes = [0; ENTRY_STEPS];
@@ -211,13 +211,13 @@ fn step_of(record: &Record<'_>) -> usize {
     (bytes.div_ceil(ENTRY_STEP) - 1).min(ENTRY_STEPS - 1)
 }
 
-fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), Flaw> {
+fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), LeafDefect> {
     if hash_of(seed, name) != hash {
-        return Err(Flaw("a name has the hash of another"));
+        return Err(LeafDefect("a name has the hash of another"));
     }
     match Value::new(value) {
         Some(_) => Ok(()),
-        None => Err(Flaw("a value has an impossible length")),
+        None => Err(LeafDefect("a value has an impossible length")),
     }
 }
 
@@ -234,7 +234,7 @@ impl<S: LeafStore> Zap<S> {
     pub(crate) fn audit(&self) -> Result<ZapStats> {
         let stats = self.walk(Some(self.seed))?;
         let state = self.lock()?;
-        if let Form::Fat(fat) = &state.form {
+        if let DirectoryForm::Fat(fat) = &state.form {
             let counted = fat.header.leaves_at.map(|leaves| u64::from(leaves.get()));
             if counted != stats.by_depth || fat.header.entries.get() != stats.entries {
                 return Err(Error::new(
@@ -251,17 +251,17 @@ impl<S: LeafStore> Zap<S> {
         let mut hash = Some(0);
         // Every round goes past a leaf.
         while let Some(at) = hash {
-            let found = self.run(Some(at), |state, reach| match &mut state.form {
-                Form::Micro(micro) => {
+            let found = self.run(Some(at), |state, access| match &mut state.form {
+                DirectoryForm::Micro(micro) => {
                     let empty = ZapStats::default();
                     let (entries, micro_bytes) = (micro.len() as u64, micro.content().len() as u64);
                     stats = ZapStats { entries, micro_bytes, ..empty };
-                    Ok(Step::Done(None))
+                    Ok(OpStep::Done(None))
                 }
-                Form::Fat(fat) => {
+                DirectoryForm::Fat(fat) => {
                     stats.depth = fat.header.depth;
                     stats.table_bytes = fat.table.bytes() as u64;
-                    fat.look(reach, at, |leaf| LeafStats::of(leaf, check).map(Some))
+                    fat.with_leaf_of(access, at, |leaf| LeafStats::of(leaf, check).map(Some))
                 }
             })?;
             let Some(leaf) = found else {

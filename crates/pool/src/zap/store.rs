@@ -3,13 +3,13 @@
 use crate::Result;
 
 /// What became of a look at a leaf.
-pub(crate) enum Look<R, T> {
+pub(crate) enum LeafLookup<R, T> {
     /// The leaf was there.
-    Here(R),
+    Resident(R),
     /// The object has no such block.
     Hole,
     /// It is not in memory, or it is not known yet whether it exists. Fetch this without holding locks.
-    Away(T),
+    NotResident(T),
 }
 
 /// The object of a directory: inline content, and leaves by block number.
@@ -34,7 +34,7 @@ pub(crate) trait LeafStore {
     fn inline(&self) -> Result<Vec<u8>>;
 
     /// How long inline content can be beside the attributes.
-    fn inline_room(&self) -> Result<usize>;
+    fn inline_capacity(&self) -> Result<usize>;
 
     /// A random number: seed of the names' hash for a directory that has no content yet.
     fn seed(&self) -> u64;
@@ -53,7 +53,7 @@ pub(crate) trait LeafStore {
         id: u64,
         fetched: &[Self::Fetched],
         f: impl FnOnce(&[u8]) -> R,
-    ) -> Result<Look<R, Self::Ticket>>;
+    ) -> Result<LeafLookup<R, Self::Ticket>>;
 
     /// Lets a leaf be changed in this transaction: a buffer of `ZAP_LEAF_BYTES`, on the first time the leaf as it
     /// was stored and zeros. `pack` turns it into what is to be stored. An object whose records have another
@@ -64,7 +64,7 @@ pub(crate) trait LeafStore {
         id: u64,
         fetched: &[Self::Fetched],
         f: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<Look<R, Self::Ticket>>;
+    ) -> Result<LeafLookup<R, Self::Ticket>>;
 
     /// Makes a leaf where there is none: `f` gets a buffer of `ZAP_LEAF_BYTES` zeros. Nobody sees the leaf before
     /// `f` is done, nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).
@@ -76,7 +76,7 @@ pub(crate) trait LeafStore {
     /// Makes a hole where a leaf is.
     fn free_leaf(&self, tx: &Self::Tx, id: u64) -> Result<()>;
 
-    /// Reads what was away. Waits.
+    /// Reads what was not resident. Waits.
     fn fetch(&self, ticket: Self::Ticket) -> Result<Self::Fetched>;
 
     /// Whether what was fetched is a leaf, and not what says where leaves are.
@@ -84,7 +84,7 @@ pub(crate) trait LeafStore {
         true
     }
 
-    /// These leaves are likely to be wanted soon, if they exist. Returns how many of them were away, or cannot be told to be in memory.
+    /// These leaves are likely to be wanted soon, if they exist. Returns how many of them were not resident, or cannot be told to be in memory.
     fn prefetch(&self, _ids: &[u64]) -> usize {
         0
     }

@@ -42,9 +42,9 @@ fn tunables_are_told_as_they_are_set() {
     };
     assert_eq!(value("txg_timeout_ms").as_deref(), Some("77"));
     // It has been used: setting it would do nothing.
-    let error = pool.set_tunable("flight_bytes", "2MiB").unwrap_err();
+    let error = pool.set_tunable("in_flight_bytes", "2MiB").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert_eq!(value("flight_bytes").as_deref(), Some("64MiB"));
+    assert_eq!(value("in_flight_bytes").as_deref(), Some("64MiB"));
 }
 
 #[test]

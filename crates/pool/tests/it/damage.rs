@@ -56,12 +56,12 @@ impl Damaged {
             ..DatasetSettings::default()
         };
         let data = pool.create_dataset("data", &settings).expect("a dataset");
-        let tx = pool.begin().expect("room");
+        let tx = pool.begin().expect("space");
         let new = || data.create_object(&tx, &[]).expect("an object");
         let (damaged, other) = (new(), new());
         let object = data.object(damaged).expect("it");
-        object.write(&tx, 0, &vec![5; 100 * RECORD as usize]).expect("room");
-        data.object(other).expect("it").write(&tx, 0, b"before").expect("room");
+        object.write(&tx, 0, &vec![5; 100 * RECORD as usize]).expect("space");
+        data.object(other).expect("it").write(&tx, 0, b"before").expect("space");
         drop((tx, object, data));
         pool.export().expect("exported");
         (damaged, other)
@@ -83,9 +83,9 @@ impl Damaged {
     }
 
     fn write_other(&self) {
-        let tx = self.pool.begin().expect("room");
+        let tx = self.pool.begin().expect("space");
         let other = self.data.object(self.other).expect("it");
-        other.write(&tx, 0, b"after!").expect("room");
+        other.write(&tx, 0, b"after!").expect("space");
     }
 
     /// Has the sync fail in the middle of the dataset: the block of dnodes cannot be read.
@@ -108,7 +108,7 @@ impl Damaged {
 fn writing_under_a_lost_indirect_block_fails_for_the_writer_alone() {
     let made = Damaged::new();
     made.write_other();
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     let object = made.data.object(made.damaged).expect("it");
     object.write(&tx, RECORD, &[1; RECORD as usize]).expect_err("its place is not known");
     object.punch(&tx, RECORD, RECORD).expect_err("its place is not known");
@@ -126,26 +126,26 @@ fn writing_under_a_lost_indirect_block_fails_for_the_writer_alone() {
 #[test]
 fn truncating_all_away_leaks_what_cannot_be_read() {
     let made = Damaged::new();
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     let object = made.data.object(made.damaged).expect("it");
     object.truncate(&tx, 0).expect("nothing is to be read");
     drop(tx);
-    made.pool.sync().expect("a group");
+    made.pool.sync().expect("a txg");
     assert_eq!((object.size(), made.leaks()), (0, 1));
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     object.write(&tx, 0, b"new").expect("it is whole again");
     drop(tx);
-    made.pool.sync().expect("a group");
+    made.pool.sync().expect("a txg");
 }
 
 #[test]
 fn destroying_a_damaged_object_leaks_what_cannot_be_read() {
     let made = Damaged::new();
     made.write_other();
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     made.data.destroy(&tx, made.damaged).expect("destroyed");
     drop(tx);
-    made.pool.sync().expect("a group");
+    made.pool.sync().expect("a txg");
     assert_eq!(made.leaks(), 1);
 }
 
@@ -153,7 +153,7 @@ fn destroying_a_damaged_object_leaks_what_cannot_be_read() {
 fn a_pool_whose_log_destroys_a_damaged_object_can_be_imported() {
     let made = Damaged::new();
     made.pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     made.data.destroy(&tx, made.damaged).expect("destroyed");
     drop(tx);
     made.data.fsync(made.other).expect("durable");
@@ -184,9 +184,9 @@ fn what_was_written_before_a_suspension_is_not_read_as_older() {
 #[test]
 fn a_pool_suspended_within_a_sync_gives_its_memory_back() {
     let made = Damaged::new();
-    let tx = made.pool.begin().expect("room");
+    let tx = made.pool.begin().expect("space");
     let other = made.data.object(made.other).expect("it");
-    other.write(&tx, RECORD, &vec![1; 2 << 20]).expect("room");
+    other.write(&tx, RECORD, &vec![1; 2 << 20]).expect("space");
     drop((tx, other));
     made.suspend();
     let Damaged { pool, data, cache, .. } = made;

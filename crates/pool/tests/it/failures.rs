@@ -13,7 +13,7 @@ const RECORD: u64 = 4096;
 
 /// Uses up a transaction's room, to less than a record of `small`.
 fn exhaust(tx: &Transaction<'_>, big: &Object, small: &Object) {
-    small.write(tx, RECORD, &[1; RECORD as usize]).expect("room");
+    small.write(tx, RECORD, &[1; RECORD as usize]).expect("space");
     fill(tx, big, 0);
     fill(tx, small, 2 * RECORD);
 }
@@ -27,18 +27,18 @@ fn fill(tx: &Transaction<'_>, object: &Object, mut at: u64) {
 
 /// Two objects to fill a pool with, and many small ones: more than fit into a few blocks of dnodes.
 fn populate(pool: &Pool, data: &Dataset) -> (Object, Object, Vec<u64>) {
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let new = |record| data.create_object_with(&tx, record, b"other").expect("an object");
     let big = data.object(new(128 << 10)).expect("it");
     let small = data.object(new(RECORD as u32)).expect("it");
     let others = (0..400).map(|_| new(RECORD as u32)).collect();
     drop(tx);
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     (big, small, others)
 }
 
-/// Groups end only when they are told to.
-fn hold_groups(pool: &Pool) {
+/// Txgs end only when they are told to.
+fn hold_txgs(pool: &Pool) {
     for (name, value) in [("dirty_max_bytes", "1073741824"), ("txg_timeout_ms", "100000")] {
         pool.set_tunable(name, value).expect("a tunable");
     }
@@ -51,10 +51,10 @@ fn a_destroy_that_fails_is_not_replayed() {
     let data = dataset(&pool);
     let (big, small, others) = populate(&pool, &data);
     let victim = others[300];
-    hold_groups(&pool);
-    let tx = pool.begin().expect("room");
+    hold_txgs(&pool);
+    let tx = pool.begin().expect("space");
     exhaust(&tx, &big, &small);
-    let error = data.destroy(&tx, victim).expect_err("no room");
+    let error = data.destroy(&tx, victim).expect_err("no space");
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     drop(tx);
     assert_eq!(data.object_info(victim).expect("it lives").attributes, b"other");
@@ -72,14 +72,14 @@ fn a_write_that_fails_has_written_a_beginning() {
     let pool = create(&device, &cache);
     let data = dataset(&pool);
     let (big, small, others) = populate(&pool, &data);
-    hold_groups(&pool);
+    hold_txgs(&pool);
     let object = data.object(others[0]).expect("it");
-    let tx = pool.begin().expect("room");
-    object.write(&tx, 8192, &[7; 10]).expect("room");
+    let tx = pool.begin().expect("space");
+    object.write(&tx, 8192, &[7; 10]).expect("space");
     object.truncate(&tx, 0).expect("shorter");
     fill(&tx, &big, 0);
     let (len, written) = object.write_some(&tx, 0, &vec![9; 2 << 20]);
-    assert_eq!(written.expect_err("no room").kind(), ErrorKind::NoSpace);
+    assert_eq!(written.expect_err("no space").kind(), ErrorKind::NoSpace);
     drop(tx);
     let size = object.size();
     assert_eq!(size, len, "it says how much");
@@ -89,7 +89,7 @@ fn a_write_that_fails_has_written_a_beginning() {
     let pool = import(&device, &cache);
     let object = pool.dataset("data").and_then(|data| data.object(others[0])).expect("it");
     assert_eq!(object.size(), size);
-    let tx = pool.begin_freeing().expect("room");
+    let tx = pool.begin_freeing().expect("space");
     object.truncate(&tx, size + 16384).expect("longer");
     drop(tx);
     let mut out = vec![1; size as usize + 16384];
@@ -101,21 +101,21 @@ fn a_write_that_fails_has_written_a_beginning() {
 }
 
 #[test]
-fn changes_that_find_no_room_do_not_count_as_dirty() {
+fn changes_that_find_no_space_do_not_count_as_dirty() {
     let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
     let (big, small, others) = populate(&pool, &data);
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     assert_eq!(cache.dirty_bytes(), 0);
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     exhaust(&tx, &big, &small);
     for _ in 0..100 {
         assert!(data.set_attributes(&tx, others[300], b"x").is_err());
     }
     drop(tx);
-    pool.sync().expect("a group");
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
+    pool.sync().expect("a txg");
     assert_eq!(cache.dirty_bytes(), 0);
 }
 
@@ -130,10 +130,10 @@ fn a_suspended_pool_gives_its_memory_back() {
     for round in 0..3 {
         let pool = import(&dynamic, &cache);
         let data = pool.dataset("data").expect("the dataset");
-        let tx = pool.begin().expect("room");
+        let tx = pool.begin().expect("space");
         let number = data.create_object(&tx, &[]).expect("an object");
         let object = data.object(number).expect("it");
-        object.write(&tx, 0, &vec![1; 4 << 20]).expect("room");
+        object.write(&tx, 0, &vec![1; 4 << 20]).expect("space");
         drop(tx);
         faulty.add(Rule::new(Fault::Error(5)).on(Op::Write));
         assert!(pool.sync().is_err());
@@ -148,10 +148,10 @@ fn an_abandoned_pool_gives_its_memory_back() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
-    hold_groups(&pool);
-    let tx = pool.begin().expect("room");
+    hold_txgs(&pool);
+    let tx = pool.begin().expect("space");
     let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
-    object.write(&tx, 0, &vec![1; 4 << 20]).expect("room");
+    object.write(&tx, 0, &vec![1; 4 << 20]).expect("space");
     drop(tx);
     drop((object, data));
     pool.abandon();
@@ -168,7 +168,7 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
         ..DatasetSettings::default()
     };
     let data = pool.create_dataset("data", &settings).expect("a dataset");
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
     drop(tx);
     // The last two records of what an indirect block covers.
@@ -183,9 +183,9 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
         }
     }
     for _ in 0..3 {
-        pool.sync().expect("a group");
+        pool.sync().expect("a txg");
     }
-    let tx = pool.begin_freeing().expect("room to free");
+    let tx = pool.begin_freeing().expect("space to free");
     let mut punched = 0;
     for n in 0..count {
         if let Err(error) = object.punch(&tx, place(n), RECORD) {
@@ -196,5 +196,5 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     }
     drop(tx);
     assert!(punched > 0);
-    pool.sync().expect("what was charged has room");
+    pool.sync().expect("what was charged has space");
 }

@@ -29,8 +29,8 @@ fn add_bad(device: &FaultDevice, fault: Fault, bad: &[Range<u64>]) {
     }
 }
 
-/// A pool that was changed in two groups, and then left as by a crash: the object's content is of the second.
-fn two_groups(device: &Arc<dyn Device>) -> u64 {
+/// A pool that was changed in two txgs, and then left as by a crash: the object's content is of the second.
+fn two_txgs(device: &Arc<dyn Device>) -> u64 {
     let pool = create(device, &cache(32 * MIB));
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
@@ -71,7 +71,7 @@ fn root_copies(device: &Arc<dyn Device>) -> Vec<Range<u64>> {
 #[test]
 fn an_import_that_cannot_read_the_newest_root_does_not_go_back_in_time() {
     let device = memory(64 * MIB);
-    let number = two_groups(&device);
+    let number = two_txgs(&device);
     let copies = root_copies(&device);
     for rewind in [false, true] {
         // A cable is loose for a moment.
@@ -91,7 +91,7 @@ fn an_import_that_cannot_read_the_newest_root_does_not_go_back_in_time() {
 #[test]
 fn an_import_goes_back_from_a_damaged_root_only_if_it_is_told_to() {
     let device = memory(64 * MIB);
-    let number = two_groups(&device);
+    let number = two_txgs(&device);
     let copies = root_copies(&device);
     let (faulty, dynamic) = faulty(&device);
     add_bad(&faulty, Fault::Rot { bits: 64 }, &copies);
@@ -137,7 +137,7 @@ fn a_discarded_log_is_not_replayed() {
     check(&pool);
 }
 
-/// A clock that panics when it is asked on the pool's thread within a group's sync, if it is set to.
+/// A clock that panics when it is asked on the pool's thread within a txg's sync, if it is set to.
 struct Alarm {
     clock: SystemClock,
     armed: AtomicBool,

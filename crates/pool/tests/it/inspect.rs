@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::rng::SmallRng;
 use forebay_io::{Device, OpenOptions};
 use forebay_pool::format::label::LABEL_BYTES;
-use forebay_pool::inspect::{BlocksOf, Inspector, LabelState, SetName};
+use forebay_pool::inspect::{BlockOwner, Inspector, LabelState, ObjsetName};
 use forebay_pool::{DatasetSettings, ErrorKind, Pool, ZapStats, open_path};
 use tempfile::TempDir;
 
 use crate::common::{MIB, cache, create, create_options, dataset, import, memory};
 
-const DATA: SetName<'_> = SetName::Dataset("data");
+const DATA: ObjsetName<'_> = ObjsetName::Dataset("data");
 const RECORD: usize = 8192;
 const NAMES: u64 = 5000;
 const FLIPS: u64 = 60;
-/// Groups of a pool in use that are to be seen, and looks at it at most.
-const GROUPS: usize = 8;
+/// Txgs of a pool in use that are to be seen, and looks at it at most.
+const TXGS: usize = 8;
 const LOOKS: usize = 100_000;
 
 /// What there is to be found.
@@ -33,18 +33,18 @@ struct Made {
 /// An object of 300 records, and a directory with leaves.
 fn fill(pool: &Pool) -> Made {
     let data = dataset(pool);
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let object = data.create_object(&tx, b"its attributes").expect("an object");
     let content: Vec<u8> = (0..300 * RECORD).map(|at| (at / RECORD % 255) as u8 + 1).collect();
-    data.object(object).expect("it").write(&tx, 0, &content).expect("room");
+    data.object(object).expect("it").write(&tx, 0, &content).expect("space");
     let directory = data.create_directory(&tx, &[]).expect("a directory");
     let names = data.directory(directory).expect("it");
     for number in 0..NAMES {
         let name = format!("{number}");
-        names.insert(&tx, name.as_bytes(), &number.to_le_bytes()).expect("room");
+        names.insert(&tx, name.as_bytes(), &number.to_le_bytes()).expect("space");
     }
     drop(tx);
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     let stats = names.stats().expect("its leaves");
     Made { object, directory, stats }
 }
@@ -68,18 +68,18 @@ fn look_at_all(inspector: &Inspector, made: &Made) -> Vec<String> {
     let labels = inspector.labels().iter().map(ToString::to_string).collect::<String>();
     vec![
         labels,
-        text(inspector.uberblocks().map(|look| look.to_string())),
-        text(inspector.group(None).map(|look| look.to_string())),
-        text(inspector.object(DATA, made.object, None).map(|look| look.to_string())),
-        text(inspector.object(SetName::Own, 0, None).map(|look| look.to_string())),
-        text(inspector.directory(DATA, made.directory, None).map(|look| look.to_string())),
-        text(inspector.block(DATA, BlocksOf::Dnodes, (0, 0), None).map(|look| look.to_string())),
+        text(inspector.uberblocks().map(|info| info.to_string())),
+        text(inspector.txg(None).map(|info| info.to_string())),
+        text(inspector.object(DATA, made.object, None).map(|info| info.to_string())),
+        text(inspector.object(ObjsetName::Own, 0, None).map(|info| info.to_string())),
+        text(inspector.directory(DATA, made.directory, None).map(|info| info.to_string())),
+        text(inspector.block(DATA, BlockOwner::Dnodes, (0, 0), None).map(|info| info.to_string())),
         text(
             inspector
-                .block(DATA, BlocksOf::Object(made.object), (7, 0), None)
-                .map(|look| look.to_string()),
+                .block(DATA, BlockOwner::Object(made.object), (7, 0), None)
+                .map(|info| info.to_string()),
         ),
-        text(inspector.bytes(0, 0, 4096).map(|look| look.to_string())),
+        text(inspector.bytes(0, 0, 4096).map(|info| info.to_string())),
     ]
 }
 
@@ -103,14 +103,14 @@ fn a_whole_pool_is_shown() {
     let newest = &uberblocks.found[0];
     assert_eq!((newest.rings, newest.device_count, &newest.root_problem), (4, 2, &None));
 
-    let group = inspector.group(None).expect("the newest");
-    assert_eq!((group.txg, group.notices.len()), (newest.txg, 0), "{group}");
-    let group = group.found;
-    assert!(group.damage.is_empty(), "{group}");
-    assert_eq!(group.datasets.len(), 1);
-    assert_eq!((&*group.datasets[0].name, group.datasets[0].set.objects), ("data", 2));
-    assert!(group.space.allocated_bytes > group.datasets[0].set.allocated_bytes);
-    let missing = inspector.group(Some(newest.txg + 1)).expect_err("there is none");
+    let info = inspector.txg(None).expect("the newest");
+    assert_eq!((info.txg, info.notices.len()), (newest.txg, 0), "{info}");
+    let info = info.found;
+    assert!(info.damage.is_empty(), "{info}");
+    assert_eq!(info.datasets.len(), 1);
+    assert_eq!((&*info.datasets[0].name, info.datasets[0].set.objects), ("data", 2));
+    assert!(info.space.allocated_bytes > info.datasets[0].set.allocated_bytes);
+    let missing = inspector.txg(Some(newest.txg + 1)).expect_err("there is none");
     assert_eq!(missing.kind(), ErrorKind::NotFound);
 
     let object = inspector.object(DATA, made.object, None).expect("it").found;
@@ -130,7 +130,7 @@ fn a_whole_pool_is_shown() {
     assert_eq!(stats.by_pointers().iter().map(|(_, leaves)| leaves).sum::<u64>(), stats.leaves);
     let error = inspector.directory(DATA, made.object, None).expect_err("it is none");
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    let error = inspector.object(SetName::Dataset("no"), 1, None).expect_err("it is none");
+    let error = inspector.object(ObjsetName::Dataset("no"), 1, None).expect_err("it is none");
     assert!(error.to_string().contains("there are: data"), "{error}");
 }
 
@@ -138,7 +138,7 @@ fn a_whole_pool_is_shown() {
 fn blocks_are_shown_by_object_and_by_place() {
     let (_folder, paths, made) = files(1);
     let inspector = Inspector::open(&paths).expect("they open");
-    let of = BlocksOf::Object(made.object);
+    let of = BlockOwner::Object(made.object);
     let block = inspector.block(DATA, of, (7, 0), None).expect("it").found;
     assert!(block.content.as_ref().expect("it is good").iter().all(|byte| *byte == 8), "{block}");
     assert_eq!(block.copies.len(), 1);
@@ -165,7 +165,7 @@ fn blocks_are_shown_by_object_and_by_place() {
 }
 
 #[test]
-fn a_pool_in_use_is_shown_as_of_some_group() {
+fn a_pool_in_use_is_shown_as_of_some_txg() {
     let device: Arc<dyn Device> = memory(64 * MIB);
     let pool = create(&device, &cache(32 * MIB));
     let made = fill(&pool);
@@ -177,22 +177,22 @@ fn a_pool_in_use_is_shown_as_of_some_group() {
             let directory = data.directory(made.directory).expect("it");
             let mut round = 0u64;
             while !done.load(Ordering::Relaxed) {
-                let tx = pool.begin().expect("room");
+                let tx = pool.begin().expect("space");
                 for record in 0..300 {
-                    object.write(&tx, record * RECORD as u64, &round.to_le_bytes()).expect("room");
+                    object.write(&tx, record * RECORD as u64, &round.to_le_bytes()).expect("space");
                 }
                 for number in 0..NAMES / 4 {
                     let name = format!("{number}");
                     let value = round.to_le_bytes();
-                    directory.update(&tx, name.as_bytes(), &value).expect("room");
+                    directory.update(&tx, name.as_bytes(), &value).expect("space");
                 }
                 drop(tx);
-                pool.sync().expect("a group");
+                pool.sync().expect("a txg");
                 round += 1;
             }
         });
         let inspector = Inspector::new(vec![Arc::clone(&device)]).expect("memory");
-        let mut groups = vec![0];
+        let mut seen_txgs = vec![0];
         for _ in 0..LOOKS {
             let object = inspector.object(DATA, made.object, None).expect("it");
             let changes =
@@ -201,15 +201,15 @@ fn a_pool_in_use_is_shown_as_of_some_group() {
             let directory = inspector.directory(DATA, made.directory, None).expect("it");
             let whole = directory.found.damage.is_empty() && directory.found.stats.entries == NAMES;
             assert!(whole || changes(&directory.notices), "{directory}");
-            assert!(*groups.last().expect("one") <= directory.txg, "{groups:?} {directory}");
-            groups.push(directory.txg);
-            groups.dedup();
-            if groups.len() > GROUPS {
+            assert!(*seen_txgs.last().expect("one") <= directory.txg, "{seen_txgs:?} {directory}");
+            seen_txgs.push(directory.txg);
+            seen_txgs.dedup();
+            if seen_txgs.len() > TXGS {
                 break;
             }
         }
         done.store(true, Ordering::Relaxed);
-        assert!(groups.len() > GROUPS, "the pool was in use: {groups:?}");
+        assert!(seen_txgs.len() > TXGS, "the pool was in use: {seen_txgs:?}");
     });
     drop(pool);
     drop(import(&device, &cache(32 * MIB)));
@@ -220,13 +220,13 @@ fn what_is_missing_or_cut_short_is_left_out() {
     let (folder, paths, made) = files(2);
     // One device of two: what lies on it is shown.
     let inspector = Inspector::open(&paths[..1]).expect("it opens");
-    let group = inspector.group(None).expect("the newest");
-    assert!(group.notices.iter().any(|notice| notice.contains("is missing")), "{group}");
-    assert_eq!(group.found.datasets.len(), 1, "metadata has two copies: {group}");
+    let info = inspector.txg(None).expect("the newest");
+    assert!(info.notices.iter().any(|notice| notice.contains("is missing")), "{info}");
+    assert_eq!(info.found.datasets.len(), 1, "metadata has two copies: {info}");
     let object = inspector.object(DATA, made.object, None).expect("its dnode has two copies");
     let lost = (0..300).filter(|block| {
-        let look = inspector.block(DATA, BlocksOf::Object(made.object), (*block, 0), None);
-        look.expect("its pointer is there").found.content.is_none()
+        let info = inspector.block(DATA, BlockOwner::Object(made.object), (*block, 0), None);
+        info.expect("its pointer is there").found.content.is_none()
     });
     let lost = lost.count();
     assert!((1..300).contains(&lost), "some lie on the other device: {lost} {object}");
@@ -270,8 +270,8 @@ fn without_labels_uberblocks_lead_to_the_pool() {
     assert!(object.notices.iter().any(|notice| notice.contains("taken for device 1")), "{object}");
     wipe(&paths[0]);
     let inspector = Inspector::open(&paths).expect("they open");
-    let group = inspector.group(None).expect("the newest");
-    assert!(group.notices.iter().any(|notice| notice.contains("no label is left")), "{group}");
+    let info = inspector.txg(None).expect("the newest");
+    assert!(info.notices.iter().any(|notice| notice.contains("no label is left")), "{info}");
     let directory = inspector.directory(DATA, made.directory, None).expect("it").found;
     assert!(directory.damage.is_empty(), "{directory}");
     assert_eq!(directory.stats.entries, NAMES);
@@ -313,9 +313,9 @@ fn a_directory_of_datasets_with_leaves_is_read() {
         pool.create_dataset(&name, &DatasetSettings::default()).expect("a dataset");
     }
     let inspector = Inspector::new(vec![device]).expect("memory");
-    let group = inspector.group(None).expect("the newest").found;
-    assert_eq!((group.datasets.len(), group.damage.count), (30, 0), "{group}");
-    let directory = inspector.directory(SetName::Own, group.directory, None).expect("it").found;
+    let info = inspector.txg(None).expect("the newest").found;
+    assert_eq!((info.datasets.len(), info.damage.count), (30, 0), "{info}");
+    let directory = inspector.directory(ObjsetName::Own, info.directory, None).expect("it").found;
     assert!(directory.stats.leaves > 0, "{directory}");
 }
 
@@ -328,7 +328,7 @@ fn a_device_that_is_cut_to_less_than_a_label_is_no_panic() {
             assert_eq!(bytes, 0, "it can be opened");
             continue;
         };
-        let seen = inspector.group(None).expect("the other device has uberblocks");
+        let seen = inspector.txg(None).expect("the other device has uberblocks");
         assert!(seen.txg > 0);
     }
 }

@@ -15,10 +15,10 @@ const RECORD: usize = 8192;
 
 fn write(pool: &Pool) -> u64 {
     let data = dataset(pool);
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, &[]).expect("an object");
     let object = data.object(number).expect("it");
-    object.write(&tx, 0, &vec![1; RECORDS * RECORD]).expect("room");
+    object.write(&tx, 0, &vec![1; RECORDS * RECORD]).expect("space");
     number
 }
 
@@ -55,7 +55,7 @@ fn an_interrupted_scrub_keeps_what_it_healed() {
     let faulty = Arc::new(FaultDevice::new(device, 1));
     let dynamic: Arc<dyn forebay_io::Device> = faulty.clone();
     let pool = import(&dynamic, &cache(32 * MIB));
-    pool.sync().expect("a group");
+    pool.sync().expect("a txg");
     faulty.add(Rule::new(Fault::Rot { bits: 64 }).on(Op::Read).times(1));
     let mut seen = Vec::new();
     let report = pool.scrub(&mut |progress| third(&mut seen, progress)).expect("it runs");

@@ -59,13 +59,13 @@ fn a_directory_grows_and_shrinks_back_into_its_dnode() {
     pool.sync().unwrap();
     let empty = data.allocated_bytes();
     let directory = data.directory(number).unwrap();
-    for lot in 0..200u64 {
+    for batch in 0..200u64 {
         let tx = pool.begin().unwrap();
-        for name in lot * 100..(lot + 1) * 100 {
+        for name in batch * 100..(batch + 1) * 100 {
             directory.insert(&tx, name.to_string().as_bytes(), &name.to_le_bytes()).unwrap();
         }
         drop(tx);
-        if lot % 50 == 0 {
+        if batch % 50 == 0 {
             check(&pool);
         }
     }
@@ -86,9 +86,9 @@ fn a_directory_grows_and_shrinks_back_into_its_dnode() {
     walked.sort_unstable();
     walked.dedup();
     assert_eq!(walked.len(), 20_000);
-    for lot in 0..200u64 {
+    for batch in 0..200u64 {
         let tx = pool.begin().unwrap();
-        for name in lot * 100..(lot + 1) * 100 {
+        for name in batch * 100..(batch + 1) * 100 {
             let value = directory.remove(&tx, name.to_string().as_bytes()).unwrap();
             assert_eq!(*value, name.to_le_bytes());
         }
@@ -189,7 +189,7 @@ fn a_directory_has_its_attributes_and_names_from_one_time() {
 }
 
 #[test]
-fn an_fsync_survives_without_its_group() {
+fn an_fsync_survives_without_its_txg() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);

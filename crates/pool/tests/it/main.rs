@@ -6,19 +6,19 @@
 )]
 
 mod about;
-mod ahead;
-mod cache_devices;
+mod blocking;
 mod common;
 mod damage;
 mod failures;
+mod free_space;
 mod fsync;
 mod import;
 mod inspect;
 mod interrupt;
+mod l2_devices;
 mod life;
 mod objects;
-mod room;
+mod readahead;
 mod seek;
 mod settings;
-mod waiting;
-mod warm;
+mod warm_up;

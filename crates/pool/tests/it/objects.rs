@@ -1,4 +1,4 @@
-//! Objects against a naive twin: a vector of bytes.
+//! Objects against a naive model: a vector of bytes.
 
 use forebay_base::rng::SmallRng;
 use forebay_cache::Class;
@@ -8,12 +8,12 @@ use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
 const SIZE_MAX: u64 = 300_000;
 
-struct Twin {
+struct Model {
     object: Object,
     bytes: Vec<u8>,
 }
 
-impl Twin {
+impl Model {
     fn step(&mut self, pool: &Pool, rng: &mut SmallRng) {
         let tx = pool.begin().unwrap();
         let at = rng.below(SIZE_MAX);
@@ -58,9 +58,9 @@ impl Twin {
     }
 }
 
-fn open_all(data: &Dataset, twins: &mut [Twin]) {
-    for twin in twins {
-        twin.object = data.object(twin.object.number()).unwrap();
+fn open_all(data: &Dataset, models: &mut [Model]) {
+    for model in models {
+        model.object = data.object(model.object.number()).unwrap();
     }
 }
 
@@ -71,16 +71,16 @@ fn objects_behave_like_vectors_of_bytes() {
     let (device, cache) = (memory(128 * MIB), cache(16 * MIB));
     let mut pool = create(&device, &cache);
     let mut data = dataset(&pool);
-    let mut twins = Vec::new();
+    let mut models = Vec::new();
     for shift in 12..18 {
         let tx = pool.begin().unwrap();
         let number = data.create_object_with(&tx, 1 << shift, &[]).unwrap();
-        twins.push(Twin { object: data.object(number).unwrap(), bytes: Vec::new() });
+        models.push(Model { object: data.object(number).unwrap(), bytes: Vec::new() });
     }
     for step in 0..3000 {
-        let which = rng.below(twins.len() as u64) as usize;
-        twins[which].step(&pool, &mut rng);
-        twins[which].compare(&mut rng);
+        let which = rng.below(models.len() as u64) as usize;
+        models[which].step(&pool, &mut rng);
+        models[which].compare(&mut rng);
         match rng.below(200) {
             0..=5 => pool.sync().unwrap(),
             6 => {
@@ -91,19 +91,19 @@ fn objects_behave_like_vectors_of_bytes() {
                 pool.export().unwrap();
                 pool = import(&device, &cache);
                 data = pool.dataset("data").unwrap();
-                open_all(&data, &mut twins);
+                open_all(&data, &mut models);
             }
             _ => {}
         }
         if step % 500 == 499 {
-            twins.iter().for_each(|twin| twin.compare(&mut rng));
+            models.iter().for_each(|model| model.compare(&mut rng));
         }
     }
     check(&pool);
 }
 
 #[test]
-fn threads_create_write_and_destroy_while_groups_are_committed() {
+fn threads_create_write_and_destroy_while_txgs_are_committed() {
     let (device, cache) = (memory(256 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     pool.set_tunable("txg_timeout_ms", "5").unwrap();
@@ -151,7 +151,7 @@ fn threads_create_write_and_destroy_while_groups_are_committed() {
 }
 
 #[test]
-fn new_versions_of_indirect_blocks_are_no_newcomers_to_the_cache() {
+fn new_versions_of_indirect_blocks_are_no_candidates_to_the_cache() {
     let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);

@@ -1,4 +1,4 @@
-//! Data and holes, sizes and roots, against naive twins.
+//! Data and holes, sizes and roots, against naive models.
 
 use forebay_base::rng::SmallRng;
 use forebay_pool::format::ObjectKind;
@@ -10,13 +10,13 @@ const RECORD: u64 = 4096;
 const BLOCKS: u64 = 1500;
 
 /// An object whose records all hold data that is not zero, or nothing.
-struct Twin {
+struct Model {
     object: Object,
     data: Vec<bool>,
     size: u64,
 }
 
-impl Twin {
+impl Model {
     fn seek(&self, from: u64, wanted: bool) -> Option<u64> {
         if from >= self.size {
             return None;
@@ -40,7 +40,7 @@ impl Twin {
 }
 
 #[test]
-fn data_and_holes_are_where_a_twin_has_them() {
+fn data_and_holes_are_where_the_model_has_them() {
     let mut rng = SmallRng::from_seed(0x5ee4);
     let (device, cache) = (memory(128 * MIB), cache(16 * MIB));
     let mut pool = create(&device, &cache);
@@ -49,7 +49,7 @@ fn data_and_holes_are_where_a_twin_has_them() {
     let number = data.create_object_with(&tx, RECORD as u32, &[]).unwrap();
     drop(tx);
     let object = data.object(number).unwrap();
-    let mut twin = Twin { object, data: vec![false; BLOCKS as usize], size: 0 };
+    let mut model = Model { object, data: vec![false; BLOCKS as usize], size: 0 };
     for step in 0..1500 {
         let tx = pool.begin().unwrap();
         let start = rng.below(BLOCKS);
@@ -59,32 +59,32 @@ fn data_and_holes_are_where_a_twin_has_them() {
         match rng.below(8) {
             0..=3 => {
                 let content = vec![1; ((end - start) * RECORD - rng.below(RECORD)) as usize];
-                twin.object.write(&tx, start * RECORD, &content).unwrap();
-                twin.data[range].fill(true);
-                twin.size = twin.size.max(start * RECORD + content.len() as u64);
+                model.object.write(&tx, start * RECORD, &content).unwrap();
+                model.data[range].fill(true);
+                model.size = model.size.max(start * RECORD + content.len() as u64);
             }
             4..=6 => {
                 // Of a record that is punched in part, and is zeros then, a sync makes a hole.
-                let end = (twin.size / RECORD).min(end);
+                let end = (model.size / RECORD).min(end);
                 if end > start {
                     let len = (end - start) * RECORD;
-                    twin.object.punch(&tx, start * RECORD, len).unwrap();
-                    twin.data[start as usize..end as usize].fill(false);
+                    model.object.punch(&tx, start * RECORD, len).unwrap();
+                    model.data[start as usize..end as usize].fill(false);
                 }
             }
             _ => {
-                twin.size = start * RECORD + rng.below(RECORD);
-                twin.object.truncate(&tx, twin.size).unwrap();
-                twin.data[twin.size.div_ceil(RECORD) as usize..].fill(false);
+                model.size = start * RECORD + rng.below(RECORD);
+                model.object.truncate(&tx, model.size).unwrap();
+                model.data[model.size.div_ceil(RECORD) as usize..].fill(false);
             }
         }
         drop(tx);
         for _ in 0..8 {
-            twin.compare(rng.below(BLOCKS * RECORD));
+            model.compare(rng.below(BLOCKS * RECORD));
         }
-        twin.compare(0);
-        twin.compare(twin.size);
-        twin.compare(twin.size.saturating_sub(1));
+        model.compare(0);
+        model.compare(model.size);
+        model.compare(model.size.saturating_sub(1));
         match rng.below(40) {
             0..=5 => pool.sync().unwrap(),
             6 => drop(cache.cache().flush()),
@@ -95,7 +95,7 @@ fn data_and_holes_are_where_a_twin_has_them() {
             pool.export().unwrap();
             pool = import(&device, &cache);
             data = pool.dataset("data").unwrap();
-            twin.object = data.object(number).unwrap();
+            model.object = data.object(number).unwrap();
         }
     }
 }

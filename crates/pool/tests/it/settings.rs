@@ -91,7 +91,7 @@ fn what_is_fsynced_survives_whichever_mode_was_set_when() {
     drop(tx);
     let settings = data.settings().unwrap();
     let mut kept = Vec::new();
-    for sync in [SyncMode::Group, SyncMode::Log, SyncMode::Group, SyncMode::Log] {
+    for sync in [SyncMode::Txg, SyncMode::Log, SyncMode::Txg, SyncMode::Log] {
         let before = make(&pool, &data, directory);
         data.set_settings(&DatasetSettings { sync, ..settings }).unwrap();
         let after = make(&pool, &data, directory);
@@ -139,7 +139,7 @@ fn settings_change_under_the_hands_of_who_writes() {
         let kept = std::thread::scope(|scope| {
             let workers = [0, 1, 2].map(|thread| scope.spawn(move || work(thread)));
             for round in 0..20 {
-                let sync = [SyncMode::Group, SyncMode::Log][round % 2];
+                let sync = [SyncMode::Txg, SyncMode::Log][round % 2];
                 let data_copies = 1 + (round / 2 % 2) as u8;
                 let wanted = DatasetSettings { sync, data_copies, ..settings };
                 data.set_settings(&wanted).unwrap();

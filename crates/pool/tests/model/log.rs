@@ -1,4 +1,4 @@
-//! The intent log: changes racing commits and the end of a group; what is logged is closed under "before".
+//! The intent log: changes racing commits and the end of a txg; what is logged is closed under "before".
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,10 +107,10 @@ fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
     });
 }
 
-/// A group becomes durable while others commit: from each root, what it does not hold and was promised is there, and
+/// A txg becomes durable while others commit: from each root, what it does not hold and was promised is there, and
 /// nothing that followed from what is missing.
 #[test]
-fn commits_race_the_end_of_a_group() {
+fn commits_race_the_end_of_a_txg() {
     check(600, || {
         let log = Arc::new(ModelLog::new());
         log.append(2, 1);
@@ -130,7 +130,7 @@ fn commits_race_the_end_of_a_group() {
         for (number, promised) in ended {
             assert!(!promised || numbers.contains(&number), "{number} was promised");
         }
-        assert!(!numbers.contains(&1), "it is in the group");
+        assert!(!numbers.contains(&1), "it is in the txg");
         let (numbers, _) = log.replay(&root_1);
         assert!(numbers.is_empty() || numbers.contains(&1), "1 came before {numbers:?}");
     });

@@ -1,4 +1,4 @@
-//! Transaction groups: holds racing the close of a group, waiters racing commits, suspension and close,
+//! Transaction groups: holds racing the close of a txg, waiters racing commits, suspension and close,
 //! throttled changes and those who make room.
 
 use std::sync::Arc;
@@ -23,12 +23,12 @@ fn cause() -> Error {
     Error::new(ErrorKind::Device, "gone")
 }
 
-/// No hold of a group is left when `quiesce` returns, and what begins later is of a later group.
+/// No hold of a txg is left when `quiesce` returns, and what begins later is of a later txg.
 #[test]
 fn holds_race_quiesce() {
     check(12_000, || {
         let txgs = txgs();
-        // Holds of each of the groups 10 to 13, as their owners see it.
+        // Holds of each of the txgs 10 to 13, as their owners see it.
         let held: Arc<[AtomicI64; 4]> = Arc::default();
         let newest = Arc::new(AtomicU64::new(0));
         let changer = |cell: usize| {
@@ -37,13 +37,13 @@ fn holds_race_quiesce() {
                 for _ in 0..3 {
                     let floor = newest.load(Ordering::SeqCst);
                     let hold = txgs.begin_at(cell).unwrap();
-                    assert!(hold.txg() >= floor, "began after a change of a later group");
+                    assert!(hold.txg() >= floor, "began after a change of a later txg");
                     newest.fetch_max(hold.txg(), Ordering::SeqCst);
                     let of = &held[(hold.txg() - 10) as usize];
                     of.fetch_add(1, Ordering::SeqCst);
                     let older = &held[..(hold.txg() - 10) as usize];
                     let left = older.iter().any(|of| of.load(Ordering::SeqCst) != 0);
-                    assert!(!left, "two groups change side by side");
+                    assert!(!left, "two txgs change side by side");
                     hold.dirty(50 << 10);
                     of.fetch_sub(1, Ordering::SeqCst);
                     drop(hold);
@@ -104,7 +104,7 @@ fn rest_races_changes_and_commits() {
     });
 }
 
-/// A waiter returns once its group is durable; none sleeps for ever.
+/// A waiter returns once its txg is durable; none sleeps for ever.
 #[test]
 fn waiters_race_commits() {
     check(9000, || {
@@ -154,7 +154,7 @@ fn waiters_race_suspend_and_close() {
                 if txgs.wait_synced(txg).is_ok() {
                     assert!(txgs.synced_txg() >= txg);
                 }
-                // At the maximum, if the group was not committed.
+                // At the maximum, if the txg was not committed.
                 drop(txgs.begin_at(cell));
             })
         };
@@ -181,9 +181,9 @@ fn waiters_race_suspend_and_close() {
     });
 }
 
-/// Whoever waits at the maximum goes on when the sync thread has written the group.
+/// Whoever waits at the maximum goes on when the sync thread has written the txg.
 #[test]
-fn throttled_changes_race_room() {
+fn throttled_changes_race_freed_space() {
     check(9000, || {
         let txgs = txgs();
         txgs.begin_at(0).unwrap().dirty(1 << 20);
@@ -203,9 +203,9 @@ fn throttled_changes_race_room() {
     });
 }
 
-/// The sync thread is woken by the bytes that make a group large, whoever adds them.
+/// The sync thread is woken by the bytes that make a txg large, whoever adds them.
 #[test]
-fn a_large_group_wakes_the_sync_thread() {
+fn a_large_txg_wakes_the_sync_thread() {
     check(9000, || {
         let txgs = txgs();
         let changer = |cell: usize| {

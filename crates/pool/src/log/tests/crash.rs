@@ -11,8 +11,8 @@ use super::*;
 /// What happened, in the order in which it did, with where the device was by then.
 #[derive(Default)]
 struct History {
-    /// Ordered changes: group, and which.
-    ordered: Vec<Seen>,
+    /// Ordered changes: txg, and which.
+    ordered: Vec<ReplayedEntry>,
     /// Durable roots: position, and what they say.
     roots: Vec<(usize, LogRootPhys)>,
     /// Commits that were durable: position, ordered changes before it, object and its version by then.
@@ -64,7 +64,7 @@ impl World {
             self.history.roots.push((self.record.position(), root));
             return self.log.synced(txg);
         }
-        // Quiesce: the next group opens, then the last holds of this one end.
+        // Quiesce: the next txg opens, then the last holds of this one end.
         let txg = self.open;
         self.open += 1;
         for _ in 0..rng.below(4) {
@@ -87,7 +87,7 @@ impl World {
         let change = Change::ZapInsert { name: name.as_bytes(), value: &value };
         self.log.append(txg, DATASET, object, change);
         let record = LogRecord::ZapInsert { name: name.as_bytes(), value: &value };
-        self.history.ordered.push(Seen { txg, object, text: format!("{record:?}") });
+        self.history.ordered.push(ReplayedEntry { txg, object, text: format!("{record:?}") });
     }
 
     fn write(&mut self, rng: &mut SmallRng, txg: u64) {
@@ -103,7 +103,7 @@ impl World {
         // Not adjacent to anything: merging has its own test.
         let offset = u64::from(version) * 100_000;
         self.log.append(txg, DATASET, object, Change::Write { offset, len });
-        self.history.ordered.push(Seen { txg, object, text: format!("note {offset}") });
+        self.history.ordered.push(ReplayedEntry { txg, object, text: format!("note {offset}") });
     }
 
     fn commit(&mut self, rng: &mut SmallRng) {
@@ -119,9 +119,9 @@ impl World {
 
 impl History {
     /// Checks what a replay from `root` found, of which what had been promised before `position` must be part.
-    fn check(&self, root: &LogRootPhys, position: usize, found: &[Seen]) {
+    fn check(&self, root: &LogRootPhys, position: usize, found: &[ReplayedEntry]) {
         let txg = root.txg.get();
-        let is_note = |seen: &Seen| seen.text.starts_with("note");
+        let is_note = |seen: &ReplayedEntry| seen.text.starts_with("note");
         // Ordered changes: a beginning of all, without those in the root.
         let names: Vec<_> = found.iter().filter(|seen| seen.text.starts_with("Zap")).collect();
         let wanted = || self.ordered.iter().filter(|seen| !is_note(seen) && seen.txg > txg);
@@ -203,22 +203,22 @@ struct Lives {
     truth: Vec<String>,
     /// How many of them were promised, by position of the device.
     promised: Vec<(usize, usize)>,
-    /// Durable roots of this life: position, group, what they say, how much of the truth they hold.
+    /// Durable roots of this life: position, txg, what they say, how much of the truth they hold.
     roots: Vec<(usize, u64, LogRootPhys, usize)>,
     record: Arc<RecordDevice>,
     arena: Arc<Arena>,
     log: IntentLog,
     open: u64,
-    /// A group that syncs: its root, and how much of the truth it holds.
+    /// A txg that syncs: its root, and how much of the truth it holds.
     syncing: Option<(u64, LogRootPhys, usize)>,
-    /// How much of the truth the open group holds.
+    /// How much of the truth the open txg holds.
     applied: usize,
-    how: How,
+    how: LifeOptions,
 }
 
 /// What a pool's life is like.
 #[derive(Clone, Copy)]
-struct How {
+struct LifeOptions {
     /// One step in so many is one of the sync.
     sync_in: u64,
     /// Whether batches are of several blocks, all of one size.
@@ -226,7 +226,7 @@ struct How {
 }
 
 impl Lives {
-    fn begin(arena: &Arc<Arena>, how: How) -> Self {
+    fn begin(arena: &Arc<Arena>, how: LifeOptions) -> Self {
         let device = MemoryDevice::new("log", DEVICE_BYTES, &MemoryOptions::default()).unwrap();
         let record = Arc::new(RecordDevice::new(Arc::new(device), RecordOptions::default()));
         let storage = OneDevice::new(record.clone(), arena);
@@ -293,7 +293,7 @@ impl Lives {
         let record = Arc::new(RecordDevice::new(Arc::new(device), options));
         let storage = Arc::new(OneDevice::new(record.clone(), &self.arena));
         let log = open(&storage, &root);
-        // The root's group; the log's root names an older one while a replay goes on.
+        // The root's txg; the log's root names an older one while a replay goes on.
         log.synced.store(txg, Ordering::SeqCst);
         let mut next = Self {
             truth: self.truth,
@@ -316,7 +316,7 @@ impl Lives {
                 found.push(String::from_utf8(name.to_vec()).unwrap());
             }
         }
-        assert_eq!(next.truth[holds..][..found.len()], found, "from the root of group {txg}");
+        assert_eq!(next.truth[holds..][..found.len()], found, "from the root of txg {txg}");
         let length = holds + found.len();
         assert!(length >= promised, "{length} of {promised}");
         next.truth.truncate(length);
@@ -326,7 +326,7 @@ impl Lives {
 
     fn replay(&mut self, rng: &mut SmallRng, root: &LogRootPhys) {
         let stops_after = rng.below(3 * (self.truth.len() as u64 + 1));
-        let mut groups = Vec::new();
+        let mut synced_roots = Vec::new();
         let mut count = 0;
         {
             let mut replay = self.log.replay(root);
@@ -351,14 +351,14 @@ impl Lives {
                             self.syncing = Some((txg, self.log.root_for(txg), self.applied));
                         }
                         Some((txg, root, holds)) => {
-                            groups.push((self.record.position(), txg, root, holds));
+                            synced_roots.push((self.record.position(), txg, root, holds));
                             self.log.synced(txg);
                         }
                     }
                 }
             }
         }
-        self.roots.extend(groups);
+        self.roots.extend(synced_roots);
         if count == stops_after {
             // The crash comes before the replay's end.
             return;
@@ -377,7 +377,7 @@ fn open_again(lives: &Lives, root: &LogRootPhys) -> IntentLog {
 fn many_lives(seed: u64, arena: &Arc<Arena>) {
     let mut rng = SmallRng::from_seed(seed);
     let sync_in = [4, 10, 40][rng.below(3) as usize];
-    let how = How { sync_in, large: rng.below(2) == 0 };
+    let how = LifeOptions { sync_in, large: rng.below(2) == 0 };
     let mut lives = Lives::begin(arena, how);
     let steps = rng.below(200);
     lives.live(&mut rng, steps);

@@ -1,16 +1,16 @@
-//! Notes of objects against a naive twin.
+//! Notes of objects against a naive model.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::objects::{Look, Objects, Touch};
+use super::super::objects::{CommitLookup, Objects, Touch};
 
 const MAX_BYTES: u64 = 5000;
 
-/// One object as the twin has it: bytes written, by group.
+/// One object as the model has it: bytes written, by txg.
 #[derive(Default)]
-struct Twin {
+struct Model {
     written: [BTreeSet<u64>; 2],
     others: [Vec<Touch>; 2],
 }
@@ -31,26 +31,26 @@ proptest! {
         drops in any::<bool>(),
     ) {
         let objects = Objects::new();
-        let mut twins: [Twin; 3] = Default::default();
+        let mut models: [Model; 3] = Default::default();
         let mut serial = 0;
         for (object, txg, touch) in steps {
             objects.note((txg, 1, object), touch, MAX_BYTES, || {
                 serial += 1;
                 serial
             });
-            let twin = &mut twins[object as usize];
+            let model = &mut models[object as usize];
             let slot = (txg & 1) as usize;
             match touch {
-                Touch::Write { offset, len } => twin.written[slot].extend(offset..offset + len),
-                other => twin.others[slot].push(other),
+                Touch::Write { offset, len } => model.written[slot].extend(offset..offset + len),
+                other => model.others[slot].push(other),
             }
         }
         if drops {
-            objects.drop_group(10);
+            objects.drop_txg(10);
         }
-        for (object, twin) in twins.iter().enumerate() {
+        for (object, model) in models.iter().enumerate() {
             let object = object as u64;
-            let Look::Bytes(bytes) = objects.look(1, object) else { panic!("nothing was lost") };
+            let CommitLookup::Bytes(bytes) = objects.lookup_changes(1, object) else { panic!("nothing was lost") };
             let taken = objects.take(1, object);
             let mut sum = 0;
             for txg in [10, 11u64] {
@@ -71,18 +71,18 @@ proptest! {
                         other => others.push(other),
                     }
                 }
-                prop_assert_eq!(&written, &twin.written[slot]);
-                prop_assert_eq!(&others, &twin.others[slot]);
+                prop_assert_eq!(&written, &model.written[slot]);
+                prop_assert_eq!(&others, &model.others[slot]);
                 prop_assert!(of_txg().map(|touched| touched.serial).is_sorted());
             }
             prop_assert_eq!(bytes, sum);
-            prop_assert_eq!(objects.look(1, object), Look::Bytes(0));
+            prop_assert_eq!(objects.lookup_changes(1, object), CommitLookup::Bytes(0));
         }
     }
 }
 
 #[test]
-fn what_is_too_much_is_lost_until_its_group_is_durable() {
+fn what_is_too_much_is_lost_until_its_txg_is_durable() {
     let objects = Objects::new();
     let note = |txg, offset, len| {
         objects.note((txg, 1, 1), Touch::Write { offset, len }, MAX_BYTES, || offset);
@@ -91,23 +91,23 @@ fn what_is_too_much_is_lost_until_its_group_is_durable() {
     note(11, 0, 10);
     note(10, 9000, 4000);
     note(10, 99_000, 4000);
-    assert_eq!(objects.look(1, 1), Look::Lost(10));
-    assert_eq!(objects.look(1, 2), Look::Bytes(0));
+    assert_eq!(objects.lookup_changes(1, 1), CommitLookup::Lost(10));
+    assert_eq!(objects.lookup_changes(1, 2), CommitLookup::Bytes(0));
     let taken = objects.take(1, 1);
     assert_eq!((taken.touched.len(), taken.lost_txg), (1, 10), "who takes the rest learns of it");
-    assert_eq!(objects.look(1, 1), Look::Lost(10), "and whoever comes next");
+    assert_eq!(objects.lookup_changes(1, 1), CommitLookup::Lost(10), "and whoever comes next");
     note(11, 0, 10);
-    objects.drop_group(10);
-    assert_eq!(objects.look(1, 1), Look::Bytes(10));
+    objects.drop_txg(10);
+    assert_eq!(objects.lookup_changes(1, 1), CommitLookup::Bytes(10));
     // Many small ones are too much as well.
     (0..5000).for_each(|n| note(12, n * 10, 1));
-    assert_eq!(objects.look(1, 1), Look::Lost(12));
+    assert_eq!(objects.lookup_changes(1, 1), CommitLookup::Lost(12));
     objects.forget(1, 1);
-    assert_eq!(objects.look(1, 1), Look::Bytes(0));
+    assert_eq!(objects.lookup_changes(1, 1), CommitLookup::Bytes(0));
 }
 
 #[test]
-fn the_newest_attributes_of_each_group_are_taken_unless_others_know_newer_ones() {
+fn the_newest_attributes_of_each_txg_are_taken_unless_others_know_newer_ones() {
     let objects = Objects::new();
     let taken = || {
         let attributes = objects.take(1, 1).attributes;

@@ -1,14 +1,14 @@
-//! Seeking against a naive twin: one flag a block.
+//! Seeking against a naive model: one flag a block.
 
 use forebay_base::rng::SmallRng;
 
-use super::super::pending::Slot;
+use super::super::pending::DirtySlot;
 use super::*;
 use crate::format::BlockPtrPhys;
 
 const BLOCKS: u64 = 48;
 
-fn slot(rng: &mut SmallRng) -> (Slot, bool) {
+fn slot(rng: &mut SmallRng) -> (DirtySlot, bool) {
     // A pointer that leads nowhere is a record of zeros that was written; any other one will do for data.
     let data = rng.below(3) > 0;
     let birth_txg = u64::from(data).into();
@@ -16,44 +16,44 @@ fn slot(rng: &mut SmallRng) -> (Slot, bool) {
     if data {
         ptr.copies[0] = crate::format::DvaPhys::new(crate::format::Dva { device: 0, offset: 512 });
     }
-    (Slot::Written(ptr), data)
+    (DirtySlot::Written(ptr), data)
 }
 
-/// Random changes of a group, and what they say of each block.
+/// Random changes of a txg, and what they say of each block.
 fn changes(rng: &mut SmallRng) -> (Pending, Vec<Option<bool>>) {
     let mut pending = Pending { txg: 1, ..Pending::default() };
-    let mut twin = vec![None; BLOCKS as usize];
+    let mut model = vec![None; BLOCKS as usize];
     for _ in 0..rng.below(8) {
         let start = rng.below(BLOCKS);
         let end = (start + 1 + rng.below(12)).min(BLOCKS);
         pending.free(start..end);
-        twin[start as usize..end as usize].fill(Some(false));
+        model[start as usize..end as usize].fill(Some(false));
         for _ in 0..rng.below(6) {
             let block = rng.below(BLOCKS);
             let (slot, data) = slot(rng);
             pending.blocks.insert(block, slot);
-            twin[block as usize] = Some(data);
+            model[block as usize] = Some(data);
         }
     }
-    (pending, twin)
+    (pending, model)
 }
 
 #[test]
-fn what_two_groups_say_of_each_block_is_what_a_twin_says() {
+fn what_two_txgs_say_of_each_block_is_what_the_model_says() {
     let mut rng = SmallRng::from_seed(0x5eec);
     for round in 0..2000 {
         let (newer, newer_twin) = changes(&mut rng);
         let (older, older_twin) = changes(&mut rng);
         let from = rng.below(BLOCKS);
-        let changes = [Changes::of(&newer, from), Changes::of(&older, from)];
-        let moment = Moment { tree: Tree::EMPTY, size: 0, changes };
+        let changes = [TxgChanges::of(&newer, from), TxgChanges::of(&older, from)];
+        let snapshot = ObjectSnapshot { tree: Tree::EMPTY, size: 0, changes };
         for block in from..BLOCKS {
-            let twin = |at: u64| newer_twin[at as usize].or(older_twin[at as usize]);
-            let (says, end) = moment.changed(block);
-            assert_eq!(says, twin(block), "round {round}, block {block}");
+            let model = |at: u64| newer_twin[at as usize].or(older_twin[at as usize]);
+            let (says, end) = snapshot.changed(block);
+            assert_eq!(says, model(block), "round {round}, block {block}");
             assert!(end > block);
             for same in block..end.min(BLOCKS) {
-                assert_eq!(twin(same), says, "round {round}, block {same} as {block}");
+                assert_eq!(model(same), says, "round {round}, block {same} as {block}");
             }
         }
     }

@@ -36,12 +36,12 @@ impl Reader {
     /// Reads, and says whether the first block was there.
     fn read(&mut self, first: u64, blocks: u32) -> bool {
         let hit = self.cached.contains(&first);
-        let found = if hit { Found::Hit } else { Found::Miss };
+        let found = if hit { ReadOutcome::Hit } else { ReadOutcome::Miss };
         self.read_found(first, blocks, found);
         hit
     }
 
-    fn read_found(&mut self, first: u64, blocks: u32, found: Found) {
+    fn read_found(&mut self, first: u64, blocks: u32, found: ReadOutcome) {
         self.now_ns += 1000;
         self.read += u64::from(blocks);
         self.cached.extend(first..first + u64::from(blocks));
@@ -144,13 +144,13 @@ fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
     }
     assert!(ahead(&reader) - 200 <= 8, "the ramp is 1 MiB");
     for block in 200..300 {
-        reader.read_found(block, 1, Found::InFlight);
+        reader.read_found(block, 1, ReadOutcome::InFlight);
     }
     let far = ahead(&reader) - 300;
     assert!((32..=64).contains(&far), "{far} blocks");
     // What was read ahead is gone: less of it.
     for block in 300..310 {
-        reader.read_found(block, 1, Found::Miss);
+        reader.read_found(block, 1, ReadOutcome::Miss);
     }
     assert!(ahead(&reader) - 310 <= 64);
     assert!(reader.sum(PrefetchCounters::LOST) > 0);
@@ -219,7 +219,7 @@ proptest! {
                 1 => at.saturating_sub(rng.below(4)),
                 _ => (at + [1, 1, 2, 17][rng.below(4) as usize]) % end_block,
             };
-            let found = [Found::Hit, Found::InFlight, Found::Miss][rng.below(3) as usize];
+            let found = [ReadOutcome::Hit, ReadOutcome::InFlight, ReadOutcome::Miss][rng.below(3) as usize];
             let blocks = 1 + rng.below(3).min(end_block - at - 1) as u32;
             reader.now_ns += rng.below(2_000_000_000);
             reader.read_found(at, blocks, found);

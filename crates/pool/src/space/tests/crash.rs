@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::world::{World, check_used, span};
+use super::fixture::{World, check_used, span};
 use crate::ErrorKind;
 use crate::format::SpaceRootPhys;
 use crate::space::{DeviceSpan, SpaceCounters};
@@ -11,7 +11,7 @@ fn spans(devices: u16, bytes: u64) -> Vec<DeviceSpan> {
     (0..devices).map(|device| span(device * 3, 256 << 10, bytes)).collect()
 }
 
-/// A group of random work.
+/// A txg of random work.
 fn work(world: &mut World, operations: u64, fill: u64) {
     world.begin();
     for _ in 0..operations {
@@ -42,14 +42,14 @@ fn import(world: &mut World, back: usize) {
     world.live.retain(|(places, _)| {
         places.iter().filter_map(|place| place.get()).all(|dva| used.contains_key(&dva))
     });
-    // What the abandoned groups freed is in use again; the twin just keeps it for ever.
+    // What the abandoned txgs freed is in use again; the model just keeps it for ever.
 }
 
 fn crash_everywhere(seed: u64, devices: u16, bytes: u64, sector: u64) {
     let mut world = World::new(&spans(devices, bytes), sector, seed);
-    for group in 0..60 {
+    for txg in 0..60 {
         let operations = world.rng.below(150);
-        let fill = if group % 20 < 12 { 70 } else { 30 };
+        let fill = if txg % 20 < 12 { 70 } else { 30 };
         work(&mut world, operations, fill);
         for root in world.roots.iter().rev().take(3) {
             world.check(root);
@@ -121,7 +121,7 @@ fn the_log_stays_short() {
         world.roots.drain(..world.roots.len().saturating_sub(4));
     }
     assert!(most <= 70, "{most} records");
-    assert!(oldest <= 80, "a record of {oldest} groups ago");
+    assert!(oldest <= 80, "a record of {oldest} txgs ago");
     assert!(size_of::<SpaceRootPhys>() <= 1024);
 }
 
@@ -129,12 +129,12 @@ fn the_log_stays_short() {
 fn many_entries_make_bases_due() {
     let mut world = World::new(&spans(1, 512 << 20), 512, 5);
     let mut written = 0;
-    for group in 0..40 {
+    for txg in 0..40 {
         world.begin();
         for _ in 0..4000 {
-            world.allocate(512, 1).expect("there is room");
-            world.allocate(1024, 1).expect("there is room");
-            if group > 2 {
+            world.allocate(512, 1).expect("there is space");
+            world.allocate(1024, 1).expect("there is space");
+            if txg > 2 {
                 world.free_one();
                 world.free_one();
             }

@@ -3,9 +3,9 @@
 use forebay_base::rng::SmallRng;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::world::{Disk, Reader, World, Writer, span};
+use super::fixture::{Disk, Reader, World, Writer, span};
 use crate::format::{Dva, SpaceRootPhys};
-use crate::space::{DeviceSpan, Space, Walked};
+use crate::space::{DeviceSpan, Space, WalkedRanges};
 use crate::store::Allocate;
 use crate::{ErrorKind, Result};
 
@@ -30,7 +30,7 @@ fn aged(seed: u64) -> World {
 fn exercise(root: &SpaceRootPhys, spans: &[DeviceSpan], disk: &Disk) -> Result<()> {
     let mut space = Space::load(root, spans, Box::new(Reader(disk.clone(), false)))?;
     let mut writer = Writer(disk.clone());
-    let mut walked = Walked::new(&space);
+    let mut walked = WalkedRanges::new(&space);
     if let Err(error) = space.own_blocks(|pointer| walked.mark_block(pointer)) {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     } else {
@@ -178,7 +178,7 @@ fn a_check_finds_what_is_wrong() {
     }
     let outside = Dva { device: 0, offset: 100 << 20 };
 
-    let mut walked = Walked::new(&world.space);
+    let mut walked = WalkedRanges::new(&world.space);
     places.iter().filter(|place| **place != leaked).for_each(|it| walked.mark(it.0, it.1));
     walked.mark(double.0, 512);
     walked.mark(free[0], 512);

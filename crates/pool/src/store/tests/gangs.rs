@@ -2,7 +2,7 @@
 
 use forebay_cache::Attributes;
 
-use super::{block_cache, props, rig_over};
+use super::{block_cache, fixture_over, props};
 use crate::error::ErrorKind;
 use crate::format::gang::{GangPhys, gang_capacity, read_gang, write_gang};
 use crate::format::{BlockPtrPhys, Compression};
@@ -13,92 +13,94 @@ use zerocopy::little_endian::U64;
 #[test]
 fn pieces_of_all_sizes_come_back() {
     for (sector, copies) in [(512, 1), (512, 2), (4096, 1), (4096, 2)] {
-        let mut rig = rig_over(block_cache(64 << 20), 2, sector);
+        let mut fixture = fixture_over(block_cache(64 << 20), 2, sector);
         let sector = u64::from(sector);
         for largest in [sector, 2 * sector, 7 * sector] {
-            rig.space.largest = largest;
+            fixture.space.largest = largest;
             for sectors in [1, 2, 3, 8, 60, 256] {
-                let before = rig.space.out_bytes();
+                let before = fixture.space.out_bytes();
                 let len = (sectors * sector - 100) as usize;
-                let (bp, content) = rig.write(len, &props(copies, Compression::Off));
+                let (bp, content) = fixture.write(len, &props(copies, Compression::Off));
                 assert_eq!(bp.is_gang(), sectors * sector > largest);
-                rig.store.finish_writes().unwrap();
-                rig.forget(&bp);
-                assert_eq!(rig.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+                fixture.store.finish_writes().unwrap();
+                fixture.forget(&bp);
+                assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
                 (0..copies).for_each(|n| {
-                    assert_eq!(rig.store.read_copy(&bp, n).unwrap()[..], content);
+                    assert_eq!(fixture.store.read_copy(&bp, n).unwrap()[..], content);
                 });
-                let taken = rig.space.out_bytes() - before;
-                assert_eq!(rig.pieces(&bp).iter().map(|piece| piece.1).sum::<u64>(), taken);
-                rig.store.free(&bp, &mut rig.space).unwrap();
-                assert_eq!(rig.space.out_bytes(), before);
+                let taken = fixture.space.out_bytes() - before;
+                assert_eq!(fixture.pieces(&bp).iter().map(|piece| piece.1).sum::<u64>(), taken);
+                fixture.store.free(&bp, &mut fixture.space).unwrap();
+                assert_eq!(fixture.space.out_bytes(), before);
             }
         }
-        rig.audit();
+        fixture.audit();
     }
 }
 
 #[test]
 fn the_largest_block_in_the_smallest_pieces() {
-    let mut rig = rig_over(block_cache(128 << 20), 2, 512);
-    rig.space.largest = 512;
-    let (bp, content) = rig.write(16 << 20, &props(1, Compression::Off));
-    rig.store.finish_writes().unwrap();
-    rig.forget(&bp);
-    assert!(rig.store.read(&bp, Attributes::DATA).unwrap()[..] == content);
-    rig.audit();
+    let mut fixture = fixture_over(block_cache(128 << 20), 2, 512);
+    fixture.space.largest = 512;
+    let (bp, content) = fixture.write(16 << 20, &props(1, Compression::Off));
+    fixture.store.finish_writes().unwrap();
+    fixture.forget(&bp);
+    assert!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..] == content);
+    fixture.audit();
 }
 
 #[test]
-fn without_room_all_is_given_back() {
-    let mut rig = rig_over(block_cache(64 << 20), 1, 512);
-    rig.space.largest = 1024;
+fn without_space_all_is_given_back() {
+    let mut fixture = fixture_over(block_cache(64 << 20), 1, 512);
+    fixture.space.largest = 1024;
     for left in (0..=32).map(|n| n * 1024) {
-        rig.space.left = left;
-        let content = rig.content(32 << 10);
-        let error =
-            rig.store.write_new(content, &props(1, Compression::Off), &mut rig.space).unwrap_err();
+        fixture.space.left = left;
+        let content = fixture.content(32 << 10);
+        let error = fixture
+            .store
+            .write_new(content, &props(1, Compression::Off), &mut fixture.space)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
-        assert_eq!((rig.space.out_bytes(), rig.space.left), (0, left));
+        assert_eq!((fixture.space.out_bytes(), fixture.space.left), (0, left));
     }
-    rig.audit();
+    fixture.audit();
 }
 
 #[test]
 fn rot_anywhere_in_a_gang_is_healed() {
-    let mut rig = rig_over(block_cache(64 << 20), 2, 512);
-    rig.space.largest = 1024;
-    let (bp, content) = rig.write(64 << 10, &props(2, Compression::Lz4));
-    rig.store.finish_writes().unwrap();
-    let extents = rig.pieces(&bp);
+    let mut fixture = fixture_over(block_cache(64 << 20), 2, 512);
+    fixture.space.largest = 1024;
+    let (bp, content) = fixture.write(64 << 10, &props(2, Compression::Lz4));
+    fixture.store.finish_writes().unwrap();
+    let extents = fixture.pieces(&bp);
     for (dva, bytes) in &extents {
-        rig.forget(&bp);
-        rig.rot(*dva, *bytes);
+        fixture.forget(&bp);
+        fixture.rot(*dva, *bytes);
         // First copies are found by reading; the others by a scrub.
-        assert_eq!(rig.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+        assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
         for n in 0..2 {
-            if rig.store.read_copy(&bp, n).is_err() {
-                rig.store.heal(&bp, n).unwrap();
+            if fixture.store.read_copy(&bp, n).is_err() {
+                fixture.store.heal(&bp, n).unwrap();
             }
-            assert_eq!(rig.store.read_copy(&bp, n).unwrap()[..], content);
+            assert_eq!(fixture.store.read_copy(&bp, n).unwrap()[..], content);
         }
     }
-    assert_eq!(rig.counted(StoreCounters::HEALED), extents.len() as u64);
-    rig.audit();
+    assert_eq!(fixture.counted(StoreCounters::HEALED), extents.len() as u64);
+    fixture.audit();
 }
 
 #[test]
 fn hostile_gangs_are_errors() {
-    let mut rig = rig_over(block_cache(64 << 20), 1, 512);
-    rig.space.largest = 1024;
+    let mut fixture = fixture_over(block_cache(64 << 20), 1, 512);
+    fixture.space.largest = 1024;
     let seed = 8;
     println!("seed {seed}");
     let mut rng = SmallRng::from_seed(seed);
-    let (bp, content) = rig.write(6 << 10, &props(1, Compression::Off));
-    rig.store.finish_writes().unwrap();
+    let (bp, content) = fixture.write(6 << 10, &props(1, Compression::Off));
+    fixture.store.finish_writes().unwrap();
     let at = bp.dvas().next().unwrap();
-    let buffer = rig.store.cache().alloc(512).unwrap();
-    let sector = rig.store.devices().read(at, buffer, forebay_io::Priority::SyncRead).unwrap();
+    let buffer = fixture.store.cache().alloc(512).unwrap();
+    let sector = fixture.store.devices().read(at, buffer, forebay_io::Priority::SyncRead).unwrap();
     let pieces = read_gang(&sector, 5, &bp.checksum).unwrap();
     for _ in 0..2000 {
         let mut pieces = pieces.clone();
@@ -112,17 +114,17 @@ fn hostile_gangs_are_errors() {
             // A circle.
             pieces[other] = BlockPtrPhys { logical_bytes: pieces[other].logical_bytes, ..bp };
         }
-        let mut sector = rig.store.cache().alloc(512).unwrap();
+        let mut sector = fixture.store.cache().alloc(512).unwrap();
         let birth_txg = U64::new(5);
         let head = GangPhys { birth_txg, whole: bp.checksum, ..GangPhys::default() };
         write_gang(&mut sector, head, &pieces);
-        rig.store.devices().write(at, sector, forebay_io::Priority::SyncWrite).unwrap();
-        if let Ok(found) = rig.store.read_uncached(&bp) {
+        fixture.store.devices().write(at, sector, forebay_io::Priority::SyncWrite).unwrap();
+        if let Ok(found) = fixture.store.read_uncached(&bp) {
             assert_eq!(found[..], content);
         }
-        drop(rig.store.for_each_piece(&bp, &mut |_, _| ()));
+        drop(fixture.store.for_each_piece(&bp, &mut |_, _| ()));
     }
-    rig.audit();
+    fixture.audit();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Second levels of the store, as doubles in memory.
+//! L2 caches of the store, as mocks in memory.
 
 use std::collections::HashMap;
 
@@ -8,15 +8,15 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::{Attributes, Candidate, Class, Filler, OwnerCaching, SecondLevel};
 use forebay_io::fault::{Fault, Rule};
 
-use super::{Rig, block_cache, props, rig_over};
+use super::{Fixture, block_cache, fixture_over, props};
 use crate::block_cache::BlockCache;
 use crate::block_key::BlockKey;
+use crate::blocking::non_blocking;
 use crate::format::{BlockPtrPhys, CacheMode, Compression};
-use crate::l2::{CacheLevel, Wanted};
+use crate::l2::{ClassAdmission, L2Cache};
 use crate::store::counters::StoreCounters;
-use crate::waiting::without_waiting;
 
-struct Double {
+struct MockL2 {
     cache: Arc<BlockCache>,
     stored: Mutex<HashMap<BlockKey, Vec<u8>>>,
     asked: AtomicU64,
@@ -24,13 +24,13 @@ struct Double {
     withdraws: Mutex<u64>,
 }
 
-impl Double {
+impl MockL2 {
     fn new(cache: &Arc<BlockCache>) -> Arc<Self> {
         Arc::new(Self {
             cache: Arc::clone(cache),
-            stored: Mutex::named("second-double", HashMap::new()),
+            stored: Mutex::named("l2-mock", HashMap::new()),
             asked: AtomicU64::new(0),
-            withdraws: Mutex::named("second-double-withdraws", 0),
+            withdraws: Mutex::named("l2-mock-withdraws", 0),
         })
     }
 
@@ -50,7 +50,7 @@ impl Double {
     }
 }
 
-impl SecondLevel<BlockKey, Buffer> for Double {
+impl SecondLevel<BlockKey, Buffer> for MockL2 {
     fn offer(&self, candidates: Vec<Candidate<BlockKey, Buffer>>) {
         for writing in candidates.into_iter().filter_map(Candidate::write) {
             let (key, content) = (*writing.key(), writing.to_vec());
@@ -81,7 +81,7 @@ impl SecondLevel<BlockKey, Buffer> for Double {
     }
 }
 
-impl CacheLevel for Double {
+impl L2Cache for MockL2 {
     fn memory_bytes(&self) -> u64 {
         1 << 20
     }
@@ -92,155 +92,155 @@ impl CacheLevel for Double {
     }
 }
 
-fn rig_with_double() -> (Rig, Arc<Double>) {
+fn fixture_with_mock() -> (Fixture, Arc<MockL2>) {
     let cache = block_cache(64 << 20);
-    let rig = rig_over(Arc::clone(&cache), 2, 512);
-    let double = Double::new(&cache);
-    rig.store.levels().attach(Arc::clone(&double) as Arc<dyn CacheLevel>);
-    (rig, double)
+    let fixture = fixture_over(Arc::clone(&cache), 2, 512);
+    let mock = MockL2::new(&cache);
+    fixture.store.l2().attach(Arc::clone(&mock) as Arc<dyn L2Cache>);
+    (fixture, mock)
 }
 
-fn end(rig: Rig, double: &Arc<Double>) {
-    assert!(rig.store.levels().detach(&(Arc::clone(double) as Arc<dyn CacheLevel>)));
-    assert!(!rig.store.levels().detach(&(Arc::clone(double) as Arc<dyn CacheLevel>)));
-    rig.audit();
+fn end(fixture: Fixture, mock: &Arc<MockL2>) {
+    assert!(fixture.store.l2().detach(&(Arc::clone(mock) as Arc<dyn L2Cache>)));
+    assert!(!fixture.store.l2().detach(&(Arc::clone(mock) as Arc<dyn L2Cache>)));
+    fixture.audit();
 }
 
-/// A block that RAM does not have, and the level does.
-fn cold(rig: &mut Rig, double: &Double) -> (BlockPtrPhys, Vec<u8>) {
-    let (bp, content) = rig.write(16 << 10, &props(2, Compression::Lz4));
-    rig.store.finish_writes().unwrap();
-    rig.forget(&bp);
-    double.put(rig.store.key(&bp), &content);
+/// A block that RAM does not have, and the L2 does.
+fn cold(fixture: &mut Fixture, mock: &MockL2) -> (BlockPtrPhys, Vec<u8>) {
+    let (bp, content) = fixture.write(16 << 10, &props(2, Compression::Lz4));
+    fixture.store.finish_writes().unwrap();
+    fixture.forget(&bp);
+    mock.put(fixture.store.key(&bp), &content);
     (bp, content)
 }
 
-fn device_reads(rig: &Rig) -> u64 {
-    rig.counted(StoreCounters::READS)
+fn device_reads(fixture: &Fixture) -> u64 {
+    fixture.counted(StoreCounters::READS)
 }
 
 #[test]
-fn what_a_level_has_is_read_from_there() {
-    let (mut rig, double) = rig_with_double();
-    let (bp, content) = cold(&mut rig, &double);
-    assert_eq!(double.asked(), 0, "a level cannot have what is only being written");
-    for device in &rig.faults {
+fn what_an_l2_has_is_read_from_there() {
+    let (mut fixture, mock) = fixture_with_mock();
+    let (bp, content) = cold(&mut fixture, &mock);
+    assert_eq!(mock.asked(), 0, "an L2 cannot have what is only being written");
+    for device in &fixture.faults {
         device.add(Rule::new(Fault::Error(5)));
     }
-    assert_eq!(rig.store.read(&bp, Attributes::DATA).unwrap()[..], content);
-    assert_eq!(device_reads(&rig), 0);
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    assert_eq!(device_reads(&fixture), 0);
     // Without waiting too.
-    rig.store.cache().cache().flush();
-    let found = without_waiting(|| rig.store.read(&bp, Attributes::DATA)).unwrap();
+    fixture.store.cache().cache().flush();
+    let found = non_blocking(|| fixture.store.read(&bp, Attributes::DATA)).unwrap();
     assert_eq!(found[..], content);
     drop(found);
-    rig.faults.iter().for_each(|device| device.clear());
-    end(rig, &double);
+    fixture.faults.iter().for_each(|device| device.clear());
+    end(fixture, &mock);
 }
 
 #[test]
-fn a_load_that_a_level_gives_up_is_read_from_the_device() {
-    let (mut rig, double) = rig_with_double();
-    let (bp, content) = cold(&mut rig, &double);
+fn a_load_that_an_l2_gives_up_is_read_from_the_device() {
+    let (mut fixture, mock) = fixture_with_mock();
+    let (bp, content) = cold(&mut fixture, &mock);
     for times in [1, 3, u64::MAX] {
-        *double.withdraws.lock() = times;
-        let (asked, reads) = (double.asked(), device_reads(&rig));
-        assert_eq!(rig.store.read(&bp, Attributes::DATA).unwrap()[..], content);
-        let asked = double.asked() - asked;
+        *mock.withdraws.lock() = times;
+        let (asked, reads) = (mock.asked(), device_reads(&fixture));
+        assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+        let asked = mock.asked() - asked;
         // Once more than it gave up, and then it answered; or it was passed over.
         assert_eq!(asked, times.saturating_add(1).min(4));
-        assert_eq!(device_reads(&rig) - reads, u64::from(times > 3));
-        rig.store.cache().cache().flush();
+        assert_eq!(device_reads(&fixture) - reads, u64::from(times > 3));
+        fixture.store.cache().cache().flush();
     }
     // Who does not wait is told that the block has not come, and asks again.
-    *double.withdraws.lock() = 2;
-    let told = Arc::new(Mutex::named("second-double", Vec::new()));
+    *mock.withdraws.lock() = 2;
+    let results = Arc::new(Mutex::named("l2-mock", Vec::new()));
     for _ in 0..3 {
-        let told = Arc::clone(&told);
-        rig.store.fetch(&bp, Attributes::DATA, Box::new(move |came| told.lock().push(came)));
+        let results = Arc::clone(&results);
+        fixture.store.fetch(&bp, Attributes::DATA, Box::new(move |came| results.lock().push(came)));
     }
-    assert_eq!(*told.lock(), [false, false, true]);
-    rig.store.cache().cache().flush();
-    *double.withdraws.lock() = 1;
-    let told = Arc::new(Mutex::named("second-double", Vec::new()));
-    let tell = Arc::clone(&told);
-    rig.store.prefetch(&bp, Attributes::DATA, Box::new(move |came| tell.lock().push(came)));
-    assert_eq!(*told.lock(), [false]);
-    assert_eq!(rig.store.read(&bp, Attributes::DATA).unwrap()[..], content);
-    *double.withdraws.lock() = 0;
-    end(rig, &double);
+    assert_eq!(*results.lock(), [false, false, true]);
+    fixture.store.cache().cache().flush();
+    *mock.withdraws.lock() = 1;
+    let results = Arc::new(Mutex::named("l2-mock", Vec::new()));
+    let tell = Arc::clone(&results);
+    fixture.store.prefetch(&bp, Attributes::DATA, Box::new(move |came| tell.lock().push(came)));
+    assert_eq!(*results.lock(), [false]);
+    assert_eq!(fixture.store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    *mock.withdraws.lock() = 0;
+    end(fixture, &mock);
 }
 
 #[test]
 fn what_ram_lets_go_of_is_offered_and_found_again() {
     let cache = block_cache(8 << 20);
-    let mut rig = rig_over(Arc::clone(&cache), 1, 512);
-    let double = Double::new(&cache);
-    rig.store.levels().attach(Arc::clone(&double) as Arc<dyn CacheLevel>);
-    assert_eq!(cache.second_memory_bytes(), 1 << 20);
+    let mut fixture = fixture_over(Arc::clone(&cache), 1, 512);
+    let mock = MockL2::new(&cache);
+    fixture.store.l2().attach(Arc::clone(&mock) as Arc<dyn L2Cache>);
+    assert_eq!(cache.l2_memory_bytes(), 1 << 20);
     let blocks: Vec<_> =
-        (0..150).map(|_| rig.write(128 << 10, &props(1, Compression::Off))).collect();
-    rig.store.finish_writes().unwrap();
-    let stored = double.stored.lock().len();
+        (0..150).map(|_| fixture.write(128 << 10, &props(1, Compression::Off))).collect();
+    fixture.store.finish_writes().unwrap();
+    let stored = mock.stored.lock().len();
     assert!(stored > 50, "{stored} of {} blocks were offered", blocks.len());
-    let reads = device_reads(&rig);
+    let reads = device_reads(&fixture);
     for (bp, content) in &blocks {
-        assert_eq!(rig.store.read(bp, Attributes::DATA).unwrap()[..], content[..]);
+        assert_eq!(fixture.store.read(bp, Attributes::DATA).unwrap()[..], content[..]);
     }
-    let (asked, reads) = (double.asked(), device_reads(&rig) - reads);
+    let (asked, reads) = (mock.asked(), device_reads(&fixture) - reads);
     assert!(reads < asked, "{reads} of {asked} misses went to the device");
-    end(rig, &double);
-    assert_eq!(cache.second_memory_bytes(), 0);
+    end(fixture, &mock);
+    assert_eq!(cache.l2_memory_bytes(), 0);
 }
 
 #[test]
-fn pools_that_share_a_cache_have_levels_of_their_own() {
+fn pools_that_share_a_cache_have_l2s_of_their_own() {
     let cache = block_cache(64 << 20);
-    let mut rigs = [0, 1].map(|_| rig_over(Arc::clone(&cache), 1, 512));
-    let doubles = [0, 1].map(|_| Double::new(&cache));
-    for (rig, double) in rigs.iter().zip(&doubles) {
-        rig.store.levels().attach(Arc::clone(double) as Arc<dyn CacheLevel>);
+    let mut fixtures = [0, 1].map(|_| fixture_over(Arc::clone(&cache), 1, 512));
+    let doubles = [0, 1].map(|_| MockL2::new(&cache));
+    for (fixture, mock) in fixtures.iter().zip(&doubles) {
+        fixture.store.l2().attach(Arc::clone(mock) as Arc<dyn L2Cache>);
     }
-    let (bp, content) = cold(&mut rigs[0], &doubles[0]);
+    let (bp, content) = cold(&mut fixtures[0], &doubles[0]);
     // The same address and birth in the other pool, under its own owner.
-    rigs[1].store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
+    fixtures[1].store.read(&bp, Attributes::DATA).map(drop).unwrap_err();
     assert_eq!((doubles[0].asked(), doubles[1].asked()), (0, 1));
-    assert_eq!(rigs[0].store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    assert_eq!(fixtures[0].store.read(&bp, Attributes::DATA).unwrap()[..], content);
     assert_eq!((doubles[0].asked(), doubles[1].asked()), (1, 1));
-    // A second level of a pool is asked when the first has nothing.
-    let more = Double::new(&cache);
-    rigs[0].store.levels().attach(Arc::clone(&more) as Arc<dyn CacheLevel>);
-    rigs[0].forget(&bp);
+    // An L2 of a pool is asked when the first has nothing.
+    let more = MockL2::new(&cache);
+    fixtures[0].store.l2().attach(Arc::clone(&more) as Arc<dyn L2Cache>);
+    fixtures[0].forget(&bp);
     assert!(doubles[0].stored.lock().is_empty(), "all are told what is to be forgotten");
-    more.put(rigs[0].store.key(&bp), &content);
-    assert_eq!(rigs[0].store.read(&bp, Attributes::DATA).unwrap()[..], content);
-    rigs[0].store.levels().detach(&(Arc::clone(&more) as Arc<dyn CacheLevel>));
-    for (rig, double) in rigs.into_iter().zip(&doubles) {
-        end(rig, double);
+    more.put(fixtures[0].store.key(&bp), &content);
+    assert_eq!(fixtures[0].store.read(&bp, Attributes::DATA).unwrap()[..], content);
+    fixtures[0].store.l2().detach(&(Arc::clone(&more) as Arc<dyn L2Cache>));
+    for (fixture, mock) in fixtures.into_iter().zip(&doubles) {
+        end(fixture, mock);
     }
-    assert!(!cache.second().is_active());
+    assert!(!cache.l2().is_active());
 }
 
 #[test]
-fn owners_say_what_goes_to_levels() {
-    let (mut rig, double) = rig_with_double();
-    let levels = Arc::clone(rig.store.levels());
-    let owner = rig.store.cache().cache().open_owner(OwnerCaching::All).unwrap().into_id();
-    let other = rig.store.with_owner(owner, CacheMode::Metadata);
-    assert_eq!(levels.wants(rig.store.owner(), Class::Data), Wanted::Yes);
-    assert_eq!(levels.wants(owner, Class::Metadata), Wanted::Yes);
-    assert_eq!(levels.wants(owner, Class::Data), Wanted::NotThisClass);
-    other.set_second(CacheMode::None);
-    assert_eq!(levels.wants(owner, Class::Metadata), Wanted::Nothing);
-    assert!(levels.has(owner));
+fn owners_say_what_goes_to_l2s() {
+    let (mut fixture, mock) = fixture_with_mock();
+    let l2 = Arc::clone(fixture.store.l2());
+    let owner = fixture.store.cache().cache().open_owner(OwnerCaching::All).unwrap().into_id();
+    let other = fixture.store.with_owner(owner, CacheMode::Metadata);
+    assert_eq!(l2.admission(fixture.store.owner(), Class::Data), ClassAdmission::Admitted);
+    assert_eq!(l2.admission(owner, Class::Metadata), ClassAdmission::Admitted);
+    assert_eq!(l2.admission(owner, Class::Data), ClassAdmission::ClassExcluded);
+    other.set_l2_mode(CacheMode::None);
+    assert_eq!(l2.admission(owner, Class::Metadata), ClassAdmission::OwnerExcluded);
+    assert!(l2.has(owner));
     drop(other);
-    assert!(!levels.has(owner));
-    assert_eq!(levels.wants(owner, Class::Metadata), Wanted::Nothing);
-    let (bp, _) = cold(&mut rig, &double);
+    assert!(!l2.has(owner));
+    assert_eq!(l2.admission(owner, Class::Metadata), ClassAdmission::OwnerExcluded);
+    let (bp, _) = cold(&mut fixture, &mock);
     // On the device the key has no owner, and what is not durable yet is not written.
-    assert_eq!(rig.store.key(&bp).birth(), 5);
-    levels.note_durable(4);
-    levels.note_durable(3);
-    assert_eq!(levels.durable(), 4);
-    end(rig, &double);
+    assert_eq!(fixture.store.key(&bp).birth(), 5);
+    l2.note_durable(4);
+    l2.note_durable(3);
+    assert_eq!(l2.durable(), 4);
+    end(fixture, &mock);
 }

@@ -3,9 +3,9 @@
 mod codec;
 mod gangs;
 mod l2;
-mod line;
 mod readers;
 mod reads;
+mod worker_pool;
 mod writes;
 
 use std::collections::BTreeMap;
@@ -33,14 +33,14 @@ pub(super) struct TestSpace {
     pub(super) largest: u64,
     /// Bytes that may still be given out.
     pub(super) left: u64,
-    turn: usize,
+    next_device: usize,
     pub(super) out: BTreeMap<(u16, u64), u64>,
 }
 
 impl TestSpace {
     pub(super) fn new(devices: usize) -> Self {
         let (next, out) = (vec![LABEL_BYTES; devices], BTreeMap::new());
-        Self { next, largest: u64::MAX, left: u64::MAX, turn: 0, out }
+        Self { next, largest: u64::MAX, left: u64::MAX, next_device: 0, out }
     }
 
     pub(super) fn out_bytes(&self) -> u64 {
@@ -52,13 +52,13 @@ impl Allocate for TestSpace {
     fn allocate(&mut self, bytes: u64, copies: usize) -> Result<[DvaPhys; 2]> {
         let needed = bytes * copies as u64;
         if bytes > self.largest || needed > self.left {
-            return Err(Error::new(ErrorKind::NoSpace, "no room"));
+            return Err(Error::new(ErrorKind::NoSpace, "no space"));
         }
         self.left -= needed;
         let mut places = [DvaPhys::NONE; 2];
         for place in &mut places[..copies] {
-            let device = self.turn % self.next.len();
-            self.turn += 1;
+            let device = self.next_device % self.next.len();
+            self.next_device += 1;
             let offset = self.next[device];
             self.next[device] += bytes;
             assert!(self.next[device] <= DEVICE_BYTES - LABEL_BYTES, "the test's devices are full");
@@ -75,7 +75,7 @@ impl Allocate for TestSpace {
     }
 }
 
-pub(super) struct Rig {
+pub(super) struct Fixture {
     pub(super) store: Store,
     pub(super) space: TestSpace,
     pub(super) faults: Vec<Arc<FaultDevice>>,
@@ -89,17 +89,17 @@ pub(super) fn block_cache(bytes: u64) -> Arc<BlockCache> {
 }
 
 /// A store over `count` devices of sectors of `sector_bytes`.
-pub(super) fn rig_over(cache: Arc<BlockCache>, count: usize, sector_bytes: u32) -> Rig {
-    rig_with(cache, count, sector_bytes, OwnerCaching::All, 0)
+pub(super) fn fixture_over(cache: Arc<BlockCache>, count: usize, sector_bytes: u32) -> Fixture {
+    fixture_with(cache, count, sector_bytes, OwnerCaching::All, 0)
 }
 
-pub(super) fn rig_with(
+pub(super) fn fixture_with(
     cache: Arc<BlockCache>,
     count: usize,
     sector_bytes: u32,
     caching: OwnerCaching,
     latency_ns: u64,
-) -> Rig {
+) -> Fixture {
     let options = MemoryOptions { sector_bytes, latency_ns, lanes: 1, ..MemoryOptions::default() };
     let new = |n| MemoryDevice::new(&format!("memory{n}"), DEVICE_BYTES, &options).unwrap();
     let media: Vec<_> = (0..count).map(|n| Arc::new(new(n))).collect();
@@ -114,11 +114,11 @@ pub(super) fn rig_with(
     let owner = cache.cache().open_owner(caching).unwrap().into_id();
     let store = Store::new(Arc::new(devices), cache, owner, false, 8 << 20);
     let (space, rng) = (TestSpace::new(count), SmallRng::from_seed(11));
-    Rig { store, space, faults, media, rng }
+    Fixture { store, space, faults, media, rng }
 }
 
-pub(super) fn rig(count: usize) -> Rig {
-    rig_over(block_cache(64 << 20), count, 512)
+pub(super) fn fixture(count: usize) -> Fixture {
+    fixture_over(block_cache(64 << 20), count, 512)
 }
 
 pub(super) fn props(copies: usize, compression: Compression) -> WriteProps {
@@ -133,7 +133,7 @@ pub(super) fn props(copies: usize, compression: Compression) -> WriteProps {
     }
 }
 
-impl Rig {
+impl Fixture {
     /// Bytes that compress to about a third.
     pub(super) fn content(&mut self, len: usize) -> Buffer {
         let mut buffer = self.store.cache().alloc(len).unwrap();
@@ -188,7 +188,7 @@ impl Rig {
     pub(super) fn audit(self) {
         self.store.finish_writes().unwrap();
         assert_eq!(self.store.shared.writing.len(), 0);
-        assert_eq!(self.store.flight_bytes(), 0);
+        assert_eq!(self.store.in_flight_bytes(), 0);
         let (cache, owner) = (Arc::clone(self.store.cache()), self.store.owner());
         self.store.devices().drain();
         drop(self.store);

@@ -5,7 +5,7 @@ use forebay_base::sync::{Arc, Mutex, thread};
 use forebay_io::fault::{Fault, Rule};
 use forebay_io::{Op, Priority};
 
-use super::{Rig, props, rig};
+use super::{Fixture, fixture, props};
 use crate::format::{BlockPtrPhys, Compression};
 use crate::store::counters::StoreCounters;
 use crate::store::readers::Readers;
@@ -70,13 +70,13 @@ fn nothing_is_used_again_under_a_reader() {
 /// block.
 #[test]
 fn healing_never_writes_over_what_came_after() {
-    let mut rig = rig(2);
-    let places = [0, 1].map(|_| rig.space.allocate(16 << 10, 2).unwrap());
+    let mut fixture = fixture(2);
+    let places = [0, 1].map(|_| fixture.space.allocate(16 << 10, 2).unwrap());
     let props = |txg| WriteProps { txg, cache: None, ..props(2, Compression::Off) };
     let newest = Arc::new(Mutex::named("test", None::<(BlockPtrPhys, Vec<u8>)>));
     let ended = Arc::new(AtomicU64::new(0));
-    for device in &rig.faults {
-        // Healing can last as long as several groups.
+    for device in &fixture.faults {
+        // Healing can last as long as several txgs.
         let delay = |micros| Fault::Delay(std::time::Duration::from_micros(micros));
         device.add(Rule::new(delay(1000)).on(Op::Write).at(Priority::SyncWrite));
         device.add(Rule::new(delay(100)).on(Op::Flush));
@@ -85,7 +85,7 @@ fn healing_never_writes_over_what_came_after() {
     let threads: Vec<_> = (0..3)
         .map(|_| {
             let (store, newest, ended) =
-                (rig.store.clone(), Arc::clone(&newest), Arc::clone(&ended));
+                (fixture.store.clone(), Arc::clone(&newest), Arc::clone(&ended));
             let read = move || {
                 while ended.load(Ordering::SeqCst) == 0 {
                     let reading = store.readers().enter();
@@ -101,27 +101,27 @@ fn healing_never_writes_over_what_came_after() {
         })
         .collect();
     let mut written: Vec<(BlockPtrPhys, Vec<u8>)> = Vec::new();
-    let intact = |rig: &Rig, (bp, content): &(BlockPtrPhys, Vec<u8>)| {
-        bp.dvas().all(|dva| rig.raw(dva, content.len() as u64)[..] == content[..])
+    let intact = |fixture: &Fixture, (bp, content): &(BlockPtrPhys, Vec<u8>)| {
+        bp.dvas().all(|dva| fixture.raw(dva, content.len() as u64)[..] == content[..])
     };
     for txg in 1..200 {
         if let Some(older) = written.len().checked_sub(2) {
-            assert!(intact(&rig, &written[older]), "before group {txg}");
+            assert!(intact(&fixture, &written[older]), "before txg {txg}");
         }
-        let content = rig.content(16 << 10);
+        let content = fixture.content(16 << 10);
         let bytes = content.to_vec();
         let place = places[txg as usize % 2];
-        let bp = rig.store.write_at(place, content, &props(txg)).unwrap();
-        rig.store.finish_writes().unwrap();
+        let bp = fixture.store.write_at(place, content, &props(txg)).unwrap();
+        fixture.store.finish_writes().unwrap();
         *newest.lock() = Some((bp, bytes.clone()));
         // From here on nobody takes the older pointer, and nobody has it when this returns.
-        rig.store.readers().quiesce();
+        fixture.store.readers().quiesce();
         written.push((bp, bytes));
     }
     ended.store(1, Ordering::SeqCst);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    rig.faults.iter().for_each(|device| device.clear());
-    assert!(rig.counted(StoreCounters::HEALED) > 0);
-    assert!(written[written.len() - 2..].iter().all(|block| intact(&rig, block)));
-    rig.audit();
+    fixture.faults.iter().for_each(|device| device.clear());
+    assert!(fixture.counted(StoreCounters::HEALED) > 0);
+    assert!(written[written.len() - 2..].iter().all(|block| intact(&fixture, block)));
+    fixture.audit();
 }

@@ -2,15 +2,15 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Flaw, HEAD, Leaf, RECORD_HEAD, Record, SLOT};
+use super::{HEAD, Leaf, LeafDefect, RECORD_HEAD, Record, SLOT};
 use crate::format::{
     ZAP_LEAF_BYTES, ZAP_LEAF_MAGIC, ZAP_LEAF_OPEN, ZAP_LEAF_STEP, ZAP_LEAF_STORED, ZapLeafPhys,
     ZapSlotPhys,
 };
 
 /// An object that was made up could have records of any size.
-pub(super) const WRONG_SIZE: Flaw = Flaw("its object's records have the wrong size");
-const RECORDS_TOO_MANY: Flaw = Flaw("its records are larger than a leaf");
+pub(super) const WRONG_SIZE: LeafDefect = LeafDefect("its object's records have the wrong size");
+const RECORDS_TOO_MANY: LeafDefect = LeafDefect("its records are larger than a leaf");
 
 /// Fills a leaf with a known number of entries that come in their order.
 pub(in crate::zap) struct Builder<'a> {
@@ -28,7 +28,7 @@ impl<'a> Builder<'a> {
         depth: u8,
         prefix: u32,
         count: usize,
-    ) -> Result<Self, Flaw> {
+    ) -> Result<Self, LeafDefect> {
         let slots_at = ZAP_LEAF_BYTES.checked_sub(count * SLOT).ok_or(RECORDS_TOO_MANY)?;
         if bytes.len() != ZAP_LEAF_BYTES {
             return Err(WRONG_SIZE);
@@ -48,7 +48,11 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds an entry.
-    pub(in crate::zap) fn push(&mut self, position: u64, record: Record<'_>) -> Result<(), Flaw> {
+    pub(in crate::zap) fn push(
+        &mut self,
+        position: u64,
+        record: Record<'_>,
+    ) -> Result<(), LeafDefect> {
         if self.records_end + record.bytes() > self.slots_at || self.next_slot == ZAP_LEAF_BYTES {
             return Err(RECORDS_TOO_MANY);
         }
@@ -68,7 +72,7 @@ impl<'a> Builder<'a> {
 }
 
 /// Replaces an open leaf by another.
-pub(in crate::zap) fn put_leaf(bytes: &mut [u8], leaf: &[u8]) -> Result<(), Flaw> {
+pub(in crate::zap) fn put_leaf(bytes: &mut [u8], leaf: &[u8]) -> Result<(), LeafDefect> {
     if bytes.len() != leaf.len() {
         return Err(WRONG_SIZE);
     }
@@ -95,7 +99,7 @@ pub(super) fn join(
     depth: u8,
     prefix: u32,
     out: &mut [u8],
-) -> Result<(), Flaw> {
+) -> Result<(), LeafDefect> {
     let count = leaves.iter().map(|leaf| leaf.len()).sum();
     let mut builder = Builder::new(out, depth, prefix, count)?;
     for leaf in leaves {

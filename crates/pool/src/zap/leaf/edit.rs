@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::build::{WRONG_SIZE, compact, join, put_record};
-use super::{Flaw, HEAD, Leaf, Record, SLOT};
+use super::{HEAD, Leaf, LeafDefect, Record, SLOT};
 use crate::format::{
     ZAP_DEPTH_MAX, ZAP_LEAF_BYTES, ZAP_LEAF_OPEN, ZAP_LEAF_STORED, ZapLeafPhys, ZapSlotPhys,
 };
@@ -31,7 +31,7 @@ pub(in crate::zap) struct LeafMut<'a> {
 impl<'a> LeafMut<'a> {
     /// Opens a leaf: one that was stored is checked, and its slots move to the buffer's end.
     #[inline]
-    pub(in crate::zap) fn open(bytes: &'a mut [u8]) -> Result<Self, Flaw> {
+    pub(in crate::zap) fn open(bytes: &'a mut [u8]) -> Result<Self, LeafDefect> {
         if bytes.len() != ZAP_LEAF_BYTES {
             return Err(WRONG_SIZE);
         }
@@ -42,13 +42,13 @@ impl<'a> LeafMut<'a> {
         }
         let slots_end = usize::from(head.slots_at.get()) + leaf.slots.len() * SLOT;
         if slots_end != ZAP_LEAF_BYTES {
-            return Err(Flaw("its slots are in the wrong place"));
+            return Err(LeafDefect("its slots are in the wrong place"));
         }
         Ok(Self { bytes, head })
     }
 
     #[cold]
-    fn expand(bytes: &'a mut [u8]) -> Result<Self, Flaw> {
+    fn expand(bytes: &'a mut [u8]) -> Result<Self, LeafDefect> {
         let leaf = Leaf::read(bytes)?;
         leaf.validate()?;
         let mut head = *leaf.head;
@@ -65,7 +65,7 @@ impl<'a> LeafMut<'a> {
 
     /// The leaf, to look at.
     #[inline]
-    pub(in crate::zap) fn leaf(&self) -> Result<Leaf<'_>, Flaw> {
+    pub(in crate::zap) fn leaf(&self) -> Result<Leaf<'_>, LeafDefect> {
         Leaf::read(self.bytes)
     }
 
@@ -76,7 +76,7 @@ impl<'a> LeafMut<'a> {
         hash: u32,
         name: &[u8],
         value: &[u8],
-    ) -> Result<Change, Flaw> {
+    ) -> Result<Change, LeafDefect> {
         let leaf = self.leaf()?;
         let mut position = first_position(hash);
         let mut index = leaf.lower_bound(position);
@@ -95,7 +95,7 @@ impl<'a> LeafMut<'a> {
             }
         }
         let record = Record { name, value };
-        if !self.make_room(SLOT + record.bytes()) {
+        if !self.make_space(SLOT + record.bytes()) {
             return Ok(Change::Full);
         }
         let at = self.append(record);
@@ -110,7 +110,7 @@ impl<'a> LeafMut<'a> {
         hash: u32,
         name: &[u8],
         value: &[u8],
-    ) -> Result<Change, Flaw> {
+    ) -> Result<Change, LeafDefect> {
         let leaf = self.leaf()?;
         let Some((index, old)) = leaf.locate(hash, name)? else {
             return Ok(Change::Missing);
@@ -122,7 +122,7 @@ impl<'a> LeafMut<'a> {
             put_record(self.bytes, slot.at(), new);
             self.add_hole(old_bytes - new.bytes());
         } else {
-            if !self.make_room(new.bytes()) {
+            if !self.make_space(new.bytes()) {
                 return Ok(Change::Full);
             }
             // Making room may have moved slots' records, but not the slots.
@@ -137,7 +137,7 @@ impl<'a> LeafMut<'a> {
     }
 
     /// Removes a name.
-    pub(in crate::zap) fn remove(&mut self, hash: u32, name: &[u8]) -> Result<Change, Flaw> {
+    pub(in crate::zap) fn remove(&mut self, hash: u32, name: &[u8]) -> Result<Change, LeafDefect> {
         let leaf = self.leaf()?;
         let Some((index, record)) = leaf.locate(hash, name)? else {
             return Ok(Change::Missing);
@@ -161,7 +161,7 @@ impl<'a> LeafMut<'a> {
     }
 
     /// Whether a split can tell some of its entries, or an entry with this hash, from the others.
-    pub(in crate::zap) fn can_split(&self, hash: u32) -> Result<bool, Flaw> {
+    pub(in crate::zap) fn can_split(&self, hash: u32) -> Result<bool, LeafDefect> {
         let leaf = self.leaf()?;
         let differs = |slot: &ZapSlotPhys| (slot.hash() ^ hash) & prefix_mask(ZAP_DEPTH_MAX) != 0;
         Ok(leaf.depth() < ZAP_DEPTH_MAX
@@ -169,7 +169,7 @@ impl<'a> LeafMut<'a> {
     }
 
     /// Fills `low` and `high` with the leaves that a split makes. This leaf stays as it is.
-    pub(in crate::zap) fn halves(&self, low: &mut [u8], high: &mut [u8]) -> Result<(), Flaw> {
+    pub(in crate::zap) fn halves(&self, low: &mut [u8], high: &mut [u8]) -> Result<(), LeafDefect> {
         let leaf = self.leaf()?;
         let depth = leaf.depth() + 1;
         let middle = leaf.prefix() | 1 << (32 - u32::from(depth));
@@ -197,7 +197,7 @@ impl<'a> LeafMut<'a> {
 
     /// Whether `bytes` are free between records and slots, perhaps only after closing holes.
     #[inline]
-    fn make_room(&mut self, bytes: usize) -> bool {
+    fn make_space(&mut self, bytes: usize) -> bool {
         let free = self.slots_at() - self.records_end();
         if bytes <= free {
             return true;
@@ -235,12 +235,17 @@ impl<'a> LeafMut<'a> {
 }
 
 /// Fills `out` with the leaf that two buddies make.
-pub(in crate::zap) fn merged(low: &Leaf<'_>, high: &Leaf<'_>, out: &mut [u8]) -> Result<(), Flaw> {
-    let depth = low.depth().checked_sub(1).ok_or(Flaw("a leaf of all hashes has no buddy"))?;
+pub(in crate::zap) fn merged(
+    low: &Leaf<'_>,
+    high: &Leaf<'_>,
+    out: &mut [u8],
+) -> Result<(), LeafDefect> {
+    let depth =
+        low.depth().checked_sub(1).ok_or(LeafDefect("a leaf of all hashes has no buddy"))?;
     let prefix = low.prefix() & prefix_mask(depth);
     let middle = prefix | 1 << (31 - u32::from(depth));
     if high.depth() != low.depth() || low.prefix() != prefix || high.prefix() != middle {
-        return Err(Flaw("two leaves are no buddies"));
+        return Err(LeafDefect("two leaves are no buddies"));
     }
     join(&[low, high], depth, prefix, out)
 }

@@ -40,7 +40,7 @@ const RECORD_HEAD: usize = 2;
 
 /// What is wrong with a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flaw(pub(super) &'static str);
+pub(super) struct LeafDefect(pub(super) &'static str);
 
 /// A name and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ impl Record<'_> {
 
     /// A copy of the value.
     #[inline]
-    pub(super) fn value(&self) -> Result<Value, Flaw> {
-        Value::new(self.value).ok_or(Flaw("a value has an impossible length"))
+    pub(super) fn value(&self) -> Result<Value, LeafDefect> {
+        Value::new(self.value).ok_or(LeafDefect("a value has an impossible length"))
     }
 }
 
@@ -73,26 +73,26 @@ pub(super) struct Leaf<'a> {
 
 impl<'a> Leaf<'a> {
     #[inline]
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Flaw> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, LeafDefect> {
         let Ok((head, _)) = ZapLeafPhys::ref_from_prefix(bytes) else {
-            return Err(Flaw("it is shorter than a leaf's header"));
+            return Err(LeafDefect("it is shorter than a leaf's header"));
         };
         let form_is_known = matches!(head.form, ZAP_LEAF_STORED | ZAP_LEAF_OPEN);
         if head.magic.get() != ZAP_LEAF_MAGIC || !form_is_known || bytes.len() > ZAP_LEAF_BYTES {
-            return Err(Flaw("it is no leaf of a directory"));
+            return Err(LeafDefect("it is no leaf of a directory"));
         }
         if head.depth > ZAP_DEPTH_MAX || head.prefix.get() & !prefix_mask(head.depth) != 0 {
-            return Err(Flaw("its depth or prefix is impossible"));
+            return Err(LeafDefect("its depth or prefix is impossible"));
         }
         let records_end = usize::from(head.records_end.get());
         let slots_at = usize::from(head.slots_at.get());
         let slots_end = slots_at + usize::from(head.count.get()) * SLOT;
         if records_end < HEAD || records_end > slots_at {
-            return Err(Flaw("its records overlap its slots or its header"));
+            return Err(LeafDefect("its records overlap its slots or its header"));
         }
         let slots = bytes.get(slots_at..slots_end).map(<[ZapSlotPhys]>::ref_from_bytes);
         let Some(Ok(slots)) = slots else {
-            return Err(Flaw("its slots lie past its end"));
+            return Err(LeafDefect("its slots lie past its end"));
         };
         Ok(Self { head, bytes, records_end, slots })
     }
@@ -138,7 +138,7 @@ impl<'a> Leaf<'a> {
 
     /// The name's record.
     #[inline]
-    pub(super) fn find(&self, hash: u32, name: &[u8]) -> Result<Option<Record<'a>>, Flaw> {
+    pub(super) fn find(&self, hash: u32, name: &[u8]) -> Result<Option<Record<'a>>, LeafDefect> {
         Ok(self.locate(hash, name)?.map(|(_, record)| record))
     }
 
@@ -148,7 +148,7 @@ impl<'a> Leaf<'a> {
         &self,
         hash: u32,
         name: &[u8],
-    ) -> Result<Option<(usize, Record<'a>)>, Flaw> {
+    ) -> Result<Option<(usize, Record<'a>)>, LeafDefect> {
         let from = self.lower_bound(first_position(hash));
         for (index, slot) in self.slots.iter().enumerate().skip(from) {
             if slot.hash() != hash {
@@ -166,34 +166,34 @@ impl<'a> Leaf<'a> {
     pub(super) fn entries_from(
         &self,
         position: u64,
-    ) -> impl Iterator<Item = Result<(u64, Record<'a>), Flaw>> {
+    ) -> impl Iterator<Item = Result<(u64, Record<'a>), LeafDefect>> {
         let slots = &self.slots[self.lower_bound(position)..];
         slots.iter().map(|slot| Ok((slot.position(), self.record(*slot)?)))
     }
 
     /// Checks all that readers and writers rely on.
-    pub(super) fn validate(&self) -> Result<(), Flaw> {
+    pub(super) fn validate(&self) -> Result<(), LeafDefect> {
         let mut live = 0;
         let mut before = None;
         for slot in self.slots {
             if !self.covers(slot.hash()) {
-                return Err(Flaw("a hash is of another leaf"));
+                return Err(LeafDefect("a hash is of another leaf"));
             }
             if before.is_some_and(|before| before >= slot.position()) {
-                return Err(Flaw("its slots are out of order"));
+                return Err(LeafDefect("its slots are out of order"));
             }
             before = Some(slot.position());
             live += self.record(*slot)?.bytes();
         }
         if live + usize::from(self.head.hole_bytes.get()) != self.records_end - HEAD {
-            return Err(Flaw("its records do not add up"));
+            return Err(LeafDefect("its records do not add up"));
         }
         Ok(())
     }
 
     #[inline]
-    fn record(&self, slot: ZapSlotPhys) -> Result<Record<'a>, Flaw> {
-        const OUTSIDE: Flaw = Flaw("a record lies outside");
+    fn record(&self, slot: ZapSlotPhys) -> Result<Record<'a>, LeafDefect> {
+        const OUTSIDE: LeafDefect = LeafDefect("a record lies outside");
         if slot.at() < HEAD {
             return Err(OUTSIDE);
         }
@@ -204,7 +204,7 @@ impl<'a> Leaf<'a> {
                 let both = rest.get(..name_bytes + value_bytes).ok_or(OUTSIDE)?;
                 let (name, value) = both.split_at(name_bytes);
                 if name.is_empty() {
-                    return Err(Flaw("a name is empty"));
+                    return Err(LeafDefect("a name is empty"));
                 }
                 Ok(Record { name, value })
             }

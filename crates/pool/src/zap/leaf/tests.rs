@@ -7,7 +7,7 @@ use super::{Builder, Change, Leaf, LeafMut, Record, merged, pack};
 use crate::format::{ZAP_LEAF_BYTES, ZAP_LEAF_STEP};
 use crate::zap::entry::{Value, prefix_mask};
 
-type Twin = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
+type Model = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
 
 fn empty(depth: u8, prefix: u32) -> Vec<u8> {
     let mut bytes = vec![0; ZAP_LEAF_BYTES];
@@ -31,40 +31,40 @@ fn some_name(rng: &mut SmallRng, prefix: u32, depth: u8, names: u64) -> (u32, Ve
     (hash, name)
 }
 
-fn check(bytes: &[u8], twin: &Twin) {
+fn check(bytes: &[u8], model: &Model) {
     let leaf = Leaf::read(bytes).expect("the header is right");
     leaf.validate().expect("all of it is right");
-    assert_eq!(leaf.len(), twin.len());
+    assert_eq!(leaf.len(), model.len());
     let mut hashes = Vec::new();
     for entry in leaf.entries_from(0) {
         let (position, record) = entry.expect("it is valid");
         let hash = (position >> 16) as u32;
-        assert_eq!(twin[&(hash, record.name.to_vec())], record.value);
+        assert_eq!(model[&(hash, record.name.to_vec())], record.value);
         hashes.push(hash);
     }
-    assert!(hashes.iter().eq(twin.keys().map(|(hash, _)| hash)), "hashes are in order");
-    for ((hash, name), value) in twin {
+    assert!(hashes.iter().eq(model.keys().map(|(hash, _)| hash)), "hashes are in order");
+    for ((hash, name), value) in model {
         let found = leaf.find(*hash, name).expect("it is valid").expect("it is there");
         assert_eq!(found.value, value);
     }
 }
 
 /// One change, on both.
-fn step(rng: &mut SmallRng, bytes: &mut [u8], twin: &mut Twin, key: (u32, Vec<u8>)) {
+fn step(rng: &mut SmallRng, bytes: &mut [u8], model: &mut Model, key: (u32, Vec<u8>)) {
     let mut leaf = LeafMut::open(bytes).expect("it is valid");
     let value = some_bytes(rng, 32);
-    let old = twin.get(&key).map(|value| Value::new(value).expect("it has a length"));
+    let old = model.get(&key).map(|value| Value::new(value).expect("it has a length"));
     let (hash, name) = (key.0, key.1.clone());
     match rng.below(4) {
         0 | 1 => match leaf.insert(hash, &name, &value).expect("it is valid") {
-            Change::Done(None) => assert!(twin.insert(key, value).is_none()),
+            Change::Done(None) => assert!(model.insert(key, value).is_none()),
             Change::Exists(found) => assert_eq!(Some(found), old),
             other => assert!(other == Change::Full && old.is_none()),
         },
         2 => match leaf.replace(hash, &name, &value).expect("it is valid") {
             Change::Done(was) => {
                 assert_eq!(was, old);
-                twin.insert(key, value);
+                model.insert(key, value);
             }
             Change::Missing => assert!(old.is_none()),
             other => assert!(other == Change::Full && old.is_some()),
@@ -72,7 +72,7 @@ fn step(rng: &mut SmallRng, bytes: &mut [u8], twin: &mut Twin, key: (u32, Vec<u8
         _ => match leaf.remove(hash, &name).expect("it is valid") {
             Change::Done(was) => {
                 assert_eq!(was, old);
-                twin.remove(&key);
+                model.remove(&key);
             }
             other => assert!(other == Change::Missing && old.is_none()),
         },
@@ -96,33 +96,33 @@ proptest! {
     fn is_a_map(seed in any::<u64>(), names in 1..2000u64, depth in 0..=24u8, rounds in 0..3000u32) {
         let mut rng = SmallRng::from_seed(seed);
         let prefix = rng.next_u64() as u32 & prefix_mask(depth);
-        let (mut bytes, mut twin) = (empty(depth, prefix), Twin::new());
+        let (mut bytes, mut model) = (empty(depth, prefix), Model::new());
         for _ in 0..rounds {
             let key = some_name(&mut rng, prefix, depth, names);
-            step(&mut rng, &mut bytes, &mut twin, key);
+            step(&mut rng, &mut bytes, &mut model, key);
             if rng.below(100) == 0 {
                 store(&mut bytes);
-                check(&bytes, &twin);
+                check(&bytes, &model);
                 bytes.resize(ZAP_LEAF_BYTES, 0);
             }
         }
-        check(&bytes, &twin);
+        check(&bytes, &model);
     }
 
     #[test]
     fn splits_and_merges(seed in any::<u64>(), names in 1..2000u64, depth in 0..24u8) {
         let mut rng = SmallRng::from_seed(seed);
         let prefix = rng.next_u64() as u32 & prefix_mask(depth);
-        let (mut bytes, mut twin) = (empty(depth, prefix), Twin::new());
+        let (mut bytes, mut model) = (empty(depth, prefix), Model::new());
         for _ in 0..1000 {
             let key = some_name(&mut rng, prefix, depth, names);
-            step(&mut rng, &mut bytes, &mut twin, key);
+            step(&mut rng, &mut bytes, &mut model, key);
         }
         let (mut low, mut high) = (vec![0; ZAP_LEAF_BYTES], vec![0; ZAP_LEAF_BYTES]);
         let leaf = LeafMut::open(&mut bytes).expect("it is valid");
         leaf.halves(&mut low, &mut high).expect("it is valid");
         let middle = prefix | 1 << (31 - depth);
-        let mut low_twin = twin.clone();
+        let mut low_twin = model.clone();
         let high_twin = low_twin.split_off(&(middle, Vec::new()));
         check(&low, &low_twin);
         check(&high, &high_twin);
@@ -130,7 +130,7 @@ proptest! {
         let mut both = vec![0; ZAP_LEAF_BYTES];
         let (low, high) = (Leaf::read(&low).expect("valid"), Leaf::read(&high).expect("valid"));
         merged(&low, &high, &mut both).expect("they fitted before");
-        check(&both, &twin);
+        check(&both, &model);
         prop_assert_eq!(Leaf::read(&both).expect("valid").depth(), depth);
         prop_assert!(merged(&high, &low, &mut both).is_err());
     }
@@ -152,10 +152,10 @@ proptest! {
     #[test]
     fn mutated_leaves_do_no_harm(seed in any::<u64>(), packed in any::<bool>(), flips in 1..20u32) {
         let mut rng = SmallRng::from_seed(seed);
-        let (mut bytes, mut twin) = (empty(0, 0), Twin::new());
+        let (mut bytes, mut model) = (empty(0, 0), Model::new());
         for _ in 0..rng.below(1000) {
             let key = some_name(&mut rng, 0, 0, 300);
-            step(&mut rng, &mut bytes, &mut twin, key);
+            step(&mut rng, &mut bytes, &mut model, key);
         }
         if packed {
             store(&mut bytes);

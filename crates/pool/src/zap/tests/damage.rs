@@ -37,14 +37,14 @@ proptest! {
         }
         zap.store().commit();
         {
-            let mut inside = zap.store().inside.lock();
-            let mut ids: Vec<u64> = inside.leaves.keys().copied().collect();
+            let mut state = zap.store().state.lock();
+            let mut ids: Vec<u64> = state.leaves.keys().copied().collect();
             ids.sort_unstable();
             for _ in 0..flips {
                 let which = rng.below(ids.len() as u64 * 2 + 1) as usize;
                 let bytes = match ids.get(which) {
-                    Some(id) => &mut inside.leaves.get_mut(id).expect("it is there").bytes,
-                    None => &mut inside.inline,
+                    Some(id) => &mut state.leaves.get_mut(id).expect("it is there").bytes,
+                    None => &mut state.inline,
                 };
                 // An empty directory has nothing that could be damaged.
                 if bytes.is_empty() {
@@ -59,14 +59,14 @@ proptest! {
 
     #[test]
     fn random_headers_are_errors(seed in any::<u64>(), len in 0..=384usize, form in 0..4u8) {
-        let store = MemoryStore::with_room(384);
+        let store = MemoryStore::with_inline_capacity(384);
         let mut rng = SmallRng::from_seed(seed);
         let mut inline = vec![0; len];
         rng.fill(&mut inline);
         if let Some(front) = inline.first_mut() {
             *front = form;
         }
-        store.inside.lock().inline = inline;
+        store.state.lock().inline = inline;
         use_all(store, &mut rng);
     }
 }
@@ -79,10 +79,10 @@ fn leaves_in_the_wrong_place_are_told() {
     }
     zap.store().commit();
     {
-        let mut inside = zap.store().inside.lock();
-        let one = inside.leaves.remove(&1).expect("it is there");
-        let two = inside.leaves.insert(2, one).expect("it is there");
-        inside.leaves.insert(1, two);
+        let mut state = zap.store().state.lock();
+        let one = state.leaves.remove(&1).expect("it is there");
+        let two = state.leaves.insert(2, one).expect("it is there");
+        state.leaves.insert(1, two);
     }
     let zap = Zap::open(zap.store().clone()).expect("the header is right");
     let errors = (0..5000)
@@ -103,7 +103,7 @@ fn a_header_that_does_not_cover_all_hashes_is_refused() {
         zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("it is new");
     }
     let store = zap.store().clone();
-    store.inside.lock().inline[24] ^= 1;
+    store.state.lock().inline[24] ^= 1;
     let error = Zap::open(store).err().expect("it is wrong");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
 }

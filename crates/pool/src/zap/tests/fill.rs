@@ -12,7 +12,7 @@ const VALUE: [u8; 9] = [7; 9];
 fn stats(zap: &Zap<MemoryStore>) -> ZapStats {
     zap.store().commit();
     let stats = zap.audit().expect("it is valid");
-    assert_eq!(stats.stored_bytes, zap.store().stored_bytes() as u64, "the figures are true");
+    assert_eq!(stats.stored_bytes, zap.store().stored_bytes() as u64, "the statistics are true");
     stats
 }
 
@@ -52,7 +52,7 @@ fn grow_and_shrink(names: &[Vec<u8>], seed: u64) {
     }
     assert!(is_micro(&zap) && zap.is_empty());
     assert_eq!(zap.store().leaf_count(), 0);
-    assert_eq!(zap.store().inside.lock().inline.len(), 12, "an empty directory is its dnode");
+    assert_eq!(zap.store().state.lock().inline.len(), 12, "an empty directory is its dnode");
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn in_a_directory_in_use_the_first_miss_brings_all_that_left() {
     for number in 0..60_000u32 {
         zap.lookup(number.to_string().as_bytes()).expect("it is possible");
     }
-    let inside = store.inside.lock();
-    assert!(inside.read_ahead > 4, "{} were away", inside.read_ahead);
-    assert_eq!(inside.fetches, 1);
+    let state = store.state.lock();
+    assert!(state.read_ahead > 4, "{} were not resident", state.read_ahead);
+    assert_eq!(state.fetches, 1);
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn one_miss_brings_no_more_than_a_batch_and_what_is_asked_for_with_its_last_part
     let (zap, store) = in_use();
     store.evict(&mut SmallRng::from_seed(1), 2);
     let mut number = 0u32;
-    while store.inside.lock().fetches == 0 {
+    while store.state.lock().fetches == 0 {
         zap.lookup(number.to_string().as_bytes()).expect("it is possible");
         number += 1;
     }
-    let read_ahead = store.inside.lock().read_ahead;
+    let read_ahead = store.state.lock().read_ahead;
     assert!((32..128).contains(&read_ahead), "{read_ahead} were read ahead");
 }
 
@@ -144,7 +144,7 @@ fn cold_directories_are_read_ahead() {
     for number in 0..60_000u32 {
         zap.lookup(number.to_string().as_bytes()).expect("it is possible");
     }
-    let fetches = store.inside.lock().fetches;
+    let fetches = store.state.lock().fetches;
     assert!(fetches <= 6, "{fetches} of {} leaves were waited for", store.leaf_count());
     assert!(store.leaf_count() > 64);
 }

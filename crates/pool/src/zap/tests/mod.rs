@@ -4,15 +4,15 @@ mod bench;
 mod cursor;
 mod damage;
 mod fill;
-mod twin;
+mod model;
 
 use super::memory::MemoryStore;
-use super::{Form, Zap};
+use super::{DirectoryForm, Zap};
 
 fn new(seed: u64) -> Zap<MemoryStore> {
     Zap::open(MemoryStore::with_seed(seed)).expect("nothing fails in memory")
 }
 
 fn is_micro(zap: &Zap<MemoryStore>) -> bool {
-    matches!(zap.changing.state.lock().form, Form::Micro(_))
+    matches!(zap.changing.state.lock().form, DirectoryForm::Micro(_))
 }

@@ -76,7 +76,7 @@ impl SpaceWrite for Writer {
     }
 }
 
-/// What the pool used at the end of a group.
+/// What the pool used at the end of a txg.
 #[derive(Clone)]
 pub(super) struct Root {
     pub(super) txg: u64,
@@ -143,7 +143,7 @@ impl World {
             let clear = before.is_none_or(|(other, length)| {
                 other.device != dva.device || other.offset + length <= dva.offset
             });
-            assert!(clear, "{bytes} bytes at {dva} meet {before:?}, group {}", self.txg);
+            assert!(clear, "{bytes} bytes at {dva} meet {before:?}, txg {}", self.txg);
         }
         self.used.insert(dva, bytes);
     }
@@ -164,10 +164,10 @@ impl World {
         }
     }
 
-    /// Syncs and commits the group, with a root block as a pool has it.
+    /// Syncs and commits the txg, with a root block as a pool has it.
     pub(super) fn end(&mut self) {
-        let places = self.space.place_root(8192).expect("room for the root block");
-        assert_eq!(self.space.place_root(8192).ok(), Some(places), "one place a group");
+        let places = self.space.place_root(8192).expect("space for the root block");
+        assert_eq!(self.space.place_root(8192).ok(), Some(places), "one place a txg");
         for dva in places.iter().filter_map(|place| place.get()) {
             let holds = |root: &&Root| root.places.contains(&dva);
             let kept = self.roots.iter().rev().take(3).find(holds);
@@ -185,16 +185,16 @@ impl World {
         }
         let places = places.iter().filter_map(|place| place.get()).collect();
         let mut writer = Writer(self.disk.clone());
-        let phys = self.space.sync(self.txg, &mut writer).expect("the group syncs");
+        let phys = self.space.sync(self.txg, &mut writer).expect("the txg syncs");
         self.roots.push(Root { txg: self.txg, phys, places, used: self.used.clone() });
-        self.space.committed(self.txg).expect("the group commits");
+        self.space.committed(self.txg).expect("the txg commits");
     }
 
     /// The space as a root has it.
     pub(super) fn load(&self, root: &Root) -> Space {
         let reader = Box::new(Reader(self.disk.clone(), true));
         Space::load(&root.phys, &self.spans, reader)
-            .unwrap_or_else(|error| panic!("group {}: {error}", root.txg))
+            .unwrap_or_else(|error| panic!("txg {}: {error}", root.txg))
     }
 
     /// Loads a root, and compares all of it with what was used then.
@@ -207,14 +207,14 @@ impl World {
 
 /// Whether what is used and the space's own blocks, and nothing else, is allocated.
 pub(super) fn check_used(space: &mut Space, used: &BTreeMap<Dva, u64>) {
-    let mut walked = crate::space::Walked::new(space);
+    let mut walked = crate::space::WalkedRanges::new(space);
     used.iter().for_each(|(dva, bytes)| walked.mark(*dva, *bytes));
     space.own_blocks(|pointer| walked.mark_block(pointer)).expect("all bases are sound");
     let report = space.verify(&walked).expect("all bases are sound");
     assert!(report.is_clean(), "{report:?}");
 }
 
-/// A device with room from `start` on.
+/// A device with space from `start` on.
 pub(super) fn span(device: u16, start: u64, bytes: u64) -> DeviceSpan {
     DeviceSpan { device, start, end: start + bytes }
 }

@@ -1,18 +1,18 @@
-//! What a pool knows of its cache devices: the content of one of its own objects.
+//! What a pool knows of its L2 devices: the content of one of its own objects.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Cache devices of a pool, at most.
-pub const CACHE_DEVICES_MAX: usize = 16;
-/// Bytes of a cache device's path, at most.
-pub const CACHE_PATH_BYTES: usize = 448;
+/// L2 devices of a pool, at most.
+pub const L2_DEVICES_MAX: usize = 16;
+/// Bytes of an L2 device's path, at most.
+pub const L2_PATH_BYTES: usize = 448;
 
-/// A cache device. The object that [`RootPhys::cache_devices`](super::RootPhys) names holds one after the other.
+/// An L2 device. The object that [`RootPhys::l2_devices`](super::RootPhys) names holds one after the other.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct CacheDevicePhys {
-    /// Names the level on it.
+pub struct L2DevicePhys {
+    /// Names the L2 on it.
     pub guid: U64,
     /// Bytes that it had when it was added.
     pub size_bytes: U64,
@@ -24,7 +24,7 @@ pub struct CacheDevicePhys {
     pub path_bytes: U16,
     /// Zeros.
     pub reserved: [u8; 6],
-    /// What the label of the level has as its user's mark once the pool writes to it, or `mark_before`: another mark means
+    /// What the label of the L2 has as its user's mark once the pool writes to it, or `mark_before`: another mark means
     /// that another copy of the pool had it since.
     pub mark: U64,
     /// The mark that it had before.
@@ -32,12 +32,12 @@ pub struct CacheDevicePhys {
     /// Zeros.
     pub unused: [u8; 8],
     /// Where it was last: it is looked for there. Zeros behind.
-    pub path: [u8; CACHE_PATH_BYTES],
+    pub path: [u8; L2_PATH_BYTES],
 }
 
-const _: () = assert!(size_of::<CacheDevicePhys>() == 512);
+const _: () = assert!(size_of::<L2DevicePhys>() == 512);
 
-impl CacheDevicePhys {
+impl L2DevicePhys {
     /// A device at `path`; `None` if that is too long.
     pub fn new(guid: u64, size_bytes: u64, added_txg: u64, path: &str) -> Option<Self> {
         let mut phys = Self::new_zeroed();
@@ -51,7 +51,7 @@ impl CacheDevicePhys {
 
     /// Where it was last; as much of it as makes sense.
     pub fn path(&self) -> String {
-        let bytes = usize::from(self.path_bytes.get()).min(CACHE_PATH_BYTES);
+        let bytes = usize::from(self.path_bytes.get()).min(L2_PATH_BYTES);
         String::from_utf8_lossy(&self.path[..bytes]).into_owned()
     }
 }

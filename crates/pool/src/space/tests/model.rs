@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 
-use super::world::{World, span};
+use super::fixture::{World, span};
 use crate::ErrorKind;
 use crate::space::range_set::{RangeSet, Run, merge, normalize};
 
 const UNITS: u32 = 200;
 
 #[derive(Default)]
-struct Naive(Vec<bool>);
+struct NaiveBitmap(Vec<bool>);
 
-impl Naive {
+impl NaiveBitmap {
     fn runs(&self) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for at in (0..UNITS).filter(|at| self.0[*at as usize]) {
@@ -41,7 +41,7 @@ proptest! {
     fn a_range_set_is_a_bitmap(
         steps in prop::collection::vec((0u8..7, 0..UNITS, 1u32..30), 1..200),
     ) {
-        let (mut set, mut naive) = (RangeSet::default(), Naive(vec![false; UNITS as usize]));
+        let (mut set, mut naive) = (RangeSet::default(), NaiveBitmap(vec![false; UNITS as usize]));
         for (kind, start, units) in steps {
             let run = Run::new(start, units.min(UNITS - start));
             match kind {
@@ -65,7 +65,7 @@ proptest! {
                 }
                 5 => {
                     // Several at once: what is in the window and not there, or the window if it is clean.
-                    let mut gaps = Naive(vec![false; UNITS as usize]);
+                    let mut gaps = NaiveBitmap(vec![false; UNITS as usize]);
                     (run.start..run.end())
                         .for_each(|at| gaps.set(Run::new(at, 1), at % 7 < 4 && !naive.0[at as usize]));
                     prop_assert!(set.insert_ascending(&gaps.runs()));
@@ -94,7 +94,7 @@ proptest! {
         units in prop::collection::vec((0..UNITS, any::<bool>()), 0..60),
         overlap in 0u8..4,
     ) {
-        let (mut a, mut b) = (Naive(vec![false; UNITS as usize]), Naive(vec![false; UNITS as usize]));
+        let (mut a, mut b) = (NaiveBitmap(vec![false; UNITS as usize]), NaiveBitmap(vec![false; UNITS as usize]));
         for (at, left) in units {
             let run = Run::new(at, 1);
             if left {
@@ -102,7 +102,7 @@ proptest! {
             }
             b.set(run, (!left && !a.all(run, true)) || overlap == 0);
         }
-        let mut both = Naive(a.0.clone());
+        let mut both = NaiveBitmap(a.0.clone());
         b.runs().into_iter().for_each(|run| both.set(run, true));
         let clean = a.0.iter().zip(&b.0).all(|(a, b)| !(a & b));
         let expected = clean.then(|| both.runs());
@@ -113,7 +113,7 @@ proptest! {
     fn normal_lists_are_what_a_bitmap_says(
         runs in prop::collection::vec((0..UNITS, 1u32..12), 0..30),
     ) {
-        let mut naive = Naive(vec![false; UNITS as usize]);
+        let mut naive = NaiveBitmap(vec![false; UNITS as usize]);
         let mut clean = true;
         let mut list = Vec::new();
         for (start, units) in runs {
@@ -136,7 +136,7 @@ fn two_copies_are_far_apart() {
     for _ in 0..8 {
         world.begin();
         for _ in 0..150 {
-            world.allocate(16 << 10, 2).expect("there is room");
+            world.allocate(16 << 10, 2).expect("there is space");
             let (places, _) = world.live.last().expect("it was allocated");
             let [Some(a), Some(b)] = places.map(|place| place.get()) else { panic!("two copies") };
             assert!(a.offset.abs_diff(b.offset) >= bytes / 8, "{a} and {b}");
@@ -151,16 +151,16 @@ fn two_copies_are_far_apart() {
 fn two_copies_stay_far_apart_as_a_pool_ages() {
     let bytes = 64u64 << 20;
     let mut world = World::new(&[span(0, 1 << 18, bytes)], 512, 8);
-    for group in 0..60 {
+    for txg in 0..60 {
         world.begin();
         for _ in 0..300 {
             let length = 512 * (1 + world.rng.below(60));
             let copies = 1 + world.rng.below(2) as usize;
-            world.allocate(length, copies).expect("there is room");
+            world.allocate(length, copies).expect("there is space");
             let (places, _) = world.live.last().expect("it was allocated");
             if let [Some(a), Some(b)] = places.map(|place| place.get()) {
                 let apart = a.offset.abs_diff(b.offset);
-                assert!(apart >= bytes / 8, "group {group}: {a} and {b}");
+                assert!(apart >= bytes / 8, "txg {txg}: {a} and {b}");
             }
         }
         while world.space.stats().allocated_bytes > bytes / 2 {
@@ -178,7 +178,7 @@ fn copies_go_to_different_devices_and_all_are_used() {
     let mut world = World::new(&spans, 512, 1);
     world.begin();
     for _ in 0..600 {
-        world.allocate(32 << 10, 2).expect("there is room");
+        world.allocate(32 << 10, 2).expect("there is space");
         let (places, _) = world.live.last().expect("it was allocated");
         let [Some(a), Some(b)] = places.map(|place| place.get()) else { panic!("two copies") };
         assert_ne!(a.device, b.device);
@@ -194,7 +194,7 @@ fn blocks_follow_each_other() {
     let mut world = World::new(&[span(0, 1 << 18, 64 << 20)], 512, 1);
     world.begin();
     for _ in 0..100 {
-        world.allocate(2048, 1).expect("there is room");
+        world.allocate(2048, 1).expect("there is space");
     }
     let offsets: Vec<u64> =
         world.live.iter().filter_map(|(places, _)| places[0].get()).map(|dva| dva.offset).collect();
@@ -202,10 +202,10 @@ fn blocks_follow_each_other() {
 }
 
 #[test]
-fn what_was_freed_comes_back_after_two_groups() {
+fn what_was_freed_comes_back_after_two_txgs() {
     let mut world = World::new(&[span(0, 1 << 18, 16 << 20)], 512, 1);
     world.begin();
-    world.allocate(1 << 20, 1).expect("there is room");
+    world.allocate(1 << 20, 1).expect("there is space");
     world.end();
     world.begin();
     world.free_one();
@@ -227,10 +227,10 @@ fn what_was_freed_comes_back_after_two_groups() {
 fn live_near_the_end(seed: u64, sector: u64, megabytes: u64) {
     let mut world = World::new(&[span(0, 1 << 18, megabytes << 20)], sector, seed);
     let mut refused = 0;
-    for group in 0..120u64 {
+    for txg in 0..120u64 {
         world.begin();
         for _ in 0..150 {
-            let bytes = (1 + world.rng.below(1 << (group % 7))) * sector;
+            let bytes = (1 + world.rng.below(1 << (txg % 7))) * sector;
             let copies = 1 + world.rng.below(2) as usize;
             match world.allocate(bytes, copies) {
                 Ok(()) => {}

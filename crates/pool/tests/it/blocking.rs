@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
 use forebay_pool::{
-    BlockCache, Dataset, ErrorKind, Object, Pool, Result, waiting_allowed, without_waiting,
+    BlockCache, Dataset, ErrorKind, Object, Pool, Result, blocking_allowed, non_blocking,
 };
 
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
@@ -18,7 +18,7 @@ const RECORD: u64 = 8192;
 const BLOCKS: u64 = 1200;
 
 /// A pool whose device can be told to be slow.
-struct Rig {
+struct Fixture {
     faults: Arc<FaultDevice>,
     cache: Arc<BlockCache>,
     pool: Pool,
@@ -28,7 +28,7 @@ struct Rig {
 }
 
 /// With an object and a large directory of which nothing is in memory.
-fn cold() -> Rig {
+fn cold() -> Fixture {
     let faults = Arc::new(FaultDevice::new(memory(128 * MIB), 1));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
     let cache = cache(32 * MIB);
@@ -51,10 +51,10 @@ fn cold() -> Rig {
     pool.set_tunable("prefetch_max_bytes", "0").unwrap();
     let data = pool.dataset("data").unwrap();
     cache.cache().flush();
-    Rig { faults, cache, pool, data, number, directory }
+    Fixture { faults, cache, pool, data, number, directory }
 }
 
-impl Rig {
+impl Fixture {
     fn object(&self) -> Object {
         self.data.object(self.number).unwrap()
     }
@@ -91,34 +91,34 @@ fn read(object: &Object, block: u64) -> Result<u64> {
 
 #[test]
 fn what_would_wait_for_a_device_says_so() {
-    let rig = cold();
-    rig.stall();
-    without_waiting(|| {
-        would_block(rig.data.object(rig.number));
-        would_block(rig.data.directory(rig.directory));
-        would_block(rig.data.object_info(rig.number));
-        would_block(rig.pool.sync());
-        would_block(rig.data.fsync(rig.number));
-        would_block(rig.pool.create_dataset("other", &Default::default()));
-        would_block(rig.data.set_settings(&Default::default()));
-        let tx = rig.pool.begin().unwrap();
-        would_block(rig.data.set_attributes(&tx, rig.number, b"other"));
-        would_block(rig.data.set_attributes_with_names(&tx, rig.number, b"other"));
-        would_block(rig.data.destroy(&tx, rig.number));
+    let fixture = cold();
+    fixture.stall();
+    non_blocking(|| {
+        would_block(fixture.data.object(fixture.number));
+        would_block(fixture.data.directory(fixture.directory));
+        would_block(fixture.data.object_info(fixture.number));
+        would_block(fixture.pool.sync());
+        would_block(fixture.data.fsync(fixture.number));
+        would_block(fixture.pool.create_dataset("other", &Default::default()));
+        would_block(fixture.data.set_settings(&Default::default()));
+        let tx = fixture.pool.begin().unwrap();
+        would_block(fixture.data.set_attributes(&tx, fixture.number, b"other"));
+        would_block(fixture.data.set_attributes_with_names(&tx, fixture.number, b"other"));
+        would_block(fixture.data.destroy(&tx, fixture.number));
         // A new number comes without reading.
-        assert!(rig.data.create_object(&tx, &[]).unwrap() > rig.number);
+        assert!(fixture.data.create_object(&tx, &[]).unwrap() > fixture.number);
     });
-    rig.faults.clear();
+    fixture.faults.clear();
 }
 
 #[test]
-fn what_could_not_be_done_without_waiting_has_changed_nothing() {
-    let rig = cold();
-    let object = rig.object();
-    let names = rig.data.directory(rig.directory).unwrap();
-    rig.stall();
-    without_waiting(|| {
-        let tx = rig.pool.begin().unwrap();
+fn what_could_not_be_done_without_blocking_has_changed_nothing() {
+    let fixture = cold();
+    let object = fixture.object();
+    let names = fixture.data.directory(fixture.directory).unwrap();
+    fixture.stall();
+    non_blocking(|| {
+        let tx = fixture.pool.begin().unwrap();
         would_block(read(&object, 7));
         would_block(object.write(&tx, 3 * RECORD + 5, b"not whole"));
         // Whole records, but for the last one.
@@ -133,7 +133,7 @@ fn what_could_not_be_done_without_waiting_has_changed_nothing() {
         would_block(names.entries(forebay_pool::Cookie::START, 10));
         assert_eq!(names.len(), 3000);
     });
-    rig.faults.clear();
+    fixture.faults.clear();
     assert_eq!(object.size(), (BLOCKS - 1) * RECORD + 8);
     for block in 0..BLOCKS {
         assert_eq!(read(&object, block).unwrap(), block + 1);
@@ -143,24 +143,24 @@ fn what_could_not_be_done_without_waiting_has_changed_nothing() {
         assert_eq!(*value.unwrap(), name.to_le_bytes());
     }
     assert!(names.lookup(b"another name").unwrap().is_none());
-    rig.pool.sync().unwrap();
+    fixture.pool.sync().unwrap();
     names.audit().unwrap();
     drop((object, names));
-    check(&rig.pool);
+    check(&fixture.pool);
 }
 
 #[test]
 fn what_is_in_memory_is_done_at_once() {
-    let rig = cold();
-    let object = rig.object();
-    let names = rig.data.directory(rig.directory).unwrap();
+    let fixture = cold();
+    let object = fixture.object();
+    let names = fixture.data.directory(fixture.directory).unwrap();
     for block in 0..BLOCKS {
         read(&object, block).unwrap();
     }
     assert_eq!(names.iter().count(), 3000);
-    let reads = rig.counter("reads");
-    without_waiting(|| {
-        let tx = rig.pool.begin().unwrap();
+    let reads = fixture.counter("reads");
+    non_blocking(|| {
+        let tx = fixture.pool.begin().unwrap();
         assert_eq!(read(&object, 9).unwrap(), 10);
         object.write(&tx, 9 * RECORD, &77u64.to_le_bytes()).unwrap();
         assert_eq!(read(&object, 9).unwrap(), 77);
@@ -170,27 +170,27 @@ fn what_is_in_memory_is_done_at_once() {
         names.remove(&tx, b"a name 5").unwrap();
         assert_eq!(names.len(), 3000);
         assert_eq!(names.iter().count(), 3000);
-        rig.data.destroy(&tx, rig.number).unwrap();
+        fixture.data.destroy(&tx, fixture.number).unwrap();
     });
-    assert_eq!(rig.counter("reads"), reads);
+    assert_eq!(fixture.counter("reads"), reads);
 }
 
 #[test]
 fn waiting_can_be_allowed_inside() {
-    let rig = cold();
-    let object = rig.object();
-    without_waiting(|| {
-        assert_eq!(waiting_allowed(|| read(&object, 5)).unwrap(), 6);
-        waiting_allowed(|| rig.pool.sync()).unwrap();
+    let fixture = cold();
+    let object = fixture.object();
+    non_blocking(|| {
+        assert_eq!(blocking_allowed(|| read(&object, 5)).unwrap(), 6);
+        blocking_allowed(|| fixture.pool.sync()).unwrap();
     });
 }
 
 #[test]
 fn a_fetch_brings_what_a_read_needs() {
-    let rig = cold();
-    let object = rig.object();
+    let fixture = cold();
+    let object = fixture.object();
     let fetch = |block, blocks| fetched(&object, block * RECORD, blocks * RECORD).recv().unwrap();
-    without_waiting(|| {
+    non_blocking(|| {
         // The indirect block comes first, then what it leads to.
         for _ in 0..3 {
             fetch(600, 4);
@@ -207,58 +207,56 @@ fn a_fetch_brings_what_a_read_needs() {
 
 #[test]
 fn a_fetch_does_not_wait_and_ends_when_all_of_it_has() {
-    let rig = cold();
-    let object = rig.object();
+    let fixture = cold();
+    let object = fixture.object();
     read(&object, 3).unwrap();
     let slow = Rule::new(Fault::Delay(Duration::from_millis(50))).on(Op::Read);
-    rig.faults.add(slow);
-    let reads = rig.counter("reads");
+    fixture.faults.add(slow);
+    let reads = fixture.counter("reads");
     let fetches: Vec<_> = (0..4).map(|_| fetched(&object, 0, 8 * RECORD)).collect();
     assert!(fetches.iter().all(|fetch| fetch.try_recv().is_err()), "50 ms have not passed");
     fetches.iter().for_each(|fetch| fetch.recv().unwrap());
-    without_waiting(|| {
-        (0..8).for_each(|block| assert_eq!(read(&object, block).unwrap(), block + 1))
-    });
+    non_blocking(|| (0..8).for_each(|block| assert_eq!(read(&object, block).unwrap(), block + 1)));
     // Each block once, however many asked, and none that was there.
-    assert_eq!(rig.counter("reads") - reads, 7);
+    assert_eq!(fixture.counter("reads") - reads, 7);
 }
 
 #[test]
 fn a_fetch_of_what_cannot_be_read_ends_too() {
-    let rig = cold();
-    let object = rig.object();
+    let fixture = cold();
+    let object = fixture.object();
     read(&object, 3).unwrap();
-    rig.faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
+    fixture.faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
     fetched(&object, 0, 8 * RECORD).recv().unwrap();
-    would_block(without_waiting(|| read(&object, 5)));
+    would_block(non_blocking(|| read(&object, 5)));
     assert_eq!(read(&object, 5).unwrap_err().kind(), ErrorKind::Device);
-    rig.faults.clear();
+    fixture.faults.clear();
     assert_eq!(read(&object, 5).unwrap(), 6);
 }
 
 #[test]
 fn reads_that_come_back_are_noted_once() {
-    let rig = cold();
-    rig.pool.set_tunable("prefetch_max_bytes", "262144").unwrap();
-    let object = rig.object();
+    let fixture = cold();
+    fixture.pool.set_tunable("prefetch_max_bytes", "262144").unwrap();
+    let object = fixture.object();
     let mut out = vec![0; RECORD as usize];
     let mut tries = 0;
     for block in 0..BLOCKS - 1 {
         // As a server does: try, have it fetched, try again, and wait in the end.
         let at = block * RECORD;
-        let mut read = without_waiting(|| object.read(at, &mut out));
+        let mut read = non_blocking(|| object.read(at, &mut out));
         for _ in 0..3 {
             if read.is_ok() {
                 break;
             }
             tries += 1;
             fetched(&object, at, RECORD).recv().unwrap();
-            read = without_waiting(|| object.read(at, &mut out));
+            read = non_blocking(|| object.read(at, &mut out));
         }
         assert_eq!(read.unwrap(), out.len());
         assert_eq!(out[..8], (block + 1).to_le_bytes());
     }
-    let (misses, issued) = (rig.counter("misses"), rig.counter("issued"));
+    let (misses, issued) = (fixture.counter("misses"), fixture.counter("issued"));
     assert!(tries < 100, "{tries} tries");
     assert!(misses < 20, "{misses} misses");
     assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
@@ -266,59 +264,59 @@ fn reads_that_come_back_are_noted_once() {
 
 #[test]
 fn many_threads_that_do_not_wait_and_workers_that_do() {
-    let rig = cold();
-    rig.faults.add(Rule::new(Fault::Delay(Duration::from_millis(1))).on(Op::Read));
-    let (object, handed) = (rig.object(), AtomicU64::new(0));
+    let fixture = cold();
+    fixture.faults.add(Rule::new(Fault::Delay(Duration::from_millis(1))).on(Op::Read));
+    let (object, handed) = (fixture.object(), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let (object, rig, handed) = (&object, &rig, &handed);
+            let (object, fixture, handed) = (&object, &fixture, &handed);
             scope.spawn(move || {
                 let mut rng = forebay_base::rng::SmallRng::from_seed(thread);
                 for step in 0..300 {
                     let block = rng.below(BLOCKS);
-                    let value = without_waiting(|| read(object, block)).or_else(|error| {
+                    let value = non_blocking(|| read(object, block)).or_else(|error| {
                         assert_eq!(error.kind(), ErrorKind::WouldBlock);
                         handed.fetch_add(1, Ordering::Relaxed);
                         read(object, block)
                     });
                     assert_eq!(value.unwrap(), block + 1);
                     if step % 100 == 99 {
-                        rig.cache.cache().flush();
+                        fixture.cache.cache().flush();
                     }
                 }
             });
         }
     });
     assert!(handed.load(Ordering::Relaxed) > 0);
-    rig.faults.clear();
+    fixture.faults.clear();
 }
 
 #[test]
-fn figures_do_not_wait_for_a_group_that_is_written() {
-    let rig = cold();
-    let before = rig.pool.usage();
+fn stats_do_not_wait_for_a_txg_that_is_written() {
+    let fixture = cold();
+    let before = fixture.pool.usage();
     assert!(before.available_bytes < before.free_bytes);
     assert_eq!(
         before.total_bytes,
         before.allocated_bytes + before.deferred_bytes + before.free_bytes
     );
-    let tx = rig.pool.begin().unwrap();
-    rig.object().write(&tx, 0, &vec![7; 4 * MIB as usize]).unwrap();
+    let tx = fixture.pool.begin().unwrap();
+    fixture.object().write(&tx, 0, &vec![7; 4 * MIB as usize]).unwrap();
     drop(tx);
     // What is dirty is not available any more.
-    assert!(rig.pool.usage().available_bytes <= before.available_bytes - 4 * MIB);
+    assert!(fixture.pool.usage().available_bytes <= before.available_bytes - 4 * MIB);
     // Writes wait until the rule is taken away.
-    rig.faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Write));
+    fixture.faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Write));
     std::thread::scope(|scope| {
-        let synced = rig.pool.stats().synced_txg;
-        let sync = scope.spawn(|| rig.pool.sync().unwrap());
-        while rig.faults.injected().is_empty() {
+        let synced = fixture.pool.stats().synced_txg;
+        let sync = scope.spawn(|| fixture.pool.sync().unwrap());
+        while fixture.faults.injected().is_empty() {
             std::thread::yield_now();
         }
-        let stats = rig.pool.stats();
+        let stats = fixture.pool.stats();
         assert_eq!((stats.synced_txg, stats.allocated_bytes), (synced, before.allocated_bytes));
-        rig.faults.clear();
+        fixture.faults.clear();
         sync.join().unwrap();
     });
-    assert!(rig.pool.usage().allocated_bytes >= before.allocated_bytes + 3 * MIB);
+    assert!(fixture.pool.usage().allocated_bytes >= before.allocated_bytes + 3 * MIB);
 }

@@ -1,8 +1,8 @@
 //! Places for root blocks: a few, in turn, allocated once.
 //!
-//! A group cannot end without its root block, which is longer than a sector and cannot be cut. In a full and
+//! A txg cannot end without its root block, which is longer than a sector and cannot be cut. In a full and
 //! fragmented pool no free range might be that long, so root blocks do not depend on one. A place comes round
-//! again after `ROOT_PLACES` groups: later than anything that a group frees, so the roots of the last three groups are
+//! again after `ROOT_PLACES` txgs: later than anything that a txg frees, so the roots of the last three txgs are
 //! whole at any time.
 
 use crate::format::{Dva, DvaPhys, SpaceRootPhys};
@@ -18,8 +18,8 @@ pub(super) struct RootPlaces {
     places: Vec<[DvaPhys; 2]>,
     bytes: u64,
     /// The place of the newest root.
-    turn: usize,
-    /// The group that has it.
+    current: usize,
+    /// The txg that has it.
     txg: u64,
 }
 
@@ -30,7 +30,7 @@ impl RootPlaces {
             *out = *place;
         }
         root.root_bytes = (self.bytes as u32).into();
-        root.root_turn = self.turn as u8;
+        root.root_turn = self.current as u8;
     }
 
     fn ranges(&self) -> impl Iterator<Item = Dva> {
@@ -39,11 +39,11 @@ impl RootPlaces {
 }
 
 impl Space {
-    /// Two places for the root block of the group at hand, of `bytes`, the same number for all groups of a pool. The first group
+    /// Two places for the root block of the txg at hand, of `bytes`, the same number for all txgs of a pool. The first txg
     /// allocates them; they are never freed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] in the first group, [`ErrorKind::Invalid`] if `bytes` is another number than then.
+    /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` is another number than then.
     pub(crate) fn place_root(&mut self, bytes: u64) -> Result<[DvaPhys; 2]> {
         let txg = self.open;
         assert!(txg.is_some(), "no transaction group is open");
@@ -54,20 +54,20 @@ impl Space {
             }
             self.roots.bytes = bytes;
         } else if self.roots.txg != txg.unwrap_or(0) {
-            self.roots.turn = (self.roots.turn + 1) % ROOT_PLACES;
+            self.roots.current = (self.roots.current + 1) % ROOT_PLACES;
         }
         if self.roots.bytes != bytes {
             let message = format!("root blocks have {} bytes, not {bytes}", self.roots.bytes);
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         self.roots.txg = txg.unwrap_or(0);
-        Ok(self.roots.places[self.roots.turn])
+        Ok(self.roots.places[self.roots.current])
     }
 
     /// Calls `each` for the places of roots other than the newest: they are allocated, and hold nothing that counts.
     pub(crate) fn spare_root_places(&self, mut each: impl FnMut(Dva, u64)) {
         for (at, place) in self.roots.places.iter().enumerate() {
-            if at != self.roots.turn {
+            if at != self.roots.current {
                 place.iter().filter_map(|it| it.get()).for_each(|dva| each(dva, self.roots.bytes));
             }
         }
@@ -82,16 +82,16 @@ impl Space {
         if bytes == 0 {
             return Ok(());
         }
-        let turn = usize::from(root.root_turn);
+        let current = usize::from(root.root_turn);
         let roots =
-            RootPlaces { places: root.root_places.to_vec(), bytes, turn, txg: root.txg.get() };
+            RootPlaces { places: root.root_places.to_vec(), bytes, current, txg: root.txg.get() };
         let mut ranges: Vec<Dva> = roots.ranges().collect();
         ranges.sort_unstable();
         let apart = ranges.windows(2).all(|pair| {
             pair[0].device != pair[1].device || pair[0].offset + bytes <= pair[1].offset
         });
         let inside = ranges.iter().all(|dva| self.geometry.locate(*dva, bytes).is_some());
-        if turn >= ROOT_PLACES || ranges.len() != 2 * ROOT_PLACES || !apart || !inside {
+        if current >= ROOT_PLACES || ranges.len() != 2 * ROOT_PLACES || !apart || !inside {
             return Err(corrupt());
         }
         self.roots = roots;

@@ -1,12 +1,10 @@
-//! After an import, what cache devices have is in memory before anybody asks for it.
+//! After an import, what L2 devices have is in memory before anybody asks for it.
 
 use std::sync::Arc;
 
 use forebay_io::Device;
 use forebay_pool::format::CacheMode;
-use forebay_pool::{
-    BlockCache, CacheDeviceFigures, DatasetSettings, ErrorKind, ImportOptions, Pool,
-};
+use forebay_pool::{BlockCache, DatasetSettings, ErrorKind, ImportOptions, L2DeviceStats, Pool};
 
 use crate::common::{MIB, cache, check, create, import_options, memory};
 
@@ -14,21 +12,21 @@ const RECORD: u64 = 8192;
 const RECORDS: u64 = 500;
 
 fn import(device: &Arc<dyn Device>, caching: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool {
-    let options = ImportOptions { looks_for_cache_devices: false, ..import_options(cache) };
+    let options = ImportOptions { find_l2_devices: false, ..import_options(cache) };
     let devices = vec![Arc::clone(device).into()];
     let pool =
         Pool::import_with(devices, vec![Arc::clone(caching).into()], &options).expect("the pool");
-    pool.wait_for_warm_up();
+    pool.wait_for_l2_warm_up();
     pool
 }
 
-fn figures(pool: &Pool) -> CacheDeviceFigures {
-    let device = pool.cache_devices().pop().expect("it has one");
-    device.figures.unwrap_or_else(|| panic!("{:?}", device.state))
+fn l2_stats(pool: &Pool) -> L2DeviceStats {
+    let device = pool.l2_devices().pop().expect("it has one");
+    device.stats.unwrap_or_else(|| panic!("{:?}", device.state))
 }
 
 fn counter(pool: &Pool, name: &str, label: &str) -> u64 {
-    let counters = figures(pool).counters;
+    let counters = l2_stats(pool).counters;
     counters.iter().filter(|(n, l, _)| *n == name && *l == label).map(|(.., value)| value).sum()
 }
 
@@ -73,12 +71,12 @@ fn read(pool: &Pool, number: usize, object: u64, version: u64) {
     }
 }
 
-/// A pool whose datasets were cached in full as long as they were written to, with a cache device that has all; then, if they have
+/// A pool whose datasets were cached in full as long as they were written to, with an L2 device that has all; then, if they have
 /// wishes, they are set to what they want, and the pool is closed, or left as by a crash.
 fn left(crash: bool, wishes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3]) {
     let (device, caching, ram) = (memory(128 * MIB), memory(64 * MIB), cache(64 * MIB));
     let pool = create(&device, &ram);
-    pool.add_cache_device(Arc::clone(&caching).into(), false).unwrap();
+    pool.add_l2_device(Arc::clone(&caching).into(), false).unwrap();
     let objects = [0, 1, 2].map(|number| {
         let settings =
             DatasetSettings { record_bytes: RECORD as u32, ..DatasetSettings::default() };
@@ -92,7 +90,7 @@ fn left(crash: bool, wishes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3
         let settings = DatasetSettings { cache: mode, ..data.settings().unwrap() };
         data.set_settings(&settings).unwrap();
     }
-    pool.fill_cache_devices();
+    pool.fill_l2_devices();
     match crash {
         true => pool.abandon(),
         false => pool.export().unwrap(),
@@ -106,17 +104,17 @@ fn what_datasets_want_in_memory_is_there_before_they_are_opened() {
         let (device, caching, objects) = left(crash, true);
         let ram = cache(64 * MIB);
         let pool = import(&device, &caching, &ram);
-        let found = figures(&pool);
+        let found = l2_stats(&pool);
         assert!(counter(&pool, "warmed", "data") >= RECORDS * 9 / 10, "{:?}", found.counters);
         assert_eq!(counter(&pool, "warm_ended", "done"), 1, "{:?}", found.counters);
         // Two datasets do not want their records in memory.
         assert!(counter(&pool, "warm_passed", "unwanted") >= 2 * RECORDS * 9 / 10);
         assert!(counter(&pool, "warm_passed", "unknown_owner") == 0, "{:?}", found.counters);
-        let before = (device_reads(&pool), figures(&pool).hits);
+        let before = (device_reads(&pool), l2_stats(&pool).hits);
         read(&pool, 0, objects[0], 1);
-        let after = (device_reads(&pool), figures(&pool).hits);
+        let after = (device_reads(&pool), l2_stats(&pool).hits);
         assert!(after.0 - before.0 < RECORDS / 20, "{before:?}, {after:?}: reads of the device");
-        assert!(after.1 - before.1 < RECORDS / 20, "{before:?}, {after:?}: loads of the level");
+        assert!(after.1 - before.1 < RECORDS / 20, "{before:?}, {after:?}: loads of the L2");
         read(&pool, 1, objects[1], 1);
         read(&pool, 2, objects[2], 1);
         check(&pool);
@@ -142,7 +140,7 @@ fn memory_that_is_needed_is_left_alone() {
     let warmed = counter(&pool, "warmed", "data");
     // The more blocks, the more the cache needs to know of them, and the less is left for them: that may cost some at the mark.
     assert!(evicted <= warmed / 20, "{evicted} of {warmed} were evicted again");
-    assert_eq!(counter(&pool, "warm_ended", "no_room"), 1, "{:?}", figures(&pool).counters);
+    assert_eq!(counter(&pool, "warm_ended", "no_room"), 1, "{:?}", l2_stats(&pool).counters);
     assert!(stats.reserved <= stats.capacity, "{} of {}", stats.reserved, stats.capacity);
     read(&pool, 0, objects[0], 1);
     pool.export().unwrap();
@@ -152,28 +150,24 @@ fn memory_that_is_needed_is_left_alone() {
 fn a_pool_can_end_at_once_and_the_tunable_switches_it_off() {
     let (device, caching, objects) = left(false, true);
     for _ in 0..5 {
-        let options =
-            ImportOptions { looks_for_cache_devices: false, ..import_options(&cache(64 * MIB)) };
+        let options = ImportOptions { find_l2_devices: false, ..import_options(&cache(64 * MIB)) };
         let caches = vec![Arc::clone(&caching).into()];
         let pool = Pool::import_with(vec![Arc::clone(&device).into()], caches, &options).unwrap();
         // Datasets may be being opened for it.
         pool.export().unwrap();
     }
-    let off = ("cache_warm_up".to_owned(), "false".to_owned());
+    let off = ("l2_warm_up".to_owned(), "false".to_owned());
     let ram = cache(64 * MIB);
-    let options = ImportOptions {
-        looks_for_cache_devices: false,
-        tunables: vec![off],
-        ..import_options(&ram)
-    };
+    let options =
+        ImportOptions { find_l2_devices: false, tunables: vec![off], ..import_options(&ram) };
     let caches = vec![Arc::clone(&caching).into()];
     let pool = Pool::import_with(vec![Arc::clone(&device).into()], caches, &options).unwrap();
-    pool.wait_for_cache_devices();
-    pool.wait_for_warm_up();
+    pool.wait_for_l2_rebuild();
+    pool.wait_for_l2_warm_up();
     assert_eq!(counter(&pool, "warmed", "data"), 0);
-    let error = pool.set_tunable("cache_warm_up", "true").unwrap_err();
+    let error = pool.set_tunable("l2_warm_up", "true").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     read(&pool, 0, objects[0], 1);
-    assert!(figures(&pool).hits > 0);
+    assert!(l2_stats(&pool).hits > 0);
     pool.export().unwrap();
 }

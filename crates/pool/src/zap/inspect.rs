@@ -1,13 +1,13 @@
 //! A directory as it lies on a device, for who inspects it: no object, no lock, no cache of what was found.
 
 use super::entry::Value;
-use super::leaf::{Flaw, Leaf};
+use super::leaf::{Leaf, LeafDefect};
 use super::stats::{LeafStats, ZapStats};
-use super::{Form, read_form};
+use super::{DirectoryForm, read_form};
 use crate::{Error, ErrorKind, Result};
 
 /// The inline content of a directory.
-pub(crate) struct Inline {
+pub(crate) struct InlineInfo {
     /// Seed of the names' hash.
     pub(crate) seed: u64,
     /// What is known without looking at leaves; of a fat directory, depth, and in `entries` and `by_depth` what its header says.
@@ -18,7 +18,7 @@ pub(crate) struct Inline {
     pub(crate) is_fat: bool,
 }
 
-impl Inline {
+impl InlineInfo {
     /// From a dnode; none is an empty directory.
     ///
     /// # Errors
@@ -29,11 +29,12 @@ impl Inline {
             return Ok(Self { seed: 0, stats, entries: Vec::new(), is_fat: false });
         }
         let (seed, form) =
-            read_form(content.to_vec()).map_err(|flaw| corrupt("its header", flaw))?;
+            read_form(content.to_vec()).map_err(|defect| corrupt("its header", defect))?;
         match form {
-            Form::Micro(micro) => {
+            DirectoryForm::Micro(micro) => {
                 let entries = micro.sorted().into_iter().map(|entry| {
-                    let value = entry.record.value().map_err(|flaw| corrupt("an entry", flaw))?;
+                    let value =
+                        entry.record.value().map_err(|defect| corrupt("an entry", defect))?;
                     Ok((entry.record.name.into(), value))
                 });
                 let entries = entries.collect::<Result<Vec<_>>>()?;
@@ -41,7 +42,7 @@ impl Inline {
                 let stats = ZapStats { entries: len, micro_bytes, ..stats };
                 Ok(Self { seed, stats, entries, is_fat: false })
             }
-            Form::Fat(fat) => {
+            DirectoryForm::Fat(fat) => {
                 let header = &fat.header;
                 let by_depth = header.leaves_at.map(|leaves| u64::from(leaves.get()));
                 let (entries, depth) = (header.entries.get(), header.depth);
@@ -58,7 +59,7 @@ impl Inline {
 /// [`ErrorKind::Corrupt`] says what is wrong; it is not counted then.
 pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Result<()> {
     let counted = Leaf::read(bytes).and_then(|leaf| LeafStats::of(&leaf, Some(seed)));
-    stats.add(&counted.map_err(|flaw| corrupt("a leaf", flaw))?);
+    stats.add(&counted.map_err(|defect| corrupt("a leaf", defect))?);
     Ok(())
 }
 
@@ -67,15 +68,15 @@ pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Resul
 /// # Errors
 /// [`ErrorKind::Corrupt`] says what is wrong.
 pub(crate) fn leaf_entries(bytes: &[u8]) -> Result<Vec<(Box<[u8]>, Value)>> {
-    let leaf = Leaf::read(bytes).map_err(|flaw| corrupt("a leaf", flaw))?;
+    let leaf = Leaf::read(bytes).map_err(|defect| corrupt("a leaf", defect))?;
     let entries = leaf.entries_from(0).map(|entry| {
         let (_, record) = entry?;
         Ok((record.name.into(), record.value()?))
     });
-    entries.collect::<Result<_, Flaw>>().map_err(|flaw| corrupt("a leaf", flaw))
+    entries.collect::<Result<_, LeafDefect>>().map_err(|defect| corrupt("a leaf", defect))
 }
 
 #[cold]
-fn corrupt(what: &str, Flaw(flaw): Flaw) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("{what}: {flaw}"))
+fn corrupt(what: &str, LeafDefect(defect): LeafDefect) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("{what}: {defect}"))
 }

@@ -29,21 +29,21 @@ use crate::error::{Error, ErrorKind, Result};
 const LOCK_TRIES: usize = 128;
 
 thread_local! {
-    static FORBIDDEN: Cell<bool> = const { Cell::new(false) };
+    static NON_BLOCKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What the mark was before; so it is again when this is dropped, by a panic too.
-struct Before(bool);
+struct RestoreMark(bool);
 
-impl Before {
+impl RestoreMark {
     fn set(forbidden: bool) -> Self {
-        Self(FORBIDDEN.with(|mark| mark.replace(forbidden)))
+        Self(NON_BLOCKING.with(|mark| mark.replace(forbidden)))
     }
 }
 
-impl Drop for Before {
+impl Drop for RestoreMark {
     fn drop(&mut self) {
-        FORBIDDEN.with(|mark| mark.set(self.0));
+        NON_BLOCKING.with(|mark| mark.set(self.0));
     }
 }
 
@@ -52,9 +52,9 @@ impl Drop for Before {
 /// read has begun, if it can be read without waiting: who asks again, on a thread that may wait, joins it.
 ///
 /// ```
-/// # use forebay_pool::{ErrorKind, Object, without_waiting};
+/// # use forebay_pool::{ErrorKind, Object, non_blocking};
 /// fn read(object: &Object, out: &mut [u8]) -> forebay_pool::Result<usize> {
-///     match without_waiting(|| object.read(0, out)) {
+///     match non_blocking(|| object.read(0, out)) {
 ///         Err(error) if error.kind() == ErrorKind::WouldBlock => {
 ///             object.read(0, out) // On a thread that may wait.
 ///         }
@@ -63,22 +63,22 @@ impl Drop for Before {
 /// }
 /// ```
 ///
-/// Callbacks that `f` leaves behind are not marked. Calls nest, also with [`waiting_allowed`].
-pub fn without_waiting<R>(f: impl FnOnce() -> R) -> R {
-    let _before = Before::set(true);
+/// Callbacks that `f` leaves behind are not marked. Calls nest, also with [`blocking_allowed`].
+pub fn non_blocking<R>(f: impl FnOnce() -> R) -> R {
+    let _before = RestoreMark::set(true);
     f()
 }
 
 /// The opposite, inside of it: for what must not stop half-way, as several changes of one transaction.
-pub fn waiting_allowed<R>(f: impl FnOnce() -> R) -> R {
-    let _before = Before::set(false);
+pub fn blocking_allowed<R>(f: impl FnOnce() -> R) -> R {
+    let _before = RestoreMark::set(false);
     f()
 }
 
 /// Whether this thread must not wait.
 #[inline]
-pub(crate) fn is_forbidden() -> bool {
-    FORBIDDEN.with(Cell::get)
+pub(crate) fn is_non_blocking() -> bool {
+    NON_BLOCKING.with(Cell::get)
 }
 
 /// To be called before waiting.
@@ -87,12 +87,12 @@ pub(crate) fn is_forbidden() -> bool {
 /// [`ErrorKind::WouldBlock`] if this thread must not.
 #[inline]
 pub fn check(what: &'static str) -> Result<()> {
-    if is_forbidden() { Err(would_wait(what)) } else { Ok(()) }
+    if is_non_blocking() { Err(would_block(what)) } else { Ok(()) }
 }
 
 /// `what` is not there yet, and this thread must not wait for it.
 #[cold]
-pub(crate) fn would_wait(what: &'static str) -> Error {
+pub(crate) fn would_block(what: &'static str) -> Error {
     let text = format!("{what} would have to be waited for: do it on a thread that may wait");
     Error::new(ErrorKind::WouldBlock, text)
 }
@@ -117,7 +117,7 @@ pub fn lock<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard
 
 #[cold]
 fn lock_slow<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard<'a, T>> {
-    if !is_forbidden() {
+    if !is_non_blocking() {
         return Ok(mutex.lock());
     }
     for _ in 0..LOCK_TRIES {
@@ -126,7 +126,7 @@ fn lock_slow<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuar
             return Ok(guard);
         }
     }
-    Err(would_wait(what))
+    Err(would_block(what))
 }
 
 #[cfg(all(test, not(forebay_model)))]
@@ -135,31 +135,31 @@ mod tests {
 
     #[test]
     fn marks_nest_and_end_with_a_panic() {
-        assert!(!is_forbidden());
-        without_waiting(|| {
-            assert!(is_forbidden());
-            waiting_allowed(|| {
-                assert!(!is_forbidden());
-                without_waiting(|| assert!(is_forbidden()));
-                assert!(!is_forbidden());
+        assert!(!is_non_blocking());
+        non_blocking(|| {
+            assert!(is_non_blocking());
+            blocking_allowed(|| {
+                assert!(!is_non_blocking());
+                non_blocking(|| assert!(is_non_blocking()));
+                assert!(!is_non_blocking());
             });
-            assert!(is_forbidden());
-            let panicked = std::panic::catch_unwind(|| waiting_allowed(|| panic!("on purpose")));
+            assert!(is_non_blocking());
+            let panicked = std::panic::catch_unwind(|| blocking_allowed(|| panic!("on purpose")));
             assert!(panicked.is_err());
-            assert!(is_forbidden());
+            assert!(is_non_blocking());
         });
-        let panicked = std::panic::catch_unwind(|| without_waiting(|| panic!("on purpose")));
+        let panicked = std::panic::catch_unwind(|| non_blocking(|| panic!("on purpose")));
         assert!(panicked.is_err());
-        assert!(!is_forbidden());
+        assert!(!is_non_blocking());
     }
 
     #[test]
     fn a_lock_that_is_held_is_given_up() {
-        let mutex = Mutex::named("object-turn", 1);
+        let mutex = Mutex::named("object-lock", 1);
         let guard = mutex.lock();
-        let tried = without_waiting(|| lock(&mutex, "a test").map(drop));
+        let tried = non_blocking(|| lock(&mutex, "a test").map(drop));
         assert_eq!(tried.unwrap_err().kind(), ErrorKind::WouldBlock);
         drop(guard);
-        without_waiting(|| assert_eq!(*lock(&mutex, "a test").unwrap(), 1));
+        non_blocking(|| assert_eq!(*lock(&mutex, "a test").unwrap(), 1));
     }
 }

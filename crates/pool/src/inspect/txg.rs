@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use super::pointer::{PointerLook, packing};
-use super::view::View;
-use super::{Damage, Inspector, Seen};
+use super::pointer::{BlockPtrInfo, packing};
+use super::view::TxgView;
+use super::{Damage, Inspected, Inspector};
 use crate::error::Result;
 use crate::format::{CacheMode, Compression, DatasetPhys, LOG_EXTENTS_MAX, ObjsetPhys, SyncMode};
 
 /// A set of objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SetLook {
+pub struct ObjsetInfo {
     /// Objects in use.
     pub objects: u64,
     /// Bytes on devices, all copies.
@@ -20,12 +20,12 @@ pub struct SetLook {
     /// Height of their tree.
     pub levels: u8,
     /// Its root.
-    pub root: PointerLook,
+    pub root: BlockPtrInfo,
 }
 
 /// What a root block says of space.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpaceLook {
+pub struct SpaceInfo {
     /// Bytes in use.
     pub allocated_bytes: u64,
     /// Bytes of a sector.
@@ -37,19 +37,19 @@ pub struct SpaceLook {
     /// Entries in them.
     pub log_entries: u64,
     /// The newest block of that log.
-    pub log: PointerLook,
+    pub log: BlockPtrInfo,
     /// The topmost blocks of the index of metaslabs.
-    pub index: Vec<PointerLook>,
+    pub index: Vec<BlockPtrInfo>,
 }
 
 /// What a root block says of the intent log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogLook {
+pub struct LogInfo {
     /// Names it for ever.
     pub guid: u64,
     /// Its present life.
     pub generation: u64,
-    /// Records of this group and older ones are not replayed.
+    /// Records of this txg and older ones are not replayed.
     pub txg: u64,
     /// Where replay begins, in bytes ever written.
     pub head_offset: u64,
@@ -61,14 +61,14 @@ pub struct LogLook {
 
 /// A dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DatasetLook {
+pub struct DatasetInfo {
     /// Its name.
     pub name: String,
     /// Number of its object among the pool's own.
     pub number: u64,
     /// Names it for ever.
     pub guid: u64,
-    /// The group that created it.
+    /// The txg that created it.
     pub created_txg: u64,
     /// The object that its user starts from; 0 if there is none.
     pub root_object: u64,
@@ -82,55 +82,55 @@ pub struct DatasetLook {
     pub metadata: (String, u8),
     /// What RAM caches of it.
     pub cache: String,
-    /// What cache devices hold of it.
-    pub second: String,
+    /// What L2 devices hold of it.
+    pub l2: String,
     /// When an fsync returns.
     pub sync: String,
     /// Its objects.
-    pub set: SetLook,
+    pub set: ObjsetInfo,
 }
 
 /// A transaction group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupLook {
+pub struct TxgInfo {
     /// Its number.
     pub txg: u64,
     /// When its uberblock was written, by the clock of whoever did, in nanoseconds.
     pub time_ns: u64,
     /// Its root block.
-    pub root: PointerLook,
+    pub root: BlockPtrInfo,
     /// The pool's own objects.
-    pub own: SetLook,
+    pub own: ObjsetInfo,
     /// Number of the directory of datasets among them.
     pub directory: u64,
     /// Space.
-    pub space: SpaceLook,
+    pub space: SpaceInfo,
     /// The intent log.
-    pub log: LogLook,
+    pub log: LogInfo,
     /// Datasets by name.
-    pub datasets: Vec<DatasetLook>,
+    pub datasets: Vec<DatasetInfo>,
     /// What of them cannot be read.
     pub damage: Damage,
 }
 
 impl Inspector {
-    /// The newest group, or the one of that number.
+    /// The newest txg, or the one of that number.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no uberblock of it;
     /// [`ErrorKind::NotAPool`](crate::ErrorKind::NotAPool), [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt),
     /// [`ErrorKind::Device`](crate::ErrorKind::Device).
-    pub fn group(&self, txg: Option<u64>) -> Result<Seen<GroupLook>> {
+    pub fn txg(&self, txg: Option<u64>) -> Result<Inspected<TxgInfo>> {
         self.see(txg, |view| {
-            let group = GroupLook::of(view);
-            let damaged = !group.damage.is_empty();
-            Ok((group, damaged))
+            let info = TxgInfo::of(view);
+            let damaged = !info.damage.is_empty();
+            Ok((info, damaged))
         })
     }
 }
 
-impl GroupLook {
-    fn of(view: &View) -> Self {
+impl TxgInfo {
+    fn of(view: &TxgView) -> Self {
         let mut damage = Damage::default();
         let names = view.dataset_names(&mut damage).unwrap_or_else(|error| {
             damage.note(error);
@@ -139,7 +139,7 @@ impl GroupLook {
         let mut datasets = Vec::with_capacity(names.len());
         for (name, number) in names {
             match view.dataset_at(&name, number) {
-                Ok(phys) => datasets.push(DatasetLook::of(name, number, &phys)),
+                Ok(phys) => datasets.push(DatasetInfo::of(name, number, &phys)),
                 Err(error) => damage.note(error),
             }
         }
@@ -147,31 +147,31 @@ impl GroupLook {
         Self {
             txg: view.uberblock.txg,
             time_ns: view.uberblock.time_ns,
-            root: PointerLook::of(&view.uberblock.root),
-            own: SetLook::of(&root.mos),
+            root: BlockPtrInfo::of(&view.uberblock.root),
+            own: ObjsetInfo::of(&root.mos),
             directory: root.datasets.get(),
-            space: SpaceLook::of(view),
-            log: LogLook::of(view),
+            space: SpaceInfo::of(view),
+            log: LogInfo::of(view),
             datasets,
             damage,
         }
     }
 }
 
-impl SetLook {
+impl ObjsetInfo {
     fn of(phys: &ObjsetPhys) -> Self {
         Self {
             objects: phys.objects.get(),
             allocated_bytes: phys.allocated_bytes.get(),
             dnode_blocks: phys.blocks.get(),
             levels: phys.levels,
-            root: PointerLook::of(&phys.root),
+            root: BlockPtrInfo::of(&phys.root),
         }
     }
 }
 
-impl SpaceLook {
-    fn of(view: &View) -> Self {
+impl SpaceInfo {
+    fn of(view: &TxgView) -> Self {
         let space = &view.root.space;
         let index = space.index.iter().take(usize::from(space.index_pointers));
         Self {
@@ -180,14 +180,14 @@ impl SpaceLook {
             metaslabs: space.metaslabs.get(),
             log_blocks: space.log_blocks.get(),
             log_entries: space.log_entries.get(),
-            log: PointerLook::of(&space.log),
-            index: index.map(PointerLook::of).collect(),
+            log: BlockPtrInfo::of(&space.log),
+            index: index.map(BlockPtrInfo::of).collect(),
         }
     }
 }
 
-impl LogLook {
-    fn of(view: &View) -> Self {
+impl LogInfo {
+    fn of(view: &TxgView) -> Self {
         let log = &view.root.log;
         let count = (log.extent_count.get() as usize).min(LOG_EXTENTS_MAX);
         let extents = log.extents[..count].iter().filter_map(|extent| {
@@ -205,7 +205,7 @@ impl LogLook {
     }
 }
 
-impl DatasetLook {
+impl DatasetInfo {
     fn of(name: String, number: u64, phys: &DatasetPhys) -> Self {
         let unknown = |raw: u8| format!("unknown ({raw})");
         let compression = |raw: u8| {
@@ -220,7 +220,7 @@ impl DatasetLook {
         };
         let sync = match SyncMode::from_raw(phys.sync) {
             Some(SyncMode::Log) => "log".to_owned(),
-            Some(SyncMode::Group) => "group".to_owned(),
+            Some(SyncMode::Txg) => "txg".to_owned(),
             None => unknown(phys.sync),
         };
         Self {
@@ -234,14 +234,14 @@ impl DatasetLook {
             data: (compression(phys.data_compression), phys.data_copies),
             metadata: (compression(phys.metadata_compression), phys.metadata_copies),
             cache: mode(phys.cache),
-            second: mode(phys.second),
+            l2: mode(phys.l2),
             sync,
-            set: SetLook::of(&phys.objset),
+            set: ObjsetInfo::of(&phys.objset),
         }
     }
 }
 
-impl fmt::Display for SetLook {
+impl fmt::Display for ObjsetInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { objects, allocated_bytes, dnode_blocks, levels, root } = self;
         writeln!(f, "    {objects} objects, {allocated_bytes} bytes on devices")?;
@@ -250,36 +250,36 @@ impl fmt::Display for SetLook {
     }
 }
 
-impl fmt::Display for DatasetLook {
+impl fmt::Display for DatasetInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "dataset {:?}: object {} ({:016x})", self.name, self.number, self.guid)?;
         let (root, flavour) = (self.root_object, self.flavour);
         writeln!(
             f,
-            "    created in group {}, root object {root}, flavour {flavour}",
+            "    created in txg {}, root object {root}, flavour {flavour}",
             self.created_txg
         )?;
         writeln!(
             f,
-            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, second level {}, sync {}",
+            "    records of {} bytes; data {} in {} copies, metadata {} in {}; cache {}, L2 {}, sync {}",
             self.record_bytes,
             self.data.0,
             self.data.1,
             self.metadata.0,
             self.metadata.1,
             self.cache,
-            self.second,
+            self.l2,
             self.sync
         )?;
         write!(f, "{}", self.set)
     }
 }
 
-impl fmt::Display for GroupLook {
+impl fmt::Display for TxgInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "group {}, written at {:.3} s of its writer's clock",
+            "txg {}, written at {:.3} s of its writer's clock",
             self.txg,
             self.time_ns as f64 / 1e9
         )?;
@@ -304,7 +304,7 @@ impl fmt::Display for GroupLook {
         writeln!(f, "intent log ({:016x}), generation {}:", log.guid, log.generation)?;
         writeln!(
             f,
-            "    replay behind group {}, from byte {} and block {} on",
+            "    replay behind txg {}, from byte {} and block {} on",
             log.txg, log.head_offset, log.head_sequence
         )?;
         for (device, offset, bytes) in &log.extents {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::super::entry::hash_of;
 use super::super::fat::Request;
 use super::super::memory::MemoryStore;
-use super::super::{Change, Cookie, Form, Wish, Zap};
+use super::super::{Change, Cookie, DirectoryForm, NameChange, Zap};
 use super::{is_micro, new};
 use crate::{Error, ErrorKind};
 
@@ -19,7 +19,7 @@ fn failed(error: &Error, kind: ErrorKind, had_to: bool) -> bool {
 
 struct Pair {
     zap: Zap<MemoryStore>,
-    twin: BTreeMap<Vec<u8>, Vec<u8>>,
+    model: BTreeMap<Vec<u8>, Vec<u8>>,
     rng: SmallRng,
     /// Padding of names, so that few fill a leaf.
     pad: usize,
@@ -30,19 +30,19 @@ impl Pair {
         let name = format!("{:0>1$}", self.rng.below(names), self.pad).into_bytes();
         let mut value = vec![0; 1 + self.rng.below(32) as usize];
         self.rng.fill(&mut value);
-        let old = self.twin.get(&name).cloned();
-        let (zap, twin) = (&self.zap, &mut self.twin);
+        let old = self.model.get(&name).cloned();
+        let (zap, model) = (&self.zap, &mut self.model);
         match self.rng.below(10) {
             n if n < removes => match zap.remove(&(), &name) {
-                Ok(was) => assert_eq!(Some(&*was), twin.remove(&name).as_deref()),
+                Ok(was) => assert_eq!(Some(&*was), model.remove(&name).as_deref()),
                 Err(error) => assert!(failed(&error, ErrorKind::NotFound, old.is_none())),
             },
             9 => match zap.replace(&(), &name, &value) {
-                Ok(was) => assert_eq!(Some(&*was), twin.insert(name, value).as_deref()),
+                Ok(was) => assert_eq!(Some(&*was), model.insert(name, value).as_deref()),
                 Err(error) => assert!(failed(&error, ErrorKind::NotFound, old.is_none())),
             },
             8 => match zap.upsert(&(), &name, &value) {
-                Ok(was) => assert_eq!(was.as_deref(), twin.insert(name, value).as_deref()),
+                Ok(was) => assert_eq!(was.as_deref(), model.insert(name, value).as_deref()),
                 Err(error) => assert!(failed(&error, ErrorKind::NoMemory, true)),
             },
             7 => {
@@ -50,7 +50,7 @@ impl Pair {
                 assert_eq!(found.as_deref(), old.as_deref());
             }
             _ => match zap.insert(&(), &name, &value) {
-                Ok(()) => assert!(twin.insert(name, value).is_none()),
+                Ok(()) => assert!(model.insert(name, value).is_none()),
                 Err(error) => assert!(failed(&error, ErrorKind::Exists, old.is_some())),
             },
         }
@@ -58,7 +58,7 @@ impl Pair {
 
     fn check(&self) {
         self.zap.audit().expect("it is valid");
-        assert_eq!(self.zap.len(), self.twin.len() as u64);
+        assert_eq!(self.zap.len(), self.model.len() as u64);
         let mut seen = BTreeMap::new();
         let mut before = Cookie::START;
         for entry in self.zap.cursor(Cookie::START) {
@@ -67,10 +67,10 @@ impl Pair {
             before = entry.next;
             assert!(seen.insert(entry.name.to_vec(), entry.value.to_vec()).is_none());
         }
-        assert_eq!(seen, self.twin);
+        assert_eq!(seen, self.model);
     }
 
-    fn end_group(&mut self) {
+    fn end_txg(&mut self) {
         let store = self.zap.store().clone();
         store.commit();
         match self.rng.below(3) {
@@ -96,7 +96,7 @@ proptest! {
         failures in any::<bool>(),
     ) {
         let mut pair =
-            Pair { zap: new(seed), twin: BTreeMap::new(), rng: SmallRng::from_seed(seed), pad };
+            Pair { zap: new(seed), model: BTreeMap::new(), rng: SmallRng::from_seed(seed), pad };
         if uncached {
             pair.zap.store().without_cache();
         }
@@ -108,13 +108,13 @@ proptest! {
             for _ in 0..names.min(1500) {
                 pair.step(names, removes);
                 if pair.rng.below(300) == 0 {
-                    pair.end_group();
+                    pair.end_txg();
                 }
             }
-            pair.end_group();
+            pair.end_txg();
             pair.check();
         }
-        let all: Vec<_> = pair.twin.keys().cloned().collect();
+        let all: Vec<_> = pair.model.keys().cloned().collect();
         for name in all {
             while pair.zap.remove(&(), &name).is_err() {}
         }
@@ -130,23 +130,23 @@ proptest! {
 fn names_with_equal_hashes_live_together() {
     let zap = new(1);
     let mut by_hash: HashMap<u32, String> = HashMap::new();
-    let mut twins = Vec::new();
+    let mut models = Vec::new();
     for number in 0..300_000 {
         let name = number.to_string();
         if let Some(other) = by_hash.insert(hash_of(1, name.as_bytes()), name.clone()) {
-            twins.push((other, name));
+            models.push((other, name));
         }
     }
-    assert!(!twins.is_empty());
-    for (one, other) in &twins {
+    assert!(!models.is_empty());
+    for (one, other) in &models {
         zap.insert(&(), one.as_bytes(), b"one").expect("it is new");
         zap.insert(&(), other.as_bytes(), b"other").expect("it is new");
     }
     for number in 0..2000 {
         let _ = zap.upsert(&(), format!("more {number}").as_bytes(), b"v");
     }
-    assert_eq!(zap.audit().expect("it is valid").collisions, twins.len() as u64);
-    for (one, other) in &twins {
+    assert_eq!(zap.audit().expect("it is valid").collisions, models.len() as u64);
+    for (one, other) in &models {
         assert_eq!(&*zap.remove(&(), one.as_bytes()).expect("it is there"), b"one");
         let found = zap.lookup(other.as_bytes()).expect("it is possible");
         assert_eq!(found.as_deref(), Some(&b"other"[..]));
@@ -157,13 +157,13 @@ fn names_with_equal_hashes_live_together() {
 fn a_leaf_that_cannot_split_is_full() {
     let zap = new(1);
     for number in 0..100 {
-        zap.insert(&(), format!("{number:0>50}").as_bytes(), b"v").expect("there is room");
+        zap.insert(&(), format!("{number:0>50}").as_bytes(), b"v").expect("there is space");
     }
     let insert = |hash: u32, name: &[u8]| {
-        let request = Request { wish: Wish::Insert, hash, name, value: b"v" };
-        zap.run(None, |state, reach| match &mut state.form {
-            Form::Fat(fat) => fat.change(reach, &(), &request),
-            Form::Micro(_) => unreachable!("it is fat"),
+        let request = Request { wish: NameChange::Insert, hash, name, value: b"v" };
+        zap.run(None, |state, access| match &mut state.form {
+            DirectoryForm::Fat(fat) => fat.change(access, &(), &request),
+            DirectoryForm::Micro(_) => unreachable!("it is fat"),
         })
     };
     // Alike in more bits than any leaf is chosen by.
@@ -180,7 +180,7 @@ fn a_leaf_that_cannot_split_is_full() {
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     let leaves = zap.store().leaf_count();
     assert!(leaves < 30, "{leaves}");
-    assert!(insert(0xdead_be00, b"again and longer than what is left of its room in the leaf, however little that may be, and however long this name has to become to make sure of it, which is why it goes on and on, up to two hundred bytes").is_err());
+    assert!(insert(0xdead_be00, b"again and longer than what is left of its space in the leaf, however little that may be, and however long this name has to become to make sure of it, which is why it goes on and on, up to two hundred bytes").is_err());
     assert_eq!(zap.store().leaf_count(), leaves, "nothing is split in vain");
     insert(0x1234_5678, b"elsewhere").expect("others are not concerned");
     let alike = zap.stats().expect("it is valid");
@@ -202,14 +202,14 @@ fn impossible_names_and_values_are_refused() {
 }
 
 #[test]
-fn room_for_attributes_makes_it_fat() {
+fn space_for_attributes_makes_it_fat() {
     let zap = new(1);
     for number in 0..14 {
-        zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("there is room");
+        zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("there is space");
     }
-    zap.make_room(&(), 200).expect("it is possible");
+    zap.limit_inline(&(), 200).expect("it is possible");
     assert!(is_micro(&zap));
-    zap.make_room(&(), 130).expect("it is possible");
+    zap.limit_inline(&(), 130).expect("it is possible");
     assert!(!is_micro(&zap));
     assert_eq!(zap.audit().expect("it is valid").entries, 14);
 }

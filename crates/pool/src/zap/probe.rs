@@ -12,14 +12,14 @@ use forebay_base::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::Zap;
 use super::entry::{Value, leaf_id};
-use super::leaf::{Flaw, Leaf};
-use super::store::{LeafStore, Look};
+use super::leaf::{Leaf, LeafDefect};
+use super::store::{LeafLookup, LeafStore};
 use crate::Result;
 
 /// Hints: one for each prefix of so many bits, a line of memory in all.
 const HINT_BITS: u32 = 6;
 /// Leaves that are looked at before the lock is taken.
-const GUESSES: usize = 4;
+const PROBES_MAX: usize = 4;
 /// One operation in so many is counted, with this weight: others do not write what all threads share.
 const SAMPLE: u32 = 16;
 
@@ -78,7 +78,7 @@ impl Operations {
 }
 
 /// What a guess found.
-enum Guess {
+enum Probe {
     /// The leaf: the name's value, if it is there.
     Right(Option<Value>),
     /// A leaf for other hashes, of this depth.
@@ -88,18 +88,20 @@ enum Guess {
 impl<S: LeafStore> Zap<S> {
     /// Looks a name up if its leaf is found by guessing, is in memory, and is right.
     #[inline]
-    pub(super) fn peek(&self, hash: u32, name: &[u8]) -> Result<Option<Option<Value>>> {
+    pub(super) fn probe(&self, hash: u32, name: &[u8]) -> Result<Option<Option<Value>>> {
         let Some(mut depth) = self.hints.get(hash) else {
             return Ok(None);
         };
-        for _ in 0..GUESSES {
+        for _ in 0..PROBES_MAX {
             let id = leaf_id(hash, depth);
-            match self.store.with_leaf(id, &[], |bytes| guess(bytes, id, hash, name))? {
-                Look::Here(Ok(Guess::Right(found))) => return Ok(Some(found)),
-                Look::Here(Ok(Guess::Wrong(deeper))) if deeper > depth => depth = deeper,
-                Look::Hole if id != 0 => depth = id.ilog2() as u8,
+            match self.store.with_leaf(id, &[], |bytes| probe_leaf(bytes, id, hash, name))? {
+                LeafLookup::Resident(Ok(Probe::Right(found))) => return Ok(Some(found)),
+                LeafLookup::Resident(Ok(Probe::Wrong(deeper))) if deeper > depth => depth = deeper,
+                LeafLookup::Hole if id != 0 => depth = id.ilog2() as u8,
                 // Under the lock it is known what is wrong.
-                Look::Here(_) | Look::Hole | Look::Away(_) => return Ok(None),
+                LeafLookup::Resident(_) | LeafLookup::Hole | LeafLookup::NotResident(_) => {
+                    return Ok(None);
+                }
             }
         }
         Ok(None)
@@ -107,11 +109,11 @@ impl<S: LeafStore> Zap<S> {
 }
 
 #[inline]
-fn guess(bytes: &[u8], id: u64, hash: u32, name: &[u8]) -> Result<Guess, Flaw> {
+fn probe_leaf(bytes: &[u8], id: u64, hash: u32, name: &[u8]) -> Result<Probe, LeafDefect> {
     let leaf = Leaf::read(bytes)?;
     if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id {
-        return Ok(Guess::Wrong(leaf.depth()));
+        return Ok(Probe::Wrong(leaf.depth()));
     }
     let record = leaf.find(hash, name)?;
-    Ok(Guess::Right(record.map(|record| record.value()).transpose()?))
+    Ok(Probe::Right(record.map(|record| record.value()).transpose()?))
 }

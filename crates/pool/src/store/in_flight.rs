@@ -1,20 +1,20 @@
 //! Writes on their way to devices: a bound on their bytes, and what of them failed.
 //!
-//! Locking: `store-flight`, a leaf lock.
+//! Locking: `store-in-flight`, a leaf lock.
 
 use forebay_base::sync::{Condvar, Mutex};
 
 use crate::error::Error;
 
 /// The writes of a store that have not ended.
-pub(super) struct Flight {
+pub(super) struct InFlightWrites {
     limit_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<InFlightState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct InFlightState {
     writes: u64,
     bytes: u64,
     waiters: u64,
@@ -22,9 +22,9 @@ struct State {
     first: Option<Error>,
 }
 
-impl Flight {
+impl InFlightWrites {
     pub(super) fn new(limit_bytes: u64) -> Self {
-        let state = Mutex::named("store-flight", State::default());
+        let state = Mutex::named("store-in-flight", InFlightState::default());
         Self { limit_bytes, state, changed: Condvar::new() }
     }
 

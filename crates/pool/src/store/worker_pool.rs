@@ -1,7 +1,7 @@
 //! Jobs done side by side, whose results are taken in the order in which the jobs were given.
 //!
-//! Whoever writes a group finds room for one block after the other, but can have them packed by all processors before that is their
-//! turn. Threads help as long as there are many jobs; they are started for the first such lot. The taker never waits for a job that
+//! Whoever writes a txg finds room for one block after the other, but can have them packed by all processors before that is their
+//! turn. Threads help as long as there are many jobs; they are started for the first such batch. The taker never waits for a job that
 //! nobody has taken up, but does it: without helpers it does them all.
 //!
 //! # Invariants
@@ -9,11 +9,11 @@
 //! - Results come in the order of the jobs, each once.
 //! - Results that nobody has taken yet are bounded, in number and in bytes of their jobs; one there may always be. Jobs themselves are not: who
 //!   gives them has what they work on in memory anyway.
-//! - What is left of a lot when its taker goes is dropped, whenever it is done.
+//! - What is left of a batch when its taker goes is dropped, whenever it is done.
 //!
 //! # Locking
 //!
-//! `line-turn` for as long as a lot is taken; `line`, a leaf lock: neither jobs nor results are dropped under it.
+//! `worker-pool-batch` for as long as a batch is taken; `worker-pool`, a leaf lock: neither jobs nor results are dropped under it.
 
 use std::collections::VecDeque;
 
@@ -21,9 +21,9 @@ use forebay_base::sync::thread::{self, JoinHandle};
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Results that nobody has taken yet, at most.
-const AHEAD: usize = 32;
+const RESULTS_MAX: usize = 32;
 /// Fewer jobs than this are not worth waking a thread.
-const FEW: usize = 8;
+const WAKE_JOBS_MIN: usize = 8;
 
 /// What is to be done, and how many bytes of memory that is about.
 pub(crate) struct Job<T> {
@@ -32,22 +32,22 @@ pub(crate) struct Job<T> {
 }
 
 /// A line of jobs, and the threads that help with them.
-pub(crate) struct Line<T: Send + 'static> {
-    shared: Arc<Shared<T>>,
+pub(crate) struct WorkerPool<T: Send + 'static> {
+    shared: Arc<WorkerShared<T>>,
     helpers: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    turn: Mutex<()>,
+    batch_lock: Mutex<()>,
 }
 
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct WorkerShared<T> {
+    state: Mutex<WorkerState<T>>,
     /// For helpers: there is something to do, or no more.
     work: Condvar,
     /// For the taker: the next result is there.
     ready: Condvar,
 }
 
-struct State<T> {
+struct WorkerState<T> {
     /// The number of the job whose result is taken next.
     first: u64,
     /// From that one on, jobs that somebody has taken up: their bytes, and their results.
@@ -64,11 +64,11 @@ struct State<T> {
     panicked: bool,
 }
 
-impl<T> State<T> {
+impl<T> WorkerState<T> {
     /// Takes a job up, unless too much is done ahead.
     fn claim(&mut self) -> Option<(u64, Job<T>)> {
         let next = self.jobs.front()?.bytes;
-        let full = self.done.len() >= AHEAD || self.done_bytes + next > self.most_bytes;
+        let full = self.done.len() >= RESULTS_MAX || self.done_bytes + next > self.most_bytes;
         if full && !self.done.is_empty() {
             return None;
         }
@@ -107,15 +107,16 @@ impl<T> State<T> {
 
     /// Whether to wake helpers: not for each result that is taken.
     fn wants_help(&self) -> bool {
-        let room = self.done.len() <= AHEAD / 2 && self.done_bytes <= self.most_bytes / 2;
-        room && self.idle > 0 && self.jobs.len() >= FEW
+        let has_capacity =
+            self.done.len() <= RESULTS_MAX / 2 && self.done_bytes <= self.most_bytes / 2;
+        has_capacity && self.idle > 0 && self.jobs.len() >= WAKE_JOBS_MIN
     }
 }
 
-impl<T: Send + 'static> Line<T> {
+impl<T: Send + 'static> WorkerPool<T> {
     /// A line with up to so many threads to help, which have up to so many bytes of jobs done before their results are taken.
     pub(crate) fn new(helpers: usize, most_bytes: usize) -> Self {
-        let state = State {
+        let state = WorkerState {
             first: 0,
             done: VecDeque::new(),
             done_bytes: 0,
@@ -126,16 +127,16 @@ impl<T: Send + 'static> Line<T> {
             stopping: false,
             panicked: false,
         };
-        let state = Mutex::named("line", state);
-        let shared = Arc::new(Shared { state, work: Condvar::new(), ready: Condvar::new() });
-        let threads = Mutex::named("line-threads", Vec::new());
-        Self { shared, helpers, threads, turn: Mutex::named("line-turn", ()) }
+        let state = Mutex::named("worker-pool", state);
+        let shared = Arc::new(WorkerShared { state, work: Condvar::new(), ready: Condvar::new() });
+        let threads = Mutex::named("worker-pool-threads", Vec::new());
+        Self { shared, helpers, threads, batch_lock: Mutex::named("worker-pool-batch", ()) }
     }
 
-    /// Has a lot of jobs done. Who comes while another lot is taken waits.
-    pub(crate) fn give(&self, jobs: Vec<Job<T>>) -> Taking<'_, T> {
-        let turn = self.turn.lock();
-        if jobs.len() >= FEW {
+    /// Has a batch of jobs done. Who comes while another batch is taken waits.
+    pub(crate) fn give(&self, jobs: Vec<Job<T>>) -> OrderedResults<'_, T> {
+        let batch_lock = self.batch_lock.lock();
+        if jobs.len() >= WAKE_JOBS_MIN {
             self.start();
         }
         let mut state = self.shared.state.lock();
@@ -144,7 +145,7 @@ impl<T: Send + 'static> Line<T> {
             self.shared.work.notify_all();
         }
         drop(state);
-        Taking { shared: &self.shared, _turn: turn }
+        OrderedResults { shared: &self.shared, _batch_lock: batch_lock }
     }
 
     fn start(&self) {
@@ -159,7 +160,7 @@ impl<T: Send + 'static> Line<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Line<T> {
+impl<T: Send + 'static> Drop for WorkerPool<T> {
     fn drop(&mut self) {
         self.shared.state.lock().stopping = true;
         self.shared.work.notify_all();
@@ -170,13 +171,13 @@ impl<T: Send + 'static> Drop for Line<T> {
     }
 }
 
-/// The results of a lot, in order.
-pub(crate) struct Taking<'a, T> {
-    shared: &'a Shared<T>,
-    _turn: MutexGuard<'a, ()>,
+/// The results of a batch, in order.
+pub(crate) struct OrderedResults<'a, T> {
+    shared: &'a WorkerShared<T>,
+    _batch_lock: MutexGuard<'a, ()>,
 }
 
-impl<T> Taking<'_, T> {
+impl<T> OrderedResults<'_, T> {
     /// The next result; nothing after the last one.
     ///
     /// # Panics
@@ -208,7 +209,7 @@ impl<T> Taking<'_, T> {
     }
 }
 
-impl<T> Drop for Taking<'_, T> {
+impl<T> Drop for OrderedResults<'_, T> {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.first += state.done.len() as u64;
@@ -220,7 +221,7 @@ impl<T> Drop for Taking<'_, T> {
 }
 
 /// The life of a helper.
-fn help<T>(shared: &Shared<T>) {
+fn help<T>(shared: &WorkerShared<T>) {
     let mut state = shared.state.lock();
     while !state.stopping {
         let Some((number, job)) = state.claim() else {
@@ -230,7 +231,7 @@ fn help<T>(shared: &Shared<T>) {
             continue;
         };
         drop(state);
-        let guard = Guard(shared);
+        let guard = PanicGuard(shared);
         let result = (job.work)();
         std::mem::forget(guard);
         state = shared.state.lock();
@@ -250,9 +251,9 @@ fn help<T>(shared: &Shared<T>) {
 }
 
 /// Tells the taker when a job has panicked.
-struct Guard<'a, T>(&'a Shared<T>);
+struct PanicGuard<'a, T>(&'a WorkerShared<T>);
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for PanicGuard<'_, T> {
     fn drop(&mut self) {
         self.0.state.lock().panicked = true;
         self.0.ready.notify_one();

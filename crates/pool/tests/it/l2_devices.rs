@@ -1,4 +1,4 @@
-//! Cache devices: from being added to being removed, with all that can be wrong with them.
+//! L2 devices: from being added to being removed, with all that can be wrong with them.
 
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, DeviceInfo, DeviceStats, Health, Op, OpenOptions, Request, Waiter};
 use forebay_pool::format::CacheMode;
 use forebay_pool::{
-    BlockCache, CacheDevice, CacheDeviceFigures, CacheDeviceState, CreateOptions, Dataset,
-    DatasetSettings, ErrorKind, ImportOptions, Object, Pool,
+    BlockCache, CreateOptions, Dataset, DatasetSettings, ErrorKind, ImportOptions, L2Device,
+    L2DeviceState, L2DeviceStats, Object, Pool,
 };
 
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
@@ -18,16 +18,16 @@ const RECORD: u64 = 8192;
 /// Records of the object that is read: several times what RAM holds.
 const RECORDS: u64 = 3000;
 
-/// Imports a pool with cache devices that are open already, and looks for no others. Blocks come back when they are asked for.
+/// Imports a pool with L2 devices that are open already, and looks for no others. Blocks come back when they are asked for.
 fn import(device: &Arc<dyn Device>, caches: &[&Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {
     let options = ImportOptions {
-        looks_for_cache_devices: false,
-        tunables: vec![("cache_warm_up".to_owned(), "false".to_owned())],
+        find_l2_devices: false,
+        tunables: vec![("l2_warm_up".to_owned(), "false".to_owned())],
         ..import_options(cache)
     };
     let caches = caches.iter().map(|device| Arc::clone(*device).into()).collect();
     let pool = Pool::import_with(vec![Arc::clone(device).into()], caches, &options).unwrap();
-    pool.wait_for_cache_devices();
+    pool.wait_for_l2_rebuild();
     pool
 }
 
@@ -60,61 +60,58 @@ fn read(object: &Object, version: u64) {
     }
 }
 
-struct Bed {
+struct Fixture {
     device: Arc<dyn Device>,
     caching: Arc<dyn Device>,
     cache: Arc<BlockCache>,
 }
 
-/// A pool with an object, and a cache device that has seen it go through RAM.
-fn bed() -> (Bed, Pool, Dataset, Object) {
-    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
-    let pool = create(&bed.device, &bed.cache);
+/// A pool with an object, and an L2 device that has seen it go through RAM.
+fn fixture() -> (Fixture, Pool, Dataset, Object) {
+    let fixture =
+        Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
+    let pool = create(&fixture.device, &fixture.cache);
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
     drop(tx);
     write(&pool, &object, 1);
-    let guid = pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    let guid = pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
     let listed = only(&pool);
     assert_eq!((listed.guid, listed.size_bytes), (guid, 64 * MIB));
     fill(&pool, &object, 1);
-    (bed, pool, data, object)
+    (fixture, pool, data, object)
 }
 
-/// Reads until the cache device has something, twice what RAM has at least.
+/// Reads until the L2 device has something, twice what RAM has at least.
 fn fill(pool: &Pool, object: &Object, version: u64) {
     let begun = Instant::now();
-    while figures(pool).records < RECORDS / 2 {
+    while stats(pool).records < RECORDS / 2 {
         read(object, version);
-        let records = figures(pool).records;
-        assert!(
-            begun.elapsed() < Duration::from_secs(120),
-            "{records} blocks: {:?}",
-            figures(pool)
-        );
+        let records = stats(pool).records;
+        assert!(begun.elapsed() < Duration::from_secs(120), "{records} blocks: {:?}", stats(pool));
     }
 }
 
-fn only(pool: &Pool) -> CacheDevice {
-    let mut all = pool.cache_devices();
+fn only(pool: &Pool) -> L2Device {
+    let mut all = pool.l2_devices();
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
 }
 
-fn figures(pool: &Pool) -> CacheDeviceFigures {
+fn stats(pool: &Pool) -> L2DeviceStats {
     let device = only(pool);
-    device.figures.unwrap_or_else(|| panic!("{:?}", device.state))
+    device.stats.unwrap_or_else(|| panic!("{:?}", device.state))
 }
 
 fn counter(pool: &Pool, name: &str) -> u64 {
-    let counters = figures(pool).counters;
+    let counters = stats(pool).counters;
     counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
 }
 
-fn away(pool: &Pool) -> String {
+fn unavailable(pool: &Pool) -> String {
     match only(pool).state {
-        CacheDeviceState::Away(why) => why,
+        L2DeviceState::Unavailable(why) => why,
         state => panic!("{state:?}"),
     }
 }
@@ -135,23 +132,23 @@ fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
 
 #[test]
 fn what_ram_let_go_of_is_found_again_after_an_import() {
-    let (bed, pool, data, object) = bed();
-    let hits = figures(&pool).hits;
-    assert!(hits > 0, "{:?}", figures(&pool));
+    let (fixture, pool, data, object) = fixture();
+    let hits = stats(&pool).hits;
+    assert!(hits > 0, "{:?}", stats(&pool));
     check(&pool);
     let number = object.number();
     drop((object, data));
     pool.export().unwrap();
 
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
-    assert_eq!(only(&pool).state, CacheDeviceState::Active);
-    let found = figures(&pool);
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
+    assert_eq!(only(&pool).state, L2DeviceState::Active);
+    let found = stats(&pool);
     assert!(found.records >= RECORDS / 2 && found.rebuild.done, "{found:?}");
-    assert!(found.memory_bytes > 0 && bed.cache.second_memory_bytes() >= found.memory_bytes);
+    assert!(found.memory_bytes > 0 && fixture.cache.l2_memory_bytes() >= found.memory_bytes);
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     read(&object, 1);
-    let found = figures(&pool);
+    let found = stats(&pool);
     assert!(found.hits >= RECORDS / 3, "{found:?}");
     // What is overwritten has another key.
     write(&pool, &object, 2);
@@ -160,7 +157,7 @@ fn what_ram_let_go_of_is_found_again_after_an_import() {
     drop((object, data));
     // As a crash would end it.
     pool.abandon();
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     let data = pool.dataset("data").unwrap();
     read(&data.object(number).unwrap(), 2);
     check(&pool);
@@ -169,13 +166,13 @@ fn what_ram_let_go_of_is_found_again_after_an_import() {
 }
 
 #[test]
-fn without_its_cache_device_a_pool_is_used_all_the_same() {
-    let (bed, pool, data, object) = bed();
+fn without_its_l2_device_a_pool_is_used_all_the_same() {
+    let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));
     pool.export().unwrap();
-    let pool = import(&bed.device, &[], &bed.cache);
-    assert!(away(&pool).contains("does without"), "{}", away(&pool));
+    let pool = import(&fixture.device, &[], &fixture.cache);
+    assert!(unavailable(&pool).contains("does without"), "{}", unavailable(&pool));
     let data = pool.dataset("data").unwrap();
     read(&data.object(number).unwrap(), 1);
     let tx = pool.begin().unwrap();
@@ -185,52 +182,52 @@ fn without_its_cache_device_a_pool_is_used_all_the_same() {
     drop(data);
     pool.export().unwrap();
     // It is back, and what it had is still good.
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
-    assert!(figures(&pool).records >= RECORDS / 2, "{:?}", figures(&pool));
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
+    assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
     assert_eq!(counter(&pool, "set_back"), 0);
     let data = pool.dataset("data").unwrap();
     assert_eq!(data.object(other).unwrap().size(), 0);
     read(&data.object(number).unwrap(), 1);
-    assert!(figures(&pool).hits > 0);
+    assert!(stats(&pool).hits > 0);
     drop(data);
     pool.export().unwrap();
 
     // At its path there is nothing.
-    let devices = vec![Arc::clone(&bed.device).into()];
-    let pool = Pool::import(devices, &import_options(&bed.cache)).unwrap();
-    let why = away(&pool);
+    let devices = vec![Arc::clone(&fixture.device).into()];
+    let pool = Pool::import(devices, &import_options(&fixture.cache)).unwrap();
+    let why = unavailable(&pool);
     assert!(why.contains("memory"), "{why}");
     pool.export().unwrap();
 }
 
 #[test]
-fn a_cache_device_does_not_answer_for_another_history() {
+fn an_l2_device_does_not_answer_for_another_history() {
     // With the device there when the pool is set back, and without.
     for there in [true, false] {
-        let (bed, pool, data, object) = bed();
+        let (fixture, pool, data, object) = fixture();
         let number = object.number();
         pool.sync().unwrap();
-        let old = copy_of(&bed.device);
+        let old = copy_of(&fixture.device);
         // The other history goes on, and the device sees it.
         write(&pool, &object, 2);
         fill(&pool, &object, 2);
         drop((object, data));
         pool.abandon();
 
-        let caches: &[&Arc<dyn Device>] = if there { &[&bed.caching] } else { &[] };
-        let pool = import(&old, caches, &bed.cache);
+        let caches: &[&Arc<dyn Device>] = if there { &[&fixture.caching] } else { &[] };
+        let pool = import(&old, caches, &fixture.cache);
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
         read(&object, 1);
-        // The same groups, and often the same places, for something else.
+        // The same txgs, and often the same places, for something else.
         for version in 3..8 {
             write(&pool, &object, version);
         }
         read(&object, 7);
         drop((object, data));
         pool.export().unwrap();
-        let pool = import(&old, &[&bed.caching], &bed.cache);
-        assert_eq!(only(&pool).state, CacheDeviceState::Active);
+        let pool = import(&old, &[&fixture.caching], &fixture.cache);
+        assert_eq!(only(&pool).state, L2DeviceState::Active);
         assert_eq!(counter(&pool, "set_back"), u64::from(!there));
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
@@ -244,42 +241,42 @@ fn a_cache_device_does_not_answer_for_another_history() {
 
 #[test]
 fn what_is_wrong_with_a_device_is_told_and_refused() {
-    let (bed, pool, data, object) = bed();
+    let (fixture, pool, data, object) = fixture();
     drop((object, data));
     let kind = |device: &Arc<dyn Device>, force| {
-        let error = pool.add_cache_device(Arc::clone(device).into(), force).unwrap_err();
+        let error = pool.add_l2_device(Arc::clone(device).into(), force).unwrap_err();
         (error.kind(), error.to_string())
     };
     for force in [false, true] {
-        let (own, text) = kind(&bed.device, force);
+        let (own, text) = kind(&fixture.device, force);
         assert!(own == ErrorKind::Invalid && text.contains("device of this pool"), "{text}");
-        let (twice, text) = kind(&bed.caching, force);
+        let (twice, text) = kind(&fixture.caching, force);
         assert!(twice == ErrorKind::Invalid && text.contains("already"), "{text}");
     }
     let other = memory(64 * MIB);
-    let options = CreateOptions { seed: Some(8), ..create_options(&bed.cache) };
+    let options = CreateOptions { seed: Some(8), ..create_options(&fixture.cache) };
     Pool::create(vec![Arc::clone(&other).into()], &options).unwrap().export().unwrap();
     let (pools, text) = kind(&other, false);
     assert!(pools == ErrorKind::Exists && text.contains("force"), "{text}");
-    pool.add_cache_device(Arc::clone(&other).into(), true).unwrap();
-    assert_eq!(pool.cache_devices().len(), 2);
+    pool.add_l2_device(Arc::clone(&other).into(), true).unwrap();
+    assert_eq!(pool.l2_devices().len(), 2);
     let (small, text) = kind(&memory(MIB), false);
     assert!(small == ErrorKind::Invalid, "{small:?} {text}");
     let name = other.info().name.to_string();
-    pool.remove_cache_device(&name).unwrap();
-    let gone = pool.remove_cache_device(&name).unwrap_err();
+    pool.remove_l2_device(&name).unwrap();
+    let gone = pool.remove_l2_device(&name).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
     // What was removed is empty: it can be added anywhere.
-    pool.add_cache_device(Arc::clone(&other).into(), false).unwrap();
-    pool.remove_cache_device(&format!("{:016x}", pool.cache_devices()[1].guid)).unwrap();
+    pool.add_l2_device(Arc::clone(&other).into(), false).unwrap();
+    pool.remove_l2_device(&format!("{:016x}", pool.l2_devices()[1].guid)).unwrap();
     pool.export().unwrap();
 
     // Read-only imports use none.
-    let options = ImportOptions { read_only: true, ..import_options(&bed.cache) };
-    let devices = vec![Arc::clone(&bed.device).into()];
-    let caches = vec![Arc::clone(&bed.caching).into()];
+    let options = ImportOptions { read_only: true, ..import_options(&fixture.cache) };
+    let devices = vec![Arc::clone(&fixture.device).into()];
+    let caches = vec![Arc::clone(&fixture.caching).into()];
     let pool = Pool::import_with(devices, caches, &options).unwrap();
-    assert!(away(&pool).contains("reading only"));
+    assert!(unavailable(&pool).contains("reading only"));
     pool.export().unwrap();
 
     // Its labels are gone.
@@ -288,34 +285,35 @@ fn what_is_wrong_with_a_device_is_told_and_refused() {
     for offset in [0, 63 * MIB] {
         let mut zeros = arena.alloc(MIB as usize).unwrap();
         zeros.zero();
-        bed.caching.run(Request::write(offset, zeros)).result.unwrap();
+        fixture.caching.run(Request::write(offset, zeros)).result.unwrap();
     }
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
-    assert!(!away(&pool).is_empty());
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
+    assert!(!unavailable(&pool).is_empty());
     // It is of no use: another takes its place.
-    pool.remove_cache_device(&format!("{:016x}", only(&pool).guid)).unwrap();
-    assert!(pool.cache_devices().is_empty());
-    pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    pool.remove_l2_device(&format!("{:016x}", only(&pool).guid)).unwrap();
+    assert!(pool.l2_devices().is_empty());
+    pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
     check(&pool);
     pool.export().unwrap();
 }
 
 #[test]
-fn a_cache_device_that_fails_costs_nothing_but_its_answers() {
-    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
-    let faults = Arc::new(FaultDevice::new(Arc::clone(&bed.caching), 3));
-    let pool = create(&bed.device, &bed.cache);
+fn an_l2_device_that_fails_costs_nothing_but_its_answers() {
+    let fixture =
+        Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&fixture.caching), 3));
+    let pool = create(&fixture.device, &fixture.cache);
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
     drop(tx);
     write(&pool, &object, 1);
-    pool.add_cache_device((Arc::clone(&faults) as Arc<dyn Device>).into(), false).unwrap();
+    pool.add_l2_device((Arc::clone(&faults) as Arc<dyn Device>).into(), false).unwrap();
     fill(&pool, &object, 1);
     // Rot, then errors, then nothing at all.
     faults.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read));
     read(&object, 1);
-    assert!(counter(&pool, "load_rotten") > 0, "{:?}", figures(&pool));
+    assert!(counter(&pool, "load_rotten") > 0, "{:?}", stats(&pool));
     faults.clear();
     faults.add(Rule::new(Fault::Error(5)).on(Op::Read));
     read(&object, 1);
@@ -326,39 +324,39 @@ fn a_cache_device_that_fails_costs_nothing_but_its_answers() {
         read(&object, version);
     }
     let state = only(&pool).state;
-    assert!(matches!(state, CacheDeviceState::Failed(_)), "{state:?} {:?}", figures(&pool));
+    assert!(matches!(state, L2DeviceState::Failed(_)), "{state:?} {:?}", stats(&pool));
     check(&pool);
     drop((object, data));
     // It cannot be told that it is none any more, but it is.
     let name = only(&pool).path;
-    assert_eq!(pool.remove_cache_device(&name).unwrap_err().kind(), ErrorKind::Device);
-    assert!(pool.cache_devices().is_empty());
+    assert_eq!(pool.remove_l2_device(&name).unwrap_err().kind(), ErrorKind::Device);
+    assert!(pool.l2_devices().is_empty());
     pool.export().unwrap();
 }
 
 #[test]
-fn a_cache_device_goes_while_it_is_used() {
-    let (_bed, pool, data, object) = bed();
+fn an_l2_device_goes_while_it_is_used() {
+    let (_bed, pool, data, object) = fixture();
     let name = only(&pool).path;
     std::thread::scope(|scope| {
         let readers = [(); 3].map(|()| scope.spawn(|| (0..3).for_each(|_| read(&object, 1))));
-        pool.remove_cache_device(&name).unwrap();
+        pool.remove_l2_device(&name).unwrap();
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
-    assert!(pool.cache_devices().is_empty());
+    assert!(pool.l2_devices().is_empty());
     check(&pool);
     drop((object, data));
     pool.export().unwrap();
 }
 
 #[test]
-fn datasets_say_what_cache_devices_hold() {
-    let (_bed, pool, data, object) = bed();
-    let settings = DatasetSettings { second: CacheMode::None, ..data.settings().unwrap() };
+fn datasets_say_what_l2_devices_hold() {
+    let (_bed, pool, data, object) = fixture();
+    let settings = DatasetSettings { l2: CacheMode::None, ..data.settings().unwrap() };
     data.set_settings(&settings).unwrap();
-    assert_eq!(data.settings().unwrap().second, CacheMode::None);
+    assert_eq!(data.settings().unwrap().l2, CacheMode::None);
     let refused = || {
-        let counters = figures(&pool).counters;
+        let counters = stats(&pool).counters;
         let of = |label| counters.iter().find(|c| c.0 == "refused" && c.1 == label).unwrap().2;
         (of("owner_excluded"), of("class_excluded"))
     };
@@ -367,7 +365,7 @@ fn datasets_say_what_cache_devices_hold() {
     read(&object, 2);
     let none = refused();
     assert!(none.0 > before.0, "{before:?} {none:?}");
-    data.set_settings(&DatasetSettings { second: CacheMode::Metadata, ..settings }).unwrap();
+    data.set_settings(&DatasetSettings { l2: CacheMode::Metadata, ..settings }).unwrap();
     write(&pool, &object, 3);
     read(&object, 3);
     assert!(refused().1 > none.1, "{:?}", refused());
@@ -378,21 +376,22 @@ fn datasets_say_what_cache_devices_hold() {
 #[test]
 fn what_is_in_ram_only_is_written_by_an_export() {
     // All of it fits into RAM, so nothing is let go of.
-    let bed = Bed { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(96 * MIB) };
-    let pool = create(&bed.device, &bed.cache);
+    let fixture =
+        Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(96 * MIB) };
+    let pool = create(&fixture.device, &fixture.cache);
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();
     drop(tx);
     let object = data.object(number).unwrap();
     write(&pool, &object, 1);
-    pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
     read(&object, 1);
-    assert_eq!(figures(&pool).records, 0);
+    assert_eq!(stats(&pool).records, 0);
     drop((object, data));
     pool.export().unwrap();
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
-    assert!(figures(&pool).records >= RECORDS, "{:?}", figures(&pool));
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
+    assert!(stats(&pool).records >= RECORDS, "{:?}", stats(&pool));
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     read(&object, 1);
@@ -403,10 +402,10 @@ fn what_is_in_ram_only_is_written_by_an_export() {
     assert!(reads(&pool) < RECORDS / 10, "{} reads of the pool's device", reads(&pool));
     // Unless nobody wants to wait for it.
     write(&pool, &object, 2);
-    pool.set_tunable("cache_export_ms", "0").unwrap();
+    pool.set_tunable("l2_export_ms", "0").unwrap();
     drop((object, data));
     pool.export().unwrap();
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     let data = pool.dataset("data").unwrap();
     read(&data.object(number).unwrap(), 2);
     assert!(reads(&pool) >= RECORDS, "{} reads of the pool's device", reads(&pool));
@@ -414,7 +413,7 @@ fn what_is_in_ram_only_is_written_by_an_export() {
     pool.export().unwrap();
 }
 
-/// A blank file for a cache device.
+/// A blank file for an L2 device.
 fn file(path: &std::path::Path) {
     std::fs::File::create(path).unwrap().set_len(64 * MIB).unwrap();
 }
@@ -423,27 +422,28 @@ fn file(path: &std::path::Path) {
 fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let (path, kept) = (folder.path().join("cache"), folder.path().join("kept"));
-    let bed = Bed { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
+    let fixture =
+        Fixture { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
     let open = || forebay_pool::open_path(&path, &OpenOptions::default()).unwrap();
     let import = || {
-        // Two levels of the same seed have the same name.
-        let options = ImportOptions { seed: None, ..import_options(&bed.cache) };
-        let devices = vec![Arc::clone(&bed.device).into()];
+        // Two L2 caches of the same seed have the same name.
+        let options = ImportOptions { seed: None, ..import_options(&fixture.cache) };
+        let devices = vec![Arc::clone(&fixture.device).into()];
         let pool = Pool::import(devices, &options).unwrap();
-        pool.wait_for_cache_devices();
+        pool.wait_for_l2_rebuild();
         pool
     };
-    let pool = create(&bed.device, &bed.cache);
+    let pool = create(&fixture.device, &fixture.cache);
     file(&path);
-    pool.add_cache_device(open(), false).unwrap();
+    pool.add_l2_device(open(), false).unwrap();
     pool.export().unwrap();
 
     std::fs::rename(&path, &kept).unwrap();
     let pool = import();
-    assert!(!away(&pool).is_empty());
+    assert!(!unavailable(&pool).is_empty());
     file(&path);
-    let guid = pool.add_cache_device(open(), false).unwrap();
-    assert_eq!((only(&pool).guid, only(&pool).state), (guid, CacheDeviceState::Active));
+    let guid = pool.add_l2_device(open(), false).unwrap();
+    assert_eq!((only(&pool).guid, only(&pool).state), (guid, L2DeviceState::Active));
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
@@ -454,22 +454,22 @@ fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
     // What it has been given is there.
     for _ in 0..2 {
         let pool = import();
-        assert_eq!((only(&pool).guid, only(&pool).state), (guid, CacheDeviceState::Active));
-        assert!(figures(&pool).records >= RECORDS, "{:?}", figures(&pool));
+        assert_eq!((only(&pool).guid, only(&pool).state), (guid, L2DeviceState::Active));
+        assert!(stats(&pool).records >= RECORDS, "{:?}", stats(&pool));
         pool.export().unwrap();
     }
     // It is not taken for another, nor made anew, though nobody has it open now.
-    let options = ImportOptions { looks_for_cache_devices: false, ..import_options(&bed.cache) };
-    let pool = Pool::import(vec![Arc::clone(&bed.device).into()], &options).unwrap();
-    let twice = pool.add_cache_device(open(), true).unwrap_err();
+    let options = ImportOptions { find_l2_devices: false, ..import_options(&fixture.cache) };
+    let pool = Pool::import(vec![Arc::clone(&fixture.device).into()], &options).unwrap();
+    let twice = pool.add_l2_device(open(), true).unwrap_err();
     assert!(twice.to_string().contains("already"), "{twice}");
     // The lost one is back, elsewhere, and in no list.
     std::fs::copy(&kept, &path).unwrap();
     pool.export().unwrap();
     let pool = import();
-    assert_eq!(only(&pool).state, CacheDeviceState::Active);
+    assert_eq!(only(&pool).state, L2DeviceState::Active);
     // What it has is not believed.
-    assert_eq!(counter(&pool, "set_back"), 1, "{:?}", figures(&pool));
+    assert_eq!(counter(&pool, "set_back"), 1, "{:?}", stats(&pool));
     pool.export().unwrap();
 }
 
@@ -477,25 +477,23 @@ fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
 fn devices_that_have_changed_their_places_are_not_emptied() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
-    let bed = Bed { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
-    let pool = create(&bed.device, &bed.cache);
+    let fixture =
+        Fixture { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
+    let pool = create(&fixture.device, &fixture.cache);
     let guids = [&one, &two].map(|path| {
         file(path);
         let opened = forebay_pool::open_path(path, &OpenOptions::default()).unwrap();
-        pool.add_cache_device(opened, false).unwrap()
+        pool.add_l2_device(opened, false).unwrap()
     });
     pool.export().unwrap();
     // The first is lost, and the second lies where it was.
     std::fs::rename(&two, &one).unwrap();
-    let devices = vec![Arc::clone(&bed.device).into()];
-    let pool = Pool::import(devices, &import_options(&bed.cache)).unwrap();
-    pool.wait_for_cache_devices();
-    let listed = pool.cache_devices();
-    let CacheDeviceState::Away(why) = &listed[0].state else { panic!("{listed:?}") };
-    assert!(
-        why.contains(&format!("another cache device of this pool, {:016x}", guids[1])),
-        "{why}"
-    );
+    let devices = vec![Arc::clone(&fixture.device).into()];
+    let pool = Pool::import(devices, &import_options(&fixture.cache)).unwrap();
+    pool.wait_for_l2_rebuild();
+    let listed = pool.l2_devices();
+    let L2DeviceState::Unavailable(why) = &listed[0].state else { panic!("{listed:?}") };
+    assert!(why.contains(&format!("another L2 device of this pool, {:016x}", guids[1])), "{why}");
     assert_eq!([listed[0].guid, listed[1].guid], guids);
     drop(pool);
     let label = forebay_io::FileDevice::open(&one, &OpenOptions::default()).unwrap();
@@ -534,10 +532,10 @@ impl<F: Fn() + Send + Sync> Device for Trap<F> {
 
 #[test]
 fn what_cannot_be_noted_is_not_believed_later() {
-    let (bed, pool, data, object) = bed();
+    let (fixture, pool, data, object) = fixture();
     let number = object.number();
     pool.sync().unwrap();
-    let old = copy_of(&bed.device);
+    let old = copy_of(&fixture.device);
     write(&pool, &object, 2);
     fill(&pool, &object, 2);
     drop((object, data));
@@ -545,15 +543,15 @@ fn what_cannot_be_noted_is_not_believed_later() {
 
     // Just when the device has been found, the pool's own does not give back what is to be changed.
     let faults = Arc::new(FaultDevice::new(Arc::clone(&old), 3));
-    let (failing, memory) = (Arc::clone(&faults), Arc::clone(&bed.cache));
+    let (failing, memory) = (Arc::clone(&faults), Arc::clone(&fixture.cache));
     let spring = move || {
         memory.cache().flush();
         failing.add(Rule::new(Fault::Error(5)).on(Op::Read).times(4));
     };
-    let trap = Trap { inner: Arc::clone(&bed.caching), sprung: Once::new(), spring };
+    let trap = Trap { inner: Arc::clone(&fixture.caching), sprung: Once::new(), spring };
     let device: Arc<dyn Device> = faults.clone();
-    let pool = import(&device, &[&(Arc::new(trap) as Arc<dyn Device>)], &bed.cache);
-    assert!(away(&pool).contains("noted"), "{}", away(&pool));
+    let pool = import(&device, &[&(Arc::new(trap) as Arc<dyn Device>)], &fixture.cache);
+    assert!(unavailable(&pool).contains("noted"), "{}", unavailable(&pool));
     faults.clear();
     // On, past all that the device has seen.
     let data = pool.dataset("data").unwrap();
@@ -563,17 +561,17 @@ fn what_cannot_be_noted_is_not_believed_later() {
     }
     drop((object, data));
     pool.export().unwrap();
-    let pool = import(&old, &[&bed.caching], &bed.cache);
-    let believed = pool.cache_devices().iter().any(|_| counter(&pool, "set_back") == 0);
-    assert!(!believed, "{:?}", pool.cache_devices());
+    let pool = import(&old, &[&fixture.caching], &fixture.cache);
+    let believed = pool.l2_devices().iter().any(|_| counter(&pool, "set_back") == 0);
+    assert!(!believed, "{:?}", pool.l2_devices());
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     read(&object, 11);
     read(&object, 11);
     check(&pool);
     // It is added anew like any other.
-    if pool.cache_devices().is_empty() {
-        pool.add_cache_device(Arc::clone(&bed.caching).into(), false).unwrap();
+    if pool.l2_devices().is_empty() {
+        pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
         fill(&pool, &object, 11);
     }
     drop((object, data));
@@ -582,25 +580,24 @@ fn what_cannot_be_noted_is_not_believed_later() {
 
 #[test]
 fn copies_of_a_pool_do_not_get_each_others_blocks() {
-    let (bed, pool, data, object) = bed();
+    let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));
     pool.export().unwrap();
-    let copy = copy_of(&bed.device);
+    let copy = copy_of(&fixture.device);
     let import = |device: &Arc<dyn Device>, cache: &Arc<BlockCache>| {
-        let options =
-            ImportOptions { looks_for_cache_devices: false, seed: None, ..import_options(cache) };
+        let options = ImportOptions { find_l2_devices: false, seed: None, ..import_options(cache) };
         let devices = vec![Arc::clone(device).into()];
-        let caches = vec![Arc::clone(&bed.caching).into()];
+        let caches = vec![Arc::clone(&fixture.caching).into()];
         let pool = Pool::import_with(devices, caches, &options).unwrap();
-        pool.wait_for_cache_devices();
+        pool.wait_for_l2_rebuild();
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
         (pool, data, object)
     };
     // One goes on, with the device there, to which nothing is written: all is in RAM when it crashes.
     let roomy = cache(96 * MIB);
-    let (pool, data, object) = import(&bed.device, &roomy);
+    let (pool, data, object) = import(&fixture.device, &roomy);
     assert_eq!(counter(&pool, "set_back"), 0);
     for version in 2..9 {
         write(&pool, &object, version);
@@ -608,15 +605,15 @@ fn copies_of_a_pool_do_not_get_each_others_blocks() {
     drop((object, data));
     pool.abandon();
     // So does the other, not as far, and the device sees that.
-    let (pool, data, object) = import(&copy, &bed.cache);
+    let (pool, data, object) = import(&copy, &fixture.cache);
     write(&pool, &object, 100);
     fill(&pool, &object, 100);
     drop((object, data));
     pool.abandon();
-    let (pool, data, object) = import(&bed.device, &bed.cache);
+    let (pool, data, object) = import(&fixture.device, &fixture.cache);
     // It has another name, or is emptied.
-    let away = only(&pool).figures.is_none();
-    assert!(away || counter(&pool, "set_back") == 1, "{:?}", figures(&pool));
+    let unavailable = only(&pool).stats.is_none();
+    assert!(unavailable || counter(&pool, "set_back") == 1, "{:?}", stats(&pool));
     read(&object, 8);
     read(&object, 8);
     check(&pool);
@@ -626,22 +623,22 @@ fn copies_of_a_pool_do_not_get_each_others_blocks() {
 
 #[test]
 fn a_device_that_could_not_be_marked_keeps_what_it_has() {
-    let (bed, pool, data, object) = bed();
+    let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));
     pool.export().unwrap();
-    let faults = Arc::new(FaultDevice::new(Arc::clone(&bed.caching), 3));
+    let faults = Arc::new(FaultDevice::new(Arc::clone(&fixture.caching), 3));
     faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(0..4096));
     let caching: Arc<dyn Device> = faults.clone();
-    let pool = import(&bed.device, &[&caching], &bed.cache);
+    let pool = import(&fixture.device, &[&caching], &fixture.cache);
     let data = pool.dataset("data").unwrap();
     read(&data.object(number).unwrap(), 1);
-    let found = figures(&pool);
+    let found = stats(&pool);
     assert!(found.hits > 0 && found.written_bytes == 0, "{found:?}");
     drop(data);
     pool.export().unwrap();
-    let pool = import(&bed.device, &[&bed.caching], &bed.cache);
+    let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     assert_eq!(counter(&pool, "set_back"), 0);
-    assert!(figures(&pool).records >= RECORDS / 2, "{:?}", figures(&pool));
+    assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
     pool.export().unwrap();
 }

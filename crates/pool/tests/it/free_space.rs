@@ -9,7 +9,7 @@ use crate::common::{MIB, cache, check, create, create_options, dataset, import_o
 
 /// Writes to a new object, until that fails or it has `most` bytes. Returns the bytes, and why no more.
 fn fill(pool: &Pool, data: &Dataset, most: u64, ready: &Barrier) -> (u64, Option<ErrorKind>) {
-    let tx = pool.begin().expect("room");
+    let tx = pool.begin().expect("space");
     ready.wait();
     let number = data.create_object(&tx, &[]).expect("an object");
     let object = data.object(number).expect("it");
@@ -50,7 +50,7 @@ fn transactions_side_by_side_promise_no_more_than_there_is() {
 }
 
 #[test]
-fn many_small_transactions_at_once_find_room_in_a_small_pool() {
+fn many_small_transactions_at_once_find_space_in_a_small_pool() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -164,13 +164,13 @@ fn append_in_pieces(pool: &Pool, most: u64) -> u64 {
 fn records_that_grow_bit_by_bit_are_counted_as_they_grow() {
     let (device, cache) = (memory(256 * MIB), cache(24 * MIB));
     let pool = create(&device, &cache);
-    // Many times what may be dirty: groups must be written in time.
+    // Many times what may be dirty: txgs must be written in time.
     assert_eq!(append_in_pieces(&pool, 160 * MIB), 160 * MIB);
     check(&pool);
 }
 
 #[test]
-fn records_that_grow_bit_by_bit_find_no_room_before_the_sync_does() {
+fn records_that_grow_bit_by_bit_find_no_space_before_the_sync_does() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let written = append_in_pieces(&pool, u64::MAX);
