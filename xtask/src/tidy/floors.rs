@@ -109,10 +109,12 @@ fn objection(tree: &Tree, from: &Resident, table: &str, name: &str) -> Option<St
     let allowed = match (from.floor, to.floor) {
         (_, Floor::Chore) => false,
         (Floor::Chore, _) => true,
+        // Itself, with the features of its own tests.
+        _ if from.name == to.name => development,
         (Floor::At(from), Floor::At(to)) => to < from,
         (Floor::At(_), Floor::Dev) => development || !from.library,
         (Floor::Dev, Floor::At(to)) => to < 6,
-        (Floor::Dev, Floor::Dev) => from.name != to.name,
+        (Floor::Dev, Floor::Dev) => true,
     };
     (!allowed).then(|| {
         let (from_name, from, to) = (from.name, from.floor, to.floor);
@@ -171,6 +173,14 @@ mod tests {
         assert_eq!(found("forebay-pool", target), 1);
         let renamed = "[dependencies]\nharmless = { package = \"forebay-pool\", version = \"1\" }";
         assert_eq!(found("forebay-cache", renamed), 1);
+    }
+
+    #[test]
+    fn a_crate_stands_on_itself_in_its_tests_only() {
+        let itself = "forebay-pool = { path = \".\", features = [\"testing\"] }";
+        assert_eq!(found("forebay-pool", &format!("[dev-dependencies]\n{itself}")), 0);
+        assert_eq!(found("forebay-pool", &format!("[dependencies]\n{itself}")), 1);
+        assert_eq!(found("forebay-sim", "[dependencies]\nforebay-sim = \"1\""), 1);
     }
 
     #[test]

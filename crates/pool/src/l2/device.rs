@@ -176,6 +176,7 @@ impl OpenL2Device {
     }
 
     /// Waits until it has done so, if it does.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn wait_warm(&self) {
         self.l2.wait_warm();
     }

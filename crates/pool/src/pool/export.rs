@@ -20,6 +20,7 @@ impl Pool {
     }
 
     /// Closes the pool without committing anything, as a crash would.
+    #[cfg(any(test, feature = "testing"))]
     pub fn abandon(self) {
         self.inner.closed.store(true, Ordering::Release);
         self.inner.txgs.close();

@@ -156,6 +156,7 @@ impl Pool {
     }
 
     /// Waits until all L2 devices have rebuilt their indexes.
+    #[cfg(any(test, feature = "testing"))]
     pub fn wait_for_l2_rebuild(&self) {
         for l2 in self.inner.l2_devices.in_use() {
             l2.wait_rebuilt();
@@ -163,6 +164,7 @@ impl Pool {
     }
 
     /// Waits until no L2 device loads blocks into memory any more.
+    #[cfg(any(test, feature = "testing"))]
     pub fn wait_for_l2_warm_up(&self) {
         for l2 in self.inner.l2_devices.in_use() {
             l2.wait_warm();
