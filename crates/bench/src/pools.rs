@@ -174,18 +174,18 @@ impl Bed {
     pub(crate) fn import_with(
         &self,
         cache: &Arc<BlockCache>,
-        cache_devices: Vec<Opened>,
+        l2_devices: Vec<Opened>,
         tunables: &[(String, String)],
     ) -> Result<Pool, Failure> {
         let options = ImportOptions {
             host: HostId { id: 1, name: "bench".to_owned() },
             seed: Some(self.seed),
             tunables: tunables.to_vec(),
-            looks_for_cache_devices: false,
+            find_l2_devices: false,
             ..ImportOptions::new(Arc::clone(cache))
         };
         let devices = vec![Arc::clone(&self.device).into()];
-        Ok(Pool::import_with(devices, cache_devices, &options)?)
+        Ok(Pool::import_with(devices, l2_devices, &options)?)
     }
 
     /// From the next pool on, each read takes `delay` longer, however many there are at once. No delay: as the

@@ -98,7 +98,7 @@ pub(crate) struct DatasetArgs {
     pub(crate) sync: Option<SyncName>,
     /// What the pool's cache devices hold of it (see `forebay cache add`)
     #[arg(long, value_enum)]
-    pub(crate) second: Option<CacheName>,
+    pub(crate) l2: Option<CacheName>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -29,7 +29,7 @@ pub(crate) struct ImportWanted {
     pub(crate) tunables: Vec<(String, String)>,
     /// Whether to use its cache devices.
     #[serde(default)]
-    pub(crate) cache_devices: bool,
+    pub(crate) l2_devices: bool,
 }
 
 impl ImportWanted {
@@ -201,7 +201,7 @@ pub(crate) fn import(wanted: &ImportWanted, cache: &Arc<BlockCache>) -> Result<P
         discard_log: wanted.discard_log,
         rewind: wanted.rewind,
         tunables: wanted.tunables.clone(),
-        looks_for_cache_devices: wanted.cache_devices,
+        find_l2_devices: wanted.l2_devices,
         ..ImportOptions::new(Arc::clone(cache))
     };
     Pool::import(devices, &options).map_err(|error| {

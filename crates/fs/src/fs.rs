@@ -28,7 +28,7 @@ const PREFERRED_BYTES: u32 = 4096;
 /// A file system on a dataset. Any number of threads may share it.
 ///
 /// Operations may block on devices and transaction groups. Within
-/// [`without_waiting`](forebay_pool::without_waiting) an operation that would block fails with
+/// [`non_blocking`](forebay_pool::non_blocking) an operation that would block fails with
 /// [`WouldBlock`](ErrorKind::WouldBlock) and changes nothing. An inode number stays valid while the
 /// inode has a lookup or a handle.
 pub struct FileSystem {
@@ -496,7 +496,7 @@ impl FileSystem {
         let size_info =
             SizeInfo { size, allocated: info.usage.allocated_bytes, record: info.record_bytes };
         let inode = Inode::new(number, info.created_txg, meta, size_info, 0);
-        if info.usage.is_guess {
+        if info.usage.is_estimate {
             // The object is in memory and will have the final size.
             match inode.kind {
                 FileKind::File => inode.file(&self.dataset).map(drop).map_err(doing)?,

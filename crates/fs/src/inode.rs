@@ -8,7 +8,7 @@
 
 use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, MutexGuard};
-use forebay_pool::{Dataset, Directory, Object, lock_if_allowed};
+use forebay_pool::{Dataset, Directory, Object, lock_or_would_block};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -110,7 +110,7 @@ impl Inode {
     /// [`WouldBlock`](ErrorKind::WouldBlock) on a non-blocking thread if another thread holds the
     /// lock, which it may do during device I/O.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
-        Ok(lock_if_allowed(&self.lock, "an inode lock")?)
+        Ok(lock_or_would_block(&self.lock, "an inode lock")?)
     }
 
     /// Takes the inode lock if it is free.
@@ -190,7 +190,7 @@ impl Inode {
             Content::Directory(directory) => (directory.usage(), 0),
         };
         let (size, allocated) = (usage.size_bytes, usage.allocated_bytes);
-        (SizeInfo { size, allocated, record }, usage.is_guess)
+        (SizeInfo { size, allocated, record }, usage.is_estimate)
     }
 
     /// Number of names removed from this directory so far. If it is the same before a name lookup

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use forebay_base::sync::thread::{JoinHandle, current_id, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
-use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction, check_waiting};
+use forebay_pool::{Cookie, ErrorKind as PoolKind, Object, Transaction, check_blocking};
 
 use crate::attrs::{Extras, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -407,7 +407,7 @@ impl FileSystem {
                 return Ok(false);
             }
             // A completed step cannot be rolled back.
-            check_waiting("freeing a file in steps")?;
+            check_blocking("freeing a file in steps")?;
             // Steps are aligned to records.
             let next = (data / step_bytes + 1) * step_bytes;
             let tx = self.begin_freeing()?;

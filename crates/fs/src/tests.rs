@@ -10,7 +10,7 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op as IoOp};
 use forebay_pool::{
     BlockCache, BlockCacheOptions, CreateOptions, DatasetSettings, Directory, Pool, Transaction,
-    without_waiting,
+    non_blocking,
 };
 
 use crate::attrs::Dirent;
@@ -236,7 +236,7 @@ fn a_non_blocking_thread_waits_for_no_inode_lock() {
     let lock = inode.lock().unwrap();
     let fs = &fixture.fs;
     let refused = |f: &(dyn Fn() -> Result<(), crate::Error> + Sync)| {
-        let tried = scope(|scope| scope.spawn(|| without_waiting(f)).join().unwrap());
+        let tried = scope(|scope| scope.spawn(|| non_blocking(f)).join().unwrap());
         assert_eq!(tried.unwrap_err().kind(), crate::ErrorKind::WouldBlock);
     };
     refused(&|| fs.setattr(ino, &set, ME).map(drop));

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_io::Device;
-use forebay_pool::inspect::{BlocksOf, Inspector, SetName};
+use forebay_pool::inspect::{BlockOwner, Inspector, ObjsetName};
 use forebay_pool::{BlockCache, Cookie, Dataset, DatasetSettings, ErrorKind, Pool, Result};
 
 use crate::forge::{Choices, Forge};
@@ -82,17 +82,17 @@ fn inspect(device: &Arc<dyn Device>) -> Result<()> {
     let inspector = Inspector::new(vec![Arc::clone(device)])?;
     let mut shown: String = inspector.labels().iter().map(ToString::to_string).collect();
     shown += &inspector.uberblocks()?.to_string();
-    let group = inspector.group(None)?;
+    let group = inspector.txg(None)?;
     shown += &group.to_string();
-    let own = std::iter::once(SetName::Own);
-    let datasets = group.found.datasets.iter().map(|dataset| SetName::Dataset(&dataset.name));
+    let own = std::iter::once(ObjsetName::Own);
+    let datasets = group.found.datasets.iter().map(|dataset| ObjsetName::Dataset(&dataset.name));
     for set in own.chain(datasets) {
         for number in 0..NUMBERS / 8 {
             let shows = [
                 inspector.object(set, number, None).map(|look| look.to_string()),
                 inspector.directory(set, number, None).map(|look| look.to_string()),
                 inspector
-                    .block(set, BlocksOf::Object(number), (number, 0), None)
+                    .block(set, BlockOwner::Object(number), (number, 0), None)
                     .map(|look| look.to_string()),
             ];
             // What cannot be shown says why.

@@ -95,14 +95,14 @@ pub fn import(devices: &[Arc<dyn Device>], options: &ImportOptions) -> Result<Po
 /// What importing brings.
 pub fn import_with(
     devices: &[Arc<dyn Device>],
-    cache_devices: &[Arc<dyn Device>],
+    l2_devices: &[Arc<dyn Device>],
     options: &ImportOptions,
 ) -> Result<Pool> {
-    let options = ImportOptions { looks_for_cache_devices: false, ..options.clone() };
+    let options = ImportOptions { find_l2_devices: false, ..options.clone() };
     let opened = |devices: &[Arc<dyn Device>]| {
         devices.iter().map(|device| Arc::clone(device).into()).collect()
     };
-    Pool::import_with(opened(devices), opened(cache_devices), &options)
+    Pool::import_with(opened(devices), opened(l2_devices), &options)
 }
 
 /// The pool's [`DATASETS`].

@@ -17,8 +17,8 @@ use forebay_io::fault::FaultCounters;
 use forebay_io::tunables::IoTunables;
 use forebay_l2::{LevelCounters, LevelTunables};
 use forebay_pool::{
-    CacheDeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables,
-    SpaceCounters, StoreCounters, StoreTunables, TxgCounters, TxgTunables,
+    L2DeviceTunables, LogCounters, LogTunables, PrefetchCounters, PrefetchTunables, SpaceCounters,
+    StoreCounters, StoreTunables, TxgCounters, TxgTunables,
 };
 
 /// A file and what it must hold.
@@ -54,10 +54,7 @@ fn generate() -> Vec<Generated> {
         ("forebay-pool: intent log", forebay_base::tunables::markdown(LogTunables::ROWS)),
         ("forebay-pool: prefetch", forebay_base::tunables::markdown(PrefetchTunables::ROWS)),
         ("forebay-pool: block store", forebay_base::tunables::markdown(StoreTunables::ROWS)),
-        (
-            "forebay-pool: cache devices",
-            forebay_base::tunables::markdown(CacheDeviceTunables::ROWS),
-        ),
+        ("forebay-pool: cache devices", forebay_base::tunables::markdown(L2DeviceTunables::ROWS)),
     ];
     let counters = [
         ("forebay-cache", forebay_base::counters::markdown(CacheCounters::ROWS)),
@@ -135,7 +132,7 @@ mod tests {
             + LogTunables::ROWS.len()
             + PrefetchTunables::ROWS.len()
             + StoreTunables::ROWS.len()
-            + CacheDeviceTunables::ROWS.len();
+            + L2DeviceTunables::ROWS.len();
         let level = LevelTunables::ROWS.len();
         let below = CacheTunables::ROWS.len() + IoTunables::ROWS.len() + level;
         assert_eq!(lines(0), below + pool);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_io::{Device, FileDevice, OpenOptions};
-use forebay_pool::{CacheDeviceFigures, DatasetSettings, Object, Pool};
+use forebay_pool::{DatasetSettings, L2DeviceStats, Object, Pool};
 
 use super::interleave;
 use crate::blocks::BLOCK_BYTES;
@@ -194,7 +194,7 @@ impl Job<'_> {
         Ok(seen.last(WARM_WINDOWS).unwrap_or_default())
     }
 
-    fn cache_device(&self) -> Result<(CacheFile, Arc<dyn Device>), Failure> {
+    fn l2_device(&self) -> Result<(CacheFile, Arc<dyn Device>), Failure> {
         let file = CacheFile(pools::temporary_path(&self.args.cache_folder));
         let bytes = self.bytes_each * self.threads as u64 * 3 / 2 + (64 << 20);
         let options = OpenOptions {
@@ -216,7 +216,7 @@ impl Job<'_> {
             pool.export()?;
             numbers
         };
-        let caching = (subject == "second-level").then(|| self.cache_device()).transpose()?;
+        let caching = (subject == "second-level").then(|| self.l2_device()).transpose()?;
         let device = |given: &(CacheFile, Arc<dyn Device>)| Arc::clone(&given.1).into();
         let open = |pool: &Pool| -> Result<Vec<Object>, Failure> {
             let data = pool.dataset("read")?;
@@ -225,7 +225,7 @@ impl Job<'_> {
 
         let pool = bed.import(&memory()?, &[])?;
         if let Some(given) = &caching {
-            pool.add_cache_device(device(given), false)?;
+            pool.add_l2_device(device(given), false)?;
         }
         let objects = open(&pool)?;
         let warm_before = self.warm(&objects)?;
@@ -244,7 +244,7 @@ impl Job<'_> {
         let objects = open(&pool)?;
         let device_reads =
             || pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum::<u64>();
-        let left_memory = || device_reads() + figures(&pool).unwrap_or_default().hits;
+        let left_memory = || device_reads() + stats(&pool).unwrap_or_default().hits;
         let mut left = Vec::new();
         let seen = self.run(begun, &objects, |seen| {
             left.push(left_memory());
@@ -255,7 +255,7 @@ impl Job<'_> {
         })?;
         let warm = seen.last(WARM_WINDOWS).unwrap_or_default();
         let reached = seen.reaches(SHARE * warm);
-        let found = figures(&pool).unwrap_or_default();
+        let found = stats(&pool).unwrap_or_default();
         let device_reads = device_reads();
         drop(objects);
         pool.close()?;
@@ -277,13 +277,13 @@ impl Job<'_> {
     }
 }
 
-fn figures(pool: &Pool) -> Option<CacheDeviceFigures> {
-    pool.cache_devices().into_iter().next().and_then(|device| device.figures)
+fn stats(pool: &Pool) -> Option<L2DeviceStats> {
+    pool.l2_devices().into_iter().next().and_then(|device| device.stats)
 }
 
 /// Blocks that came back unasked.
-fn warmed(figures: &CacheDeviceFigures) -> u64 {
-    figures.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
+fn warmed(stats: &L2DeviceStats) -> u64 {
+    stats.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
 }
 
 /// Measures restarts with and without a cache device, in turns.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_pool::CacheDevice;
+use forebay_pool::L2Device;
 
 use super::expand::make_file;
 use crate::control::Request;
@@ -33,7 +33,7 @@ pub(crate) fn add(spec: &str, device: &Path, size: Option<u64>, force: bool) -> 
     if let Target::Held { process, pool } = &target {
         // This pool's process has it locked: that would be all that is said of it.
         let status: PoolStatus = process.ask(&Request::Status { pool: pool.guid })?;
-        let used = status.cache_devices.iter().filter(|used| used.state != "away");
+        let used = status.l2_devices.iter().filter(|used| used.state != "away");
         if let Some(used) =
             used.map(|used| &used.path).find(|path| foreign::is_same(device, Path::new(path)))
         {
@@ -89,7 +89,7 @@ pub(crate) fn remove(spec: &str, device: &str) -> Result<()> {
         Target::Paths(paths) => {
             let cache = pools::cache(MemoryPlan::small())?;
             // With its cache devices, so that the one that goes is told.
-            let wanted = ImportWanted { cache_devices: true, ..ImportWanted::plain(paths, false) };
+            let wanted = ImportWanted { l2_devices: true, ..ImportWanted::plain(paths, false) };
             let pool = pools::import(&wanted, &cache)?;
             host::remove_cache(&pool, &device)?;
             pool.export()?;
@@ -105,25 +105,25 @@ pub(crate) fn list(pool: Option<&str>, json: bool) -> Result<()> {
         None => {
             for process in of(None)? {
                 let stats: StatsView = process.ask(&Request::Stats)?;
-                devices.extend(stats.pools.into_iter().flat_map(|pool| pool.cache_devices));
+                devices.extend(stats.pools.into_iter().flat_map(|pool| pool.l2_devices));
             }
         }
         Some(Target::Held { process, pool }) => {
             let status: PoolStatus = process.ask(&Request::Status { pool: pool.guid })?;
-            if let Some(damage) = status.cache_devices_damage {
+            if let Some(damage) = status.l2_devices_damage {
                 return Err(Failure::new(damage));
             }
-            devices = status.cache_devices;
+            devices = status.l2_devices;
         }
         Some(Target::Paths(paths)) => {
             let cache = pools::cache(MemoryPlan::small())?;
             let pool = pools::import(&ImportWanted::plain(paths, true), &cache)?;
-            if let Some(damage) = pool.cache_devices_damage() {
+            if let Some(damage) = pool.l2_devices_damage() {
                 return Err(Failure::new(damage));
             }
-            for device in pool.cache_devices() {
-                let state = pool.look_at_cache_device(&device);
-                devices.push(figures::cache_device(pool.name(), CacheDevice { state, ..device }));
+            for device in pool.l2_devices() {
+                let state = pool.probe_l2_device(&device);
+                devices.push(figures::l2_device(pool.name(), L2Device { state, ..device }));
             }
             pool.export()?;
         }
@@ -183,9 +183,9 @@ pub(super) fn warn(status: &PoolStatus) {
 /// The same, a line a device.
 pub(super) fn warnings(status: &PoolStatus) -> Vec<String> {
     let pool = &status.name;
-    let damage = status.cache_devices_damage.iter();
+    let damage = status.l2_devices_damage.iter();
     let damage = damage.map(|why| format!("pool {pool} does without its cache devices: {why}"));
-    let missing = status.cache_devices.iter().filter_map(|device| {
+    let missing = status.l2_devices.iter().filter_map(|device| {
         let CacheDeviceView { path, number, .. } = device;
         let why = device.why.as_ref()?;
         Some(format!(

@@ -118,11 +118,11 @@ pub(crate) fn settings(
     if let Some(sync) = args.sync {
         settings.sync = match sync {
             SyncName::Log => SyncMode::Log,
-            SyncName::Group => SyncMode::Group,
+            SyncName::Group => SyncMode::Txg,
         };
     }
-    if let Some(second) = args.second {
-        settings.second = match second {
+    if let Some(l2) = args.l2 {
+        settings.l2 = match l2 {
             CacheName::All => CacheMode::All,
             CacheName::Metadata => CacheMode::Metadata,
             CacheName::None => CacheMode::None,

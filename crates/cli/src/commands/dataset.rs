@@ -79,7 +79,7 @@ pub(crate) fn list(spec: &str) -> Result<()> {
                 dataset.compression.clone(),
                 dataset.copies.to_string(),
                 dataset.sync.clone(),
-                dataset.second.clone(),
+                dataset.l2.clone(),
                 dataset.error.clone().unwrap_or_default(),
             ]
         })

@@ -48,7 +48,7 @@ pub(crate) fn wanted(args: &ImportOptionArgs, paths: Vec<std::path::PathBuf>) ->
         rewind: args.rewind,
         discard_log: args.discard_log,
         tunables: args.tunables.clone(),
-        cache_devices: !args.no_cache_devices,
+        l2_devices: !args.no_cache_devices,
     }
 }
 

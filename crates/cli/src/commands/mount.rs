@@ -184,7 +184,7 @@ fn prepare(at: &Path, make: bool) -> Result<PathBuf> {
 }
 
 fn in_background(args: &MountArgs, import: ImportWanted, mount: MountWanted) -> Result<()> {
-    let warns = import.cache_devices && !import.read_only;
+    let warns = import.l2_devices && !import.read_only;
     let request = Request::Mount { import, mount };
     let threads = args.threads.map(usize::from);
     if !args.separate {
@@ -245,7 +245,7 @@ fn in_foreground(args: &MountArgs, import: &ImportWanted, wanted: &MountWanted) 
         screen.say(&format!("no control socket, so other commands do not see this mount: {error}"));
     }
     let view = mount_view(&*host.mount(import, wanted)?);
-    if import.cache_devices && !import.read_only {
+    if import.l2_devices && !import.read_only {
         for held in host.pools() {
             let status = figures::status(&held.pool, None, "mounted");
             super::cache::warnings(&status).iter().for_each(|line| screen.say(line));

@@ -68,7 +68,7 @@ fn text(view: &StatsView, before: Option<&StatsView>) -> String {
         ["POOL", ">GROUP", ">SIZE", ">USED", ">AVAIL", ">DIRTY", ">SLOWED", ">P99", "STATE"];
     out.push_str(&units::table(&headings, &pools));
     out.push('\n');
-    let devices: Vec<_> = view.pools.iter().flat_map(|pool| pool.cache_devices.clone()).collect();
+    let devices: Vec<_> = view.pools.iter().flat_map(|pool| pool.l2_devices.clone()).collect();
     if !devices.is_empty() {
         out.push_str(&super::cache::table(&devices));
         out.push('\n');

@@ -82,7 +82,7 @@ fn general(status: &PoolStatus) -> Vec<(String, String)> {
             "{} commits, {} written, {} left to the group, {} records replayed",
             log.commits,
             units::bytes(log.bytes),
-            log.to_group,
+            log.to_txg,
             log.replayed
         ),
     );
@@ -106,10 +106,10 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
         let value = format!("{}, {size}, by {}, {way}", device.path, device.engine);
         lines.push((format!("device {}", device.number), value));
     }
-    for device in &status.cache_devices {
-        lines.push(("cache".to_owned(), cache_device(device)));
+    for device in &status.l2_devices {
+        lines.push(("cache".to_owned(), l2_device(device)));
     }
-    if let Some(damage) = &status.cache_devices_damage {
+    if let Some(damage) = &status.l2_devices_damage {
         lines.push(("cache".to_owned(), format!("no cache devices are used: {damage}")));
     }
     for dataset in &status.datasets {
@@ -125,7 +125,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
                 dataset.copies,
                 if dataset.copies == 1 { "y" } else { "ies" },
                 dataset.sync,
-                dataset.second
+                dataset.l2
             ),
         };
         lines.push(("dataset".to_owned(), value));
@@ -145,7 +145,7 @@ fn parts(status: &PoolStatus) -> Vec<(String, String)> {
 }
 
 /// A cache device, in a line.
-fn cache_device(device: &CacheDeviceView) -> String {
+fn l2_device(device: &CacheDeviceView) -> String {
     let CacheDeviceView { path, size_bytes, .. } = device;
     let size = units::bytes(*size_bytes);
     match &device.why {

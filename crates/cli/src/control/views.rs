@@ -65,10 +65,10 @@ pub(crate) struct PoolStatus {
     pub(crate) dirty_bytes: u64,
     pub(crate) devices: Vec<DeviceView>,
     #[serde(default)]
-    pub(crate) cache_devices: Vec<CacheDeviceView>,
+    pub(crate) l2_devices: Vec<CacheDeviceView>,
     /// Why the list of cache devices cannot be read, if so.
     #[serde(default)]
-    pub(crate) cache_devices_damage: Option<String>,
+    pub(crate) l2_devices_damage: Option<String>,
     pub(crate) datasets: Vec<DatasetView>,
     pub(crate) mounts: Vec<MountView>,
     /// Since it was imported.
@@ -125,7 +125,7 @@ pub(crate) struct DatasetView {
     pub(crate) sync: String,
     /// What cache devices hold of it.
     #[serde(default)]
-    pub(crate) second: String,
+    pub(crate) l2: String,
     /// Why nothing else is known of it.
     pub(crate) error: Option<String>,
 }
@@ -145,7 +145,7 @@ pub(crate) struct ErrorsView {
 pub(crate) struct LogView {
     pub(crate) commits: u64,
     pub(crate) bytes: u64,
-    pub(crate) to_group: u64,
+    pub(crate) to_txg: u64,
     pub(crate) replayed: u64,
 }
 
@@ -289,7 +289,7 @@ pub(crate) struct PoolFigures {
     pub(crate) dirty_bytes: u64,
     pub(crate) suspended: Option<String>,
     #[serde(default)]
-    pub(crate) cache_devices: Vec<CacheDeviceView>,
+    pub(crate) l2_devices: Vec<CacheDeviceView>,
     pub(crate) throttled: u64,
     pub(crate) throttled_p99_ns: u64,
     pub(crate) counters: BTreeMap<String, u64>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use forebay_cache::Class;
 use forebay_pool::format::{CacheMode, Compression, SyncMode};
-use forebay_pool::{BlockCache, CacheDevice, CacheDeviceState, Pool, PoolStats};
+use forebay_pool::{BlockCache, L2Device, L2DeviceState, Pool, PoolStats};
 
 use super::{Held, HeldMount, Host, mount_view};
 use crate::control::views::{
@@ -88,7 +88,7 @@ fn pool_figures(pool: &Pool) -> PoolFigures {
         available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
         suspended: stats.suspended.clone(),
-        cache_devices: cache_devices(pool),
+        l2_devices: l2_devices(pool),
         throttled: stats.throttled.count,
         throttled_p99_ns: stats.throttled.p99_ns,
         counters: pool_counters(&stats),
@@ -164,8 +164,8 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
         available_bytes: stats.available_bytes,
         dirty_bytes: stats.dirty_bytes,
         devices: pool.devices().into_iter().map(device).collect(),
-        cache_devices: cache_devices(pool),
-        cache_devices_damage: pool.cache_devices_damage(),
+        l2_devices: l2_devices(pool),
+        l2_devices_damage: pool.l2_devices_damage(),
         datasets: datasets(pool),
         mounts: held
             .map(|held| held.mounts().iter().map(|mount| mount_view(mount)).collect())
@@ -180,24 +180,24 @@ pub(crate) fn status(pool: &Pool, held: Option<&Held>, state: &str) -> PoolStatu
         log: LogView {
             commits: sum(counters, "commits"),
             bytes: sum(counters, "bytes"),
-            to_group: sum(counters, "to_group"),
+            to_txg: sum(counters, "to_txg"),
             replayed: sum(counters, "replayed"),
         },
     }
 }
 
 /// The cache devices of a pool.
-pub(crate) fn cache_devices(pool: &Pool) -> Vec<CacheDeviceView> {
-    pool.cache_devices().into_iter().map(|device| cache_device(pool.name(), device)).collect()
+pub(crate) fn l2_devices(pool: &Pool) -> Vec<CacheDeviceView> {
+    pool.l2_devices().into_iter().map(|device| l2_device(pool.name(), device)).collect()
 }
 
 /// A cache device of the pool of that name.
-pub(crate) fn cache_device(pool: &str, device: CacheDevice) -> CacheDeviceView {
+pub(crate) fn l2_device(pool: &str, device: L2Device) -> CacheDeviceView {
     let why = match &device.state {
-        CacheDeviceState::Failed(why) | CacheDeviceState::Away(why) => Some(why.clone()),
+        L2DeviceState::Failed(why) | L2DeviceState::Unavailable(why) => Some(why.clone()),
         _ => None,
     };
-    let figures = device.figures.unwrap_or_default();
+    let stats = device.stats.unwrap_or_default();
     CacheDeviceView {
         pool: pool.to_owned(),
         number: format!("{:016x}", device.guid),
@@ -205,17 +205,17 @@ pub(crate) fn cache_device(pool: &str, device: CacheDevice) -> CacheDeviceView {
         state: device.state.name().to_owned(),
         why,
         size_bytes: device.size_bytes,
-        used_bytes: figures.used_bytes,
-        records: figures.records,
-        rebuilt_segments: figures.rebuild.segments,
-        segments: figures.rebuild.segments_total,
-        rebuild_ns: figures.rebuild.elapsed_ns,
-        hits: figures.hits,
-        lookups: figures.lookups,
-        hit_ratio: figures.hits as f64 / figures.lookups.max(1) as f64,
-        written_bytes: figures.written_bytes,
-        memory_bytes: figures.memory_bytes,
-        counters: named(figures.counters.into_iter()),
+        used_bytes: stats.used_bytes,
+        records: stats.records,
+        rebuilt_segments: stats.rebuild.segments,
+        segments: stats.rebuild.segments_total,
+        rebuild_ns: stats.rebuild.elapsed_ns,
+        hits: stats.hits,
+        lookups: stats.lookups,
+        hit_ratio: stats.hits as f64 / stats.lookups.max(1) as f64,
+        written_bytes: stats.written_bytes,
+        memory_bytes: stats.memory_bytes,
+        counters: named(stats.counters.into_iter()),
     }
 }
 
@@ -228,7 +228,7 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
         compression: "?".to_owned(),
         copies: 0,
         sync: "?".to_owned(),
-        second: "?".to_owned(),
+        l2: "?".to_owned(),
         error: Some(error),
     };
     let names = match pool.datasets() {
@@ -252,10 +252,10 @@ fn datasets(pool: &Pool) -> Vec<DatasetView> {
                 copies: settings.data_copies,
                 sync: match settings.sync {
                     SyncMode::Log => "log",
-                    SyncMode::Group => "group",
+                    SyncMode::Txg => "group",
                 }
                 .to_owned(),
-                second: match settings.second {
+                l2: match settings.l2 {
                     CacheMode::All => "all",
                     CacheMode::Metadata => "metadata",
                     CacheMode::None => "none",

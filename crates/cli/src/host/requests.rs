@@ -184,7 +184,7 @@ pub(crate) fn expand_pool(
 pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDeviceView> {
     let opened = pools::open_devices(&[path.to_owned()], false)?.pop();
     let opened = opened.ok_or_else(|| Failure::new("no cache device is named"))?;
-    let guid = pool.add_cache_device(opened, force).map_err(|error| {
+    let guid = pool.add_l2_device(opened, force).map_err(|error| {
         let mut failure = Failure::from(error);
         failure.message = failure
             .message
@@ -192,7 +192,7 @@ pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDe
         failure
     })?;
     let number = format!("{guid:016x}");
-    let added = figures::cache_devices(pool).into_iter().find(|device| device.number == number);
+    let added = figures::l2_devices(pool).into_iter().find(|device| device.number == number);
     added.ok_or_else(|| Failure::new("the cache device was removed meanwhile"))
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn add_cache(pool: &Pool, path: &Path, force: bool) -> Result<CacheDe
 /// # Errors
 /// Why not.
 pub(crate) fn remove_cache(pool: &Pool, device: &str) -> Result<()> {
-    pool.remove_cache_device(device).map_err(|error| {
+    pool.remove_l2_device(device).map_err(|error| {
         let not_there = error.kind() == ErrorKind::NotFound;
         let mut failure = Failure::from(error);
         if not_there {

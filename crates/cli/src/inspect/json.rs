@@ -2,12 +2,12 @@
 
 use forebay_pool::ZapStats;
 use forebay_pool::inspect::{
-    BlockLook, Damage, DatasetLook, DeviceBytes, DeviceLook, DirectoryLook, GroupLook, LabelLook,
-    LabelState, ObjectLook, PointerLook, Seen, SetLook, UberblocksLook,
+    BlockInfo, BlockPtrInfo, Damage, DatasetInfo, DeviceBytes, DeviceLabelsInfo, DirectoryInfo,
+    DnodeInfo, Inspected, LabelCopyInfo, LabelState, ObjsetInfo, TxgInfo, UberblocksInfo,
 };
 use serde_json::{Value, json};
 
-pub(super) fn seen<T>(seen: &Seen<T>, found: Value) -> Value {
+pub(super) fn seen<T>(seen: &Inspected<T>, found: Value) -> Value {
     json!({ "as_of_txg": seen.txg, "notices": seen.notices, "found": found })
 }
 
@@ -23,7 +23,7 @@ fn damage(damage: &Damage) -> Value {
     json!({ "count": damage.count, "listed": damage.listed })
 }
 
-fn pointer(ptr: &PointerLook) -> Value {
+fn pointer(ptr: &BlockPtrInfo) -> Value {
     if ptr.is_hole() {
         return Value::Null;
     }
@@ -44,7 +44,7 @@ fn pointer(ptr: &PointerLook) -> Value {
     })
 }
 
-fn label(label: &LabelLook) -> Value {
+fn label(label: &LabelCopyInfo) -> Value {
     let devices = label.devices.iter().map(
         |(device_guid, size_bytes)| json!({ "guid": guid(*device_guid), "size_bytes": size_bytes }),
     );
@@ -67,8 +67,8 @@ fn label(label: &LabelLook) -> Value {
     })
 }
 
-pub(super) fn labels(devices: &[DeviceLook]) -> Value {
-    let one = |device: &DeviceLook| {
+pub(super) fn labels(devices: &[DeviceLabelsInfo]) -> Value {
+    let one = |device: &DeviceLabelsInfo| {
         let labels = device.labels.iter().map(|(offset, state)| match state {
             LabelState::Sound(sound) => {
                 json!({ "offset": offset, "state": "sound", "label": label(sound) })
@@ -82,13 +82,13 @@ pub(super) fn labels(devices: &[DeviceLook]) -> Value {
             "device": device.name,
             "size_bytes": device.size_bytes,
             "labels": labels.collect::<Vec<_>>(),
-            "cache_device": device.cache_device,
+            "l2_device": device.l2_device,
         })
     };
     devices.iter().map(one).collect()
 }
 
-pub(super) fn uberblocks(look: &UberblocksLook) -> Value {
+pub(super) fn uberblocks(look: &UberblocksInfo) -> Value {
     let found = look.found.iter().map(|one| {
         json!({
             "txg": one.txg,
@@ -110,7 +110,7 @@ pub(super) fn uberblocks(look: &UberblocksLook) -> Value {
     })
 }
 
-fn set(set: &SetLook) -> Value {
+fn set(set: &ObjsetInfo) -> Value {
     json!({
         "objects": set.objects,
         "allocated_bytes": set.allocated_bytes,
@@ -120,7 +120,7 @@ fn set(set: &SetLook) -> Value {
     })
 }
 
-fn dataset(dataset: &DatasetLook) -> Value {
+fn dataset(dataset: &DatasetInfo) -> Value {
     json!({
         "name": dataset.name,
         "number": dataset.number,
@@ -132,18 +132,18 @@ fn dataset(dataset: &DatasetLook) -> Value {
         "data": { "compression": dataset.data.0, "copies": dataset.data.1 },
         "metadata": { "compression": dataset.metadata.0, "copies": dataset.metadata.1 },
         "cache": dataset.cache,
-        "second": dataset.second,
+        "second": dataset.l2,
         "sync": dataset.sync,
         "set": set(&dataset.set),
     })
 }
 
-pub(super) fn datasets(group: &GroupLook) -> Value {
+pub(super) fn datasets(group: &TxgInfo) -> Value {
     let datasets: Vec<Value> = group.datasets.iter().map(dataset).collect();
     json!({ "datasets": datasets, "damage": damage(&group.damage) })
 }
 
-pub(super) fn group(group: &GroupLook) -> Value {
+pub(super) fn group(group: &TxgInfo) -> Value {
     let (space, log) = (&group.space, &group.log);
     let extents = log.extents.iter().map(
         |(device, offset, bytes)| json!({ "device": device, "offset": offset, "bytes": bytes }),
@@ -176,7 +176,7 @@ pub(super) fn group(group: &GroupLook) -> Value {
     })
 }
 
-pub(super) fn object(object: &ObjectLook) -> Value {
+pub(super) fn object(object: &DnodeInfo) -> Value {
     let levels = object.levels.iter().map(|level| {
         json!({
             "level": level.level,
@@ -236,7 +236,7 @@ fn stats(stats: &ZapStats) -> Value {
     })
 }
 
-pub(super) fn directory(directory: &DirectoryLook) -> Value {
+pub(super) fn directory(directory: &DirectoryInfo) -> Value {
     json!({
         "number": directory.number,
         "allocated_bytes": directory.allocated_bytes,
@@ -247,7 +247,7 @@ pub(super) fn directory(directory: &DirectoryLook) -> Value {
     })
 }
 
-pub(super) fn block(block: &BlockLook) -> Value {
+pub(super) fn block(block: &BlockInfo) -> Value {
     let copies = block.copies.iter().map(
         |copy| json!({ "device": copy.device, "offset": copy.offset, "problem": copy.problem }),
     );

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use forebay_pool::inspect::{BlocksOf, Inspector, LabelState, Seen, SetName};
+use forebay_pool::inspect::{BlockOwner, Inspected, Inspector, LabelState, ObjsetName};
 use serde_json::Value;
 
 use crate::control::client::{self, Target};
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
         What::Label => shown.labels(&inspector),
         What::Uberblocks => shown.uberblocks(&inspector),
         What::Txg { txg } => {
-            let group = inspector.group(txg.or(args.as_of))?;
+            let group = inspector.txg(txg.or(args.as_of))?;
             shown.seen(&group, json::group(&group.found), !group.found.damage.is_empty())
         }
         What::Datasets => shown.datasets(&inspector),
@@ -126,8 +126,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
             (None, _) => shown.bytes(&inspector, place, *raw),
             (Some(object), Some(block)) => {
                 let of = match &**object {
-                    DNODES => BlocksOf::Dnodes,
-                    number => BlocksOf::Object(parse(number, "an object's number, or `dnodes`")?),
+                    DNODES => BlockOwner::Dnodes,
+                    number => BlockOwner::Object(parse(number, "an object's number, or `dnodes`")?),
                 };
                 shown.block(&inspector, (set(place), of, *block, *level), *raw)
             }
@@ -155,10 +155,10 @@ fn paths(given: &[String]) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn set(name: &str) -> SetName<'_> {
+fn set(name: &str) -> ObjsetName<'_> {
     match name {
-        OWN => SetName::Own,
-        name => SetName::Dataset(name),
+        OWN => ObjsetName::Own,
+        name => ObjsetName::Dataset(name),
     }
 }
 
@@ -188,7 +188,7 @@ impl Shown<'_> {
         }
     }
 
-    fn seen<T: Display>(&self, seen: &Seen<T>, found: Value, damaged: bool) -> Result<()> {
+    fn seen<T: Display>(&self, seen: &Inspected<T>, found: Value, damaged: bool) -> Result<()> {
         self.show(seen, &json::seen(seen, found), damaged)
     }
 
@@ -196,7 +196,7 @@ impl Shown<'_> {
         let devices = inspector.labels();
         let damaged = devices.iter().any(|device| {
             let mut states = device.labels.iter();
-            device.labels.is_empty() && device.cache_device.is_none()
+            device.labels.is_empty() && device.l2_device.is_none()
                 || states.any(|(_, state)| !matches!(state, LabelState::Sound(label) if label.objection.is_none()))
         });
         let text: String = devices.iter().map(ToString::to_string).collect();
@@ -212,18 +212,22 @@ impl Shown<'_> {
     }
 
     fn datasets(&self, inspector: &Inspector) -> Result<()> {
-        let group = inspector.group(self.args.as_of)?;
-        let Seen { txg, notices, found } = group;
+        let group = inspector.txg(self.args.as_of)?;
+        let Inspected { txg, notices, found } = group;
         let text: String = found.datasets.iter().map(ToString::to_string).collect();
         let damaged = !found.damage.is_empty();
         let json = json::datasets(&found);
-        self.seen(&Seen { txg, notices, found: format!("{text}{}", found.damage) }, json, damaged)
+        self.seen(
+            &Inspected { txg, notices, found: format!("{text}{}", found.damage) },
+            json,
+            damaged,
+        )
     }
 
     fn block(
         &self,
         inspector: &Inspector,
-        (set, of, block, level): (SetName<'_>, BlocksOf, u64, u8),
+        (set, of, block, level): (ObjsetName<'_>, BlockOwner, u64, u8),
         raw: bool,
     ) -> Result<()> {
         let look = inspector.block(set, of, (block, level), self.args.as_of)?;

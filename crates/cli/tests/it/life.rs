@@ -86,7 +86,7 @@ fn a_pool_stays_in_the_background_until_it_is_exported() {
         ["txg_timeout_ms", "soon"],
         ["txg_timeout_ms", "0"],
         ["speed", "1"],
-        ["flight_bytes", "2M"],
+        ["in_flight_bytes", "2M"],
     ] {
         place.fails(&["tunable", "set", "two", wrong[0], wrong[1]]);
     }

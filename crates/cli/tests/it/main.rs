@@ -6,12 +6,12 @@
 )]
 
 mod bad_input;
-mod cache_devices;
 mod control;
 mod demo;
 mod durable;
 mod holes;
 mod inspect;
+mod l2_devices;
 mod life;
 mod mount_options;
 mod mounts;

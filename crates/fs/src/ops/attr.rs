@@ -1,7 +1,7 @@
 //! Attributes, and usage of the file system.
 
 use forebay_base::sync::Arc;
-use forebay_pool::without_waiting;
+use forebay_pool::non_blocking;
 
 use crate::attrs::{MODE_BITS, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -167,7 +167,7 @@ impl FileSystem {
             inode.set_atime_fresh_until(until);
             return;
         }
-        let noted = without_waiting(|| -> Result<()> {
+        let noted = non_blocking(|| -> Result<()> {
             let tx = self.begin()?;
             let Some(_lock) = inode.try_lock() else { return Ok(()) };
             self.touch(&tx, inode, |meta| meta.atime = now)

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use forebay_base::sync::{Arc, thread_local};
-use forebay_pool::{Object, without_waiting};
+use forebay_pool::{Object, non_blocking};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{FileSystem, InodeRef, stale};
@@ -137,14 +137,14 @@ impl FileSystem {
     fn try_read(self: &Arc<Self>, mut read: AsyncRead) {
         // Later rounds run on other threads, which may hold a transaction.
         let own_thread = read.rounds == 0;
-        let tried = without_waiting(|| self.try_complete(read, own_thread));
+        let tried = non_blocking(|| self.try_complete(read, own_thread));
         read = match tried {
             Some(read) => read,
             None => return,
         };
         read.rounds += 1;
         let object = match read.rounds <= FETCHES_MAX {
-            true => without_waiting(|| self.inode_of(read.ino)?.file(self.dataset())).ok(),
+            true => non_blocking(|| self.inode_of(read.ino)?.file(self.dataset())).ok(),
             false => None,
         };
         if let Some(object) = object {

@@ -30,7 +30,7 @@ pub(crate) const RETRIES_MAX: usize = 1000;
 /// Runs the part of an operation that must not stop half-way: it may block even on a non-blocking
 /// thread.
 pub(crate) fn apply<R>(f: impl FnOnce() -> R) -> R {
-    forebay_pool::waiting_allowed(f)
+    forebay_pool::blocking_allowed(f)
 }
 
 /// # Errors

@@ -1,6 +1,6 @@
 //! Ranges of files: allocation, holes and copies.
 
-use forebay_pool::{Object, check_waiting};
+use forebay_pool::{Object, check_blocking};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::FileSystem;
@@ -58,7 +58,7 @@ impl FileSystem {
             FallocateMode::Punch => self.punch(&range),
             FallocateMode::Zero { keep_size } => {
                 // Zeroing takes two transactions. The first cannot be rolled back.
-                check_waiting("zeroing a range")?;
+                check_blocking("zeroing a range")?;
                 self.punch(&range)?;
                 self.extend(&range, keep_size)
             }
@@ -74,7 +74,7 @@ impl FileSystem {
             return Ok(());
         }
         // Unwritten changes reserve more space than they will use.
-        check_waiting("space freed by a transaction group")?;
+        check_blocking("space freed by a transaction group")?;
         self.pool().sync()?;
         if has_space() {
             return Ok(());

@@ -4,7 +4,7 @@
 //! directory do not change during the check for loops. That lock comes after the transaction and
 //! before the inode locks.
 
-use forebay_pool::{Transaction, lock_if_allowed};
+use forebay_pool::{Transaction, lock_or_would_block};
 
 use crate::attrs::{Dirent, Meta};
 use crate::error::{Error, ErrorKind, Result};
@@ -71,7 +71,7 @@ impl FileSystem {
                 self.warm_removal(target)?;
             }
             let tx = self.begin_renaming(&rename)?;
-            let rename_lock = || lock_if_allowed(&self.rename_mutex, "the rename lock");
+            let rename_lock = || lock_or_would_block(&self.rename_mutex, "the rename lock");
             let _rename_lock = moves.then(rename_lock).transpose()?;
             let _locks = InodeLocks::of([&from, &to, &source, target.unwrap_or(&source)])?;
             if !self.is_unchanged(&rename)? {

@@ -9,7 +9,7 @@ use forebay_fs::{
 };
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_pool::without_waiting;
+use forebay_pool::non_blocking;
 
 use crate::common::{Fixture, ME, MIB, ROOT, audit, file, memory, mkdir, read, unmount, write};
 
@@ -56,7 +56,7 @@ fn operations_that_would_block_change_nothing() {
     let node = NewNode { kind: FileKind::Directory, mode: 0o755, rdev: 0, target: None };
     let size = SetAttr { size: Some(3), ..SetAttr::default() };
     let mode = SetAttr { mode: Some(0o777), ..SetAttr::default() };
-    without_waiting(|| {
+    non_blocking(|| {
         would_block(fs.lookup(ROOT, b"file 8"));
         would_block(fs.make(ROOT, b"new dir", &node, ME));
         would_block(fs.create(ROOT, b"new", 0o644, ME));

@@ -7,7 +7,7 @@
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Ino};
-use forebay_pool::without_waiting;
+use forebay_pool::non_blocking;
 
 use super::Adapter;
 use super::handles::Writers;
@@ -41,7 +41,7 @@ impl RenamedFiles {
 impl Adapter {
     /// Whether the kernel may have dirty pages of these files.
     pub(super) fn may_be_dirty(&self, files: &RenamedFiles) -> bool {
-        let maybe_dirty = without_waiting(|| files.maybe_dirty(&self.fs, &self.writers));
+        let maybe_dirty = non_blocking(|| files.maybe_dirty(&self.fs, &self.writers));
         !maybe_dirty.is_ok_and(|maybe_dirty| maybe_dirty.is_empty())
     }
 

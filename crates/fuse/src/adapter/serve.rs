@@ -2,7 +2,7 @@
 
 use forebay_base::sync::Arc;
 use forebay_fs::{Error, FileSystem, Handle, Ino, NewNode, RenameMode, Seek, Write};
-use forebay_pool::without_waiting;
+use forebay_pool::non_blocking;
 
 use super::client::Client;
 use super::rename_order::RenamedFiles;
@@ -21,7 +21,7 @@ const COPY_BYTES: u64 = 64 << 20;
 /// and repeats it on a worker thread.
 macro_rules! attempt {
     ($this:ident, $op:expr, [$($kept:ident),*], |$fs:ident| $operation:expr, |$metrics:ident, $result:ident| $end:expr) => {{
-        let $result = without_waiting(|| {
+        let $result = non_blocking(|| {
             let $fs = &*$this.fs;
             $operation
         });
@@ -121,7 +121,7 @@ fn rename_mode(flags: u32) -> Option<RenameMode> {
 
 impl Adapter {
     fn list(&self, what: Listing, mut reply: DirReply) {
-        let result = without_waiting(|| list(&self.fs, what, &mut reply));
+        let result = non_blocking(|| list(&self.fs, what, &mut reply));
         if would_block(&result) && reply.is_empty() {
             self.defer(Op::Readdir, move |fs, metrics| {
                 let result = list(fs, what, &mut reply);
@@ -298,7 +298,7 @@ impl Server for Adapter {
 
     fn read(&self, ino: u64, handle: u64, offset: u64, len: u32, reply: DataReply) {
         let mut reply = Some(reply);
-        let result = without_waiting(|| {
+        let result = non_blocking(|| {
             self.fs.read(Ino(ino), handles::handle(handle), offset, len as usize, &mut |data| {
                 if let Some(reply) = reply.take() {
                     reply.data(data);
@@ -341,7 +341,7 @@ impl Server for Adapter {
             let result = result.and_then(|written| sync_change(fs, ino, sync_mode, written));
             finish(metrics, reply, result);
         };
-        let result = without_waiting(|| write(&self.fs, write_request.data));
+        let result = non_blocking(|| write(&self.fs, write_request.data));
         match (result, sync_mode) {
             (result, SyncMode::None) if !would_block(&result) => {
                 end(&self.fs, &self.metrics, result)

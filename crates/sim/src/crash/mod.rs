@@ -126,7 +126,7 @@ impl Run {
         let (devices, caches) = devices.split_at(self.devices);
         let pool = rig::create(devices, &cache, &settings).expect("a pool");
         for device in caches {
-            pool.add_cache_device(Arc::clone(device).into(), false).expect("a cache device");
+            pool.add_l2_device(Arc::clone(device).into(), false).expect("a cache device");
         }
         let mut work =
             Workload::new(pool, Model::default(), self.load, self.seed).expect("datasets");
@@ -136,7 +136,7 @@ impl Run {
                 panic!("the work: {error:?}");
             }
             if self.second && step % FILL_EVERY == 0 {
-                work.pool().fill_cache_devices();
+                work.pool().fill_l2_devices();
             }
             cuts.note(false);
         }

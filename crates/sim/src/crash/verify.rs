@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_base::rng::SmallRng;
 use forebay_io::Device;
-use forebay_pool::{CacheDeviceFigures, ImportOptions, Pool};
+use forebay_pool::{ImportOptions, L2DeviceStats, Pool};
 
 use super::{Picked, Run, SharedCache, Worked};
 use crate::compare;
@@ -32,8 +32,8 @@ pub(super) fn verify(
         .unwrap_or_else(|error| panic!("{picked:?}: the import: {error:?}"));
     // At once, or when the cache device knows what it has, or has put back into memory what it has.
     match rng.below(3) {
-        0 => pool.wait_for_cache_devices(),
-        1 => pool.wait_for_warm_up(),
+        0 => pool.wait_for_l2_rebuild(),
+        1 => pool.wait_for_l2_warm_up(),
         _ => {}
     }
     rig::check(&pool).unwrap_or_else(|problems| panic!("{picked:?}: {problems}"));
@@ -49,11 +49,11 @@ pub(super) fn verify(
 
 /// Blocks that cache devices gave, asked or unasked.
 fn given(pool: &Pool) -> u64 {
-    let figures = pool.cache_devices().into_iter().filter_map(|device| device.figures);
-    let warmed = |figures: &CacheDeviceFigures| -> u64 {
-        figures.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
+    let stats = pool.l2_devices().into_iter().filter_map(|device| device.stats);
+    let warmed = |stats: &L2DeviceStats| -> u64 {
+        stats.counters.iter().filter(|c| c.0 == "warmed").map(|c| c.2).sum()
     };
-    figures.map(|figures| figures.hits + warmed(&figures)).sum()
+    stats.map(|stats| stats.hits + warmed(&stats)).sum()
 }
 
 /// Imports, writing nothing: there must be exactly one group's state. Returns which.
