@@ -25,48 +25,48 @@ use crate::request::Completion;
 use crate::roots::Hold;
 
 /// What is to be done with a request's end.
-pub(crate) type Done = Box<dyn FnOnce(Completion) + Send>;
+pub(crate) type Callback = Box<dyn FnOnce(Completion) + Send>;
 
 /// What sees a request's end before that.
 pub(crate) type Layer = Box<dyn FnOnce(&mut Completion) + Send>;
 
 /// The end of a request, and who is to hear of it.
-pub(crate) struct Ending {
+pub(crate) struct RequestEnd {
     pub(crate) completion: Completion,
     pub(crate) layers: Option<Layer>,
     pub(crate) hold: Option<Hold>,
-    pub(crate) done: Option<Done>,
+    pub(crate) callback: Option<Callback>,
 }
 
-impl Ending {
+impl RequestEnd {
     /// Tells them. Panics of theirs end here.
-    pub(crate) fn tell(self) {
-        let Self { mut completion, layers, hold, done } = self;
+    pub(crate) fn deliver(self) {
+        let Self { mut completion, layers, hold, callback } = self;
         if let Some(layers) = layers
-            && !guarded(|| layers(&mut completion))
+            && !catch_panic(|| layers(&mut completion))
         {
             completion.fail_for_panic();
         }
         match hold {
-            Some(hold) => hold.end(done, completion),
+            Some(hold) => hold.end(callback, completion),
             None => {
-                call(done, completion);
+                call(callback, completion);
             }
         }
     }
 }
 
-/// Calls `done`, if there is one, and says whether it returned.
-pub(crate) fn call(done: Option<Done>, completion: Completion) -> bool {
-    guarded(|| match done {
-        Some(done) => done(completion),
+/// Calls `callback`, if there is one, and says whether it returned.
+pub(crate) fn call(callback: Option<Callback>, completion: Completion) -> bool {
+    catch_panic(|| match callback {
+        Some(callback) => callback(completion),
         // Memory of a user's own type may go with it.
         None => drop(completion),
     })
 }
 
 /// Runs `f`, and says whether it returned. If not, the panic hook has told why.
-pub(crate) fn guarded(f: impl FnOnce()) -> bool {
+pub(crate) fn catch_panic(f: impl FnOnce()) -> bool {
     let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else {
         return true;
     };
@@ -78,49 +78,49 @@ pub(crate) fn guarded(f: impl FnOnce()) -> bool {
 }
 
 forebay_base::sync::thread_local! {
-    static ACTIVE: Cell<bool> = const { Cell::new(false) };
-    static LATER: RefCell<VecDeque<Ending>> = const { RefCell::new(VecDeque::new()) };
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    static DEFERRED: RefCell<VecDeque<RequestEnd>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// Whether the calling thread is in the callback of a request. Such a thread must not wait for
 /// other requests.
 pub fn in_callback() -> bool {
     // Asked by the drop of another of the thread's own variables, the answer may be gone.
-    ACTIVE.try_with(Cell::get).unwrap_or(false)
+    IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Tells who is to hear of `ending`, or has the callback that this thread is in do so after it.
-pub(crate) fn run(ending: Ending) {
-    let mut ending = Some(ending);
+/// Tells who is to hear of `end`, or has the callback that this thread is in do so after it.
+pub(crate) fn run(end: RequestEnd) {
+    let mut end = Some(end);
     if in_callback() {
         // The list is gone if the thread is ending; then a nested call is better than none.
-        let _ = LATER.try_with(|later| later.borrow_mut().extend(ending.take()));
-        if let Some(ending) = ending {
-            ending.tell();
+        let _ = DEFERRED.try_with(|later| later.borrow_mut().extend(end.take()));
+        if let Some(end) = end {
+            end.deliver();
         }
         return;
     }
-    let _active = Active::enter();
-    while let Some(next) = ending {
+    let _scope = CallbackScope::enter();
+    while let Some(next) = end {
         // What panics in here is a defect of this crate, and one request's affair all the same.
-        guarded(|| next.tell());
-        ending = LATER.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
+        catch_panic(|| next.deliver());
+        end = DEFERRED.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
     }
 }
 
 /// The calling thread is in a callback, as long as this exists.
-struct Active;
+struct CallbackScope;
 
-impl Active {
+impl CallbackScope {
     fn enter() -> Self {
-        let _ = ACTIVE.try_with(|active| active.set(true));
+        let _ = IN_CALLBACK.try_with(|active| active.set(true));
         Self
     }
 }
 
-impl Drop for Active {
+impl Drop for CallbackScope {
     fn drop(&mut self) {
-        let _ = ACTIVE.try_with(|active| active.set(false));
+        let _ = IN_CALLBACK.try_with(|active| active.set(false));
     }
 }
 

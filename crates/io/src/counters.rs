@@ -32,7 +32,7 @@ forebay_base::counters! {
     /// Submitters that waited for room in a queue.
     queue_full: class;
     /// Lanes that another lane's step gave permits to.
-    kicked;
+    queues_woken;
     /// Operations that moved only some of their bytes and were continued.
     continued;
     /// Operations issued again because the system asked for it (`EINTR`, `EAGAIN`).
@@ -44,9 +44,9 @@ forebay_base::counters! {
     /// Such calls that the system refused for the moment.
     enters_refused;
     /// Flushes that a thread which waits executed itself.
-    attended;
+    inline_flushes;
     /// Times that a thread which waits drove the ring itself.
     drives;
     /// Times that the reaper's thread was woken.
-    reaper_wakes;
+    completion_thread_wakes;
 }

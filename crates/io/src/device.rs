@@ -32,7 +32,7 @@ pub trait Device: Send + Sync {
     /// # Panics
     /// Inside a callback of a request.
     fn run(&self, request: Request) -> Completion {
-        let (request, pending) = request.attended().pending();
+        let (request, pending) = request.allow_inline().pending();
         self.submit(request);
         pending.wait(self)
     }

@@ -36,7 +36,6 @@
 //!
 //! Linux only.
 
-mod buffer;
 mod completion;
 pub mod counters;
 mod device;
@@ -44,34 +43,37 @@ mod engine;
 mod error;
 pub mod fault;
 mod file;
-mod foreign;
+
 mod memory;
 pub mod metrics;
+mod payload;
 mod priority;
 mod queue;
 pub mod record;
 mod request;
 mod roots;
+mod signatures;
 pub mod tunables;
 mod waiter;
 
-pub use buffer::{Payload, StableBytes};
 pub use completion::in_callback;
 pub use device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 pub use error::{Error, ErrorKind};
 pub use file::{Direct, EngineChoice, FileDevice, FileLock, Locking, OpenError, OpenOptions};
-pub use foreign::content_of;
 pub use memory::{MemoryDevice, MemoryOptions};
+pub use payload::{Payload, StableBytes};
 pub use priority::Priority;
 pub use request::{Completion, Op, RaiseHandle, Request};
 pub use roots::{DrainError, Drained, Failures, Roots, RootsStats};
+pub use signatures::content_of;
 pub use waiter::{Pending, Waiter};
 
 /// What the model checks in `tests/model` look at. No stable interface.
 #[doc(hidden)]
 pub mod model {
     pub use crate::queue::{
-        Issue, Kick, Lane, Limits, MAX_LANES, MAX_PIECES, PermitStats, Permits, Pieces, Seat,
+        Limits, MAX_MERGED, MAX_SUBMISSION_QUEUES, Operation, PermitStats, Permits, QueueCredits,
+        QueuesToRun, Requests, SubmissionQueue,
     };
 }
 

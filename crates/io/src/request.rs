@@ -14,9 +14,9 @@ use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 
-use crate::buffer::{Payload, StableBytes};
-use crate::completion::{self, Done, Ending, Layer};
+use crate::completion::{self, Callback, Layer, RequestEnd};
 use crate::error::{Error, ErrorKind};
+use crate::payload::{Payload, StableBytes};
 use crate::priority::Priority;
 use crate::roots::Hold;
 use crate::waiter::{Pending, Waiter};
@@ -64,16 +64,16 @@ pub struct Request {
     len: u64,
     payload: Option<Payload>,
     // What its maker wants done; gone once finished.
-    done: Option<Done>,
-    // Its root, which hears of the end before `done`.
+    callback: Option<Callback>,
+    // Its root, which hears of the end before `callback`.
     hold: Option<Hold>,
     // Who hears of the end before both.
     layers: Option<Layer>,
-    handle: Option<Arc<Raised>>,
-    // Who waits for it, to be told where it is. `done` has another reference, and goes later.
+    handle: Option<Arc<HandleState>>,
+    // Who waits for it, to be told where it is. `callback` has another reference, and goes later.
     waiter: Option<Arc<Waiter>>,
     // Whether its submitter may be kept until its end.
-    attended: bool,
+    inline_allowed: bool,
 }
 
 /// How a request ended.
@@ -109,7 +109,7 @@ impl Completion {
             let text = "a layer over the request panicked, so its result cannot be trusted";
             let mut range = (self.offset, 0);
             // Memory of a user's own type may panic when it is asked.
-            completion::guarded(|| {
+            completion::catch_panic(|| {
                 range.1 = self.payload.as_ref().map_or(0, |payload| payload.bytes().len() as u64);
             });
             self.result = Err(Error::new(ErrorKind::Device, self.op, &"?".into(), range, text));
@@ -119,10 +119,22 @@ impl Completion {
 
 impl Request {
     fn new(op: Op, priority: Priority, (offset, len): (u64, u64)) -> Self {
-        let (payload, done, hold, layers) = (None, None, None, None);
+        let (payload, callback, hold, layers) = (None, None, None, None);
         let (handle, waiter) = (None, None);
-        let attended = false;
-        Self { op, priority, offset, len, payload, done, hold, layers, handle, waiter, attended }
+        let inline_allowed = false;
+        Self {
+            op,
+            priority,
+            offset,
+            len,
+            payload,
+            callback,
+            hold,
+            layers,
+            handle,
+            waiter,
+            inline_allowed,
+        }
     }
 
     /// Fills `buffer` from the bytes at `offset`. Priority [`SyncRead`](Priority::SyncRead),
@@ -170,8 +182,8 @@ impl Request {
     /// for that long, and execute the request on it, which saves waking others: [`FileDevice`](crate::FileDevice) does so
     /// with flushes.
     #[must_use]
-    pub fn attended(mut self) -> Self {
-        self.attended = true;
+    pub fn allow_inline(mut self) -> Self {
+        self.inline_allowed = true;
         self
     }
 
@@ -183,9 +195,9 @@ impl Request {
     /// If the request has a callback or a layer already.
     #[must_use]
     pub fn on_done(mut self, callback: impl FnOnce(Completion) + Send + 'static) -> Self {
-        assert!(self.done.is_none(), "a request has one callback; layers go over it");
+        assert!(self.callback.is_none(), "a request has one callback; layers go over it");
         assert!(self.layers.is_none(), "the callback is set before any layer");
-        self.done = Some(Box::new(callback));
+        self.callback = Some(Box::new(callback));
         self
     }
 
@@ -195,7 +207,7 @@ impl Request {
     pub fn layered(mut self, f: impl FnOnce(&mut Completion) + Send + 'static) -> Self {
         let inner = self.layers.take();
         self.layers = Some(Box::new(move |completion| {
-            if !completion::guarded(|| f(completion)) {
+            if !completion::catch_panic(|| f(completion)) {
                 completion.fail_for_panic();
             }
             if let Some(inner) = inner {
@@ -208,9 +220,10 @@ impl Request {
     /// Makes it a request of a root. Layers that it has already become part of its callback.
     pub(crate) fn join(&mut self, hold: Hold) {
         if self.layers.is_some() || self.hold.is_some() {
-            let (layers, before, done) = (self.layers.take(), self.hold.take(), self.done.take());
-            self.done = Some(Box::new(move |completion| {
-                Ending { completion, layers, hold: before, done }.tell();
+            let (layers, before, callback) =
+                (self.layers.take(), self.hold.take(), self.callback.take());
+            self.callback = Some(Box::new(move |completion| {
+                RequestEnd { completion, layers, hold: before, callback }.deliver();
             }));
         }
         self.hold = Some(hold);
@@ -223,17 +236,17 @@ impl Request {
         let pending = Pending::new();
         let waiter = pending.waiter();
         self.waiter = Some(pending.waiter());
-        (self.on_done(move |completion| waiter.settle(completion)), pending)
+        (self.on_done(move |completion| waiter.complete(completion)), pending)
     }
 
     /// With a handle that can raise its priority, or cancel it, while it waits in a queue.
     #[must_use]
     pub fn raisable(mut self) -> (Self, RaiseHandle) {
         let raised = Arc::clone(self.handle.get_or_insert_with(|| {
-            Arc::new(Raised {
+            Arc::new(HandleState {
                 cancelled: AtomicBool::new(false),
-                wanted: AtomicU8::new(u8::MAX),
-                home: Mutex::named("request-home", None),
+                wanted_priority: AtomicU8::new(u8::MAX),
+                requeue_target: Mutex::named("request-handle", None),
             })
         }));
         (self, RaiseHandle(raised))
@@ -249,9 +262,9 @@ impl Request {
     #[inline]
     pub fn priority(&self) -> Priority {
         match &self.handle {
-            Some(raised) => {
-                raised.wanted().map_or(self.priority, |wanted| wanted.min(self.priority))
-            }
+            Some(raised) => raised
+                .wanted_priority()
+                .map_or(self.priority, |wanted_priority| wanted_priority.min(self.priority)),
             None => self.priority,
         }
     }
@@ -290,8 +303,8 @@ impl Request {
     }
 
     /// Whether its submitter may be kept until its end.
-    pub(crate) fn is_attended(&self) -> bool {
-        self.attended
+    pub(crate) fn is_inline_allowed(&self) -> bool {
+        self.inline_allowed
     }
 
     /// Whether its handle or its root has cancelled it.
@@ -301,18 +314,21 @@ impl Request {
     }
 
     /// Tells who waits for it where the engine has put it, see [`Waiter::place`].
-    pub(crate) fn set_place(&self, place: usize) {
+    pub(crate) fn set_engine_tag(&self, place: usize) {
         if let Some(waiter) = &self.waiter {
-            waiter.set_place(place);
+            waiter.set_engine_tag(place);
         }
     }
 
     /// Tells the handle, if there is one, which queue to ask; `None` once it has left it. The
     /// queue asks for [`priority`](Self::priority) after that: it has then heard of every raise that
     /// the handle did not tell it.
-    pub(crate) fn set_home(&self, home: Option<(Weak<dyn Home>, u64)>) {
+    pub(crate) fn set_requeue_target(
+        &self,
+        requeue_target: Option<(Weak<dyn RequeueTarget>, u64)>,
+    ) {
         if let Some(raised) = &self.handle {
-            *raised.home.lock() = home;
+            *raised.requeue_target.lock() = requeue_target;
         }
     }
 
@@ -329,7 +345,7 @@ impl Request {
 
     fn end_with(&mut self, result: Result<(), Error>) {
         if let Some(raised) = self.handle.take() {
-            *raised.home.lock() = None;
+            *raised.requeue_target.lock() = None;
         }
         // Not the last reference, so nothing is dropped here. If it outlived the callback, it could be
         // the last: then what the waiter was left (memory of a user's own type, which may hold the
@@ -337,13 +353,13 @@ impl Request {
         self.waiter = None;
         let payload = self.payload.take();
         let completion = Completion { op: self.op, offset: self.offset, result, payload };
-        let (layers, hold, done) = (self.layers.take(), self.hold.take(), self.done.take());
-        completion::run(Ending { completion, layers, hold, done });
+        let (layers, hold, callback) = (self.layers.take(), self.hold.take(), self.callback.take());
+        completion::run(RequestEnd { completion, layers, hold, callback });
     }
 
     /// Whether somebody is still to hear of its end.
     fn is_awaited(&self) -> bool {
-        self.done.is_some() || self.hold.is_some() || self.layers.is_some()
+        self.callback.is_some() || self.hold.is_some() || self.layers.is_some()
     }
 }
 
@@ -371,56 +387,58 @@ impl fmt::Debug for Request {
 }
 
 /// A queue, as far as a handle needs it.
-pub(crate) trait Home: Send + Sync {
+pub(crate) trait RequeueTarget: Send + Sync {
     /// Moves the request called `id` up to `priority`, or finishes it if it is cancelled. Does
     /// nothing when it has left the queue.
     fn requeue(&self, id: u64, priority: Option<Priority>);
 }
 
-struct Raised {
+struct HandleState {
     cancelled: AtomicBool,
-    // The most urgent class that was asked for, as its index; written under the lock of `home`.
-    wanted: AtomicU8,
+    // The most urgent class that was asked for, as its index; written under the lock of `requeue_target`.
+    wanted_priority: AtomicU8,
     // Where it waits, and its name there.
-    home: Mutex<Option<(Weak<dyn Home>, u64)>>,
+    requeue_target: Mutex<Option<(Weak<dyn RequeueTarget>, u64)>>,
 }
 
-impl Raised {
-    fn wanted(&self) -> Option<Priority> {
-        Priority::ALL.get(usize::from(self.wanted.load(Ordering::Acquire))).copied()
+impl HandleState {
+    fn wanted_priority(&self) -> Option<Priority> {
+        Priority::ALL.get(usize::from(self.wanted_priority.load(Ordering::Acquire))).copied()
     }
 }
 
 /// Raises or cancels a request that waits in a queue, or has not come to it yet. One that was issued goes its way.
 /// Neither runs callbacks on the calling thread: what is taken back ends on one of the device's.
 #[derive(Clone)]
-pub struct RaiseHandle(Arc<Raised>);
+pub struct RaiseHandle(Arc<HandleState>);
 
 impl RaiseHandle {
     /// Somebody waits for it now: serve it as `priority`, if that is more urgent.
     pub fn raise(&self, priority: Priority) {
-        self.tell(Some(priority));
+        self.deliver(Some(priority));
     }
 
     /// Takes the request back, if it was not issued yet: it ends with
     /// [`ErrorKind::Cancelled`].
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
-        self.tell(None);
+        self.deliver(None);
     }
 
-    fn tell(&self, priority: Option<Priority>) {
-        let home = {
-            let home = self.0.home.lock();
+    fn deliver(&self, priority: Option<Priority>) {
+        let requeue_target = {
+            let requeue_target = self.0.requeue_target.lock();
             if let Some(priority) = priority {
-                let before = self.0.wanted.load(Ordering::Relaxed);
-                self.0.wanted.store(before.min(priority.index() as u8), Ordering::Release);
+                let before = self.0.wanted_priority.load(Ordering::Relaxed);
+                self.0.wanted_priority.store(before.min(priority.index() as u8), Ordering::Release);
             }
-            home.clone()
+            requeue_target.clone()
         };
         // Not under the handle's lock: the queue has a lock of its own.
-        if let Some((home, id)) = home.and_then(|(home, id)| Some((home.upgrade()?, id))) {
-            home.requeue(id, priority);
+        if let Some((requeue_target, id)) =
+            requeue_target.and_then(|(requeue_target, id)| Some((requeue_target.upgrade()?, id)))
+        {
+            requeue_target.requeue(id, priority);
         }
     }
 }

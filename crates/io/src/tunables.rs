@@ -50,5 +50,5 @@ forebay_base::tunables! {
     aggregate_bytes: bytes = 1 << 20, 0..=16 << 20, runtime, "bytes";
 
     /// Permits that a lane leases at once; more of them mean fewer visits to what lanes share.
-    lot: u32 = 8, 1..=16, build, "count";
+    permit_batch: u32 = 8, 1..=16, build, "count";
 }

@@ -12,62 +12,62 @@ use crate::request::Completion;
 
 /// Where a request's end is left for one who waits.
 pub struct Waiter {
-    state: Mutex<State>,
-    settled: Condvar,
+    state: Mutex<WaiterState>,
+    completed: Condvar,
     /// Where the engine has put the request: its own name for that.
-    place: AtomicUsize,
+    engine_tag: AtomicUsize,
 }
 
-enum State {
+enum WaiterState {
     Waiting(Option<Waker>),
-    Settled(Completion),
+    Completed(Completion),
     Taken,
 }
 
 impl Waiter {
     fn new() -> Self {
-        let state = Mutex::named("request-waiter", State::Waiting(None));
-        Self { state, settled: Condvar::new(), place: AtomicUsize::new(0) }
+        let state = Mutex::named("request-waiter", WaiterState::Waiting(None));
+        Self { state, completed: Condvar::new(), engine_tag: AtomicUsize::new(0) }
     }
 
     /// Notes where the engine has put the request.
-    pub(crate) fn set_place(&self, place: usize) {
-        self.place.store(place, Ordering::Relaxed);
+    pub(crate) fn set_engine_tag(&self, engine_tag: usize) {
+        self.engine_tag.store(engine_tag, Ordering::Relaxed);
     }
 
     /// Where the engine has put the request; 0 if that is not known.
-    pub(crate) fn place(&self) -> usize {
-        self.place.load(Ordering::Relaxed)
+    pub(crate) fn engine_tag(&self) -> usize {
+        self.engine_tag.load(Ordering::Relaxed)
     }
 
     /// Leaves the end and wakes who waits.
-    pub(crate) fn settle(&self, completion: Completion) {
+    pub(crate) fn complete(&self, completion: Completion) {
         let mut state = self.state.lock();
-        let before = std::mem::replace(&mut *state, State::Settled(completion));
+        let before = std::mem::replace(&mut *state, WaiterState::Completed(completion));
         drop(state);
-        self.settled.notify_all();
-        if let State::Waiting(Some(waker)) = before {
+        self.completed.notify_all();
+        if let WaiterState::Waiting(Some(waker)) = before {
             waker.wake();
         }
     }
 
     /// Whether the end is there.
-    pub fn is_settled(&self) -> bool {
-        !matches!(*self.state.lock(), State::Waiting(_))
+    pub fn is_complete(&self) -> bool {
+        !matches!(*self.state.lock(), WaiterState::Waiting(_))
     }
 
     /// Sleeps until the end is there. Somebody else must be bringing it about.
     pub fn park(&self) {
         let mut state = self.state.lock();
-        while matches!(*state, State::Waiting(_)) {
-            self.settled.wait(&mut state);
+        while matches!(*state, WaiterState::Waiting(_)) {
+            self.completed.wait(&mut state);
         }
     }
 
     fn take(&self) -> Option<Completion> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Settled(completion) => Some(completion),
+        match std::mem::replace(&mut *state, WaiterState::Taken) {
+            WaiterState::Completed(completion) => Some(completion),
             before => {
                 *state = before;
                 None
@@ -113,24 +113,24 @@ impl Future for Pending {
         let waker = context.waker().clone();
         let mut state = self.waiter.state.lock();
         match &mut *state {
-            State::Waiting(waiting) => {
+            WaiterState::Waiting(waiting) => {
                 let before = waiting.replace(waker);
                 drop(state);
                 drop(before);
                 Poll::Pending
             }
-            State::Settled(_) => {
+            WaiterState::Completed(_) => {
                 drop(state);
                 Poll::Ready(self.waiter.take().expect("settled, and nobody else takes it"))
             }
-            State::Taken => panic!("polled after it was ready"),
+            WaiterState::Taken => panic!("polled after it was ready"),
         }
     }
 }
 
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending").field("settled", &self.waiter.is_settled()).finish()
+        f.debug_struct("Pending").field("settled", &self.waiter.is_complete()).finish()
     }
 }
 

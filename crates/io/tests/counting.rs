@@ -42,21 +42,21 @@ fn a_root_takes_no_lock_and_one_update_each_way() {
     // reference count, which is updated as often.)
     assert_eq!((under.locks, under.cas_failed, under.rmw), (0, 0, 2 * REQUESTS));
 
-    let mut lot = Vec::new();
+    let mut requests = Vec::new();
     let lots = cost(|| {
-        lot.extend((0..8).map(|_| Request::flush().on_done(|_| {})));
-        roots.submit_all(&mut lot);
+        requests.extend((0..8).map(|_| Request::flush().on_done(|_| {})));
+        roots.submit_all(&mut requests);
     });
     assert_eq!((lots.locks, lots.rmw), (0, 9 * REQUESTS));
     assert_eq!(roots.stats().total_in_flight(), 0);
 }
 
 #[test]
-fn a_submit_under_a_root_takes_its_lane_and_no_other_lock() {
+fn a_submit_under_a_root_locks_its_queue_and_nothing_else() {
     const SUBMITS: u64 = 4;
     // One lane, whose thread waits in the callback of the first request: no other request ends, and
     // returns its permit, while the submits are counted.
-    let options = MemoryOptions { latency_ns: 1, lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions { latency_ns: 1, submission_queues: 1, ..MemoryOptions::default() };
     let device = Arc::new(MemoryDevice::new("counted", 1 << 20, &options).unwrap());
     let roots = Roots::new(device.clone(), 2);
     let (entered, is_in) = sync_channel(0);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use super::{Active, Ending, guarded, in_callback, run};
+use super::{CallbackScope, RequestEnd, catch_panic, in_callback, run};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Completion, Op, Request};
 
@@ -96,12 +96,12 @@ impl Drop for Bomb {
 #[test]
 fn what_is_thrown_may_throw() {
     for times in 0..3 {
-        assert!(!guarded(|| std::panic::panic_any(Bomb(times))));
+        assert!(!catch_panic(|| std::panic::panic_any(Bomb(times))));
         let request = Request::flush().on_done(move |_| std::panic::panic_any(Bomb(times)));
         request.finish(Ok(()));
         assert!(!in_callback());
     }
-    assert!(guarded(|| {}));
+    assert!(catch_panic(|| {}));
 }
 
 #[test]
@@ -184,19 +184,19 @@ fn a_panic_between_callbacks_leaves_the_thread_as_it_was() {
         noting(&inner, "later").finish(Ok(()));
         assert!(!in_callback(), "on purpose");
     };
-    let done = move |completion: Completion| {
+    let callback = move |completion: Completion| {
         assert!(in_callback());
         note(&end, completion.result.unwrap_err().to_string());
     };
-    let (layers, done) = (Some(Box::new(layers) as _), Some(Box::new(done) as _));
-    run(Ending { completion, layers, hold: None, done });
+    let (layers, callback) = (Some(Box::new(layers) as _), Some(Box::new(callback) as _));
+    run(RequestEnd { completion, layers, hold: None, callback });
     assert!(!in_callback());
     let told = taken(&log);
     assert!(told[0].contains("panicked"), "{told:?}");
     assert_eq!(told[1..], ["later"]);
 
     let thrown = std::panic::catch_unwind(|| {
-        let _active = Active::enter();
+        let _scope = CallbackScope::enter();
         panic!("on purpose");
     });
     assert!(thrown.is_err() && !in_callback());

@@ -11,18 +11,18 @@
 //! * [`transfer`]: what short transfers and errors of the system mean, for both;
 //! * the memory device ([`crate::memory`]) brings a backend of its own.
 //!
-//! Locking: one lock a lane, `io-lane`; callbacks run outside it. See [`core`].
+//! Locking: one lock a lane, `io-queue`; callbacks run outside it. See [`core`].
 //!
 //! Deliberately absent: opening and looking at files ([`crate::file`]), scheduling
 //! ([`crate::queue`]).
 
-mod attended;
 mod blocking;
 mod core;
-mod entry;
+mod inline_flush;
 mod probe;
-mod queued;
+mod queued_device;
 mod ring;
+mod submit;
 mod threads;
 mod transfer;
 mod uring;
@@ -32,11 +32,11 @@ use std::os::fd::OwnedFd;
 
 use forebay_base::sync::Arc;
 
-pub(crate) use self::core::{Backend, Caller, Core, Ended, LaneState};
-pub(crate) use self::queued::Queued;
+pub(crate) use self::core::{Backend, Core, EndedOperation, QueueState, RunContext};
+pub(crate) use self::queued_device::QueuedDevice;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::file::EngineChoice;
-pub(crate) use crate::queue::MAX_LANES;
+pub(crate) use crate::queue::MAX_SUBMISSION_QUEUES;
 use crate::request::Request;
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
@@ -45,7 +45,7 @@ use crate::waiter::Waiter;
 pub(crate) struct Setup {
     pub(crate) choice: EngineChoice,
     /// Queues, each with its ring. 0: the default of the backend.
-    pub(crate) lanes: usize,
+    pub(crate) queues: usize,
     /// Threads of the pool. 0: two a CPU, at least 8.
     pub(crate) threads: usize,
     pub(crate) tunables: Arc<IoTunables>,
@@ -53,8 +53,8 @@ pub(crate) struct Setup {
 
 /// A file or block device with its engine running.
 pub(crate) enum FileEngine {
-    Uring(Queued<uring::Uring>),
-    Threads(Queued<threads::Threads>),
+    Uring(QueuedDevice<uring::Uring>),
+    Threads(QueuedDevice<threads::Threads>),
 }
 
 /// Starts an engine over `fd`. `info.engine` is overwritten with what came of it.

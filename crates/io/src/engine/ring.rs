@@ -5,7 +5,7 @@
 //! No policy: when to do which is [`super::uring`]'s business.
 //!
 //! Invariants:
-//! * A [`Flight`] belongs to one [`Ring`] and lies under its lane's lock. What changes the shared
+//! * A [`InFlight`] belongs to one [`Ring`] and lies under its lane's lock. What changes the shared
 //!   queues of the ring takes the flight mutably, which proves that the lock is held; so there is
 //!   at most one submission queue handle and one completion queue handle at a time.
 //! * A transfer stays in its slot, and its memory with it, from before its entry is pushed until its
@@ -27,15 +27,15 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, Timespec, eventfd, poll};
 use rustix::fs::FallocateFlags;
 
-use super::core::Ended;
-use super::transfer::{MAX_BYTES, Medium, Step, Transfer};
-use crate::queue::Issue;
+use super::core::EndedOperation;
+use super::transfer::{DeviceFile, MAX_BYTES, Step, Transfer};
+use crate::queue::Operation;
 use crate::request::Op;
 
 /// The completion of the entry that only wakes who waits.
 const WAKE: u64 = u64::MAX;
 /// How long to leave a system alone that is short of something.
-const NAP_NS: i64 = 1_000_000;
+const BACK_OFF_NS: i64 = 1_000_000;
 /// The place of the device's file in the ring's table of files.
 const FILE: types::Fixed = types::Fixed(0);
 
@@ -46,7 +46,7 @@ pub(super) struct Ring {
 }
 
 /// What is in flight in a ring.
-pub(super) struct Flight {
+pub(super) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Entries pushed so far.
@@ -59,20 +59,20 @@ pub(super) struct Flight {
 struct Slot {
     transfer: Option<Transfer>,
     // Of a merged transfer; the system may read them until the entry has completed.
-    pieces: Vec<Piece>,
+    iovecs: Vec<IoVec>,
     /// How many entries had been pushed before its entry.
-    turn: u32,
+    sequence: u32,
 }
 
 /// A piece of memory as the system takes it (`struct iovec`).
 #[repr(C)]
-struct Piece {
+struct IoVec {
     base: *mut u8,
     len: usize,
 }
 
 // SAFETY: an address and a length; the memory belongs to the transfer beside it, which is `Send`.
-unsafe impl Send for Piece {}
+unsafe impl Send for IoVec {}
 
 /// What reaping counted.
 #[derive(Default)]
@@ -128,67 +128,72 @@ fn build(entries: u32) -> io::Result<IoUring> {
 
 impl Ring {
     /// A ring for `file` in which up to `depth` transfers are in flight.
-    pub(super) fn new(depth: u32, file: BorrowedFd<'_>) -> io::Result<(Self, Flight)> {
+    pub(super) fn new(depth: u32, file: BorrowedFd<'_>) -> io::Result<(Self, InFlight)> {
         let uring = build((depth + 1).next_power_of_two())?;
         let event = eventfd(0, EventfdFlags::CLOEXEC)?;
         let submitter = uring.submitter();
         submitter.register_files(&[file.as_raw_fd()])?;
         submitter.register_eventfd(event.as_raw_fd())?;
         let slots = (0..depth).map(|_| Slot::default()).collect();
-        let flight = Flight { slots, free: (0..depth).rev().collect(), pushed: 0, waking: false };
-        Ok((Self { uring, event }, flight))
+        let in_flight =
+            InFlight { slots, free: (0..depth).rev().collect(), pushed: 0, waking: false };
+        Ok((Self { uring, event }, in_flight))
     }
 
-    /// Puts `issue` in flight; the system learns of it when somebody enters.
+    /// Puts `operation` in flight; the system learns of it when somebody enters.
     ///
     /// # Panics
     /// If the flight has no room.
-    pub(super) fn push(&self, flight: &mut Flight, issue: Issue) {
-        let index = flight.free.pop().expect("who pushes has asked for room");
-        let slot = &mut flight.slots[index as usize];
+    pub(super) fn push(&self, in_flight: &mut InFlight, operation: Operation) {
+        let index = in_flight.free.pop().expect("who pushes has asked for room");
+        let slot = &mut in_flight.slots[index as usize];
         debug_assert!(slot.transfer.is_none(), "a free slot is empty");
-        slot.transfer = Some(Transfer::new(issue));
-        self.arm(flight, index);
+        slot.transfer = Some(Transfer::new(operation));
+        self.push_transfer(in_flight, index);
     }
 
     /// Has who waits in [`enter`](Self::enter) return.
-    pub(super) fn wake(&self, flight: &mut Flight) {
-        if flight.waking {
+    pub(super) fn wake(&self, in_flight: &mut InFlight) {
+        if in_flight.waking {
             return;
         }
         let nop = opcode::Nop::new().build().user_data(WAKE);
-        self.queue(flight, &nop).expect("the queue has an entry more than there are slots");
-        flight.waking = true;
+        self.push_entry(in_flight, &nop).expect("the queue has an entry more than there are slots");
+        in_flight.waking = true;
     }
 
     /// Pushes the entry for what is left of the transfer in a slot.
-    fn arm(&self, flight: &mut Flight, index: u32) {
-        let slot = &mut flight.slots[index as usize];
-        slot.turn = flight.pushed;
+    fn push_transfer(&self, in_flight: &mut InFlight, index: u32) {
+        let slot = &mut in_flight.slots[index as usize];
+        slot.sequence = in_flight.pushed;
         let entry = slot.entry().user_data(u64::from(index));
-        self.queue(flight, &entry).expect("the queue has an entry for every slot");
+        self.push_entry(in_flight, &entry).expect("the queue has an entry for every slot");
     }
 
-    fn queue(&self, flight: &mut Flight, entry: &squeue::Entry) -> Result<(), squeue::PushError> {
+    fn push_entry(
+        &self,
+        in_flight: &mut InFlight,
+        entry: &squeue::Entry,
+    ) -> Result<(), squeue::PushError> {
         // SAFETY: the flight is borrowed mutably, so the lane's lock is held and this is the only
         // submission queue handle. What the entry refers to stays in its slot until it is reaped,
         // or withdrawn.
         unsafe { self.uring.submission_shared().push(entry)? };
-        flight.pushed = flight.pushed.wrapping_add(1);
+        in_flight.pushed = in_flight.pushed.wrapping_add(1);
         Ok(())
     }
 
     /// Takes back the transfers that the system has not been told of. Nobody may
     /// [`enter`](Self::enter) at the same time, or ever again.
-    pub(super) fn withdraw(&self, flight: &mut Flight) -> Vec<Transfer> {
-        let unsubmitted = self.unsubmitted(flight) as u32;
+    pub(super) fn take_unsubmitted(&self, in_flight: &mut InFlight) -> Vec<Transfer> {
+        let count = self.unsubmitted(in_flight) as u32;
         let mut withdrawn = Vec::new();
-        for (index, slot) in flight.slots.iter_mut().enumerate() {
+        for (index, slot) in in_flight.slots.iter_mut().enumerate() {
             // The system takes entries in order.
-            let untold = flight.pushed.wrapping_sub(slot.turn) <= unsubmitted;
-            if untold && let Some(transfer) = slot.transfer.take() {
-                slot.pieces.clear();
-                flight.free.push(index as u32);
+            let unsubmitted = in_flight.pushed.wrapping_sub(slot.sequence) <= count;
+            if unsubmitted && let Some(transfer) = slot.transfer.take() {
+                slot.iovecs.clear();
+                in_flight.free.push(index as u32);
                 withdrawn.push(transfer);
             }
         }
@@ -196,7 +201,7 @@ impl Ring {
     }
 
     /// Entries that the system has not been told of.
-    pub(super) fn unsubmitted(&self, _lock: &mut Flight) -> usize {
+    pub(super) fn unsubmitted(&self, _lock: &mut InFlight) -> usize {
         // SAFETY: as in `queue`.
         unsafe { self.uring.submission_shared() }.len()
     }
@@ -212,31 +217,31 @@ impl Ring {
     /// Takes what has completed, up to `most`, into `ended`. What is incomplete is pushed again.
     pub(super) fn reap(
         &self,
-        flight: &mut Flight,
-        medium: &Medium,
-        ended: &mut Vec<Ended>,
+        in_flight: &mut InFlight,
+        device_file: &DeviceFile,
+        ended: &mut Vec<EndedOperation>,
         most: usize,
     ) -> Reaped {
         let mut reaped = Reaped::default();
         while ended.len() < most {
-            let Some((index, result)) = self.next(flight) else { break };
+            let Some((index, result)) = self.next(in_flight) else { break };
             let Ok(index) = u32::try_from(index) else {
                 debug_assert_eq!(index, WAKE);
-                flight.waking = false;
+                in_flight.waking = false;
                 continue;
             };
-            let slot = &mut flight.slots[index as usize];
+            let slot = &mut in_flight.slots[index as usize];
             let transfer = slot.transfer.as_mut().expect("a completion of what is in flight");
             let returned = u64::try_from(result).map_err(|_| -result);
-            let result = match transfer.step(medium, returned) {
+            let result = match transfer.step(device_file, returned) {
                 Step::Continue => {
                     reaped.continued += 1;
-                    self.arm(flight, index);
+                    self.push_transfer(in_flight, index);
                     continue;
                 }
                 Step::Retry => {
                     reaped.retried += 1;
-                    self.arm(flight, index);
+                    self.push_transfer(in_flight, index);
                     continue;
                 }
                 Step::Unsupported => {
@@ -245,41 +250,41 @@ impl Ring {
                 }
                 Step::End(result) => result,
             };
-            slot.pieces.clear();
+            slot.iovecs.clear();
             let transfer = slot.transfer.take().expect("seen above");
-            flight.free.push(index);
+            in_flight.free.push(index);
             ended.push(transfer.end(result));
         }
         reaped
     }
 
-    fn next(&self, _lock: &mut Flight) -> Option<(u64, i32)> {
+    fn next(&self, _lock: &mut InFlight) -> Option<(u64, i32)> {
         // SAFETY: as in `queue`, for the completion queue.
         let entry: cqueue::Entry = unsafe { self.uring.completion_shared() }.next()?;
         Some((entry.user_data(), entry.result()))
     }
 
     /// Switches the event off, while somebody looks after the completions.
-    pub(super) fn mute(&self, _lock: &mut Flight) {
+    pub(super) fn disable_event(&self, _lock: &mut InFlight) {
         // SAFETY: as in `queue`, for the completion queue.
         unsafe { self.uring.completion_shared() }.disable_eventfd();
     }
 
     /// Switches the event on, and tells whether nothing had completed by then: what completes
     /// later raises the event.
-    pub(super) fn unmute(&self, _lock: &mut Flight) -> bool {
+    pub(super) fn enable_event(&self, _lock: &mut InFlight) -> bool {
         // SAFETY: as in `queue`, for the completion queue.
-        let mut queue = unsafe { self.uring.completion_shared() };
-        queue.enable_eventfd();
+        let mut cq = unsafe { self.uring.completion_shared() };
+        cq.enable_eventfd();
         // The system publishes a completion, then reads the switch; here it is the other way
         // round. With a full fence on both sides at least one sees the other.
         fence(Ordering::SeqCst);
-        queue.sync();
-        queue.is_empty()
+        cq.sync();
+        cq.is_empty()
     }
 
     /// Sleeps until the event is raised.
-    pub(super) fn sleep(&self) {
+    pub(super) fn wait_event(&self) {
         let mut count = [0; 8];
         while let Err(error) = rustix::io::read(&self.event, &mut count) {
             assert!(error == rustix::io::Errno::INTR, "an event cannot be read: {error}");
@@ -287,20 +292,20 @@ impl Ring {
     }
 
     /// Sleeps a moment: the system has asked for patience.
-    pub(super) fn nap(&self) {
-        let pause = Timespec { tv_sec: 0, tv_nsec: NAP_NS };
+    pub(super) fn back_off(&self) {
+        let pause = Timespec { tv_sec: 0, tv_nsec: BACK_OFF_NS };
         // An interrupted nap is a short one.
         let _ = poll(&mut [], Some(&pause));
     }
 
     /// Raises the event.
-    pub(super) fn signal(&self) {
+    pub(super) fn raise_event(&self) {
         // It fails only at 2^64 - 1 events that nobody has read.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
-impl Flight {
+impl InFlight {
     /// How many transfers are in flight.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -315,7 +320,7 @@ impl Drop for Ring {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         // The system may still use this memory.
         for slot in &mut self.slots {
@@ -327,28 +332,28 @@ impl Drop for Flight {
 }
 
 impl Slot {
-    /// The entry for what is left. It refers to memory of the transfer and to `pieces`.
+    /// The entry for what is left. It refers to memory of the transfer and to `iovecs`.
     fn entry(&mut self) -> squeue::Entry {
-        let Self { transfer, pieces, .. } = self;
+        let Self { transfer, iovecs, .. } = self;
         let transfer = transfer.as_mut().expect("only what is in flight is pushed");
         let (at, left) = (transfer.position(), transfer.left());
         let done = transfer.done();
-        match transfer.issue.op {
+        match transfer.operation.op {
             Op::Flush => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
             Op::Discard => {
                 let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 opcode::Fallocate::new(FILE, left).offset(at).mode(punch.bits() as i32).build()
             }
             op => {
-                collect(&mut transfer.issue, done, pieces);
-                transfer_entry(op, at, pieces)
+                collect(&mut transfer.operation, done, iovecs);
+                transfer_entry(op, at, iovecs)
             }
         }
     }
 }
 
-fn transfer_entry(op: Op, at: u64, pieces: &[Piece]) -> squeue::Entry {
-    match (op, pieces) {
+fn transfer_entry(op: Op, at: u64, iovecs: &[IoVec]) -> squeue::Entry {
+    match (op, iovecs) {
         (Op::Read, [one]) => opcode::Read::new(FILE, one.base, one.len as u32).offset(at).build(),
         (_, [one]) => opcode::Write::new(FILE, one.base, one.len as u32).offset(at).build(),
         (Op::Read, many) => {
@@ -361,10 +366,10 @@ fn transfer_entry(op: Op, at: u64, pieces: &[Piece]) -> squeue::Entry {
 }
 
 /// The memory of an issue from byte `done` on.
-fn collect(issue: &mut Issue, done: u64, pieces: &mut Vec<Piece>) {
-    pieces.clear();
-    let (op, mut skip) = (issue.op, done as usize);
-    for request in issue.requests.as_mut_slice() {
+fn collect(operation: &mut Operation, done: u64, iovecs: &mut Vec<IoVec>) {
+    iovecs.clear();
+    let (op, mut skip) = (operation.op, done as usize);
+    for request in operation.requests.as_mut_slice() {
         let payload = request.payload_mut().expect("a transfer has memory");
         let (base, len) = match op {
             Op::Read => {
@@ -380,7 +385,7 @@ fn collect(issue: &mut Issue, done: u64, pieces: &mut Vec<Piece>) {
         }
         let part = (len - skip).min(MAX_BYTES as usize);
         // SAFETY: `skip` is within the request's memory.
-        pieces.push(Piece { base: unsafe { base.add(skip) }, len: part });
+        iovecs.push(IoVec { base: unsafe { base.add(skip) }, len: part });
         if part < len - skip {
             // What follows would not be adjacent.
             return;

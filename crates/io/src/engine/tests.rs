@@ -31,8 +31,8 @@ pub(super) fn open(path: &Path, direct: bool) -> OwnedFd {
     options.open(path).unwrap().into()
 }
 
-pub(super) fn engine(path: &Path, choice: EngineChoice, lanes: usize, direct: bool) -> FileEngine {
-    let setup = Setup { choice, lanes, threads: 0, tunables: Arc::new(IoTunables::default()) };
+pub(super) fn engine(path: &Path, choice: EngineChoice, queues: usize, direct: bool) -> FileEngine {
+    let setup = Setup { choice, queues, threads: 0, tunables: Arc::new(IoTunables::default()) };
     engine_over(open(path, direct), path, direct, &setup)
 }
 
@@ -100,27 +100,27 @@ fn reads_writes_flushes_and_discards() {
     });
 }
 
-fn attended(engine: &FileEngine) -> u64 {
+fn inline_flushes(engine: &FileEngine) -> u64 {
     let counters = engine.stats().counters;
-    counters.iter().find(|(name, _, _)| *name == "attended").unwrap().2
+    counters.iter().find(|(name, _, _)| *name == "inline_flushes").unwrap().2
 }
 
 #[test]
-fn an_attended_flush_is_executed_by_the_thread_that_submits_it() {
+fn an_inline_flush_runs_on_the_submitting_thread() {
     on_both(|_, engine| {
         let here = std::thread::current().id();
         let (seen, end) = std::sync::mpsc::channel();
         let tell = move |done: crate::Completion| {
             seen.send((std::thread::current().id(), done.result.is_ok())).unwrap();
         };
-        engine.submit(Request::flush().attended().on_done(tell));
+        engine.submit(Request::flush().allow_inline().on_done(tell));
         assert_eq!(end.try_recv().unwrap(), (here, true));
-        assert_eq!(attended(engine), 1);
+        assert_eq!(inline_flushes(engine), 1);
         // Not if its submitter has something else to do.
         let (flush, pending) = Request::flush().pending();
         engine.submit(flush);
         pending.wait(engine).result.unwrap();
-        assert_eq!(attended(engine), 1);
+        assert_eq!(inline_flushes(engine), 1);
         // A device that is closed refuses it like any other.
         engine.close();
         assert_eq!(run(engine, Request::flush()).result.unwrap_err().kind(), ErrorKind::Closed);
@@ -128,17 +128,17 @@ fn an_attended_flush_is_executed_by_the_thread_that_submits_it() {
 }
 
 #[test]
-fn a_callback_executes_no_flush() {
+fn a_callback_runs_no_inline_flush() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Arc::new(engine(&filled(&dir), EngineChoice::Auto, 2, false));
     let (seen, end) = std::sync::mpsc::channel();
     let again = Arc::clone(&engine);
     engine.submit(Request::flush().on_done(move |_| {
         let tell = move |done: crate::Completion| seen.send(done.result.is_ok()).unwrap();
-        again.submit(Request::flush().attended().on_done(tell));
+        again.submit(Request::flush().allow_inline().on_done(tell));
     }));
     assert!(end.recv().unwrap());
-    assert_eq!(attended(&engine), 0, "a callback must not block");
+    assert_eq!(inline_flushes(&engine), 0, "a callback must not block");
 }
 
 #[test]
@@ -186,7 +186,7 @@ impl Latch {
 }
 
 #[test]
-fn nobody_waits_and_yet_all_ends() {
+fn requests_complete_although_no_thread_waits() {
     let arena = arena();
     on_both(|_, engine| {
         let count = 500;
@@ -364,7 +364,7 @@ fn bad_requests_are_refused_by_name() {
 }
 
 /// Has the system refuse `io_uring_enter` to the calling thread from now on.
-fn refuse_enter() {
+fn forbid_enter() {
     const LOAD_NUMBER: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
@@ -396,7 +396,7 @@ fn a_refusal_after_the_start_is_survived() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let latch = Latch::new(100);
-            refuse_enter();
+            forbid_enter();
             for i in 0..100u64 {
                 let latch = Arc::clone(&latch);
                 engine.submit(Request::read(i * 8192, alloc(&arena, 4096)).on_done(move |done| {
@@ -415,7 +415,7 @@ fn a_refusal_after_the_start_is_survived() {
 }
 
 #[test]
-fn what_waits_can_be_raised_and_taken_back() {
+fn queued_requests_can_be_raised_and_cancelled() {
     let arena = arena();
     on_both(|_, engine| {
         let mut handles = Vec::new();

@@ -12,10 +12,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use super::core::Ended;
+use super::core::EndedOperation;
 use crate::device::DeviceInfo;
 use crate::error::{Error, ErrorKind, Name};
-use crate::queue::Issue;
+use crate::queue::Operation;
 use crate::request::Op;
 
 /// How often one issue is tried again without having moved on.
@@ -26,7 +26,7 @@ pub(super) const MAX_BYTES: u64 = 1 << 30;
 
 /// An issue and how much of it has happened.
 pub(super) struct Transfer {
-    pub(super) issue: Issue,
+    pub(super) operation: Operation,
     done: u64,
     retries: u32,
 }
@@ -45,7 +45,7 @@ pub(super) enum Step {
 }
 
 /// What a transfer needs to know of its device.
-pub(super) struct Medium {
+pub(super) struct DeviceFile {
     file: OwnedFd,
     name: Name,
     sector_bytes: u32,
@@ -53,7 +53,7 @@ pub(super) struct Medium {
     size_bytes: u64,
 }
 
-impl Medium {
+impl DeviceFile {
     pub(super) fn new(file: OwnedFd, info: &DeviceInfo) -> Self {
         let DeviceInfo { sector_bytes, size_bytes, .. } = *info;
         Self { file, name: Name::clone(&info.name), sector_bytes, size_bytes }
@@ -65,15 +65,15 @@ impl Medium {
     }
 
     /// Its size in bytes, if that is less than when it was opened.
-    fn cut(&self) -> Result<Option<u64>, Errno> {
+    fn shrunk_size(&self) -> Result<Option<u64>, Errno> {
         let now = crate::file::size_bytes_of(&self.file)?;
         Ok((now < self.size_bytes).then_some(now))
     }
 }
 
 impl Transfer {
-    pub(super) fn new(issue: Issue) -> Self {
-        Self { issue, done: 0, retries: 0 }
+    pub(super) fn new(operation: Operation) -> Self {
+        Self { operation, done: 0, retries: 0 }
     }
 
     /// Bytes that have been transferred.
@@ -83,62 +83,64 @@ impl Transfer {
 
     /// Where the rest begins on the device.
     pub(super) fn position(&self) -> u64 {
-        self.issue.offset + self.done
+        self.operation.offset + self.done
     }
 
     /// Bytes of the rest.
     pub(super) fn left(&self) -> u64 {
-        self.issue.len - self.done
+        self.operation.len - self.done
     }
 
     /// It ended so.
-    pub(super) fn end(self, result: Result<(), Error>) -> Ended {
-        Ended { moved: self.done, issue: self.issue, result }
+    pub(super) fn end(self, result: Result<(), Error>) -> EndedOperation {
+        EndedOperation { moved: self.done, operation: self.operation, result }
     }
 
     /// Takes in what a call returned: bytes, or an `errno`.
-    pub(super) fn step(&mut self, medium: &Medium, returned: Result<u64, i32>) -> Step {
+    pub(super) fn step(&mut self, device_file: &DeviceFile, returned: Result<u64, i32>) -> Step {
         match returned {
-            Ok(bytes) => self.moved(medium, bytes),
-            Err(errno) => self.failed(medium, errno),
+            Ok(bytes) => self.moved(device_file, bytes),
+            Err(errno) => self.failed(device_file, errno),
         }
     }
 
-    fn moved(&mut self, medium: &Medium, bytes: u64) -> Step {
-        let op = self.issue.op;
+    fn moved(&mut self, device_file: &DeviceFile, bytes: u64) -> Step {
+        let op = self.operation.op;
         match op {
-            Op::Flush => return Step::End(self.flushed(medium)),
+            Op::Flush => return Step::End(self.flushed(device_file)),
             Op::Discard => return Step::End(Ok(())),
             Op::Read | Op::Write => {}
         }
         let reached = self.done + bytes.min(self.left());
-        if reached == self.issue.len {
+        if reached == self.operation.len {
             self.done = reached;
             return Step::End(Ok(()));
         }
         // Direct I/O goes on at whole sectors only.
-        let whole = reached - reached % u64::from(medium.sector_bytes);
+        let whole = reached - reached % u64::from(device_file.sector_bytes);
         let moved = whole > self.done;
         self.done = self.done.max(whole);
         // At once: a file may grow again, and what it had lost then reads as zero.
-        if let Ok(Some(size_bytes)) = medium.cut() {
-            return Step::End(Err(self.ends_at(medium, size_bytes)));
+        if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
+            return Step::End(Err(self.ends_at(device_file, size_bytes)));
         }
         if moved {
             return Step::Continue;
         }
         if op == Op::Read {
-            return Step::End(Err(self.ends_at(medium, self.position())));
+            return Step::End(Err(self.ends_at(device_file, self.position())));
         }
         match self.retry() {
             true => Step::Retry,
-            false => Step::End(Err(self.error(medium, ErrorKind::Device, "nothing was written"))),
+            false => {
+                Step::End(Err(self.error(device_file, ErrorKind::Device, "nothing was written")))
+            }
         }
     }
 
-    fn failed(&mut self, medium: &Medium, errno: i32) -> Step {
+    fn failed(&mut self, device_file: &DeviceFile, errno: i32) -> Step {
         let error = Errno::from_raw_os_error(errno);
-        let op = self.issue.op;
+        let op = self.operation.op;
         // `CANCELED` and `FAULT`: the thread that had submitted it has ended, and the system
         // gave up what it did in its name. Nobody else cancels, and the memory is valid.
         let passing = match op {
@@ -155,21 +157,21 @@ impl Transfer {
         if error == Errno::CANCELED {
             // Not as if somebody had taken it back: some of it may have happened.
             let text = "the system gave it up, again and again";
-            return Step::End(Err(self.error(medium, ErrorKind::Device, text)));
+            return Step::End(Err(self.error(device_file, ErrorKind::Device, text)));
         }
         // A block device that has become shorter says `NOSPC`, `INVAL` or `IO`.
-        if let Ok(Some(size_bytes)) = medium.cut() {
-            return Step::End(Err(self.ends_at(medium, size_bytes)));
+        if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
+            return Step::End(Err(self.ends_at(device_file, size_bytes)));
         }
-        Step::End(Err(self.system(medium, errno)))
+        Step::End(Err(self.system(device_file, errno)))
     }
 
     /// What a flush that the system has done comes to: what was written behind the end is lost.
-    fn flushed(&self, medium: &Medium) -> Result<(), Error> {
-        match medium.cut() {
+    fn flushed(&self, device_file: &DeviceFile) -> Result<(), Error> {
+        match device_file.shrunk_size() {
             Ok(None) => Ok(()),
-            Ok(Some(size_bytes)) => Err(self.ends_at(medium, size_bytes)),
-            Err(errno) => Err(self.system(medium, errno.raw_os_error())),
+            Ok(Some(size_bytes)) => Err(self.ends_at(device_file, size_bytes)),
+            Err(errno) => Err(self.system(device_file, errno.raw_os_error())),
         }
     }
 
@@ -178,22 +180,22 @@ impl Transfer {
         self.retries <= MAX_RETRIES
     }
 
-    fn ends_at(&self, medium: &Medium, size_bytes: u64) -> Error {
+    fn ends_at(&self, device_file: &DeviceFile, size_bytes: u64) -> Error {
         let text = format!(
             "the device ends at or before byte {size_bytes}, earlier than when it was opened; \
              open it again to go on with what is left of it"
         );
-        self.error(medium, ErrorKind::Gone, &text)
+        self.error(device_file, ErrorKind::Gone, &text)
     }
 
-    fn system(&self, medium: &Medium, errno: i32) -> Error {
-        let range = (self.issue.offset, self.issue.len);
-        Error::system(self.issue.op, &medium.name, range, errno)
+    fn system(&self, device_file: &DeviceFile, errno: i32) -> Error {
+        let range = (self.operation.offset, self.operation.len);
+        Error::system(self.operation.op, &device_file.name, range, errno)
     }
 
-    fn error(&self, medium: &Medium, kind: ErrorKind, text: &str) -> Error {
-        let range = (self.issue.offset, self.issue.len);
-        Error::new(kind, self.issue.op, &medium.name, range, text)
+    fn error(&self, device_file: &DeviceFile, kind: ErrorKind, text: &str) -> Error {
+        let range = (self.operation.offset, self.operation.len);
+        Error::new(kind, self.operation.op, &device_file.name, range, text)
     }
 }
 

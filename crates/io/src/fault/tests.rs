@@ -106,7 +106,7 @@ proptest! {
         const SECTORS: usize = 16;
         let mut volatile = Volatile::new(SECTOR as u32, 1 << 20);
         let mut medium = vec![0; SECTORS];
-        let mut twin = vec![0; SECTORS];
+        let mut model = vec![0; SECTORS];
         let mut running = None;
         let mut rng = SmallRng::from_seed(seed);
         for step in steps {
@@ -114,7 +114,7 @@ proptest! {
                 Step::Store { first, sectors } => {
                     let fill = rng.next_u64() as u8;
                     volatile.store(first * SECTOR as u64, &vec![fill; sectors as usize * SECTOR]);
-                    twin[first as usize..(first + sectors) as usize].fill(fill);
+                    model[first as usize..(first + sectors) as usize].fill(fill);
                 }
                 Step::Begin => running = Some(volatile.runs()),
                 Step::Forget => if let Some((runs, number)) = running.take() {
@@ -132,7 +132,7 @@ proptest! {
                 prop_assert_eq!(sector.len(), SECTOR);
                 seen[offset as usize / SECTOR] = sector[0];
             }
-            prop_assert_eq!(&seen, &twin);
+            prop_assert_eq!(&seen, &model);
             prop_assert_eq!(volatile.overlaps(&all), !volatile.is_empty());
         }
     }

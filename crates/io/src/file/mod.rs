@@ -102,7 +102,7 @@ impl FileDevice {
         };
         let setup = Setup {
             choice: options.engine,
-            lanes: options.lanes,
+            queues: options.submission_queues,
             threads: options.threads,
             tunables: Arc::clone(&options.tunables),
         };

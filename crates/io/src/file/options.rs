@@ -50,7 +50,7 @@ pub struct OpenOptions {
     /// What is to execute the requests.
     pub engine: EngineChoice,
     /// Queues, each with its ring. 0: as many as the process has CPUs, at most 16.
-    pub lanes: usize,
+    pub submission_queues: usize,
     /// Threads, if these execute the requests. 0: two a CPU, at least 8.
     pub threads: usize,
     /// Sector size in bytes: a power of two, and a multiple of what the medium needs. `None`: what

@@ -13,7 +13,7 @@ pub struct Limits {
     /// What all together never exceed. At least the sum of the minimums.
     pub total: u32,
     /// Permits that a lane leases at once, if they go round.
-    pub lot: u32,
+    pub batch: u32,
 }
 
 impl Limits {
@@ -34,11 +34,11 @@ impl Limits {
         assert!(workers >= classes, "{workers} workers for {classes} classes");
         let min = minimums(tunables);
         // Each class has one in any case.
-        let (above, room) = (min.iter().sum::<u32>() - classes, workers - classes);
-        if above <= room {
+        let (reserved, available) = (min.iter().sum::<u32>() - classes, workers - classes);
+        if reserved <= available {
             return Self::with_min(tunables, min);
         }
-        Self::with_min(tunables, min.map(|min| 1 + (min - 1) * room / above))
+        Self::with_min(tunables, min.map(|min| 1 + (min - 1) * available / reserved))
     }
 
     fn with_min(tunables: &IoTunables, min: [u32; Priority::COUNT]) -> Self {
@@ -52,7 +52,7 @@ impl Limits {
         ];
         let max = std::array::from_fn(|class| max[class].max(min[class]));
         let total = t.total_max().max(min.iter().sum());
-        Self { min, max, total, lot: t.lot() }
+        Self { min, max, total, batch: t.permit_batch() }
     }
 
     /// Permits that no class has reserved.

@@ -11,19 +11,19 @@
 //!   to it without the pool's lock. Any lane that finds the pool empty may take it, under the pool's lock,
 //!   so a lane that is idle hoards nothing, and need not run for its spares to be used;
 //! - *granted* to a lane that waits, under the pool's lock, until that lane collects it;
-//! - in use, or in the hand of the lane's step: counted in the lane's [`Seat`], under the lane's own lock.
+//! - in use, or in the hand of the lane's step: counted in the lane's [`QueueCredits`], under the lane's own lock.
 //!
 //! # Who waits, and who is woken
 //!
 //! A lane that has requests of a class, fewer of them in flight than its share (the class's limit by the number of
 //! lanes, at least 1), and finds no permit, registers. A lane at or above its share does not: its own operations
 //! will end, and give it the next permit. While others are registered, a lane that has got a permit back
-//! does not keep it but lets all who want one compete ([`Permits::contest`]): by class first, as the lane's own
+//! does not keep it but lets all who want one compete ([`Permits::redistribute`]): by class first, as the lane's own
 //! queue does, then in rotation, the lane itself among them as long as it is below its share. And a lane whose step
 //! ends leaves them all that it has not used. Who is served is *kicked*: its engine makes a step of it.
 //!
-//! No kick is lost. Who registers sets its bit in [`Board::wanted`], and then looks once more at every spare; who
-//! adds to its spare looks at `wanted` afterwards, before its step ends. All four are sequentially
+//! No kick is lost. Who registers sets its bit in [`WaitingSet::waiters`], and then looks once more at every spare; who
+//! adds to its spare looks at `waiters` afterwards, before its step ends. All four are sequentially
 //! consistent, so one of the two sees the other. What goes to the pool goes there under its lock, and who
 //! puts it there serves those who are registered.
 //!
@@ -41,16 +41,16 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use super::lease::{Lease, MOST_KEPT, Part};
+use super::credits::{Credits, MAX_SPARE, PermitKind};
 use super::limits::Limits;
-use super::pool::Pool;
+use super::permit_pool::Pool;
 use crate::priority::Priority;
 
 /// Lanes that a device can have: their sets are words.
-pub const MAX_LANES: usize = u64::BITS as usize;
+pub const MAX_SUBMISSION_QUEUES: usize = u64::BITS as usize;
 
 /// Operations after which a lane looks again whether there are permits where there were none.
-const PATIENCE: u32 = 16;
+const RETRY_AFTER_ENDS: u32 = 16;
 
 /// The permits of one device.
 pub struct Permits {
@@ -58,26 +58,26 @@ pub struct Permits {
     /// In flight of a class, at which a lane does not wait for others' permits.
     share: [u32; Priority::COUNT],
     /// Of a part, what a lane keeps at most.
-    keep: u32,
-    board: CachePadded<Board>,
+    max_spare: u32,
+    waiting_set: CachePadded<WaitingSet>,
     spares: Box<[CachePadded<AtomicU64>]>,
     pool: CachePadded<Mutex<Pool>>,
 }
 
 /// What lanes read at every step; written only when one has to wait.
-pub(super) struct Board {
+pub(super) struct WaitingSet {
     /// Lanes that wait for a permit, by class.
-    pub(super) wanted: [AtomicU64; Priority::COUNT],
+    pub(super) waiters: [AtomicU64; Priority::COUNT],
     /// Lanes that have something to collect.
     pub(super) granted: AtomicU64,
 }
 
 /// Lanes that need a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "a lane that is not kicked may wait for ever"]
-pub struct Kick(u64);
+#[must_use = "a submission queue that is not run may wait for ever"]
+pub struct QueuesToRun(u64);
 
-impl Kick {
+impl QueuesToRun {
     /// Those of `others` as well.
     pub fn add(&mut self, others: Self) {
         self.0 |= others.0;
@@ -89,16 +89,16 @@ impl Kick {
     }
 }
 
-impl Iterator for Kick {
+impl Iterator for QueuesToRun {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
         if self.0 == 0 {
             return None;
         }
-        let lane = self.0.trailing_zeros();
+        let index = self.0.trailing_zeros();
         self.0 &= self.0 - 1;
-        Some(lane as usize)
+        Some(index as usize)
     }
 }
 
@@ -106,7 +106,7 @@ impl Iterator for Kick {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitStats {
     /// Times that the pool's lock was taken.
-    pub visits: u64,
+    pub pool_locks: u64,
     /// Times that a lane's spare permits were taken by another lane.
     pub steals: u64,
     /// Times that a lane registered because it found no permit.
@@ -116,45 +116,45 @@ pub struct PermitStats {
 }
 
 /// What one lane has of the permits; stands under the lane's lock.
-pub struct Seat {
-    lane: usize,
+pub struct QueueCredits {
+    index: usize,
     /// In flight on reserved permits.
     reserved: [u32; Priority::COUNT],
     /// In flight on shared ones.
     extra: [u32; Priority::COUNT],
     /// Collected and not used yet. Empty between steps.
-    hand: Lease,
+    collected: Credits,
     /// Classes for which it waits, or has been granted what it waited for.
     registered: u8,
     /// What could not be had when it was looked for: reserved permits and headroom, by class.
-    dry_reserved: u8,
-    dry_headroom: u8,
-    dry_shared: bool,
+    lacks_reserved: u8,
+    lacks_headroom: u8,
+    lacks_shared: bool,
     /// Classes for which no other lane had a spare.
-    dry_spares: u8,
+    lacks_spares: u8,
     /// Ends since then.
-    ended_dry: u32,
+    ends_while_lacking: u32,
     /// A permit has come back since the last contest.
-    fresh: bool,
-    kicks: u64,
+    has_returned: bool,
+    to_run: u64,
 }
 
-impl Seat {
-    /// A seat of the lane called `lane`, which has nothing in flight.
-    pub fn new(lane: usize) -> Self {
+impl QueueCredits {
+    /// A seat of the lane called `index`, which has nothing in flight.
+    pub fn new(index: usize) -> Self {
         Self {
-            lane,
+            index,
             reserved: [0; Priority::COUNT],
             extra: [0; Priority::COUNT],
-            hand: Lease::NONE,
+            collected: Credits::NONE,
             registered: 0,
-            dry_reserved: 0,
-            dry_headroom: 0,
-            dry_shared: false,
-            dry_spares: 0,
-            ended_dry: 0,
-            fresh: false,
-            kicks: 0,
+            lacks_reserved: 0,
+            lacks_headroom: 0,
+            lacks_shared: false,
+            lacks_spares: 0,
+            ends_while_lacking: 0,
+            has_returned: false,
+            to_run: 0,
         }
     }
 
@@ -164,8 +164,8 @@ impl Seat {
     }
 
     /// The lanes that have been given permits since this was asked last.
-    pub fn take_kicks(&mut self) -> Kick {
-        Kick(std::mem::take(&mut self.kicks))
+    pub fn take_queues_to_run(&mut self) -> QueuesToRun {
+        QueuesToRun(std::mem::take(&mut self.to_run))
     }
 
     fn used(&self, class: usize) -> u32 {
@@ -173,23 +173,23 @@ impl Seat {
     }
 
     fn bit(&self) -> u64 {
-        1 << self.lane
+        1 << self.index
     }
 
     /// Forgets what could not be had.
-    fn look_again(&mut self) {
-        (self.dry_reserved, self.dry_headroom, self.dry_shared) = (0, 0, false);
-        self.dry_spares = 0;
-        self.ended_dry = 0;
+    fn retry_all(&mut self) {
+        (self.lacks_reserved, self.lacks_headroom, self.lacks_shared) = (0, 0, false);
+        self.lacks_spares = 0;
+        self.ends_while_lacking = 0;
     }
 }
 
 /// Where permits are looked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum From {
+enum Source {
     Pool,
     /// In the spares of other lanes as well.
-    Anywhere,
+    PoolAndSpares,
 }
 
 /// The classes whose bits are set, the most urgent first.
@@ -205,28 +205,28 @@ fn classes(mut bits: u8) -> impl Iterator<Item = usize> {
 
 /// The classes that may win against one of `waiting`: all that are not less urgent than each of
 /// these.
-fn rivals(waiting: u8) -> u8 {
+fn competing(waiting: u8) -> u8 {
     u8::MAX.checked_shr(waiting.leading_zeros()).unwrap_or(0)
 }
 
 impl Permits {
-    /// All permits that `limits` allow, for `lanes` lanes.
+    /// All permits that `limits` allow, for `queues` lanes.
     ///
     /// # Panics
-    /// Without lanes, or with more than [`MAX_LANES`].
-    pub fn new(limits: Limits, lanes: usize) -> Self {
-        assert!((1..=MAX_LANES).contains(&lanes), "{lanes} lanes");
-        let share = |class| (limits.reachable(class) / lanes as u32).max(1);
+    /// Without lanes, or with more than [`MAX_SUBMISSION_QUEUES`].
+    pub fn new(limits: Limits, queues: usize) -> Self {
+        assert!((1..=MAX_SUBMISSION_QUEUES).contains(&queues), "{queues} submission queues");
+        let share = |class| (limits.reachable(class) / queues as u32).max(1);
         let spare = || CachePadded::new(AtomicU64::new(0));
         Self {
             share: std::array::from_fn(share),
-            keep: (2 * limits.lot).min(MOST_KEPT),
-            board: CachePadded::new(Board {
-                wanted: std::array::from_fn(|_| AtomicU64::new(0)),
+            max_spare: (2 * limits.batch).min(MAX_SPARE),
+            waiting_set: CachePadded::new(WaitingSet {
+                waiters: std::array::from_fn(|_| AtomicU64::new(0)),
                 granted: AtomicU64::new(0),
             }),
-            spares: (0..lanes).map(|_| spare()).collect(),
-            pool: CachePadded::new(Mutex::named("io-permits", Pool::new(&limits, lanes))),
+            spares: (0..queues).map(|_| spare()).collect(),
+            pool: CachePadded::new(Mutex::named("io-permits", Pool::new(&limits, queues))),
             limits,
         }
     }
@@ -244,152 +244,160 @@ impl Permits {
     /// Lets one operation begin, of one of the classes `waiting` (bits) that the lane has requests of: the
     /// most urgent one below its minimum, else the most urgent one that may have another. Must be called again
     /// until it returns `None`, or be followed by [`rest`](Self::rest).
-    pub fn admit(&self, seat: &mut Seat, waiting: u8) -> Option<Priority> {
-        if self.board.granted.load(SeqCst) & seat.bit() != 0 {
-            self.collect(seat);
+    pub fn admit(&self, queue: &mut QueueCredits, waiting: u8) -> Option<Priority> {
+        if self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
+            self.collect_grant(queue);
         }
-        if seat.fresh && waiting != 0 && self.wanted_by_others(seat, rivals(waiting)) {
-            self.contest(seat, waiting);
+        if queue.has_returned && waiting != 0 && self.others_wait(queue, competing(waiting)) {
+            self.redistribute(queue, waiting);
         }
         let found = classes(waiting)
-            .find(|class| self.take_reserved(seat, *class))
-            .or_else(|| classes(waiting).find(|class| self.take_extra(seat, *class)))
-            .or_else(|| classes(waiting).find(|class| self.appeal(seat, *class)));
+            .find(|class| self.take_reserved(queue, *class))
+            .or_else(|| classes(waiting).find(|class| self.take_extra(queue, *class)))
+            .or_else(|| classes(waiting).find(|class| self.steal_or_register(queue, *class)));
         if found.is_none() {
-            self.settle(seat);
+            self.return_unused(queue);
         }
         found.map(|class| Priority::ALL[class])
     }
 
     /// Notes that an operation of `class` has ended. [`admit`](Self::admit) must follow.
-    pub fn end(&self, seat: &mut Seat, class: Priority) {
+    pub fn end(&self, queue: &mut QueueCredits, class: Priority) {
         let class = class.index();
         // What others can use as well goes first: so the reserved ones are in use as long as
         // the class has no more than its minimum in flight.
-        if seat.extra[class] > 0 {
-            seat.extra[class] -= 1;
-            self.put(seat, Lease::extra(class), &[Part::Shared, Part::Headroom(class)]);
+        if queue.extra[class] > 0 {
+            queue.extra[class] -= 1;
+            self.put(
+                queue,
+                Credits::extra(class),
+                &[PermitKind::Shared, PermitKind::Headroom(class)],
+            );
         } else {
-            assert!(seat.reserved[class] > 0, "an end without a beginning");
-            seat.reserved[class] -= 1;
-            let part = Part::Reserved(class);
-            self.put(seat, Lease::of(part, 1), &[part]);
+            assert!(queue.reserved[class] > 0, "an operation ended that was never admitted");
+            queue.reserved[class] -= 1;
+            let kind = PermitKind::Reserved(class);
+            self.put(queue, Credits::of(kind, 1), &[kind]);
         }
-        seat.fresh = true;
-        if seat.dry_reserved | seat.dry_headroom | seat.dry_spares != 0 || seat.dry_shared {
-            seat.ended_dry += 1;
-            if seat.ended_dry >= PATIENCE {
-                seat.look_again();
+        queue.has_returned = true;
+        if queue.lacks_reserved | queue.lacks_headroom | queue.lacks_spares != 0
+            || queue.lacks_shared
+        {
+            queue.ends_while_lacking += 1;
+            if queue.ends_while_lacking >= RETRY_AFTER_ENDS {
+                queue.retry_all();
             }
         }
     }
 
-    /// Adds `lease`, which is of `parts`, to the lane's spare; what is too much for it goes to the pool.
-    fn put(&self, seat: &mut Seat, lease: Lease, parts: &[Part]) {
-        let spare = &self.spares[seat.lane];
+    /// Adds `credits`, which is of `kinds`, to the lane's spare; what is too much for it goes to the pool.
+    fn put(&self, queue: &mut QueueCredits, credits: Credits, kinds: &[PermitKind]) {
+        let spare = &self.spares[queue.index];
         // Others only take from it.
-        let before = Lease(spare.fetch_add(lease.0, SeqCst));
-        let over = |part: &&Part| before.count(**part) >= self.keep;
-        if parts.iter().any(|part| over(&part)) {
-            let mut pool = self.visit();
-            for part in parts.iter().filter(over) {
-                let lot = pool.lot(*part);
-                pool.add(Lease::of(*part, take_part(spare, *part, lot)));
+        let before = Credits(spare.fetch_add(credits.0, SeqCst));
+        let over = |kind: &&PermitKind| before.count(**kind) >= self.max_spare;
+        if kinds.iter().any(|kind| over(&kind)) {
+            let mut pool = self.lock_pool();
+            for kind in kinds.iter().filter(over) {
+                let batch = pool.batch(*kind);
+                pool.add(Credits::of(*kind, take_kind(spare, *kind, batch)));
             }
-            self.withdraw(seat);
-            seat.kicks |= pool.serve(&self.board);
-            seat.look_again();
+            self.unregister(queue);
+            queue.to_run |= pool.serve(&self.waiting_set);
+            queue.retry_all();
         }
     }
 
-    fn take_reserved(&self, seat: &mut Seat, class: usize) -> bool {
+    fn take_reserved(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        let found = if let Some(rest) = seat.hand.minus_reserved(class) {
-            seat.hand = rest;
+        let found = if let Some(rest) = queue.collected.without_reserved(class) {
+            queue.collected = rest;
             true
-        } else if take(&self.spares[seat.lane], |spare| spare.minus_reserved(class)) {
+        } else if take_from_spare(&self.spares[queue.index], |spare| spare.without_reserved(class))
+        {
             true
-        } else if seat.dry_reserved & bit != 0 {
+        } else if queue.lacks_reserved & bit != 0 {
             false
         } else {
-            let found = self.fetch_reserved(&mut self.visit(), (seat.lane, From::Pool), class);
-            seat.dry_reserved |= if found { 0 } else { bit };
+            let found =
+                self.fetch_reserved(&mut self.lock_pool(), (queue.index, Source::Pool), class);
+            queue.lacks_reserved |= if found { 0 } else { bit };
             found
         };
-        seat.reserved[class] += u32::from(found);
+        queue.reserved[class] += u32::from(found);
         found
     }
 
-    fn take_extra(&self, seat: &mut Seat, class: usize) -> bool {
+    fn take_extra(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        let spare = &self.spares[seat.lane];
-        let found = if let Some(rest) = seat.hand.minus_extra(class) {
-            seat.hand = rest;
+        let spare = &self.spares[queue.index];
+        let found = if let Some(rest) = queue.collected.without_extra(class) {
+            queue.collected = rest;
             true
-        } else if take(spare, |spare| spare.minus_extra(class)) {
+        } else if take_from_spare(spare, |spare| spare.without_extra(class)) {
             true
         } else {
-            let have = Lease(spare.load(SeqCst));
-            let no_shared = seat.dry_shared && have.count(Part::Shared) == 0;
+            let have = Credits(spare.load(SeqCst));
+            let no_shared = queue.lacks_shared && have.count(PermitKind::Shared) == 0;
             let no_headroom =
-                seat.dry_headroom & bit != 0 && have.count(Part::Headroom(class)) == 0;
+                queue.lacks_headroom & bit != 0 && have.count(PermitKind::Headroom(class)) == 0;
             let hopeless = self.limits.headroom(class) == 0 || self.limits.shared() == 0;
             if no_shared || no_headroom || hopeless {
                 return false;
             }
             let (shared, headroom) =
-                self.fetch_extra(&mut self.visit(), (seat.lane, From::Pool), class);
-            seat.dry_shared |= !shared;
-            seat.dry_headroom |= if headroom { 0 } else { bit };
+                self.fetch_extra(&mut self.lock_pool(), (queue.index, Source::Pool), class);
+            queue.lacks_shared |= !shared;
+            queue.lacks_headroom |= if headroom { 0 } else { bit };
             shared && headroom
         };
-        seat.extra[class] += u32::from(found);
+        queue.extra[class] += u32::from(found);
         found
     }
 
     /// Gets a lot of reserved permits, uses one and spares the others.
-    fn fetch_reserved(&self, pool: &mut Pool, to: (usize, From), class: usize) -> bool {
-        let part = Part::Reserved(class);
-        let got = self.fetch(pool, to, part);
+    fn fetch_reserved(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> bool {
+        let kind = PermitKind::Reserved(class);
+        let got = self.fetch(pool, to, kind);
         if got > 0 {
-            self.spares[to.0].fetch_add(Lease::of(part, got - 1).0, SeqCst);
+            self.spares[to.0].fetch_add(Credits::of(kind, got - 1).0, SeqCst);
         }
         got > 0
     }
 
     /// Gets what the lane's spare lacks of a shared permit and headroom, and uses one of each if
     /// both are there. Says whether each is.
-    fn fetch_extra(&self, pool: &mut Pool, to: (usize, From), class: usize) -> (bool, bool) {
+    fn fetch_extra(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> (bool, bool) {
         let spare = &self.spares[to.0];
         // Under the pool's lock nobody else takes from it.
-        let [shared, headroom] = [Part::Shared, Part::Headroom(class)].map(|part| {
-            if Lease(spare.load(SeqCst)).count(part) > 0 {
+        let [shared, headroom] = [PermitKind::Shared, PermitKind::Headroom(class)].map(|kind| {
+            if Credits(spare.load(SeqCst)).count(kind) > 0 {
                 return true;
             }
-            let got = self.fetch(pool, to, part);
-            spare.fetch_add(Lease::of(part, got).0, SeqCst);
+            let got = self.fetch(pool, to, kind);
+            spare.fetch_add(Credits::of(kind, got).0, SeqCst);
             got > 0
         });
         let both = shared && headroom;
         if both {
-            let took = take(spare, |spare| spare.minus_extra(class));
+            let took = take_from_spare(spare, |spare| spare.without_extra(class));
             debug_assert!(took, "both are there");
         }
         (shared, headroom)
     }
 
-    /// Takes up to a lot of `part` for `lane` from the pool; else, if need be, half of another
+    /// Takes up to a lot of `kind` for `index` from the pool; else, if need be, half of another
     /// lane's spares.
-    fn fetch(&self, pool: &mut Pool, (lane, from): (usize, From), part: Part) -> u32 {
-        let got = pool.take_lot(part);
-        if got > 0 || from == From::Pool {
+    fn fetch(&self, pool: &mut Pool, (index, from): (usize, Source), kind: PermitKind) -> u32 {
+        let got = pool.take_batch(kind);
+        if got > 0 || from == Source::Pool {
             return got;
         }
-        let lanes = self.spares.len();
-        for other in (lane + 1..lanes).chain(0..lane) {
+        let queues = self.spares.len();
+        for other in (index + 1..queues).chain(0..index) {
             let spare = &self.spares[other];
-            let half = Lease(spare.load(SeqCst)).count(part).div_ceil(2);
-            let got = if half > 0 { take_part(spare, part, half.min(pool.lot(part))) } else { 0 };
+            let half = Credits(spare.load(SeqCst)).count(kind).div_ceil(2);
+            let got = if half > 0 { take_kind(spare, kind, half.min(pool.batch(kind))) } else { 0 };
             if got > 0 {
                 pool.stats.steals += 1;
                 return got;
@@ -400,160 +408,165 @@ impl Permits {
 
     /// Looks at the spares of other lanes as well. If there are none either, registers the lane for
     /// `class`, unless it has its share.
-    fn appeal(&self, seat: &mut Seat, class: usize) -> bool {
+    fn steal_or_register(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
         // A lane alone has nobody to wait for but itself.
-        let hungry = seat.used(class) < self.share[class] && self.spares.len() > 1;
-        if (hungry && seat.registered & bit != 0) || (!hungry && seat.dry_spares & bit != 0) {
+        let below_share = queue.used(class) < self.share[class] && self.spares.len() > 1;
+        if (below_share && queue.registered & bit != 0)
+            || (!below_share && queue.lacks_spares & bit != 0)
+        {
             return false;
         }
-        let mut pool = self.visit();
-        let wanted = &self.board.wanted[class];
-        if hungry {
-            wanted.fetch_or(seat.bit(), SeqCst);
+        let mut pool = self.lock_pool();
+        let waiters = &self.waiting_set.waiters[class];
+        if below_share {
+            waiters.fetch_or(queue.bit(), SeqCst);
         }
-        let to = (seat.lane, From::Anywhere);
+        let to = (queue.index, Source::PoolAndSpares);
         let reserved = self.fetch_reserved(&mut pool, to, class);
         let extra = !reserved && self.fetch_extra(&mut pool, to, class) == (true, true);
-        seat.reserved[class] += u32::from(reserved);
-        seat.extra[class] += u32::from(extra);
+        queue.reserved[class] += u32::from(reserved);
+        queue.extra[class] += u32::from(extra);
         if reserved || extra {
-            wanted.fetch_and(!seat.bit(), SeqCst);
-            seat.registered &= !bit;
-        } else if hungry {
+            waiters.fetch_and(!queue.bit(), SeqCst);
+            queue.registered &= !bit;
+        } else if below_share {
             pool.stats.waits += 1;
-            seat.registered |= bit;
+            queue.registered |= bit;
         } else {
-            seat.dry_spares |= bit;
+            queue.lacks_spares |= bit;
         }
         reserved || extra
     }
 
     /// Takes the lane's registrations back: it runs, and will renew them before its step ends. Under the
     /// pool's lock.
-    fn withdraw(&self, seat: &mut Seat) {
-        for wanted in &self.board.wanted {
-            if wanted.load(SeqCst) & seat.bit() != 0 {
-                wanted.fetch_and(!seat.bit(), SeqCst);
+    fn unregister(&self, queue: &mut QueueCredits) {
+        for waiters in &self.waiting_set.waiters {
+            if waiters.load(SeqCst) & queue.bit() != 0 {
+                waiters.fetch_and(!queue.bit(), SeqCst);
             }
         }
-        seat.registered = 0;
+        queue.registered = 0;
     }
 
     /// Takes what has been granted.
-    fn collect(&self, seat: &mut Seat) {
-        let mut pool = self.visit();
-        self.collect_from(&mut pool, seat);
+    fn collect_grant(&self, queue: &mut QueueCredits) {
+        let mut pool = self.lock_pool();
+        self.collect_grant_from(&mut pool, queue);
     }
 
-    fn collect_from(&self, pool: &mut Pool, seat: &mut Seat) {
-        let granted = pool.take_grant(seat.lane);
-        self.board.granted.fetch_and(!seat.bit(), SeqCst);
-        seat.hand = seat.hand.plus(granted);
-        let still = |class: &usize| self.board.wanted[*class].load(SeqCst) & seat.bit() != 0;
-        seat.registered = (0..Priority::COUNT).filter(still).map(|class| 1 << class).sum();
-        seat.look_again();
+    fn collect_grant_from(&self, pool: &mut Pool, queue: &mut QueueCredits) {
+        let granted = pool.take_grant(queue.index);
+        self.waiting_set.granted.fetch_and(!queue.bit(), SeqCst);
+        queue.collected = queue.collected.plus(granted);
+        let still =
+            |class: &usize| self.waiting_set.waiters[*class].load(SeqCst) & queue.bit() != 0;
+        queue.registered = (0..Priority::COUNT).filter(still).map(|class| 1 << class).sum();
+        queue.retry_all();
     }
 
     /// Lets all who want a permit compete for what the lane has, and the pool; the lane itself competes in
     /// the classes `waiting` in which it is below its share.
-    fn contest(&self, seat: &mut Seat, waiting: u8) {
-        let mut pool = self.visit();
-        pool.add(Lease(self.spares[seat.lane].swap(0, SeqCst)));
-        for class in classes(waiting).filter(|class| seat.used(*class) < self.share[*class]) {
-            self.board.wanted[class].fetch_or(seat.bit(), SeqCst);
+    fn redistribute(&self, queue: &mut QueueCredits, waiting: u8) {
+        let mut pool = self.lock_pool();
+        pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
+        for class in classes(waiting).filter(|class| queue.used(*class) < self.share[*class]) {
+            self.waiting_set.waiters[class].fetch_or(queue.bit(), SeqCst);
         }
-        seat.kicks |= pool.serve(&self.board) & !seat.bit();
-        self.withdraw(seat);
-        self.collect_from(&mut pool, seat);
-        seat.fresh = false;
+        queue.to_run |= pool.serve(&self.waiting_set) & !queue.bit();
+        self.unregister(queue);
+        self.collect_grant_from(&mut pool, queue);
+        queue.has_returned = false;
     }
 
     /// Ends a step: what the lane has not used is there for others.
-    fn settle(&self, seat: &mut Seat) {
-        seat.fresh = false;
+    fn return_unused(&self, queue: &mut QueueCredits) {
+        queue.has_returned = false;
         // A lane that waits keeps nothing either: others' parts may complete what it has.
-        let wanted = self.board.wanted.iter().any(|lanes| lanes.load(SeqCst) != 0);
-        let keeps = !wanted || self.spares[seat.lane].load(SeqCst) == 0;
-        if keeps && seat.hand == Lease::NONE {
+        let waiters = self.waiting_set.waiters.iter().any(|queues| queues.load(SeqCst) != 0);
+        let keeps = !waiters || self.spares[queue.index].load(SeqCst) == 0;
+        if keeps && queue.collected == Credits::NONE {
             return;
         }
-        let mut pool = self.visit();
-        pool.add(std::mem::take(&mut seat.hand));
-        if wanted {
-            pool.add(Lease(self.spares[seat.lane].swap(0, SeqCst)));
+        let mut pool = self.lock_pool();
+        pool.add(std::mem::take(&mut queue.collected));
+        if waiters {
+            pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
         }
         // The lane itself may be served as well, and then needs another step.
-        seat.kicks |= pool.serve(&self.board);
-        seat.look_again();
+        queue.to_run |= pool.serve(&self.waiting_set);
+        queue.retry_all();
     }
 
     /// Ends a step of a lane that has not been told `None` by [`admit`](Self::admit), because it can make no more of
     /// permits for now: what it has not used is there for others, and what it had asked for it asks
     /// for again when it can use it.
-    pub fn rest(&self, seat: &mut Seat) {
-        if seat.registered != 0 || self.board.granted.load(SeqCst) & seat.bit() != 0 {
-            let mut pool = self.visit();
-            self.withdraw(seat);
-            self.collect_from(&mut pool, seat);
+    pub fn release_unused(&self, queue: &mut QueueCredits) {
+        if queue.registered != 0 || self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
+            let mut pool = self.lock_pool();
+            self.unregister(queue);
+            self.collect_grant_from(&mut pool, queue);
         }
-        self.settle(seat);
+        self.return_unused(queue);
     }
 
-    fn wanted_by_others(&self, seat: &Seat, classes: u8) -> bool {
-        let wanted = self.board.wanted.iter().enumerate();
-        let mut of = wanted.filter(|(class, _)| classes & 1 << class != 0);
-        of.any(|(_, lanes)| lanes.load(SeqCst) & !seat.bit() != 0)
+    fn others_wait(&self, queue: &QueueCredits, classes: u8) -> bool {
+        let waiters = self.waiting_set.waiters.iter().enumerate();
+        let mut of = waiters.filter(|(class, _)| classes & 1 << class != 0);
+        of.any(|(_, queues)| queues.load(SeqCst) & !queue.bit() != 0)
     }
 
-    fn visit(&self) -> forebay_base::sync::MutexGuard<'_, Pool> {
+    fn lock_pool(&self) -> forebay_base::sync::MutexGuard<'_, Pool> {
         let mut pool = self.pool.lock();
-        pool.stats.visits += 1;
+        pool.stats.pool_locks += 1;
         pool
     }
 
     /// Whether the pool, or spares, hold what an operation of `class` needs; for checks.
-    pub fn obtainable(&self, class: Priority) -> bool {
+    pub fn is_obtainable(&self, class: Priority) -> bool {
         let pool = self.pool.lock();
-        let any = |part| {
-            let spare = |spare: &CachePadded<AtomicU64>| Lease(spare.load(SeqCst)).count(part) > 0;
-            pool.has(part) || self.spares.iter().any(spare)
+        let any = |kind| {
+            let spare =
+                |spare: &CachePadded<AtomicU64>| Credits(spare.load(SeqCst)).count(kind) > 0;
+            pool.has(kind) || self.spares.iter().any(spare)
         };
         let class = class.index();
-        any(Part::Reserved(class)) || any(Part::Shared) && any(Part::Headroom(class))
+        any(PermitKind::Reserved(class))
+            || any(PermitKind::Shared) && any(PermitKind::Headroom(class))
     }
 
     /// Panics unless every permit is somewhere once, given the seats of all lanes; nobody else
     /// may be using them.
-    pub fn audit(&self, seats: &[&Seat]) {
+    pub fn audit(&self, queues: &[&QueueCredits]) {
         let pool = self.pool.lock();
-        for part in Part::all() {
-            let spare = |spare: &CachePadded<AtomicU64>| Lease(spare.load(SeqCst)).count(part);
-            let used = |seat: &&Seat| {
-                seat.hand.count(part)
-                    + match part {
-                        Part::Reserved(class) => seat.reserved[class],
-                        Part::Headroom(class) => seat.extra[class],
-                        Part::Shared => seat.extra.iter().sum(),
+        for kind in PermitKind::all() {
+            let spare = |spare: &CachePadded<AtomicU64>| Credits(spare.load(SeqCst)).count(kind);
+            let used = |queue: &&QueueCredits| {
+                queue.collected.count(kind)
+                    + match kind {
+                        PermitKind::Reserved(class) => queue.reserved[class],
+                        PermitKind::Headroom(class) => queue.extra[class],
+                        PermitKind::Shared => queue.extra.iter().sum(),
                     }
             };
-            let all = pool.holds(part)
+            let all = pool.holds(kind)
                 + self.spares.iter().map(spare).sum::<u32>()
-                + seats.iter().map(used).sum::<u32>();
-            let due = match part {
-                Part::Reserved(class) => self.limits.min[class],
-                Part::Headroom(class) => self.limits.headroom(class),
-                Part::Shared => self.limits.shared(),
+                + queues.iter().map(used).sum::<u32>();
+            let due = match kind {
+                PermitKind::Reserved(class) => self.limits.min[class],
+                PermitKind::Headroom(class) => self.limits.headroom(class),
+                PermitKind::Shared => self.limits.shared(),
             };
-            assert_eq!(all, due, "permits of {part:?}");
+            assert_eq!(all, due, "permits of {kind:?}");
         }
     }
 }
 
 /// Changes a spare to what `f` makes of it, unless that is `None`.
-fn take(spare: &AtomicU64, f: impl Fn(Lease) -> Option<Lease>) -> bool {
+fn take_from_spare(spare: &AtomicU64, f: impl Fn(Credits) -> Option<Credits>) -> bool {
     let mut word = spare.load(SeqCst);
-    while let Some(rest) = f(Lease(word)) {
+    while let Some(rest) = f(Credits(word)) {
         match spare.compare_exchange_weak(word, rest.0, SeqCst, SeqCst) {
             Ok(_) => return true,
             Err(now) => word = now,
@@ -562,15 +575,15 @@ fn take(spare: &AtomicU64, f: impl Fn(Lease) -> Option<Lease>) -> bool {
     false
 }
 
-/// Takes up to `most` permits of `part`.
-fn take_part(spare: &AtomicU64, part: Part, most: u32) -> u32 {
+/// Takes up to `most` permits of `kind`.
+fn take_kind(spare: &AtomicU64, kind: PermitKind, most: u32) -> u32 {
     let mut word = spare.load(SeqCst);
     loop {
-        let n = Lease(word).count(part).min(most);
+        let n = Credits(word).count(kind).min(most);
         if n == 0 {
             return 0;
         }
-        let rest = word - Lease::of(part, n).0;
+        let rest = word - Credits::of(kind, n).0;
         match spare.compare_exchange_weak(word, rest, SeqCst, SeqCst) {
             Ok(_) => return n,
             Err(now) => word = now,

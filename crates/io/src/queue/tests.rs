@@ -2,6 +2,6 @@
 //! points that a random walk would hardly hit.
 
 mod double;
-mod lanes;
 mod permits;
-mod twin;
+mod reference_model;
+mod submission_queue;

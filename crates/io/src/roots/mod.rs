@@ -19,7 +19,7 @@
 //! # How a drain tells old from new
 //!
 //! By generations, two at a time, as sleepable read-copy-update does; but a root's word holds both counts and
-//! which of them is current (see [`state`]), so that there is no window between reading the
+//! which of them is current (see [`root_word`]), so that there is no window between reading the
 //! generation and being counted in it. A drain makes the other generation current, root by
 //! root, and waits until each count of the old one is zero. Drains come one after the other.
 //!
@@ -34,9 +34,9 @@
 //! It bounds nothing (queues do), orders nothing between requests, and does not drive the device
 //! while it drains: devices make progress by themselves. Dropping a set waits for nothing.
 
-mod report;
+mod failures;
 mod root;
-mod state;
+mod root_word;
 
 use std::fmt;
 
@@ -48,20 +48,20 @@ use crate::completion::in_callback;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::request::Request;
-use root::{Current, Root, RootRef, Signal};
-use state::Parity;
+use root::{CurrentCallback, DrainSignal, Root, RootRef};
+use root_word::Parity;
 
-pub use report::{Drained, Failures, RootsStats};
+pub use failures::{Drained, Failures, RootsStats};
 pub(crate) use root::Hold;
 
 /// Most roots of a set.
-const MOST_ROOTS: usize = 1024;
+const MAX_ROOTS: usize = 1024;
 
 /// A set of roots over a device.
 pub struct Roots {
     device: Arc<dyn Device>,
     roots: Box<[RootRef]>,
-    signal: Arc<Signal>,
+    signal: Arc<DrainSignal>,
     // One drain at a time, and the generation that is current.
     drain: Mutex<u64>,
     drains: AtomicU64,
@@ -80,8 +80,8 @@ impl Roots {
     /// `count` roots over `device`, at most 1,024; 0 stands for one a processor. With 1,
     /// all threads share a line.
     pub fn new(device: Arc<dyn Device>, count: usize) -> Self {
-        let count = if count == 0 { cpus() } else { count }.min(MOST_ROOTS);
-        let signal = Signal::new();
+        let count = if count == 0 { cpus() } else { count }.min(MAX_ROOTS);
+        let signal = DrainSignal::new();
         let roots = (0..count as u32).map(|index| Root::new(index, &signal)).collect();
         let drain = Mutex::named("io-roots-drain", 0);
         Self { device, roots, signal, drain, drains: AtomicU64::new(0) }
@@ -134,7 +134,7 @@ impl Roots {
     /// Where the calling thread submits.
     #[inline]
     fn pick(&self) -> (&RootRef, Option<Parity>) {
-        match Current::among(&self.roots) {
+        match CurrentCallback::among(&self.roots) {
             Some((root, parity)) => (root, Some(parity)),
             None => (&self.roots[thread_slot().index(self.roots.len())], None),
         }
@@ -161,13 +161,13 @@ impl Roots {
         }
         let mut generation = self.drain.lock();
         let parity = Parity::of(*generation);
-        let waited_for = self.roots.iter().map(|root| root.state.flip(parity)).sum();
+        let waited_for = self.roots.iter().map(|root| root.word.flip(parity)).sum();
         *generation += 1;
         self.drains.store(*generation, Ordering::Release);
         let mut failures = Failures::default();
         for root in &self.roots {
             self.signal.wait(root, parity);
-            failures.add(root.settle(parity));
+            failures.add(root.take_failures(parity));
         }
         Ok(Drained { waited_for, failures })
     }
@@ -176,7 +176,7 @@ impl Roots {
     /// submit. Does not wait: a drain after it waits for all that was ever accepted. May
     /// be called anywhere, any number of times.
     pub fn close(&self) {
-        self.roots.iter().for_each(|root| root.state.close());
+        self.roots.iter().for_each(|root| root.word.close());
     }
 
     /// Takes back what was submitted so far and still waits in a queue: it ends with
@@ -198,9 +198,9 @@ impl Roots {
     pub fn stats(&self) -> RootsStats {
         let failures = self.errors();
         RootsStats {
-            in_flight: self.roots.iter().map(|root| root.state.in_flight()).collect(),
+            in_flight: self.roots.iter().map(|root| root.word.in_flight()).collect(),
             drains: self.drains.load(Ordering::Acquire),
-            closed: self.roots.iter().all(|root| root.state.is_closed()),
+            closed: self.roots.iter().all(|root| root.word.is_closed()),
             refused: self.roots.iter().map(|root| root.refused.load(Ordering::Relaxed)).sum(),
             failed: failures.total(),
             panics: failures.panics(),
@@ -211,7 +211,7 @@ impl Roots {
     /// the model all threads have one slot.
     #[cfg(forebay_model)]
     pub fn submit_nth(&self, nth: usize, request: Request) {
-        match Current::among(&self.roots) {
+        match CurrentCallback::among(&self.roots) {
             Some((root, parity)) => self.submit_under(root, Some(parity), request),
             None => self.submit_under(&self.roots[nth], None, request),
         }
@@ -222,7 +222,7 @@ impl fmt::Debug for Roots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Roots")
             .field("device", &self.device.info().name)
-            .field("states", &self.roots.iter().map(|root| &root.state).collect::<Vec<_>>())
+            .field("states", &self.roots.iter().map(|root| &root.word).collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }

@@ -14,9 +14,9 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
-use super::report::Failures;
-use super::state::{Parity, State};
-use crate::completion::{self, Done};
+use super::failures::Failures;
+use super::root_word::{Parity, RootWord};
+use crate::completion::{self, Callback};
 use crate::request::Completion;
 
 /// How requests refer to their root. The reference count and the root have cache lines of their
@@ -25,19 +25,19 @@ pub(super) type RootRef = Arc<CachePadded<Root>>;
 
 /// What requests belong to.
 pub(super) struct Root {
-    pub(super) state: State,
+    pub(super) word: RootWord,
     /// How often all that was in flight has been cancelled.
     cancels: AtomicU32,
     /// Its place in the set.
     index: u32,
     pub(super) refused: AtomicU64,
-    failures: Mutex<Ledger>,
-    signal: Arc<Signal>,
+    failures: Mutex<FailureLog>,
+    signal: Arc<DrainSignal>,
 }
 
 /// Failures of one root.
 #[derive(Default)]
-struct Ledger {
+struct FailureLog {
     /// Of the generations that can have requests in flight, by parity.
     live: [Failures; 2],
     /// Counts of generations that are past.
@@ -45,13 +45,13 @@ struct Ledger {
 }
 
 impl Root {
-    pub(super) fn new(index: u32, signal: &Arc<Signal>) -> RootRef {
+    pub(super) fn new(index: u32, signal: &Arc<DrainSignal>) -> RootRef {
         Arc::new(CachePadded::new(Self {
-            state: State::new(),
+            word: RootWord::new(),
             cancels: AtomicU32::new(0),
             index,
             refused: AtomicU64::new(0),
-            failures: Mutex::named("io-root-failures", Ledger::default()),
+            failures: Mutex::named("io-root-failures", FailureLog::default()),
             signal: Arc::clone(signal),
         }))
     }
@@ -62,18 +62,18 @@ impl Root {
     }
 
     /// Takes the failures of a generation that is past.
-    pub(super) fn settle(&self, parity: Parity) -> Failures {
-        let mut ledger = self.failures.lock();
-        let settled = std::mem::take(&mut ledger.live[parity.index()]);
-        ledger.past.add_counts(&settled);
+    pub(super) fn take_failures(&self, parity: Parity) -> Failures {
+        let mut log = self.failures.lock();
+        let settled = std::mem::take(&mut log.live[parity.index()]);
+        log.past.add_counts(&settled);
         settled
     }
 
     /// All failures so far.
     pub(super) fn failures(&self) -> Failures {
-        let ledger = self.failures.lock();
-        let mut sum = ledger.past.clone();
-        ledger.live.iter().for_each(|live| sum.add(live.clone()));
+        let log = self.failures.lock();
+        let mut sum = log.past.clone();
+        log.live.iter().for_each(|live| sum.add(live.clone()));
         sum
     }
 
@@ -83,26 +83,26 @@ impl Root {
 }
 
 /// How the last request of a generation wakes who waits for it.
-pub(super) struct Signal {
+pub(super) struct DrainSignal {
     lock: Mutex<()>,
-    quiet: Condvar,
+    drained: Condvar,
 }
 
-impl Signal {
+impl DrainSignal {
     pub(super) fn new() -> Arc<Self> {
         let lock = Mutex::named("io-roots-signal", ());
-        Arc::new(Self { lock, quiet: Condvar::new() })
+        Arc::new(Self { lock, drained: Condvar::new() })
     }
 
     /// Sleeps until nothing of `parity` is in flight under `root`, which must be a generation
     /// that is past.
     pub(super) fn wait(&self, root: &Root, parity: Parity) {
-        if root.state.count(parity) == 0 {
+        if root.word.count(parity) == 0 {
             return;
         }
         let mut guard = self.lock.lock();
-        while root.state.count(parity) > 0 {
-            self.quiet.wait(&mut guard);
+        while root.word.count(parity) > 0 {
+            self.drained.wait(&mut guard);
         }
     }
 
@@ -110,7 +110,7 @@ impl Signal {
     fn wake(&self) {
         // Who waits has looked at the count under the lock: it sleeps by now, or looks after us.
         drop(self.lock.lock());
-        self.quiet.notify_all();
+        self.drained.notify_all();
     }
 }
 
@@ -131,10 +131,10 @@ impl Hold {
     ) -> Option<impl Iterator<Item = Self> + '_> {
         let parity = match parent {
             Some(parity) => {
-                root.state.enter_child(parity, n as u64);
+                root.word.enter_child(parity, n as u64);
                 parity
             }
-            None => root.state.enter(n as u64)?,
+            None => root.word.enter(n as u64)?,
         };
         // A cancel that comes between is at the same time as the submission: either is right.
         let cancels = root.cancels.load(Ordering::Acquire);
@@ -147,13 +147,13 @@ impl Hold {
     }
 
     /// Ends the request: notes how, runs its callback, and lets go.
-    pub(crate) fn end(self, done: Option<Done>, completion: Completion) {
+    pub(crate) fn end(self, callback: Option<Callback>, completion: Completion) {
         if let Err(error) = &completion.result {
             self.root.note(self.parity, |failures| failures.note(error));
         }
-        let before = Current::set(Some(Current::of(&self)));
-        let returned = completion::call(done, completion);
-        Current::set(before);
+        let before = CurrentCallback::set(Some(CurrentCallback::of(&self)));
+        let returned = completion::call(callback, completion);
+        CurrentCallback::set(before);
         if !returned {
             self.root.note(self.parity, Failures::note_panic);
         }
@@ -162,26 +162,26 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.root.state.leave(self.parity) {
+        if self.root.word.leave(self.parity) {
             self.root.signal.wake();
         }
     }
 }
 
 forebay_base::sync::thread_local! {
-    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<CurrentCallback>> = const { Cell::new(None) };
 }
 
 /// Whose callback the thread is in. The request's hold keeps the root alive meanwhile, so that
 /// its address names it.
 #[derive(Clone, Copy)]
-pub(super) struct Current {
+pub(super) struct CurrentCallback {
     address: usize,
     index: u32,
     parity: Parity,
 }
 
-impl Current {
+impl CurrentCallback {
     fn of(hold: &Hold) -> Self {
         let address = Arc::as_ptr(&hold.root).addr();
         Self { address, index: hold.root.index, parity: hold.parity }
@@ -204,12 +204,12 @@ impl Current {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Root, Signal};
+    use super::{DrainSignal, Root};
     use forebay_base::sync::Arc;
 
     #[test]
     fn roots_share_no_line() {
-        let signal = Signal::new();
+        let signal = DrainSignal::new();
         let mut lines: Vec<usize> = (0..64)
             .flat_map(|index| {
                 let root = Root::new(index, &signal);

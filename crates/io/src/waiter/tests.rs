@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use super::Pending;
-use crate::buffer::StableBytes;
 use crate::completion::in_callback;
+use crate::payload::StableBytes;
 use crate::request::{Op, Request};
 
 #[derive(Default)]
@@ -62,9 +62,9 @@ fn the_last_waker_is_woken_once() {
 #[test]
 fn an_end_that_comes_first_needs_no_wake() {
     let (request, pending) = pending();
-    assert!(!pending.waiter().is_settled());
+    assert!(!pending.waiter().is_complete());
     request.finish(Ok(()));
-    assert!(pending.waiter().is_settled());
+    assert!(pending.waiter().is_complete());
     let (waker, wakes) = waker();
     assert!(pin!(pending).poll(&mut Context::from_waker(&waker)).is_ready());
     assert_eq!(wakes.count(), 0);
@@ -80,7 +80,7 @@ fn parked_threads_all_wake_and_a_future_as_well() {
             thread::spawn(move || {
                 parked.send(()).unwrap();
                 waiter.park();
-                assert!(waiter.is_settled());
+                assert!(waiter.is_complete());
             })
         })
         .collect();
@@ -102,7 +102,7 @@ fn nobody_need_wait() {
     let waiter = pending.waiter();
     drop(pending);
     request.finish(Ok(()));
-    assert!(waiter.is_settled());
+    assert!(waiter.is_complete());
 }
 
 #[test]

@@ -297,7 +297,7 @@ fn a_device_can_go_with_the_memory_of_its_last_request() {
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
         let (_folder, path) = folder_with(1 << 16);
         for _ in 0..50 {
-            let options = OpenOptions { engine, lanes: 1, threads: 1, ..options() };
+            let options = OpenOptions { engine, submission_queues: 1, threads: 1, ..options() };
             let device = Arc::new(FileDevice::open(&path, &options).unwrap());
             let memory = Keeps(filled(&arena, 4096, 1), Arc::clone(&device));
             let (request, pending) = Request::write_shared(0, Box::new(memory)).pending();

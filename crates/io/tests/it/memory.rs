@@ -13,7 +13,7 @@ fn arena() -> Arc<Arena> {
 }
 
 fn device(size_bytes: u64, latency_ns: u64) -> MemoryDevice {
-    let options = MemoryOptions { latency_ns, lanes: 2, ..MemoryOptions::default() };
+    let options = MemoryOptions { latency_ns, submission_queues: 2, ..MemoryOptions::default() };
     MemoryDevice::new("memory", size_bytes, &options).unwrap()
 }
 
@@ -55,22 +55,22 @@ proptest! {
         const SECTORS: u64 = 2648;
         let device = device(SECTORS * 512, 0);
         let arena = arena();
-        let mut twin = vec![0u8; SECTORS as usize * 512];
+        let mut model = vec![0u8; SECTORS as usize * 512];
         for (what, at, len, fill) in steps {
             let (offset, len) = (at * 512, (len * 512) as usize);
             let range = offset as usize..offset as usize + len;
             match what {
                 0 => {
                     run(&device, Request::write(offset, buffer(&arena, len, fill))).result.unwrap();
-                    twin[range].fill(fill);
+                    model[range].fill(fill);
                 }
                 1 => {
                     run(&device, Request::discard(offset, len as u64)).result.unwrap();
-                    twin[range].fill(0);
+                    model[range].fill(0);
                 }
                 _ => {
                     let read = run(&device, Request::read(offset, buffer(&arena, len, !fill)));
-                    prop_assert_eq!(&read.into_buffer().unwrap()[..], &twin[range]);
+                    prop_assert_eq!(&read.into_buffer().unwrap()[..], &model[range]);
                 }
             }
         }
@@ -158,7 +158,7 @@ fn who_finds_the_queue_full_waits_and_loses_nothing() {
     tunables.set_queue_limit(2).unwrap();
     let options = MemoryOptions {
         latency_ns: 50_000,
-        lanes: 1,
+        submission_queues: 1,
         tunables: Arc::new(tunables),
         ..MemoryOptions::default()
     };

@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::sync::{Arc, Mutex, Weak};
 
-use super::super::{Issue, Lane, Limits};
+use super::super::{Limits, Operation, SubmissionQueue};
 use crate::priority::Priority;
-use crate::request::{Home, Op, Request};
+use crate::request::{Op, Request, RequeueTarget};
 use crate::tunables::IoTunables;
 
 /// Requests are multiples of this.
@@ -15,14 +15,14 @@ pub(super) const SECTOR: u64 = 512;
 
 struct Nobody;
 
-impl Home for Nobody {
+impl RequeueTarget for Nobody {
     fn requeue(&self, _: u64, _: Option<Priority>) {}
 }
 
 /// A lane whose requests' handles reach nobody.
-pub(super) fn lane(index: usize, tunables: &Arc<IoTunables>) -> Lane {
-    let home: Weak<dyn Home> = Weak::<Nobody>::new();
-    Lane::new(index, home, Arc::clone(tunables))
+pub(super) fn queue(index: usize, tunables: &Arc<IoTunables>) -> SubmissionQueue {
+    let requeue_target: Weak<dyn RequeueTarget> = Weak::<Nobody>::new();
+    SubmissionQueue::new(index, requeue_target, Arc::clone(tunables))
 }
 
 /// A request for the `sectors` at `sector`.
@@ -72,12 +72,12 @@ impl Ends {
 }
 
 /// Sectors of the requests of an issue.
-pub(super) fn sectors(issue: &Issue) -> Vec<(u64, u64)> {
-    let pieces = issue.requests.as_slice().iter();
+pub(super) fn sectors(operation: &Operation) -> Vec<(u64, u64)> {
+    let pieces = operation.requests.as_slice().iter();
     pieces.map(|request| (request.offset() / SECTOR, request.len() / SECTOR)).collect()
 }
 
 /// Limits without the tunables' ranges.
-pub(super) fn limits(min: [u32; 5], max: [u32; 5], total: u32, lot: u32) -> Limits {
-    Limits { min, max, total, lot }
+pub(super) fn limits(min: [u32; 5], max: [u32; 5], total: u32, batch: u32) -> Limits {
+    Limits { min, max, total, batch }
 }

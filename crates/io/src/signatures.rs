@@ -1,7 +1,7 @@
 //! What a device may hold that is not ours to write over: what is known by a few bytes at a place.
 
 /// What is known, where its bytes are, and what they are; the first that fits is told.
-const KNOWN: [(&str, usize, &[u8]); 17] = [
+const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("a Forebay pool", 0, b"forebay\x01"),
     ("a cache device of Forebay", 0, b"forelvl"),
     ("a GPT partition table", 512, b"EFI PART"),
@@ -30,7 +30,7 @@ pub fn content_of(start: u64, bytes: &[u8]) -> Option<String> {
     let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
         start == 0 && bytes.get(*at..).is_some_and(|rest| rest.starts_with(magic))
     };
-    Some(match KNOWN.iter().find(fits) {
+    Some(match SIGNATURES.iter().find(fits) {
         Some((name, ..)) => (*name).to_owned(),
         None => format!("data of an unknown kind at byte {}", start + at as u64),
     })
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn what_is_known_is_named_where_it_should_be_and_all_else_has_its_place() {
-        for (name, at, magic) in KNOWN {
+        for (name, at, magic) in SIGNATURES {
             let mut bytes = vec![0; 1 << 17];
             bytes[at..at + magic.len()].copy_from_slice(magic);
             assert_eq!(content_of(0, &bytes).as_deref(), Some(name));

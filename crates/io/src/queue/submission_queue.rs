@@ -4,7 +4,7 @@
 //!
 //! A lane stands under its engine's lock. A *step* is: take the lock; [`push`](Lane::push) what has
 //! come, [`done`](Lane::done) for what has ended, then [`next`](Lane::next) **until it returns `None`**;
-//! [`take_kicks`](Lane::take_kicks) and [`take_cancelled`](Lane::take_cancelled); release the lock;
+//! [`take_queues_to_run`](Lane::take_queues_to_run) and [`take_cancelled`](Lane::take_cancelled); release the lock;
 //! make a step of each lane that was kicked; finish what was cancelled or has ended.
 //! A step that stops before `None` may leave another lane waiting for permits that this one does not use; it
 //! must end with [`rest`](Lane::rest), and another must follow when the lane can issue again.
@@ -13,7 +13,7 @@
 //!
 //! - When `next` has returned `None`, each class that has requests here has either operations in
 //!   flight here, whose `done` makes the next step, or waits with the [`Permits`], which will kick the lane.
-//! - A request is in exactly one place: a queue, an [`Issue`], or the list of the cancelled.
+//! - A request is in exactly one place: a queue, an [`Operation`], or the list of the cancelled.
 //!
 //! # What it does not do
 //!
@@ -22,59 +22,63 @@
 
 use forebay_base::sync::{Arc, Weak};
 
-use super::class::{ClassQueue, Like, Slots};
-use super::issue::{Issue, MAX_PIECES, Pieces};
-use super::permits::{Kick, Permits, Seat};
+use super::class_queue::{ClassQueue, MergeFilter, Slots};
+use super::operation::{MAX_MERGED, Operation, Requests};
+use super::permits::{Permits, QueueCredits, QueuesToRun};
 use crate::priority::Priority;
-use crate::request::{Home, Op, Request};
+use crate::request::{Op, Request, RequeueTarget};
 use crate::tunables::IoTunables;
 
 /// Bits of a request's identifier that count; the rest name the lane.
 const ID_BITS: u32 = 56;
 /// What no request is ever called: all bits that count.
-const NOBODY: u64 = (1 << ID_BITS) - 1;
+const BLOCKED: u64 = (1 << ID_BITS) - 1;
 
 /// The queues in front of one ring.
-pub struct Lane {
-    seat: Seat,
+pub struct SubmissionQueue {
+    credits: QueueCredits,
     classes: [ClassQueue; Priority::COUNT],
     slots: Slots,
     cancelled: Vec<Request>,
-    home: Weak<dyn Home>,
+    requeue_target: Weak<dyn RequeueTarget>,
     tunables: Arc<IoTunables>,
     next_id: u64,
-    era: u64,
+    flush_epoch: u64,
 }
 
-impl Lane {
+impl SubmissionQueue {
     /// The lane called `index`, of those that `permits` were made for. Handles of its requests
-    /// will ask `home`, and find the lane by [`lane_of`](Self::lane_of).
-    pub(crate) fn new(index: usize, home: Weak<dyn Home>, tunables: Arc<IoTunables>) -> Self {
+    /// will ask `requeue_target`, and find the lane by [`queue_of`](Self::queue_of).
+    pub(crate) fn new(
+        index: usize,
+        requeue_target: Weak<dyn RequeueTarget>,
+        tunables: Arc<IoTunables>,
+    ) -> Self {
         Self {
-            seat: Seat::new(index),
+            credits: QueueCredits::new(index),
             classes: Priority::ALL.map(ClassQueue::new),
             slots: Slots::default(),
             cancelled: Vec::new(),
-            home,
+            requeue_target,
             tunables,
             next_id: (index as u64) << ID_BITS,
-            era: 0,
+            flush_epoch: 0,
         }
     }
 
     /// The index of the lane whose request is called `id`.
-    pub fn lane_of(id: u64) -> usize {
+    pub fn queue_of(id: u64) -> usize {
         (id >> ID_BITS) as usize
     }
 
     /// What the requests are called that have not come to this lane yet, because it has no room.
-    pub fn outsider(&self) -> u64 {
-        self.next_id | NOBODY
+    pub fn blocked_id(&self) -> u64 {
+        self.next_id | BLOCKED
     }
 
     /// Whether `id` is the name of such requests.
-    pub fn is_outsider(id: u64) -> bool {
-        id & NOBODY == NOBODY
+    pub fn is_blocked_id(id: u64) -> bool {
+        id & BLOCKED == BLOCKED
     }
 
     /// Takes a request in.
@@ -82,26 +86,26 @@ impl Lane {
     /// # Errors
     /// The request, if the queue of its class is full.
     pub fn push(&mut self, request: Request) -> Result<(), Request> {
-        if !self.has_room(request.priority()) {
+        if !self.has_free_slot(request.priority()) {
             return Err(request);
         }
-        self.push_over(request);
+        self.push_unbounded(request);
         Ok(())
     }
 
     /// Takes a request in even if the queue is full: one that a callback submits, in place of what has
     /// just ended.
-    pub fn push_over(&mut self, request: Request) {
+    pub fn push_unbounded(&mut self, request: Request) {
         self.insert(request, Priority::Scrub, false);
     }
 
     /// Whether [`push`](Self::push) would take a request of `class`.
-    pub fn has_room(&self, class: Priority) -> bool {
-        self.room(class) > 0
+    pub fn has_free_slot(&self, class: Priority) -> bool {
+        self.free_slots(class) > 0
     }
 
     /// How many requests of `class` [`push`](Self::push) would take.
-    pub fn room(&self, class: Priority) -> usize {
+    pub fn free_slots(&self, class: Priority) -> usize {
         (self.tunables.queue_limit() as usize).saturating_sub(self.queued(class))
     }
 
@@ -112,12 +116,12 @@ impl Lane {
 
     /// Operations of `class` in flight.
     pub fn in_flight(&self, class: Priority) -> u32 {
-        self.seat.in_flight(class)
+        self.credits.in_flight(class)
     }
 
     /// What it has of the permits, for [`Permits::audit`].
-    pub fn seat(&self) -> &Seat {
-        &self.seat
+    pub fn credits(&self) -> &QueueCredits {
+        &self.credits
     }
 
     /// Whether nothing waits, nothing is in flight, and nobody is to be told of a cancellation.
@@ -128,38 +132,38 @@ impl Lane {
 
     /// The next operation, if there is something to do and a permit for it. Must be called again
     /// until there is none, or [`rest`](Self::rest) must follow.
-    pub fn next(&mut self, permits: &Permits) -> Option<Issue> {
+    pub fn next(&mut self, permits: &Permits) -> Option<Operation> {
         loop {
             let waiting = self.waiting_classes();
-            let class = permits.admit(&mut self.seat, waiting)?;
-            if let Some(issue) = self.assemble(class) {
-                return Some(issue);
+            let class = permits.admit(&mut self.credits, waiting)?;
+            if let Some(operation) = self.assemble(class) {
+                return Some(operation);
             }
             // All that waited in the class was cancelled.
-            permits.end(&mut self.seat, class);
+            permits.end(&mut self.credits, class);
         }
     }
 
     /// Ends a step that could issue no more, though [`next`](Self::next) has not returned `None`.
-    pub fn rest(&mut self, permits: &Permits) {
-        permits.rest(&mut self.seat);
+    pub fn release_unused(&mut self, permits: &Permits) {
+        permits.release_unused(&mut self.credits);
     }
 
     /// Notes that an operation of `class` has ended. A step follows.
     pub fn done(&mut self, class: Priority, permits: &Permits) {
-        permits.end(&mut self.seat, class);
+        permits.end(&mut self.credits, class);
     }
 
     /// The lanes that have been given permits since this was asked last, and need a step.
-    pub fn take_kicks(&mut self) -> Kick {
-        self.seat.take_kicks()
+    pub fn take_queues_to_run(&mut self) -> QueuesToRun {
+        self.credits.take_queues_to_run()
     }
 
     /// Takes back the requests of an operation that failed as a whole, to be tried one by one; they
     /// will not be merged again. Call [`done`](Self::done) for the operation as well.
-    pub fn split(&mut self, issue: Issue) {
-        let class = issue.priority;
-        for request in issue.requests {
+    pub fn split(&mut self, operation: Operation) {
+        let class = operation.priority;
+        for request in operation.requests {
             self.insert(request, class, true);
         }
     }
@@ -174,7 +178,7 @@ impl Lane {
         match priority {
             Some(priority) if priority.index() < at => {
                 let queued = self.classes[at].remove(&mut self.slots, key);
-                let kept = (queued.request, queued.era, queued.alone);
+                let kept = (queued.request, queued.flush_epoch, queued.no_merge);
                 self.classes[priority.index()].insert(&mut self.slots, id, kept);
                 true
             }
@@ -210,16 +214,16 @@ impl Lane {
     }
 
     /// Puts a request into the queue of its class, or into that of `class` if this is more urgent.
-    fn insert(&mut self, request: Request, class: Priority, alone: bool) {
+    fn insert(&mut self, request: Request, class: Priority, no_merge: bool) {
         let id = self.next_id;
         self.next_id += 1;
         if request.has_handle() {
-            request.set_home(Some((self.home.clone(), id)));
+            request.set_requeue_target(Some((self.requeue_target.clone(), id)));
         }
         // Not before: a raise in between would have been lost.
         let class = request.priority().min(class);
-        self.era += u64::from(request.op() == Op::Flush);
-        let kept = (request, self.era, alone);
+        self.flush_epoch += u64::from(request.op() == Op::Flush);
+        let kept = (request, self.flush_epoch, no_merge);
         self.classes[class.index()].insert(&mut self.slots, id, kept);
     }
 
@@ -229,7 +233,7 @@ impl Lane {
     }
 
     /// The next request of `class` that is not cancelled, and what can be merged with it.
-    fn assemble(&mut self, class: Priority) -> Option<Issue> {
+    fn assemble(&mut self, class: Priority) -> Option<Operation> {
         let queue = &mut self.classes[class.index()];
         let first = loop {
             let key = queue.pick(&self.slots)?;
@@ -241,34 +245,38 @@ impl Lane {
         };
         let (op, mut offset, mut len) =
             (first.request.op(), first.request.offset(), first.request.len());
-        let mut requests = Pieces::One(first.request);
-        if !queue.is_empty() && !first.alone && matches!(op, Op::Read | Op::Write) {
+        let mut requests = Requests::One(first.request);
+        if !queue.is_empty() && !first.no_merge && matches!(op, Op::Read | Op::Write) {
             let most = self.tunables.aggregate_bytes();
-            let like = |len: u64| Like { op, era: first.era, room: most.saturating_sub(len) };
-            let mut pieces = 1;
-            while pieces < MAX_PIECES
-                && let Some(key) = queue.follower(&self.slots, offset + len, like(len))
+            let mergeable = |len: u64| MergeFilter {
+                op,
+                flush_epoch: first.flush_epoch,
+                max_bytes: most.saturating_sub(len),
+            };
+            let mut merged = 1;
+            while merged < MAX_MERGED
+                && let Some(key) = queue.back_merge(&self.slots, offset + len, mergeable(len))
             {
                 let request = queue.remove(&mut self.slots, key).request;
                 len += request.len();
                 requests.push(request);
-                pieces += 1;
+                merged += 1;
             }
-            let ahead = pieces;
-            while pieces < MAX_PIECES
-                && let Some(key) = queue.predecessor(&self.slots, offset, like(len))
+            let ahead = merged;
+            while merged < MAX_MERGED
+                && let Some(key) = queue.front_merge(&self.slots, offset, mergeable(len))
             {
                 let request = queue.remove(&mut self.slots, key).request;
                 (offset, len) = (request.offset(), len + request.len());
                 requests.push(request);
-                pieces += 1;
+                merged += 1;
             }
             requests.order(ahead);
         }
         queue.note_served(requests.as_slice().len(), offset + len);
         for request in requests.as_slice().iter().filter(|request| request.has_handle()) {
-            request.set_home(None);
+            request.set_requeue_target(None);
         }
-        Some(Issue { op, offset, len, priority: class, requests })
+        Some(Operation { op, offset, len, priority: class, requests })
     }
 }

@@ -5,11 +5,11 @@ use crate::priority::Priority;
 use crate::request::{Op, Request};
 
 /// Requests that one operation can be made of.
-pub const MAX_PIECES: usize = 64;
+pub const MAX_MERGED: usize = 64;
 
 /// One operation on the medium: `len` bytes at `offset`, scattered over `requests`.
 #[derive(Debug)]
-pub struct Issue {
+pub struct Operation {
     /// What is to be done.
     pub op: Op,
     /// The first byte; 0 for a flush.
@@ -19,15 +19,15 @@ pub struct Issue {
     /// The class whose permit it holds.
     pub priority: Priority,
     /// The requests in the order of their offsets, each beginning where the one before ends.
-    pub requests: Pieces,
+    pub requests: Requests,
 }
 
-impl Issue {
+impl Operation {
     /// Ends each request with `result`; an error is told to each with the range of its own.
     pub fn finish(self, result: Result<(), Error>) {
         match self.requests {
-            Pieces::One(request) => request.finish(result),
-            Pieces::Many(requests) => {
+            Requests::One(request) => request.finish(result),
+            Requests::Many(requests) => {
                 for request in requests {
                     let range = (request.offset(), request.len());
                     request.finish(result.clone().map_err(|error| error.with_range(range)));
@@ -51,14 +51,14 @@ impl Issue {
 
 /// Requests of one operation; a single one needs no allocation.
 #[derive(Debug)]
-pub enum Pieces {
+pub enum Requests {
     /// The usual.
     One(Request),
-    /// At least two, at most [`MAX_PIECES`].
+    /// At least two, at most [`MAX_MERGED`].
     Many(Vec<Request>),
 }
 
-impl Pieces {
+impl Requests {
     /// The requests.
     pub fn as_slice(&self) -> &[Request] {
         match self {
@@ -96,7 +96,7 @@ impl Pieces {
     }
 }
 
-impl IntoIterator for Pieces {
+impl IntoIterator for Requests {
     type Item = Request;
     type IntoIter = std::iter::Chain<std::option::IntoIter<Request>, std::vec::IntoIter<Request>>;
 

@@ -3,7 +3,7 @@
 //! Closing refuses, waits until every lane is idle, and joins the backend's threads. In a callback it
 //! only refuses: the callback is among what would be waited for.
 //!
-//! Locking: `io-lane`, one after the other; `io-threads` for an instant.
+//! Locking: `io-queue`, one after the other; `io-threads` for an instant.
 
 use forebay_base::sync::{Arc, thread};
 
@@ -15,11 +15,11 @@ use crate::waiter::Waiter;
 
 impl<B: Backend> Core<B> {
     fn refuse_from_now_on(&self) {
-        for lane in 0..self.lanes() {
-            let mut state = self.lock(lane);
+        for queue in 0..self.queues() {
+            let mut state = self.lock(queue);
             state.closed = true;
-            self.rouse(lane);
-            self.slot(lane).idle.notify_all();
+            self.wake_slot_waiters(queue);
+            self.slot(queue).idle.notify_all();
         }
     }
 
@@ -29,10 +29,10 @@ impl<B: Backend> Core<B> {
             // The callback is among what would be waited for.
             return;
         }
-        for lane in 0..self.lanes() {
-            let mut state = self.lock(lane);
+        for queue in 0..self.queues() {
+            let mut state = self.lock(queue);
             while !state.is_idle() {
-                self.slot(lane).idle.wait(&mut state);
+                self.slot(queue).idle.wait(&mut state);
             }
         }
         let threads = std::mem::take(&mut *self.threads.lock());
@@ -45,17 +45,17 @@ impl<B: Backend> Core<B> {
 }
 
 /// A core with its owner: dropping it closes.
-pub(crate) struct Queued<B: Backend>(Arc<Core<B>>);
+pub(crate) struct QueuedDevice<B: Backend>(Arc<Core<B>>);
 
-impl<B: Backend> Queued<B> {
+impl<B: Backend> QueuedDevice<B> {
     pub(crate) fn new(core: Arc<Core<B>>) -> Self {
         Self(core)
     }
 }
 
-impl<B: Backend> Device for Queued<B> {
+impl<B: Backend> Device for QueuedDevice<B> {
     fn submit(&self, request: Request) {
-        if let Some(request) = self.0.execute_attended(request) {
+        if let Some(request) = self.0.execute_inline(request) {
             self.0.submit_all(std::iter::once(request));
         }
     }
@@ -90,7 +90,7 @@ impl<B: Backend> Device for Queued<B> {
     }
 }
 
-impl<B: Backend> Drop for Queued<B> {
+impl<B: Backend> Drop for QueuedDevice<B> {
     fn drop(&mut self) {
         self.0.close();
         if in_callback() {

@@ -8,7 +8,7 @@
 //! Whom the class serves next: the oldest, if somebody waits for it (the synchronous classes); else
 //! the first at or after the place where it served last, from the lowest again after the highest (an
 //! elevator in one direction). An elevator alone could pass one by for ever, so the oldest request goes first
-//! once [`PASSED_BY`] others that came later or not have been served since it came.
+//! once [`MAX_PASSED_OVER`] others that came later or not have been served since it came.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ use crate::priority::Priority;
 use crate::request::{Op, Request};
 
 /// Requests that an elevator may serve before one that was there already.
-pub(super) const PASSED_BY: u64 = 256;
+pub(super) const MAX_PASSED_OVER: u64 = 256;
 
 /// Whether the class serves in the order of age.
 pub(super) fn by_age(class: Priority) -> bool {
@@ -24,25 +24,25 @@ pub(super) fn by_age(class: Priority) -> bool {
 }
 
 /// A queued request and what the queue knows of it.
-pub(super) struct Queued {
+pub(super) struct QueuedRequest {
     pub(super) request: Request,
     /// Flushes that the lane had taken before: only requests of the same era are merged.
-    pub(super) era: u64,
+    pub(super) flush_epoch: u64,
     /// Never to be merged.
-    pub(super) alone: bool,
+    pub(super) no_merge: bool,
     /// What the class had served when this came.
-    born: u64,
+    served_before: u64,
 }
 
 /// The requests of all classes of a lane, each in a slot until it is taken.
 #[derive(Default)]
 pub(super) struct Slots {
-    queued: Vec<Option<Queued>>,
+    queued: Vec<Option<QueuedRequest>>,
     free: Vec<u32>,
 }
 
 impl Slots {
-    fn put(&mut self, queued: Queued) -> u32 {
+    fn put(&mut self, queued: QueuedRequest) -> u32 {
         if let Some(slot) = self.free.pop() {
             self.queued[slot as usize] = Some(queued);
             return slot;
@@ -52,13 +52,13 @@ impl Slots {
         slot
     }
 
-    fn take(&mut self, slot: u32) -> Queued {
+    fn take(&mut self, slot: u32) -> QueuedRequest {
         let queued = self.queued[slot as usize].take().expect("keys name full slots");
         self.free.push(slot);
         queued
     }
 
-    pub(super) fn get(&self, slot: u32) -> &Queued {
+    pub(super) fn get(&self, slot: u32) -> &QueuedRequest {
         self.queued[slot as usize].as_ref().expect("keys name full slots")
     }
 }
@@ -72,7 +72,7 @@ pub(super) struct Key {
 }
 
 #[derive(Clone, Copy)]
-struct Aged {
+struct AgeEntry {
     id: u64,
     offset: u64,
     slot: u32,
@@ -80,8 +80,8 @@ struct Aged {
 
 /// The requests of one class that wait. Identifiers grow with age: the lowest is the oldest.
 pub(super) struct ClassQueue {
-    by_place: VecDeque<Key>,
-    by_age: VecDeque<Aged>,
+    by_offset: VecDeque<Key>,
+    by_age: VecDeque<AgeEntry>,
     serves_by_age: bool,
     /// One past the last byte that was served.
     cursor: u64,
@@ -91,7 +91,7 @@ pub(super) struct ClassQueue {
 impl ClassQueue {
     pub(super) fn new(class: Priority) -> Self {
         Self {
-            by_place: VecDeque::new(),
+            by_offset: VecDeque::new(),
             by_age: VecDeque::new(),
             serves_by_age: by_age(class),
             cursor: 0,
@@ -112,12 +112,13 @@ impl ClassQueue {
         &mut self,
         slots: &mut Slots,
         id: u64,
-        (request, era, alone): (Request, u64, bool),
+        (request, flush_epoch, no_merge): (Request, u64, bool),
     ) {
         let offset = request.offset();
-        let slot = slots.put(Queued { request, era, alone, born: self.served });
+        let slot =
+            slots.put(QueuedRequest { request, flush_epoch, no_merge, served_before: self.served });
         // Nearly always the youngest; a raised one keeps its age.
-        let aged = Aged { id, offset, slot };
+        let aged = AgeEntry { id, offset, slot };
         match self.by_age.back() {
             Some(last) if last.id > id => {
                 let at = self.by_age.partition_point(|other| other.id < id);
@@ -125,8 +126,8 @@ impl ClassQueue {
             }
             _ => self.by_age.push_back(aged),
         }
-        let at = self.place(offset, id);
-        self.by_place.insert(at, Key { offset, id, slot });
+        let at = self.position(offset, id);
+        self.by_offset.insert(at, Key { offset, id, slot });
     }
 
     /// The request to serve next.
@@ -134,79 +135,89 @@ impl ClassQueue {
         let oldest = *self.by_age.front()?;
         if self.serves_by_age
             || self.by_age.len() == 1
-            || self.served - slots.get(oldest.slot).born >= PASSED_BY
+            || self.served - slots.get(oldest.slot).served_before >= MAX_PASSED_OVER
         {
             return Some(Key { offset: oldest.offset, id: oldest.id, slot: oldest.slot });
         }
-        let at = self.place(self.cursor, 0);
-        Some(*self.by_place.get(at).unwrap_or(&self.by_place[0]))
+        let at = self.position(self.cursor, 0);
+        Some(*self.by_offset.get(at).unwrap_or(&self.by_offset[0]))
     }
 
     /// The request called `id`, if it waits here.
     pub(super) fn find(&self, id: u64) -> Option<Key> {
         let at = self.by_age.binary_search_by_key(&id, |aged| aged.id).ok()?;
-        let Aged { id, offset, slot } = self.by_age[at];
+        let AgeEntry { id, offset, slot } = self.by_age[at];
         Some(Key { offset, id, slot })
     }
 
     /// Takes a request out.
-    pub(super) fn remove(&mut self, slots: &mut Slots, key: Key) -> Queued {
-        let at = self.place(key.offset, key.id);
-        let removed = self.by_place.remove(at);
+    pub(super) fn remove(&mut self, slots: &mut Slots, key: Key) -> QueuedRequest {
+        let at = self.position(key.offset, key.id);
+        let removed = self.by_offset.remove(at);
         debug_assert_eq!(removed, Some(key), "every request is in both rings");
         let at = self.by_age.partition_point(|aged| aged.id < key.id);
         self.by_age.remove(at);
         slots.take(key.slot)
     }
 
-    /// Notes that `pieces` requests, the last of which ends at `end`, are served.
-    pub(super) fn note_served(&mut self, pieces: usize, end: u64) {
-        self.served += pieces as u64;
+    /// Notes that `requests` requests, the last of which ends at `end`, are served.
+    pub(super) fn note_served(&mut self, requests: usize, end: u64) {
+        self.served += requests as u64;
         self.cursor = end;
     }
 
     /// The oldest request at `offset` that can be merged with what ends there.
-    pub(super) fn follower(&self, slots: &Slots, offset: u64, like: Like) -> Option<Key> {
-        let at = self.place(offset, 0);
-        let mut here = self.by_place.range(at..).take_while(|key| key.offset == offset);
-        here.find(|key| like.fits(slots.get(key.slot))).copied()
+    pub(super) fn back_merge(
+        &self,
+        slots: &Slots,
+        offset: u64,
+        merge_filter: MergeFilter,
+    ) -> Option<Key> {
+        let at = self.position(offset, 0);
+        let mut here = self.by_offset.range(at..).take_while(|key| key.offset == offset);
+        here.find(|key| merge_filter.fits(slots.get(key.slot))).copied()
     }
 
     /// The oldest request that ends at `offset` and can be merged with what begins there, of those
     /// that begin at the nearest place below.
-    pub(super) fn predecessor(&self, slots: &Slots, offset: u64, like: Like) -> Option<Key> {
-        let end = self.place(offset, 0);
-        let below = self.by_place.get(end.checked_sub(1)?)?.offset;
-        let mut here = self.by_place.range(self.place(below, 0)..end);
+    pub(super) fn front_merge(
+        &self,
+        slots: &Slots,
+        offset: u64,
+        merge_filter: MergeFilter,
+    ) -> Option<Key> {
+        let end = self.position(offset, 0);
+        let below = self.by_offset.get(end.checked_sub(1)?)?.offset;
+        let mut here = self.by_offset.range(self.position(below, 0)..end);
         here.find(|key| {
             let queued = slots.get(key.slot);
-            queued.request.end() == Some(offset) && like.fits(queued)
+            queued.request.end() == Some(offset) && merge_filter.fits(queued)
         })
         .copied()
     }
 
     /// Where a request called `id` at `offset` is or would be in the ring by place.
-    fn place(&self, offset: u64, id: u64) -> usize {
-        self.by_place.partition_point(|key| (key.offset, key.id) < (offset, id))
+    fn position(&self, offset: u64, id: u64) -> usize {
+        self.by_offset.partition_point(|key| (key.offset, key.id) < (offset, id))
     }
 }
 
 /// What a request must be like to be merged with others.
 #[derive(Clone, Copy)]
-pub(super) struct Like {
+pub(super) struct MergeFilter {
     pub(super) op: Op,
-    pub(super) era: u64,
+    pub(super) flush_epoch: u64,
     /// Bytes that the operation may still grow by.
-    pub(super) room: u64,
+    pub(super) max_bytes: u64,
 }
 
-impl Like {
-    fn fits(self, queued: &Queued) -> bool {
-        let Queued { request, era, alone, .. } = queued;
+impl MergeFilter {
+    fn fits(self, queued: &QueuedRequest) -> bool {
+        let QueuedRequest { request, flush_epoch, no_merge, .. } = queued;
         request.op() == self.op
-            && *era == self.era
-            && !*alone
-            && request.len() <= self.room
+            && *flush_epoch == self.flush_epoch
+            && !*no_merge
+            && request.len() <= self.max_bytes
             && !request.is_cancelled()
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, ErrorKind};
 
 /// How many errors a root keeps in full, for each generation. Of others it keeps the count.
-const KEPT: usize = 8;
+const MAX_ERRORS: usize = 8;
 
 /// What failed: counts by kind, and the first few errors.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ impl Failures {
 
     pub(super) fn note(&mut self, error: &Error) {
         self.by_kind[error.kind().index()] += 1;
-        if self.first.len() < KEPT {
+        if self.first.len() < MAX_ERRORS {
             self.first.push(error.clone());
         }
     }
@@ -130,7 +130,7 @@ impl fmt::Display for RootsStats {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Failures, KEPT};
+    use super::{Failures, MAX_ERRORS};
     use crate::error::{Error, ErrorKind};
     use crate::request::Op;
 
@@ -150,12 +150,12 @@ mod tests {
         assert_eq!((failures.of(ErrorKind::Device), failures.of(ErrorKind::Gone)), (100, 1));
         assert_eq!((failures.total(), failures.panics()), (101, 1));
         let offsets: Vec<u64> = failures.first().iter().map(|error| error.range().0).collect();
-        assert_eq!(offsets, (0..KEPT as u64).collect::<Vec<_>>());
+        assert_eq!(offsets, (0..MAX_ERRORS as u64).collect::<Vec<_>>());
 
         let mut sum = failures.clone();
         sum.add(failures.clone());
         sum.add_counts(&failures);
-        assert_eq!((sum.total(), sum.panics(), sum.first().len()), (303, 3, 2 * KEPT));
+        assert_eq!((sum.total(), sum.panics(), sum.first().len()), (303, 3, 2 * MAX_ERRORS));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 const COUNT_BITS: u32 = 31;
 /// Most requests of one generation that a root can have in flight.
-const MOST: u64 = (1 << COUNT_BITS) - 1;
+const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 const PARITY: u64 = 1 << 62;
 const CLOSED: u64 = 1 << 63;
 
@@ -54,7 +54,7 @@ impl Parity {
 
     /// Its count in `word`.
     fn count(self, word: u64) -> u64 {
-        (word >> self.shift()) & MOST
+        (word >> self.shift()) & MAX_COUNT
     }
 
     fn current(word: u64) -> Self {
@@ -63,9 +63,9 @@ impl Parity {
 }
 
 /// The word.
-pub(crate) struct State(AtomicU64);
+pub(crate) struct RootWord(AtomicU64);
 
-impl State {
+impl RootWord {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -91,7 +91,10 @@ impl State {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
             let parity = into(word)?;
-            assert!(parity.count(word) + n <= MOST, "too many requests in flight under one root");
+            assert!(
+                parity.count(word) + n <= MAX_COUNT,
+                "too many requests in flight under one root"
+            );
             let next = word + n * parity.one();
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(parity),
@@ -145,7 +148,7 @@ impl State {
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for RootWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.0.load(Ordering::Acquire);
         f.debug_struct("State")
@@ -161,11 +164,11 @@ impl fmt::Debug for State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{MOST, Parity, State};
+    use super::{MAX_COUNT, Parity, RootWord};
 
     #[test]
     fn a_generation_ends_once() {
-        let state = State::new();
+        let state = RootWord::new();
         assert_eq!(state.enter(2), Some(Parity::Even));
         assert!(!state.leave(Parity::Even));
         assert_eq!(state.flip(Parity::Even), 1);
@@ -180,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_closed_root_lets_only_children_in() {
-        let state = State::new();
+        let state = RootWord::new();
         assert_eq!(state.enter(1), Some(Parity::Even));
         state.close();
         state.close();
@@ -194,26 +197,26 @@ mod tests {
 
     #[test]
     fn a_full_count_does_not_spill_into_its_neighbours() {
-        let state = State::new();
-        assert_eq!(state.enter(MOST), Some(Parity::Even));
-        assert_eq!(state.flip(Parity::Even), MOST);
-        assert_eq!(state.enter(MOST), Some(Parity::Odd));
-        assert_eq!((state.count(Parity::Even), state.count(Parity::Odd)), (MOST, MOST));
+        let state = RootWord::new();
+        assert_eq!(state.enter(MAX_COUNT), Some(Parity::Even));
+        assert_eq!(state.flip(Parity::Even), MAX_COUNT);
+        assert_eq!(state.enter(MAX_COUNT), Some(Parity::Odd));
+        assert_eq!((state.count(Parity::Even), state.count(Parity::Odd)), (MAX_COUNT, MAX_COUNT));
         assert!(!state.is_closed());
         assert!(std::panic::catch_unwind(|| state.enter(1)).is_err());
-        assert_eq!(state.in_flight(), 2 * MOST);
+        assert_eq!(state.in_flight(), 2 * MAX_COUNT);
     }
 
     #[test]
     #[should_panic(expected = "not in flight")]
     fn a_child_needs_a_parent() {
-        State::new().enter_child(Parity::Odd, 1);
+        RootWord::new().enter_child(Parity::Odd, 1);
     }
 
     #[test]
     #[should_panic(expected = "left something")]
     fn generations_do_not_overtake() {
-        let state = State::new();
+        let state = RootWord::new();
         state.enter(1);
         state.flip(Parity::Even);
         state.flip(Parity::Odd);
@@ -223,7 +226,7 @@ mod tests {
         /// Against plain counts.
         #[test]
         fn the_word_is_what_it_packs(steps in prop::collection::vec(0..6u8, 0..200)) {
-            let state = State::new();
+            let state = RootWord::new();
             let (mut counts, mut current, mut closed) = ([0u64; 2], 0, false);
             let parity = |n: usize| Parity::of(n as u64);
             for step in steps {

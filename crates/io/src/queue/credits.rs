@@ -11,19 +11,19 @@ const _: () = assert!(SHARED_AT + SHARED_BITS <= u64::BITS);
 
 /// Of each part a lane keeps at most this many, and one per class on top for an instant: what the
 /// narrowest field can hold.
-pub(super) const MOST_KEPT: u32 = (1 << RESERVED_BITS) - 2;
+pub(super) const MAX_SPARE: u32 = (1 << RESERVED_BITS) - 2;
 
 /// A part of what an operation needs: either a reserved permit of its class, or a shared one and one
 /// of its class's headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PermitKind {
     Reserved(usize),
     Headroom(usize),
     Shared,
 }
 
-impl Part {
-    const fn place(self) -> (u32, u32) {
+impl PermitKind {
+    const fn field(self) -> (u32, u32) {
         match self {
             Self::Reserved(class) => (class as u32 * RESERVED_BITS, RESERVED_BITS),
             Self::Headroom(class) => (HEADROOM_AT + class as u32 * HEADROOM_BITS, HEADROOM_BITS),
@@ -41,47 +41,48 @@ impl Part {
 
 /// Numbers of permits by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lease(pub(super) u64);
+pub(super) struct Credits(pub(super) u64);
 
-impl Lease {
+impl Credits {
     pub(super) const NONE: Self = Self(0);
 
-    /// `n` permits of `part`.
-    pub(super) fn of(part: Part, n: u32) -> Self {
-        let (at, bits) = part.place();
-        debug_assert!(n < 1 << bits, "{n} of {part:?} do not fit");
+    /// `n` permits of `kind`.
+    pub(super) fn of(kind: PermitKind, n: u32) -> Self {
+        let (at, bits) = kind.field();
+        debug_assert!(n < 1 << bits, "{n} of {kind:?} do not fit");
         Self(u64::from(n) << at)
     }
 
     /// One shared permit and one of `class`'s headroom.
     pub(super) fn extra(class: usize) -> Self {
-        Self::of(Part::Shared, 1).plus(Self::of(Part::Headroom(class), 1))
+        Self::of(PermitKind::Shared, 1).plus(Self::of(PermitKind::Headroom(class), 1))
     }
 
-    /// How many of `part` it holds.
-    pub(super) fn count(self, part: Part) -> u32 {
-        let (at, bits) = part.place();
+    /// How many of `kind` it holds.
+    pub(super) fn count(self, kind: PermitKind) -> u32 {
+        let (at, bits) = kind.field();
         (self.0 >> at) as u32 & ((1 << bits) - 1)
     }
 
     /// Both together, which must fit.
     pub(super) fn plus(self, other: Self) -> Self {
-        debug_assert!(Part::all().all(|part| {
-            let (_, bits) = part.place();
-            self.count(part) + other.count(part) < 1 << bits
+        debug_assert!(PermitKind::all().all(|kind| {
+            let (_, bits) = kind.field();
+            self.count(kind) + other.count(kind) < 1 << bits
         }));
         Self(self.0 + other.0)
     }
 
     /// What is left without one reserved permit of `class`, if there is one.
-    pub(super) fn minus_reserved(self, class: usize) -> Option<Self> {
-        let part = Part::Reserved(class);
-        (self.count(part) > 0).then(|| Self(self.0 - Self::of(part, 1).0))
+    pub(super) fn without_reserved(self, class: usize) -> Option<Self> {
+        let kind = PermitKind::Reserved(class);
+        (self.count(kind) > 0).then(|| Self(self.0 - Self::of(kind, 1).0))
     }
 
     /// What is left without one shared permit and one of `class`'s headroom, if there are both.
-    pub(super) fn minus_extra(self, class: usize) -> Option<Self> {
-        let both = self.count(Part::Shared) > 0 && self.count(Part::Headroom(class)) > 0;
+    pub(super) fn without_extra(self, class: usize) -> Option<Self> {
+        let both =
+            self.count(PermitKind::Shared) > 0 && self.count(PermitKind::Headroom(class)) > 0;
         both.then(|| Self(self.0 - Self::extra(class).0))
     }
 }

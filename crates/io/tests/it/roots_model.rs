@@ -19,7 +19,7 @@ const DEPTH: u32 = 3;
 
 /// What the set should think.
 #[derive(Default)]
-struct Twin {
+struct Model {
     generation: usize,
     /// In flight, failed and panicked, a generation.
     in_flight: Vec<u64>,
@@ -34,7 +34,7 @@ struct Twin {
     told: Vec<u32>,
 }
 
-impl Twin {
+impl Model {
     fn begin_generation(&mut self) {
         self.in_flight.push(0);
         self.failed.push(0);
@@ -46,31 +46,31 @@ struct World {
     seed: u64,
     device: Arc<Double>,
     roots: Arc<Roots>,
-    twin: Mutex<Twin>,
+    model: Mutex<Model>,
 }
 
 impl World {
     /// Submits a request, a child if it has a `parent` of that generation, and tells the twin.
     fn submit(self: &Arc<Self>, parent: Option<usize>, depth: u32) {
-        let mut twin = self.twin.lock().unwrap();
-        let id = twin.told.len();
-        let cancels = twin.cancels;
-        twin.told.push(0);
-        twin.submitted.push(cancels);
-        let refused = twin.closed && parent.is_none();
-        let generation = parent.unwrap_or(twin.generation);
+        let mut model = self.model.lock().unwrap();
+        let id = model.told.len();
+        let cancels = model.cancels;
+        model.told.push(0);
+        model.submitted.push(cancels);
+        let refused = model.closed && parent.is_none();
+        let generation = parent.unwrap_or(model.generation);
         if refused {
-            twin.refused += 1;
+            model.refused += 1;
         } else {
-            twin.in_flight[generation] += 1;
+            model.in_flight[generation] += 1;
         }
-        drop(twin);
+        drop(model);
         let mut rng = SmallRng::from_seed(self.seed ^ id as u64);
         // The double ends a flush at once.
         let request = if rng.below(3) == 0 { Request::flush() } else { kept(id as u64) };
         let world = self.clone();
         self.roots.submit(request.on_done(move |completion| {
-            world.twin.lock().unwrap().told[id] += 1;
+            world.model.lock().unwrap().told[id] += 1;
             let error = completion.result.map_err(|error| error.kind()).err();
             if error == Some(ErrorKind::Closed) {
                 return;
@@ -78,11 +78,11 @@ impl World {
             let children = if depth < DEPTH { rng.below(3) } else { 0 };
             (0..children).for_each(|_| world.submit(Some(generation), depth + 1));
             let panics = rng.below(8) == 0;
-            let mut twin = world.twin.lock().unwrap();
-            twin.in_flight[generation] -= 1;
-            twin.failed[generation] += u64::from(error.is_some());
-            twin.panicked[generation] += u64::from(panics);
-            drop(twin);
+            let mut model = world.model.lock().unwrap();
+            model.in_flight[generation] -= 1;
+            model.failed[generation] += u64::from(error.is_some());
+            model.panicked[generation] += u64::from(panics);
+            drop(model);
             assert!(!panics, "on purpose");
         }));
     }
@@ -95,8 +95,8 @@ impl World {
         }
         let request = self.device.take((choice / 4 % waiting) as usize).expect("it waits");
         let cancelled = {
-            let twin = self.twin.lock().unwrap();
-            twin.submitted[request.offset() as usize] < twin.cancels
+            let model = self.model.lock().unwrap();
+            model.submitted[request.offset() as usize] < model.cancels
         };
         assert_eq!(request.is_cancelled(), cancelled);
         match choice % 4 {
@@ -107,13 +107,13 @@ impl World {
     }
 
     fn agrees(&self) {
-        let twin = self.twin.lock().unwrap();
+        let model = self.model.lock().unwrap();
         let stats = self.roots.stats();
-        assert_eq!(stats.total_in_flight(), twin.in_flight.iter().sum::<u64>());
-        assert_eq!(stats.failed, twin.failed.iter().sum::<u64>());
-        assert_eq!(stats.panics, twin.panicked.iter().sum::<u64>());
-        assert_eq!((stats.refused, stats.closed), (twin.refused, twin.closed));
-        assert_eq!(stats.drains, twin.generation as u64);
+        assert_eq!(stats.total_in_flight(), model.in_flight.iter().sum::<u64>());
+        assert_eq!(stats.failed, model.failed.iter().sum::<u64>());
+        assert_eq!(stats.panics, model.panicked.iter().sum::<u64>());
+        assert_eq!((stats.refused, stats.closed), (model.refused, model.closed));
+        assert_eq!(stats.drains, model.generation as u64);
     }
 }
 
@@ -127,25 +127,25 @@ struct Draining {
 impl Draining {
     fn begin(world: &World) -> Self {
         let thread = drain_aside(&world.roots);
-        let mut twin = world.twin.lock().unwrap();
-        let generation = twin.generation;
-        twin.generation += 1;
-        twin.begin_generation();
-        Self { thread, generation, waits_for: twin.in_flight[generation] }
+        let mut model = world.model.lock().unwrap();
+        let generation = model.generation;
+        model.generation += 1;
+        model.begin_generation();
+        Self { thread, generation, waits_for: model.in_flight[generation] }
     }
 
     /// Checks that it waits, or that it has returned and says what the twin knows.
     fn check(self, world: &World) -> Option<Self> {
-        let twin = world.twin.lock().unwrap();
-        if twin.in_flight[self.generation] > 0 {
+        let model = world.model.lock().unwrap();
+        if model.in_flight[self.generation] > 0 {
             assert!(!self.thread.is_finished(), "a drain returned too soon");
-            drop(twin);
+            drop(model);
             return Some(self);
         }
         let drained = self.thread.join().unwrap();
         assert_eq!(drained.waited_for, self.waits_for);
-        assert_eq!(drained.failures.total(), twin.failed[self.generation]);
-        assert_eq!(drained.failures.panics(), twin.panicked[self.generation]);
+        assert_eq!(drained.failures.total(), model.failed[self.generation]);
+        assert_eq!(drained.failures.panics(), model.panicked[self.generation]);
         None
     }
 }
@@ -184,8 +184,8 @@ impl Workers {
 fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
     let device = Double::new();
     let roots = set(&device, roots);
-    let world = Arc::new(World { seed, device, roots, twin: Mutex::new(Twin::default()) });
-    world.twin.lock().unwrap().begin_generation();
+    let world = Arc::new(World { seed, device, roots, model: Mutex::new(Model::default()) });
+    world.model.lock().unwrap().begin_generation();
     let workers = Workers::new(3);
     let mut draining: Option<Draining> = None;
     for (step, worker, choice) in steps {
@@ -196,11 +196,11 @@ fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
             17..19 if draining.is_none() => draining = Some(Draining::begin(&world)),
             19 => {
                 world.roots.cancel();
-                world.twin.lock().unwrap().cancels += 1;
+                world.model.lock().unwrap().cancels += 1;
             }
             20 if choice % 4 == 0 => {
                 world.roots.close();
-                world.twin.lock().unwrap().closed = true;
+                world.model.lock().unwrap().closed = true;
             }
             _ => {}
         }
@@ -216,14 +216,14 @@ fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
     assert!(Draining::begin(&world).check(&world).is_none());
     world.agrees();
     assert_eq!(world.roots.stats().total_in_flight(), 0);
-    assert!(world.twin.lock().unwrap().told.iter().all(|told| *told == 1));
+    assert!(world.model.lock().unwrap().told.iter().all(|told| *told == 1));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_set_does_as_its_twin(
+    fn a_set_behaves_like_its_model(
         seed in any::<u64>(),
         roots in 1..4usize,
         steps in prop::collection::vec((0..21u8, 0..3usize, any::<u64>()), 1..120),

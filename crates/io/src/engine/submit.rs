@@ -5,40 +5,40 @@
 //! quicker, then the invited one sleeps again.
 //!
 //! Invariants:
-//! * [`Crowd::invited`] never exceeds those of [`Crowd::waiting`] that are about to look: so a place
+//! * [`SlotWaiters::notified`] never exceeds those of [`SlotWaiters::waiting`] that are about to look: so a place
 //!   that is free always has somebody on the way to it, or nobody waits.
-//! * The handle of a request whose submitter sleeps leads here ([`Lane::outsider`]): raised or
+//! * The handle of a request whose submitter sleeps leads here ([`SubmissionQueue::blocked_id`]): raised or
 //!   cancelled, it looks at once.
 //!
-//! Locking: `io-lane`, and under it `request-home`.
+//! Locking: `io-queue`, and under it `request-requeue_target`.
 //!
 //! Deliberately absent: an order among those who wait for room.
 
 use forebay_base::sync::{MutexGuard, Weak};
 
-use super::core::{Backend, Caller, Core, LaneState};
-use crate::buffer::Payload;
+use super::core::{Backend, Core, QueueState, RunContext};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
 use crate::error::{Error, ErrorKind};
+use crate::payload::Payload;
 use crate::priority::Priority;
-use crate::queue::Lane;
-use crate::request::{Home, Op, Request};
+use crate::queue::SubmissionQueue;
+use crate::request::{Op, Request, RequeueTarget};
 use crate::waiter::Waiter;
 
 /// What memory for direct I/O is aligned to at least, in bytes.
 const MEMORY_ALIGN: usize = 512;
 
 /// What a request that is cancelled is told.
-pub(super) const TAKEN_BACK: &str = "taken back before it was issued";
+pub(super) const CANCELLED_BEFORE_ISSUE: &str = "taken back before it was issued";
 
 /// Who waits for room in a lane, by class.
 #[derive(Default)]
-pub(super) struct Crowd {
+pub(super) struct SlotWaiters {
     waiting: [usize; Priority::COUNT],
     /// Those of them that were woken, and have not had the lane's lock since.
-    invited: [usize; Priority::COUNT],
-    all: usize,
+    notified: [usize; Priority::COUNT],
+    total: usize,
 }
 
 /// Why a request was not taken.
@@ -51,8 +51,8 @@ enum Refused {
 impl<B: Backend> Core<B> {
     /// Takes requests in, with one step for all unless a queue is full.
     pub(super) fn submit_all(&self, requests: impl Iterator<Item = Request>) {
-        let (lane, caller) = self.lane_of_caller();
-        let over = in_callback();
+        let (queue, context) = self.queue_of_caller();
+        let unbounded = in_callback();
         let mut refused = Vec::new();
         let mut state = None;
         for request in requests {
@@ -60,14 +60,14 @@ impl<B: Backend> Core<B> {
                 refused.push((request, error));
                 continue;
             }
-            request.set_place(self.place(lane));
-            let mut state_now = state.take().unwrap_or_else(|| self.lock(lane));
-            let result = match self.accept(&mut state_now, request, over) {
+            request.set_engine_tag(self.engine_tag(queue));
+            let mut state_now = state.take().unwrap_or_else(|| self.lock(queue));
+            let result = match self.accept(&mut state_now, request, unbounded) {
                 Ok(()) => Ok(state_now),
                 Err(Refused::Full(request)) => {
                     // What was taken so far must go its way before this thread waits.
-                    self.leave(state_now, caller);
-                    self.accept_when_room(lane, request)
+                    self.run_and_unlock(state_now, context);
+                    self.accept_when_free(queue, request)
                 }
                 Err(other) => {
                     state = Some(state_now);
@@ -77,7 +77,7 @@ impl<B: Backend> Core<B> {
             match result {
                 Ok(guard) => state = Some(guard),
                 Err(Refused::Cancelled(request)) => {
-                    refused.push(self.taken_back(request));
+                    refused.push(self.cancelled_by_handle(request));
                 }
                 Err(Refused::Closed(request) | Refused::Full(request)) => {
                     let text = "the device is closed; open it again";
@@ -87,7 +87,7 @@ impl<B: Backend> Core<B> {
             }
         }
         if let Some(state) = state {
-            self.leave(state, caller);
+            self.run_and_unlock(state, context);
         }
         for (request, error) in refused {
             if error.kind() != ErrorKind::Cancelled {
@@ -99,39 +99,39 @@ impl<B: Backend> Core<B> {
 
     fn accept(
         &self,
-        state: &mut LaneState<B>,
+        state: &mut QueueState<B>,
         request: Request,
-        over: bool,
+        unbounded: bool,
     ) -> Result<(), Refused> {
         if state.closed {
             return Err(Refused::Closed(request));
         }
         let class = request.priority().index();
-        if over {
-            state.queue.push_over(request);
+        if unbounded {
+            state.sq.push_unbounded(request);
         } else {
-            state.queue.push(request).map_err(Refused::Full)?;
+            state.sq.push(request).map_err(Refused::Full)?;
         }
         self.counters.add(IoCounters::SUBMITTED, class, 1);
         Ok(())
     }
 
-    fn accept_when_room(
+    fn accept_when_free(
         &self,
-        lane: usize,
+        queue: usize,
         mut request: Request,
-    ) -> Result<MutexGuard<'_, LaneState<B>>, Refused> {
+    ) -> Result<MutexGuard<'_, QueueState<B>>, Refused> {
         self.counters.add(IoCounters::QUEUE_FULL, request.priority().index(), 1);
-        let mut state = self.lock(lane);
+        let mut state = self.lock(queue);
         if request.has_handle() {
             // What the handle was asked before is seen below; what it is asked from now on wakes.
-            let home = Weak::clone(&self.me) as Weak<dyn Home>;
-            request.set_home(Some((home, state.queue.outsider())));
+            let requeue_target = Weak::clone(&self.weak_self) as Weak<dyn RequeueTarget>;
+            request.set_requeue_target(Some((requeue_target, state.sq.blocked_id())));
         }
         loop {
             if request.is_cancelled() {
                 // It may have been invited to a place that it does not take.
-                self.invite(&mut state);
+                self.notify_slot_waiters(&mut state);
                 return Err(Refused::Cancelled(request));
             }
             // If it is raised from here on, its handle comes here, after this thread sleeps.
@@ -141,36 +141,36 @@ impl<B: Backend> Core<B> {
                 Err(Refused::Full(back)) => request = back,
                 Err(other) => return Err(other),
             }
-            state.crowd.waiting[class] += 1;
-            state.crowd.all += 1;
-            self.slot(lane).room[class].wait(&mut state);
-            let crowd = &mut state.crowd;
-            crowd.waiting[class] -= 1;
-            crowd.all -= 1;
-            crowd.invited[class] = crowd.invited[class].saturating_sub(1);
+            state.slot_waiters.waiting[class] += 1;
+            state.slot_waiters.total += 1;
+            self.slot(queue).slot_freed[class].wait(&mut state);
+            let slot_waiters = &mut state.slot_waiters;
+            slot_waiters.waiting[class] -= 1;
+            slot_waiters.total -= 1;
+            slot_waiters.notified[class] = slot_waiters.notified[class].saturating_sub(1);
         }
     }
 
     /// Wakes as many of those who wait for room as there is room for.
-    pub(super) fn invite(&self, state: &mut LaneState<B>) {
-        if state.crowd.all == 0 {
+    pub(super) fn notify_slot_waiters(&self, state: &mut QueueState<B>) {
+        if state.slot_waiters.total == 0 {
             return;
         }
-        let LaneState { queue, crowd, .. } = state;
+        let QueueState { sq, slot_waiters, .. } = state;
         for class in Priority::ALL {
             let at = class.index();
-            let welcome = crowd.waiting[at].min(queue.room(class));
-            while crowd.invited[at] < welcome {
-                crowd.invited[at] += 1;
-                self.slot(state.index).room[at].notify_one();
+            let welcome = slot_waiters.waiting[at].min(sq.free_slots(class));
+            while slot_waiters.notified[at] < welcome {
+                slot_waiters.notified[at] += 1;
+                self.slot(state.index).slot_freed[at].notify_one();
             }
         }
     }
 
     /// Has all who wait for room look again.
-    pub(super) fn rouse(&self, lane: usize) {
-        for room in &self.slot(lane).room {
-            room.notify_all();
+    pub(super) fn wake_slot_waiters(&self, queue: usize) {
+        for condvar in &self.slot(queue).slot_freed {
+            condvar.notify_all();
         }
     }
 
@@ -218,22 +218,22 @@ impl<B: Backend> Core<B> {
     }
 
     /// A request that was cancelled while its submitter waited, and what it is told.
-    fn taken_back(&self, request: Request) -> (Request, Error) {
+    fn cancelled_by_handle(&self, request: Request) -> (Request, Error) {
         self.counters.add(IoCounters::CANCELLED, request.priority().index(), 1);
-        let error = self.refusal(&request, ErrorKind::Cancelled, TAKEN_BACK);
+        let error = self.refusal(&request, ErrorKind::Cancelled, CANCELLED_BEFORE_ISSUE);
         (request, error)
     }
 
     /// What a waiter keeps to find the lane again.
-    fn place(&self, lane: usize) -> usize {
-        std::ptr::from_ref(self).addr() | (lane + 1)
+    fn engine_tag(&self, queue: usize) -> usize {
+        std::ptr::from_ref(self).addr() | (queue + 1)
     }
 
     pub(super) fn help(&self, waiter: &Waiter) {
-        let place = waiter.place();
-        let lane = place.wrapping_sub(std::ptr::from_ref(self).addr()).wrapping_sub(1);
-        if lane < self.lanes() {
-            B::help(self, lane, waiter);
+        let engine_tag = waiter.engine_tag();
+        let queue = engine_tag.wrapping_sub(std::ptr::from_ref(self).addr()).wrapping_sub(1);
+        if queue < self.queues() {
+            B::help(self, queue, waiter);
         }
     }
 }
@@ -248,24 +248,24 @@ fn has_fitting_memory(request: &Request) -> bool {
     })
 }
 
-impl<B: Backend> Home for Core<B> {
+impl<B: Backend> RequeueTarget for Core<B> {
     fn requeue(&self, id: u64, priority: Option<Priority>) {
-        let lane = Lane::lane_of(id);
-        let mut state = self.lock(lane);
-        if Lane::is_outsider(id) {
+        let queue = SubmissionQueue::queue_of(id);
+        let mut state = self.lock(queue);
+        if SubmissionQueue::is_blocked_id(id) {
             // Its submitter does it.
-            self.rouse(lane);
+            self.wake_slot_waiters(queue);
             return;
         }
-        if state.queue.requeue(id, priority) {
+        if state.sq.requeue(id, priority) {
             if priority.is_some() {
                 self.counters.add(IoCounters::RAISED, 0, 1);
             }
-            let caller = match self.lane_of_caller() {
-                (here, Caller::Driver) if here == lane => Caller::Driver,
-                _ => Caller::Quiet,
+            let context = match self.queue_of_caller() {
+                (here, RunContext::Driver) if here == queue => RunContext::Driver,
+                _ => RunContext::NonBlocking,
             };
-            self.leave(state, caller);
+            self.run_and_unlock(state, context);
         }
     }
 }
