@@ -1,40 +1,41 @@
-//! The queue of one class: requests by age and by place.
+//! The queue of one class: requests sorted by age and by offset.
 //!
-//! Two sorted rings of small keys; the requests themselves stay put in the lane's [`Slots`]. A ring is
-//! searched by halving and shifted on insertion and removal, which for a queue of one is nothing
-//! and for the longest allowed (`queue_limit`) a move of some kilobytes: no tree, and no allocation once
-//! the rings have grown.
+//! Two sorted ring buffers of small keys. The requests themselves stay in the submission queue's
+//! [`Slots`]. A ring is searched by bisection and shifted on insertion and removal. At the longest
+//! allowed length (`queue_limit`) that moves some kilobytes. So there is no tree, and no allocation
+//! once the rings have grown.
 //!
-//! Whom the class serves next: the oldest, if somebody waits for it (the synchronous classes); else
-//! the first at or after the place where it served last, from the lowest again after the highest (an
-//! elevator in one direction). An elevator alone could pass one by for ever, so the oldest request goes first
-//! once [`MAX_PASSED_OVER`] others that came later or not have been served since it came.
+//! Service order: synchronous classes serve the oldest request. The others serve in one direction
+//! by offset (an elevator): the first request at or after the end of the last one served, then
+//! again from the lowest. An elevator alone could starve a request. So the oldest request goes
+//! first once [`MAX_PASSED_OVER`] others were served since it came.
 
 use std::collections::VecDeque;
 
 use crate::priority::Priority;
 use crate::request::{Op, Request};
 
-/// Requests that an elevator may serve before one that was there already.
+/// Requests that an elevator may serve before one that was queued earlier.
 pub(super) const MAX_PASSED_OVER: u64 = 256;
 
-/// Whether the class serves in the order of age.
+/// Returns whether the class serves by age.
 pub(super) fn by_age(class: Priority) -> bool {
     matches!(class, Priority::SyncRead | Priority::SyncWrite)
 }
 
-/// A queued request and what the queue knows of it.
+/// A queued request with its scheduling data.
 pub(super) struct QueuedRequest {
     pub(super) request: Request,
-    /// Flushes that the lane had taken before: only requests of the same era are merged.
+    /// Flushes that the submission queue had accepted before. Only requests of one epoch are
+    /// merged.
     pub(super) flush_epoch: u64,
-    /// Never to be merged.
+    /// The request is never merged.
     pub(super) no_merge: bool,
-    /// What the class had served when this came.
+    /// Requests that the class had served when this one came.
     served_before: u64,
 }
 
-/// The requests of all classes of a lane, each in a slot until it is taken.
+/// The queued requests of all classes of a submission queue.
 #[derive(Default)]
 pub(super) struct Slots {
     queued: Vec<Option<QueuedRequest>>,
@@ -47,23 +48,23 @@ impl Slots {
             self.queued[slot as usize] = Some(queued);
             return slot;
         }
-        let slot = u32::try_from(self.queued.len()).expect("queues are bounded far below");
+        let slot = u32::try_from(self.queued.len()).expect("queues are far shorter");
         self.queued.push(Some(queued));
         slot
     }
 
     fn take(&mut self, slot: u32) -> QueuedRequest {
-        let queued = self.queued[slot as usize].take().expect("keys name full slots");
+        let queued = self.queued[slot as usize].take().expect("a key names a full slot");
         self.free.push(slot);
         queued
     }
 
     pub(super) fn get(&self, slot: u32) -> &QueuedRequest {
-        self.queued[slot as usize].as_ref().expect("keys name full slots")
+        self.queued[slot as usize].as_ref().expect("a key names a full slot")
     }
 }
 
-/// A request by its place on the medium.
+/// A queued request by its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) offset: u64,
@@ -78,12 +79,12 @@ struct AgeEntry {
     slot: u32,
 }
 
-/// The requests of one class that wait. Identifiers grow with age: the lowest is the oldest.
+/// The queued requests of one class. Identifiers grow with age: the lowest is the oldest.
 pub(super) struct ClassQueue {
     by_offset: VecDeque<Key>,
     by_age: VecDeque<AgeEntry>,
     serves_by_age: bool,
-    /// One past the last byte that was served.
+    /// One past the last byte served.
     cursor: u64,
     served: u64,
 }
@@ -107,7 +108,7 @@ impl ClassQueue {
         self.by_age.is_empty()
     }
 
-    /// Takes a request in.
+    /// Queues a request.
     pub(super) fn insert(
         &mut self,
         slots: &mut Slots,
@@ -117,7 +118,7 @@ impl ClassQueue {
         let offset = request.offset();
         let slot =
             slots.put(QueuedRequest { request, flush_epoch, no_merge, served_before: self.served });
-        // Nearly always the youngest; a raised one keeps its age.
+        // Nearly always the youngest. Only a raised request keeps its age.
         let aged = AgeEntry { id, offset, slot };
         match self.by_age.back() {
             Some(last) if last.id > id => {
@@ -130,7 +131,7 @@ impl ClassQueue {
         self.by_offset.insert(at, Key { offset, id, slot });
     }
 
-    /// The request to serve next.
+    /// Returns the request to serve next.
     pub(super) fn pick(&self, slots: &Slots) -> Option<Key> {
         let oldest = *self.by_age.front()?;
         if self.serves_by_age
@@ -143,14 +144,14 @@ impl ClassQueue {
         Some(*self.by_offset.get(at).unwrap_or(&self.by_offset[0]))
     }
 
-    /// The request called `id`, if it waits here.
+    /// Returns the request `id`, if it is queued here.
     pub(super) fn find(&self, id: u64) -> Option<Key> {
         let at = self.by_age.binary_search_by_key(&id, |aged| aged.id).ok()?;
         let AgeEntry { id, offset, slot } = self.by_age[at];
         Some(Key { offset, id, slot })
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub(super) fn remove(&mut self, slots: &mut Slots, key: Key) -> QueuedRequest {
         let at = self.position(key.offset, key.id);
         let removed = self.by_offset.remove(at);
@@ -160,13 +161,14 @@ impl ClassQueue {
         slots.take(key.slot)
     }
 
-    /// Notes that `requests` requests, the last of which ends at `end`, are served.
+    /// Notes that this many `requests`, the last of which ends at `end`, were served.
     pub(super) fn note_served(&mut self, requests: usize, end: u64) {
         self.served += requests as u64;
         self.cursor = end;
     }
 
-    /// The oldest request at `offset` that can be merged with what ends there.
+    /// Returns the oldest request at `offset` that can be merged behind an operation that ends
+    /// there.
     pub(super) fn back_merge(
         &self,
         slots: &Slots,
@@ -178,8 +180,8 @@ impl ClassQueue {
         here.find(|key| merge_filter.fits(slots.get(key.slot))).copied()
     }
 
-    /// The oldest request that ends at `offset` and can be merged with what begins there, of those
-    /// that begin at the nearest place below.
+    /// Returns the oldest request that can be merged before an operation at `offset`: it ends
+    /// there, and begins at the nearest lower offset in the queue.
     pub(super) fn front_merge(
         &self,
         slots: &Slots,
@@ -196,18 +198,18 @@ impl ClassQueue {
         .copied()
     }
 
-    /// Where a request called `id` at `offset` is or would be in the ring by place.
+    /// Returns the position by offset at which a request `id` at `offset` is or would be.
     fn position(&self, offset: u64, id: u64) -> usize {
         self.by_offset.partition_point(|key| (key.offset, key.id) < (offset, id))
     }
 }
 
-/// What a request must be like to be merged with others.
+/// The properties that a request needs to be merged into an operation.
 #[derive(Clone, Copy)]
 pub(super) struct MergeFilter {
     pub(super) op: Op,
     pub(super) flush_epoch: u64,
-    /// Bytes that the operation may still grow by.
+    /// Bytes by which the operation may still grow.
     pub(super) max_bytes: u64,
 }
 

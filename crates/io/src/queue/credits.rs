@@ -1,4 +1,4 @@
-//! A handful of permits in one word.
+//! Credits: numbers of permits of all kinds, packed in one word.
 
 use crate::priority::Priority;
 
@@ -9,12 +9,12 @@ const HEADROOM_AT: u32 = RESERVED_BITS * Priority::COUNT as u32;
 const SHARED_AT: u32 = HEADROOM_AT + HEADROOM_BITS * Priority::COUNT as u32;
 const _: () = assert!(SHARED_AT + SHARED_BITS <= u64::BITS);
 
-/// Of each part a lane keeps at most this many, and one per class on top for an instant: what the
-/// narrowest field can hold.
+/// Most permits of one kind that a queue keeps as spares. For an instant there may be one more per
+/// class. The narrowest field must hold that.
 pub(super) const MAX_SPARE: u32 = (1 << RESERVED_BITS) - 2;
 
-/// A part of what an operation needs: either a reserved permit of its class, or a shared one and one
-/// of its class's headroom.
+/// A kind of permit. An operation needs either a reserved permit of its class, or a shared permit
+/// and one of its class's headroom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PermitKind {
     Reserved(usize),
@@ -31,7 +31,7 @@ impl PermitKind {
         }
     }
 
-    /// All parts.
+    /// Returns all kinds.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let classes = 0..Priority::COUNT;
         let reserved = classes.clone().map(Self::Reserved);
@@ -39,7 +39,7 @@ impl PermitKind {
     }
 }
 
-/// Numbers of permits by part.
+/// Numbers of permits by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Credits(pub(super) u64);
 
@@ -58,13 +58,13 @@ impl Credits {
         Self::of(PermitKind::Shared, 1).plus(Self::of(PermitKind::Headroom(class), 1))
     }
 
-    /// How many of `kind` it holds.
+    /// Returns the number of permits of `kind`.
     pub(super) fn count(self, kind: PermitKind) -> u32 {
         let (at, bits) = kind.field();
         (self.0 >> at) as u32 & ((1 << bits) - 1)
     }
 
-    /// Both together, which must fit.
+    /// Returns the sum, which must fit.
     pub(super) fn plus(self, other: Self) -> Self {
         debug_assert!(PermitKind::all().all(|kind| {
             let (_, bits) = kind.field();
@@ -73,13 +73,13 @@ impl Credits {
         Self(self.0 + other.0)
     }
 
-    /// What is left without one reserved permit of `class`, if there is one.
+    /// Returns the rest without one reserved permit of `class`, if there is one.
     pub(super) fn without_reserved(self, class: usize) -> Option<Self> {
         let kind = PermitKind::Reserved(class);
         (self.count(kind) > 0).then(|| Self(self.0 - Self::of(kind, 1).0))
     }
 
-    /// What is left without one shared permit and one of `class`'s headroom, if there are both.
+    /// Returns the rest without one shared permit and one of `class`'s headroom, if it has both.
     pub(super) fn without_extra(self, class: usize) -> Option<Self> {
         let both =
             self.count(PermitKind::Shared) > 0 && self.count(PermitKind::Headroom(class)) > 0;

@@ -1,29 +1,29 @@
-//! What a lane hands to its engine: one operation made of one or more requests.
+//! An operation: one or more merged requests that a submission queue hands to its engine.
 
 use crate::error::Error;
 use crate::priority::Priority;
 use crate::request::{Op, Request};
 
-/// Requests that one operation can be made of.
+/// Most requests of one operation.
 pub const MAX_MERGED: usize = 64;
 
 /// One operation on the medium: `len` bytes at `offset`, scattered over `requests`.
 #[derive(Debug)]
 pub struct Operation {
-    /// What is to be done.
+    /// The kind of operation.
     pub op: Op,
     /// The first byte; 0 for a flush.
     pub offset: u64,
-    /// Number of bytes, the sum of the requests'; 0 for a flush.
+    /// Number of bytes, the sum over the requests; 0 for a flush.
     pub len: u64,
     /// The class whose permit it holds.
     pub priority: Priority,
-    /// The requests in the order of their offsets, each beginning where the one before ends.
+    /// The requests by offset, each beginning at the end of the one before.
     pub requests: Requests,
 }
 
 impl Operation {
-    /// Ends each request with `result`; an error is told to each with the range of its own.
+    /// Completes each request with `result`. An error names each request's own range.
     pub fn finish(self, result: Result<(), Error>) {
         match self.requests {
             Requests::One(request) => request.finish(result),
@@ -36,8 +36,8 @@ impl Operation {
         }
     }
 
-    /// Ends the requests of an operation that moved only its first `moved` bytes, and then failed
-    /// with `error`: those that lie within them ended well.
+    /// Completes the requests of an operation that moved only its first `moved` bytes and then
+    /// failed with `error`. Requests within these bytes succeed.
     pub fn finish_short(self, moved: u64, error: &Error) {
         let mut left = moved;
         for request in self.requests {
@@ -49,17 +49,17 @@ impl Operation {
     }
 }
 
-/// Requests of one operation; a single one needs no allocation.
+/// The requests of one operation. A single one needs no allocation.
 #[derive(Debug)]
 pub enum Requests {
-    /// The usual.
+    /// One request, the common case.
     One(Request),
-    /// At least two, at most [`MAX_MERGED`].
+    /// At least two requests, at most [`MAX_MERGED`].
     Many(Vec<Request>),
 }
 
 impl Requests {
-    /// The requests.
+    /// Returns the requests.
     pub fn as_slice(&self) -> &[Request] {
         match self {
             Self::One(request) => std::slice::from_ref(request),
@@ -79,7 +79,7 @@ impl Requests {
         }
     }
 
-    /// Puts the requests from `ahead` on, which were found from high to low, before the others.
+    /// Moves the requests from `ahead` on, which were found in descending order, before the others.
     pub(super) fn order(&mut self, ahead: usize) {
         if let Self::Many(requests) = self {
             requests[ahead..].reverse();
@@ -87,7 +87,7 @@ impl Requests {
         }
     }
 
-    /// The requests, to change.
+    /// Returns the requests, mutably.
     pub fn as_mut_slice(&mut self) -> &mut [Request] {
         match self {
             Self::One(request) => std::slice::from_mut(request),

@@ -1,4 +1,5 @@
-//! The permits that no lane has, and those that are on their way to a lane; see [`super::permits`].
+//! The permit pool: permits that no queue holds, and grants that queues have not collected. See
+//! [`super::permits`].
 
 use forebay_base::sync::atomic::Ordering::SeqCst;
 
@@ -7,23 +8,23 @@ use super::limits::Limits;
 use super::permits::{PermitStats, WaitingSet};
 use crate::priority::Priority;
 
-/// What `io-permits` protects.
+/// The data that `io-permits` protects.
 pub(super) struct Pool {
     reserved: [u32; Priority::COUNT],
     headroom: [u32; Priority::COUNT],
     shared: u32,
-    /// By lane.
+    /// Uncollected grants, by queue.
     grants: Box<[Credits]>,
-    /// The lane that was served last, by class.
+    /// The queue that was served last, by class.
     last: [u32; Priority::COUNT],
-    /// Sizes of lots.
+    /// Batch sizes, by kind.
     batches: [u32; 2 * Priority::COUNT + 1],
     pub(super) stats: PermitStats,
 }
 
 impl Pool {
     pub(super) fn new(limits: &Limits, queues: usize) -> Self {
-        // No lot is larger than what each lane can have.
+        // No batch exceeds an even share of the permits.
         let batch = |all: u32| (all / queues as u32).clamp(1, limits.batch);
         let mut batches = [0; 2 * Priority::COUNT + 1];
         for kind in PermitKind::all() {
@@ -44,12 +45,12 @@ impl Pool {
         }
     }
 
-    /// Permits of `kind` that a lane leases at once.
+    /// Returns the number of permits of `kind` that a queue takes at once.
     pub(super) fn batch(&self, kind: PermitKind) -> u32 {
         self.batches[index(kind)]
     }
 
-    /// Takes up to a lot of `kind`.
+    /// Takes up to a batch of `kind`, and returns how many.
     pub(super) fn take_batch(&mut self, kind: PermitKind) -> u32 {
         let batch = self.batch(kind);
         let free = self.free(kind);
@@ -58,21 +59,21 @@ impl Pool {
         n
     }
 
-    /// Takes `credits` back. Whoever adds then serves those who wait.
+    /// Returns `credits` to the pool. The caller must then serve the waiting queues.
     pub(super) fn add(&mut self, credits: Credits) {
         for kind in PermitKind::all() {
             *self.free(kind) += credits.count(kind);
         }
     }
 
-    /// What `queue` was granted.
+    /// Takes the permits granted to `queue`.
     pub(super) fn take_grant(&mut self, queue: usize) -> Credits {
         std::mem::take(&mut self.grants[queue])
     }
 
-    /// Grants what there is to those who want it, one permit a registration: classes below their minimum
-    /// first, each by urgency; lanes in rotation. Returns the lanes that got something.
-    /// Afterwards nobody waits for what is in the pool.
+    /// Grants free permits to registered queues, one per registration: classes below their minimum
+    /// first, each step by urgency, queues round-robin. Returns the set of queues that got a
+    /// permit. Afterwards no queue waits for a permit that is in the pool.
     pub(super) fn serve(&mut self, waiting_set: &WaitingSet) -> u64 {
         let mut to_run = 0;
         for class in 0..Priority::COUNT {
@@ -100,17 +101,18 @@ impl Pool {
         to_run
     }
 
-    /// Whether there is a permit of `kind` that nobody was granted.
+    /// Returns whether there is a permit of `kind` that was not granted.
     pub(super) fn has(&self, kind: PermitKind) -> bool {
         self.left(kind) > 0
     }
 
-    /// Permits of `kind` in the pool or granted.
+    /// Returns the permits of `kind` in the pool, granted ones included.
     pub(super) fn holds(&self, kind: PermitKind) -> u32 {
         self.left(kind) + self.grants.iter().map(|grant| grant.count(kind)).sum::<u32>()
     }
 
-    /// The lane to serve next in `class`: the first that wants it after the one served last.
+    /// Returns the queue to serve next in `class`: the first registered one after the one served
+    /// last.
     fn next_queue(&self, waiting_set: &WaitingSet, class: usize) -> Option<u32> {
         let waiters = waiting_set.waiters[class].load(SeqCst);
         let later = waiters & (u64::MAX << self.last[class]) << 1;

@@ -1,41 +1,42 @@
-//! Who may have how many operations in flight, without a counter that all share.
+//! Permits: limits on the operations in flight, without a counter that all queues share.
 //!
-//! A device's limits are counted in permits. An operation of a class needs either one of the permits
-//! that are reserved for the class (as many as its minimum), or one shared permit and one of the class's headroom
-//! (as many as its maximum allows beyond the minimum). So a class always gets its minimum, never more than its
-//! maximum, and all together never exceed the total.
+//! An operation of a class needs one permit *reserved* for the class (as many as its minimum), or
+//! one *shared* permit plus one of the class's *headroom* (its maximum less its minimum). So a
+//! class always gets its minimum, never exceeds its maximum, and all classes together never exceed
+//! the total.
 //!
-//! Where a permit is, at any instant exactly one of:
+//! At any instant a permit is in exactly one place:
 //! - in the *pool*, under its lock;
-//! - a *spare* of a lane: leased, not used. One word a lane, on a line of its own; the lane takes from and adds
-//!   to it without the pool's lock. Any lane that finds the pool empty may take it, under the pool's lock,
-//!   so a lane that is idle hoards nothing, and need not run for its spares to be used;
-//! - *granted* to a lane that waits, under the pool's lock, until that lane collects it;
-//! - in use, or in the hand of the lane's step: counted in the lane's [`QueueCredits`], under the lane's own lock.
+//! - among the *spares* of a queue: taken in a batch, not used. One atomic word per queue. The
+//!   queue changes it without the pool's lock. Any queue that finds the pool empty may take from
+//!   it, under the pool's lock. So an idle queue hoards nothing;
+//! - *granted* to a waiting queue, under the pool's lock, until that queue collects it;
+//! - in use, or collected by the current run: counted in [`QueueCredits`], under the queue's own
+//!   lock.
 //!
-//! # Who waits, and who is woken
+//! # Waiting and waking
 //!
-//! A lane that has requests of a class, fewer of them in flight than its share (the class's limit by the number of
-//! lanes, at least 1), and finds no permit, registers. A lane at or above its share does not: its own operations
-//! will end, and give it the next permit. While others are registered, a lane that has got a permit back
-//! does not keep it but lets all who want one compete ([`Permits::redistribute`]): by class first, as the lane's own
-//! queue does, then in rotation, the lane itself among them as long as it is below its share. And a lane whose step
-//! ends leaves them all that it has not used. Who is served is *kicked*: its engine makes a step of it.
+//! A queue registers if it has requests of a class, finds no permit, and has fewer operations of
+//! the class in flight than its share (the class's limit divided by the number of queues, at least
+//! 1). A queue at its share does not register: one of its own operations will end and return a
+//! permit. While others are registered, a queue does not keep a returned permit. All waiting queues
+//! compete for it ([`Permits::redistribute`]): by class, then round-robin; the queue itself takes
+//! part while below its share. A run that ends gives them all its unused permits. A queue that was
+//! granted a permit is in [`QueuesToRun`], and its engine runs it.
 //!
-//! No kick is lost. Who registers sets its bit in [`WaitingSet::waiters`], and then looks once more at every spare; who
-//! adds to its spare looks at `waiters` afterwards, before its step ends. All four are sequentially
-//! consistent, so one of the two sees the other. What goes to the pool goes there under its lock, and who
-//! puts it there serves those who are registered.
+//! No wake-up is lost. A queue that registers sets its bit in [`WaitingSet::waiters`], then looks
+//! again at every spare. A queue that adds to its spares reads `waiters` afterwards, before its run
+//! ends. All four accesses are sequentially consistent, so one side sees the other. Permits go to
+//! the pool under its lock, and the thread that puts them there serves the registered queues.
 //!
 //! # Locking
 //!
-//! `io-permits` protects the pool and the grants, and is taken under a lane's lock: once a lot at most while
-//! there are enough permits, and once an operation while lanes wait for each other. Spares and the
-//! board are atomics; only the lane itself adds to its spare, only holders of the lock write the board.
+//! `io-permits` protects the pool and the grants. It is taken under a queue's lock: at most once
+//! per batch while permits suffice, and once per operation while queues wait. Spares and the
+//! waiting set are atomics. Only the queue itself adds to its spares. Only holders of `io-permits`
+//! write the waiting set.
 //!
-//! # What it does not do
-//!
-//! It does not kick (the engine does), and does not order requests (the lane does).
+//! It runs no queues (the engine does) and orders no requests (the submission queue does).
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
@@ -46,44 +47,44 @@ use super::limits::Limits;
 use super::permit_pool::Pool;
 use crate::priority::Priority;
 
-/// Lanes that a device can have: their sets are words.
+/// Most submission queues of a device: a set of them is one word.
 pub const MAX_SUBMISSION_QUEUES: usize = u64::BITS as usize;
 
-/// Operations after which a lane looks again whether there are permits where there were none.
+/// After this many ended operations a queue looks again for permits that it did not find before.
 const RETRY_AFTER_ENDS: u32 = 16;
 
 /// The permits of one device.
 pub struct Permits {
     limits: Limits,
-    /// In flight of a class, at which a lane does not wait for others' permits.
+    /// By class: a queue with this many operations in flight does not wait for others' permits.
     share: [u32; Priority::COUNT],
-    /// Of a part, what a lane keeps at most.
+    /// Most permits of one kind that a queue keeps as spares.
     max_spare: u32,
     waiting_set: CachePadded<WaitingSet>,
     spares: Box<[CachePadded<AtomicU64>]>,
     pool: CachePadded<Mutex<Pool>>,
 }
 
-/// What lanes read at every step; written only when one has to wait.
+/// The queues that wait. Read in every run, written only when a queue has to wait.
 pub(super) struct WaitingSet {
-    /// Lanes that wait for a permit, by class.
+    /// Queues that wait for a permit, by class.
     pub(super) waiters: [AtomicU64; Priority::COUNT],
-    /// Lanes that have something to collect.
+    /// Queues that have a grant to collect.
     pub(super) granted: AtomicU64,
 }
 
-/// Lanes that need a step.
+/// A set of submission queues that must be run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "a submission queue that is not run may wait for ever"]
 pub struct QueuesToRun(u64);
 
 impl QueuesToRun {
-    /// Those of `others` as well.
+    /// Adds the queues of `others`.
     pub fn add(&mut self, others: Self) {
         self.0 |= others.0;
     }
 
-    /// Whether nobody needs one.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -102,45 +103,46 @@ impl Iterator for QueuesToRun {
     }
 }
 
-/// How often lanes had to meet.
+/// How often queues contended for permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitStats {
-    /// Times that the pool's lock was taken.
+    /// Times the pool's lock was taken.
     pub pool_locks: u64,
-    /// Times that a lane's spare permits were taken by another lane.
+    /// Times a queue took spare permits of another queue.
     pub steals: u64,
-    /// Times that a lane registered because it found no permit.
+    /// Times a queue registered because it found no permit.
     pub waits: u64,
-    /// Permits handed to lanes that waited.
+    /// Permits granted to waiting queues.
     pub grants: u64,
 }
 
-/// What one lane has of the permits; stands under the lane's lock.
+/// The permits that one queue holds. Protected by the queue's lock.
 pub struct QueueCredits {
     index: usize,
-    /// In flight on reserved permits.
+    /// Operations in flight on reserved permits, by class.
     reserved: [u32; Priority::COUNT],
-    /// In flight on shared ones.
+    /// Operations in flight on shared permits, by class.
     extra: [u32; Priority::COUNT],
-    /// Collected and not used yet. Empty between steps.
+    /// Grants that were collected and not used yet. Empty between runs.
     collected: Credits,
-    /// Classes for which it waits, or has been granted what it waited for.
+    /// Classes (bits) that are registered, or whose grant was not collected yet.
     registered: u8,
-    /// What could not be had when it was looked for: reserved permits and headroom, by class.
+    /// Permits that were not found at the last attempt: reserved ones and headroom by class (bits),
+    /// and shared ones.
     lacks_reserved: u8,
     lacks_headroom: u8,
     lacks_shared: bool,
-    /// Classes for which no other lane had a spare.
+    /// Classes (bits) for which no other queue had a spare.
     lacks_spares: u8,
-    /// Ends since then.
+    /// Operations that ended since a permit was not found.
     ends_while_lacking: u32,
-    /// A permit has come back since the last contest.
+    /// A permit was returned since the last redistribution.
     has_returned: bool,
     to_run: u64,
 }
 
 impl QueueCredits {
-    /// A seat of the lane called `index`, which has nothing in flight.
+    /// The permits of the queue with this index, which has nothing in flight.
     pub fn new(index: usize) -> Self {
         Self {
             index,
@@ -158,12 +160,12 @@ impl QueueCredits {
         }
     }
 
-    /// Operations of `class` in flight.
+    /// Returns the number of operations of `class` in flight.
     pub fn in_flight(&self, class: Priority) -> u32 {
         self.used(class.index())
     }
 
-    /// The lanes that have been given permits since this was asked last.
+    /// Takes the set of queues that were granted permits since the last call.
     pub fn take_queues_to_run(&mut self) -> QueuesToRun {
         QueuesToRun(std::mem::take(&mut self.to_run))
     }
@@ -176,7 +178,7 @@ impl QueueCredits {
         1 << self.index
     }
 
-    /// Forgets what could not be had.
+    /// Forgets which permits were not found.
     fn retry_all(&mut self) {
         (self.lacks_reserved, self.lacks_headroom, self.lacks_shared) = (0, 0, false);
         self.lacks_spares = 0;
@@ -184,15 +186,15 @@ impl QueueCredits {
     }
 }
 
-/// Where permits are looked for.
+/// Where to look for permits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Pool,
-    /// In the spares of other lanes as well.
+    /// Also in the spares of other queues.
     PoolAndSpares,
 }
 
-/// The classes whose bits are set, the most urgent first.
+/// Returns the classes whose bits are set, the most urgent first.
 fn classes(mut bits: u8) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let class = bits.trailing_zeros() as usize;
@@ -203,17 +205,17 @@ fn classes(mut bits: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The classes that may win against one of `waiting`: all that are not less urgent than each of
-/// these.
+/// Returns the classes (bits) that may win against one of `waiting`: all that are at least as
+/// urgent as the least urgent of them.
 fn competing(waiting: u8) -> u8 {
     u8::MAX.checked_shr(waiting.leading_zeros()).unwrap_or(0)
 }
 
 impl Permits {
-    /// All permits that `limits` allow, for `queues` lanes.
+    /// Creates all permits that `limits` allow, for this many `queues`.
     ///
     /// # Panics
-    /// Without lanes, or with more than [`MAX_SUBMISSION_QUEUES`].
+    /// If there are no queues, or more than [`MAX_SUBMISSION_QUEUES`].
     pub fn new(limits: Limits, queues: usize) -> Self {
         assert!((1..=MAX_SUBMISSION_QUEUES).contains(&queues), "{queues} submission queues");
         let share = |class| (limits.reachable(class) / queues as u32).max(1);
@@ -231,19 +233,20 @@ impl Permits {
         }
     }
 
-    /// The limits that they keep.
+    /// Returns the limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How often lanes had to meet.
+    /// Returns how often queues contended for permits.
     pub fn stats(&self) -> PermitStats {
         self.pool.lock().stats
     }
 
-    /// Lets one operation begin, of one of the classes `waiting` (bits) that the lane has requests of: the
-    /// most urgent one below its minimum, else the most urgent one that may have another. Must be called again
-    /// until it returns `None`, or be followed by [`rest`](Self::rest).
+    /// Takes a permit for one operation of one of the classes `waiting` (bits) of which the queue
+    /// has requests: the most urgent class below its minimum, else the most urgent class that may
+    /// have another operation. Call it again until it returns `None`, or call
+    /// [`release_unused`](Self::release_unused).
     pub fn admit(&self, queue: &mut QueueCredits, waiting: u8) -> Option<Priority> {
         if self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
             self.collect_grant(queue);
@@ -261,11 +264,12 @@ impl Permits {
         found.map(|class| Priority::ALL[class])
     }
 
-    /// Notes that an operation of `class` has ended. [`admit`](Self::admit) must follow.
+    /// Returns the permit of an operation of `class` that ended. [`admit`](Self::admit) must
+    /// follow.
     pub fn end(&self, queue: &mut QueueCredits, class: Priority) {
         let class = class.index();
-        // What others can use as well goes first: so the reserved ones are in use as long as
-        // the class has no more than its minimum in flight.
+        // Return shared permits first, since other classes can use them. So reserved permits are in
+        // use as long as the class is at or below its minimum.
         if queue.extra[class] > 0 {
             queue.extra[class] -= 1;
             self.put(
@@ -290,10 +294,11 @@ impl Permits {
         }
     }
 
-    /// Adds `credits`, which is of `kinds`, to the lane's spare; what is too much for it goes to the pool.
+    /// Adds `credits`, which consist of `kinds`, to the queue's spares. Permits above the limit go
+    /// to the pool.
     fn put(&self, queue: &mut QueueCredits, credits: Credits, kinds: &[PermitKind]) {
         let spare = &self.spares[queue.index];
-        // Others only take from it.
+        // Other queues only take from it.
         let before = Credits(spare.fetch_add(credits.0, SeqCst));
         let over = |kind: &&PermitKind| before.count(**kind) >= self.max_spare;
         if kinds.iter().any(|kind| over(&kind)) {
@@ -355,7 +360,7 @@ impl Permits {
         found
     }
 
-    /// Gets a lot of reserved permits, uses one and spares the others.
+    /// Takes a batch of reserved permits, uses one and keeps the rest as spares.
     fn fetch_reserved(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> bool {
         let kind = PermitKind::Reserved(class);
         let got = self.fetch(pool, to, kind);
@@ -365,11 +370,11 @@ impl Permits {
         got > 0
     }
 
-    /// Gets what the lane's spare lacks of a shared permit and headroom, and uses one of each if
-    /// both are there. Says whether each is.
+    /// Fetches the shared permit or the headroom that the queue's spares lack, and uses one of each
+    /// if both were found. Returns which were found.
     fn fetch_extra(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> (bool, bool) {
         let spare = &self.spares[to.0];
-        // Under the pool's lock nobody else takes from it.
+        // Under the pool's lock no other queue takes from these spares.
         let [shared, headroom] = [PermitKind::Shared, PermitKind::Headroom(class)].map(|kind| {
             if Credits(spare.load(SeqCst)).count(kind) > 0 {
                 return true;
@@ -381,13 +386,13 @@ impl Permits {
         let both = shared && headroom;
         if both {
             let took = take_from_spare(spare, |spare| spare.without_extra(class));
-            debug_assert!(took, "both are there");
+            debug_assert!(took, "both were found");
         }
         (shared, headroom)
     }
 
-    /// Takes up to a lot of `kind` for `index` from the pool; else, if need be, half of another
-    /// lane's spares.
+    /// Takes up to a batch of `kind` for queue `index` from the pool. If that is empty and `from`
+    /// allows it, takes half of another queue's spares.
     fn fetch(&self, pool: &mut Pool, (index, from): (usize, Source), kind: PermitKind) -> u32 {
         let got = pool.take_batch(kind);
         if got > 0 || from == Source::Pool {
@@ -406,11 +411,11 @@ impl Permits {
         0
     }
 
-    /// Looks at the spares of other lanes as well. If there are none either, registers the lane for
-    /// `class`, unless it has its share.
+    /// Takes a permit from other queues' spares. If there is none, registers the queue for `class`,
+    /// unless it has its share.
     fn steal_or_register(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        // A lane alone has nobody to wait for but itself.
+        // A single queue can only wait for itself.
         let below_share = queue.used(class) < self.share[class] && self.spares.len() > 1;
         if (below_share && queue.registered & bit != 0)
             || (!below_share && queue.lacks_spares & bit != 0)
@@ -439,8 +444,8 @@ impl Permits {
         reserved || extra
     }
 
-    /// Takes the lane's registrations back: it runs, and will renew them before its step ends. Under the
-    /// pool's lock.
+    /// Removes the queue's registrations. It is running, and registers again before its run ends.
+    /// Needs the pool's lock.
     fn unregister(&self, queue: &mut QueueCredits) {
         for waiters in &self.waiting_set.waiters {
             if waiters.load(SeqCst) & queue.bit() != 0 {
@@ -450,7 +455,7 @@ impl Permits {
         queue.registered = 0;
     }
 
-    /// Takes what has been granted.
+    /// Collects granted permits.
     fn collect_grant(&self, queue: &mut QueueCredits) {
         let mut pool = self.lock_pool();
         self.collect_grant_from(&mut pool, queue);
@@ -466,8 +471,8 @@ impl Permits {
         queue.retry_all();
     }
 
-    /// Lets all who want a permit compete for what the lane has, and the pool; the lane itself competes in
-    /// the classes `waiting` in which it is below its share.
+    /// Lets all waiting queues compete for the queue's spares and the pool. The queue itself
+    /// competes in the classes `waiting` in which it is below its share.
     fn redistribute(&self, queue: &mut QueueCredits, waiting: u8) {
         let mut pool = self.lock_pool();
         pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
@@ -480,28 +485,29 @@ impl Permits {
         queue.has_returned = false;
     }
 
-    /// Ends a step: what the lane has not used is there for others.
+    /// Ends a run: makes the unused permits available to others.
     fn return_unused(&self, queue: &mut QueueCredits) {
         queue.has_returned = false;
-        // A lane that waits keeps nothing either: others' parts may complete what it has.
-        let waiters = self.waiting_set.waiters.iter().any(|queues| queues.load(SeqCst) != 0);
-        let keeps = !waiters || self.spares[queue.index].load(SeqCst) == 0;
+        // A waiting queue keeps no spares either: with them, another queue's permits may become
+        // complete.
+        let any_waits = self.waiting_set.waiters.iter().any(|queues| queues.load(SeqCst) != 0);
+        let keeps = !any_waits || self.spares[queue.index].load(SeqCst) == 0;
         if keeps && queue.collected == Credits::NONE {
             return;
         }
         let mut pool = self.lock_pool();
         pool.add(std::mem::take(&mut queue.collected));
-        if waiters {
+        if any_waits {
             pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
         }
-        // The lane itself may be served as well, and then needs another step.
+        // The queue itself may be served too, and then needs another run.
         queue.to_run |= pool.serve(&self.waiting_set);
         queue.retry_all();
     }
 
-    /// Ends a step of a lane that has not been told `None` by [`admit`](Self::admit), because it can make no more of
-    /// permits for now: what it has not used is there for others, and what it had asked for it asks
-    /// for again when it can use it.
+    /// Ends a run in which [`admit`](Self::admit) has not returned `None`, because the queue can
+    /// use no more permits at the moment. Makes its unused permits available and withdraws its
+    /// registrations.
     pub fn release_unused(&self, queue: &mut QueueCredits) {
         if queue.registered != 0 || self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
             let mut pool = self.lock_pool();
@@ -523,7 +529,8 @@ impl Permits {
         pool
     }
 
-    /// Whether the pool, or spares, hold what an operation of `class` needs; for checks.
+    /// Returns whether the pool or the spares hold the permits that an operation of `class` needs.
+    /// For checks.
     pub fn is_obtainable(&self, class: Priority) -> bool {
         let pool = self.pool.lock();
         let any = |kind| {
@@ -536,8 +543,11 @@ impl Permits {
             || any(PermitKind::Shared) && any(PermitKind::Headroom(class))
     }
 
-    /// Panics unless every permit is somewhere once, given the seats of all lanes; nobody else
-    /// may be using them.
+    /// Checks that every permit is in exactly one place, given the credits of all queues. No other
+    /// thread may use the permits.
+    ///
+    /// # Panics
+    /// If the numbers do not add up.
     pub fn audit(&self, queues: &[&QueueCredits]) {
         let pool = self.pool.lock();
         for kind in PermitKind::all() {
@@ -563,7 +573,7 @@ impl Permits {
     }
 }
 
-/// Changes a spare to what `f` makes of it, unless that is `None`.
+/// Replaces a spare by the result of `f`, unless that is `None`. Returns whether it did.
 fn take_from_spare(spare: &AtomicU64, f: impl Fn(Credits) -> Option<Credits>) -> bool {
     let mut word = spare.load(SeqCst);
     while let Some(rest) = f(Credits(word)) {
@@ -575,7 +585,7 @@ fn take_from_spare(spare: &AtomicU64, f: impl Fn(Credits) -> Option<Credits>) ->
     false
 }
 
-/// Takes up to `most` permits of `kind`.
+/// Takes up to `most` permits of `kind`, and returns how many.
 fn take_kind(spare: &AtomicU64, kind: PermitKind, most: u32) -> u32 {
     let mut word = spare.load(SeqCst);
     loop {

@@ -1,24 +1,33 @@
-//! A lane: the queues of five classes in front of one ring, and what it has in flight.
+//! A submission queue: the queued requests of all classes in front of one ring, and the operations
+//! in flight.
 //!
 //! # Use
 //!
-//! A lane stands under its engine's lock. A *step* is: take the lock; [`push`](Lane::push) what has
-//! come, [`done`](Lane::done) for what has ended, then [`next`](Lane::next) **until it returns `None`**;
-//! [`take_queues_to_run`](Lane::take_queues_to_run) and [`take_cancelled`](Lane::take_cancelled); release the lock;
-//! make a step of each lane that was kicked; finish what was cancelled or has ended.
-//! A step that stops before `None` may leave another lane waiting for permits that this one does not use; it
-//! must end with [`rest`](Lane::rest), and another must follow when the lane can issue again.
+//! A submission queue is protected by its engine's lock. To *run* the queue means:
+//!
+//! 1. take the lock, [`push`](SubmissionQueue::push) new requests, and call
+//!    [`done`](SubmissionQueue::done) for each operation that ended;
+//! 2. call [`next`](SubmissionQueue::next) **until it returns `None`**;
+//! 3. take [the queues to run](SubmissionQueue::take_queues_to_run) and [the cancelled
+//!    requests](SubmissionQueue::take_cancelled), and release the lock;
+//! 4. run each of those queues, and finish the cancelled and completed requests.
+//!
+//! A run that stops before `None` may leave another queue waiting for permits that this one does
+//! not use. It must end with [`release_unused`](SubmissionQueue::release_unused), and another run
+//! must follow once this queue can issue again.
 //!
 //! # Invariants
 //!
-//! - When `next` has returned `None`, each class that has requests here has either operations in
-//!   flight here, whose `done` makes the next step, or waits with the [`Permits`], which will kick the lane.
-//! - A request is in exactly one place: a queue, an [`Operation`], or the list of the cancelled.
+//! - After `next` has returned `None`, each class with queued requests either has operations in
+//!   flight here, whose `done` leads to the next run, or is registered with [`Permits`], which
+//!   names this queue as one to run.
+//! - A request is in exactly one place: a class queue, an [`Operation`], or the list of cancelled
+//!   requests.
 //!
 //! # What it does not do
 //!
-//! No I/O, no waiting, no callbacks, no lock but that of a request's handle. Order between a write and
-//! another request that overlaps it is the submitter's business; a queue may turn them around.
+//! No I/O, no waiting, no callbacks, and no lock except that of a request's handle. It does not
+//! order overlapping requests: the submitter must, because a queue may reorder them.
 
 use forebay_base::sync::{Arc, Weak};
 
@@ -29,12 +38,12 @@ use crate::priority::Priority;
 use crate::request::{Op, Request, RequeueTarget};
 use crate::tunables::IoTunables;
 
-/// Bits of a request's identifier that count; the rest name the lane.
+/// Bits of a request's identifier that count requests. The higher bits are the queue's index.
 const ID_BITS: u32 = 56;
-/// What no request is ever called: all bits that count.
+/// All counting bits set: never the identifier of a queued request.
 const BLOCKED: u64 = (1 << ID_BITS) - 1;
 
-/// The queues in front of one ring.
+/// The class queues in front of one ring, and what the queue has in flight.
 pub struct SubmissionQueue {
     credits: QueueCredits,
     classes: [ClassQueue; Priority::COUNT],
@@ -47,8 +56,8 @@ pub struct SubmissionQueue {
 }
 
 impl SubmissionQueue {
-    /// The lane called `index`, of those that `permits` were made for. Handles of its requests
-    /// will ask `requeue_target`, and find the lane by [`queue_of`](Self::queue_of).
+    /// Creates the queue with this `index`. Handles of its requests call `requeue_target`, which
+    /// finds the queue by [`queue_of`](Self::queue_of).
     pub(crate) fn new(
         index: usize,
         requeue_target: Weak<dyn RequeueTarget>,
@@ -66,25 +75,25 @@ impl SubmissionQueue {
         }
     }
 
-    /// The index of the lane whose request is called `id`.
+    /// Returns the index of the queue to which request `id` belongs.
     pub fn queue_of(id: u64) -> usize {
         (id >> ID_BITS) as usize
     }
 
-    /// What the requests are called that have not come to this lane yet, because it has no room.
+    /// Returns the identifier of requests that wait outside this queue because it is full.
     pub fn blocked_id(&self) -> u64 {
         self.next_id | BLOCKED
     }
 
-    /// Whether `id` is the name of such requests.
+    /// Returns whether `id` stands for requests that wait outside their queue.
     pub fn is_blocked_id(id: u64) -> bool {
         id & BLOCKED == BLOCKED
     }
 
-    /// Takes a request in.
+    /// Queues a request.
     ///
     /// # Errors
-    /// The request, if the queue of its class is full.
+    /// Returns the request if the queue of its class is full.
     pub fn push(&mut self, request: Request) -> Result<(), Request> {
         if !self.has_free_slot(request.priority()) {
             return Err(request);
@@ -93,45 +102,45 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Takes a request in even if the queue is full: one that a callback submits, in place of what has
-    /// just ended.
+    /// Queues a request even if its class is full. For requests that a callback submits: each takes
+    /// the place of one that has just ended.
     pub fn push_unbounded(&mut self, request: Request) {
         self.insert(request, Priority::Scrub, false);
     }
 
-    /// Whether [`push`](Self::push) would take a request of `class`.
+    /// Returns whether [`push`](Self::push) accepts a request of `class`.
     pub fn has_free_slot(&self, class: Priority) -> bool {
         self.free_slots(class) > 0
     }
 
-    /// How many requests of `class` [`push`](Self::push) would take.
+    /// Returns how many requests of `class` [`push`](Self::push) accepts.
     pub fn free_slots(&self, class: Priority) -> usize {
         (self.tunables.queue_limit() as usize).saturating_sub(self.queued(class))
     }
 
-    /// Requests of `class` that wait.
+    /// Returns the number of queued requests of `class`.
     pub fn queued(&self, class: Priority) -> usize {
         self.classes[class.index()].len()
     }
 
-    /// Operations of `class` in flight.
+    /// Returns the number of operations of `class` in flight.
     pub fn in_flight(&self, class: Priority) -> u32 {
         self.credits.in_flight(class)
     }
 
-    /// What it has of the permits, for [`Permits::audit`].
+    /// Returns the permits that this queue holds, for [`Permits::audit`].
     pub fn credits(&self) -> &QueueCredits {
         &self.credits
     }
 
-    /// Whether nothing waits, nothing is in flight, and nobody is to be told of a cancellation.
+    /// Returns whether nothing is queued or in flight, and no cancelled request is left to finish.
     pub fn is_idle(&self) -> bool {
         let empty = |class: &Priority| self.queued(*class) == 0 && self.in_flight(*class) == 0;
         !self.has_cancelled() && Priority::ALL.iter().all(empty)
     }
 
-    /// The next operation, if there is something to do and a permit for it. Must be called again
-    /// until there is none, or [`rest`](Self::rest) must follow.
+    /// Returns the next operation for which there is a permit. Call it again until it returns
+    /// `None`, or call [`release_unused`](Self::release_unused).
     pub fn next(&mut self, permits: &Permits) -> Option<Operation> {
         loop {
             let waiting = self.waiting_classes();
@@ -139,28 +148,28 @@ impl SubmissionQueue {
             if let Some(operation) = self.assemble(class) {
                 return Some(operation);
             }
-            // All that waited in the class was cancelled.
+            // All requests of the class were cancelled.
             permits.end(&mut self.credits, class);
         }
     }
 
-    /// Ends a step that could issue no more, though [`next`](Self::next) has not returned `None`.
+    /// Ends a run that can issue no more although [`next`](Self::next) has not returned `None`.
     pub fn release_unused(&mut self, permits: &Permits) {
         permits.release_unused(&mut self.credits);
     }
 
-    /// Notes that an operation of `class` has ended. A step follows.
+    /// Returns the permit of an operation of `class` that ended. A run must follow.
     pub fn done(&mut self, class: Priority, permits: &Permits) {
         permits.end(&mut self.credits, class);
     }
 
-    /// The lanes that have been given permits since this was asked last, and need a step.
+    /// Takes the set of queues that were granted permits since the last call and must be run.
     pub fn take_queues_to_run(&mut self) -> QueuesToRun {
         self.credits.take_queues_to_run()
     }
 
-    /// Takes back the requests of an operation that failed as a whole, to be tried one by one; they
-    /// will not be merged again. Call [`done`](Self::done) for the operation as well.
+    /// Queues the requests of a failed merged operation again, to be issued one by one. They are
+    /// never merged again. Call [`done`](Self::done) for the operation as well.
     pub fn split(&mut self, operation: Operation) {
         let class = operation.priority;
         for request in operation.requests {
@@ -168,9 +177,9 @@ impl SubmissionQueue {
         }
     }
 
-    /// Moves the request called `id` up to `priority`, if it waits here and that is more urgent;
-    /// without a priority, takes it out if it is cancelled. Returns whether it found something to
-    /// do: then a step follows.
+    /// Moves request `id` to `priority`, if it is queued here with a lower one. Without a priority,
+    /// takes it out if it was cancelled. Returns whether anything changed: if so, a run must
+    /// follow.
     pub fn requeue(&mut self, id: u64, priority: Option<Priority>) -> bool {
         let found =
             self.classes.iter().enumerate().find_map(|(at, class)| Some((at, class.find(id)?)));
@@ -191,18 +200,18 @@ impl SubmissionQueue {
         }
     }
 
-    /// The requests that were found cancelled. They end with
-    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), outside the lane's lock.
+    /// Takes the requests that were found cancelled. Finish them with
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), outside the queue's lock.
     pub fn take_cancelled(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.cancelled)
     }
 
-    /// Whether requests were found cancelled and not taken yet.
+    /// Returns whether there are cancelled requests that were not taken yet.
     pub fn has_cancelled(&self) -> bool {
         !self.cancelled.is_empty()
     }
 
-    /// Takes out everything that waits: the device is gone.
+    /// Takes out all queued requests, because the device is gone.
     pub fn take_queued(&mut self) -> Vec<Request> {
         let mut all = Vec::new();
         for class in &mut self.classes {
@@ -213,14 +222,15 @@ impl SubmissionQueue {
         all
     }
 
-    /// Puts a request into the queue of its class, or into that of `class` if this is more urgent.
+    /// Queues a request in its own class, or in `class` if that is more urgent.
     fn insert(&mut self, request: Request, class: Priority, no_merge: bool) {
         let id = self.next_id;
         self.next_id += 1;
         if request.has_handle() {
             request.set_requeue_target(Some((self.requeue_target.clone(), id)));
         }
-        // Not before: a raise in between would have been lost.
+        // Read the priority only after the handle knows the queue. Otherwise a raise in between is
+        // lost.
         let class = request.priority().min(class);
         self.flush_epoch += u64::from(request.op() == Op::Flush);
         let kept = (request, self.flush_epoch, no_merge);
@@ -232,7 +242,8 @@ impl SubmissionQueue {
         self.classes.iter().enumerate().map(bit).sum()
     }
 
-    /// The next request of `class` that is not cancelled, and what can be merged with it.
+    /// Builds an operation from the next request of `class` that is not cancelled, and the requests
+    /// that can be merged with it.
     fn assemble(&mut self, class: Priority) -> Option<Operation> {
         let queue = &mut self.classes[class.index()];
         let first = loop {

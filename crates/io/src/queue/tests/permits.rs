@@ -1,4 +1,5 @@
-//! Permits shared by several lanes: what is in flight, who is served, and how often lanes meet.
+//! Permits shared by several queues: operations in flight, fairness, and how often the pool is
+//! locked.
 
 use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
@@ -8,12 +9,12 @@ use super::double::limits;
 use crate::priority::Priority;
 use crate::tunables::IoTunables;
 
-/// Lanes without requests: only how many of each class wait.
+/// Queues without requests: only numbers of waiting requests by class.
 struct Fixture {
     permits: Permits,
     queues: Vec<QueueCredits>,
     waiting: Vec<[u32; 5]>,
-    /// Operations begun, by lane and class.
+    /// Operations begun, by queue and class.
     begun: Vec<[u64; 5]>,
 }
 
@@ -27,7 +28,7 @@ impl Fixture {
         }
     }
 
-    /// A step of a lane, and of those it kicks.
+    /// Runs a queue, and the queues that must then be run.
     fn step(&mut self, queue: usize) {
         let mut due = vec![queue];
         while let Some(queue) = due.pop() {
@@ -56,7 +57,7 @@ impl Fixture {
         self.queues.iter().map(|seat| seat.in_flight(Priority::ALL[class])).sum()
     }
 
-    /// The limits hold, no permit is lost, and nobody waits for what there is.
+    /// Checks that the limits hold, no permit is lost, and no queue waits for an obtainable permit.
     fn check(&self) {
         let limits = *self.permits.limits();
         let in_flight: [u32; 5] = std::array::from_fn(|class| self.in_flight(class));
@@ -89,8 +90,8 @@ fn tiny() -> impl Strategy<Value = Limits> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 300 } else { 3000 }))]
 
-    /// Whatever comes and ends in whatever order: limits hold, permits are conserved, a lane that could be
-    /// served is, and in the end everybody was.
+    /// Random submissions and completions: limits hold, permits are conserved, a queue that could
+    /// be served is, and in the end every request was.
     #[test]
     fn queues_share_permits(limits in tiny(), queues in 1..6usize, seed in any::<u64>()) {
         let mut rng = SmallRng::from_seed(seed);
@@ -121,7 +122,7 @@ proptest! {
     }
 }
 
-/// Endless work in all classes of all lanes, fewer permits than lanes: each gets its turns.
+/// Endless work in all classes of all queues, with fewer permits than queues: each gets its turn.
 #[test]
 fn no_queue_and_no_class_starves() {
     let queues = 6;
@@ -144,7 +145,7 @@ fn no_queue_and_no_class_starves() {
     }
 }
 
-/// A lane that had everything gives way to one that comes later, up to the latter's share.
+/// A queue that had all permits gives way to a later one, up to that one's share.
 #[test]
 fn a_late_queue_gets_its_share() {
     let mut fixture = Fixture::new(limits([1; 5], [32, 1, 1, 1, 1], 36, 4), 2);
@@ -156,13 +157,13 @@ fn a_late_queue_gets_its_share() {
     (0..200).for_each(|_| fixture.end(0, 0));
     assert_eq!(fixture.queues[1].in_flight(Priority::SyncRead), 16);
     let before = fixture.permits.stats();
-    // Now both keep what they have.
+    // Now both keep their permits.
     (0..1600).for_each(|round| fixture.end(round % 2, 0));
     let pool_locks = fixture.permits.stats().pool_locks - before.pool_locks;
     assert!(pool_locks <= 400, "{pool_locks} visits of the pool by 1600 operations");
 }
 
-/// Spares of a lane that does nothing are there for others.
+/// Other queues can take the spares of an idle queue.
 #[test]
 fn an_idle_queue_hoards_nothing() {
     let mut fixture = Fixture::new(limits([2, 1, 1, 1, 1], [8, 1, 1, 1, 1], 12, 8), 3);
@@ -176,7 +177,7 @@ fn an_idle_queue_hoards_nothing() {
     assert_eq!(fixture.queues[2].in_flight(Priority::SyncRead), 8);
 }
 
-/// With permits at hand lanes do not meet, whatever depth they run at.
+/// While permits suffice, queues do not lock the pool, at any depth.
 #[test]
 fn the_common_path_does_not_lock_the_pool() {
     for (queues, depth) in [(1, 1), (1, 32), (1, 200), (16, 1), (16, 8)] {
@@ -201,8 +202,8 @@ fn the_common_path_does_not_lock_the_pool() {
     }
 }
 
-/// A lane with one worker that is never short of scrubs, and one that waits for its turn: what comes back is
-/// given on though the first does not come to the end of a step (of which the desk knows nothing).
+/// A queue with one worker that always has scrubs, and one that waits: returned permits are passed
+/// on although the first never ends a run with `None`. The fixture cannot express that.
 #[test]
 fn a_queue_that_releases_passes_on_returned_permits() {
     let permits = Permits::new(limits([1; 5], [1, 1, 1, 1, 1], 5, 8), 2);
@@ -212,18 +213,18 @@ fn a_queue_that_releases_passes_on_returned_permits() {
     assert_eq!(permits.admit(&mut busy, scrub), Some(Priority::Scrub));
     permits.release_unused(&mut busy);
     assert_eq!(permits.admit(&mut other, scrub), None);
-    // Its one worker goes on with something more urgent: no contest for scrubs.
+    // Its one worker continues with a more urgent class: no redistribution of scrub permits.
     permits.end(&mut busy, Priority::Scrub);
     assert_eq!(permits.admit(&mut busy, read | scrub), Some(Priority::SyncRead));
     permits.release_unused(&mut busy);
     assert_eq!(busy.take_queues_to_run().collect::<Vec<_>>(), [1]);
-    // The other has no use for it any more, and nobody who would come to the end of a step.
+    // The other queue has no use for the permit any more, and no worker to end a run.
     permits.release_unused(&mut other);
     assert_eq!(permits.admit(&mut busy, scrub), Some(Priority::Scrub));
     permits.audit(&[&busy, &other]);
 }
 
-/// A lane that waited and now rests is not granted what it would not take.
+/// A queue that waited and then releases is not granted a permit that it would not use.
 #[test]
 fn a_queue_that_releases_asks_for_nothing() {
     let permits = Permits::new(limits([1; 5], [1; 5], 5, 8), 2);

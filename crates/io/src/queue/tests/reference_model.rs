@@ -1,4 +1,5 @@
-//! A lane against a naive twin: one list of requests, looked through for everything.
+//! A submission queue against a reference model: one list of requests that is searched for
+//! everything.
 
 use std::collections::HashMap;
 
@@ -31,7 +32,7 @@ impl Waiting {
     }
 }
 
-/// What a lane of its own device does, in the plainest words.
+/// A naive submission queue, the only one of its device.
 struct Model {
     limits: Limits,
     queue_limit: usize,
@@ -98,7 +99,8 @@ impl Model {
         next.or_else(|| here().min_by_key(|one| (one.sector, one.id))).map(|one| one.id)
     }
 
-    /// A piece for an operation of `pieces`: what begins at `end`, or what ends at `start`.
+    /// Returns a request to merge with `pieces`: one that begins at their end, or with `before` one
+    /// that ends at their start.
     fn neighbour(&self, pieces: &[Waiting], before: bool) -> Option<u64> {
         let first = &pieces[0];
         let start = pieces.iter().map(|one| one.sector).min().unwrap();
@@ -180,7 +182,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Both, side by side.
+/// The queue and its model, side by side.
 struct Pair {
     queue: SubmissionQueue,
     permits: Permits,
@@ -188,7 +190,7 @@ struct Pair {
     ends: Ends,
     handles: Vec<(u64, RaiseHandle)>,
     in_flight: Vec<(Operation, Vec<Waiting>)>,
-    /// Of requests that were split, what they were called first.
+    /// First names of requests that were split.
     names: HashMap<u64, u64>,
 }
 
@@ -228,12 +230,12 @@ impl Pair {
         if unbounded {
             self.queue.push_unbounded(one);
         } else if let Err(refused) = self.queue.push(one) {
-            assert!(self.model.queued(class) >= self.model.queue_limit, "refused without need");
+            assert!(self.model.queued(class) >= self.model.queue_limit, "refused below the limit");
             refused.finish(Ok(()));
             assert_eq!(self.ends.take(), [(id, true)]);
             return;
         } else {
-            assert!(self.model.queued(class) < self.model.queue_limit, "beyond the bound");
+            assert!(self.model.queued(class) < self.model.queue_limit, "accepted above the limit");
         }
         self.model.push(op, class, at, false);
         self.handles.push((id, handle));
@@ -244,7 +246,10 @@ impl Pair {
         self.check_cancelled();
         let (operation, pieces) = match (operation, pieces) {
             (None, None) => {
-                assert!(self.queue.take_queues_to_run().is_empty(), "there is nobody to kick");
+                assert!(
+                    self.queue.take_queues_to_run().is_empty(),
+                    "there is no other queue to run"
+                );
                 return false;
             }
             (Some(operation), Some(pieces)) => (operation, pieces),
@@ -270,7 +275,7 @@ impl Pair {
             for one in pieces {
                 let id = self.model.push(one.op, one.class, (one.sector, one.sectors), true);
                 self.model.waiting.last_mut().unwrap().cancelled = one.cancelled;
-                // Its callback still tells its first name.
+                // Its callback still reports the first name.
                 self.names.insert(id, self.names.get(&one.id).copied().unwrap_or(one.id));
                 if let Some(handle) = self.handles.iter_mut().find(|(of, _)| *of == one.id) {
                     handle.0 = id;
@@ -312,7 +317,7 @@ impl Pair {
         let (id, handle) = self.handles.swap_remove(pick % self.handles.len());
         handle.cancel();
         let Some(at) = self.model.waiting.iter().position(|one| one.id == id) else {
-            // In flight or over; if it is split later, it will be found cancelled.
+            // In flight or completed. If it is split later, it is found cancelled.
             if let Some(one) =
                 self.in_flight.iter_mut().flat_map(|(_, pieces)| pieces).find(|one| one.id == id)
             {
@@ -345,7 +350,7 @@ impl Pair {
         }
     }
 
-    /// Ends everything, in an order that `pick` decides.
+    /// Completes everything, in an order that `pick` decides.
     fn drain(&mut self, pick: usize) {
         loop {
             while self.next() {}

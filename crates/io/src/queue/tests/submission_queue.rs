@@ -1,4 +1,4 @@
-//! Points of a lane that the twin's walk would hardly hit.
+//! Cases of a submission queue that the random walk of the model test would rarely hit.
 
 use forebay_base::sync::{Arc, Mutex};
 
@@ -16,14 +16,14 @@ fn defaults() -> (SubmissionQueue, Permits) {
     (queue(0, &tunables), permits)
 }
 
-/// One at a time, whatever the class.
+/// One operation at a time in each class.
 fn narrow() -> (SubmissionQueue, Permits) {
     let permits = Permits::new(limits([1; 5], [1; 5], 5, 8), 1);
     (queue(0, &Arc::new(IoTunables::new())), permits)
 }
 
 fn operation(queue: &mut SubmissionQueue, permits: &Permits) -> Operation {
-    queue.next(permits).expect("something to do, and a permit")
+    queue.next(permits).expect("a queued request and a permit")
 }
 
 fn finish(queue: &mut SubmissionQueue, permits: &Permits, operation: Operation) {
@@ -175,8 +175,8 @@ fn a_raised_request_overtakes_and_keeps_its_age() {
     queue.push(raised).unwrap();
     queue.push(read(Priority::SyncRead, 100)).unwrap();
     assert!(queue.requeue(0, Some(Priority::SyncRead)));
-    assert!(!queue.requeue(0, Some(Priority::SyncRead)), "nothing left to do");
-    assert!(!queue.requeue(99, Some(Priority::SyncRead)), "nobody has that name");
+    assert!(!queue.requeue(0, Some(Priority::SyncRead)), "it was raised already");
+    assert!(!queue.requeue(99, Some(Priority::SyncRead)), "no request has that identifier");
     let first = operation(&mut queue, &permits);
     assert_eq!((first.offset, first.priority), (300 * SECTOR, Priority::SyncRead));
     handle.cancel();
