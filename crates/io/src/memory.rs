@@ -1,16 +1,17 @@
-//! A device in memory, with a latency if wanted: for tests and for measuring what is above it.
+//! A device in memory, with an optional latency: for tests, and for measuring the layers above.
 //!
-//! Content is sparse, unless it is asked for at once: chunks come into being when written, and what was never written reads as
-//! zero. Requests go through the same queues as those of a file. Without latency an operation is
-//! executed by whoever submits it; with latency, or if a callback submits it, or if it had to wait for a
-//! permit that another lane gave back, by its lane's thread when it is due.
+//! Content is sparse unless `populated`: a chunk is allocated by its first write, and unwritten
+//! bytes read as zero. Requests go through the same submission queues as those of a file. Without
+//! latency the submitting thread executes an operation. A queue's thread executes it when it is due
+//! if there is a latency, if a callback submitted it, or if it waited for a permit that another
+//! queue returned.
 //!
-//! Invariant: operations of a lane are due in the order in which they were issued.
+//! Invariant: operations of a queue are due in the order in which they were issued.
 //!
-//! Locking: `io-queue`; `memory-chunk`, one a chunk, under nothing, held for one copy. `memory-chunk` makes
-//! each sector atomic. The clock is the system's: threads sleep in real time.
+//! Locking: `io-submission-queue`; `memory-chunk`, one per chunk, a leaf lock held for one copy,
+//! which makes each sector atomic. The clock is the system's: threads sleep in real time.
 //!
-//! Deliberately absent: persistence, a limit on memory other than the device's size.
+//! There is no persistence, and no limit on memory except the device's size.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,27 +33,26 @@ use crate::waiter::Waiter;
 
 /// Bytes of a chunk: a multiple of the largest sector.
 const CHUNK_BYTES: u64 = 256 << 10;
-/// Bytes that the system gives at once, at least.
+/// The smallest unit in which the system provides memory, in bytes.
 const PAGE_BYTES: usize = 4 << 10;
-/// Most operations that a lane's thread executes before it tells of them.
+/// Most operations that a queue's thread executes before it completes them.
 const BATCH: usize = 64;
 
-/// How a memory device is to be.
+/// Options of a memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
     /// Sector size in bytes: a power of two, 512 to 4096.
     pub sector_bytes: u32,
-    /// How long an operation takes at least, in nanoseconds. However many are in flight, each
-    /// takes that long.
+    /// Least duration of an operation, in nanoseconds, whatever the number in flight.
     pub latency_ns: u64,
-    /// Queues, each with a thread. 0: as many as the process has CPUs, at most 16.
+    /// Submission queues, each with a thread. 0: one per CPU, at most 16.
     pub submission_queues: usize,
     /// Refuse writes and discards.
     pub read_only: bool,
-    /// Have all memory from the start, so that no first write waits until the system has cleared it. What is discarded goes back
-    /// all the same.
+    /// Allocate all memory at the start, so that no first write waits for cleared pages. Discards
+    /// free memory all the same.
     pub populated: bool,
-    /// Limits of the queues.
+    /// Limits of the submission queues.
     pub tunables: Arc<IoTunables>,
 }
 
@@ -73,19 +73,22 @@ impl Default for MemoryOptions {
 pub struct MemoryDevice(QueuedDevice<MemoryBackend>);
 
 impl MemoryDevice {
-    /// A device of `size_bytes`, all zero.
+    /// Creates a device of `size_bytes`, all zero.
     ///
     /// # Errors
     /// If the system refuses a thread.
     ///
     /// # Panics
-    /// If the sector size is none, or the size is not a positive multiple of it.
+    /// If the sector size is invalid, or the size is not a positive multiple of it.
     pub fn new(name: &str, size_bytes: u64, options: &MemoryOptions) -> std::io::Result<Self> {
         let sector_bytes = options.sector_bytes;
-        assert!(sector_bytes.is_power_of_two(), "a sector of {sector_bytes} bytes");
-        assert!((512..=4096).contains(&sector_bytes), "a sector of {sector_bytes} bytes");
-        assert!(size_bytes > 0, "a device of no bytes");
-        assert!(size_bytes.is_multiple_of(u64::from(sector_bytes)), "no whole sectors");
+        assert!(sector_bytes.is_power_of_two(), "invalid sector size: {sector_bytes} bytes");
+        assert!((512..=4096).contains(&sector_bytes), "invalid sector size: {sector_bytes} bytes");
+        assert!(size_bytes > 0, "the device size is 0");
+        assert!(
+            size_bytes.is_multiple_of(u64::from(sector_bytes)),
+            "the device size is not a multiple of the sector size"
+        );
         let queues = match options.submission_queues {
             0 => forebay_base::memory::cpus().clamp(1, 16),
             queues => queues.min(MAX_SUBMISSION_QUEUES),
@@ -149,25 +152,25 @@ impl Device for MemoryDevice {
     }
 }
 
-/// The medium, and who serves it.
+/// The content, and the state of its threads.
 struct MemoryBackend {
     chunks: Box<[Mutex<Option<Box<[u8]>>>]>,
     latency_ns: u64,
     clock: SystemClock,
-    /// One a lane: its thread's sleep.
+    /// By queue: its thread sleeps on this.
     due: Box<[Condvar]>,
     stopping: AtomicBool,
 }
 
-/// Operations that wait for their time.
+/// Issued operations that are not due yet.
 #[derive(Default)]
 struct MemoryQueue {
     due: VecDeque<(u64, Operation)>,
-    /// The lane's thread sleeps with nothing to wait for.
+    /// The queue's thread sleeps without a deadline.
     sleeping: bool,
 }
 
-/// The life of a lane's thread.
+/// The loop of a queue's thread.
 fn run_queue_thread(core: &Arc<Core<MemoryBackend>>, queue: usize) {
     let memory = &core.backend;
     let mut operations = Vec::new();
@@ -222,7 +225,7 @@ fn run_queue_thread(core: &Arc<Core<MemoryBackend>>, queue: usize) {
 
 impl Backend for MemoryBackend {
     type QueueData = MemoryQueue;
-    /// What to execute at once.
+    /// Operations to execute at once.
     type FollowUp = Vec<Operation>;
 
     fn dispatch(
@@ -270,7 +273,7 @@ impl Backend for MemoryBackend {
     }
 
     fn help(_core: &Core<Self>, _queue: usize, _waiter: &Waiter) {
-        // The lane's thread brings it about.
+        // The queue's thread needs no help.
     }
 
     fn wake_helper(_core: &Core<Self>, _queue: usize) {}
@@ -342,17 +345,18 @@ impl MemoryBackend {
     }
 }
 
-/// A chunk whose memory is there.
+/// Allocates a chunk whose pages are present.
 fn populated() -> Box<[u8]> {
     let mut content: Box<[u8]> = vec![0; CHUNK_BYTES as usize].into();
-    // Zeros that nobody has written yet may be promises of the system.
+    // The system may defer zeroed pages until the first write.
     for page in content.chunks_mut(PAGE_BYTES) {
         page[0] = std::hint::black_box(0);
     }
     content
 }
 
-/// A range of the device, chunk by chunk: which chunk, where in it, and which part of the range.
+/// Splits a range of the device into chunks: index of the chunk, offset in it, and part of the
+/// range.
 fn parts(at: u64, len: u64) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

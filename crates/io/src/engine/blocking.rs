@@ -1,7 +1,7 @@
-//! A transfer by calls that block: what the pool's workers do, and what is left to do when a ring stops
-//! working.
+//! Transfers by blocking calls: for the workers of the pool, and for transfers left over when a
+//! ring is abandoned.
 //!
-//! Locking: none, and no lock may be held.
+//! Locking: none. The caller must hold no lock.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use crate::counters::IoCounters;
 use crate::device::DeviceInfo;
 use crate::request::{Op, Request};
 
-/// A file to block on.
+/// A file for blocking calls.
 pub(crate) struct BlockingFile {
     pub(super) device_file: DeviceFile,
 }
@@ -25,7 +25,7 @@ impl BlockingFile {
         Self { device_file: DeviceFile::new(file, info) }
     }
 
-    /// Does what is left of `transfer`, however many calls it takes.
+    /// Executes the rest of `transfer`, in as many calls as needed.
     pub(super) fn execute(&self, mut transfer: Transfer, counters: &IoCounters) -> EndedOperation {
         loop {
             let returned = self.call(&mut transfer).map_err(|errno| errno.raw_os_error());
@@ -41,7 +41,7 @@ impl BlockingFile {
         }
     }
 
-    /// One call for what is left; returns the bytes that it moved.
+    /// Makes one call for the rest. Returns the number of bytes moved.
     fn call(&self, transfer: &mut Transfer) -> rustix::io::Result<u64> {
         let file = self.device_file.file();
         let (at, left, done) = (transfer.position(), transfer.left(), transfer.done() as usize);

@@ -1,27 +1,30 @@
-//! What all backends share: lanes, their steps, and how requests end.
+//! The part of an engine that all backends share: submission queues, their runs, and completion of
+//! requests.
 //!
-//! A request is checked and pushed into the queue of the submitter's lane ([`super::submit`]), and issued
-//! by the backend as permits allow. Ends come back in batches: their permits return under
-//! the lane's lock, then their callbacks run outside it. [`super::queued`] closes.
+//! A request is checked and pushed into the queue of the submitting thread ([`super::submit`]). The
+//! backend issues it as permits allow. Operations end in batches: their permits return under the
+//! queue's lock, then callbacks run outside it. [`super::queued_device`] closes.
 //!
 //! Invariants:
-//! * A lane whose lock is free has made its step: nothing waits in its queue that could be issued. So
-//!   whoever changes something that may let an issue go (a push, a permit that returns, a kick) makes a step ([`Core::run_and_unlock`]) as it unlocks.
-//! * Who makes a step for others, or inside a callback, runs no callbacks and does not wait for the medium
-//!   ([`RunContext::NonBlocking`]): not who raises or cancels, perhaps under a lock that a callback takes; not who
-//!   kicks, so that kicks are no recursion. What it finds to be told it leaves in the lane,
-//!   and summons the backend's thread for it.
-//! * So who is told of a cancellation is told outside callbacks, at once: nothing is counted as told
-//!   before it is.
-//! * `closed` is set and read under the lane's lock, so a request that is accepted is accepted
+//! * A queue whose lock is free was run: nothing is queued that could be issued. So a thread that
+//!   pushes a request, returns a permit or was told to run a queue does so
+//!   ([`Core::run_and_unlock`]) before it unlocks.
+//! * [`RunContext::NonBlocking`] is the context of a thread that runs a queue for others or inside
+//!   a callback. It runs no callbacks and does not wait for the medium. A thread that raises or
+//!   cancels may hold a lock that a callback takes; and running queues for others must not recurse.
+//!   Such a run leaves cancelled requests in the queue and asks the backend for an asynchronous
+//!   run.
+//! * Cancelled requests are finished at once, outside callbacks. None counts as finished before.
+//! * `closed` is read and written under the queue's lock. So an accepted request was accepted
 //!   before the close, which waits for it.
-//! * `finishing` counts what has left the queue and the backend but whose callbacks have not
-//!   returned; a lane is idle when both are empty and `finishing` is zero.
+//! * `finishing` counts requests and operations that left the queue and the backend, but whose
+//!   callbacks have not returned. A queue is idle when queue and backend are empty and `finishing`
+//!   is zero.
 //!
-//! Locking: `io-queue`, one a lane, never two at once, and no callback under it. Under it may be taken:
-//! `request-requeue_target` (by the queue), and the permits' own.
+//! Locking: `io-submission-queue`, one per queue. No thread holds two, and no callback runs under
+//! one. `request-handle` and the locks of [`Permits`] may be taken under it.
 //!
-//! Deliberately absent: a queue that all lanes share; moving requests from one lane to another.
+//! It has no queue that is shared by all, and moves no requests between queues.
 
 use std::cell::Cell;
 use std::io;
@@ -45,59 +48,60 @@ use crate::request::{Request, RequeueTarget};
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
 
-/// Who makes a step of a lane.
+/// What the thread that runs a queue may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunContext {
-    /// A thread that may run callbacks, and wait for the medium.
+    /// It may run callbacks and wait for the medium.
     MayBlock,
-    /// The thread that drives this lane, perhaps in a callback: it sees to the rest itself, later.
+    /// It drives this queue, perhaps inside a callback, and does the remaining work itself later.
     Driver,
-    /// A thread that may do neither.
+    /// It may neither run callbacks nor wait.
     NonBlocking,
 }
 
-/// What does the work that the queues hand out.
+/// Executes the operations that submission queues hand out.
 pub(crate) trait Backend: Send + Sync + Sized + 'static {
-    /// Its part of a lane, under the lane's lock.
+    /// The backend's data of one queue, under the queue's lock.
     type QueueData: Send;
-    /// What is to be done once the lane's lock is free.
+    /// Work to do once the queue's lock is released.
     type FollowUp;
 
-    /// Issues what may be issued ([`Core::next`]) and gets it going, unless the caller is the driver.
-    /// For a quiet caller nothing may be left to do.
+    /// Issues all operations that it can ([`Core::next`]) and starts them, unless the caller is the
+    /// driver. For a non-blocking caller, no follow-up work may remain.
     fn dispatch(
         core: &Core<Self>,
         state: &mut QueueState<Self>,
         context: RunContext,
     ) -> Self::FollowUp;
 
-    /// Does what `dispatch` left, without the lane's lock.
+    /// Does the work that `dispatch` left, without the queue's lock.
     fn follow_up(core: &Core<Self>, queue: usize, action: Self::FollowUp);
 
-    /// Lends the calling thread to a lane.
+    /// Lends the calling thread to a queue until `waiter` is complete.
     fn help(core: &Core<Self>, queue: usize, waiter: &Waiter);
 
-    /// A request of this lane has ended elsewhere; somebody who helps may be waiting for it.
+    /// Wakes a thread that helps with this queue: a request may have completed elsewhere.
     fn wake_helper(core: &Core<Self>, queue: usize);
 
-    /// Has a thread of the backend's make a step of this lane soon, whatever there is to issue.
+    /// Has one of the backend's threads run this queue soon, even if nothing can be issued.
     fn run_async(core: &Core<Self>, state: &mut QueueState<Self>);
 
-    /// What a thread can block on that has nothing else to do, if there is such a thing.
+    /// Returns the file for blocking calls by a thread that has nothing else to do, if there is
+    /// one.
     fn blocking(&self) -> Option<&BlockingFile> {
         None
     }
 
-    /// What executes requests by now.
+    /// Returns the engine that executes requests now.
     fn engine(&self, started: &Engine) -> Engine {
         started.clone()
     }
 
-    /// Ends the backend's threads; nothing is in flight, and nothing will come.
+    /// Ends the backend's threads. Nothing is in flight, and no request will come.
     fn stop(core: &Core<Self>);
 }
 
-/// A queued device: every backend's, and what its threads share.
+/// A queued device: the data that all of its threads share.
 #[repr(align(128))]
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
@@ -105,34 +109,34 @@ pub(crate) struct Core<B: Backend> {
     pub(crate) counters: IoCounters,
     permits: Permits,
     queues: Box<[CachePadded<QueueSlot<B>>]>,
-    /// For handles.
+    /// For the handles of requests.
     pub(super) weak_self: Weak<Self>,
     errors: AtomicU64,
     gone: AtomicBool,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A lane, and those who wait for something of it.
+/// A submission queue and the condition variables of threads that wait for it.
 pub(crate) struct QueueSlot<B: Backend> {
     state: Mutex<QueueState<B>>,
-    /// Room in the queue of a class.
+    /// By class: a slot of the queue became free.
     pub(super) slot_freed: [Condvar; Priority::COUNT],
-    /// The last end of a lane that is closed.
+    /// The closed queue became idle.
     pub(super) idle: Condvar,
 }
 
-/// What a lane's lock protects.
+/// The data that a queue's lock protects.
 pub(crate) struct QueueState<B: Backend> {
     pub(crate) sq: SubmissionQueue,
     pub(crate) data: B::QueueData,
     pub(super) index: usize,
     pub(super) closed: bool,
     pub(super) slot_waiters: SlotWaiters,
-    /// See the module's head.
+    /// See the head of the module.
     pub(super) finishing: usize,
 }
 
-/// How an issue ended.
+/// An operation that ended.
 pub(crate) struct EndedOperation {
     pub(crate) operation: Operation,
     /// Bytes that were moved, if it failed.
@@ -141,21 +145,21 @@ pub(crate) struct EndedOperation {
 }
 
 impl Deferred {
-    /// Whether there is nothing to tell.
+    /// Returns whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
         self.to_run.is_empty() && self.cancelled.is_empty()
     }
 }
 
 impl EndedOperation {
-    /// Whether one of several requests has spoiled it for the others.
+    /// Returns whether one of several merged requests may have failed the others.
     fn should_split(&self) -> bool {
         let merged = self.operation.requests.as_slice().len() > 1;
         merged && self.result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Device)
     }
 }
 
-/// What was done under a lane's lock and has to be told without it.
+/// Work that a run leaves for after the unlock.
 #[must_use]
 pub(crate) struct Deferred {
     to_run: QueuesToRun,
@@ -163,7 +167,8 @@ pub(crate) struct Deferred {
 }
 
 forebay_base::sync::thread_local! {
-    /// The core and lane whose callbacks this thread runs as its driver; no core: zero.
+    /// Address of the core and index of the queue that this thread drives while it runs callbacks.
+    /// Address 0: none.
     static DRIVING: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -172,19 +177,19 @@ impl<B: Backend> QueueState<B> {
         self.finishing == 0 && self.sq.is_idle()
     }
 
-    /// The lane's number.
+    /// Returns the queue's index.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// Callbacks of `ended` requests have returned.
+    /// Notes that the callbacks of `ended` requests or operations have returned.
     pub(crate) fn callbacks_returned(&mut self, ended: usize) {
         self.finishing -= ended;
     }
 }
 
 impl<B: Backend> Core<B> {
-    /// A core of as many lanes as `data` has parts for them.
+    /// Creates a core with one queue for each element of `data`.
     pub(crate) fn new(
         backend: B,
         info: DeviceInfo,
@@ -221,7 +226,7 @@ impl<B: Backend> Core<B> {
         })
     }
 
-    /// Starts a thread of the backend's, to be joined at the close.
+    /// Starts a thread of the backend. Closing joins it.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         name: &str,
@@ -234,22 +239,22 @@ impl<B: Backend> Core<B> {
         Ok(())
     }
 
-    /// How many lanes there are.
+    /// Returns the number of queues.
     pub(crate) fn queues(&self) -> usize {
         self.queues.len()
     }
 
-    /// The state of a lane.
+    /// Locks a queue.
     pub(crate) fn lock(&self, queue: usize) -> MutexGuard<'_, QueueState<B>> {
         self.queues[queue].state.lock()
     }
 
-    /// What those who wait for something of a lane sleep on.
+    /// Returns a queue with its condition variables.
     pub(super) fn slot(&self, queue: usize) -> &QueueSlot<B> {
         &self.queues[queue]
     }
 
-    /// Where the calling thread submits, and as whom.
+    /// Returns the queue to which the calling thread submits, and its context.
     pub(super) fn queue_of_caller(&self) -> (usize, RunContext) {
         let (core, queue) = DRIVING.with(Cell::get);
         if core == std::ptr::from_ref(self).addr() {
@@ -259,8 +264,8 @@ impl<B: Backend> Core<B> {
         (thread_slot().index(self.queues.len()), context)
     }
 
-    /// Runs `f` as the driver of `queue`: what it submits to this core goes there, and begins when
-    /// the driver says so.
+    /// Runs `f` as the driver of `queue`. Requests that `f` submits to this core go to that queue,
+    /// and start when the driver dispatches them.
     pub(crate) fn driving<R>(&self, queue: usize, f: impl FnOnce() -> R) -> R {
         let before =
             DRIVING.with(|driving| driving.replace((std::ptr::from_ref(self).addr(), queue)));
@@ -269,8 +274,8 @@ impl<B: Backend> Core<B> {
         result
     }
 
-    /// Makes a step of a lane: issues what may be issued, gets it going, unlocks, and does what is
-    /// left to do without the lock.
+    /// Runs a queue: issues and starts all operations that it can, unlocks, and does the remaining
+    /// work.
     pub(crate) fn run_and_unlock(
         &self,
         mut state: MutexGuard<'_, QueueState<B>>,
@@ -284,7 +289,7 @@ impl<B: Backend> Core<B> {
         self.finish_cancelled(queue, cancelled, context);
     }
 
-    /// The part of a step that is under the lock.
+    /// The part of a run that needs the lock.
     pub(crate) fn run(
         &self,
         state: &mut QueueState<B>,
@@ -294,7 +299,7 @@ impl<B: Backend> Core<B> {
         (follow_up, self.take_deferred(state, context))
     }
 
-    /// What the queue wants to be told without the lock.
+    /// Takes the work that must be done without the lock.
     pub(crate) fn take_deferred(&self, state: &mut QueueState<B>, context: RunContext) -> Deferred {
         let mut cancelled = Vec::new();
         if state.sq.has_cancelled() {
@@ -309,15 +314,15 @@ impl<B: Backend> Core<B> {
         Deferred { to_run: state.sq.take_queues_to_run(), cancelled }
     }
 
-    /// Tells it.
+    /// Does that work.
     pub(crate) fn run_deferred(&self, queue: usize, deferred: Deferred, context: RunContext) {
         let Deferred { to_run, cancelled } = deferred;
         self.run_queues(to_run);
         self.finish_cancelled(queue, cancelled, context);
     }
 
-    /// The next issue of a lane. To be called until there is none, unless [`rest`](Self::rest)
-    /// follows.
+    /// Returns the next operation of a queue. Call it until it returns `None`, or call
+    /// [`release_unused`](Self::release_unused).
     #[inline]
     pub(crate) fn next(&self, state: &mut QueueState<B>) -> Option<Operation> {
         let operation = state.sq.next(&self.permits)?;
@@ -329,18 +334,18 @@ impl<B: Backend> Core<B> {
         Some(operation)
     }
 
-    /// The lane has nobody who could do more at the moment: what it has of permits is there for
-    /// others until the next step.
+    /// Makes the queue's unused permits available to others until its next run. For a queue without
+    /// a thread that could do more.
     pub(crate) fn release_unused(&self, state: &mut QueueState<B>) {
         state.sq.release_unused(&self.permits);
     }
 
-    /// Ends what was taken back. Not in a callback, where the ends would come later.
+    /// Finishes cancelled requests. Not for callbacks, where they would complete later.
     fn finish_cancelled(&self, queue: usize, cancelled: Vec<Request>, context: RunContext) {
         if cancelled.is_empty() {
             return;
         }
-        debug_assert!(!in_callback(), "left to somebody else");
+        debug_assert!(!in_callback(), "callbacks leave this to another thread");
         let count = cancelled.len();
         for request in cancelled {
             self.counters.add(IoCounters::CANCELLED, request.priority().index(), 1);
@@ -356,8 +361,8 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Takes in that issues have ended: their permits return. What is left in `ended` is to be told
-    /// with [`finish`](Self::finish), and then [`QueueState::finished`].
+    /// Returns the permits of operations that ended. Finish the rest of `ended` with
+    /// [`finish`](Self::finish), then call [`QueueState::callbacks_returned`].
     pub(crate) fn ended(&self, state: &mut QueueState<B>, ended: &mut Vec<EndedOperation>) {
         let mut split = false;
         for end in ended.iter() {
@@ -373,7 +378,7 @@ impl<B: Backend> Core<B> {
         state.finishing += ended.len();
     }
 
-    /// Tells the requests of `ended` how they ended. Without any lock.
+    /// Completes the requests of `ended`. The caller must hold no lock.
     pub(crate) fn finish(&self, ended: &mut Vec<EndedOperation>) {
         let shard = self.counters.shard();
         for EndedOperation { operation, moved, result } in ended.drain(..) {
@@ -394,7 +399,7 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Makes a step of each lane that was given permits, and of those that these give permits to.
+    /// Runs each of these queues, and the queues that were granted permits by that.
     fn run_queues(&self, mut to_run: QueuesToRun) {
         while let Some(queue) = to_run.next() {
             self.counters.add(IoCounters::QUEUES_WOKEN, 0, 1);
@@ -405,14 +410,14 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Tells those who close, if the lane has become idle.
+    /// Wakes closing threads if the queue has become idle.
     pub(crate) fn notify_if_idle(&self, state: &QueueState<B>) {
         if state.closed && state.is_idle() {
             self.slot(state.index).idle.notify_all();
         }
     }
 
-    /// How the device is, by what its requests have met.
+    /// Returns the device's health, judged by its requests so far.
     pub(super) fn health(&self) -> Health {
         if self.gone.load(Ordering::Relaxed) {
             return Health::Gone;

@@ -1,12 +1,14 @@
-//! Flushes that the thread which waits for them executes itself.
+//! Inline flushes: executed by the thread that waits for them.
 //!
-//! io_uring hands a flush to a thread of the kernel's, and whoever waits for it is woken by that. A thread that has nothing else to do can
-//! as well make the call that blocks: two changes of threads less for every commit of a log.
+//! io_uring hands a flush to a kernel thread, which then wakes the waiting thread. A thread that
+//! has nothing else to do can make the blocking call itself. That saves two context switches per
+//! commit of a log.
 //!
-//! It takes no permit and waits in no queue: a flush moves no bytes that others would have to wait for, and the file lets one at a time come here
-//! ([`crate::file`]). Its lane counts it as something whose end is to be told, so a close waits for it.
+//! An inline flush takes no permit and no slot of a queue: it moves no bytes that others would wait
+//! for, and [`crate::file`] sends one flush at a time. Its queue counts it in `finishing`, so a
+//! close waits for it.
 //!
-//! Locking: `io-queue`, before and after the call.
+//! Locking: `io-submission-queue`, before and after the call.
 
 use super::core::{Backend, Core};
 use super::transfer::Transfer;
@@ -16,7 +18,7 @@ use crate::queue::{Operation, Requests};
 use crate::request::{Op, Request};
 
 impl<B: Backend> Core<B> {
-    /// Executes an attended flush. Hands back what is to go through the queue like all others.
+    /// Executes a flush that allows it. Returns requests that must go through the queue.
     pub(super) fn execute_inline(&self, request: Request) -> Option<Request> {
         let fits = request.op() == Op::Flush && request.is_inline_allowed();
         if !fits || in_callback() || self.info.read_only || request.is_cancelled() {
@@ -26,7 +28,7 @@ impl<B: Backend> Core<B> {
         let (queue, _) = self.queue_of_caller();
         let mut state = self.lock(queue);
         if state.closed {
-            // Refused there.
+            // The queue refuses it.
             return Some(request);
         }
         state.finishing += 1;

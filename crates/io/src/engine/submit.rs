@@ -1,18 +1,18 @@
-//! How requests come into a lane: checks, the queue's bound, and what handles ask later.
+//! Submission: checks, the limit of the queues, and requests of handles.
 //!
-//! Who finds the queue of its class full sleeps until there is room. Whatever makes room is a step of the
-//! lane, which invites as many sleepers as there are places; who comes newly at that moment may be
-//! quicker, then the invited one sleeps again.
+//! A thread that finds the queue of its class full sleeps until a slot is free. Slots become free
+//! in a run of the queue, which notifies as many sleepers as there are free slots. A newly arriving
+//! thread may take the slot first; then the notified one sleeps again.
 //!
 //! Invariants:
-//! * [`SlotWaiters::notified`] never exceeds those of [`SlotWaiters::waiting`] that are about to look: so a place
-//!   that is free always has somebody on the way to it, or nobody waits.
-//! * The handle of a request whose submitter sleeps leads here ([`SubmissionQueue::blocked_id`]): raised or
-//!   cancelled, it looks at once.
+//! * [`SlotWaiters::notified`] never exceeds the number of waiting threads that were woken and will
+//!   look. So for each free slot a woken thread is on its way, or no thread waits.
+//! * The handle of a request whose submitter sleeps leads here ([`SubmissionQueue::blocked_id`]). A
+//!   raise or cancel wakes the submitter.
 //!
-//! Locking: `io-queue`, and under it `request-requeue_target`.
+//! Locking: `io-submission-queue`, and under it `request-handle`.
 //!
-//! Deliberately absent: an order among those who wait for room.
+//! Threads that wait for a slot are not served in order.
 
 use forebay_base::sync::{MutexGuard, Weak};
 
@@ -26,22 +26,22 @@ use crate::queue::SubmissionQueue;
 use crate::request::{Op, Request, RequeueTarget};
 use crate::waiter::Waiter;
 
-/// What memory for direct I/O is aligned to at least, in bytes.
+/// Least alignment of memory for direct I/O, in bytes.
 const MEMORY_ALIGN: usize = 512;
 
-/// What a request that is cancelled is told.
-pub(super) const CANCELLED_BEFORE_ISSUE: &str = "taken back before it was issued";
+/// The error text of a cancelled request.
+pub(super) const CANCELLED_BEFORE_ISSUE: &str = "cancelled before it was issued";
 
-/// Who waits for room in a lane, by class.
+/// Threads that wait for a free slot of a queue, by class.
 #[derive(Default)]
 pub(super) struct SlotWaiters {
     waiting: [usize; Priority::COUNT],
-    /// Those of them that were woken, and have not had the lane's lock since.
+    /// Waiting threads that were woken and have not taken the queue's lock since.
     notified: [usize; Priority::COUNT],
     total: usize,
 }
 
-/// Why a request was not taken.
+/// Why a request was not accepted.
 enum Refused {
     Closed(Request),
     Cancelled(Request),
@@ -49,7 +49,7 @@ enum Refused {
 }
 
 impl<B: Backend> Core<B> {
-    /// Takes requests in, with one step for all unless a queue is full.
+    /// Accepts requests, with one run for all of them unless a queue is full.
     pub(super) fn submit_all(&self, requests: impl Iterator<Item = Request>) {
         let (queue, context) = self.queue_of_caller();
         let unbounded = in_callback();
@@ -65,7 +65,7 @@ impl<B: Backend> Core<B> {
             let result = match self.accept(&mut state_now, request, unbounded) {
                 Ok(()) => Ok(state_now),
                 Err(Refused::Full(request)) => {
-                    // What was taken so far must go its way before this thread waits.
+                    // Start the requests accepted so far before this thread waits.
                     self.run_and_unlock(state_now, context);
                     self.accept_when_free(queue, request)
                 }
@@ -124,17 +124,17 @@ impl<B: Backend> Core<B> {
         self.counters.add(IoCounters::QUEUE_FULL, request.priority().index(), 1);
         let mut state = self.lock(queue);
         if request.has_handle() {
-            // What the handle was asked before is seen below; what it is asked from now on wakes.
+            // Earlier raises and cancels are seen below. Later ones wake this thread.
             let requeue_target = Weak::clone(&self.weak_self) as Weak<dyn RequeueTarget>;
             request.set_requeue_target(Some((requeue_target, state.sq.blocked_id())));
         }
         loop {
             if request.is_cancelled() {
-                // It may have been invited to a place that it does not take.
+                // This thread may have been notified of a slot that it does not take.
                 self.notify_slot_waiters(&mut state);
                 return Err(Refused::Cancelled(request));
             }
-            // If it is raised from here on, its handle comes here, after this thread sleeps.
+            // A raise from here on wakes this thread once it sleeps.
             let class = request.priority().index();
             match self.accept(&mut state, request, false) {
                 Ok(()) => return Ok(state),
@@ -151,7 +151,7 @@ impl<B: Backend> Core<B> {
         }
     }
 
-    /// Wakes as many of those who wait for room as there is room for.
+    /// Wakes as many waiting threads as there are free slots.
     pub(super) fn notify_slot_waiters(&self, state: &mut QueueState<B>) {
         if state.slot_waiters.total == 0 {
             return;
@@ -159,22 +159,22 @@ impl<B: Backend> Core<B> {
         let QueueState { sq, slot_waiters, .. } = state;
         for class in Priority::ALL {
             let at = class.index();
-            let welcome = slot_waiters.waiting[at].min(sq.free_slots(class));
-            while slot_waiters.notified[at] < welcome {
+            let wanted = slot_waiters.waiting[at].min(sq.free_slots(class));
+            while slot_waiters.notified[at] < wanted {
                 slot_waiters.notified[at] += 1;
                 self.slot(state.index).slot_freed[at].notify_one();
             }
         }
     }
 
-    /// Has all who wait for room look again.
+    /// Wakes all threads that wait for a slot.
     pub(super) fn wake_slot_waiters(&self, queue: usize) {
         for condvar in &self.slot(queue).slot_freed {
             condvar.notify_all();
         }
     }
 
-    /// Whether a request can succeed at all.
+    /// Checks whether a request can succeed at all.
     fn check(&self, request: &Request) -> Result<(), Error> {
         let Self { info, .. } = self;
         let refuse = |kind, text: &str| Err(self.refusal(request, kind, text));
@@ -187,26 +187,28 @@ impl<B: Backend> Core<B> {
         let (offset, len) = (request.offset(), request.len());
         let sector = u64::from(info.sector_bytes);
         if len == 0 {
-            return refuse(ErrorKind::InvalidRequest, "it is of no bytes");
+            return refuse(ErrorKind::InvalidRequest, "the length is 0; give at least one sector");
         }
-        // The sector is a power of two.
+        // The sector size is a power of two.
         if (offset | len) & (sector - 1) != 0 {
-            let text = format!("offset and length must be multiples of a sector, {sector} bytes");
+            let text =
+                format!("offset and length must be multiples of the sector size, {sector} bytes");
             return refuse(ErrorKind::InvalidRequest, &text);
         }
         if request.end().is_none_or(|end| end > info.size_bytes) {
-            let text = format!("the device has {} bytes", info.size_bytes);
+            let text = format!("it ends after the device, which has {} bytes", info.size_bytes);
             return refuse(ErrorKind::InvalidRequest, &text);
         }
         if matches!(request.op(), Op::Read | Op::Write) && !has_fitting_memory(request) {
-            let text = "its memory is not of its length, or a read's memory is shared";
+            let text = "its buffer is not as long as the request, or a read has shared memory";
             return refuse(ErrorKind::InvalidRequest, text);
         }
         let aligned =
             |payload: &Payload| payload.bytes().as_ptr().addr().is_multiple_of(MEMORY_ALIGN);
         if info.direct && !request.payload().is_none_or(aligned) {
-            let text =
-                format!("memory for direct I/O must be at a multiple of {MEMORY_ALIGN} bytes");
+            let text = format!(
+                "memory for direct I/O must be aligned to {MEMORY_ALIGN} bytes; use an arena"
+            );
             return refuse(ErrorKind::InvalidRequest, &text);
         }
         Ok(())
@@ -217,14 +219,14 @@ impl<B: Backend> Core<B> {
         Error::new(kind, request.op(), &self.info.name, range, text)
     }
 
-    /// A request that was cancelled while its submitter waited, and what it is told.
+    /// Returns a request that was cancelled while its submitter waited, with its error.
     fn cancelled_by_handle(&self, request: Request) -> (Request, Error) {
         self.counters.add(IoCounters::CANCELLED, request.priority().index(), 1);
         let error = self.refusal(&request, ErrorKind::Cancelled, CANCELLED_BEFORE_ISSUE);
         (request, error)
     }
 
-    /// What a waiter keeps to find the lane again.
+    /// Returns a tag by which a waiter finds the queue again.
     fn engine_tag(&self, queue: usize) -> usize {
         std::ptr::from_ref(self).addr() | (queue + 1)
     }
@@ -238,8 +240,8 @@ impl<B: Backend> Core<B> {
     }
 }
 
-/// Whether a read or write has memory of its length, and a read memory of its own. Whoever had the request
-/// could exchange it.
+/// Returns whether a read or write has memory of its length, and a read its own memory. A decorator
+/// could have replaced the memory.
 fn has_fitting_memory(request: &Request) -> bool {
     let owned = |payload: &Payload| matches!(payload, Payload::Owned(_));
     request.payload().is_some_and(|payload| {
@@ -253,7 +255,7 @@ impl<B: Backend> RequeueTarget for Core<B> {
         let queue = SubmissionQueue::queue_of(id);
         let mut state = self.lock(queue);
         if SubmissionQueue::is_blocked_id(id) {
-            // Its submitter does it.
+            // The submitter raises or cancels it.
             self.wake_slot_waiters(queue);
             return;
         }

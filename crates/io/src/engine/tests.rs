@@ -1,4 +1,4 @@
-//! The engines over a plain file, before anything is between: what only they know of.
+//! The engines over a plain file, without decorators.
 #![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
 
 use std::fs::OpenOptions;
@@ -116,12 +116,12 @@ fn an_inline_flush_runs_on_the_submitting_thread() {
         engine.submit(Request::flush().allow_inline().on_done(tell));
         assert_eq!(end.try_recv().unwrap(), (here, true));
         assert_eq!(inline_flushes(engine), 1);
-        // Not if its submitter has something else to do.
+        // Not without `allow_inline`.
         let (flush, pending) = Request::flush().pending();
         engine.submit(flush);
         pending.wait(engine).result.unwrap();
         assert_eq!(inline_flushes(engine), 1);
-        // A device that is closed refuses it like any other.
+        // A closed device refuses it like any other request.
         engine.close();
         assert_eq!(run(engine, Request::flush()).result.unwrap_err().kind(), ErrorKind::Closed);
     });
@@ -161,7 +161,7 @@ fn many_threads_get_what_they_asked_for() {
     });
 }
 
-/// Counts down; somebody waits for zero.
+/// Counts down to zero, which a thread can wait for.
 struct Latch {
     left: Mutex<usize>,
     zero: Condvar,
@@ -363,7 +363,7 @@ fn bad_requests_are_refused_by_name() {
     });
 }
 
-/// Has the system refuse `io_uring_enter` to the calling thread from now on.
+/// Makes the kernel refuse `io_uring_enter` to the calling thread from now on.
 fn forbid_enter() {
     const LOAD_NUMBER: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;

@@ -1,16 +1,16 @@
-//! The backend over a pool of threads and blocking calls.
+//! The backend over a thread pool and blocking calls.
 //!
-//! Each lane has workers of its own, which fetch from its queue themselves: there is no second
-//! queue. A worker that has fetched wakes the next, as long as there is something to fetch; so a step of a
-//! lane goes from worker to worker. The last of them, if it has not come to the end of the step because all
-//! others are busy or nothing is left to fetch, gives back what the lane has of permits ([`Core::rest`]).
+//! Each queue has its own workers, which fetch operations from it directly. A worker that fetched
+//! one wakes the next, as long as more may be fetched; so a run passes from worker to worker. If
+//! all others are busy or nothing is left, the last worker cannot end the run with `None`. Then it
+//! releases the queue's unused permits ([`Core::release_unused`]).
 //!
-//! Minimums of classes are made to fit among a lane's workers ([`Limits::for_workers`]): with more
-//! reserved permits than workers, a class that is never short of requests would have all workers.
+//! Minimums of classes are reduced to fit among a queue's workers ([`Limits::for_workers`]). With
+//! more reserved permits than workers, one busy class could occupy all workers.
 //!
-//! Locking: `io-queue`. Calls of the system and callbacks are outside it.
+//! Locking: `io-submission-queue`. System calls and callbacks are outside it.
 //!
-//! Deliberately absent: workers that help other lanes, threads that come and go with the load.
+//! Workers do not help other queues, and their number does not follow the load.
 
 use std::os::fd::OwnedFd;
 
@@ -27,22 +27,22 @@ use crate::priority::Priority;
 use crate::queue::Limits;
 use crate::waiter::Waiter;
 
-/// Workers of a lane by default: enough to keep a drive busy, few enough for one lock.
+/// Default number of workers per queue: enough to keep a drive busy, few enough for one lock.
 const WORKERS_PER_QUEUE: usize = 8;
-/// Least threads by default.
+/// Least number of threads by default.
 const MIN_THREADS: usize = 8;
-/// Least workers of a lane: each class's minimum is at least one.
+/// Least number of workers per queue: each class's minimum is at least one.
 const MIN_WORKERS_PER_QUEUE: usize = Priority::COUNT;
 
-/// The pool.
+/// The thread pool.
 pub(crate) struct Threads {
     blocking: BlockingFile,
-    /// One a lane: something may be fetched.
+    /// By queue: an operation may be fetched.
     work: Box<[Condvar]>,
     stopping: AtomicBool,
 }
 
-/// The pool's part of a lane's state.
+/// The pool's data of one queue.
 #[derive(Default)]
 pub(crate) struct ThreadsQueue {
     idle: usize,
@@ -75,27 +75,27 @@ pub(super) fn start(
     let core = Core::new(backend, info, (&setup.tunables, limits), data);
     let queued = QueuedDevice::new(Arc::clone(&core));
     for worker in 0..threads {
-        core.spawn(&format!("io-worker-{worker}"), work_on, worker % queues)?;
+        core.spawn(&format!("io-worker-{worker}"), worker_loop, worker % queues)?;
     }
     Ok(queued)
 }
 
-/// A worker's life.
-fn work_on(core: &Arc<Core<Threads>>, queue: usize) {
+/// The loop of a worker.
+fn worker_loop(core: &Arc<Core<Threads>>, queue: usize) {
     let backend = &core.backend;
     let mut ended = Vec::with_capacity(1);
     let mut state = core.lock(queue);
     loop {
         let operation = core.next(&mut state);
         if operation.is_some() {
-            go_on(core, &mut state, 1);
+            wake_workers(core, &mut state, 1);
         }
         let deferred = core.take_deferred(&mut state, RunContext::MayBlock);
         if let Some(operation) = operation {
             drop(state);
             core.run_deferred(queue, deferred, RunContext::MayBlock);
             ended.push(backend.blocking.execute(Transfer::new(operation), &core.counters));
-            state = tell(core, queue, &mut ended);
+            state = complete(core, queue, &mut ended);
             continue;
         }
         if !deferred.is_empty() {
@@ -113,15 +113,15 @@ fn work_on(core: &Arc<Core<Threads>>, queue: usize) {
     }
 }
 
-/// Tells how an issue has ended, and locks the lane again.
-fn tell<'a>(
+/// Completes operations that ended, and locks the queue again.
+fn complete<'a>(
     core: &'a Core<Threads>,
     queue: usize,
     ended: &mut Vec<EndedOperation>,
 ) -> forebay_base::sync::MutexGuard<'a, QueueState<Threads>> {
     let mut state = core.lock(queue);
     core.ended(&mut state, ended);
-    // Before the callbacks: others need not wait for them.
+    // Before the callbacks, so that others need not wait for them.
     let ((), deferred) = core.run(&mut state, RunContext::MayBlock);
     let finished = ended.len();
     drop(state);
@@ -133,9 +133,9 @@ fn tell<'a>(
     state
 }
 
-/// Has up to `most` workers that are idle go on with the lane's step; if there are none, or nothing is left
-/// to do, ends it.
-fn go_on(core: &Core<Threads>, state: &mut QueueState<Threads>, most: usize) {
+/// Wakes up to `most` idle workers to continue the run. If there are none, or nothing is queued,
+/// ends the run.
+fn wake_workers(core: &Core<Threads>, state: &mut QueueState<Threads>, most: usize) {
     let wanted = queued(state).min(state.data.idle).min(most);
     if wanted == 0 {
         core.release_unused(state);
@@ -145,7 +145,7 @@ fn go_on(core: &Core<Threads>, state: &mut QueueState<Threads>, most: usize) {
     }
 }
 
-/// Requests that wait in a lane.
+/// Returns the number of queued requests.
 fn queued(state: &QueueState<Threads>) -> usize {
     Priority::ALL.into_iter().map(|class| state.sq.queued(class)).sum()
 }
@@ -155,19 +155,19 @@ impl Backend for Threads {
     type FollowUp = ();
 
     fn dispatch(core: &Core<Self>, state: &mut QueueState<Self>, _caller: RunContext) {
-        go_on(core, state, usize::MAX);
+        wake_workers(core, state, usize::MAX);
     }
 
     fn follow_up(_core: &Core<Self>, _queue: usize, (): ()) {}
 
     fn help(_core: &Core<Self>, _queue: usize, _waiter: &Waiter) {
-        // The workers bring it about.
+        // The workers need no help.
     }
 
     fn wake_helper(_core: &Core<Self>, _queue: usize) {}
 
     fn run_async(core: &Core<Self>, state: &mut QueueState<Self>) {
-        // If none is idle, the next that becomes free comes by.
+        // If no worker is idle, the next one that becomes free looks at the queue.
         core.backend.work[state.index()].notify_one();
     }
 

@@ -1,12 +1,12 @@
-//! One issue on its way: how far it is, and what to do with what the system said.
+//! The progress of one operation, and the meaning of each result of the kernel.
 //!
-//! Shared by the backends that make system calls, so that short transfers, interruptions and
-//! devices that end too early mean the same to both. Makes no system call itself, but to ask for the
-//! size: when a flush is done, and when a transfer is short or fails. So a medium that
-//! became shorter is noticed then, and not by each write: that would cost a call a write.
+//! Both backends that make system calls use it, so that short transfers, interruptions and devices
+//! that end too early mean the same to both. Its only system call asks for the size: after a flush,
+//! and when a transfer is short or fails. So a shrunken medium is noticed then, and not at each
+//! write, which would cost a call per write.
 //!
-//! Invariant: `done` never exceeds the length of the issue, and every step that is not the last
-//! either moves `done` on or is counted in `retries`, which are bounded.
+//! Invariant: `done` never exceeds the operation's length. Every step except the last either
+//! advances `done` or is counted in `retries`, which are bounded.
 
 use std::os::fd::OwnedFd;
 
@@ -18,38 +18,38 @@ use crate::error::{Error, ErrorKind, Name};
 use crate::queue::Operation;
 use crate::request::Op;
 
-/// How often one issue is tried again without having moved on.
+/// How often an operation is retried without progress.
 const MAX_RETRIES: u32 = 32;
 
-/// Most bytes that one system call is asked for. The system itself stops at 2 GiB less a page.
+/// Most bytes of one system call. The kernel's own limit is 2 GiB less a page.
 pub(super) const MAX_BYTES: u64 = 1 << 30;
 
-/// An issue and how much of it has happened.
+/// An operation and its progress.
 pub(super) struct Transfer {
     pub(super) operation: Operation,
     done: u64,
     retries: u32,
 }
 
-/// What comes after a system call.
+/// The step after a system call.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Another call, for the rest.
+    /// Make another call, for the rest.
     Continue,
-    /// The same call again.
+    /// Make the same call again.
     Retry,
-    /// It has ended.
+    /// The transfer has ended.
     End(Result<(), Error>),
-    /// It has ended: the medium cannot discard, and need not.
+    /// The transfer has ended: the medium does not support discards, and need not.
     Unsupported,
 }
 
-/// What a transfer needs to know of its device.
+/// The device's file, and the properties that a transfer needs.
 pub(super) struct DeviceFile {
     file: OwnedFd,
     name: Name,
     sector_bytes: u32,
-    /// When it was opened.
+    /// The size when the device was opened.
     size_bytes: u64,
 }
 
@@ -59,12 +59,12 @@ impl DeviceFile {
         Self { file, name: Name::clone(&info.name), sector_bytes, size_bytes }
     }
 
-    /// The file, or block device.
+    /// Returns the file or block device.
     pub(super) fn file(&self) -> &OwnedFd {
         &self.file
     }
 
-    /// Its size in bytes, if that is less than when it was opened.
+    /// Returns its size in bytes, if it has shrunk since it was opened.
     fn shrunk_size(&self) -> Result<Option<u64>, Errno> {
         let now = crate::file::size_bytes_of(&self.file)?;
         Ok((now < self.size_bytes).then_some(now))
@@ -76,27 +76,27 @@ impl Transfer {
         Self { operation, done: 0, retries: 0 }
     }
 
-    /// Bytes that have been transferred.
+    /// Returns the bytes transferred so far.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Where the rest begins on the device.
+    /// Returns the offset of the rest on the device.
     pub(super) fn position(&self) -> u64 {
         self.operation.offset + self.done
     }
 
-    /// Bytes of the rest.
+    /// Returns the bytes of the rest.
     pub(super) fn left(&self) -> u64 {
         self.operation.len - self.done
     }
 
-    /// It ended so.
+    /// Ends the transfer with this result.
     pub(super) fn end(self, result: Result<(), Error>) -> EndedOperation {
         EndedOperation { moved: self.done, operation: self.operation, result }
     }
 
-    /// Takes in what a call returned: bytes, or an `errno`.
+    /// Takes the result of a call: a number of bytes, or an `errno`.
     pub(super) fn step(&mut self, device_file: &DeviceFile, returned: Result<u64, i32>) -> Step {
         match returned {
             Ok(bytes) => self.moved(device_file, bytes),
@@ -116,11 +116,11 @@ impl Transfer {
             self.done = reached;
             return Step::End(Ok(()));
         }
-        // Direct I/O goes on at whole sectors only.
+        // Direct I/O can continue only at whole sectors.
         let whole = reached - reached % u64::from(device_file.sector_bytes);
         let moved = whole > self.done;
         self.done = self.done.max(whole);
-        // At once: a file may grow again, and what it had lost then reads as zero.
+        // Check now: the file may grow again, and then the lost bytes read as zero.
         if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
             return Step::End(Err(self.ends_at(device_file, size_bytes)));
         }
@@ -132,19 +132,22 @@ impl Transfer {
         }
         match self.retry() {
             true => Step::Retry,
-            false => {
-                Step::End(Err(self.error(device_file, ErrorKind::Device, "nothing was written")))
-            }
+            false => Step::End(Err(self.error(
+                device_file,
+                ErrorKind::Device,
+                "the kernel wrote no bytes in repeated attempts",
+            ))),
         }
     }
 
     fn failed(&mut self, device_file: &DeviceFile, errno: i32) -> Step {
         let error = Errno::from_raw_os_error(errno);
         let op = self.operation.op;
-        // `CANCELED` and `FAULT`: the thread that had submitted it has ended, and the system
-        // gave up what it did in its name. Nobody else cancels, and the memory is valid.
+        // `CANCELED` and `FAULT`: the submitting thread has ended, and the kernel gave up its work.
+        // Nothing else cancels, and the memory is valid.
         let passing = match op {
-            // Any other error may be that of a lost write, which the next flush would not tell again.
+            // Any other error may report a lost write, and the next flush would not report it
+            // again.
             Op::Flush => &[Errno::INTR, Errno::CANCELED][..],
             _ => &[Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::FAULT],
         };
@@ -155,18 +158,18 @@ impl Transfer {
             return Step::Unsupported;
         }
         if error == Errno::CANCELED {
-            // Not as if somebody had taken it back: some of it may have happened.
-            let text = "the system gave it up, again and again";
+            // Not a cancelled request: part of it may have happened.
+            let text = "the kernel cancelled it in repeated attempts";
             return Step::End(Err(self.error(device_file, ErrorKind::Device, text)));
         }
-        // A block device that has become shorter says `NOSPC`, `INVAL` or `IO`.
+        // A block device that has shrunk returns `NOSPC`, `INVAL` or `IO`.
         if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
             return Step::End(Err(self.ends_at(device_file, size_bytes)));
         }
         Step::End(Err(self.system(device_file, errno)))
     }
 
-    /// What a flush that the system has done comes to: what was written behind the end is lost.
+    /// Returns the result of a flush that the kernel has done. Writes behind a new end are lost.
     fn flushed(&self, device_file: &DeviceFile) -> Result<(), Error> {
         match device_file.shrunk_size() {
             Ok(None) => Ok(()),
@@ -183,7 +186,7 @@ impl Transfer {
     fn ends_at(&self, device_file: &DeviceFile, size_bytes: u64) -> Error {
         let text = format!(
             "the device ends at or before byte {size_bytes}, earlier than when it was opened; \
-             open it again to go on with what is left of it"
+             open it again to use the rest"
         );
         self.error(device_file, ErrorKind::Gone, &text)
     }

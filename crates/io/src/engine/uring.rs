@@ -1,24 +1,24 @@
-//! The backend over io_uring: who enters, who reaps, who sleeps.
+//! The backend over io_uring: who submits entries, who reaps completions, who sleeps.
 //!
-//! Each lane has a ring, and at any time at most one *driver*: the thread that reaps its
-//! completions and runs their callbacks. Whoever waits for a request of the lane drives it while
-//! nobody else does; so a single thread that submits and waits meets no other thread. When there is
-//! no driver, completions raise an event on which the lane's *reaper* sleeps, and the reaper
-//! drives until nothing more has completed.
+//! Each queue has a ring, and at any time at most one *driver*: the thread that reaps completions
+//! and runs callbacks. A thread that waits for one of the queue's requests drives it, unless
+//! another thread does. So a single thread that submits and waits involves no other thread. Without
+//! a driver, completions raise an event on which the queue's *completion thread* sleeps. That
+//! thread then drives until nothing more has completed.
 //!
-//! Invariants, all under the lane's lock:
-//! * While `driven`, the event is off and exactly one thread is in [`drive`]. It stops being the
-//!   driver only after it has switched the event on and then found nothing completed, or has raised the
-//!   event itself. So no completion waits for nobody.
-//! * Entries that the system has not been told of exist only while there is a driver who will tell
-//!   it, or while a failed attempt, or one that told of some only, has raised the event for the reaper to
-//!   repeat it; he does so for a driver that sleeps as well.
-//! * A driver waits in the system only while something is in flight in its ring.
-//! * A ring that the system refuses to be entered for (a seccomp filter that came later) is given up, by its
-//!   driver only. From then on drivers do what is issued by calls that block.
+//! Invariants, all under the queue's lock:
+//! * While `driven`, the event is disabled and exactly one thread is in [`drive`]. A driver stops
+//!   only after it has enabled the event and then found no completion, or has raised the event
+//!   itself. So no completion is left unreaped.
+//! * Entries that the kernel has not taken exist only in two cases: a driver will submit them, or a
+//!   failed or partial attempt has raised the event and the completion thread will repeat it. The
+//!   completion thread also does so for a driver that sleeps.
+//! * A driver waits in the kernel only while something is in flight in its ring.
+//! * A ring that the kernel refuses to enter (because of a later seccomp filter) is abandoned, by
+//!   its driver only. From then on drivers execute operations by blocking calls.
 //!
-//! Locking: `io-queue`. The waiting call and the callbacks are outside it; a submission by anybody
-//! but the driver is under it.
+//! Locking: `io-submission-queue`. The waiting call and the callbacks are outside it. Any thread
+//! but the driver submits entries under it.
 
 use std::cell::Cell;
 use std::io;
@@ -40,36 +40,37 @@ use crate::device::{DeviceInfo, Engine};
 use crate::queue::Limits;
 use crate::waiter::Waiter;
 
-/// Most ends that are taken under one lock, and so most that are told before the system learns of
-/// what their callbacks submit. With more the drive idles meanwhile; with fewer calls are wasted.
+/// Most completions taken under one lock, and so most callbacks run before the kernel gets the
+/// requests that they submit. With more the drive idles meanwhile, with fewer system calls are
+/// wasted.
 const BATCH: usize = 4;
-/// Most lanes by default: so many rings keep the fastest drives busy.
+/// Default limit on queues: this many rings keep the fastest drives busy.
 const DEFAULT_MAX_QUEUES: usize = 16;
 
 /// The rings of a device.
 pub(crate) struct Uring {
     rings: Box<[Ring]>,
-    /// The file, for the rings and for when one of them is refused.
+    /// The file, for the rings and for blocking calls if a ring is refused.
     blocking: BlockingFile,
     stopping: AtomicBool,
     /// The `errno` with which a ring was refused, or 0.
     refused: AtomicU32,
 }
 
-/// A ring's part of a lane's state.
+/// The ring's data of one queue.
 pub(crate) struct UringQueue {
     in_flight: InFlight,
     driven: bool,
-    /// The system refuses to be entered for this ring, for good: nothing is pushed any more.
+    /// The kernel refuses to enter this ring for good. Nothing is pushed any more.
     broken: bool,
-    /// What the driver is to do by calls that block, since the ring is broken.
+    /// Transfers that the driver must execute by blocking calls, since the ring is broken.
     fallback: Vec<Transfer>,
 }
 
-/// What a submitter has to do after it has unlocked.
+/// Work of a submitting thread after it has unlocked.
 pub(crate) enum UringFollowUp {
     Nothing,
-    /// Something has completed already and it was made the driver.
+    /// The thread became the driver, because something has completed already.
     Drive,
 }
 
@@ -78,10 +79,10 @@ forebay_base::sync::thread_local! {
     static ENDED: Cell<Vec<EndedOperation>> = const { Cell::new(Vec::new()) };
 }
 
-/// Starts the rings and their reapers.
+/// Starts the rings and their completion threads.
 ///
 /// # Errors
-/// What the system said, and the file for another attempt.
+/// The kernel's error, and the file for another attempt.
 pub(super) fn start(
     file: OwnedFd,
     info: DeviceInfo,
@@ -126,7 +127,7 @@ impl UringQueue {
     }
 }
 
-/// A reaper's life.
+/// The loop of a completion thread.
 fn completion_thread(core: &Arc<Core<Uring>>, queue: usize) {
     let ring = &core.backend.rings[queue];
     loop {
@@ -137,8 +138,8 @@ fn completion_thread(core: &Arc<Core<Uring>>, queue: usize) {
         core.counters.add(IoCounters::COMPLETION_THREAD_WAKES, 0, 1);
         let mut state = core.lock(queue);
         if state.data.driven {
-            // The driver looks again after it has switched the event on. Until then it may sleep,
-            // so what others could not tell the system is told here.
+            // The driver looks again after it has enabled the event. Until then it may sleep, so
+            // entries that other threads could not submit are submitted here.
             if !state.data.broken && !try_submit_entries(core, &mut state) {
                 drop(state);
                 ring.raise_event();
@@ -151,14 +152,14 @@ fn completion_thread(core: &Arc<Core<Uring>>, queue: usize) {
     }
 }
 
-/// Until when to drive.
+/// When to stop driving.
 #[derive(Clone, Copy)]
 enum Until<'a> {
-    /// Its request has ended.
+    /// When this waiter's request has completed.
     Completed(&'a Waiter),
-    /// Nothing more has completed.
+    /// When nothing more has completed.
     Empty,
-    /// One batch.
+    /// After one batch.
     Once,
 }
 
@@ -168,7 +169,7 @@ fn become_driver(ring: &Ring, state: &mut QueueState<Uring>) {
     ring.disable_event(&mut state.data.in_flight);
 }
 
-/// Drives a lane as its driver, until it has stopped being it.
+/// Drives a queue until this thread is no longer its driver.
 fn drive(core: &Core<Uring>, queue: usize, until: Until<'_>) {
     let ring = &core.backend.rings[queue];
     let mut ended = ENDED.with(Cell::take);
@@ -218,8 +219,9 @@ fn drive(core: &Core<Uring>, queue: usize, until: Until<'_>) {
     ENDED.with(|kept| kept.set(ended));
 }
 
-/// Takes ends from the ring to those that `ended` has, and gives the permits of all back. Whether there
-/// were any: then a step must follow, even if all of them are to be split and none is left in `ended`.
+/// Adds completed operations to `ended`, and returns the permits of all of them. Returns whether
+/// there were any. If so a run must follow, even if all are to be split and none is left in
+/// `ended`.
 fn take_completed(
     core: &Core<Uring>,
     state: &mut QueueState<Uring>,
@@ -248,12 +250,12 @@ fn take_completed(
     any
 }
 
-/// Stops being the driver. Not if there is more to do, unless the driver is `called` away: then
-/// the reaper is to look at it.
+/// Stops driving, unless there is more to do. If the driver is `called` away it stops in any case,
+/// and the completion thread looks at the rest.
 fn stop_driving(core: &Core<Uring>, state: &mut QueueState<Uring>, called: bool) -> bool {
     let finished = submit_entries(core, state)
         && state.data.fallback.is_empty()
-        // Somebody has left it to the driver to tell them.
+        // Another thread has left cancelled requests to the driver.
         && !state.sq.has_cancelled();
     let ring = &core.backend.rings[state.index()];
     let quiet = ring.enable_event(&mut state.data.in_flight) && finished;
@@ -268,8 +270,8 @@ fn stop_driving(core: &Core<Uring>, state: &mut QueueState<Uring>, called: bool)
     true
 }
 
-/// As the driver, tells the system of all entries, and whether it took them. If it refuses to be entered,
-/// the ring is given up.
+/// As the driver, submits all entries, and returns whether the kernel took them. If the kernel
+/// refuses for good, the ring is abandoned.
 fn submit_entries(core: &Core<Uring>, state: &mut QueueState<Uring>) -> bool {
     let ring = &core.backend.rings[state.index()];
     if state.data.broken || ring.unsubmitted(&mut state.data.in_flight) == 0 {
@@ -284,17 +286,18 @@ fn submit_entries(core: &Core<Uring>, state: &mut QueueState<Uring>) -> bool {
     }
 }
 
-/// Tells the system of all entries, if it takes them, by whoever has the lane's lock. Whether it did.
+/// Submits all entries, if the kernel takes them. Any holder of the queue's lock may call it.
+/// Returns whether it took them.
 fn try_submit_entries(core: &Core<Uring>, state: &mut QueueState<Uring>) -> bool {
     let ring = &core.backend.rings[state.index()];
     let all = |state: &mut QueueState<Uring>| ring.unsubmitted(&mut state.data.in_flight) == 0;
     all(state) || (enter(core, ring, 0).is_ok() && all(state))
 }
 
-/// Has the driver return from its wait in the system.
+/// Makes the driver return from its wait in the kernel.
 fn wake_driver(core: &Core<Uring>, state: &mut QueueState<Uring>) {
     if state.data.broken {
-        // It does not wait.
+        // The driver does not wait.
         return;
     }
     let ring = &core.backend.rings[state.index()];
@@ -304,9 +307,9 @@ fn wake_driver(core: &Core<Uring>, state: &mut QueueState<Uring>) {
     }
 }
 
-/// As the driver, stops using the ring: its thread does what the system does not know of. Nobody else
-/// enters meanwhile: a driver is the only one who does so without the lane's lock. What is in flight
-/// completes, since that needs no call.
+/// As the driver, stops using the ring. This thread executes the transfers that the kernel has not
+/// taken. No other thread enters meanwhile: only the driver does so without the queue's lock.
+/// Transfers in flight complete, since that needs no call.
 fn abandon_ring(core: &Core<Uring>, state: &mut QueueState<Uring>, errno: i32) {
     core.backend.refused.store(errno.unsigned_abs(), Ordering::Relaxed);
     state.data.broken = true;
@@ -315,17 +318,17 @@ fn abandon_ring(core: &Core<Uring>, state: &mut QueueState<Uring>, errno: i32) {
     state.data.fallback.extend(left);
 }
 
-/// Enters the system, and waits for `wanted` completions.
+/// Enters the kernel: submits entries, and waits for `wanted` completions.
 ///
 /// # Errors
-/// The `errno`, if it is of no use to try again.
+/// The `errno`, if another attempt is of no use.
 fn enter(core: &Core<Uring>, ring: &Ring, wanted: usize) -> Result<(), i32> {
     core.counters.add(IoCounters::ENTERS, 0, 1);
     let Err(error) = ring.enter(wanted) else { return Ok(()) };
     match Errno::from_io_error(&error) {
         Some(Errno::INTR) => Ok(()),
         Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
-            // The system is short of something. What it did not take is still in the queue, and
+            // The kernel is short of a resource. Entries that it did not take stay in the ring, and
             // the driver tries again.
             core.counters.add(IoCounters::ENTERS_REFUSED, 0, 1);
             ring.back_off();
@@ -362,13 +365,13 @@ impl Backend for Uring {
         }
         if state.data.driven || context == RunContext::NonBlocking {
             if fallback || !try_submit_entries(core, state) {
-                // The driver, or the reaper, looks at it.
+                // The driver or the completion thread looks at it.
                 ring.raise_event();
             }
             return UringFollowUp::Nothing;
         }
-        // What is in the page cache completes in the call: then this thread looks after it
-        // rather than that a reaper is woken.
+        // Reads from the page cache complete within the call. This thread reaps them, which is
+        // cheaper than waking a completion thread.
         become_driver(ring, state);
         match stop_driving(core, state, false) {
             true => UringFollowUp::Nothing,

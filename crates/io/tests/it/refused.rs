@@ -54,7 +54,7 @@ fn threads_run_where_they_are_asked_for() {
     let device = device.unwrap();
     works(&device);
     match device.stats().engine {
-        Engine::Threads { why } => assert!(why.contains("asked for"), "{why}"),
+        Engine::Threads { why } => assert!(why.contains("requested"), "{why}"),
         engine => panic!("{engine}, not threads"),
     }
 }

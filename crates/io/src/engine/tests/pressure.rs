@@ -1,4 +1,5 @@
-//! More than there is room or a worker for, and operations that fail as a whole: nobody may be forgotten.
+//! More requests than slots or workers, and operations that fail as a whole: no request may be
+//! forgotten.
 
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::*;
 use crate::{MemoryDevice, MemoryOptions, Payload};
 
-/// How long what must not hang may take.
+/// Time after which a test counts as hanging.
 const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn tunables(settings: &[(&str, u64)]) -> Arc<IoTunables> {
@@ -29,7 +30,7 @@ fn with(path: &Path, choice: EngineChoice, queues: usize, tunables: Arc<IoTunabl
     engine_over(open(path, false), path, false, &setup)
 }
 
-/// `request`, whose end is sent as `name` and whether it went well.
+/// `request`, whose `name` and result are sent when it completes.
 fn told<T: Send + 'static>(
     to: &Sender<(T, Result<(), ErrorKind>)>,
     name: T,
@@ -41,7 +42,8 @@ fn told<T: Send + 'static>(
     })
 }
 
-/// The next `count` ends. If they do not come, the device is left as it is: closing it would hang.
+/// Receives the next `count` completions. If they do not come, leaks the device, since closing it
+/// would hang.
 fn ends<T, D>(from: &Receiver<T>, count: usize, device: D) -> (Vec<T>, D) {
     let ends: Vec<T> = (0..count).map_while(|_| from.recv_timeout(HANG_TIMEOUT).ok()).collect();
     if ends.len() < count {
@@ -72,13 +74,13 @@ fn a_failed_merged_operation_is_retried_request_by_request() {
     }
 }
 
-/// A chain of reads that goes on until `stop`.
+/// A chain of reads that continues until `stop`.
 fn chain(engine: &Arc<FileEngine>, stop: &Arc<AtomicBool>, buffer: Buffer, at: u64) {
     let (again, stopped) = (Arc::clone(engine), Arc::clone(stop));
     engine.submit(Request::read(at, buffer).on_done(move |done| {
         if !stopped.load(Relaxed) {
             let buffer = done.into_buffer().unwrap();
-            // Never adjacent to another: what is merged is no flood.
+            // Never adjacent to another, since merged reads are no flood.
             chain(&again, &stopped, buffer, (at + 17 * 8192) % FILE_BYTES);
         }
     }));
@@ -106,8 +108,8 @@ fn a_flood_of_one_class_does_not_starve_the_others() {
     }
 }
 
-/// Lanes of the pool that fight for a few permits, with raises and cancels in between: whoever is granted one
-/// and does not need it any more gives it back.
+/// Queues that compete for few permits, with raises and cancels in between. A queue that needs a
+/// granted permit no longer returns it.
 #[test]
 fn few_permits_circulate_among_queues() {
     let arena = arena();
@@ -148,7 +150,8 @@ fn few_permits_circulate_among_queues() {
     }
 }
 
-/// A memory device that serves one asynchronous read at a time, each for `latency_ns`, and queues one.
+/// A memory device that serves one asynchronous read at a time, each for `latency_ns`, and queues
+/// one.
 fn narrow(latency_ns: u64) -> Arc<MemoryDevice> {
     let settings = [("async_read_min", 1), ("async_read_max", 1), ("queue_limit", 1)];
     let tunables = tunables(&settings);
@@ -157,7 +160,8 @@ fn narrow(latency_ns: u64) -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new("narrow", 1 << 20, &options).unwrap())
 }
 
-/// Stops the device's only lane in a callback: nothing ends until something is sent.
+/// Blocks the device's only queue in a callback. Nothing completes until the returned channel is
+/// used.
 fn stopped(device: &dyn Device) -> SyncSender<()> {
     let (entered, is_in) = sync_channel(0);
     let (go, gate) = sync_channel(0);
@@ -181,7 +185,7 @@ fn wait_for(condition: impl Fn() -> bool) {
     }
 }
 
-/// Room that a cancel or a raise makes is as good as any other.
+/// A slot freed by a cancel or a raise wakes a waiting submitter.
 #[test]
 fn a_cancel_or_raise_wakes_a_blocked_submitter() {
     let arena = arena();
@@ -206,7 +210,7 @@ fn a_cancel_or_raise_wakes_a_blocked_submitter() {
         } else {
             handle.cancel();
         }
-        // The one in flight has not ended.
+        // The read in flight has not ended.
         submitter.join().unwrap();
         assert_eq!(counted(&*device, "completed"), before);
         go.send(()).unwrap();
@@ -218,7 +222,8 @@ fn a_cancel_or_raise_wakes_a_blocked_submitter() {
     }
 }
 
-/// A request whose submitter still waits for room can be raised into a queue that has some, or taken back.
+/// A request whose submitter waits for a slot can be raised into a queue that has one, or
+/// cancelled.
 #[test]
 fn a_blocked_request_can_be_raised_or_cancelled_at_once() {
     let arena = arena();
@@ -251,7 +256,7 @@ fn a_blocked_request_can_be_raised_or_cancelled_at_once() {
     }
 }
 
-/// Many wait for room; one place wakes one of them, and all get theirs.
+/// Many threads wait for slots. Each slot wakes one, and all get one.
 #[test]
 fn many_blocked_submitters_all_get_through() {
     let arena = arena();
@@ -278,7 +283,7 @@ fn many_blocked_submitters_all_get_through() {
     device.close();
 }
 
-/// Raising and cancelling run no callbacks, so they can be called under a lock that callbacks take.
+/// Raising and cancelling run no callbacks, so they may be called under a lock that callbacks take.
 #[test]
 fn raising_and_cancelling_run_no_callbacks() {
     let arena = arena();
@@ -322,7 +327,7 @@ fn raising_and_cancelling_run_no_callbacks() {
     test(Arc::new(MemoryDevice::new("memory", FILE_BYTES, &options).unwrap()));
 }
 
-/// What callbacks cancel is told by others, whose close waits for it.
+/// Requests that a callback cancels are finished by another thread. The close waits for that.
 #[test]
 fn a_close_waits_for_requests_that_callbacks_cancelled() {
     let arena = arena();
@@ -357,7 +362,8 @@ fn a_close_waits_for_requests_that_callbacks_cancelled() {
     }
 }
 
-/// Who drives a ring while it waits for one request is woken when that one is cancelled, however often.
+/// A thread that drives a ring while it waits for a request is woken when that request is
+/// cancelled.
 #[test]
 fn a_helping_thread_is_woken_by_a_cancel() {
     let arena = arena();
@@ -386,7 +392,7 @@ fn a_helping_thread_is_woken_by_a_cancel() {
     }
 }
 
-/// Two lanes of a device without latency give each other the one permit, on small stacks.
+/// Two queues of a device without latency pass one permit back and forth, on small stacks.
 #[test]
 fn running_other_queues_does_not_recurse() {
     let arena = arena();
@@ -416,7 +422,7 @@ fn running_other_queues_does_not_recurse() {
     device.close();
 }
 
-/// Memory that was exchanged is looked at before anything depends on it.
+/// Replaced memory is checked before anything depends on it.
 #[test]
 fn memory_that_does_not_fit_is_refused() {
     let arena = arena();
@@ -433,7 +439,7 @@ fn memory_that_does_not_fit_is_refused() {
     });
 }
 
-/// Nobody has taken it back, and some of it may have happened.
+/// The request was not cancelled, and part of it may have happened.
 #[test]
 fn a_persistent_ecanceled_is_a_device_error() {
     let arena = arena();

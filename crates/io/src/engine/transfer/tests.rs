@@ -1,4 +1,4 @@
-//! What the system's answers mean.
+//! The meaning of the kernel's results.
 
 use std::fs::File;
 
@@ -29,14 +29,14 @@ fn medium_of(file: File) -> DeviceFile {
     DeviceFile::new(file.into(), &info)
 }
 
-/// A transfer without memory: none of this looks at it.
+/// A transfer without memory, which these tests do not need.
 fn transfer(op: Op) -> Transfer {
     let (offset, len) = if op == Op::Flush { (0, 0) } else { (4096, 4096) };
     let requests = Requests::One(Request::discard(offset, len));
     Transfer::new(Operation { op, offset, len, priority: Priority::SyncWrite, requests })
 }
 
-/// How it ends when the system returns that.
+/// The result of a transfer after the kernel returned `returned`.
 fn end(op: Op, device_file: &DeviceFile, returned: Result<u64, i32>) -> Result<(), ErrorKind> {
     match transfer(op).step(device_file, returned) {
         Step::End(result) => result.map_err(|error| error.kind()),
@@ -68,7 +68,7 @@ fn a_failure_or_a_short_transfer_on_what_was_cut_is_gone() {
         assert_eq!(short.done(), 1024);
         assert_eq!(end(op, &shrunk_size, Ok(1024)), Err(ErrorKind::Gone));
     }
-    // Whatever its size is by now, it was shorter when it was read.
+    // Whatever the size is now, the file was shorter when it was read.
     assert_eq!(end(Op::Read, &whole, Ok(0)), Err(ErrorKind::Gone));
 }
 
