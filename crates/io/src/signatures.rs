@@ -1,9 +1,9 @@
-//! What a device may hold that is not ours to write over: what is known by a few bytes at a place.
+//! Signatures of known contents, so that a device in use is not overwritten by mistake.
 
-/// What is known, where its bytes are, and what they are; the first that fits is told.
+/// Content, offset of its signature, and the signature. The first match counts.
 const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("a Forebay pool", 0, b"forebay\x01"),
-    ("a cache device of Forebay", 0, b"forelvl"),
+    ("a Forebay L2 device", 0, b"forelvl"),
     ("a GPT partition table", 512, b"EFI PART"),
     ("a GPT partition table", 4096, b"EFI PART"),
     ("an XFS file system", 0, b"XFSB"),
@@ -21,10 +21,11 @@ const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("a partition table or boot sector", 510, &[0x55, 0xaa]),
 ];
 
-/// What a device holds, in words that follow "it holds", by `bytes` that were read from it at the offset `start`. Nothing if they are zeros.
+/// Describes the content of a device, given `bytes` read at offset `start`, in words that fit after
+/// "it holds". Returns `None` if all bytes are zero.
 ///
-/// Whoever asks reads the first and the last MiB: there file systems, archives, images and tables of partitions have what they are
-/// known by.
+/// Callers should read the first and the last MiB: file systems, archives, images and partition
+/// tables keep their signatures there.
 pub fn content_of(start: u64, bytes: &[u8]) -> Option<String> {
     let at = bytes.iter().position(|byte| *byte != 0)?;
     let fits = |(_, at, magic): &&(&str, usize, &[u8])| {

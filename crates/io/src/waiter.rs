@@ -1,4 +1,4 @@
-//! Waiting for one request: on a thread, or as a future. No runtime is needed.
+//! Waiting for one request, on a thread or as a future. It needs no async runtime.
 
 use std::fmt;
 use std::future::Future;
@@ -10,11 +10,11 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::request::Completion;
 
-/// Where a request's end is left for one who waits.
+/// The shared state of one request and the thread or future that waits for it.
 pub struct Waiter {
     state: Mutex<WaiterState>,
     completed: Condvar,
-    /// Where the engine has put the request: its own name for that.
+    /// The engine's note of the queue that holds the request.
     engine_tag: AtomicUsize,
 }
 
@@ -30,17 +30,17 @@ impl Waiter {
         Self { state, completed: Condvar::new(), engine_tag: AtomicUsize::new(0) }
     }
 
-    /// Notes where the engine has put the request.
+    /// Stores the engine's tag.
     pub(crate) fn set_engine_tag(&self, engine_tag: usize) {
         self.engine_tag.store(engine_tag, Ordering::Relaxed);
     }
 
-    /// Where the engine has put the request; 0 if that is not known.
+    /// Returns the engine's tag; 0 if there is none.
     pub(crate) fn engine_tag(&self) -> usize {
         self.engine_tag.load(Ordering::Relaxed)
     }
 
-    /// Leaves the end and wakes who waits.
+    /// Stores the completion, and wakes the waiting thread or future.
     pub(crate) fn complete(&self, completion: Completion) {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut *state, WaiterState::Completed(completion));
@@ -51,12 +51,12 @@ impl Waiter {
         }
     }
 
-    /// Whether the end is there.
+    /// Returns whether the request has completed.
     pub fn is_complete(&self) -> bool {
         !matches!(*self.state.lock(), WaiterState::Waiting(_))
     }
 
-    /// Sleeps until the end is there. Somebody else must be bringing it about.
+    /// Blocks until the request has completed. Another thread must complete it.
     pub fn park(&self) {
         let mut state = self.state.lock();
         while matches!(*state, WaiterState::Waiting(_)) {
@@ -76,7 +76,7 @@ impl Waiter {
     }
 }
 
-/// The end of a request, to come. Dropping it does not cancel the request.
+/// A request's future completion. Dropping it does not cancel the request.
 pub struct Pending {
     waiter: Arc<Waiter>,
 }
@@ -90,16 +90,16 @@ impl Pending {
         Arc::clone(&self.waiter)
     }
 
-    /// Waits on this thread and returns the end. With `device`, the thread helps to bring it
-    /// about (see [`Device::help`](crate::Device::help)).
+    /// Blocks this thread until the request has completed, and returns the completion. Meanwhile
+    /// the thread helps `device` (see [`Device::help`](crate::Device::help)).
     ///
     /// # Panics
-    /// Inside a callback of a request, where waiting could wait for itself.
+    /// Inside a callback of a request, where the wait could be for itself.
     pub fn wait<D: crate::Device + ?Sized>(self, device: &D) -> Completion {
         assert!(!crate::in_callback(), "a callback must not wait for a request");
         device.help(&self.waiter);
         self.waiter.park();
-        self.waiter.take().expect("nobody else takes it")
+        self.waiter.take().expect("only this future takes it")
     }
 }
 
@@ -121,16 +121,16 @@ impl Future for Pending {
             }
             WaiterState::Completed(_) => {
                 drop(state);
-                Poll::Ready(self.waiter.take().expect("settled, and nobody else takes it"))
+                Poll::Ready(self.waiter.take().expect("complete, and only this future takes it"))
             }
-            WaiterState::Taken => panic!("polled after it was ready"),
+            WaiterState::Taken => panic!("polled after completion"),
         }
     }
 }
 
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending").field("settled", &self.waiter.is_complete()).finish()
+        f.debug_struct("Pending").field("complete", &self.waiter.is_complete()).finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Callbacks come one after the other, whatever they do.
+//! Callbacks run one after another, whatever they do.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
 
 use std::cell::RefCell;
@@ -15,12 +15,12 @@ fn note(log: &Log, what: impl Into<String>) {
     log.lock().unwrap().push(what.into());
 }
 
-/// What happened, in order.
+/// The events in order.
 fn taken(log: &Log) -> Vec<String> {
     std::mem::take(&mut *log.lock().unwrap())
 }
 
-/// A request that notes its end as `name`.
+/// A request that records its completion as `name`.
 fn noting(log: &Log, name: &'static str) -> Request {
     let log = log.clone();
     Request::flush().on_done(move |_| note(&log, name))
@@ -82,7 +82,7 @@ fn a_panic_in_a_callback_loses_nobody_else() {
     assert_eq!(taken(&log), ["second", "third"]);
 }
 
-/// Thrown, it throws again when it is dropped, as often as it says.
+/// A panic payload that panics again when dropped, this many times.
 struct Bomb(u32);
 
 impl Drop for Bomb {
@@ -157,7 +157,7 @@ fn a_thread_may_end_requests_as_its_last_act() {
     let log = Log::default();
     let inner = log.clone();
     let thread = thread::spawn(move || {
-        // Made before the list of this module, this variable is dropped after it.
+        // Created before this module's list, so dropped after it.
         LAST.with(|last| *last.borrow_mut() = Some(Request::flush()));
         noting(&inner, "early").finish(Ok(()));
         let nested = noting(&inner, "nested");
@@ -179,7 +179,7 @@ fn a_panic_between_callbacks_leaves_the_thread_as_it_was() {
     let log = Log::default();
     let (inner, end) = (log.clone(), log.clone());
     let completion = Completion { op: Op::Flush, offset: 0, result: Ok(()), payload: None };
-    // Not made by `layered`, which would contain it.
+    // Not created by `layered`, which would catch the panic.
     let layers = move |_: &mut Completion| {
         noting(&inner, "later").finish(Ok(()));
         assert!(!in_callback(), "on purpose");
@@ -202,10 +202,10 @@ fn a_panic_between_callbacks_leaves_the_thread_as_it_was() {
     assert!(thrown.is_err() && !in_callback());
 }
 
-/// Memory that panics when it is asked for.
+/// Memory that panics on access.
 struct Bad(bool);
 
-// SAFETY: it never returns any bytes but none.
+// SAFETY: it only ever returns an empty slice.
 unsafe impl crate::StableBytes for Bad {
     fn bytes(&self) -> &[u8] {
         assert!(self.0, "on purpose");

@@ -1,4 +1,4 @@
-//! Handles of requests, against a queue that notes what it is asked.
+//! Handles of requests, against a queue that records its calls.
 #![allow(clippy::disallowed_types, reason = "a plain lock for a test")]
 
 use std::sync::{Arc, Mutex, Weak};
@@ -52,7 +52,7 @@ fn a_raise_that_comes_before_the_queue_is_not_lost() {
     let queue = Arc::new(Queue::default());
     let (request, handle) = prefetch();
     assert_eq!(request.priority(), Priority::AsyncRead);
-    // Less urgent than it is anyway.
+    // Less urgent than its current priority.
     handle.raise(Priority::Scrub);
     assert_eq!(request.priority(), Priority::AsyncRead);
     handle.raise(Priority::SyncRead);

@@ -1,13 +1,13 @@
-//! What failed under a root set, and how it stands.
+//! Failures and statistics of a set of roots.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 
-/// How many errors a root keeps in full, for each generation. Of others it keeps the count.
+/// Errors that a root keeps in full, per generation. Further ones are only counted.
 const MAX_ERRORS: usize = 8;
 
-/// What failed: counts by kind, and the first few errors.
+/// Failures of requests: counts by kind, and the first few errors.
 #[derive(Clone, Debug, Default)]
 pub struct Failures {
     by_kind: [u64; ErrorKind::ALL.len()],
@@ -16,27 +16,27 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Requests that failed with `kind`.
+    /// Returns the number of requests that failed with `kind`.
     pub fn of(&self, kind: ErrorKind) -> u64 {
         self.by_kind[kind.index()]
     }
 
-    /// Requests that failed.
+    /// Returns the number of requests that failed.
     pub fn total(&self) -> u64 {
         self.by_kind.iter().sum()
     }
 
-    /// Callbacks that panicked.
+    /// Returns the number of callbacks that panicked.
     pub fn panics(&self) -> u64 {
         self.panics
     }
 
-    /// The first few errors of each root, in the order of the roots.
+    /// Returns the first few errors of each root, in the order of the roots.
     pub fn first(&self) -> &[Error] {
         &self.first
     }
 
-    /// Whether nothing failed and nothing panicked.
+    /// Returns whether no request failed and no callback panicked.
     pub fn is_empty(&self) -> bool {
         self.total() == 0 && self.panics == 0
     }
@@ -52,13 +52,13 @@ impl Failures {
         self.panics += 1;
     }
 
-    /// Adds what another saw: the counts, and the errors themselves.
+    /// Adds the counts and errors of `other`.
     pub(super) fn add(&mut self, mut other: Self) {
         self.add_counts(&other);
         self.first.append(&mut other.first);
     }
 
-    /// Adds the counts of another.
+    /// Adds the counts of `other`.
     pub(super) fn add_counts(&mut self, other: &Self) {
         for (sum, count) in self.by_kind.iter_mut().zip(other.by_kind) {
             *sum += count;
@@ -83,36 +83,36 @@ impl fmt::Display for Failures {
     }
 }
 
-/// What a drain found.
+/// The result of a drain.
 #[derive(Clone, Debug)]
 pub struct Drained {
-    /// Requests that were in flight when it began. What their callbacks submitted was waited
-    /// for as well.
+    /// Requests in flight when the drain began. Requests submitted by their callbacks were waited
+    /// for too, but are not counted here.
     pub waited_for: u64,
-    /// What failed of all the requests between the beginning of the drain before and the
-    /// beginning of this one. So each failure is in the findings of exactly one drain.
+    /// Failures of requests submitted between the begin of the previous drain and the begin of this
+    /// one. So exactly one drain reports each failure.
     pub failures: Failures,
 }
 
-/// How a root set stands.
+/// Statistics of a set of roots.
 #[derive(Clone, Debug)]
 pub struct RootsStats {
-    /// Requests that have not ended yet, a root.
+    /// Requests in flight, by root.
     pub in_flight: Vec<u64>,
     /// Drains that have begun.
     pub drains: u64,
-    /// Whether it is closed.
+    /// The set is closed.
     pub closed: bool,
-    /// Requests that came after it was closed.
+    /// Requests refused because the set was closed.
     pub refused: u64,
-    /// Requests that failed since the beginning.
+    /// Requests that failed, since the set was created.
     pub failed: u64,
-    /// Callbacks that panicked since the beginning.
+    /// Callbacks that panicked, since the set was created.
     pub panics: u64,
 }
 
 impl RootsStats {
-    /// Requests that have not ended yet.
+    /// Returns the requests in flight, of all roots.
     pub fn total_in_flight(&self) -> u64 {
         self.in_flight.iter().sum()
     }

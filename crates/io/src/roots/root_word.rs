@@ -1,26 +1,27 @@
-//! The word of a root: who is in flight, in which generation, and whether more may come.
+//! The state of a root in one word: counts of requests in flight, current generation, and closed
+//! flag.
 //!
 //! | bits | meaning | changed by |
 //! |---|---|---|
-//! | 0–30 | requests in flight of even generations | who submits, who completes |
-//! | 31–61 | requests in flight of odd generations | who submits, who completes |
+//! | 0–30 | requests in flight of even generations | submissions, completions |
+//! | 31–61 | requests in flight of odd generations | submissions, completions |
 //! | 62 | parity of the current generation | a drain, one at a time |
-//! | 63 | closed: nothing new may enter | whoever closes, once |
+//! | 63 | closed: no new request may enter | `close`, once |
 //!
-//! A request enters by one compare-and-swap that sees the generation, the closed bit and the
-//! count together. So it is either counted in the generation that a drain waits for, or comes
-//! after that drain has begun; there is no moment in between, and nothing to check again.
+//! A request enters by one compare-and-swap that covers generation, closed flag and count. So it
+//! either is counted in the generation that a drain waits for, or comes after the begin of that
+//! drain. Nothing must be checked again.
 //!
-//! Invariants: a count rises only in the current generation, or in one that a request in flight
-//! is of (by what its callback submits). So once a generation is past, its count falls to zero
-//! once, and stays there until a later drain makes its parity current again.
+//! Invariant: a count rises only in the current generation, or while a request of its generation is
+//! in flight (by submissions of callbacks). So the count of a past generation falls to zero once,
+//! and stays zero until a later drain makes its parity current again.
 
 use std::fmt;
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 const COUNT_BITS: u32 = 31;
-/// Most requests of one generation that a root can have in flight.
+/// Most requests in flight of one generation and root.
 const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 const PARITY: u64 = 1 << 62;
 const CLOSED: u64 = 1 << 63;
@@ -33,12 +34,12 @@ pub(crate) enum Parity {
 }
 
 impl Parity {
-    /// 0 or 1.
+    /// Returns 0 or 1.
     pub(crate) fn index(self) -> usize {
         self as usize
     }
 
-    /// The parity of the `n`th generation.
+    /// Returns the parity of the `n`th generation.
     pub(crate) fn of(n: u64) -> Self {
         if n.is_multiple_of(2) { Self::Even } else { Self::Odd }
     }
@@ -47,12 +48,12 @@ impl Parity {
         self as u32 * COUNT_BITS
     }
 
-    /// One request of it.
+    /// Returns one request of this generation, as an addend of the word.
     fn one(self) -> u64 {
         1 << self.shift()
     }
 
-    /// Its count in `word`.
+    /// Returns the count of this generation in `word`.
     fn count(self, word: u64) -> u64 {
         (word >> self.shift()) & MAX_COUNT
     }
@@ -62,7 +63,7 @@ impl Parity {
     }
 }
 
-/// The word.
+/// The state word of a root.
 pub(crate) struct RootWord(AtomicU64);
 
 impl RootWord {
@@ -70,14 +71,14 @@ impl RootWord {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts `n` new requests in the current generation and says which that is, unless the
-    /// root is closed.
+    /// Counts `n` new requests in the current generation, and returns that generation. `None` if
+    /// the root is closed.
     pub(crate) fn enter(&self, n: u64) -> Option<Parity> {
         self.add(|word| (word & CLOSED == 0).then(|| Parity::current(word)), n)
     }
 
-    /// Counts `n` requests that a request in flight of generation `parity` submits; closed or
-    /// not.
+    /// Counts `n` requests submitted by a callback of generation `parity`, even if the root is
+    /// closed.
     pub(crate) fn enter_child(&self, parity: Parity, n: u64) {
         let parent = |word| {
             assert!(parity.count(word) > 0, "a callback runs, but its request is not in flight");
@@ -103,8 +104,8 @@ impl RootWord {
         }
     }
 
-    /// A request has ended, callback and all. True if it was the last one that a drain waits
-    /// for: then the drain must be told.
+    /// Removes a request that has completed, callback included. Returns whether it was the last one
+    /// that a drain waits for. Then the caller must wake the drain.
     #[inline]
     pub(crate) fn leave(&self, parity: Parity) -> bool {
         let before = self.0.fetch_sub(parity.one(), Ordering::AcqRel);
@@ -112,8 +113,9 @@ impl RootWord {
         parity.count(before) == 1 && Parity::current(before) != parity
     }
 
-    /// Begins the generation after `ending`, and returns how many of `ending` are in flight.
-    /// Only one drain at a time may do so, once the generation before `ending` is gone.
+    /// Begins the generation after `ending`, and returns the number of requests in flight of
+    /// `ending`. Only one drain at a time may call it, and only once the generation before `ending`
+    /// is empty.
     pub(crate) fn flip(&self, ending: Parity) -> u64 {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -127,7 +129,7 @@ impl RootWord {
         }
     }
 
-    /// Nothing new enters from now on.
+    /// Closes the root: no new request enters.
     pub(crate) fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
@@ -136,12 +138,12 @@ impl RootWord {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// How many of `parity` are in flight.
+    /// Returns the number of requests in flight of `parity`.
     pub(crate) fn count(&self, parity: Parity) -> u64 {
         parity.count(self.0.load(Ordering::Acquire))
     }
 
-    /// How many are in flight.
+    /// Returns the number of requests in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         let word = self.0.load(Ordering::Acquire);
         Parity::Even.count(word) + Parity::Odd.count(word)
@@ -172,7 +174,7 @@ mod tests {
         assert_eq!(state.enter(2), Some(Parity::Even));
         assert!(!state.leave(Parity::Even));
         assert_eq!(state.flip(Parity::Even), 1);
-        // The newer generation does not keep the older one from ending, nor end it.
+        // A newer generation neither delays the end of the older one nor causes it.
         assert_eq!(state.enter(1), Some(Parity::Odd));
         assert!(!state.leave(Parity::Odd));
         state.enter_child(Parity::Even, 1);

@@ -1,4 +1,4 @@
-//! One end, left by one thread and found by another.
+//! One completion, stored by one thread and found by another.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
 
 use std::future::Future;
@@ -29,7 +29,7 @@ impl Wakes {
     }
 }
 
-/// A waker, and how often it was used.
+/// A waker, and the number of its wakes.
 fn waker() -> (Waker, Arc<Wakes>) {
     let wakes = Arc::new(Wakes::default());
     (Waker::from(wakes.clone()), wakes)
@@ -46,7 +46,7 @@ fn the_last_waker_is_woken_once() {
     let ((first, first_wakes), (second, second_wakes)) = (waker(), waker());
     assert!(pending.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
     assert!(pending.as_mut().poll(&mut Context::from_waker(&second)).is_pending());
-    // What it replaced is dropped, not kept for ever.
+    // The replaced waker is dropped at once.
     drop(first);
     assert_eq!(Arc::strong_count(&first_wakes), 1);
     request.finish(Ok(()));
@@ -91,7 +91,7 @@ fn parked_threads_all_wake_and_a_future_as_well() {
     request.finish(Ok(()));
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(wakes.count(), 1);
-    // Parking takes nothing away, and does not sleep once the end is there.
+    // `park` takes nothing, and does not block after completion.
     pending.waiter().park();
     assert!(pending.poll(&mut Context::from_waker(&waker)).is_ready());
 }
@@ -132,7 +132,7 @@ fn a_waker_that_panics_is_contained() {
     assert!(pending.poll(&mut Context::from_waker(&waker)).is_ready());
 }
 
-/// Ends race polls: a poll that found nothing is always followed by a wake.
+/// Completions race polls: a poll that found nothing is always followed by a wake.
 #[test]
 fn no_wake_is_lost() {
     for _ in 0..2000 {
@@ -147,10 +147,10 @@ fn no_wake_is_lost() {
     }
 }
 
-/// Tells whether it was dropped in a callback.
+/// Reports whether it was dropped in a callback.
 struct Tells(mpsc::Sender<bool>);
 
-// SAFETY: no bytes, always.
+// SAFETY: it has no bytes.
 unsafe impl StableBytes for Tells {
     fn bytes(&self) -> &[u8] {
         &[]

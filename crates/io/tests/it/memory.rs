@@ -36,7 +36,7 @@ fn what_was_never_written_is_zero() {
         assert_eq!(read.into_buffer().unwrap()[..], [0; 8192]);
     }
     assert_eq!(device.info().engine, Engine::Memory);
-    // A last chunk that is not whole, too.
+    // Also with a partial last chunk.
     let options = MemoryOptions { populated: true, ..MemoryOptions::default() };
     let device = MemoryDevice::new("populated", (1 << 20) + 8192, &options).unwrap();
     for offset in [0, 1 << 20] {
@@ -79,7 +79,7 @@ proptest! {
 
 #[test]
 fn an_operation_takes_its_latency_however_many_there_are() {
-    // One after the other they would take four minutes.
+    // One after another they would take four minutes.
     const LATENCY: Duration = Duration::from_millis(500);
     const COUNT: u64 = 500;
     let device = device(COUNT * 8192, LATENCY.as_nanos() as u64);
@@ -98,7 +98,7 @@ fn an_operation_takes_its_latency_however_many_there_are() {
     }
     let took = begin.elapsed();
     assert!(took >= LATENCY, "{took:?}");
-    // A bound for a machine that hangs, not for one that is slow.
+    // A bound for a hanging machine, not for a slow one.
     assert!(took < LATENCY * (COUNT as u32), "one after the other: {took:?}");
 }
 

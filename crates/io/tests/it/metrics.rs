@@ -1,4 +1,4 @@
-//! Measuring.
+//! The measuring decorator.
 
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Arc;
@@ -68,7 +68,7 @@ fn threads_lose_nothing() {
             });
         }
         for _ in 0..100 {
-            // Subtracts without overflow however it meets them; what begins and ends meanwhile may count.
+            // The subtraction never overflows. Requests that come and go meanwhile may be counted.
             assert!(device.snapshot().in_flight() <= 4 * EACH);
         }
     });

@@ -1,4 +1,4 @@
-//! Requests: what they carry, and that each ends once, however it ends.
+//! Requests: their properties, and that each completes exactly once.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,7 +43,7 @@ fn each_kind_says_what_it_is() {
         assert_eq!(request.priority(), Priority::Scrub);
     }
     assert_eq!(Request::discard(u64::MAX, 2).end(), None);
-    // Shared bytes cannot be written to.
+    // Shared bytes are read-only.
     let mut request = Request::write_shared(0, Box::new(shared));
     assert_eq!(request.payload().unwrap().bytes(), [7; 1024]);
     assert!(request.bytes_mut().is_none());
@@ -121,7 +121,7 @@ fn a_handle_cancels_and_every_copy_does() {
     second.clone().cancel();
     assert!(request.is_cancelled());
     request.finish(Ok(()));
-    // Too late for anything, and harmless.
+    // Too late to have an effect, and harmless.
     handle.cancel();
     second.raise(Priority::SyncRead);
 }
@@ -143,7 +143,7 @@ fn waiting_works_on_a_thread_and_as_a_future() {
         assert_eq!(error.kind(), ErrorKind::Gone);
     });
 
-    // First as a future, then on the thread after all.
+    // First as a future, then on the thread.
     let (request, mut pending) = Request::discard(512, 512).pending();
     device.submit(request);
     let mut context = Context::from_waker(Waker::noop());

@@ -1,8 +1,8 @@
-//! Root sets against a naive twin: plain numbers for who is in flight in which generation.
+//! Sets of roots against a reference model: plain counts of requests in flight by generation.
 //!
-//! Steps run one at a time, on threads that have roots of their own; a drain waits aside
-//! meanwhile. After each step the set and the twin must agree, and a drain must have returned
-//! exactly when the twin's old generation is empty.
+//! Steps run one at a time, on threads with different roots, while a drain may wait on another
+//! thread. After each step the set and the model must agree. A drain must have returned if and only
+//! if the model's old generation is empty.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
@@ -12,25 +12,25 @@ use forebay_io::{Drained, ErrorKind, Request, Roots};
 use proptest::prelude::*;
 
 use crate::double::{Double, fail};
-use crate::roots::{drain_aside, kept, set};
+use crate::roots::{drain_on_another_thread, kept, set};
 
-/// Generations of requests that submit others are this deep.
+/// Depth of requests that submit others.
 const DEPTH: u32 = 3;
 
-/// What the set should think.
+/// The expected state of the set.
 #[derive(Default)]
 struct Model {
     generation: usize,
-    /// In flight, failed and panicked, a generation.
+    /// In flight, failed and panicked, by generation.
     in_flight: Vec<u64>,
     failed: Vec<u64>,
     panicked: Vec<u64>,
     closed: bool,
     refused: u64,
-    /// When each request was submitted: number of cancels before.
+    /// By request: number of cancels before its submission.
     submitted: Vec<u64>,
     cancels: u64,
-    /// How often each request was told its end.
+    /// By request: how often it completed.
     told: Vec<u32>,
 }
 
@@ -50,7 +50,8 @@ struct World {
 }
 
 impl World {
-    /// Submits a request, a child if it has a `parent` of that generation, and tells the twin.
+    /// Submits a request, as a child if it has a `parent` of that generation, and updates the
+    /// model.
     fn submit(self: &Arc<Self>, parent: Option<usize>, depth: u32) {
         let mut model = self.model.lock().unwrap();
         let id = model.told.len();
@@ -66,7 +67,7 @@ impl World {
         }
         drop(model);
         let mut rng = SmallRng::from_seed(self.seed ^ id as u64);
-        // The double ends a flush at once.
+        // The double completes a flush at once.
         let request = if rng.below(3) == 0 { Request::flush() } else { kept(id as u64) };
         let world = self.clone();
         self.roots.submit(request.on_done(move |completion| {
@@ -87,7 +88,7 @@ impl World {
         }));
     }
 
-    /// Ends one that waits, well or not.
+    /// Completes a pending request, with success or an error.
     fn finish(&self, choice: u64) {
         let waiting = self.device.len() as u64;
         if waiting == 0 {
@@ -117,7 +118,7 @@ impl World {
     }
 }
 
-/// A drain that waits aside.
+/// A drain that waits on another thread.
 struct Draining {
     thread: JoinHandle<Drained>,
     generation: usize,
@@ -126,7 +127,7 @@ struct Draining {
 
 impl Draining {
     fn begin(world: &World) -> Self {
-        let thread = drain_aside(&world.roots);
+        let thread = drain_on_another_thread(&world.roots);
         let mut model = world.model.lock().unwrap();
         let generation = model.generation;
         model.generation += 1;
@@ -134,7 +135,7 @@ impl Draining {
         Self { thread, generation, waits_for: model.in_flight[generation] }
     }
 
-    /// Checks that it waits, or that it has returned and says what the twin knows.
+    /// Checks that it still waits, or that it returned the model's result.
     fn check(self, world: &World) -> Option<Self> {
         let model = world.model.lock().unwrap();
         if model.in_flight[self.generation] > 0 {
@@ -152,7 +153,7 @@ impl Draining {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that run one job at a time, between them.
+/// Threads that run one job at a time in turn.
 struct Workers(Vec<(mpsc::SyncSender<Job>, mpsc::Receiver<()>)>);
 
 impl Workers {
@@ -180,7 +181,7 @@ impl Workers {
     }
 }
 
-/// Replays `steps`: what to do, on which worker, and a choice.
+/// Replays `steps`: action, worker, and a random choice.
 fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
     let device = Double::new();
     let roots = set(&device, roots);

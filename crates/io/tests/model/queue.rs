@@ -1,8 +1,8 @@
-//! Permits that several lanes share: never more in flight than the limits, none lost, no kick lost, and
-//! nobody waits for ever.
+//! Permits shared by several queues: limits hold, no permit and no wake-up is lost, and no queue
+//! waits for ever.
 //!
-//! A lane here is what an engine makes of it: a seat and a count of requests, under a lock. Threads
-//! submit to it, end what is in flight, and make a step of each lane that they are told to kick.
+//! A queue here is what an engine makes of it: credits and a count of requests, under a lock.
+//! Threads submit to it, end operations in flight, and run each queue that they are told to run.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -15,16 +15,16 @@ use forebay_base::model::{below, check, go, join};
 struct Queue {
     credits: QueueCredits,
     waiting: [u32; 5],
-    /// Begun and not ended, by class.
+    /// Operations in flight, by class.
     in_flight: Vec<Priority>,
-    /// Operations that can go on at once here, whatever the permits.
+    /// Operations that this queue can execute at once, whatever the permits.
     workers: usize,
 }
 
 struct Device {
     permits: Permits,
     queues: Vec<Mutex<Queue>>,
-    /// In flight by class, as an observer sees it. No part of what is checked.
+    /// Operations in flight by class, as an observer sees them. Not part of the checked code.
     seen: [AtomicI64; 5],
 }
 
@@ -33,7 +33,7 @@ impl Device {
         Self::with_workers(min, max, total, queues, usize::MAX)
     }
 
-    /// With lanes that cannot always go on with a step until there is no permit.
+    /// With queues that cannot always run until there is no permit.
     fn with_workers(
         min: [u32; 5],
         max: [u32; 5],
@@ -53,7 +53,7 @@ impl Device {
         })
     }
 
-    /// A step of `queue`, after `change`, and of those it kicks.
+    /// Runs `queue` after `change`, and then the queues that must be run.
     fn step(&self, queue: usize, change: impl FnOnce(&Self, &mut Queue)) {
         let mut due: Vec<QueuesToRun> = vec![self.step_of(queue, change)];
         while let Some(to_run) = due.pop() {
@@ -86,7 +86,7 @@ impl Device {
         self.step(queue, |_, queue| queue.waiting[class.index()] += 1);
     }
 
-    /// Ends one operation of `queue`, if it has one in flight. Says whether it had.
+    /// Ends one operation of `queue`, if it has one in flight. Returns whether it had.
     fn end_one(&self, queue: usize) -> bool {
         let mut had = false;
         self.step(queue, |device, queue| {
@@ -102,12 +102,12 @@ impl Device {
         had
     }
 
-    /// All that is cancelled before it was begun.
+    /// Cancels all waiting requests of `queue`.
     fn cancel(&self, queue: usize) {
         self.step(queue, |_, queue| queue.waiting = [0; 5]);
     }
 
-    /// Ends what is in flight, as a device does, until there is nothing; then nothing may wait.
+    /// Ends operations until none is in flight. Then no request may wait.
     fn end(self: Arc<Self>) {
         let queues = self.queues.len();
         while (0..queues).any(|queue| self.end_one(queue)) {}
@@ -123,7 +123,7 @@ impl Device {
 const READ: Priority = Priority::SyncRead;
 const SCRUB: Priority = Priority::Scrub;
 
-/// Two lanes and one permit of the class: each hands it on to the other.
+/// Two queues and one permit of the class: each passes it to the other.
 #[test]
 fn two_queues_pass_one_permit_back_and_forth() {
     check(8000, || {
@@ -142,7 +142,7 @@ fn two_queues_pass_one_permit_back_and_forth() {
     });
 }
 
-/// Ends race submits of other lanes, in two classes that share what neither has reserved.
+/// Operations end while other queues submit, in two classes that share unreserved permits.
 #[test]
 fn shared_permits_reach_the_waiting_queue() {
     check(8000, || {
@@ -163,7 +163,7 @@ fn shared_permits_reach_the_waiting_queue() {
     });
 }
 
-/// Spares are taken from a lane that has stopped, while it stops.
+/// Spares are taken from a queue while it stops.
 #[test]
 fn an_idle_queue_blocks_no_other() {
     check(8000, || {
@@ -176,13 +176,13 @@ fn an_idle_queue_blocks_no_other() {
         let busy = Arc::clone(&device);
         let works = go(move || (0..4).for_each(|_| busy.submit(1, READ)));
         join([stops, works]);
-        // Nothing else is in flight, so it must have been given its share at least.
+        // Nothing else is in flight, so it must have got its share at least.
         assert!(device.queues[1].lock().in_flight.len() >= 2);
         device.end();
     });
 }
 
-/// A lane that is granted a permit may have nothing left to do with it.
+/// A queue may have no use any more for a granted permit.
 #[test]
 fn a_cancelled_waiter_passes_its_permit_on() {
     check(8000, || {
@@ -207,7 +207,7 @@ fn a_cancelled_waiter_passes_its_permit_on() {
     });
 }
 
-/// Three lanes, everything at once.
+/// Three queues, everything at once.
 #[test]
 fn random_operations_on_three_queues() {
     check(6000, || {
@@ -232,7 +232,8 @@ fn random_operations_on_three_queues() {
     });
 }
 
-/// A worker a lane: whoever has none left gives back what it was granted, and asks again when it has.
+/// One worker per queue: a queue without a free worker returns its granted permits, and registers
+/// again later.
 #[test]
 fn queues_without_a_free_worker_hold_no_permits() {
     check(8000, || {
