@@ -71,7 +71,7 @@ pub struct Roots {
 #[non_exhaustive]
 pub enum DrainError {
     /// The calling thread is in the callback of a request that the drain might wait for.
-    #[error("a callback of a request must not drain: do so on another thread")]
+    #[error("cannot drain inside a callback of a request; drain on another thread")]
     InCallback,
 }
 
@@ -145,7 +145,7 @@ impl Roots {
         root.refused.fetch_add(1, Ordering::Relaxed);
         let range = (request.offset(), request.len());
         let name = &self.device.info().name;
-        let text = "nothing is accepted any more: the device is being closed; open it again";
+        let text = "the set of roots is closed; open the device again";
         let error = Error::new(ErrorKind::Closed, request.op(), name, range, text);
         request.finish(Err(error));
     }

@@ -119,9 +119,13 @@ impl RootWord {
     pub(crate) fn flip(&self, ending: Parity) -> u64 {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            assert_eq!(Parity::current(word), ending, "drains come one after the other");
+            assert_eq!(Parity::current(word), ending, "drains run one after another");
             let next = word ^ PARITY;
-            assert_eq!(Parity::current(next).count(word), 0, "the drain before left something");
+            assert_eq!(
+                Parity::current(next).count(word),
+                0,
+                "the previous generation is not empty"
+            );
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return ending.count(word),
                 Err(now) => word = now,
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "left something")]
+    #[should_panic(expected = "not empty")]
     fn generations_do_not_overtake() {
         let state = RootWord::new();
         state.enter(1);

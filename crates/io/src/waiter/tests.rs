@@ -109,7 +109,7 @@ fn nobody_need_wait() {
 fn a_dropped_request_is_an_end() {
     let (request, pending) = pending();
     drop(request);
-    let completion = pending.waiter.take().expect("settled");
+    let completion = pending.waiter.take().expect("complete");
     let error = completion.result.unwrap_err();
     assert!(error.to_string().contains("dropped unfinished"), "{error}");
     assert_eq!(error.range(), (4096, 512));

@@ -148,7 +148,7 @@ fn waiting_works_on_a_thread_and_as_a_future() {
     device.submit(request);
     let mut context = Context::from_waker(Waker::noop());
     assert!(std::pin::Pin::new(&mut pending).poll(&mut context).is_pending());
-    assert!(format!("{pending:?}").contains("settled: false"));
+    assert!(format!("{pending:?}").contains("complete: false"));
     device.finish_all();
     assert!(pending.wait(device_of()).result.is_ok());
 }
