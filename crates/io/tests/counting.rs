@@ -43,11 +43,11 @@ fn a_root_takes_no_lock_and_one_update_each_way() {
     assert_eq!((under.locks, under.cas_failed, under.rmw), (0, 0, 2 * REQUESTS));
 
     let mut requests = Vec::new();
-    let lots = cost(|| {
+    let batches = cost(|| {
         requests.extend((0..8).map(|_| Request::flush().on_done(|_| {})));
         roots.submit_all(&mut requests);
     });
-    assert_eq!((lots.locks, lots.rmw), (0, 9 * REQUESTS));
+    assert_eq!((batches.locks, batches.rmw), (0, 9 * REQUESTS));
     assert_eq!(roots.stats().total_in_flight(), 0);
 }
 

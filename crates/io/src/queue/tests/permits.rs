@@ -54,7 +54,7 @@ impl Fixture {
     }
 
     fn in_flight(&self, class: usize) -> u32 {
-        self.queues.iter().map(|seat| seat.in_flight(Priority::ALL[class])).sum()
+        self.queues.iter().map(|queue| queue.in_flight(Priority::ALL[class])).sum()
     }
 
     /// Checks that the limits hold, no permit is lost, and no queue waits for an obtainable permit.

@@ -32,7 +32,7 @@ impl Waiting {
     }
 }
 
-/// A naive submission queue, the only one of its device.
+/// A simple submission queue, the only one of its device.
 struct Model {
     limits: Limits,
     queue_limit: usize,
