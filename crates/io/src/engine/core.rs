@@ -6,9 +6,9 @@
 //! queue's lock, then callbacks run outside it. [`super::queued_device`] closes.
 //!
 //! Invariants:
-//! * A queue whose lock is free was run: nothing is queued that could be issued. So a thread that
-//!   pushes a request, returns a permit or was told to run a queue does so
-//!   ([`Core::run_and_unlock`]) before it unlocks.
+//! * A queue whose lock is free was run: nothing is queued that could be issued. So every change
+//!   that may allow an issue (a pushed request, a returned permit, a granted one) is followed by a
+//!   run before the unlock ([`Core::run_and_unlock`]).
 //! * [`RunContext::NonBlocking`] is the context of a thread that runs a queue for others or inside
 //!   a callback. It runs no callbacks and does not wait for the medium. A thread that raises or
 //!   cancels may hold a lock that a callback takes; and running queues for others must not recurse.

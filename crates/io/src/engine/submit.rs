@@ -1,4 +1,4 @@
-//! Submission: checks, the limit of the queues, and requests of handles.
+//! Submission: checks, the limit of the queues, and raises and cancels by handles.
 //!
 //! A thread that finds the queue of its class full sleeps until a slot is free. Slots become free
 //! in a run of the queue, which notifies as many sleepers as there are free slots. A newly arriving

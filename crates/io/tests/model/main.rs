@@ -12,7 +12,8 @@
 //! as the path of a file that holds it:
 //!
 //! ```text
-//! FOREBAY_REPLAY='910102...' RUSTFLAGS=... cargo test ... --test model -- --exact roots::no_wake_is_lost
+//! FOREBAY_REPLAY='910102...' RUSTFLAGS=... cargo test ... --test model -- \
+//!     --exact roots::no_wake_is_lost
 //! ```
 //!
 //! `FOREBAY_FULL=1` searches twenty times as long, from a seed that it prints; `FOREBAY_SEED` sets
