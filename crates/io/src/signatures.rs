@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_named_where_it_should_be_and_all_else_has_its_place() {
+    fn known_signatures_are_named_and_other_data_has_its_offset() {
         for (name, at, magic) in SIGNATURES {
             let mut bytes = vec![0; 1 << 17];
             bytes[at..at + magic.len()].copy_from_slice(magic);

@@ -31,7 +31,7 @@ fn failure(text: &str) -> Result<(), Error> {
 }
 
 #[test]
-fn what_ends_in_a_callback_is_told_after_it_in_order() {
+fn completions_inside_a_callback_are_delivered_after_it_in_order() {
     let log = Log::default();
     let inner = log.clone();
     let outer = Request::flush().on_done(move |_| {
@@ -67,7 +67,7 @@ fn a_long_chain_is_no_recursion() {
 }
 
 #[test]
-fn a_panic_in_a_callback_loses_nobody_else() {
+fn a_panic_in_a_callback_loses_no_other_completion() {
     let log = Log::default();
     let inner = log.clone();
     let outer = Request::flush().on_done(move |_| {
@@ -94,7 +94,7 @@ impl Drop for Bomb {
 }
 
 #[test]
-fn what_is_thrown_may_throw() {
+fn a_panic_payload_may_panic() {
     for times in 0..3 {
         assert!(!catch_panic(|| std::panic::panic_any(Bomb(times))));
         let request = Request::flush().on_done(move |_| std::panic::panic_any(Bomb(times)));
@@ -143,7 +143,7 @@ fn a_layer_that_panics_spoils_the_result_only() {
 }
 
 #[test]
-fn a_request_that_nobody_awaits_just_ends() {
+fn a_request_without_a_callback_just_ends() {
     Request::flush().finish(Ok(()));
     drop(Request::discard(0, 512));
     assert!(!in_callback());
@@ -214,7 +214,7 @@ unsafe impl crate::StableBytes for Bad {
 }
 
 #[test]
-fn memory_that_panics_loses_nobody() {
+fn panicking_memory_loses_no_completion() {
     let log = Log::default();
     let end = log.clone();
     let layer = |completion: &mut Completion| {

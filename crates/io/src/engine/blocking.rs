@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{pread, preadv, pwrite, pwritev};
 
 use super::core::EndedOperation;
-use super::transfer::{DeviceFile, MAX_BYTES, Step, Transfer};
+use super::transfer::{DeviceFile, MAX_BYTES, NextStep, Transfer};
 use crate::counters::IoCounters;
 use crate::device::DeviceInfo;
 use crate::request::{Op, Request};
@@ -30,13 +30,13 @@ impl BlockingFile {
         loop {
             let returned = self.call(&mut transfer).map_err(|errno| errno.raw_os_error());
             match transfer.step(&self.device_file, returned) {
-                Step::Continue => counters.add(IoCounters::CONTINUED, 0, 1),
-                Step::Retry => counters.add(IoCounters::RETRIED, 0, 1),
-                Step::Unsupported => {
+                NextStep::Continue => counters.add(IoCounters::CONTINUED, 0, 1),
+                NextStep::Retry => counters.add(IoCounters::RETRIED, 0, 1),
+                NextStep::Unsupported => {
                     counters.add(IoCounters::DISCARDS_IGNORED, 0, 1);
                     return transfer.end(Ok(()));
                 }
-                Step::End(result) => return transfer.end(result),
+                NextStep::End(result) => return transfer.end(result),
             }
         }
     }

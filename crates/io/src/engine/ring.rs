@@ -29,7 +29,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd, poll};
 use rustix::fs::FallocateFlags;
 
 use super::core::EndedOperation;
-use super::transfer::{DeviceFile, MAX_BYTES, Step, Transfer};
+use super::transfer::{DeviceFile, MAX_BYTES, NextStep, Transfer};
 use crate::queue::Operation;
 use crate::request::Op;
 
@@ -237,21 +237,21 @@ impl Ring {
             let transfer = slot.transfer.as_mut().expect("completions are of transfers in flight");
             let returned = u64::try_from(result).map_err(|_| -result);
             let result = match transfer.step(device_file, returned) {
-                Step::Continue => {
+                NextStep::Continue => {
                     reaped.continued += 1;
                     self.push_transfer(in_flight, index);
                     continue;
                 }
-                Step::Retry => {
+                NextStep::Retry => {
                     reaped.retried += 1;
                     self.push_transfer(in_flight, index);
                     continue;
                 }
-                Step::Unsupported => {
+                NextStep::Unsupported => {
                     reaped.unsupported += 1;
                     Ok(())
                 }
-                Step::End(result) => result,
+                NextStep::End(result) => result,
             };
             slot.iovecs.clear();
             let transfer = slot.transfer.take().expect("checked above");

@@ -142,7 +142,7 @@ fn a_callback_runs_no_inline_flush() {
 }
 
 #[test]
-fn many_threads_get_what_they_asked_for() {
+fn many_threads_read_the_right_data() {
     let arena = arena();
     on_both(|_, engine| {
         std::thread::scope(|scope| {
@@ -278,7 +278,7 @@ fn a_file_that_shrinks_gives_a_clear_error() {
 }
 
 #[test]
-fn a_close_waits_for_what_was_accepted_and_refuses_the_rest() {
+fn a_close_waits_for_accepted_requests_and_refuses_later_ones() {
     let arena = arena();
     on_both(|_, engine| {
         let ended = Arc::new(AtomicUsize::new(0));

@@ -33,7 +33,7 @@ pub(super) struct Transfer {
 
 /// The step after a system call.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum NextStep {
     /// Make another call, for the rest.
     Continue,
     /// Make the same call again.
@@ -97,24 +97,28 @@ impl Transfer {
     }
 
     /// Takes the result of a call: a number of bytes, or an `errno`.
-    pub(super) fn step(&mut self, device_file: &DeviceFile, returned: Result<u64, i32>) -> Step {
+    pub(super) fn step(
+        &mut self,
+        device_file: &DeviceFile,
+        returned: Result<u64, i32>,
+    ) -> NextStep {
         match returned {
             Ok(bytes) => self.moved(device_file, bytes),
             Err(errno) => self.failed(device_file, errno),
         }
     }
 
-    fn moved(&mut self, device_file: &DeviceFile, bytes: u64) -> Step {
+    fn moved(&mut self, device_file: &DeviceFile, bytes: u64) -> NextStep {
         let op = self.operation.op;
         match op {
-            Op::Flush => return Step::End(self.flushed(device_file)),
-            Op::Discard => return Step::End(Ok(())),
+            Op::Flush => return NextStep::End(self.flushed(device_file)),
+            Op::Discard => return NextStep::End(Ok(())),
             Op::Read | Op::Write => {}
         }
         let reached = self.done + bytes.min(self.left());
         if reached == self.operation.len {
             self.done = reached;
-            return Step::End(Ok(()));
+            return NextStep::End(Ok(()));
         }
         // Direct I/O can continue only at whole sectors.
         let whole = reached - reached % u64::from(device_file.sector_bytes);
@@ -122,17 +126,17 @@ impl Transfer {
         self.done = self.done.max(whole);
         // Check now: the file may grow again, and then the lost bytes read as zero.
         if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
-            return Step::End(Err(self.ends_at(device_file, size_bytes)));
+            return NextStep::End(Err(self.ends_at(device_file, size_bytes)));
         }
         if moved {
-            return Step::Continue;
+            return NextStep::Continue;
         }
         if op == Op::Read {
-            return Step::End(Err(self.ends_at(device_file, self.position())));
+            return NextStep::End(Err(self.ends_at(device_file, self.position())));
         }
         match self.retry() {
-            true => Step::Retry,
-            false => Step::End(Err(self.error(
+            true => NextStep::Retry,
+            false => NextStep::End(Err(self.error(
                 device_file,
                 ErrorKind::Device,
                 "the kernel wrote no bytes in repeated attempts",
@@ -140,7 +144,7 @@ impl Transfer {
         }
     }
 
-    fn failed(&mut self, device_file: &DeviceFile, errno: i32) -> Step {
+    fn failed(&mut self, device_file: &DeviceFile, errno: i32) -> NextStep {
         let error = Errno::from_raw_os_error(errno);
         let op = self.operation.op;
         // `CANCELED` and `FAULT`: the submitting thread has ended, and the kernel gave up its work.
@@ -152,21 +156,21 @@ impl Transfer {
             _ => &[Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::FAULT],
         };
         if passing.contains(&error) && self.retry() {
-            return Step::Retry;
+            return NextStep::Retry;
         }
         if op == Op::Discard && [Errno::OPNOTSUPP, Errno::NOSYS].contains(&error) {
-            return Step::Unsupported;
+            return NextStep::Unsupported;
         }
         if error == Errno::CANCELED {
             // Not a cancelled request: part of it may have happened.
             let text = "the kernel cancelled it in repeated attempts";
-            return Step::End(Err(self.error(device_file, ErrorKind::Device, text)));
+            return NextStep::End(Err(self.error(device_file, ErrorKind::Device, text)));
         }
         // A block device that has shrunk returns `NOSPC`, `INVAL` or `IO`.
         if let Ok(Some(size_bytes)) = device_file.shrunk_size() {
-            return Step::End(Err(self.ends_at(device_file, size_bytes)));
+            return NextStep::End(Err(self.ends_at(device_file, size_bytes)));
         }
-        Step::End(Err(self.system(device_file, errno)))
+        NextStep::End(Err(self.system(device_file, errno)))
     }
 
     /// Returns the result of a flush that the kernel has done. Writes behind a new end are lost.

@@ -2,7 +2,7 @@
 
 use forebay_base::rng::SmallRng;
 
-use super::{FaultDevice, Shared};
+use super::{FaultDevice, FaultShared};
 use crate::error::Error;
 use crate::in_callback;
 use crate::request::{Op, Request};
@@ -78,7 +78,7 @@ impl FaultDevice {
     }
 }
 
-impl Shared {
+impl FaultShared {
     fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let mut buffer = self
             .scratch

@@ -13,14 +13,14 @@ use forebay_base::sync::Arc;
 
 use super::counters::FaultCounters;
 use super::volatile_cache::Run;
-use super::{InFlightGuard, Shared};
+use super::{FaultShared, InFlightGuard};
 use crate::error::Error;
 use crate::request::{Op, Request};
 
 /// Flushes that wait for another one. Their submitters bound them: a flush waits here as it would
 /// in the device below.
 #[derive(Default)]
-pub(super) struct FlushQueue {
+pub(super) struct PendingFlushes {
     running: bool,
     queue: VecDeque<FlushJob>,
 }
@@ -38,26 +38,26 @@ impl InFlightGuard {
     pub(super) fn flush(self, request: Request) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state.lock();
-        if state.volatile.is_empty() && !state.flush_queue.running {
+        if state.volatile.is_empty() && !state.pending_flushes.running {
             drop(state);
             return self.forward(request);
         }
         let job = FlushJob { request, guard: self, runs: VecDeque::new(), number: 0 };
-        state.flush_queue.queue.push_back(job);
-        if !state.flush_queue.running {
-            state.flush_queue.running = true;
+        state.pending_flushes.queue.push_back(job);
+        if !state.pending_flushes.running {
+            state.pending_flushes.running = true;
             drop(state);
             shared.next_flush();
         }
     }
 }
 
-impl Shared {
+impl FaultShared {
     /// Begins the oldest waiting flush, if there is one.
     fn next_flush(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let Some(mut job) = state.flush_queue.queue.pop_front() else {
-            state.flush_queue.running = false;
+        let Some(mut job) = state.pending_flushes.queue.pop_front() else {
+            state.pending_flushes.running = false;
             return;
         };
         let (runs, number) = state.volatile.runs();

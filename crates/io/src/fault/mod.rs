@@ -51,7 +51,7 @@ use crate::device::{Device, DeviceInfo, DeviceStats, Health};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Completion, Op, Request};
 use crate::waiter::Waiter;
-use flush::FlushQueue;
+use flush::PendingFlushes;
 use rule::{PlannedFault, Rules};
 use timer::{Scheduled, Timer};
 use volatile_cache::VolatileCache;
@@ -88,11 +88,11 @@ const EIO: i32 = 5;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FaultDevice {
-    shared: Arc<Shared>,
+    shared: Arc<FaultShared>,
     timer: Timer<Delayed>,
 }
 
-struct Shared {
+struct FaultShared {
     inner: Arc<dyn Device>,
     state: Mutex<FaultState>,
     // No request is in flight any more.
@@ -104,7 +104,7 @@ struct Shared {
 struct FaultState {
     rules: Rules,
     volatile: VolatileCache,
-    flush_queue: FlushQueue,
+    pending_flushes: PendingFlushes,
     in_flight: u64,
     errors: u64,
     closed: bool,
@@ -113,7 +113,7 @@ struct FaultState {
 
 /// Counts an accepted request until it is dropped.
 struct InFlightGuard {
-    shared: Arc<Shared>,
+    shared: Arc<FaultShared>,
 }
 
 impl Drop for InFlightGuard {
@@ -143,13 +143,13 @@ impl FaultDevice {
         let state = FaultState {
             rules: Rules::new(seed),
             volatile: VolatileCache::new(inner.info().sector_bytes, VOLATILE_BYTES),
-            flush_queue: FlushQueue::default(),
+            pending_flushes: PendingFlushes::default(),
             in_flight: 0,
             errors: 0,
             closed: false,
             crashed: false,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FaultShared {
             inner,
             state: Mutex::named("fault-state", state),
             idle: Condvar::new(),
@@ -301,7 +301,7 @@ impl fmt::Debug for FaultDevice {
     }
 }
 
-impl Shared {
+impl FaultShared {
     /// Returns whether the device below would accept the request. If not, that device reports the
     /// better error.
     fn is_well_formed(&self, request: &Request) -> bool {

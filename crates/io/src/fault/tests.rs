@@ -98,7 +98,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn the_cache_and_the_medium_hold_what_was_stored_last(
+    fn cache_and_medium_hold_the_last_stored_content(
         steps in prop::collection::vec(step(), 0..60),
         seed in any::<u64>(),
     ) {

@@ -19,10 +19,10 @@ const MAX_SCHEDULED: usize = 4096;
 
 /// Items sorted by due time.
 pub(super) struct Timer<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<TimerShared<T>>,
 }
 
-struct Shared<T> {
+struct TimerShared<T> {
     state: Mutex<TimerState<T>>,
     // An item is due earlier than before, or the timer stops.
     earlier: Condvar,
@@ -53,7 +53,7 @@ impl<T: Send + 'static> Timer<T> {
     pub(super) fn new(due: impl Fn(T) + Send + Sync + 'static) -> Self {
         let state =
             TimerState { scheduled: BTreeMap::new(), next: 0, stopping: false, thread: None };
-        let shared = Shared {
+        let shared = TimerShared {
             state: Mutex::named("fault-timer", state),
             earlier: Condvar::new(),
             capacity: Condvar::new(),
@@ -124,7 +124,7 @@ impl<T: Send + 'static> Timer<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> TimerShared<T> {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {

@@ -177,7 +177,7 @@ fn a_torn_sector_is_neither_the_old_nor_the_new_one() {
 }
 
 #[test]
-fn images_compare_by_what_they_read() {
+fn images_compare_by_content() {
     let mut image = Image::zero(SECTORS * SECTOR, SECTOR as u32);
     image.set(2, Arc::new(vec![0; SECTOR as usize]), 0);
     assert_eq!(image, Image::zero(SECTORS * SECTOR, SECTOR as u32));

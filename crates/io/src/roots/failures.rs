@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_whole_and_errors_bounded() {
+    fn counts_are_complete_and_errors_bounded() {
         let mut failures = Failures::default();
         assert!(failures.is_empty());
         for offset in 0..100 {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn it_prints_what_was_asked_and_of_whom() {
+    fn it_prints_operation_and_device() {
         let mut failures = Failures::default();
         failures.note(&error(ErrorKind::NoSpace, 1024));
         let text = failures.to_string();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_know_their_places() {
+    fn kinds_match_their_indexes() {
         for (at, kind) in ErrorKind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), at);
         }

@@ -231,7 +231,7 @@ mod tests {
     proptest! {
         /// Against plain counts.
         #[test]
-        fn the_word_is_what_it_packs(steps in prop::collection::vec(0..6u8, 0..200)) {
+        fn the_word_matches_plain_counts(steps in prop::collection::vec(0..6u8, 0..200)) {
             let state = RootWord::new();
             let (mut counts, mut current, mut closed) = ([0u64; 2], 0, false);
             let parity = |n: usize| Parity::of(n as u64);

@@ -97,7 +97,7 @@ fn parked_threads_all_wake_and_a_future_as_well() {
 }
 
 #[test]
-fn nobody_need_wait() {
+fn a_completion_needs_no_waiting_thread() {
     let (request, pending) = pending();
     let waiter = pending.waiter();
     drop(pending);
@@ -164,7 +164,7 @@ impl Drop for Tells {
 }
 
 #[test]
-fn what_nobody_takes_is_dropped_in_the_callback() {
+fn an_untaken_completion_is_dropped_in_the_callback() {
     for dropped in [false, true] {
         let (sent, received) = mpsc::channel();
         let (request, pending) = Request::write_shared(0, Box::new(Tells(sent))).pending();

@@ -78,7 +78,7 @@ fn errors_come_as_asked_and_show_in_health_and_stats() {
 }
 
 #[test]
-fn what_is_not_well_formed_meets_no_rule() {
+fn malformed_requests_meet_no_rule() {
     let arena = arena();
     let device = FaultDevice::new(memory(), 1);
     device.add(Rule::new(Fault::Lost));
@@ -140,7 +140,7 @@ fn a_torn_write_is_there_up_to_some_byte() {
 }
 
 #[test]
-fn what_fails_after_it_was_done_is_done() {
+fn an_error_after_execution_leaves_the_write_done() {
     let (arena, memory) = (arena(), memory());
     let device = FaultDevice::new(memory.clone(), 1);
     let rule = device.add(Rule::new(Fault::ErrorAfter(EIO)).times(1));
@@ -196,7 +196,7 @@ fn the_volatile_cache_is_read_flushed_and_lost() {
 }
 
 #[test]
-fn a_crash_keeps_what_it_is_told_to() {
+fn a_crash_keeps_the_chosen_sectors() {
     let arena = arena();
     let crash = |how| {
         let memory = memory();
@@ -274,7 +274,7 @@ fn a_delay_delays_and_closing_ends_it() {
 }
 
 #[test]
-fn a_crash_ends_what_is_delayed_with_an_error() {
+fn a_crash_fails_delayed_requests() {
     let arena = arena();
     let device = FaultDevice::new(memory(), 1);
     device.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
@@ -285,7 +285,7 @@ fn a_crash_ends_what_is_delayed_with_an_error() {
 }
 
 #[test]
-fn dropping_the_device_ends_what_is_delayed() {
+fn dropping_the_device_ends_delayed_requests() {
     let arena = arena();
     let memory = memory();
     let device = FaultDevice::new(memory.clone(), 1);
@@ -359,7 +359,7 @@ proptest! {
 
     /// Some writes are cached, some flushes below fail, then the device crashes.
     #[test]
-    fn reads_see_the_last_write_and_a_crash_spares_what_was_flushed(
+    fn reads_see_the_last_write_and_flushed_data_survives_a_crash(
         steps in steps(),
         seed in any::<u64>(),
     ) {

@@ -47,7 +47,7 @@ fn write(device: &FileDevice, arena: &Arena, offset: u64, len: usize, fill: u8) 
 }
 
 #[test]
-fn what_is_written_is_read_back_in_every_way_of_opening() {
+fn written_data_is_read_back_with_all_options() {
     let arena = arena();
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
         for direct in [Direct::Auto, Direct::Never] {

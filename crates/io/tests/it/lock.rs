@@ -21,7 +21,7 @@ fn read_only() -> OpenOptions {
 
 /// Returns the holder that the refused open reports.
 fn holder(path: &Path, options: &OpenOptions) -> String {
-    let error = FileDevice::open(path, options).expect_err("somebody has it open");
+    let error = FileDevice::open(path, options).expect_err("it is open already");
     let text = error.to_string();
     assert!(text.starts_with(&*path.to_string_lossy()) && text.contains("is in use"), "{text}");
     match error {

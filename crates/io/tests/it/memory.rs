@@ -28,7 +28,7 @@ fn run(device: &dyn Device, request: Request) -> forebay_io::Completion {
 }
 
 #[test]
-fn what_was_never_written_is_zero() {
+fn unwritten_bytes_are_zero() {
     let device = device(1 << 40, 0);
     let arena = arena();
     for offset in [0, 1 << 30, (1 << 40) - 8192] {
@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_holds_what_a_plain_array_holds(
+    fn it_behaves_like_a_plain_array(
         steps in prop::collection::vec((0..3u8, 0..2048u64, 1..600u64, any::<u8>()), 1..40),
     ) {
         const SECTORS: u64 = 2648;
@@ -125,7 +125,7 @@ fn a_long_chain_of_callbacks_is_no_recursion() {
 }
 
 #[test]
-fn a_close_waits_for_what_is_due_later() {
+fn a_close_waits_for_operations_due_later() {
     let device = device(1 << 20, 5_000_000);
     let arena = arena();
     let ended = Arc::new(AtomicUsize::new(0));
@@ -153,7 +153,7 @@ fn a_read_only_device_refuses_writes() {
 }
 
 #[test]
-fn who_finds_the_queue_full_waits_and_loses_nothing() {
+fn a_submitter_waits_while_the_queue_is_full() {
     let tunables = forebay_io::tunables::IoTunables::default();
     tunables.set_queue_limit(2).unwrap();
     let options = MemoryOptions {

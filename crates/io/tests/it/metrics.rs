@@ -9,7 +9,7 @@ use crate::common::{arena, filled};
 use crate::double::{Double, fail};
 
 #[test]
-fn latencies_failures_bytes_and_what_is_in_flight() {
+fn latencies_failures_bytes_and_requests_in_flight() {
     let (arena, double, clock) = (arena(), Double::new(), Arc::new(ManualClock::new()));
     let device = MetricsDevice::with_clock(double.clone(), clock.clone());
     let mut requests: Vec<_> =

@@ -55,7 +55,7 @@ fn the_events_are_in_order_and_the_rest_is_not_recorded() {
 }
 
 #[test]
-fn whatever_was_flushed_is_in_every_image_of_a_crash() {
+fn flushed_writes_are_in_every_crash_image() {
     let (arena, mut rng) = (arena(), SmallRng::from_seed(3));
     let device = RecordDevice::new(memory(), RecordOptions::default());
     let handle: &dyn Device = &device;

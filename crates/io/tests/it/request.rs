@@ -19,7 +19,7 @@ fn buffer(len: usize, fill: u8) -> Buffer {
 }
 
 #[test]
-fn each_kind_says_what_it_is() {
+fn each_kind_of_request_has_its_properties() {
     let shared = std::sync::Arc::new(buffer(1024, 7));
     let rows = [
         (Request::read(512, buffer(4096, 0)), Op::Read, Priority::SyncRead, 512, 4096),
@@ -169,7 +169,7 @@ fn a_callback_must_not_wait() {
 }
 
 #[test]
-fn errors_say_what_was_asked_of_whom() {
+fn errors_name_operation_range_and_device() {
     let name = "/dev/disk".into();
     let text = Error::system(Op::Write, &name, (4096, 512), 28).to_string();
     assert!(text.starts_with("write of 512 bytes at 4096 of /dev/disk: "), "{text}");

@@ -60,7 +60,7 @@ fn an_idle_set_drains_at_once() {
 }
 
 #[test]
-fn a_drain_waits_for_what_came_before_and_for_nothing_else() {
+fn a_drain_waits_for_earlier_requests_only() {
     for count in [1, 3] {
         let device = Double::new();
         let roots = set(&device, count);
@@ -88,7 +88,7 @@ fn a_drain_waits_for_what_came_before_and_for_nothing_else() {
 }
 
 #[test]
-fn what_callbacks_submit_is_as_old_as_its_parent() {
+fn children_belong_to_their_parents_generation() {
     let device = Double::new();
     let roots = set(&device, 2);
     let inside = roots.clone();
@@ -221,7 +221,7 @@ fn a_drain_in_a_callback_is_an_error() {
 }
 
 #[test]
-fn cancel_is_about_what_is_there() {
+fn cancel_affects_earlier_requests_only() {
     let device = Double::new();
     let roots = set(&device, 2);
     roots.submit(kept(0));
@@ -280,7 +280,7 @@ fn each_failure_is_in_one_drain() {
 }
 
 #[test]
-fn the_root_sees_what_the_user_sees() {
+fn the_root_sees_the_same_result_as_the_user() {
     let device = Double::new();
     let roots = set(&device, 1);
     let ends = Ends::default();
@@ -357,8 +357,8 @@ fn several_at_once_are_as_many_by_one() {
 #[test]
 fn a_request_under_two_sets_is_of_both() {
     /// A device with its own set of roots.
-    struct Inner(Arc<Double>, Arc<Roots>);
-    impl Device for Inner {
+    struct DeviceWithRoots(Arc<Double>, Arc<Roots>);
+    impl Device for DeviceWithRoots {
         fn submit(&self, request: Request) {
             self.1.submit(request);
         }
@@ -376,7 +376,7 @@ fn a_request_under_two_sets_is_of_both() {
     }
     let device = Double::new();
     let below = set(&device, 1);
-    let above = Arc::new(Roots::new(Arc::new(Inner(device.clone(), below.clone())), 1));
+    let above = Arc::new(Roots::new(Arc::new(DeviceWithRoots(device.clone(), below.clone())), 1));
     let ends = Ends::default();
     above.submit(noted(&ends, 1));
     let in_flight = || (above.stats().total_in_flight(), below.stats().total_in_flight());

@@ -109,7 +109,7 @@ fn load(roots: usize, failing: u64) {
 }
 
 #[test]
-fn nothing_is_lost_or_told_twice_or_accepted_late() {
+fn no_request_is_lost_completed_twice_or_accepted_late() {
     for roots in [1, 4] {
         load(roots, 5);
     }

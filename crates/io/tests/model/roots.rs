@@ -125,7 +125,11 @@ impl World {
         assert_eq!(stats.refused, count(|note| &note.refused));
         assert_eq!(stats.failed, count(|note| &note.failed));
         for note in self.known() {
-            assert_eq!(note.ends.load(Ordering::Relaxed), 1, "a request was lost, or told twice");
+            assert_eq!(
+                note.ends.load(Ordering::Relaxed),
+                1,
+                "a request was lost, or completed twice"
+            );
             let child = note.parent.load(Ordering::Relaxed) > 0;
             assert!(!child || !note.refused.load(Ordering::Relaxed), "a child was refused");
         }
@@ -268,7 +272,7 @@ fn a_cancel_divides_before_from_after() {
 
 /// A completion races a thread that waits and a future that polls.
 #[test]
-fn ends_reach_those_who_wait() {
+fn completions_reach_waiting_threads_and_futures() {
     check(12_000, || {
         let device = Double::new();
         let waiter = |future: bool| {

@@ -456,8 +456,8 @@ fn a_persistent_ecanceled_is_a_device_error() {
         requests: crate::queue::Requests::One(request),
     });
     let given_up = std::iter::from_fn(|| match transfer.step(&medium, Err(libc::ECANCELED)) {
-        transfer::Step::Retry => Some(None),
-        transfer::Step::End(result) => Some(Some(result.unwrap_err())),
+        transfer::NextStep::Retry => Some(None),
+        transfer::NextStep::End(result) => Some(Some(result.unwrap_err())),
         other => panic!("{other:?}"),
     });
     let error = given_up.take(100).flatten().next().expect("it is tried a bounded number of times");

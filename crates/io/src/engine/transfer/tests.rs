@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use super::{DeviceFile, MAX_RETRIES, Step, Transfer};
+use super::{DeviceFile, MAX_RETRIES, NextStep, Transfer};
 use crate::device::{DeviceInfo, Engine};
 use crate::error::ErrorKind;
 use crate::priority::Priority;
@@ -39,7 +39,7 @@ fn transfer(op: Op) -> Transfer {
 /// The result of a transfer after the kernel returned `returned`.
 fn end(op: Op, device_file: &DeviceFile, returned: Result<u64, i32>) -> Result<(), ErrorKind> {
     match transfer(op).step(device_file, returned) {
-        Step::End(result) => result.map_err(|error| error.kind()),
+        NextStep::End(result) => result.map_err(|error| error.kind()),
         step => panic!("{op}: {step:?}"),
     }
 }
@@ -52,7 +52,7 @@ fn a_flush_succeeds_only_at_full_size() {
 }
 
 #[test]
-fn a_failure_or_a_short_transfer_on_what_was_cut_is_gone() {
+fn a_failed_or_short_transfer_on_a_truncated_file_is_gone() {
     let (whole, shrunk_size) = (device_file(SIZE), device_file(SIZE / 2));
     for (op, errno, kind) in [
         (Op::Write, libc::ENOSPC, ErrorKind::NoSpace),
@@ -64,7 +64,7 @@ fn a_failure_or_a_short_transfer_on_what_was_cut_is_gone() {
     }
     for op in [Op::Read, Op::Write] {
         let mut short = transfer(op);
-        assert!(matches!(short.step(&whole, Ok(1024)), Step::Continue));
+        assert!(matches!(short.step(&whole, Ok(1024)), NextStep::Continue));
         assert_eq!(short.done(), 1024);
         assert_eq!(end(op, &shrunk_size, Ok(1024)), Err(ErrorKind::Gone));
     }
@@ -88,12 +88,12 @@ fn a_flush_is_repeated_only_if_it_was_not_executed() {
     for errno in [libc::EINTR, libc::ECANCELED] {
         let mut flush = transfer(Op::Flush);
         for _ in 0..MAX_RETRIES {
-            assert!(matches!(flush.step(&whole, Err(errno)), Step::Retry));
+            assert!(matches!(flush.step(&whole, Err(errno)), NextStep::Retry));
         }
-        assert!(matches!(flush.step(&whole, Err(errno)), Step::End(Err(_))));
+        assert!(matches!(flush.step(&whole, Err(errno)), NextStep::End(Err(_))));
     }
     for errno in [libc::EAGAIN, libc::EFAULT, libc::EIO, libc::ENOSPC] {
         assert!(end(Op::Flush, &whole, Err(errno)).is_err());
     }
-    assert!(matches!(transfer(Op::Write).step(&whole, Err(libc::EAGAIN)), Step::Retry));
+    assert!(matches!(transfer(Op::Write).step(&whole, Err(libc::EAGAIN)), NextStep::Retry));
 }

@@ -104,7 +104,7 @@ impl Fixture {
 }
 
 #[test]
-fn what_comes_meanwhile_goes_together_afterwards() {
+fn flushes_submitted_meanwhile_are_issued_as_one() {
     let fixture = Fixture::new();
     (1..=4).for_each(|name| fixture.submit(name));
     assert_eq!(fixture.in_flight(), 1);
@@ -209,7 +209,7 @@ fn a_closed_or_dropped_device_ends_them_all() {
 }
 
 #[test]
-fn closing_waits_for_those_that_wait_and_a_full_list_for_room() {
+fn closing_waits_for_waiting_flushes_and_a_full_list_blocks_submitters() {
     let fixture = Arc::new(Fixture::new());
     (0..=MAX_WAITING as u32).for_each(|name| fixture.submit(name));
     let theirs = Arc::clone(&fixture);

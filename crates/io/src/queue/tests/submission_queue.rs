@@ -107,7 +107,7 @@ fn new_requests_ahead_of_the_elevator_do_not_starve_those_behind() {
 }
 
 #[test]
-fn synchronous_classes_serve_in_order_of_age_but_merge_what_is_adjacent() {
+fn synchronous_classes_serve_by_age_but_merge_adjacent_requests() {
     let (mut queue, permits) = narrow();
     let sync = Priority::SyncRead;
     [7, 100, 8, 6, 101].into_iter().for_each(|at| queue.push(read(sync, at)).unwrap());
