@@ -1,4 +1,4 @@
-//! Writes under a set of roots, waits for all of it, and meets a device that fails.
+//! Writes under a set of roots, drains it, and handles a failing device.
 //!
 //! ```sh
 //! cargo run -p forebay-io --example device_roots
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let file = Arc::new(FileDevice::open(folder.path().join("medium"), &options)?);
     println!("{} by {}", file.info().name, file.info().engine);
 
-    // Devices stack: this one hands requests on until a rule says otherwise.
+    // Devices stack. This one forwards requests until a rule applies.
     let device = Arc::new(FaultDevice::new(file, 1));
     let roots = Roots::new(device.clone(), 0);
     let arena = Arena::new(ArenaConfig { limit_bytes: 4 << 20, huge_pages: HugePages::Never })?;
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         block.fill(n as u8);
         roots.submit(Request::write(n * BLOCK_BYTES, block));
     }
-    // Waits for the writes, and for all that their callbacks would submit.
+    // Waits for the writes, and for requests that their callbacks would submit.
     let drained = roots.drain()?;
     println!("waited for {} requests", drained.waited_for);
     assert!(drained.failures.is_empty());

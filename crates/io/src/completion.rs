@@ -1,19 +1,19 @@
-//! Running callbacks: one after the other on a thread, never inside each other.
+//! Running callbacks one after another on a thread, never nested.
 //!
-//! A callback may submit requests, and some of them end at once (refused, or a memory device
-//! without latency). If their callbacks ran inside the first one, a chain of requests would be
-//! a recursion. So what ends inside a callback waits in a list of the thread's own until that
-//! callback has returned.
+//! A callback may submit requests, and some of them complete at once (refused, or by a memory
+//! device without latency). Running their callbacks inside the first one would make a chain of
+//! requests recursive. So a request that completes inside a callback is deferred, in a list of the
+//! thread, until that callback has returned.
 //!
-//! Who hears of an end, in this order: the layers that were put over the request after it joined
-//! its root, the root ([`Hold`]), the request's own callback.
+//! A completion is delivered in this order: to layers that were added after the request joined its
+//! root, to the root ([`Hold`]), to the request's own callback.
 //!
 //! Invariant: when [`run`] returns and the thread is in no callback, its list is empty.
 //!
-//! A panic in a callback is the callback's defect, but neither other requests' ends nor the engine's
-//! thread may be lost for it: it ends here, after the panic hook has told of it. Roots count panics. A
-//! layer that panics may have had something to say against the result (a checksum, perhaps), so
-//! its panic turns success into an error.
+//! A panic in a callback must not lose other requests' completions or the engine's thread. It is
+//! caught here, after the panic hook has reported it. Roots count panics. A layer that panics may
+//! have been about to reject the result (a checksum, perhaps), so its panic turns success into an
+//! error.
 //!
 //! Locking: none.
 
@@ -24,53 +24,53 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::request::Completion;
 use crate::roots::Hold;
 
-/// What is to be done with a request's end.
-pub(crate) type Done = Box<dyn FnOnce(Completion) + Send>;
+/// A request's callback.
+pub(crate) type Callback = Box<dyn FnOnce(Completion) + Send>;
 
-/// What sees a request's end before that.
+/// A layer, which sees the completion before the callback.
 pub(crate) type Layer = Box<dyn FnOnce(&mut Completion) + Send>;
 
-/// The end of a request, and who is to hear of it.
-pub(crate) struct Ending {
+/// A completion and its recipients.
+pub(crate) struct RequestEnd {
     pub(crate) completion: Completion,
     pub(crate) layers: Option<Layer>,
     pub(crate) hold: Option<Hold>,
-    pub(crate) done: Option<Done>,
+    pub(crate) callback: Option<Callback>,
 }
 
-impl Ending {
-    /// Tells them. Panics of theirs end here.
-    pub(crate) fn tell(self) {
-        let Self { mut completion, layers, hold, done } = self;
+impl RequestEnd {
+    /// Delivers the completion. Catches panics.
+    pub(crate) fn deliver(self) {
+        let Self { mut completion, layers, hold, callback } = self;
         if let Some(layers) = layers
-            && !guarded(|| layers(&mut completion))
+            && !catch_panic(|| layers(&mut completion))
         {
             completion.fail_for_panic();
         }
         match hold {
-            Some(hold) => hold.end(done, completion),
+            Some(hold) => hold.end(callback, completion),
             None => {
-                call(done, completion);
+                call(callback, completion);
             }
         }
     }
 }
 
-/// Calls `done`, if there is one, and says whether it returned.
-pub(crate) fn call(done: Option<Done>, completion: Completion) -> bool {
-    guarded(|| match done {
-        Some(done) => done(completion),
-        // Memory of a user's own type may go with it.
+/// Calls `callback`, if there is one, and returns whether it did not panic.
+pub(crate) fn call(callback: Option<Callback>, completion: Completion) -> bool {
+    catch_panic(|| match callback {
+        Some(callback) => callback(completion),
+        // This may drop memory of a user's type.
         None => drop(completion),
     })
 }
 
-/// Runs `f`, and says whether it returned. If not, the panic hook has told why.
-pub(crate) fn guarded(f: impl FnOnce()) -> bool {
+/// Runs `f`, and returns whether it did not panic. The panic hook has reported the panic.
+pub(crate) fn catch_panic(f: impl FnOnce()) -> bool {
     let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else {
         return true;
     };
-    // What was thrown may panic in its drop. What that throws is not worth another attempt.
+    // Dropping the panic's payload may panic as well. There is no third attempt.
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);
     }
@@ -78,49 +78,49 @@ pub(crate) fn guarded(f: impl FnOnce()) -> bool {
 }
 
 forebay_base::sync::thread_local! {
-    static ACTIVE: Cell<bool> = const { Cell::new(false) };
-    static LATER: RefCell<VecDeque<Ending>> = const { RefCell::new(VecDeque::new()) };
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    static DEFERRED: RefCell<VecDeque<RequestEnd>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Whether the calling thread is in the callback of a request. Such a thread must not wait for
-/// other requests.
+/// Returns whether the calling thread is in the callback of a request. Such a thread must not wait
+/// for other requests.
 pub fn in_callback() -> bool {
-    // Asked by the drop of another of the thread's own variables, the answer may be gone.
-    ACTIVE.try_with(Cell::get).unwrap_or(false)
+    // The variable may be gone while the thread's variables are dropped.
+    IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Tells who is to hear of `ending`, or has the callback that this thread is in do so after it.
-pub(crate) fn run(ending: Ending) {
-    let mut ending = Some(ending);
+/// Delivers `end`, or defers it until the current callback of this thread has returned.
+pub(crate) fn run(end: RequestEnd) {
+    let mut end = Some(end);
     if in_callback() {
-        // The list is gone if the thread is ending; then a nested call is better than none.
-        let _ = LATER.try_with(|later| later.borrow_mut().extend(ending.take()));
-        if let Some(ending) = ending {
-            ending.tell();
+        // The list is gone if the thread is ending. Then a nested call is better than none.
+        let _ = DEFERRED.try_with(|later| later.borrow_mut().extend(end.take()));
+        if let Some(end) = end {
+            end.deliver();
         }
         return;
     }
-    let _active = Active::enter();
-    while let Some(next) = ending {
-        // What panics in here is a defect of this crate, and one request's affair all the same.
-        guarded(|| next.tell());
-        ending = LATER.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
+    let _scope = CallbackScope::enter();
+    while let Some(next) = end {
+        // A panic here is a defect of this crate, and still affects only one request.
+        catch_panic(|| next.deliver());
+        end = DEFERRED.try_with(|later| later.borrow_mut().pop_front()).ok().flatten();
     }
 }
 
-/// The calling thread is in a callback, as long as this exists.
-struct Active;
+/// The calling thread is in a callback while this exists.
+struct CallbackScope;
 
-impl Active {
+impl CallbackScope {
     fn enter() -> Self {
-        let _ = ACTIVE.try_with(|active| active.set(true));
+        let _ = IN_CALLBACK.try_with(|active| active.set(true));
         Self
     }
 }
 
-impl Drop for Active {
+impl Drop for CallbackScope {
     fn drop(&mut self) {
-        let _ = ACTIVE.try_with(|active| active.set(false));
+        let _ = IN_CALLBACK.try_with(|active| active.set(false));
     }
 }
 

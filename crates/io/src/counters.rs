@@ -1,10 +1,9 @@
-//! The counters of a device. `docs/counters.md` is made from this table.
+//! The counters of a device. `docs/counters.md` is generated from this table.
 //!
-//! They count operations of queue and engine; how long requests take tells
-//! [`metrics`](crate::metrics).
+//! They count operations of queues and engine. [`metrics`](crate::metrics) measures durations.
 
 forebay_base::counters! {
-    /// What a queued device counts, since it was opened.
+    /// Counters of a queued device, since it was opened.
     pub table IoCounters;
     labels op = ["read", "write", "flush", "discard"];
     labels class = ["sync_read", "sync_write", "async_read", "async_write", "scrub"];
@@ -13,40 +12,40 @@ forebay_base::counters! {
     submitted: class;
     /// Requests refused before they were queued: malformed, past the end, read-only, or closed.
     refused;
-    /// Requests that ended well.
+    /// Requests that succeeded.
     completed: op;
-    /// Requests that ended in an error of the device.
+    /// Requests that failed with an error of the device.
     failed: op;
     /// Requests that were cancelled before they were issued.
     cancelled: class;
-    /// Requests whose priority was raised while they waited.
+    /// Requests whose priority was raised while they were queued.
     raised;
-    /// Bytes of requests that ended well.
+    /// Bytes of requests that succeeded.
     bytes: op;
     /// Operations issued to the medium.
     issued: class;
-    /// Requests that were merged into an operation that another request began.
+    /// Requests that were merged into the operation of another request.
     merged;
     /// Merged operations that failed and were issued again request by request.
     split;
-    /// Submitters that waited for room in a queue.
+    /// Submissions that waited for a free slot of a queue.
     queue_full: class;
-    /// Lanes that another lane's step gave permits to.
-    kicked;
-    /// Operations that moved only some of their bytes and were continued.
+    /// Runs of a submission queue because another queue passed permits to it.
+    queues_woken;
+    /// Operations that moved only part of their bytes and were continued.
     continued;
     /// Operations issued again because the system asked for it (`EINTR`, `EAGAIN`).
     retried;
-    /// Discards that the medium does not support, and that were therefore left out.
+    /// Discards skipped because the medium does not support them.
     discards_ignored;
-    /// System calls that handed operations to the ring.
+    /// System calls that entered a ring.
     enters;
-    /// Such calls that the system refused for the moment.
+    /// Such calls that the system refused.
     enters_refused;
-    /// Flushes that a thread which waits executed itself.
-    attended;
-    /// Times that a thread which waits drove the ring itself.
+    /// Flushes executed by the thread that waits for them.
+    inline_flushes;
+    /// Times a waiting thread drove a ring itself.
     drives;
-    /// Times that the reaper's thread was woken.
-    reaper_wakes;
+    /// Times a completion thread was woken.
+    completion_thread_wakes;
 }

@@ -1,4 +1,4 @@
-//! What a device is.
+//! The interface of a device.
 
 use std::fmt;
 
@@ -6,82 +6,81 @@ use crate::error::Name;
 use crate::request::{Completion, Request};
 use crate::waiter::Waiter;
 
-/// Something that stores bytes in sectors. Decorators are devices over devices.
+/// A store of bytes in sectors. Decorators are devices over devices.
 ///
-/// Whoever implements it promises: every request that is submitted ends exactly once, whatever
-/// fails and whoever closes; a request that is not well formed, or comes after
-/// [`close`](Self::close), ends with an error.
+/// Every implementation guarantees: a submitted request completes exactly once, whatever fails and
+/// even if the device is closed meanwhile. A malformed request, or one that comes after
+/// [`close`](Self::close), completes with an error.
 pub trait Device: Send + Sync {
-    /// Takes a request. Its callback tells how it ended. When the queue of its priority is
-    /// full, the calling thread waits for room, unless it is in a request's callback: what a
-    /// callback submits takes the place of what has just ended.
+    /// Submits a request. Its callback receives the result. If the queue of its priority is full,
+    /// the calling thread waits for a free slot. Inside a request's callback it does not wait: the
+    /// new request takes the place of the one that has just completed.
     ///
-    /// Outside callbacks it may run callbacks of other requests that have ended meanwhile: hold no lock
-    /// that any of them takes.
+    /// Outside callbacks it may run callbacks of other completed requests. The caller must hold no
+    /// lock that any of them takes.
     fn submit(&self, request: Request);
 
-    /// Takes several requests at once, which costs fewer system calls. Empties `requests`.
+    /// Submits several requests at once, which costs fewer system calls. Empties `requests`.
     fn submit_all(&self, requests: &mut Vec<Request>) {
         for request in requests.drain(..) {
             self.submit(request);
         }
     }
 
-    /// Submits `request` and waits for its end on this thread.
+    /// Submits `request` and blocks this thread until it has completed.
     ///
     /// # Panics
     /// Inside a callback of a request.
     fn run(&self, request: Request) -> Completion {
-        let (request, pending) = request.attended().pending();
+        let (request, pending) = request.allow_inline().pending();
         self.submit(request);
         pending.wait(self)
     }
 
-    /// What is known of it since it was opened.
+    /// Returns the properties that it had when it was opened.
     fn info(&self) -> &DeviceInfo;
 
-    /// How it is now.
+    /// Returns its current health.
     fn health(&self) -> Health;
 
-    /// What it has counted.
+    /// Returns its counters.
     fn stats(&self) -> DeviceStats;
 
-    /// Lends the calling thread to the device until `waiter` is settled; a device that has
-    /// threads of its own may return at once.
+    /// Lends the calling thread to the device until `waiter` is complete. A device with threads of
+    /// its own may return at once.
     fn help(&self, waiter: &Waiter);
 
-    /// Refuses what comes from now on, and returns once all that was accepted has ended.
-    /// Idempotent.
+    /// Refuses new requests, and returns once all accepted ones have completed. Idempotent.
     fn close(&self);
 }
 
-/// What is known of a device since it was opened.
+/// The properties of a device when it was opened.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Its path, or what its maker called it.
+    /// Its path, or a name given by its creator.
     pub name: Name,
-    /// Bytes.
+    /// Its size in bytes.
     pub size_bytes: u64,
-    /// Offsets and lengths of requests are multiples of this many bytes; a write of one sector
-    /// is atomic or detectably torn.
+    /// Sector size in bytes. Offsets and lengths of requests are multiples of it. A write of one
+    /// sector is atomic or detectably torn.
     pub sector_bytes: u32,
-    /// Whether writes are refused.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Whether it goes around the page cache.
+    /// I/O bypasses the page cache.
     pub direct: bool,
-    /// What executes its requests, and why that.
+    /// The engine that executes its requests, with the reason.
     pub engine: Engine,
 }
 
-/// What executes requests.
+/// The engine that executes requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
     /// io_uring.
     IoUring,
-    /// A pool of threads that make blocking system calls, and why.
+    /// A pool of threads that make blocking system calls.
     Threads {
-        /// What spoke against io_uring.
+        /// Why not io_uring.
         why: String,
     },
     /// Memory of this process.
@@ -98,32 +97,32 @@ impl fmt::Display for Engine {
     }
 }
 
-/// How a device is.
+/// The health of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// No request has failed for the device's own reasons.
+    /// No request has failed because of the device.
     Healthy,
-    /// Some have: how many.
+    /// Some requests have failed.
     Degraded {
-        /// Requests that failed since it was opened.
+        /// Number of requests that failed since it was opened.
         errors: u64,
     },
-    /// It is gone: nothing will succeed until it is opened again.
+    /// The device is gone. No request will succeed until it is opened again.
     Gone,
 }
 
-/// What a device has counted, and how it is set up.
+/// The counters and the engine of a device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceStats {
-    /// What executes requests, and why that.
+    /// The engine that executes requests, with the reason.
     pub engine: Engine,
     /// Name, label (empty if the counter has none) and value of each counter.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
 impl DeviceStats {
-    /// What a device of one's own says of itself: what executes its requests, and its counters.
+    /// Creates the statistics of a custom device.
     pub fn new(engine: Engine, counters: Vec<(&'static str, &'static str, u64)>) -> Self {
         Self { engine, counters }
     }

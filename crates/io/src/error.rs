@@ -1,31 +1,31 @@
-//! Why a request failed, and why a device cannot be opened.
+//! Errors of requests.
 
 use std::fmt;
-// tidy: std, because names are shared in plain memory in every build, and the shim of the model build is not.
+// tidy: std, because names are plain shared memory in every build, the model build included.
 use std::sync::Arc as NameArc;
 
 use crate::request::Op;
 
-/// A device's name as errors carry it.
+/// A device's name, as errors carry it.
 pub(crate) type Name = NameArc<str>;
 
-/// What kind of failure, and so what to do about it.
+/// The kind of a failure, and so the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The request can never succeed here: misaligned, empty, or past the end. Fix the request.
+    /// The request can never succeed: misaligned, empty, or past the end. Fix the request.
     InvalidRequest,
     /// A write, flush or discard on a device that was opened read-only.
     ReadOnly,
-    /// The device, or the root set, is closed or closing. Open it again.
+    /// The device or the set of roots is closed or closing. Open it again.
     Closed,
-    /// Taken back before it was issued.
+    /// The request was cancelled before it was issued.
     Cancelled,
-    /// The device reports an error for this request; others may succeed.
+    /// The device reports an error for this request. Others may succeed.
     Device,
-    /// The device is gone, or is shorter than it was when it was opened. Nothing will succeed.
+    /// The device is gone, or shorter than when it was opened. No request will succeed.
     Gone,
-    /// The medium has no room for the write.
+    /// The medium has no space for the write.
     NoSpace,
 }
 
@@ -41,12 +41,12 @@ impl ErrorKind {
         Self::NoSpace,
     ];
 
-    /// The place in [`ALL`](Self::ALL).
+    /// Returns the index in [`ALL`](Self::ALL).
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// As counters and messages spell it.
+    /// Returns the name used by counters and messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InvalidRequest => "invalid_request",
@@ -60,7 +60,7 @@ impl ErrorKind {
     }
 }
 
-/// Why a request failed: what was asked, of whom, and what the system said.
+/// The error of a request: operation, device, range, and cause.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -75,13 +75,13 @@ pub struct Error {
 enum Detail {
     Text(NameArc<str>),
     System(i32),
-    // And what follows from it.
+    // With the consequence.
     SystemAnd(i32, &'static str),
 }
 
 impl Error {
-    /// An error of `kind` for the `len` bytes at `offset` of the device called `device`, with
-    /// `detail` for people: what is wrong, and the way out.
+    /// Creates an error of `kind` for the `len` bytes at `offset` of `device`. `detail` tells
+    /// people the cause and the remedy.
     pub fn new(
         kind: ErrorKind,
         op: Op,
@@ -93,20 +93,20 @@ impl Error {
         Self { kind, op, device: NameArc::clone(device), offset, len, detail }
     }
 
-    /// The system's `errno` (positive) for the `len` bytes at `offset`.
+    /// Creates an error from the system's `errno` (positive) for the `len` bytes at `offset`.
     pub fn system(op: Op, device: &Name, (offset, len): (u64, u64), errno: i32) -> Self {
         let kind = kind_of(errno);
         let detail = Detail::System(errno);
         Self { kind, op, device: NameArc::clone(device), offset, len, detail }
     }
 
-    /// The same for another range: of one of the requests that were merged into what failed.
+    /// Returns the same error for the range of one of the merged requests.
     pub(crate) fn with_range(mut self, (offset, len): (u64, u64)) -> Self {
         (self.offset, self.len) = (offset, len);
         self
     }
 
-    /// The same, with what follows from it for people.
+    /// Returns the same error with its consequence, for people.
     pub(crate) fn and(mut self, consequence: &'static str) -> Self {
         self.detail = match self.detail {
             Detail::System(errno) | Detail::SystemAnd(errno, _) => {
@@ -117,7 +117,7 @@ impl Error {
         self
     }
 
-    /// What is wrong, without what was asked of whom.
+    /// Returns the cause, without operation and device.
     pub(crate) fn detail(&self) -> String {
         match &self.detail {
             Detail::Text(text) => text.to_string(),
@@ -128,27 +128,27 @@ impl Error {
         }
     }
 
-    /// What kind of failure.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What was asked for.
+    /// Returns the operation.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// First byte and number of bytes of the request.
+    /// Returns first byte and number of bytes of the request.
     pub fn range(&self) -> (u64, u64) {
         (self.offset, self.len)
     }
 
-    /// What the system said, if it was the system.
+    /// Returns the system's error number, if the system reported the error.
     pub fn errno(&self) -> Option<i32> {
         match self.detail {
             Detail::System(errno) | Detail::SystemAnd(errno, _) => Some(errno),
@@ -160,7 +160,7 @@ impl Error {
 fn kind_of(errno: i32) -> ErrorKind {
     use rustix::io::Errno;
     match Errno::from_raw_os_error(errno) {
-        // `NOMEDIUM`: it was taken out of its drive. `STALE`: the server has no such file any more.
+        // `NOMEDIUM`: it was removed from its drive. `STALE`: the server no longer has the file.
         Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM | Errno::STALE => ErrorKind::Gone,
         Errno::NOSPC | Errno::DQUOT => ErrorKind::NoSpace,
         Errno::ROFS => ErrorKind::ReadOnly,

@@ -1,16 +1,17 @@
-//! A device in memory, with a latency if wanted: for tests and for measuring what is above it.
+//! A device in memory, with an optional latency: for tests, and for measuring the layers above.
 //!
-//! Content is sparse, unless it is asked for at once: chunks come into being when written, and what was never written reads as
-//! zero. Requests go through the same queues as those of a file. Without latency an operation is
-//! executed by whoever submits it; with latency, or if a callback submits it, or if it had to wait for a
-//! permit that another lane gave back, by its lane's thread when it is due.
+//! Content is sparse unless `populated`: a chunk is allocated by its first write, and unwritten
+//! bytes read as zero. Requests go through the same submission queues as those of a file. Without
+//! latency the submitting thread executes an operation. A queue's thread executes it when it is due
+//! if there is a latency, if a callback submitted it, or if it waited for a permit that another
+//! queue returned.
 //!
-//! Invariant: operations of a lane are due in the order in which they were issued.
+//! Invariant: operations of a queue are due in the order in which they were issued.
 //!
-//! Locking: `io-lane`; `memory-chunk`, one a chunk, under nothing, held for one copy. `memory-chunk` makes
-//! each sector atomic. The clock is the system's: threads sleep in real time.
+//! Locking: `io-submission-queue`; `memory-chunk`, one per chunk, a leaf lock held for one copy,
+//! which makes each sector atomic. The clock is the system's: threads sleep in real time.
 //!
-//! Deliberately absent: persistence, a limit on memory other than the device's size.
+//! There is no persistence, and no limit on memory except the device's size.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,35 +23,36 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::completion::in_callback;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
-use crate::engine::{Backend, Caller, Core, Ended, LaneState, MAX_LANES, Queued};
-use crate::queue::{Issue, Limits};
+use crate::engine::{
+    Backend, Core, EndedOperation, MAX_SUBMISSION_QUEUES, QueueState, QueuedDevice, RunContext,
+};
+use crate::queue::{Limits, Operation};
 use crate::request::{Op, Request};
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
 
 /// Bytes of a chunk: a multiple of the largest sector.
 const CHUNK_BYTES: u64 = 256 << 10;
-/// Bytes that the system gives at once, at least.
+/// The smallest unit in which the system provides memory, in bytes.
 const PAGE_BYTES: usize = 4 << 10;
-/// Most operations that a lane's thread executes before it tells of them.
+/// Most operations that a queue's thread executes before it completes them.
 const BATCH: usize = 64;
 
-/// How a memory device is to be.
+/// Options of a memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
     /// Sector size in bytes: a power of two, 512 to 4096.
     pub sector_bytes: u32,
-    /// How long an operation takes at least, in nanoseconds. However many are in flight, each
-    /// takes that long.
+    /// Least duration of an operation, in nanoseconds, whatever the number in flight.
     pub latency_ns: u64,
-    /// Queues, each with a thread. 0: as many as the process has CPUs, at most 16.
-    pub lanes: usize,
+    /// Submission queues, each with a thread. 0: one per CPU, at most 16.
+    pub submission_queues: usize,
     /// Refuse writes and discards.
     pub read_only: bool,
-    /// Have all memory from the start, so that no first write waits until the system has cleared it. What is discarded goes back
-    /// all the same.
+    /// Allocate all memory at the start, so that no first write waits for cleared pages. Discards
+    /// free memory all the same.
     pub populated: bool,
-    /// Limits of the queues.
+    /// Limits of the submission queues.
     pub tunables: Arc<IoTunables>,
 }
 
@@ -59,7 +61,7 @@ impl Default for MemoryOptions {
         Self {
             sector_bytes: 512,
             latency_ns: 0,
-            lanes: 0,
+            submission_queues: 0,
             read_only: false,
             populated: false,
             tunables: Arc::new(IoTunables::default()),
@@ -68,34 +70,37 @@ impl Default for MemoryOptions {
 }
 
 /// A device in memory. Dropping it closes it and frees its content.
-pub struct MemoryDevice(Queued<Memory>);
+pub struct MemoryDevice(QueuedDevice<MemoryBackend>);
 
 impl MemoryDevice {
-    /// A device of `size_bytes`, all zero.
+    /// Creates a device of `size_bytes`, all zero.
     ///
     /// # Errors
     /// If the system refuses a thread.
     ///
     /// # Panics
-    /// If the sector size is none, or the size is not a positive multiple of it.
+    /// If the sector size is invalid, or the size is not a positive multiple of it.
     pub fn new(name: &str, size_bytes: u64, options: &MemoryOptions) -> std::io::Result<Self> {
         let sector_bytes = options.sector_bytes;
-        assert!(sector_bytes.is_power_of_two(), "a sector of {sector_bytes} bytes");
-        assert!((512..=4096).contains(&sector_bytes), "a sector of {sector_bytes} bytes");
-        assert!(size_bytes > 0, "a device of no bytes");
-        assert!(size_bytes.is_multiple_of(u64::from(sector_bytes)), "no whole sectors");
-        let lanes = match options.lanes {
+        assert!(sector_bytes.is_power_of_two(), "invalid sector size: {sector_bytes} bytes");
+        assert!((512..=4096).contains(&sector_bytes), "invalid sector size: {sector_bytes} bytes");
+        assert!(size_bytes > 0, "the device size is 0");
+        assert!(
+            size_bytes.is_multiple_of(u64::from(sector_bytes)),
+            "the device size is not a multiple of the sector size"
+        );
+        let queues = match options.submission_queues {
             0 => forebay_base::memory::cpus().clamp(1, 16),
-            lanes => lanes.min(MAX_LANES),
+            queues => queues.min(MAX_SUBMISSION_QUEUES),
         };
         let chunks = size_bytes.div_ceil(CHUNK_BYTES);
-        let backend = Memory {
+        let backend = MemoryBackend {
             chunks: (0..chunks)
                 .map(|_| Mutex::named("memory-chunk", options.populated.then(populated)))
                 .collect(),
             latency_ns: options.latency_ns,
             clock: SystemClock::new(),
-            due: (0..lanes).map(|_| Condvar::new()).collect(),
+            due: (0..queues).map(|_| Condvar::new()).collect(),
             stopping: AtomicBool::new(false),
         };
         let info = DeviceInfo {
@@ -106,12 +111,12 @@ impl MemoryDevice {
             direct: false,
             engine: Engine::Memory,
         };
-        let own = (0..lanes).map(|_| MemoryLane::default()).collect();
+        let data = (0..queues).map(|_| MemoryQueue::default()).collect();
         let limits = Limits::new(&options.tunables);
-        let core = Core::new(backend, info, (&options.tunables, limits), own);
-        let queued = Queued::new(Arc::clone(&core));
-        for lane in 0..lanes {
-            core.spawn(&format!("io-memory-{lane}"), serve, lane)?;
+        let core = Core::new(backend, info, (&options.tunables, limits), data);
+        let queued = QueuedDevice::new(Arc::clone(&core));
+        for queue in 0..queues {
+            core.spawn(&format!("io-memory-{queue}"), run_queue_thread, queue)?;
         }
         Ok(Self(queued))
     }
@@ -147,145 +152,153 @@ impl Device for MemoryDevice {
     }
 }
 
-/// The medium, and who serves it.
-struct Memory {
+/// The content, and the state of its threads.
+struct MemoryBackend {
     chunks: Box<[Mutex<Option<Box<[u8]>>>]>,
     latency_ns: u64,
     clock: SystemClock,
-    /// One a lane: its thread's sleep.
+    /// By queue: its thread sleeps on this.
     due: Box<[Condvar]>,
     stopping: AtomicBool,
 }
 
-/// Operations that wait for their time.
+/// Issued operations that are not due yet.
 #[derive(Default)]
-struct MemoryLane {
-    due: VecDeque<(u64, Issue)>,
-    /// The lane's thread sleeps with nothing to wait for.
-    sleeps: bool,
+struct MemoryQueue {
+    due: VecDeque<(u64, Operation)>,
+    /// The queue's thread sleeps without a deadline.
+    sleeping: bool,
 }
 
-/// The life of a lane's thread.
-fn serve(core: &Arc<Core<Memory>>, lane: usize) {
+/// The loop of a queue's thread.
+fn run_queue_thread(core: &Arc<Core<MemoryBackend>>, queue: usize) {
     let memory = &core.backend;
-    let mut issues = Vec::new();
-    let mut state = core.lock(lane);
+    let mut operations = Vec::new();
+    let mut state = core.lock(queue);
     loop {
         let now = memory.clock.now_ns();
-        while issues.len() < BATCH && state.own.due.front().is_some_and(|(due, _)| *due <= now) {
-            issues.extend(state.own.due.pop_front().map(|(_, issue)| issue));
+        while operations.len() < BATCH && state.data.due.front().is_some_and(|(due, _)| *due <= now)
+        {
+            operations.extend(state.data.due.pop_front().map(|(_, operation)| operation));
         }
-        if !issues.is_empty() {
+        if !operations.is_empty() {
             drop(state);
-            let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
-            state = core.lock(lane);
+            let mut ended: Vec<_> =
+                operations.drain(..).map(|operation| memory.execute(operation)).collect();
+            state = core.lock(queue);
             core.ended(&mut state, &mut ended);
-            let (more, batch) = core.turn(&mut state, Caller::Driver);
+            let (more, deferred) = core.run(&mut state, RunContext::Driver);
             drop(state);
-            issues = more;
-            let told = ended.len();
-            core.driving(lane, || {
-                core.settle(lane, batch, Caller::Driver);
+            operations = more;
+            let finished = ended.len();
+            core.driving(queue, || {
+                core.run_deferred(queue, deferred, RunContext::Driver);
                 core.finish(&mut ended);
             });
-            state = core.lock(lane);
-            state.told(told);
-            core.tell_if_idle(&state);
+            state = core.lock(queue);
+            state.callbacks_returned(finished);
+            core.notify_if_idle(&state);
             continue;
         }
-        if state.queue.has_cancelled() {
-            let batch = core.collect(&mut state, Caller::Driver);
+        if state.sq.has_cancelled() {
+            let deferred = core.take_deferred(&mut state, RunContext::Driver);
             drop(state);
-            core.driving(lane, || core.settle(lane, batch, Caller::Driver));
-            state = core.lock(lane);
+            core.driving(queue, || core.run_deferred(queue, deferred, RunContext::Driver));
+            state = core.lock(queue);
             continue;
         }
         if memory.stopping.load(Ordering::Acquire) {
             return;
         }
-        match state.own.due.front().map(|(due, _)| due - now) {
+        match state.data.due.front().map(|(due, _)| due - now) {
             Some(wait_ns) => {
-                memory.due[lane].wait_timeout(&mut state, Duration::from_nanos(wait_ns));
+                memory.due[queue].wait_timeout(&mut state, Duration::from_nanos(wait_ns));
             }
             None => {
-                state.own.sleeps = true;
-                memory.due[lane].wait(&mut state);
-                state.own.sleeps = false;
+                state.data.sleeping = true;
+                memory.due[queue].wait(&mut state);
+                state.data.sleeping = false;
             }
         }
     }
 }
 
-impl Backend for Memory {
-    type Lane = MemoryLane;
-    /// What to execute at once.
-    type Outside = Vec<Issue>;
+impl Backend for MemoryBackend {
+    type QueueData = MemoryQueue;
+    /// Operations to execute at once.
+    type FollowUp = Vec<Operation>;
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Vec<Issue> {
+    fn dispatch(
+        core: &Core<Self>,
+        state: &mut QueueState<Self>,
+        context: RunContext,
+    ) -> Vec<Operation> {
         let memory = &core.backend;
-        let at_once = memory.latency_ns == 0 && caller != Caller::Quiet && !in_callback();
-        let mut issues = Vec::new();
+        let at_once =
+            memory.latency_ns == 0 && context != RunContext::NonBlocking && !in_callback();
+        let mut operations = Vec::new();
         let mut later = false;
-        while let Some(issue) = core.next(state) {
+        while let Some(operation) = core.next(state) {
             if at_once {
-                issues.push(issue);
+                operations.push(operation);
             } else {
                 let due = memory.clock.now_ns().saturating_add(memory.latency_ns);
-                state.own.due.push_back((due, issue));
+                state.data.due.push_back((due, operation));
                 later = true;
             }
         }
-        if later && state.own.sleeps && caller != Caller::Driver {
+        if later && state.data.sleeping && context != RunContext::Driver {
             memory.due[state.index()].notify_one();
         }
-        issues
+        operations
     }
 
-    fn outside(core: &Core<Self>, lane: usize, mut issues: Vec<Issue>) {
+    fn follow_up(core: &Core<Self>, queue: usize, mut operations: Vec<Operation>) {
         let memory = &core.backend;
-        while !issues.is_empty() {
-            let mut ended: Vec<_> = issues.drain(..).map(|issue| memory.execute(issue)).collect();
-            let mut state = core.lock(lane);
+        while !operations.is_empty() {
+            let mut ended: Vec<_> =
+                operations.drain(..).map(|operation| memory.execute(operation)).collect();
+            let mut state = core.lock(queue);
             core.ended(&mut state, &mut ended);
-            let (more, batch) = core.turn(&mut state, Caller::Free);
+            let (more, deferred) = core.run(&mut state, RunContext::MayBlock);
             drop(state);
-            issues = more;
-            core.settle(lane, batch, Caller::Free);
-            let told = ended.len();
+            operations = more;
+            core.run_deferred(queue, deferred, RunContext::MayBlock);
+            let finished = ended.len();
             core.finish(&mut ended);
-            let mut state = core.lock(lane);
-            state.told(told);
-            core.tell_if_idle(&state);
+            let mut state = core.lock(queue);
+            state.callbacks_returned(finished);
+            core.notify_if_idle(&state);
         }
     }
 
-    fn help(_core: &Core<Self>, _lane: usize, _waiter: &Waiter) {
-        // The lane's thread brings it about.
+    fn help(_core: &Core<Self>, _queue: usize, _waiter: &Waiter) {
+        // The queue's thread needs no help.
     }
 
-    fn nudge(_core: &Core<Self>, _lane: usize) {}
+    fn wake_helper(_core: &Core<Self>, _queue: usize) {}
 
-    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
+    fn run_async(core: &Core<Self>, state: &mut QueueState<Self>) {
         core.backend.due[state.index()].notify_one();
     }
 
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);
-        for lane in 0..core.lanes() {
-            let _state = core.lock(lane);
-            core.backend.due[lane].notify_all();
+        for queue in 0..core.queues() {
+            let _state = core.lock(queue);
+            core.backend.due[queue].notify_all();
         }
     }
 }
 
-impl Memory {
-    fn execute(&self, mut issue: Issue) -> Ended {
-        let mut at = issue.offset;
-        match issue.op {
+impl MemoryBackend {
+    fn execute(&self, mut operation: Operation) -> EndedOperation {
+        let mut at = operation.offset;
+        match operation.op {
             Op::Flush => {}
-            Op::Discard => self.discard(at, issue.len),
+            Op::Discard => self.discard(at, operation.len),
             op => {
-                for request in issue.requests.as_mut_slice() {
+                for request in operation.requests.as_mut_slice() {
                     let (len, payload) = (request.len(), request.payload_mut());
                     let payload = payload.expect("reads and writes have memory");
                     match op {
@@ -298,7 +311,7 @@ impl Memory {
                 }
             }
         }
-        Ended { issue, moved: 0, result: Ok(()) }
+        EndedOperation { operation, moved: 0, result: Ok(()) }
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) {
@@ -332,17 +345,18 @@ impl Memory {
     }
 }
 
-/// A chunk whose memory is there.
+/// Allocates a chunk whose pages are present.
 fn populated() -> Box<[u8]> {
     let mut content: Box<[u8]> = vec![0; CHUNK_BYTES as usize].into();
-    // Zeros that nobody has written yet may be promises of the system.
+    // The system may defer zeroed pages until the first write.
     for page in content.chunks_mut(PAGE_BYTES) {
         page[0] = std::hint::black_box(0);
     }
     content
 }
 
-/// A range of the device, chunk by chunk: which chunk, where in it, and which part of the range.
+/// Splits a range of the device into chunks: index of the chunk, offset in it, and part of the
+/// range.
 fn parts(at: u64, len: u64) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

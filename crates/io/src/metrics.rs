@@ -1,27 +1,25 @@
-//! A decorator that measures: how long requests take, by operation and priority, and how many are
-//! in flight.
+//! A decorator that measures latency by operation and priority, and counts requests in flight.
 //!
-//! The time of a request runs from its submission here to its end here, so what waits in the
-//! queues of the devices below is in it, and the user's callback is not.
+//! A request is timed from its submission here to its completion here. The time includes the queues
+//! of the devices below, and excludes the user's callback.
 //!
 //! # Invariants
 //!
-//! - A request touches the shard of the thread that submitted it and no other. Shards share no
-//!   cache line, so two CPUs that each complete what they submit share none for measuring.
-//! - What has ended was begun: sums read ends before beginnings, so a number in flight is never
-//!   below what it was meanwhile.
+//! - A request touches only the shard of the thread that submitted it. Shards share no cache line,
+//!   so CPUs that complete their own requests share none for measuring.
+//! - A sum reads completions before submissions. So the number in flight is never too low.
 //!
 //! # Locking
 //!
-//! None. All accesses are relaxed but for those of the number in flight.
+//! None. All accesses are relaxed, except those for the number in flight.
 //!
 //! # What it does not do
 //!
-//! It does not forget: a reader that wants an interval keeps a snapshot and subtracts. It does not
-//! tell waiting in the queue from work of the medium.
+//! It never resets: for an interval, subtract two snapshots. It does not separate queueing from the
+//! work of the medium.
 
 use std::fmt;
-// tidy: std, because a cell that is filled once is not a matter of scheduling; nobody waits in it but for an allocation.
+// tidy: std, because the cell is filled once and only waits for an allocation.
 use std::sync::OnceLock;
 
 use crossbeam_utils::CachePadded;
@@ -35,30 +33,30 @@ use crate::priority::Priority;
 use crate::request::{Op, Request};
 use crate::waiter::Waiter;
 
-/// Kinds of requests that are told apart.
+/// Kinds of requests that are measured separately.
 const KINDS: usize = Op::ALL.len() * Priority::COUNT;
-/// More shards than this would only cost memory.
+/// More shards would only cost memory.
 const MAX_SHARDS: usize = 64;
 
 fn kind(op: Op, priority: Priority) -> usize {
     op as usize * Priority::COUNT + priority.index()
 }
 
-/// What one shard knows of one kind.
+/// One shard's numbers of one kind.
 #[derive(Default)]
 struct Cell {
     begun: AtomicU64,
     ended: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
-    // Some 8 KiB, and most kinds never come: made at the first end.
+    // About 8 KiB, and most kinds never occur. Created at the first completion.
     latency_ns: OnceLock<AtomicHistogram>,
 }
 
 struct Shard {
     cells: [Cell; KINDS],
-    // Here, and not beside the shards: requests in flight hold the shard, not the clock, whose
-    // count of references all CPUs would share.
+    // In the shard, not beside it: requests in flight then hold the shard, not the clock, whose
+    // reference count all CPUs would share.
     clock: Arc<dyn Clock>,
 }
 
@@ -86,17 +84,17 @@ struct Shard {
 /// ```
 pub struct MetricsDevice {
     inner: Arc<dyn Device>,
-    // An `Arc` each: one count of references for all would be a line that all CPUs share.
+    // One `Arc` each. A single reference count would be a cache line shared by all CPUs.
     shards: Box<[Arc<CachePadded<Shard>>]>,
 }
 
 impl MetricsDevice {
-    /// Measures `inner` by the system's clock.
+    /// Measures `inner` with the system clock.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         Self::with_clock(inner, Arc::new(SystemClock::new()))
     }
 
-    /// Measures `inner` by `clock`.
+    /// Measures `inner` with `clock`.
     pub fn with_clock(inner: Arc<dyn Device>, clock: Arc<dyn Clock>) -> Self {
         let shards = forebay_base::memory::cpus().next_power_of_two().min(MAX_SHARDS);
         let shard =
@@ -105,7 +103,7 @@ impl MetricsDevice {
         Self { inner, shards }
     }
 
-    /// What was measured so far.
+    /// Returns the measurements so far.
     pub fn snapshot(&self) -> Metrics {
         let rows = Op::ALL.into_iter().flat_map(|op| {
             Priority::ALL.into_iter().map(move |priority| (op, priority, kind(op, priority)))
@@ -119,7 +117,7 @@ impl MetricsDevice {
         let sum = |of: fn(&Cell) -> &AtomicU64, order| -> u64 {
             cells().map(|cell| of(cell).load(order)).sum()
         };
-        // Acquire, so that each end that is seen brings its beginning with it.
+        // Acquire: each completion that is seen brings its submission with it.
         let ended = sum(|cell| &cell.ended, Ordering::Acquire);
         let begun = sum(|cell| &cell.begun, Ordering::Relaxed);
         let mut latency_ns = HistogramSnapshot::empty();
@@ -161,7 +159,7 @@ impl Device for MetricsDevice {
     }
 
     fn submit_all(&self, requests: &mut Vec<Request>) {
-        // Collects into the memory that it came from.
+        // This collects into the same allocation.
         *requests = std::mem::take(requests).into_iter().map(|r| self.measured(r)).collect();
         self.inner.submit_all(requests);
     }
@@ -193,41 +191,42 @@ impl fmt::Debug for MetricsDevice {
     }
 }
 
-/// What a [`MetricsDevice`] had measured at some time. Displays as a table of the kinds that came.
+/// A snapshot of a [`MetricsDevice`]. Displays as a table of the kinds that occurred.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     rows: Vec<Row>,
 }
 
-/// What was measured of one operation at one priority.
+/// The measurements of one operation at one priority.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The operation.
     pub op: Op,
-    /// The priority with which it was submitted.
+    /// The priority at submission.
     pub priority: Priority,
-    /// Submitted and not ended. What was submitted while this was counted may be in it too, ended or not.
+    /// Requests in flight. Requests submitted during the snapshot may be included even if
+    /// completed.
     pub in_flight: u64,
-    /// Ended with an error.
+    /// Requests that failed.
     pub failed: u64,
-    /// Bytes of those that succeeded.
+    /// Bytes of requests that succeeded.
     pub bytes: u64,
-    /// How long those that ended took, in nanoseconds.
+    /// Latency of completed requests, in nanoseconds.
     pub latency_ns: HistogramSnapshot,
 }
 
 impl Metrics {
-    /// All kinds, also those that never came.
+    /// Returns all kinds, including those that never occurred.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// What was measured of `op` at `priority`.
+    /// Returns the measurements of `op` at `priority`.
     pub fn of(&self, op: Op, priority: Priority) -> &Row {
         &self.rows[kind(op, priority)]
     }
 
-    /// Requests that were submitted and have not ended: [`Row::in_flight`] of all kinds.
+    /// Returns the number of requests in flight, of all kinds.
     pub fn in_flight(&self) -> u64 {
         self.rows.iter().map(|row| row.in_flight).sum()
     }
@@ -245,7 +244,7 @@ impl fmt::Display for Metrics {
         writeln!(f, " {:>10}  (times in µs)", "max")?;
         for row in self.rows.iter().filter(|row| row.latency_ns.count + row.in_flight > 0) {
             let latency = &row.latency_ns;
-            // By name: padding works on strings.
+            // By name: padding works on strings only.
             write!(f, "{:<8} {:<11}", row.op.name(), row.priority.name())?;
             write!(f, " {:>10} {:>10} {:>10}", latency.count, row.failed, row.in_flight)?;
             write!(

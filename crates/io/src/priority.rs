@@ -1,19 +1,19 @@
-//! The classes of requests, in the order in which they are served.
+//! Priority classes of requests.
 
 use std::fmt;
 
-/// How urgent a request is. The order of the variants is the order of service.
+/// The urgency of a request. Classes are served in the order of the variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// A read that somebody waits for.
+    /// A read that a thread waits for.
     SyncRead,
-    /// A write that somebody waits for: a log record, a flush.
+    /// A write that a thread waits for: a log record, a flush.
     SyncWrite,
-    /// A read that may be wanted soon: prefetch.
+    /// A read ahead of use: prefetch.
     AsyncRead,
-    /// A write in the background.
+    /// A background write.
     AsyncWrite,
-    /// Reading to verify.
+    /// A read that verifies data.
     Scrub,
 }
 
@@ -21,16 +21,16 @@ impl Priority {
     /// All classes, the most urgent first.
     pub const ALL: [Self; 5] =
         [Self::SyncRead, Self::SyncWrite, Self::AsyncRead, Self::AsyncWrite, Self::Scrub];
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// The place in [`ALL`](Self::ALL).
+    /// Returns the index in [`ALL`](Self::ALL).
     #[inline]
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// As counters and tunables spell it.
+    /// Returns the name used by counters and tunables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SyncRead => "sync_read",

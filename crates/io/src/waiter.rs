@@ -1,4 +1,4 @@
-//! Waiting for one request: on a thread, or as a future. No runtime is needed.
+//! Waiting for one request, on a thread or as a future. It needs no async runtime.
 
 use std::fmt;
 use std::future::Future;
@@ -10,64 +10,64 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::request::Completion;
 
-/// Where a request's end is left for one who waits.
+/// The shared state of one request and the thread or future that waits for it.
 pub struct Waiter {
-    state: Mutex<State>,
-    settled: Condvar,
-    /// Where the engine has put the request: its own name for that.
-    place: AtomicUsize,
+    state: Mutex<WaiterState>,
+    completed: Condvar,
+    /// The engine's note of the queue that holds the request.
+    engine_tag: AtomicUsize,
 }
 
-enum State {
+enum WaiterState {
     Waiting(Option<Waker>),
-    Settled(Completion),
+    Completed(Completion),
     Taken,
 }
 
 impl Waiter {
     fn new() -> Self {
-        let state = Mutex::named("request-waiter", State::Waiting(None));
-        Self { state, settled: Condvar::new(), place: AtomicUsize::new(0) }
+        let state = Mutex::named("request-waiter", WaiterState::Waiting(None));
+        Self { state, completed: Condvar::new(), engine_tag: AtomicUsize::new(0) }
     }
 
-    /// Notes where the engine has put the request.
-    pub(crate) fn set_place(&self, place: usize) {
-        self.place.store(place, Ordering::Relaxed);
+    /// Stores the engine's tag.
+    pub(crate) fn set_engine_tag(&self, engine_tag: usize) {
+        self.engine_tag.store(engine_tag, Ordering::Relaxed);
     }
 
-    /// Where the engine has put the request; 0 if that is not known.
-    pub(crate) fn place(&self) -> usize {
-        self.place.load(Ordering::Relaxed)
+    /// Returns the engine's tag; 0 if there is none.
+    pub(crate) fn engine_tag(&self) -> usize {
+        self.engine_tag.load(Ordering::Relaxed)
     }
 
-    /// Leaves the end and wakes who waits.
-    pub(crate) fn settle(&self, completion: Completion) {
+    /// Stores the completion, and wakes the waiting thread or future.
+    pub(crate) fn complete(&self, completion: Completion) {
         let mut state = self.state.lock();
-        let before = std::mem::replace(&mut *state, State::Settled(completion));
+        let before = std::mem::replace(&mut *state, WaiterState::Completed(completion));
         drop(state);
-        self.settled.notify_all();
-        if let State::Waiting(Some(waker)) = before {
+        self.completed.notify_all();
+        if let WaiterState::Waiting(Some(waker)) = before {
             waker.wake();
         }
     }
 
-    /// Whether the end is there.
-    pub fn is_settled(&self) -> bool {
-        !matches!(*self.state.lock(), State::Waiting(_))
+    /// Returns whether the request has completed.
+    pub fn is_complete(&self) -> bool {
+        !matches!(*self.state.lock(), WaiterState::Waiting(_))
     }
 
-    /// Sleeps until the end is there. Somebody else must be bringing it about.
+    /// Blocks until the request has completed. Another thread must complete it.
     pub fn park(&self) {
         let mut state = self.state.lock();
-        while matches!(*state, State::Waiting(_)) {
-            self.settled.wait(&mut state);
+        while matches!(*state, WaiterState::Waiting(_)) {
+            self.completed.wait(&mut state);
         }
     }
 
     fn take(&self) -> Option<Completion> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Settled(completion) => Some(completion),
+        match std::mem::replace(&mut *state, WaiterState::Taken) {
+            WaiterState::Completed(completion) => Some(completion),
             before => {
                 *state = before;
                 None
@@ -76,7 +76,7 @@ impl Waiter {
     }
 }
 
-/// The end of a request, to come. Dropping it does not cancel the request.
+/// A request's future completion. Dropping it does not cancel the request.
 pub struct Pending {
     waiter: Arc<Waiter>,
 }
@@ -90,16 +90,16 @@ impl Pending {
         Arc::clone(&self.waiter)
     }
 
-    /// Waits on this thread and returns the end. With `device`, the thread helps to bring it
-    /// about (see [`Device::help`](crate::Device::help)).
+    /// Blocks this thread until the request has completed, and returns the completion. Meanwhile
+    /// the thread helps `device` (see [`Device::help`](crate::Device::help)).
     ///
     /// # Panics
-    /// Inside a callback of a request, where waiting could wait for itself.
+    /// Inside a callback of a request, where the wait could be for itself.
     pub fn wait<D: crate::Device + ?Sized>(self, device: &D) -> Completion {
         assert!(!crate::in_callback(), "a callback must not wait for a request");
         device.help(&self.waiter);
         self.waiter.park();
-        self.waiter.take().expect("nobody else takes it")
+        self.waiter.take().expect("only this future takes it")
     }
 }
 
@@ -113,24 +113,24 @@ impl Future for Pending {
         let waker = context.waker().clone();
         let mut state = self.waiter.state.lock();
         match &mut *state {
-            State::Waiting(waiting) => {
+            WaiterState::Waiting(waiting) => {
                 let before = waiting.replace(waker);
                 drop(state);
                 drop(before);
                 Poll::Pending
             }
-            State::Settled(_) => {
+            WaiterState::Completed(_) => {
                 drop(state);
-                Poll::Ready(self.waiter.take().expect("settled, and nobody else takes it"))
+                Poll::Ready(self.waiter.take().expect("complete, and only this future takes it"))
             }
-            State::Taken => panic!("polled after it was ready"),
+            WaiterState::Taken => panic!("polled after completion"),
         }
     }
 }
 
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending").field("settled", &self.waiter.is_settled()).finish()
+        f.debug_struct("Pending").field("complete", &self.waiter.is_complete()).finish()
     }
 }
 

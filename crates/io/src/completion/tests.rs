@@ -1,11 +1,11 @@
-//! Callbacks come one after the other, whatever they do.
+//! Callbacks run one after another, whatever they do.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use super::{Active, Ending, guarded, in_callback, run};
+use super::{CallbackScope, RequestEnd, catch_panic, in_callback, run};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Completion, Op, Request};
 
@@ -15,12 +15,12 @@ fn note(log: &Log, what: impl Into<String>) {
     log.lock().unwrap().push(what.into());
 }
 
-/// What happened, in order.
+/// The events in order.
 fn taken(log: &Log) -> Vec<String> {
     std::mem::take(&mut *log.lock().unwrap())
 }
 
-/// A request that notes its end as `name`.
+/// A request that records its completion as `name`.
 fn noting(log: &Log, name: &'static str) -> Request {
     let log = log.clone();
     Request::flush().on_done(move |_| note(&log, name))
@@ -31,7 +31,7 @@ fn failure(text: &str) -> Result<(), Error> {
 }
 
 #[test]
-fn what_ends_in_a_callback_is_told_after_it_in_order() {
+fn completions_inside_a_callback_are_delivered_after_it_in_order() {
     let log = Log::default();
     let inner = log.clone();
     let outer = Request::flush().on_done(move |_| {
@@ -67,7 +67,7 @@ fn a_long_chain_is_no_recursion() {
 }
 
 #[test]
-fn a_panic_in_a_callback_loses_nobody_else() {
+fn a_panic_in_a_callback_loses_no_other_completion() {
     let log = Log::default();
     let inner = log.clone();
     let outer = Request::flush().on_done(move |_| {
@@ -82,7 +82,7 @@ fn a_panic_in_a_callback_loses_nobody_else() {
     assert_eq!(taken(&log), ["second", "third"]);
 }
 
-/// Thrown, it throws again when it is dropped, as often as it says.
+/// A panic payload that panics again when dropped, this many times.
 struct Bomb(u32);
 
 impl Drop for Bomb {
@@ -94,14 +94,14 @@ impl Drop for Bomb {
 }
 
 #[test]
-fn what_is_thrown_may_throw() {
+fn a_panic_payload_may_panic() {
     for times in 0..3 {
-        assert!(!guarded(|| std::panic::panic_any(Bomb(times))));
+        assert!(!catch_panic(|| std::panic::panic_any(Bomb(times))));
         let request = Request::flush().on_done(move |_| std::panic::panic_any(Bomb(times)));
         request.finish(Ok(()));
         assert!(!in_callback());
     }
-    assert!(guarded(|| {}));
+    assert!(catch_panic(|| {}));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_layer_that_panics_spoils_the_result_only() {
 }
 
 #[test]
-fn a_request_that_nobody_awaits_just_ends() {
+fn a_request_without_a_callback_just_ends() {
     Request::flush().finish(Ok(()));
     drop(Request::discard(0, 512));
     assert!(!in_callback());
@@ -157,7 +157,7 @@ fn a_thread_may_end_requests_as_its_last_act() {
     let log = Log::default();
     let inner = log.clone();
     let thread = thread::spawn(move || {
-        // Made before the list of this module, this variable is dropped after it.
+        // Created before this module's list, so dropped after it.
         LAST.with(|last| *last.borrow_mut() = Some(Request::flush()));
         noting(&inner, "early").finish(Ok(()));
         let nested = noting(&inner, "nested");
@@ -179,33 +179,33 @@ fn a_panic_between_callbacks_leaves_the_thread_as_it_was() {
     let log = Log::default();
     let (inner, end) = (log.clone(), log.clone());
     let completion = Completion { op: Op::Flush, offset: 0, result: Ok(()), payload: None };
-    // Not made by `layered`, which would contain it.
+    // Not created by `layered`, which would catch the panic.
     let layers = move |_: &mut Completion| {
         noting(&inner, "later").finish(Ok(()));
         assert!(!in_callback(), "on purpose");
     };
-    let done = move |completion: Completion| {
+    let callback = move |completion: Completion| {
         assert!(in_callback());
         note(&end, completion.result.unwrap_err().to_string());
     };
-    let (layers, done) = (Some(Box::new(layers) as _), Some(Box::new(done) as _));
-    run(Ending { completion, layers, hold: None, done });
+    let (layers, callback) = (Some(Box::new(layers) as _), Some(Box::new(callback) as _));
+    run(RequestEnd { completion, layers, hold: None, callback });
     assert!(!in_callback());
     let told = taken(&log);
     assert!(told[0].contains("panicked"), "{told:?}");
     assert_eq!(told[1..], ["later"]);
 
     let thrown = std::panic::catch_unwind(|| {
-        let _active = Active::enter();
+        let _scope = CallbackScope::enter();
         panic!("on purpose");
     });
     assert!(thrown.is_err() && !in_callback());
 }
 
-/// Memory that panics when it is asked for.
+/// Memory that panics on access.
 struct Bad(bool);
 
-// SAFETY: it never returns any bytes but none.
+// SAFETY: it only ever returns an empty slice.
 unsafe impl crate::StableBytes for Bad {
     fn bytes(&self) -> &[u8] {
         assert!(self.0, "on purpose");
@@ -214,7 +214,7 @@ unsafe impl crate::StableBytes for Bad {
 }
 
 #[test]
-fn memory_that_panics_loses_nobody() {
+fn panicking_memory_loses_no_completion() {
     let log = Log::default();
     let end = log.clone();
     let layer = |completion: &mut Completion| {

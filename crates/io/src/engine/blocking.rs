@@ -1,7 +1,7 @@
-//! A transfer by calls that block: what the pool's workers do, and what is left to do when a ring stops
-//! working.
+//! Transfers by blocking calls: for the workers of the pool, and for transfers left over when a
+//! ring is abandoned.
 //!
-//! Locking: none, and no lock may be held.
+//! Locking: none. The caller must hold no lock.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -9,44 +9,44 @@ use std::os::fd::OwnedFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::{pread, preadv, pwrite, pwritev};
 
-use super::core::Ended;
-use super::transfer::{MAX_BYTES, Medium, Step, Transfer};
+use super::core::EndedOperation;
+use super::transfer::{DeviceFile, MAX_BYTES, NextStep, Transfer};
 use crate::counters::IoCounters;
 use crate::device::DeviceInfo;
 use crate::request::{Op, Request};
 
-/// A file to block on.
-pub(crate) struct Blocking {
-    pub(super) medium: Medium,
+/// A file for blocking calls.
+pub(crate) struct BlockingFile {
+    pub(super) device_file: DeviceFile,
 }
 
-impl Blocking {
+impl BlockingFile {
     pub(super) fn new(file: OwnedFd, info: &DeviceInfo) -> Self {
-        Self { medium: Medium::new(file, info) }
+        Self { device_file: DeviceFile::new(file, info) }
     }
 
-    /// Does what is left of `transfer`, however many calls it takes.
-    pub(super) fn execute(&self, mut transfer: Transfer, counters: &IoCounters) -> Ended {
+    /// Executes the rest of `transfer`, in as many calls as needed.
+    pub(super) fn execute(&self, mut transfer: Transfer, counters: &IoCounters) -> EndedOperation {
         loop {
             let returned = self.call(&mut transfer).map_err(|errno| errno.raw_os_error());
-            match transfer.step(&self.medium, returned) {
-                Step::Continue => counters.add(IoCounters::CONTINUED, 0, 1),
-                Step::Retry => counters.add(IoCounters::RETRIED, 0, 1),
-                Step::Unsupported => {
+            match transfer.step(&self.device_file, returned) {
+                NextStep::Continue => counters.add(IoCounters::CONTINUED, 0, 1),
+                NextStep::Retry => counters.add(IoCounters::RETRIED, 0, 1),
+                NextStep::Unsupported => {
                     counters.add(IoCounters::DISCARDS_IGNORED, 0, 1);
                     return transfer.end(Ok(()));
                 }
-                Step::End(result) => return transfer.end(result),
+                NextStep::End(result) => return transfer.end(result),
             }
         }
     }
 
-    /// One call for what is left; returns the bytes that it moved.
+    /// Makes one call for the rest. Returns the number of bytes moved.
     fn call(&self, transfer: &mut Transfer) -> rustix::io::Result<u64> {
-        let file = self.medium.file();
+        let file = self.device_file.file();
         let (at, left, done) = (transfer.position(), transfer.left(), transfer.done() as usize);
-        let op = transfer.issue.op;
-        let requests = transfer.issue.requests.as_mut_slice();
+        let op = transfer.operation.op;
+        let requests = transfer.operation.requests.as_mut_slice();
         let moved = match (op, requests) {
             (Op::Flush, _) => {
                 rustix::fs::fdatasync(file)?;

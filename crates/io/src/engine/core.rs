@@ -1,27 +1,30 @@
-//! What all backends share: lanes, their steps, and how requests end.
+//! The part of an engine that all backends share: submission queues, their runs, and completion of
+//! requests.
 //!
-//! A request is checked and pushed into the queue of the submitter's lane ([`super::entry`]), and issued
-//! by the backend as permits allow. Ends come back in batches: their permits return under
-//! the lane's lock, then their callbacks run outside it. [`super::queued`] closes.
+//! A request is checked and pushed into the queue of the submitting thread ([`super::submit`]). The
+//! backend issues it as permits allow. Operations end in batches: their permits return under the
+//! queue's lock, then callbacks run outside it. [`super::queued_device`] closes.
 //!
 //! Invariants:
-//! * A lane whose lock is free has made its step: nothing waits in its queue that could be issued. So
-//!   whoever changes something that may let an issue go (a push, a permit that returns, a kick) makes a step ([`Core::leave`]) as it unlocks.
-//! * Who makes a step for others, or inside a callback, runs no callbacks and does not wait for the medium
-//!   ([`Caller::Quiet`]): not who raises or cancels, perhaps under a lock that a callback takes; not who
-//!   kicks, so that kicks are no recursion. What it finds to be told it leaves in the lane,
-//!   and summons the backend's thread for it.
-//! * So who is told of a cancellation is told outside callbacks, at once: nothing is counted as told
-//!   before it is.
-//! * `closed` is set and read under the lane's lock, so a request that is accepted is accepted
+//! * A queue whose lock is free was run: nothing is queued that could be issued. So every change
+//!   that may allow an issue (a pushed request, a returned permit, a granted one) is followed by a
+//!   run before the unlock ([`Core::run_and_unlock`]).
+//! * [`RunContext::NonBlocking`] is the context of a thread that runs a queue for others or inside
+//!   a callback. It runs no callbacks and does not wait for the medium. A thread that raises or
+//!   cancels may hold a lock that a callback takes; and running queues for others must not recurse.
+//!   Such a run leaves cancelled requests in the queue and asks the backend for an asynchronous
+//!   run.
+//! * Cancelled requests are finished at once, outside callbacks. None counts as finished before.
+//! * `closed` is read and written under the queue's lock. So an accepted request was accepted
 //!   before the close, which waits for it.
-//! * `finishing` counts what has left the queue and the backend but whose callbacks have not
-//!   returned; a lane is idle when both are empty and `finishing` is zero.
+//! * `finishing` counts requests and operations that left the queue and the backend, but whose
+//!   callbacks have not returned. A queue is idle when queue and backend are empty and `finishing`
+//!   is zero.
 //!
-//! Locking: `io-lane`, one a lane, never two at once, and no callback under it. Under it may be taken:
-//! `request-home` (by the queue), and the permits' own.
+//! Locking: `io-submission-queue`, one per queue. No thread holds two, and no callback runs under
+//! one. `request-handle` and the locks of [`Permits`] may be taken under it.
 //!
-//! Deliberately absent: a queue that all lanes share; moving requests from one lane to another.
+//! It has no queue that is shared by all, and moves no requests between queues.
 
 use std::cell::Cell;
 use std::io;
@@ -31,179 +34,191 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::thread::JoinHandle;
 use forebay_base::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, thread, thread_slot};
 
-use super::blocking::Blocking;
-use super::entry::{Crowd, TAKEN_BACK};
+use super::blocking::BlockingFile;
+use super::submit::{CANCELLED_BEFORE_ISSUE, SlotWaiters};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
 use crate::device::{DeviceInfo, Engine, Health};
 use crate::error::{Error, ErrorKind};
 use crate::priority::Priority;
-use crate::queue::{Issue, Kick, Lane, Limits, MAX_LANES, Permits, Pieces};
-use crate::request::{Home, Request};
+use crate::queue::{
+    Limits, MAX_SUBMISSION_QUEUES, Operation, Permits, QueuesToRun, Requests, SubmissionQueue,
+};
+use crate::request::{Request, RequeueTarget};
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
 
-/// Who makes a step of a lane.
+/// What the thread that runs a queue may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Caller {
-    /// A thread that may run callbacks, and wait for the medium.
-    Free,
-    /// The thread that drives this lane, perhaps in a callback: it sees to the rest itself, later.
+pub(crate) enum RunContext {
+    /// It may run callbacks and wait for the medium.
+    MayBlock,
+    /// It drives this queue, perhaps inside a callback, and does the remaining work itself later.
     Driver,
-    /// A thread that may do neither.
-    Quiet,
+    /// It may neither run callbacks nor wait.
+    NonBlocking,
 }
 
-/// What does the work that the queues hand out.
+/// Executes the operations that submission queues hand out.
 pub(crate) trait Backend: Send + Sync + Sized + 'static {
-    /// Its part of a lane, under the lane's lock.
-    type Lane: Send;
-    /// What is to be done once the lane's lock is free.
-    type Outside;
+    /// The backend's data of one queue, under the queue's lock.
+    type QueueData: Send;
+    /// Work to do once the queue's lock is released.
+    type FollowUp;
 
-    /// Issues what may be issued ([`Core::next`]) and gets it going, unless the caller is the driver.
-    /// For a quiet caller nothing may be left to do.
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Self::Outside;
+    /// Issues all operations that it can ([`Core::next`]) and starts them, unless the caller is the
+    /// driver. For a non-blocking caller, no follow-up work may remain.
+    fn dispatch(
+        core: &Core<Self>,
+        state: &mut QueueState<Self>,
+        context: RunContext,
+    ) -> Self::FollowUp;
 
-    /// Does what `begin` left, without the lane's lock.
-    fn outside(core: &Core<Self>, lane: usize, rest: Self::Outside);
+    /// Does the work that `dispatch` left, without the queue's lock.
+    fn follow_up(core: &Core<Self>, queue: usize, action: Self::FollowUp);
 
-    /// Lends the calling thread to a lane.
-    fn help(core: &Core<Self>, lane: usize, waiter: &Waiter);
+    /// Lends the calling thread to a queue until `waiter` is complete.
+    fn help(core: &Core<Self>, queue: usize, waiter: &Waiter);
 
-    /// A request of this lane has ended elsewhere; somebody who helps may be waiting for it.
-    fn nudge(core: &Core<Self>, lane: usize);
+    /// Wakes a thread that helps with this queue: a request may have completed elsewhere.
+    fn wake_helper(core: &Core<Self>, queue: usize);
 
-    /// Has a thread of the backend's make a step of this lane soon, whatever there is to issue.
-    fn summon(core: &Core<Self>, state: &mut LaneState<Self>);
+    /// Has one of the backend's threads run this queue soon, even if nothing can be issued.
+    fn run_async(core: &Core<Self>, state: &mut QueueState<Self>);
 
-    /// What a thread can block on that has nothing else to do, if there is such a thing.
-    fn blocking(&self) -> Option<&Blocking> {
+    /// Returns the file for blocking calls by a thread that has nothing else to do, if there is
+    /// one.
+    fn blocking(&self) -> Option<&BlockingFile> {
         None
     }
 
-    /// What executes requests by now.
+    /// Returns the engine that executes requests now.
     fn engine(&self, started: &Engine) -> Engine {
         started.clone()
     }
 
-    /// Ends the backend's threads; nothing is in flight, and nothing will come.
+    /// Ends the backend's threads. Nothing is in flight, and no request will come.
     fn stop(core: &Core<Self>);
 }
 
-/// A queued device: every backend's, and what its threads share.
+/// A queued device: the data that all of its threads share.
 #[repr(align(128))]
 pub(crate) struct Core<B: Backend> {
     pub(crate) backend: B,
     pub(crate) info: DeviceInfo,
     pub(crate) counters: IoCounters,
     permits: Permits,
-    lanes: Box<[CachePadded<LaneSlot<B>>]>,
-    /// For handles.
-    pub(super) me: Weak<Self>,
+    queues: Box<[CachePadded<QueueSlot<B>>]>,
+    /// For the handles of requests.
+    pub(super) weak_self: Weak<Self>,
     errors: AtomicU64,
     gone: AtomicBool,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A lane, and those who wait for something of it.
-pub(crate) struct LaneSlot<B: Backend> {
-    state: Mutex<LaneState<B>>,
-    /// Room in the queue of a class.
-    pub(super) room: [Condvar; Priority::COUNT],
-    /// The last end of a lane that is closed.
+/// A submission queue and the condition variables of threads that wait for it.
+pub(crate) struct QueueSlot<B: Backend> {
+    state: Mutex<QueueState<B>>,
+    /// By class: a slot of the queue became free.
+    pub(super) slot_freed: [Condvar; Priority::COUNT],
+    /// The closed queue became idle.
     pub(super) idle: Condvar,
 }
 
-/// What a lane's lock protects.
-pub(crate) struct LaneState<B: Backend> {
-    pub(crate) queue: Lane,
-    pub(crate) own: B::Lane,
+/// The data that a queue's lock protects.
+pub(crate) struct QueueState<B: Backend> {
+    pub(crate) sq: SubmissionQueue,
+    pub(crate) data: B::QueueData,
     pub(super) index: usize,
     pub(super) closed: bool,
-    pub(super) crowd: Crowd,
-    /// See the module's head.
+    pub(super) slot_waiters: SlotWaiters,
+    /// See the head of the module.
     pub(super) finishing: usize,
 }
 
-/// How an issue ended.
-pub(crate) struct Ended {
-    pub(crate) issue: Issue,
+/// An operation that ended.
+pub(crate) struct EndedOperation {
+    pub(crate) operation: Operation,
     /// Bytes that were moved, if it failed.
     pub(crate) moved: u64,
     pub(crate) result: Result<(), Error>,
 }
 
-impl Batch {
-    /// Whether there is nothing to tell.
+impl Deferred {
+    /// Returns whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        self.kicks.is_empty() && self.cancelled.is_empty()
+        self.to_run.is_empty() && self.cancelled.is_empty()
     }
 }
 
-impl Ended {
-    /// Whether one of several requests has spoiled it for the others.
-    fn is_to_be_split(&self) -> bool {
-        let merged = self.issue.requests.as_slice().len() > 1;
+impl EndedOperation {
+    /// Returns whether one of several merged requests may have failed the others.
+    fn should_split(&self) -> bool {
+        let merged = self.operation.requests.as_slice().len() > 1;
         merged && self.result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Device)
     }
 }
 
-/// What was done under a lane's lock and has to be told without it.
+/// Work that a run leaves for after the unlock.
 #[must_use]
-pub(crate) struct Batch {
-    kicks: Kick,
+pub(crate) struct Deferred {
+    to_run: QueuesToRun,
     cancelled: Vec<Request>,
 }
 
 forebay_base::sync::thread_local! {
-    /// The core and lane whose callbacks this thread runs as its driver; no core: zero.
+    /// Address of the core and index of the queue that this thread drives while it runs callbacks.
+    /// Address 0: none.
     static DRIVING: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-impl<B: Backend> LaneState<B> {
+impl<B: Backend> QueueState<B> {
     pub(super) fn is_idle(&self) -> bool {
-        self.finishing == 0 && self.queue.is_idle()
+        self.finishing == 0 && self.sq.is_idle()
     }
 
-    /// The lane's number.
+    /// Returns the queue's index.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// Callbacks of `ended` requests have returned.
-    pub(crate) fn told(&mut self, ended: usize) {
+    /// Notes that the callbacks of `ended` requests or operations have returned.
+    pub(crate) fn callbacks_returned(&mut self, ended: usize) {
         self.finishing -= ended;
     }
 }
 
 impl<B: Backend> Core<B> {
-    /// A core of as many lanes as `own` has parts for them.
+    /// Creates a core with one queue for each element of `data`.
     pub(crate) fn new(
         backend: B,
         info: DeviceInfo,
         (tunables, limits): (&Arc<IoTunables>, Limits),
-        own: Vec<B::Lane>,
+        data: Vec<B::QueueData>,
     ) -> Arc<Self> {
-        assert!(!own.is_empty() && own.len() <= MAX_LANES, "{} lanes", own.len());
-        let lanes = own.len();
+        assert!(
+            !data.is_empty() && data.len() <= MAX_SUBMISSION_QUEUES,
+            "{} submission queues",
+            data.len()
+        );
+        let queues = data.len();
         Arc::new_cyclic(|core: &Weak<Self>| {
-            let slot = |(index, own)| {
-                let home = Weak::clone(core) as Weak<dyn Home>;
-                let queue = Lane::new(index, home, Arc::clone(tunables));
-                let (closed, crowd, finishing) = (false, Crowd::default(), 0);
-                let state = LaneState { queue, own, index, closed, crowd, finishing };
-                let state = Mutex::named("io-lane", state);
-                let room = std::array::from_fn(|_| Condvar::new());
-                CachePadded::new(LaneSlot { state, room, idle: Condvar::new() })
+            let slot = |(index, data)| {
+                let requeue_target = Weak::clone(core) as Weak<dyn RequeueTarget>;
+                let sq = SubmissionQueue::new(index, requeue_target, Arc::clone(tunables));
+                let (closed, slot_waiters, finishing) = (false, SlotWaiters::default(), 0);
+                let state = QueueState { sq, data, index, closed, slot_waiters, finishing };
+                let state = Mutex::named("io-submission-queue", state);
+                let slot_freed = std::array::from_fn(|_| Condvar::new());
+                CachePadded::new(QueueSlot { state, slot_freed, idle: Condvar::new() })
             };
             Self {
                 backend,
                 info,
                 counters: IoCounters::new(),
-                permits: Permits::new(limits, lanes),
-                lanes: own.into_iter().enumerate().map(slot).collect(),
-                me: Weak::clone(core),
+                permits: Permits::new(limits, queues),
+                queues: data.into_iter().enumerate().map(slot).collect(),
+                weak_self: Weak::clone(core),
                 errors: AtomicU64::new(0),
                 gone: AtomicBool::new(false),
                 threads: Mutex::named("io-threads", Vec::new()),
@@ -211,189 +226,198 @@ impl<B: Backend> Core<B> {
         })
     }
 
-    /// Starts a thread of the backend's, to be joined at the close.
+    /// Starts a thread of the backend. Closing joins it.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         name: &str,
         f: fn(&Arc<Self>, usize),
-        lane: usize,
+        queue: usize,
     ) -> io::Result<()> {
         let core = Arc::clone(self);
-        let thread = thread::spawn_named(name, move || f(&core, lane))?;
+        let thread = thread::spawn_named(name, move || f(&core, queue))?;
         self.threads.lock().push(thread);
         Ok(())
     }
 
-    /// How many lanes there are.
-    pub(crate) fn lanes(&self) -> usize {
-        self.lanes.len()
+    /// Returns the number of queues.
+    pub(crate) fn queues(&self) -> usize {
+        self.queues.len()
     }
 
-    /// The state of a lane.
-    pub(crate) fn lock(&self, lane: usize) -> MutexGuard<'_, LaneState<B>> {
-        self.lanes[lane].state.lock()
+    /// Locks a queue.
+    pub(crate) fn lock(&self, queue: usize) -> MutexGuard<'_, QueueState<B>> {
+        self.queues[queue].state.lock()
     }
 
-    /// What those who wait for something of a lane sleep on.
-    pub(super) fn slot(&self, lane: usize) -> &LaneSlot<B> {
-        &self.lanes[lane]
+    /// Returns a queue with its condition variables.
+    pub(super) fn slot(&self, queue: usize) -> &QueueSlot<B> {
+        &self.queues[queue]
     }
 
-    /// Where the calling thread submits, and as whom.
-    pub(super) fn lane_of_caller(&self) -> (usize, Caller) {
-        let (core, lane) = DRIVING.with(Cell::get);
+    /// Returns the queue to which the calling thread submits, and its context.
+    pub(super) fn queue_of_caller(&self) -> (usize, RunContext) {
+        let (core, queue) = DRIVING.with(Cell::get);
         if core == std::ptr::from_ref(self).addr() {
-            return (lane, Caller::Driver);
+            return (queue, RunContext::Driver);
         }
-        let caller = if in_callback() { Caller::Quiet } else { Caller::Free };
-        (thread_slot().index(self.lanes.len()), caller)
+        let context = if in_callback() { RunContext::NonBlocking } else { RunContext::MayBlock };
+        (thread_slot().index(self.queues.len()), context)
     }
 
-    /// Runs `f` as the driver of `lane`: what it submits to this core goes there, and begins when
-    /// the driver says so.
-    pub(crate) fn driving<R>(&self, lane: usize, f: impl FnOnce() -> R) -> R {
+    /// Runs `f` as the driver of `queue`. Requests that `f` submits to this core go to that queue,
+    /// and start when the driver dispatches them.
+    pub(crate) fn driving<R>(&self, queue: usize, f: impl FnOnce() -> R) -> R {
         let before =
-            DRIVING.with(|driving| driving.replace((std::ptr::from_ref(self).addr(), lane)));
+            DRIVING.with(|driving| driving.replace((std::ptr::from_ref(self).addr(), queue)));
         let result = f();
         DRIVING.with(|driving| driving.set(before));
         result
     }
 
-    /// Makes a step of a lane: issues what may be issued, gets it going, unlocks, and does what is
-    /// left to do without the lock.
-    pub(crate) fn leave(&self, mut state: MutexGuard<'_, LaneState<B>>, caller: Caller) {
-        let lane = state.index;
-        let (outside, Batch { kicks, cancelled }) = self.turn(&mut state, caller);
+    /// Runs a queue: issues and starts all operations that it can, unlocks, and does the remaining
+    /// work.
+    pub(crate) fn run_and_unlock(
+        &self,
+        mut state: MutexGuard<'_, QueueState<B>>,
+        context: RunContext,
+    ) {
+        let queue = state.index;
+        let (follow_up, Deferred { to_run, cancelled }) = self.run(&mut state, context);
         drop(state);
-        self.kick(kicks);
-        B::outside(self, lane, outside);
-        self.tell_cancelled(lane, cancelled, caller);
+        self.run_queues(to_run);
+        B::follow_up(self, queue, follow_up);
+        self.finish_cancelled(queue, cancelled, context);
     }
 
-    /// The part of a step that is under the lock.
-    pub(crate) fn turn(&self, state: &mut LaneState<B>, caller: Caller) -> (B::Outside, Batch) {
-        let outside = B::begin(self, state, caller);
-        (outside, self.collect(state, caller))
+    /// The part of a run that needs the lock.
+    pub(crate) fn run(
+        &self,
+        state: &mut QueueState<B>,
+        context: RunContext,
+    ) -> (B::FollowUp, Deferred) {
+        let follow_up = B::dispatch(self, state, context);
+        (follow_up, self.take_deferred(state, context))
     }
 
-    /// What the queue wants to be told without the lock.
-    pub(crate) fn collect(&self, state: &mut LaneState<B>, caller: Caller) -> Batch {
+    /// Takes the work that must be done without the lock.
+    pub(crate) fn take_deferred(&self, state: &mut QueueState<B>, context: RunContext) -> Deferred {
         let mut cancelled = Vec::new();
-        if state.queue.has_cancelled() {
-            if caller == Caller::Quiet {
-                B::summon(self, state);
+        if state.sq.has_cancelled() {
+            if context == RunContext::NonBlocking {
+                B::run_async(self, state);
             } else if !in_callback() {
-                cancelled = state.queue.take_cancelled();
+                cancelled = state.sq.take_cancelled();
                 state.finishing += cancelled.len();
             }
         }
-        self.invite(state);
-        Batch { kicks: state.queue.take_kicks(), cancelled }
+        self.notify_slot_waiters(state);
+        Deferred { to_run: state.sq.take_queues_to_run(), cancelled }
     }
 
-    /// Tells it.
-    pub(crate) fn settle(&self, lane: usize, batch: Batch, caller: Caller) {
-        let Batch { kicks, cancelled } = batch;
-        self.kick(kicks);
-        self.tell_cancelled(lane, cancelled, caller);
+    /// Does that work.
+    pub(crate) fn run_deferred(&self, queue: usize, deferred: Deferred, context: RunContext) {
+        let Deferred { to_run, cancelled } = deferred;
+        self.run_queues(to_run);
+        self.finish_cancelled(queue, cancelled, context);
     }
 
-    /// The next issue of a lane. To be called until there is none, unless [`rest`](Self::rest)
-    /// follows.
+    /// Returns the next operation of a queue. Call it until it returns `None`, or call
+    /// [`release_unused`](Self::release_unused).
     #[inline]
-    pub(crate) fn next(&self, state: &mut LaneState<B>) -> Option<Issue> {
-        let issue = state.queue.next(&self.permits)?;
+    pub(crate) fn next(&self, state: &mut QueueState<B>) -> Option<Operation> {
+        let operation = state.sq.next(&self.permits)?;
         let shard = self.counters.shard();
-        shard.add(IoCounters::ISSUED, issue.priority.index(), 1);
-        if let Pieces::Many(requests) = &issue.requests {
+        shard.add(IoCounters::ISSUED, operation.priority.index(), 1);
+        if let Requests::Many(requests) = &operation.requests {
             shard.add(IoCounters::MERGED, 0, requests.len() as u64 - 1);
         }
-        Some(issue)
+        Some(operation)
     }
 
-    /// The lane has nobody who could do more at the moment: what it has of permits is there for
-    /// others until the next step.
-    pub(crate) fn rest(&self, state: &mut LaneState<B>) {
-        state.queue.rest(&self.permits);
+    /// Makes the queue's unused permits available to others until its next run. For a queue without
+    /// a thread that could do more.
+    pub(crate) fn release_unused(&self, state: &mut QueueState<B>) {
+        state.sq.release_unused(&self.permits);
     }
 
-    /// Ends what was taken back. Not in a callback, where the ends would come later.
-    fn tell_cancelled(&self, lane: usize, cancelled: Vec<Request>, caller: Caller) {
+    /// Finishes cancelled requests. Not for callbacks, where they would complete later.
+    fn finish_cancelled(&self, queue: usize, cancelled: Vec<Request>, context: RunContext) {
         if cancelled.is_empty() {
             return;
         }
-        debug_assert!(!in_callback(), "left to somebody else");
+        debug_assert!(!in_callback(), "callbacks leave this to another thread");
         let count = cancelled.len();
         for request in cancelled {
             self.counters.add(IoCounters::CANCELLED, request.priority().index(), 1);
-            let error = self.refusal(&request, ErrorKind::Cancelled, TAKEN_BACK);
+            let error = self.refusal(&request, ErrorKind::Cancelled, CANCELLED_BEFORE_ISSUE);
             request.finish(Err(error));
         }
-        let mut state = self.lock(lane);
-        state.told(count);
-        self.tell_if_idle(&state);
+        let mut state = self.lock(queue);
+        state.callbacks_returned(count);
+        self.notify_if_idle(&state);
         drop(state);
-        if caller != Caller::Driver {
-            B::nudge(self, lane);
+        if context != RunContext::Driver {
+            B::wake_helper(self, queue);
         }
     }
 
-    /// Takes in that issues have ended: their permits return. What is left in `ended` is to be told
-    /// with [`finish`](Self::finish), and then [`LaneState::told`].
-    pub(crate) fn ended(&self, state: &mut LaneState<B>, ended: &mut Vec<Ended>) {
+    /// Returns the permits of operations that ended. Finish the rest of `ended` with
+    /// [`finish`](Self::finish), then call [`QueueState::callbacks_returned`].
+    pub(crate) fn ended(&self, state: &mut QueueState<B>, ended: &mut Vec<EndedOperation>) {
         let mut split = false;
         for end in ended.iter() {
-            state.queue.done(end.issue.priority, &self.permits);
-            split |= end.is_to_be_split();
+            state.sq.done(end.operation.priority, &self.permits);
+            split |= end.should_split();
         }
         if split {
             self.counters.add(IoCounters::SPLIT, 0, 1);
-            for end in ended.extract_if(.., |end| end.is_to_be_split()) {
-                state.queue.split(end.issue);
+            for end in ended.extract_if(.., |end| end.should_split()) {
+                state.sq.split(end.operation);
             }
         }
         state.finishing += ended.len();
     }
 
-    /// Tells the requests of `ended` how they ended. Without any lock.
-    pub(crate) fn finish(&self, ended: &mut Vec<Ended>) {
+    /// Completes the requests of `ended`. The caller must hold no lock.
+    pub(crate) fn finish(&self, ended: &mut Vec<EndedOperation>) {
         let shard = self.counters.shard();
-        for Ended { issue, moved, result } in ended.drain(..) {
-            let (op, requests) = (issue.op as usize, issue.requests.as_slice().len() as u64);
+        for EndedOperation { operation, moved, result } in ended.drain(..) {
+            let (op, requests) =
+                (operation.op as usize, operation.requests.as_slice().len() as u64);
             match result {
                 Ok(()) => {
                     shard.add(IoCounters::COMPLETED, op, requests);
-                    shard.add(IoCounters::BYTES, op, issue.len);
-                    issue.finish(Ok(()));
+                    shard.add(IoCounters::BYTES, op, operation.len);
+                    operation.finish(Ok(()));
                 }
                 Err(error) => {
                     shard.add(IoCounters::FAILED, op, requests);
                     self.count_error(&error);
-                    issue.finish_short(moved, &error);
+                    operation.finish_short(moved, &error);
                 }
             }
         }
     }
 
-    /// Makes a step of each lane that was given permits, and of those that these give permits to.
-    fn kick(&self, mut kicks: Kick) {
-        while let Some(lane) = kicks.next() {
-            self.counters.add(IoCounters::KICKED, 0, 1);
-            let mut state = self.lock(lane);
-            let (_, batch) = self.turn(&mut state, Caller::Quiet);
+    /// Runs each of these queues, and the queues that were granted permits by that.
+    fn run_queues(&self, mut to_run: QueuesToRun) {
+        while let Some(queue) = to_run.next() {
+            self.counters.add(IoCounters::QUEUES_WOKEN, 0, 1);
+            let mut state = self.lock(queue);
+            let (_, deferred) = self.run(&mut state, RunContext::NonBlocking);
             drop(state);
-            kicks.add(batch.kicks);
+            to_run.add(deferred.to_run);
         }
     }
 
-    /// Tells those who close, if the lane has become idle.
-    pub(crate) fn tell_if_idle(&self, state: &LaneState<B>) {
+    /// Wakes closing threads if the queue has become idle.
+    pub(crate) fn notify_if_idle(&self, state: &QueueState<B>) {
         if state.closed && state.is_idle() {
             self.slot(state.index).idle.notify_all();
         }
     }
 
-    /// How the device is, by what its requests have met.
+    /// Returns the device's health, judged by its requests so far.
     pub(super) fn health(&self) -> Health {
         if self.gone.load(Ordering::Relaxed) {
             return Health::Gone;

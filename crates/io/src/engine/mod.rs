@@ -1,28 +1,28 @@
-//! What executes requests: lanes, each with its queue and a backend's share of the work.
+//! Engines: submission queues, and the backends that execute their operations.
 //!
-//! * [`core`]: what all backends share: lanes, their steps, how requests end;
-//! * [`entry`]: how requests come in: checks, the bound of the queues, raising and cancelling;
-//! * [`queued`]: a device with its owner, and closing;
-//! * [`uring`] over [`ring`]: io_uring, a ring a lane; whoever waits drives it, a reaper otherwise;
-//! * [`threads`]: a pool of threads and blocking calls, where io_uring is refused;
-//! * [`attended`]: flushes that whoever waits for them executes;
-//! * [`probe`]: which of the two it is to be, and why;
-//! * [`blocking`]: those calls;
-//! * [`transfer`]: what short transfers and errors of the system mean, for both;
-//! * the memory device ([`crate::memory`]) brings a backend of its own.
+//! * [`core`]: the part that all backends share: queues, their runs, completion of requests;
+//! * [`submit`]: submission: checks, the limit of the queues, raising and cancelling;
+//! * [`queued_device`]: a device with its owner, and closing;
+//! * [`uring`] over [`ring`]: io_uring, one ring per queue. A waiting thread drives it, otherwise a
+//!   completion thread;
+//! * [`threads`]: a thread pool with blocking calls, where io_uring is refused;
+//! * [`inline_flush`]: flushes executed by the thread that waits for them;
+//! * [`probe`]: the choice between the two, with its reason;
+//! * [`blocking`]: the blocking calls;
+//! * [`transfer`]: short transfers and system errors, for both;
+//! * the memory device ([`crate::memory`]) has a backend of its own.
 //!
-//! Locking: one lock a lane, `io-lane`; callbacks run outside it. See [`core`].
+//! Locking: one lock per queue, `io-submission-queue`. Callbacks run outside it. See [`core`].
 //!
-//! Deliberately absent: opening and looking at files ([`crate::file`]), scheduling
-//! ([`crate::queue`]).
+//! Opening and inspecting files is in [`crate::file`], scheduling in [`crate::queue`].
 
-mod attended;
 mod blocking;
 mod core;
-mod entry;
+mod inline_flush;
 mod probe;
-mod queued;
+mod queued_device;
 mod ring;
+mod submit;
 mod threads;
 mod transfer;
 mod uring;
@@ -32,35 +32,35 @@ use std::os::fd::OwnedFd;
 
 use forebay_base::sync::Arc;
 
-pub(crate) use self::core::{Backend, Caller, Core, Ended, LaneState};
-pub(crate) use self::queued::Queued;
+pub(crate) use self::core::{Backend, Core, EndedOperation, QueueState, RunContext};
+pub(crate) use self::queued_device::QueuedDevice;
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
 use crate::file::EngineChoice;
-pub(crate) use crate::queue::MAX_LANES;
+pub(crate) use crate::queue::MAX_SUBMISSION_QUEUES;
 use crate::request::Request;
 use crate::tunables::IoTunables;
 use crate::waiter::Waiter;
 
-/// How a file's engine is to be set up.
+/// The configuration of a file's engine.
 pub(crate) struct Setup {
     pub(crate) choice: EngineChoice,
-    /// Queues, each with its ring. 0: the default of the backend.
-    pub(crate) lanes: usize,
-    /// Threads of the pool. 0: two a CPU, at least 8.
+    /// Submission queues, each with its ring. 0: the default of the backend.
+    pub(crate) queues: usize,
+    /// Threads of the pool. 0: two per CPU, at least 8.
     pub(crate) threads: usize,
     pub(crate) tunables: Arc<IoTunables>,
 }
 
-/// A file or block device with its engine running.
+/// A file or block device with its running engine.
 pub(crate) enum FileEngine {
-    Uring(Queued<uring::Uring>),
-    Threads(Queued<threads::Threads>),
+    Uring(QueuedDevice<uring::Uring>),
+    Threads(QueuedDevice<threads::Threads>),
 }
 
-/// Starts an engine over `fd`. `info.engine` is overwritten with what came of it.
+/// Starts an engine over `fd`, and sets `info.engine`.
 ///
 /// # Errors
-/// If threads cannot be started, or io_uring was asked for and is refused: the text says why.
+/// If threads cannot be started, or io_uring was required and is refused. The text says why.
 pub(crate) fn start(fd: OwnedFd, mut info: DeviceInfo, setup: &Setup) -> io::Result<FileEngine> {
     let why = match probe::io_uring(setup.choice) {
         probe::Verdict::Use => {
@@ -78,13 +78,13 @@ pub(crate) fn start(fd: OwnedFd, mut info: DeviceInfo, setup: &Setup) -> io::Res
             return Err(io::Error::new(error.kind(), probe::explain(&error)));
         }
         probe::Verdict::Refused(error) => probe::explain(&error),
-        probe::Verdict::NotWanted => "asked for".to_owned(),
+        probe::Verdict::NotWanted => "requested".to_owned(),
     };
     info.engine = Engine::Threads { why };
     threads::start(fd, info, setup).map(FileEngine::Threads)
 }
 
-macro_rules! each {
+macro_rules! delegate {
     ($self:ident, $queued:ident => $do:expr) => {
         match $self {
             FileEngine::Uring($queued) => $do,
@@ -95,31 +95,31 @@ macro_rules! each {
 
 impl Device for FileEngine {
     fn submit(&self, request: Request) {
-        each!(self, queued => queued.submit(request));
+        delegate!(self, queued => queued.submit(request));
     }
 
     fn submit_all(&self, requests: &mut Vec<Request>) {
-        each!(self, queued => queued.submit_all(requests));
+        delegate!(self, queued => queued.submit_all(requests));
     }
 
     fn info(&self) -> &DeviceInfo {
-        each!(self, queued => queued.info())
+        delegate!(self, queued => queued.info())
     }
 
     fn health(&self) -> Health {
-        each!(self, queued => queued.health())
+        delegate!(self, queued => queued.health())
     }
 
     fn stats(&self) -> DeviceStats {
-        each!(self, queued => queued.stats())
+        delegate!(self, queued => queued.stats())
     }
 
     fn help(&self, waiter: &Waiter) {
-        each!(self, queued => queued.help(waiter));
+        delegate!(self, queued => queued.help(waiter));
     }
 
     fn close(&self) {
-        each!(self, queued => queued.close());
+        delegate!(self, queued => queued.close());
     }
 }
 

@@ -1,8 +1,7 @@
-//! Which backend a file gets, and why.
+//! The choice of a file's backend, with its reason.
 //!
-//! io_uring is refused in many places where it exists: by `kernel.io_uring_disabled`, by the
-//! seccomp filter of a container, by a limit on locked memory. So it is tried, up to an operation
-//! that goes through it, rather than looked for.
+//! Many systems have io_uring but refuse it: by `kernel.io_uring_disabled`, a container's seccomp
+//! filter, or the limit on locked memory. So it is tried, up to one operation through a ring.
 //!
 //! Locking: none.
 
@@ -13,17 +12,17 @@ use rustix::io::Errno;
 use super::ring;
 use crate::file::EngineChoice;
 
-/// What is to execute requests.
+/// The backend to use.
 pub(super) enum Verdict {
     /// io_uring works.
     Use,
-    /// It was not asked for.
+    /// io_uring was not requested.
     NotWanted,
-    /// The system refuses it.
+    /// The system refuses io_uring.
     Refused(io::Error),
 }
 
-/// Asks for io_uring, unless `choice` is against it.
+/// Probes io_uring, unless `choice` rules it out.
 pub(super) fn io_uring(choice: EngineChoice) -> Verdict {
     if choice == EngineChoice::Threads {
         return Verdict::NotWanted;
@@ -34,24 +33,24 @@ pub(super) fn io_uring(choice: EngineChoice) -> Verdict {
     }
 }
 
-/// What `error` means when setting up io_uring, and what can be done about it.
+/// Explains why setting up io_uring failed with `error`, and how to allow it.
 pub(super) fn explain(error: &io::Error) -> String {
     let usual = match Errno::from_io_error(error) {
         Some(Errno::PERM | Errno::ACCESS) => match disabled() {
             Some(level @ ("1" | "2")) => {
                 return format!(
-                    "io_uring is refused: {error}; kernel.io_uring_disabled is {level}"
+                    "io_uring is refused: {error}; kernel.io_uring_disabled is {level}; set it to 0 to allow it"
                 );
             }
-            _ => "a seccomp filter, as containers have it, or kernel.io_uring_disabled",
+            _ => "a container's seccomp filter, or kernel.io_uring_disabled",
         },
         Some(Errno::NOSYS) => "a kernel without io_uring, or a seccomp filter",
         Some(Errno::NOMEM) => "the limit on locked memory (ulimit -l)",
         Some(Errno::MFILE | Errno::NFILE) => "the limit on open files (ulimit -n)",
         Some(Errno::INVAL) => "a kernel whose io_uring is too old",
-        _ => "not a usual one",
+        _ => "unknown",
     };
-    format!("io_uring is refused: {error}; the usual reason: {usual}")
+    format!("io_uring is refused: {error}; usual cause: {usual}")
 }
 
 fn disabled() -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! The engines over a plain file, before anything is between: what only they know of.
+//! The engines over a plain file, without decorators.
 #![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
 
 use std::fs::OpenOptions;
@@ -31,8 +31,8 @@ pub(super) fn open(path: &Path, direct: bool) -> OwnedFd {
     options.open(path).unwrap().into()
 }
 
-pub(super) fn engine(path: &Path, choice: EngineChoice, lanes: usize, direct: bool) -> FileEngine {
-    let setup = Setup { choice, lanes, threads: 0, tunables: Arc::new(IoTunables::default()) };
+pub(super) fn engine(path: &Path, choice: EngineChoice, queues: usize, direct: bool) -> FileEngine {
+    let setup = Setup { choice, queues, threads: 0, tunables: Arc::new(IoTunables::default()) };
     engine_over(open(path, direct), path, direct, &setup)
 }
 
@@ -100,49 +100,49 @@ fn reads_writes_flushes_and_discards() {
     });
 }
 
-fn attended(engine: &FileEngine) -> u64 {
+fn inline_flushes(engine: &FileEngine) -> u64 {
     let counters = engine.stats().counters;
-    counters.iter().find(|(name, _, _)| *name == "attended").unwrap().2
+    counters.iter().find(|(name, _, _)| *name == "inline_flushes").unwrap().2
 }
 
 #[test]
-fn an_attended_flush_is_executed_by_the_thread_that_submits_it() {
+fn an_inline_flush_runs_on_the_submitting_thread() {
     on_both(|_, engine| {
         let here = std::thread::current().id();
         let (seen, end) = std::sync::mpsc::channel();
         let tell = move |done: crate::Completion| {
             seen.send((std::thread::current().id(), done.result.is_ok())).unwrap();
         };
-        engine.submit(Request::flush().attended().on_done(tell));
+        engine.submit(Request::flush().allow_inline().on_done(tell));
         assert_eq!(end.try_recv().unwrap(), (here, true));
-        assert_eq!(attended(engine), 1);
-        // Not if its submitter has something else to do.
+        assert_eq!(inline_flushes(engine), 1);
+        // Not without `allow_inline`.
         let (flush, pending) = Request::flush().pending();
         engine.submit(flush);
         pending.wait(engine).result.unwrap();
-        assert_eq!(attended(engine), 1);
-        // A device that is closed refuses it like any other.
+        assert_eq!(inline_flushes(engine), 1);
+        // A closed device refuses it like any other request.
         engine.close();
         assert_eq!(run(engine, Request::flush()).result.unwrap_err().kind(), ErrorKind::Closed);
     });
 }
 
 #[test]
-fn a_callback_executes_no_flush() {
+fn a_callback_runs_no_inline_flush() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Arc::new(engine(&filled(&dir), EngineChoice::Auto, 2, false));
     let (seen, end) = std::sync::mpsc::channel();
     let again = Arc::clone(&engine);
     engine.submit(Request::flush().on_done(move |_| {
         let tell = move |done: crate::Completion| seen.send(done.result.is_ok()).unwrap();
-        again.submit(Request::flush().attended().on_done(tell));
+        again.submit(Request::flush().allow_inline().on_done(tell));
     }));
     assert!(end.recv().unwrap());
-    assert_eq!(attended(&engine), 0, "a callback must not block");
+    assert_eq!(inline_flushes(&engine), 0, "a callback must not block");
 }
 
 #[test]
-fn many_threads_get_what_they_asked_for() {
+fn many_threads_read_the_right_data() {
     let arena = arena();
     on_both(|_, engine| {
         std::thread::scope(|scope| {
@@ -161,7 +161,7 @@ fn many_threads_get_what_they_asked_for() {
     });
 }
 
-/// Counts down; somebody waits for zero.
+/// Counts down to zero, which a thread can wait for.
 struct Latch {
     left: Mutex<usize>,
     zero: Condvar,
@@ -186,7 +186,7 @@ impl Latch {
 }
 
 #[test]
-fn nobody_waits_and_yet_all_ends() {
+fn requests_complete_although_no_thread_waits() {
     let arena = arena();
     on_both(|_, engine| {
         let count = 500;
@@ -278,7 +278,7 @@ fn a_file_that_shrinks_gives_a_clear_error() {
 }
 
 #[test]
-fn a_close_waits_for_what_was_accepted_and_refuses_the_rest() {
+fn a_close_waits_for_accepted_requests_and_refuses_later_ones() {
     let arena = arena();
     on_both(|_, engine| {
         let ended = Arc::new(AtomicUsize::new(0));
@@ -363,8 +363,8 @@ fn bad_requests_are_refused_by_name() {
     });
 }
 
-/// Has the system refuse `io_uring_enter` to the calling thread from now on.
-fn refuse_enter() {
+/// Makes the kernel refuse `io_uring_enter` to the calling thread from now on.
+fn forbid_enter() {
     const LOAD_NUMBER: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
@@ -396,7 +396,7 @@ fn a_refusal_after_the_start_is_survived() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let latch = Latch::new(100);
-            refuse_enter();
+            forbid_enter();
             for i in 0..100u64 {
                 let latch = Arc::clone(&latch);
                 engine.submit(Request::read(i * 8192, alloc(&arena, 4096)).on_done(move |done| {
@@ -415,7 +415,7 @@ fn a_refusal_after_the_start_is_survived() {
 }
 
 #[test]
-fn what_waits_can_be_raised_and_taken_back() {
+fn queued_requests_can_be_raised_and_cancelled() {
     let arena = arena();
     on_both(|_, engine| {
         let mut handles = Vec::new();

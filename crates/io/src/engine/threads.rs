@@ -1,50 +1,50 @@
-//! The backend over a pool of threads and blocking calls.
+//! The backend over a thread pool and blocking calls.
 //!
-//! Each lane has workers of its own, which fetch from its queue themselves: there is no second
-//! queue. A worker that has fetched wakes the next, as long as there is something to fetch; so a step of a
-//! lane goes from worker to worker. The last of them, if it has not come to the end of the step because all
-//! others are busy or nothing is left to fetch, gives back what the lane has of permits ([`Core::rest`]).
+//! Each queue has its own workers, which fetch operations from it directly. A worker that fetched
+//! one wakes the next, as long as more may be fetched; so a run passes from worker to worker. If
+//! all others are busy or nothing is left, the last worker cannot end the run with `None`. Then it
+//! releases the queue's unused permits ([`Core::release_unused`]).
 //!
-//! Minimums of classes are made to fit among a lane's workers ([`Limits::for_workers`]): with more
-//! reserved permits than workers, a class that is never short of requests would have all workers.
+//! Minimums of classes are reduced to fit among a queue's workers ([`Limits::for_workers`]). With
+//! more reserved permits than workers, one busy class could occupy all workers.
 //!
-//! Locking: `io-lane`. Calls of the system and callbacks are outside it.
+//! Locking: `io-submission-queue`. System calls and callbacks are outside it.
 //!
-//! Deliberately absent: workers that help other lanes, threads that come and go with the load.
+//! Workers do not help other queues, and their number does not follow the load.
 
 use std::os::fd::OwnedFd;
 
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Condvar};
 
-use super::blocking::Blocking;
-use super::core::{Backend, Caller, Core, Ended, LaneState};
-use super::queued::Queued;
+use super::blocking::BlockingFile;
+use super::core::{Backend, Core, EndedOperation, QueueState, RunContext};
+use super::queued_device::QueuedDevice;
 use super::transfer::Transfer;
-use super::{MAX_LANES, Setup};
+use super::{MAX_SUBMISSION_QUEUES, Setup};
 use crate::device::DeviceInfo;
 use crate::priority::Priority;
 use crate::queue::Limits;
 use crate::waiter::Waiter;
 
-/// Workers of a lane by default: enough to keep a drive busy, few enough for one lock.
-const WORKERS_PER_LANE: usize = 8;
-/// Least threads by default.
+/// Default number of workers per queue: enough to keep a drive busy, few enough for one lock.
+const WORKERS_PER_QUEUE: usize = 8;
+/// Least number of threads by default.
 const MIN_THREADS: usize = 8;
-/// Least workers of a lane: each class's minimum is at least one.
-const MIN_PER_LANE: usize = Priority::COUNT;
+/// Least number of workers per queue: each class's minimum is at least one.
+const MIN_WORKERS_PER_QUEUE: usize = Priority::COUNT;
 
-/// The pool.
+/// The thread pool.
 pub(crate) struct Threads {
-    medium: Blocking,
-    /// One a lane: something may be fetched.
+    blocking: BlockingFile,
+    /// By queue: an operation may be fetched.
     work: Box<[Condvar]>,
     stopping: AtomicBool,
 }
 
-/// The pool's part of a lane's state.
+/// The pool's data of one queue.
 #[derive(Default)]
-pub(crate) struct ThreadsLane {
+pub(crate) struct ThreadsQueue {
     idle: usize,
 }
 
@@ -56,130 +56,130 @@ pub(super) fn start(
     file: OwnedFd,
     info: DeviceInfo,
     setup: &Setup,
-) -> std::io::Result<Queued<Threads>> {
+) -> std::io::Result<QueuedDevice<Threads>> {
     let threads = match setup.threads {
         0 => (2 * forebay_base::memory::cpus()).max(MIN_THREADS),
         threads => threads,
     };
-    let lanes = match setup.lanes {
-        0 => threads / WORKERS_PER_LANE,
-        lanes => lanes.min(threads),
+    let queues = match setup.queues {
+        0 => threads / WORKERS_PER_QUEUE,
+        queues => queues.min(threads),
     };
-    let lanes = lanes.clamp(1, MAX_LANES);
-    let threads = threads.max(lanes * MIN_PER_LANE);
-    let limits = Limits::for_workers(&setup.tunables, (threads / lanes) as u32);
-    let medium = Blocking::new(file, &info);
-    let work = (0..lanes).map(|_| Condvar::new()).collect();
-    let backend = Threads { medium, work, stopping: AtomicBool::new(false) };
-    let own = (0..lanes).map(|_| ThreadsLane::default()).collect();
-    let core = Core::new(backend, info, (&setup.tunables, limits), own);
-    let queued = Queued::new(Arc::clone(&core));
+    let queues = queues.clamp(1, MAX_SUBMISSION_QUEUES);
+    let threads = threads.max(queues * MIN_WORKERS_PER_QUEUE);
+    let limits = Limits::for_workers(&setup.tunables, (threads / queues) as u32);
+    let blocking = BlockingFile::new(file, &info);
+    let work = (0..queues).map(|_| Condvar::new()).collect();
+    let backend = Threads { blocking, work, stopping: AtomicBool::new(false) };
+    let data = (0..queues).map(|_| ThreadsQueue::default()).collect();
+    let core = Core::new(backend, info, (&setup.tunables, limits), data);
+    let queued = QueuedDevice::new(Arc::clone(&core));
     for worker in 0..threads {
-        core.spawn(&format!("io-worker-{worker}"), work_on, worker % lanes)?;
+        core.spawn(&format!("io-worker-{worker}"), worker_loop, worker % queues)?;
     }
     Ok(queued)
 }
 
-/// A worker's life.
-fn work_on(core: &Arc<Core<Threads>>, lane: usize) {
+/// The loop of a worker.
+fn worker_loop(core: &Arc<Core<Threads>>, queue: usize) {
     let backend = &core.backend;
     let mut ended = Vec::with_capacity(1);
-    let mut state = core.lock(lane);
+    let mut state = core.lock(queue);
     loop {
-        let issue = core.next(&mut state);
-        if issue.is_some() {
-            go_on(core, &mut state, 1);
+        let operation = core.next(&mut state);
+        if operation.is_some() {
+            wake_workers(core, &mut state, 1);
         }
-        let batch = core.collect(&mut state, Caller::Free);
-        if let Some(issue) = issue {
+        let deferred = core.take_deferred(&mut state, RunContext::MayBlock);
+        if let Some(operation) = operation {
             drop(state);
-            core.settle(lane, batch, Caller::Free);
-            ended.push(backend.medium.execute(Transfer::new(issue), &core.counters));
-            state = tell(core, lane, &mut ended);
+            core.run_deferred(queue, deferred, RunContext::MayBlock);
+            ended.push(backend.blocking.execute(Transfer::new(operation), &core.counters));
+            state = complete(core, queue, &mut ended);
             continue;
         }
-        if !batch.is_empty() {
+        if !deferred.is_empty() {
             drop(state);
-            core.settle(lane, batch, Caller::Free);
-            state = core.lock(lane);
+            core.run_deferred(queue, deferred, RunContext::MayBlock);
+            state = core.lock(queue);
             continue;
         }
         if backend.stopping.load(Ordering::Acquire) {
             return;
         }
-        state.own.idle += 1;
-        backend.work[lane].wait(&mut state);
-        state.own.idle -= 1;
+        state.data.idle += 1;
+        backend.work[queue].wait(&mut state);
+        state.data.idle -= 1;
     }
 }
 
-/// Tells how an issue has ended, and locks the lane again.
-fn tell<'a>(
+/// Completes operations that ended, and locks the queue again.
+fn complete<'a>(
     core: &'a Core<Threads>,
-    lane: usize,
-    ended: &mut Vec<Ended>,
-) -> forebay_base::sync::MutexGuard<'a, LaneState<Threads>> {
-    let mut state = core.lock(lane);
+    queue: usize,
+    ended: &mut Vec<EndedOperation>,
+) -> forebay_base::sync::MutexGuard<'a, QueueState<Threads>> {
+    let mut state = core.lock(queue);
     core.ended(&mut state, ended);
-    // Before the callbacks: others need not wait for them.
-    let ((), batch) = core.turn(&mut state, Caller::Free);
-    let told = ended.len();
+    // Before the callbacks, so that others need not wait for them.
+    let ((), deferred) = core.run(&mut state, RunContext::MayBlock);
+    let finished = ended.len();
     drop(state);
-    core.settle(lane, batch, Caller::Free);
+    core.run_deferred(queue, deferred, RunContext::MayBlock);
     core.finish(ended);
-    let mut state = core.lock(lane);
-    state.told(told);
-    core.tell_if_idle(&state);
+    let mut state = core.lock(queue);
+    state.callbacks_returned(finished);
+    core.notify_if_idle(&state);
     state
 }
 
-/// Has up to `most` workers that are idle go on with the lane's step; if there are none, or nothing is left
-/// to do, ends it.
-fn go_on(core: &Core<Threads>, state: &mut LaneState<Threads>, most: usize) {
-    let wanted = queued(state).min(state.own.idle).min(most);
+/// Wakes up to `most` idle workers to continue the run. If there are none, or nothing is queued,
+/// ends the run.
+fn wake_workers(core: &Core<Threads>, state: &mut QueueState<Threads>, most: usize) {
+    let wanted = queued(state).min(state.data.idle).min(most);
     if wanted == 0 {
-        core.rest(state);
+        core.release_unused(state);
     }
     for _ in 0..wanted {
         core.backend.work[state.index()].notify_one();
     }
 }
 
-/// Requests that wait in a lane.
-fn queued(state: &LaneState<Threads>) -> usize {
-    Priority::ALL.into_iter().map(|class| state.queue.queued(class)).sum()
+/// Returns the number of queued requests.
+fn queued(state: &QueueState<Threads>) -> usize {
+    Priority::ALL.into_iter().map(|class| state.sq.queued(class)).sum()
 }
 
 impl Backend for Threads {
-    type Lane = ThreadsLane;
-    type Outside = ();
+    type QueueData = ThreadsQueue;
+    type FollowUp = ();
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, _caller: Caller) {
-        go_on(core, state, usize::MAX);
+    fn dispatch(core: &Core<Self>, state: &mut QueueState<Self>, _caller: RunContext) {
+        wake_workers(core, state, usize::MAX);
     }
 
-    fn outside(_core: &Core<Self>, _lane: usize, (): ()) {}
+    fn follow_up(_core: &Core<Self>, _queue: usize, (): ()) {}
 
-    fn help(_core: &Core<Self>, _lane: usize, _waiter: &Waiter) {
-        // The workers bring it about.
+    fn help(_core: &Core<Self>, _queue: usize, _waiter: &Waiter) {
+        // The workers need no help.
     }
 
-    fn nudge(_core: &Core<Self>, _lane: usize) {}
+    fn wake_helper(_core: &Core<Self>, _queue: usize) {}
 
-    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
-        // If none is idle, the next that becomes free comes by.
+    fn run_async(core: &Core<Self>, state: &mut QueueState<Self>) {
+        // If no worker is idle, the next one that becomes free looks at the queue.
         core.backend.work[state.index()].notify_one();
     }
 
-    fn blocking(&self) -> Option<&Blocking> {
-        Some(&self.medium)
+    fn blocking(&self) -> Option<&BlockingFile> {
+        Some(&self.blocking)
     }
 
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);
-        for lane in 0..core.lanes() {
-            let _state = core.lock(lane);
-            core.backend.work[lane].notify_all();
+        for queue in 0..core.queues() {
+            let _state = core.lock(queue);
+            core.backend.work[queue].notify_all();
         }
     }
 }

@@ -1,24 +1,24 @@
-//! The backend over io_uring: who enters, who reaps, who sleeps.
+//! The backend over io_uring: who submits entries, who reaps completions, who sleeps.
 //!
-//! Each lane has a ring, and at any time at most one *driver*: the thread that reaps its
-//! completions and runs their callbacks. Whoever waits for a request of the lane drives it while
-//! nobody else does; so a single thread that submits and waits meets no other thread. When there is
-//! no driver, completions raise an event on which the lane's *reaper* sleeps, and the reaper
-//! drives until nothing more has completed.
+//! Each queue has a ring, and at any time at most one *driver*: the thread that reaps completions
+//! and runs callbacks. A thread that waits for one of the queue's requests drives it, unless
+//! another thread does. So a single thread that submits and waits involves no other thread. Without
+//! a driver, completions raise an event on which the queue's *completion thread* sleeps. That
+//! thread then drives until nothing more has completed.
 //!
-//! Invariants, all under the lane's lock:
-//! * While `driven`, the event is off and exactly one thread is in [`drive`]. It stops being the
-//!   driver only after it has switched the event on and then found nothing completed, or has raised the
-//!   event itself. So no completion waits for nobody.
-//! * Entries that the system has not been told of exist only while there is a driver who will tell
-//!   it, or while a failed attempt, or one that told of some only, has raised the event for the reaper to
-//!   repeat it; he does so for a driver that sleeps as well.
-//! * A driver waits in the system only while something is in flight in its ring.
-//! * A ring that the system refuses to be entered for (a seccomp filter that came later) is given up, by its
-//!   driver only. From then on drivers do what is issued by calls that block.
+//! Invariants, all under the queue's lock:
+//! * While `driven`, the event is disabled and exactly one thread is in [`drive`]. A driver stops
+//!   only after it has enabled the event and then found no completion, or has raised the event
+//!   itself. So no completion is left unreaped.
+//! * Entries that the kernel has not taken exist only in two cases: a driver will submit them, or a
+//!   failed or partial attempt has raised the event and the completion thread will repeat it. The
+//!   completion thread also does so for a driver that sleeps.
+//! * A driver waits in the kernel only while something is in flight in its ring.
+//! * A ring that the kernel refuses to enter (because of a later seccomp filter) is abandoned, by
+//!   its driver only. From then on drivers execute operations by blocking calls.
 //!
-//! Locking: `io-lane`. The waiting call and the callbacks are outside it; a submission by anybody
-//! but the driver is under it.
+//! Locking: `io-submission-queue`. The waiting call and the callbacks are outside it. Any thread
+//! but the driver submits entries under it.
 
 use std::cell::Cell;
 use std::io;
@@ -28,189 +28,190 @@ use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::io::Errno;
 
-use super::blocking::Blocking;
-use super::core::{Backend, Caller, Core, Ended, LaneState};
-use super::queued::Queued;
-use super::ring::{Flight, Ring};
+use super::blocking::BlockingFile;
+use super::core::{Backend, Core, EndedOperation, QueueState, RunContext};
+use super::queued_device::QueuedDevice;
+use super::ring::{InFlight, Ring};
 use super::transfer::Transfer;
-use super::{MAX_LANES, Setup};
+use super::{MAX_SUBMISSION_QUEUES, Setup};
 use crate::completion::in_callback;
 use crate::counters::IoCounters;
 use crate::device::{DeviceInfo, Engine};
 use crate::queue::Limits;
 use crate::waiter::Waiter;
 
-/// Most ends that are taken under one lock, and so most that are told before the system learns of
-/// what their callbacks submit. With more the drive idles meanwhile; with fewer calls are wasted.
+/// Most completions taken under one lock, and so most callbacks run before the kernel gets the
+/// requests that they submit. With more the drive idles meanwhile, with fewer system calls are
+/// wasted.
 const BATCH: usize = 4;
-/// Most lanes by default: so many rings keep the fastest drives busy.
-const DEFAULT_MAX_LANES: usize = 16;
+/// Default limit on queues: this many rings keep the fastest drives busy.
+const DEFAULT_MAX_QUEUES: usize = 16;
 
 /// The rings of a device.
 pub(crate) struct Uring {
     rings: Box<[Ring]>,
-    /// The file, for the rings and for when one of them is refused.
-    medium: Blocking,
+    /// The file, for the rings and for blocking calls if a ring is refused.
+    blocking: BlockingFile,
     stopping: AtomicBool,
     /// The `errno` with which a ring was refused, or 0.
     refused: AtomicU32,
 }
 
-/// A ring's part of a lane's state.
-pub(crate) struct UringLane {
-    flight: Flight,
+/// The ring's data of one queue.
+pub(crate) struct UringQueue {
+    in_flight: InFlight,
     driven: bool,
-    /// The system refuses to be entered for this ring, for good: nothing is pushed any more.
+    /// The kernel refuses to enter this ring for good. Nothing is pushed any more.
     broken: bool,
-    /// What the driver is to do by calls that block, since the ring is broken.
-    stranded: Vec<Transfer>,
+    /// Transfers that the driver must execute by blocking calls, since the ring is broken.
+    fallback: Vec<Transfer>,
 }
 
-/// What a submitter has to do after it has unlocked.
-pub(crate) enum Then {
+/// Work of a submitting thread after it has unlocked.
+pub(crate) enum UringFollowUp {
     Nothing,
-    /// Something has completed already and it was made the driver.
+    /// The thread became the driver, because something has completed already.
     Drive,
 }
 
 forebay_base::sync::thread_local! {
     /// The memory of batches, kept from one drive to the next.
-    static ENDED: Cell<Vec<Ended>> = const { Cell::new(Vec::new()) };
+    static ENDED: Cell<Vec<EndedOperation>> = const { Cell::new(Vec::new()) };
 }
 
-/// Starts the rings and their reapers.
+/// Starts the rings and their completion threads.
 ///
 /// # Errors
-/// What the system said, and the file for another attempt.
+/// The kernel's error, and the file for another attempt.
 pub(super) fn start(
     file: OwnedFd,
     info: DeviceInfo,
     setup: &Setup,
-) -> Result<Queued<Uring>, (io::Error, OwnedFd)> {
-    let lanes = match setup.lanes {
-        0 => forebay_base::memory::cpus().clamp(1, DEFAULT_MAX_LANES),
-        lanes => lanes.min(MAX_LANES),
+) -> Result<QueuedDevice<Uring>, (io::Error, OwnedFd)> {
+    let queues = match setup.queues {
+        0 => forebay_base::memory::cpus().clamp(1, DEFAULT_MAX_QUEUES),
+        queues => queues.min(MAX_SUBMISSION_QUEUES),
     };
     let limits = Limits::new(&setup.tunables);
     let rings: io::Result<Vec<_>> =
-        (0..lanes).map(|_| Ring::new(limits.total, file.as_fd())).collect();
+        (0..queues).map(|_| Ring::new(limits.total, file.as_fd())).collect();
     let rings = match rings {
         Ok(rings) => rings,
         Err(error) => return Err((error, file)),
     };
     let (rings, flights): (Vec<_>, Vec<_>) = rings.into_iter().unzip();
-    let own = flights.into_iter().map(UringLane::new).collect();
+    let data = flights.into_iter().map(UringQueue::new).collect();
     let again = match file.try_clone() {
         Ok(again) => again,
         Err(error) => return Err((error, file)),
     };
     let backend = Uring {
         rings: rings.into(),
-        medium: Blocking::new(file, &info),
+        blocking: BlockingFile::new(file, &info),
         stopping: AtomicBool::new(false),
         refused: AtomicU32::new(0),
     };
-    let core = Core::new(backend, info, (&setup.tunables, limits), own);
-    let queued = Queued::new(Arc::clone(&core));
-    for lane in 0..lanes {
-        if let Err(error) = core.spawn(&format!("io-reaper-{lane}"), reap, lane) {
+    let core = Core::new(backend, info, (&setup.tunables, limits), data);
+    let queued = QueuedDevice::new(Arc::clone(&core));
+    for queue in 0..queues {
+        if let Err(error) = core.spawn(&format!("io-cq-{queue}"), completion_thread, queue) {
             return Err((error, again));
         }
     }
     Ok(queued)
 }
 
-impl UringLane {
-    fn new(flight: Flight) -> Self {
-        Self { flight, driven: false, broken: false, stranded: Vec::new() }
+impl UringQueue {
+    fn new(in_flight: InFlight) -> Self {
+        Self { in_flight, driven: false, broken: false, fallback: Vec::new() }
     }
 }
 
-/// A reaper's life.
-fn reap(core: &Arc<Core<Uring>>, lane: usize) {
-    let ring = &core.backend.rings[lane];
+/// The loop of a completion thread.
+fn completion_thread(core: &Arc<Core<Uring>>, queue: usize) {
+    let ring = &core.backend.rings[queue];
     loop {
-        ring.sleep();
+        ring.wait_event();
         if core.backend.stopping.load(Ordering::Acquire) {
             return;
         }
-        core.counters.add(IoCounters::REAPER_WAKES, 0, 1);
-        let mut state = core.lock(lane);
-        if state.own.driven {
-            // The driver looks again after it has switched the event on. Until then it may sleep,
-            // so what others could not tell the system is told here.
-            if !state.own.broken && !try_to_tell(core, &mut state) {
+        core.counters.add(IoCounters::COMPLETION_THREAD_WAKES, 0, 1);
+        let mut state = core.lock(queue);
+        if state.data.driven {
+            // The driver looks again after it has enabled the event. Until then it may sleep, so
+            // entries that other threads could not submit are submitted here.
+            if !state.data.broken && !try_submit_entries(core, &mut state) {
                 drop(state);
-                ring.signal();
+                ring.raise_event();
             }
             continue;
         }
-        take_over(ring, &mut state);
+        become_driver(ring, &mut state);
         drop(state);
-        drive(core, lane, Until::Empty);
+        drive(core, queue, Until::Empty);
     }
 }
 
-/// Until when to drive.
+/// When to stop driving.
 #[derive(Clone, Copy)]
 enum Until<'a> {
-    /// Its request has ended.
-    Settled(&'a Waiter),
-    /// Nothing more has completed.
+    /// When this waiter's request has completed.
+    Completed(&'a Waiter),
+    /// When nothing more has completed.
     Empty,
-    /// One batch.
+    /// After one batch.
     Once,
 }
 
-fn take_over(ring: &Ring, state: &mut LaneState<Uring>) {
-    debug_assert!(!state.own.driven, "one driver at a time");
-    state.own.driven = true;
-    ring.mute(&mut state.own.flight);
+fn become_driver(ring: &Ring, state: &mut QueueState<Uring>) {
+    debug_assert!(!state.data.driven, "one driver at a time");
+    state.data.driven = true;
+    ring.disable_event(&mut state.data.in_flight);
 }
 
-/// Drives a lane as its driver, until it has stopped being it.
-fn drive(core: &Core<Uring>, lane: usize, until: Until<'_>) {
-    let ring = &core.backend.rings[lane];
+/// Drives a queue until this thread is no longer its driver.
+fn drive(core: &Core<Uring>, queue: usize, until: Until<'_>) {
+    let ring = &core.backend.rings[queue];
     let mut ended = ENDED.with(Cell::take);
-    let mut told = 0;
+    let mut finished = 0;
     let mut rounds = 0;
     let mut refused = Ok(());
     loop {
-        let mut state = core.lock(lane);
-        state.told(told);
-        core.tell_if_idle(&state);
+        let mut state = core.lock(queue);
+        state.callbacks_returned(finished);
+        core.notify_if_idle(&state);
         if let Err(errno) = std::mem::replace(&mut refused, Ok(())) {
-            give_up(core, &mut state, errno);
+            abandon_ring(core, &mut state, errno);
         }
         let (called, patient) = match until {
-            Until::Settled(waiter) => (waiter.is_settled(), !state.own.broken),
+            Until::Completed(waiter) => (waiter.is_complete(), !state.data.broken),
             Until::Empty => (false, false),
             Until::Once => (rounds > 0, false),
         };
-        if called && ended.is_empty() && hand_over(core, &mut state, true) {
+        if called && ended.is_empty() && stop_driving(core, &mut state, true) {
             break;
         }
         if !patient {
-            tell_system(core, &mut state);
+            submit_entries(core, &mut state);
         }
-        let any = take_ends(core, &mut state, &mut ended);
-        let stuck = !patient || state.own.flight.len() == 0;
-        if !any && stuck && hand_over(core, &mut state, false) {
+        let any = take_completed(core, &mut state, &mut ended);
+        let stuck = !patient || state.data.in_flight.len() == 0;
+        if !any && stuck && stop_driving(core, &mut state, false) {
             break;
         }
-        let (_, batch) = core.turn(&mut state, Caller::Driver);
-        let stranded = std::mem::take(&mut state.own.stranded);
-        let in_flight = state.own.flight.len();
+        let (_, deferred) = core.run(&mut state, RunContext::Driver);
+        let fallback = std::mem::take(&mut state.data.fallback);
+        let in_flight = state.data.in_flight.len();
         drop(state);
-        told = ended.len();
-        core.driving(lane, || {
-            core.settle(lane, batch, Caller::Driver);
+        finished = ended.len();
+        core.driving(queue, || {
+            core.run_deferred(queue, deferred, RunContext::Driver);
             core.finish(&mut ended);
         });
         rounds += 1;
-        let medium = &core.backend.medium;
-        ended.extend(stranded.into_iter().map(|left| medium.execute(left, &core.counters)));
-        let waits = matches!(until, Until::Settled(waiter) if patient && !waiter.is_settled());
+        let blocking = &core.backend.blocking;
+        ended.extend(fallback.into_iter().map(|left| blocking.execute(left, &core.counters)));
+        let waits = matches!(until, Until::Completed(waiter) if patient && !waiter.is_complete());
         if waits && in_flight > 0 {
             refused = enter(core, ring, 1);
         }
@@ -218,15 +219,20 @@ fn drive(core: &Core<Uring>, lane: usize, until: Until<'_>) {
     ENDED.with(|kept| kept.set(ended));
 }
 
-/// Takes ends from the ring to those that `ended` has, and gives the permits of all back. Whether there
-/// were any: then a step must follow, even if all of them are to be split and none is left in `ended`.
-fn take_ends(core: &Core<Uring>, state: &mut LaneState<Uring>, ended: &mut Vec<Ended>) -> bool {
+/// Adds completed operations to `ended`, and returns the permits of all of them. Returns whether
+/// there were any. If so a run must follow, even if all are to be split and none is left in
+/// `ended`.
+fn take_completed(
+    core: &Core<Uring>,
+    state: &mut QueueState<Uring>,
+    ended: &mut Vec<EndedOperation>,
+) -> bool {
     let ring = &core.backend.rings[state.index()];
-    let medium = &core.backend.medium.medium;
-    let reaped = ring.reap(&mut state.own.flight, medium, ended, BATCH);
-    if state.own.broken {
-        let left = ring.withdraw(&mut state.own.flight);
-        state.own.stranded.extend(left);
+    let blocking = &core.backend.blocking.device_file;
+    let reaped = ring.reap(&mut state.data.in_flight, blocking, ended, BATCH);
+    if state.data.broken {
+        let left = ring.take_unsubmitted(&mut state.data.in_flight);
+        state.data.fallback.extend(left);
     }
     if reaped.continued > 0 {
         core.counters.add(IoCounters::CONTINUED, 0, reaped.continued);
@@ -244,87 +250,88 @@ fn take_ends(core: &Core<Uring>, state: &mut LaneState<Uring>, ended: &mut Vec<E
     any
 }
 
-/// Stops being the driver. Not if there is more to do, unless the driver is `called` away: then
-/// the reaper is to look at it.
-fn hand_over(core: &Core<Uring>, state: &mut LaneState<Uring>, called: bool) -> bool {
-    let told = tell_system(core, state)
-        && state.own.stranded.is_empty()
-        // Somebody has left it to the driver to tell them.
-        && !state.queue.has_cancelled();
+/// Stops driving, unless there is more to do. If the driver is `called` away it stops in any case,
+/// and the completion thread looks at the rest.
+fn stop_driving(core: &Core<Uring>, state: &mut QueueState<Uring>, called: bool) -> bool {
+    let finished = submit_entries(core, state)
+        && state.data.fallback.is_empty()
+        // Another thread has left cancelled requests to the driver.
+        && !state.sq.has_cancelled();
     let ring = &core.backend.rings[state.index()];
-    let quiet = ring.unmute(&mut state.own.flight) && told;
+    let quiet = ring.enable_event(&mut state.data.in_flight) && finished;
     if !quiet && !called {
-        ring.mute(&mut state.own.flight);
+        ring.disable_event(&mut state.data.in_flight);
         return false;
     }
-    state.own.driven = false;
+    state.data.driven = false;
     if !quiet {
-        ring.signal();
+        ring.raise_event();
     }
     true
 }
 
-/// As the driver, tells the system of all entries, and whether it took them. If it refuses to be entered,
-/// the ring is given up.
-fn tell_system(core: &Core<Uring>, state: &mut LaneState<Uring>) -> bool {
+/// As the driver, submits all entries, and returns whether the kernel took them. If the kernel
+/// refuses for good, the ring is abandoned.
+fn submit_entries(core: &Core<Uring>, state: &mut QueueState<Uring>) -> bool {
     let ring = &core.backend.rings[state.index()];
-    if state.own.broken || ring.unsubmitted(&mut state.own.flight) == 0 {
+    if state.data.broken || ring.unsubmitted(&mut state.data.in_flight) == 0 {
         return true;
     }
     match enter(core, ring, 0) {
-        Ok(()) => ring.unsubmitted(&mut state.own.flight) == 0,
+        Ok(()) => ring.unsubmitted(&mut state.data.in_flight) == 0,
         Err(errno) => {
-            give_up(core, state, errno);
+            abandon_ring(core, state, errno);
             true
         }
     }
 }
 
-/// Tells the system of all entries, if it takes them, by whoever has the lane's lock. Whether it did.
-fn try_to_tell(core: &Core<Uring>, state: &mut LaneState<Uring>) -> bool {
+/// Submits all entries, if the kernel takes them. Any holder of the queue's lock may call it.
+/// Returns whether it took them.
+fn try_submit_entries(core: &Core<Uring>, state: &mut QueueState<Uring>) -> bool {
     let ring = &core.backend.rings[state.index()];
-    let all = |state: &mut LaneState<Uring>| ring.unsubmitted(&mut state.own.flight) == 0;
+    let all = |state: &mut QueueState<Uring>| ring.unsubmitted(&mut state.data.in_flight) == 0;
     all(state) || (enter(core, ring, 0).is_ok() && all(state))
 }
 
-/// Has the driver return from its wait in the system.
-fn wake_driver(core: &Core<Uring>, state: &mut LaneState<Uring>) {
-    if state.own.broken {
-        // It does not wait.
+/// Makes the driver return from its wait in the kernel.
+fn wake_driver(core: &Core<Uring>, state: &mut QueueState<Uring>) {
+    if state.data.broken {
+        // The driver does not wait.
         return;
     }
     let ring = &core.backend.rings[state.index()];
-    ring.wake(&mut state.own.flight);
-    if !try_to_tell(core, state) {
-        ring.signal();
+    ring.wake(&mut state.data.in_flight);
+    if !try_submit_entries(core, state) {
+        ring.raise_event();
     }
 }
 
-/// As the driver, stops using the ring: its thread does what the system does not know of. Nobody else
-/// enters meanwhile: a driver is the only one who does so without the lane's lock. What is in flight
-/// completes, since that needs no call.
-fn give_up(core: &Core<Uring>, state: &mut LaneState<Uring>, errno: i32) {
+/// As the driver, stops using the ring. This thread executes the transfers that the kernel has not
+/// taken. No other thread enters meanwhile: only the driver does so without the queue's lock.
+/// Transfers in flight complete, since that needs no call.
+fn abandon_ring(core: &Core<Uring>, state: &mut QueueState<Uring>, errno: i32) {
     core.backend.refused.store(errno.unsigned_abs(), Ordering::Relaxed);
-    state.own.broken = true;
+    state.data.broken = true;
     let ring = &core.backend.rings[state.index()];
-    let left = ring.withdraw(&mut state.own.flight);
-    state.own.stranded.extend(left);
+    let left = ring.take_unsubmitted(&mut state.data.in_flight);
+    state.data.fallback.extend(left);
 }
 
-/// Enters the system, and waits for `wanted` completions.
+/// Enters the kernel: submits entries, and waits for `wanted` completions.
 ///
 /// # Errors
-/// The `errno`, if it is of no use to try again.
+/// The `errno`, if another attempt is of no use.
 fn enter(core: &Core<Uring>, ring: &Ring, wanted: usize) -> Result<(), i32> {
     core.counters.add(IoCounters::ENTERS, 0, 1);
     let Err(error) = ring.enter(wanted) else { return Ok(()) };
     match Errno::from_io_error(&error) {
         Some(Errno::INTR) => Ok(()),
         Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
-            // The system is short of something. What it did not take is still in the queue, and
+            // The kernel is short of a resource. Entries that it did not take stay in the ring, and
             // the driver tries again.
             core.counters.add(IoCounters::ENTERS_REFUSED, 0, 1);
-            ring.nap();
+            ring.back_off();
             Ok(())
         }
         other => {
@@ -335,71 +342,75 @@ fn enter(core: &Core<Uring>, ring: &Ring, wanted: usize) -> Result<(), i32> {
 }
 
 impl Backend for Uring {
-    type Lane = UringLane;
-    type Outside = Then;
+    type QueueData = UringQueue;
+    type FollowUp = UringFollowUp;
 
-    fn begin(core: &Core<Self>, state: &mut LaneState<Self>, caller: Caller) -> Then {
+    fn dispatch(
+        core: &Core<Self>,
+        state: &mut QueueState<Self>,
+        context: RunContext,
+    ) -> UringFollowUp {
         let ring = &core.backend.rings[state.index()];
-        while let Some(issue) = core.next(state) {
-            if state.own.broken {
-                state.own.stranded.push(Transfer::new(issue));
+        while let Some(operation) = core.next(state) {
+            if state.data.broken {
+                state.data.fallback.push(Transfer::new(operation));
             } else {
-                ring.push(&mut state.own.flight, issue);
+                ring.push(&mut state.data.in_flight, operation);
             }
         }
-        let stranded = state.own.broken && !state.own.stranded.is_empty();
-        let untold = !state.own.broken && ring.unsubmitted(&mut state.own.flight) > 0;
-        if caller == Caller::Driver || !(stranded || untold) {
-            return Then::Nothing;
+        let fallback = state.data.broken && !state.data.fallback.is_empty();
+        let unsubmitted = !state.data.broken && ring.unsubmitted(&mut state.data.in_flight) > 0;
+        if context == RunContext::Driver || !(fallback || unsubmitted) {
+            return UringFollowUp::Nothing;
         }
-        if state.own.driven || caller == Caller::Quiet {
-            if stranded || !try_to_tell(core, state) {
-                // The driver, or the reaper, looks at it.
-                ring.signal();
+        if state.data.driven || context == RunContext::NonBlocking {
+            if fallback || !try_submit_entries(core, state) {
+                // The driver or the completion thread looks at it.
+                ring.raise_event();
             }
-            return Then::Nothing;
+            return UringFollowUp::Nothing;
         }
-        // What is in the page cache completes in the call: then this thread looks after it
-        // rather than that a reaper is woken.
-        take_over(ring, state);
-        match hand_over(core, state, false) {
-            true => Then::Nothing,
-            false => Then::Drive,
+        // Reads from the page cache complete within the call. This thread reaps them, which is
+        // cheaper than waking a completion thread.
+        become_driver(ring, state);
+        match stop_driving(core, state, false) {
+            true => UringFollowUp::Nothing,
+            false => UringFollowUp::Drive,
         }
     }
 
-    fn outside(core: &Core<Self>, lane: usize, then: Then) {
-        if matches!(then, Then::Drive) {
-            drive(core, lane, Until::Once);
+    fn follow_up(core: &Core<Self>, queue: usize, action: UringFollowUp) {
+        if matches!(action, UringFollowUp::Drive) {
+            drive(core, queue, Until::Once);
         }
     }
 
-    fn help(core: &Core<Self>, lane: usize, waiter: &Waiter) {
-        if in_callback() || waiter.is_settled() {
+    fn help(core: &Core<Self>, queue: usize, waiter: &Waiter) {
+        if in_callback() || waiter.is_complete() {
             return;
         }
-        let mut state = core.lock(lane);
-        if state.own.driven {
+        let mut state = core.lock(queue);
+        if state.data.driven {
             return;
         }
-        take_over(&core.backend.rings[lane], &mut state);
+        become_driver(&core.backend.rings[queue], &mut state);
         drop(state);
         core.counters.add(IoCounters::DRIVES, 0, 1);
-        drive(core, lane, Until::Settled(waiter));
+        drive(core, queue, Until::Completed(waiter));
     }
 
-    fn nudge(core: &Core<Self>, lane: usize) {
-        let mut state = core.lock(lane);
-        if state.own.driven {
+    fn wake_helper(core: &Core<Self>, queue: usize) {
+        let mut state = core.lock(queue);
+        if state.data.driven {
             wake_driver(core, &mut state);
         }
     }
 
-    fn summon(core: &Core<Self>, state: &mut LaneState<Self>) {
-        if state.own.driven {
+    fn run_async(core: &Core<Self>, state: &mut QueueState<Self>) {
+        if state.data.driven {
             wake_driver(core, state);
         } else {
-            core.backend.rings[state.index()].signal();
+            core.backend.rings[state.index()].raise_event();
         }
     }
 
@@ -414,14 +425,14 @@ impl Backend for Uring {
         }
     }
 
-    fn blocking(&self) -> Option<&Blocking> {
-        Some(&self.medium)
+    fn blocking(&self) -> Option<&BlockingFile> {
+        Some(&self.blocking)
     }
 
     fn stop(core: &Core<Self>) {
         core.backend.stopping.store(true, Ordering::Release);
         for ring in &core.backend.rings {
-            ring.signal();
+            ring.raise_event();
         }
     }
 }

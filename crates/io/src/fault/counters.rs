@@ -1,17 +1,17 @@
-//! The counters of the fault injector. `docs/counters.md` is made from this table.
+//! The counters of the fault device. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What a [`FaultDevice`](super::FaultDevice) counts, since it was made.
+    /// Counters of a [`FaultDevice`](super::FaultDevice), since it was created.
     pub table FaultCounters;
     labels fault = ["error", "rot", "torn", "lost", "volatile", "delay", "error after"];
 
     /// Faults injected.
     faults_injected: fault;
-    /// Delays that did not come about because the system refused a thread.
+    /// Delays skipped because the system refused a thread.
     delays_skipped;
-    /// Writes that went to the medium at once because the volatile cache was full.
+    /// Writes passed to the medium at once because the volatile cache was full.
     volatile_overflows;
-    /// Sectors written from the volatile cache to the medium for flushes.
+    /// Sectors that flushes wrote from the volatile cache to the medium.
     volatile_sectors_flushed;
     /// Requests refused because the device had crashed.
     refused_crashed;

@@ -1,52 +1,52 @@
-//! A crash: the device is gone, and with it what was in its volatile cache.
+//! A crash: the device is gone, with the content of its volatile cache.
 
 use forebay_base::rng::SmallRng;
 
-use super::{FaultDevice, Shared};
+use super::{FaultDevice, FaultShared};
 use crate::error::Error;
 use crate::in_callback;
 use crate::request::{Op, Request};
 
-/// One sector in so many is torn, if chance decides what survives.
+/// With `Crash::Sample`, one sector in this many is torn.
 const TORN_ONE_IN: u64 = 16;
 
-/// What of the volatile cache survives a crash.
+/// The part of the volatile cache that survives a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
     /// Nothing.
     LoseAll,
     /// All of it.
     KeepAll,
-    /// Each sector or not, as the numbers of this seed fall; a few are damaged.
+    /// Each sector survives or not, drawn from this seed. A few are damaged.
     Sample(u64),
 }
 
-/// What became of the sectors of the volatile cache.
+/// The fate of the sectors of the volatile cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Crashed {
-    /// Sectors that are on the medium now.
+    /// Sectors that reached the medium.
     pub kept: u64,
-    /// Sectors of which the medium has what it had before.
+    /// Sectors whose old content is on the medium.
     pub lost: u64,
-    /// Sectors that are damaged: they begin as the new one and go on as something else.
+    /// Damaged sectors: new bytes at the start, then bytes that are neither old nor new.
     pub torn: u64,
 }
 
 impl FaultDevice {
-    /// Crashes: whatever comes from now on, and what is delayed, fails with
-    /// [`ErrorKind::Gone`](crate::ErrorKind::Gone), and of the volatile cache there survives
-    /// what `how` says. Returns once all requests have ended. The device below stays open: it is the
-    /// medium as the next one to open it finds it.
+    /// Crashes the device. New and delayed requests fail with
+    /// [`ErrorKind::Gone`](crate::ErrorKind::Gone), and `how` decides what survives of the volatile
+    /// cache. Returns once all requests have completed. The device below stays open: it is the
+    /// medium as it is found after the crash.
     ///
     /// # Errors
-    /// Those of the device below, when it writes what survives.
+    /// An error of the device below while surviving sectors are written.
     ///
     /// # Panics
     /// Inside a callback of a request.
     pub fn crash(&self, how: Crash) -> Result<Crashed, Error> {
         assert!(!in_callback(), "a callback must not wait for requests");
         self.shared.state.lock().crashed = true;
-        self.land();
+        self.drain();
         let sectors = self.shared.state.lock().volatile.take();
         let mut rng = SmallRng::from_seed(match how {
             Crash::Sample(seed) => seed,
@@ -78,7 +78,7 @@ impl FaultDevice {
     }
 }
 
-impl Shared {
+impl FaultShared {
     fn put(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let mut buffer = self
             .scratch

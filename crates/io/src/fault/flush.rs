@@ -1,63 +1,63 @@
-//! Flushing the volatile cache: one flush after the other.
+//! Flushing the volatile cache, one flush after another.
 //!
-//! A flush writes what it found in the cache, run by run, flushes the device below, and then
-//! forgets what it wrote. Flushes do not overlap, since an older one could put its content over
-//! that of a newer one. Each step is taken in the callback of the one before.
+//! A flush writes the cache's content run by run, flushes the device below, and then forgets the
+//! content that it wrote. Flushes do not overlap, because an older one could overwrite newer
+//! content. Each step runs in the callback of the previous one.
 //!
-//! A step that fails ends the flush with its error; the cache keeps everything, and the next
-//! flush tries again.
+//! A failed step ends the flush with its error. The cache keeps everything, and the next flush
+//! tries again.
 
 use std::collections::VecDeque;
 
 use forebay_base::sync::Arc;
 
 use super::counters::FaultCounters;
-use super::volatile::Run;
-use super::{Flight, Shared};
+use super::volatile_cache::Run;
+use super::{FaultShared, InFlightGuard};
 use crate::error::Error;
 use crate::request::{Op, Request};
 
-/// The flushes that wait for another one. Bounded by those who submit them: a flush waits here
-/// as it would in the device below.
+/// Flushes that wait for another one. Their submitters bound them: a flush waits here as it would
+/// in the device below.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct PendingFlushes {
     running: bool,
-    queue: VecDeque<Job>,
+    queue: VecDeque<FlushJob>,
 }
 
-struct Job {
+struct FlushJob {
     request: Request,
-    flight: Flight,
+    guard: InFlightGuard,
     runs: VecDeque<Run>,
-    // The cache's latest write when the job began.
+    // The number of the cache's latest write when the job began.
     number: u64,
 }
 
-impl Flight {
+impl InFlightGuard {
     /// Flushes the cache and the device below.
     pub(super) fn flush(self, request: Request) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state.lock();
-        if state.volatile.is_empty() && !state.waiting.running {
+        if state.volatile.is_empty() && !state.pending_flushes.running {
             drop(state);
-            return self.hand_on(request);
+            return self.forward(request);
         }
-        let job = Job { request, flight: self, runs: VecDeque::new(), number: 0 };
-        state.waiting.queue.push_back(job);
-        if !state.waiting.running {
-            state.waiting.running = true;
+        let job = FlushJob { request, guard: self, runs: VecDeque::new(), number: 0 };
+        state.pending_flushes.queue.push_back(job);
+        if !state.pending_flushes.running {
+            state.pending_flushes.running = true;
             drop(state);
             shared.next_flush();
         }
     }
 }
 
-impl Shared {
-    /// Begins the flush that has waited longest, if there is one.
+impl FaultShared {
+    /// Begins the oldest waiting flush, if there is one.
     fn next_flush(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let Some(mut job) = state.waiting.queue.pop_front() else {
-            state.waiting.running = false;
+        let Some(mut job) = state.pending_flushes.queue.pop_front() else {
+            state.pending_flushes.running = false;
             return;
         };
         let (runs, number) = state.volatile.runs();
@@ -66,8 +66,8 @@ impl Shared {
         self.step(job);
     }
 
-    /// Writes the next run of `job`, or flushes the device below after the last.
-    fn step(self: &Arc<Self>, mut job: Job) {
+    /// Writes the next run of `job`. After the last, flushes the device below.
+    fn step(self: &Arc<Self>, mut job: FlushJob) {
         let Some(run) = job.runs.pop_front() else {
             return self.flush_below(job);
         };
@@ -92,21 +92,21 @@ impl Shared {
         }));
     }
 
-    fn flush_below(self: &Arc<Self>, job: Job) {
+    fn flush_below(self: &Arc<Self>, job: FlushJob) {
         let shared = Arc::clone(self);
-        let Job { request, flight, number, .. } = job;
+        let FlushJob { request, guard, number, .. } = job;
         self.inner.submit(request.layered(move |completion| {
             if completion.result.is_ok() {
                 shared.state.lock().volatile.forget(number);
             }
-            drop(flight);
+            drop(guard);
             shared.next_flush();
         }));
     }
 
-    fn fail(self: &Arc<Self>, job: Job, error: Error) {
+    fn fail(self: &Arc<Self>, job: FlushJob, error: Error) {
         job.request.finish(Err(error));
-        drop(job.flight);
+        drop(job.guard);
         self.next_flush();
     }
 }

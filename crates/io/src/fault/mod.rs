@@ -1,31 +1,31 @@
-//! A decorator that injects faults: errors, rot, torn and lost writes, a volatile cache that a
+//! A decorator that injects faults: errors, bit rot, torn and lost writes, a volatile cache that a
 //! crash may lose, delays.
 //!
-//! Which request meets which [`Fault`] is said by [`Rule`]s, that come and go at run time. Each fault
-//! that is injected is counted and listed, so a test can tell what happened from what it hoped for.
+//! [`Rule`]s select the requests for each [`Fault`]. They can be added and removed at any time.
+//! Each injected fault is counted and listed, so a test can check what was injected.
 //!
-//! How it hangs together: a request meets the rules (`rule`), may wait in the `timer`, and is then
-//! executed as the rules said: handed on, changed, ended, or put into the cache (`volatile`).
-//! A flush writes the cache to the medium first (`flush`).
+//! A request is matched against the rules (`rule`) and may be delayed (`timer`). Then it is
+//! executed as the rules say: forwarded, changed, completed, or stored in the cache
+//! (`volatile_cache`). A flush first writes the cache to the medium (`flush`).
 //!
 //! # Invariants
 //!
-//! - Every request ends exactly once: with the device below, or here; also if the device below
-//!   fails everything, while flushing too.
-//! - `flying` counts requests that were accepted and have not ended. Closing and crashing wait
-//!   until it is zero.
-//! - Reads see what was acknowledged last, on the medium or in the cache; a sector that is in
-//!   the cache is newer than the medium's.
+//! - Every request completes exactly once, below or here, even if the device below fails everything
+//!   during a flush.
+//! - `in_flight` counts accepted requests that have not completed. Closing and crashing wait until
+//!   it is zero.
+//! - Reads see the last acknowledged content, on the medium or in the cache. A cached sector is
+//!   newer than the medium's.
 //!
 //! # Locking
 //!
-//! `fault-state` for a decision or a look at the cache; `fault-timer` for the list of delays. Neither
-//! is held while the device below is called, and never both at once.
+//! `fault-state` for a decision or a look at the cache; `fault-timer` for the list of delays.
+//! Neither is held while the device below is called, and no thread holds both.
 //!
 //! # What it does not do
 //!
-//! No realistic distribution of faults: a rule is a test's instrument. Requests that are not well
-//! formed meet no rules. It is not made for speed.
+//! Faults do not follow realistic statistics: a rule is a tool for tests. Malformed requests meet
+//! no rules. It is not built for speed.
 
 mod counters;
 mod crash;
@@ -34,7 +34,7 @@ mod rule;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 mod timer;
-mod volatile;
+mod volatile_cache;
 
 use std::fmt;
 use std::ops::Range;
@@ -51,17 +51,17 @@ use crate::device::{Device, DeviceInfo, DeviceStats, Health};
 use crate::error::{Error, ErrorKind};
 use crate::request::{Completion, Op, Request};
 use crate::waiter::Waiter;
-use flush::Waiting;
-use rule::{Hit, Rules};
-use timer::{Kept, Timer};
-use volatile::Volatile;
+use flush::PendingFlushes;
+use rule::{PlannedFault, Rules};
+use timer::{Scheduled, Timer};
+use volatile_cache::VolatileCache;
 
-/// Bytes of writes that the volatile cache holds at most.
+/// Most bytes of writes in the volatile cache.
 const VOLATILE_BYTES: u64 = 64 << 20;
-/// Bytes of buffers for what the device writes itself.
+/// Bytes of buffers for the device's own writes.
 const SCRATCH_BYTES: u64 = 128 << 20;
-/// `EIO`.
-const MEDIUM_ERROR: i32 = 5;
+/// Error number of an I/O error.
+const EIO: i32 = 5;
 
 /// A device whose requests can be made to fail.
 ///
@@ -88,122 +88,123 @@ const MEDIUM_ERROR: i32 = 5;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FaultDevice {
-    shared: Arc<Shared>,
+    shared: Arc<FaultShared>,
     timer: Timer<Delayed>,
 }
 
-struct Shared {
+struct FaultShared {
     inner: Arc<dyn Device>,
-    state: Mutex<State>,
-    // Nothing is flying any more.
-    landed: Condvar,
+    state: Mutex<FaultState>,
+    // No request is in flight any more.
+    idle: Condvar,
     counters: FaultCounters,
     scratch: Arc<Arena>,
 }
 
-struct State {
+struct FaultState {
     rules: Rules,
-    volatile: Volatile,
-    waiting: Waiting,
-    flying: u64,
+    volatile: VolatileCache,
+    pending_flushes: PendingFlushes,
+    in_flight: u64,
     errors: u64,
     closed: bool,
     crashed: bool,
 }
 
-/// A request that was accepted, as long as it has not ended.
-struct Flight {
-    shared: Arc<Shared>,
+/// Counts an accepted request until it is dropped.
+struct InFlightGuard {
+    shared: Arc<FaultShared>,
 }
 
-impl Drop for Flight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
-        state.flying -= 1;
-        if state.flying == 0 {
-            self.shared.landed.notify_all();
+        state.in_flight -= 1;
+        if state.in_flight == 0 {
+            self.shared.idle.notify_all();
         }
     }
 }
 
 struct Delayed {
     request: Request,
-    hit: Option<Hit>,
-    flight: Flight,
+    planned: Option<PlannedFault>,
+    guard: InFlightGuard,
 }
 
 impl FaultDevice {
-    /// A device over `inner` without rules. `seed` decides all that is random.
+    /// Creates a device over `inner` without rules. All random choices depend on `seed`.
     ///
     /// # Panics
     /// If the system refuses address space for its buffers.
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let config = ArenaConfig { limit_bytes: SCRATCH_BYTES, huge_pages: HugePages::Never };
         let scratch = Arena::new(config).expect("address space for a small arena");
-        let state = State {
+        let state = FaultState {
             rules: Rules::new(seed),
-            volatile: Volatile::new(inner.info().sector_bytes, VOLATILE_BYTES),
-            waiting: Waiting::default(),
-            flying: 0,
+            volatile: VolatileCache::new(inner.info().sector_bytes, VOLATILE_BYTES),
+            pending_flushes: PendingFlushes::default(),
+            in_flight: 0,
             errors: 0,
             closed: false,
             crashed: false,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FaultShared {
             inner,
             state: Mutex::named("fault-state", state),
-            landed: Condvar::new(),
+            idle: Condvar::new(),
             counters: FaultCounters::new(),
             scratch,
         });
-        let timer = Timer::new(|late: Delayed| late.flight.go(late.request, late.hit));
+        let timer = Timer::new(|late: Delayed| late.guard.start(late.request, late.planned));
         Self { shared, timer }
     }
 
-    /// Adds a rule, after those that are there. Delays add up; of the other faults, a request
-    /// meets the first.
+    /// Adds a rule after the existing ones. Delays add up. Of the other faults, a request meets the
+    /// first.
     pub fn add(&self, rule: Rule) -> RuleId {
         self.shared.state.lock().rules.add(rule)
     }
 
-    /// Removes a rule, and says how often it fired; `None` if it is not there.
+    /// Removes a rule, and returns how often it fired. `None` if there is no such rule.
     pub fn remove(&self, rule: RuleId) -> Option<u64> {
         self.shared.state.lock().rules.remove(rule)
     }
 
-    /// Removes all rules, and hands on what is delayed. What is in the volatile cache stays there until
+    /// Removes all rules, and forwards delayed requests. The volatile cache keeps its content until
     /// it is flushed.
     pub fn clear(&self) {
         self.shared.state.lock().rules.clear();
-        self.timer.hurry();
+        self.timer.expire_all();
     }
 
-    /// The latest faults, the oldest first. All are counted ([`Device::stats`]); about a
-    /// thousand are remembered.
+    /// Returns the latest faults, the oldest first. All faults are counted ([`Device::stats`]),
+    /// about a thousand are listed.
     pub fn injected(&self) -> Vec<Injected> {
         self.shared.state.lock().rules.injected()
     }
 
-    /// What it counts itself.
+    /// Returns its own counters.
     pub fn counters(&self) -> &FaultCounters {
         &self.shared.counters
     }
 
-    /// Bytes that were acknowledged and that a crash may lose.
+    /// Returns the acknowledged bytes that a crash may lose.
     pub fn volatile_bytes(&self) -> u64 {
         let state = self.shared.state.lock();
         state.volatile.len() as u64 * u64::from(self.info().sector_bytes)
     }
 
-    /// Hands on what is delayed, and waits until all has ended. In a callback it does not wait.
-    fn land(&self) {
+    /// Forwards delayed requests, and waits until all requests have completed. In a callback it
+    /// does not wait.
+    fn drain(&self) {
         self.timer.stop();
         if crate::in_callback() {
             return;
         }
         let mut state = self.shared.state.lock();
-        while state.flying > 0 {
-            self.shared.landed.wait(&mut state);
+        while state.in_flight > 0 {
+            self.shared.idle.wait(&mut state);
         }
     }
 }
@@ -211,7 +212,7 @@ impl FaultDevice {
 impl Device for FaultDevice {
     fn submit(&self, request: Request) {
         let shared = &self.shared;
-        if !shared.is_formed(&request) {
+        if !shared.is_well_formed(&request) {
             return shared.inner.submit(request);
         }
         let mut state = shared.state.lock();
@@ -219,21 +220,21 @@ impl Device for FaultDevice {
             drop(state);
             return request.finish(Err(error));
         }
-        state.flying += 1;
+        state.in_flight += 1;
         let decision = state.rules.decide(&request);
         drop(state);
-        let flight = Flight { shared: Arc::clone(shared) };
+        let guard = InFlightGuard { shared: Arc::clone(shared) };
         if decision.delay.is_zero() {
-            return flight.go(request, decision.hit);
+            return guard.start(request, decision.planned);
         }
         shared.count(Fault::Delay(decision.delay));
-        let late = Delayed { request, hit: decision.hit, flight };
-        match self.timer.keep(late, decision.delay) {
-            Kept::Yes => {}
-            Kept::Stopped(late) => late.flight.go(late.request, late.hit),
-            Kept::NoThread(late) => {
+        let late = Delayed { request, planned: decision.planned, guard };
+        match self.timer.schedule(late, decision.delay) {
+            Scheduled::Accepted => {}
+            Scheduled::Stopped(late) => late.guard.start(late.request, late.planned),
+            Scheduled::NoThread(late) => {
                 shared.counters.add(FaultCounters::DELAYS_SKIPPED, 0, 1);
-                late.flight.go(late.request, late.hit);
+                late.guard.start(late.request, late.planned);
             }
         }
     }
@@ -242,7 +243,7 @@ impl Device for FaultDevice {
         self.shared.inner.info()
     }
 
-    /// As the device below, with the errors that were injected; gone after a crash.
+    /// The health of the device below, plus injected errors. Gone after a crash.
     fn health(&self) -> Health {
         let state = self.shared.state.lock();
         let (crashed, injected) = (state.crashed, state.errors);
@@ -256,7 +257,7 @@ impl Device for FaultDevice {
         }
     }
 
-    /// Those of the device below and [`FaultCounters`].
+    /// The counters of the device below, and [`FaultCounters`].
     fn stats(&self) -> DeviceStats {
         let mut stats = self.shared.inner.stats();
         let own = self.shared.counters.snapshot().into_iter();
@@ -265,17 +266,17 @@ impl Device for FaultDevice {
     }
 
     fn help(&self, waiter: &Waiter) {
-        // What the timer handed on ends without the waiting thread's help, or is still here; a
-        // device that waits for its own work only would not see that.
+        // Requests forwarded by the timer complete without this thread's help, or are still here. A
+        // device that waits only for its own work would not see that.
         if !self.timer.is_used() {
             self.shared.inner.help(waiter);
         }
     }
 
-    /// Delays end now.
+    /// Ends delays now.
     fn close(&self) {
         self.shared.state.lock().closed = true;
-        self.land();
+        self.drain();
         self.shared.inner.close();
     }
 }
@@ -292,7 +293,7 @@ impl fmt::Debug for FaultDevice {
         let state = self.shared.state.lock();
         f.debug_struct("FaultDevice")
             .field("device", &self.info().name)
-            .field("flying", &state.flying)
+            .field("in_flight", &state.in_flight)
             .field("volatile_bytes", &volatile_bytes)
             .field("closed", &state.closed)
             .field("crashed", &state.crashed)
@@ -300,9 +301,10 @@ impl fmt::Debug for FaultDevice {
     }
 }
 
-impl Shared {
-    /// Whether the device below would take it. If not, it says so better than this one could.
-    fn is_formed(&self, request: &Request) -> bool {
+impl FaultShared {
+    /// Returns whether the device below would accept the request. If not, that device reports the
+    /// better error.
+    fn is_well_formed(&self, request: &Request) -> bool {
         let info = self.inner.info();
         let (offset, len) = (request.offset(), request.len());
         let sector = u64::from(info.sector_bytes);
@@ -317,7 +319,7 @@ impl Shared {
         }
     }
 
-    fn refusal(&self, state: &State, request: &Request) -> Option<Error> {
+    fn refusal(&self, state: &FaultState, request: &Request) -> Option<Error> {
         let (kind, text) = if state.crashed {
             self.counters.add(FaultCounters::REFUSED_CRASHED, 0, 1);
             (ErrorKind::Gone, "the device has crashed; open it again")
@@ -349,18 +351,18 @@ impl Shared {
     }
 }
 
-impl Flight {
-    /// Executes a request, with its fault if there is one.
-    fn go(self, request: Request, hit: Option<Hit>) {
+impl InFlightGuard {
+    /// Executes a request, with its planned fault if there is one.
+    fn start(self, request: Request, planned: Option<PlannedFault>) {
         let refusal = {
             let state = self.shared.state.lock();
-            // Closing lets go what was accepted before; a crash does not.
+            // Closing lets accepted requests continue. A crash does not.
             if state.crashed { self.shared.refusal(&state, &request) } else { None }
         };
         if let Some(error) = refusal {
             return request.finish(Err(error));
         }
-        let Some(Hit { fault, range, rng }) = hit else {
+        let Some(PlannedFault { fault, range, rng }) = planned else {
             return self.execute(request);
         };
         self.shared.count(fault);
@@ -380,67 +382,70 @@ impl Flight {
                 }));
             }
             Fault::Rot { bits } => {
-                self.execute(request.layered(move |completion| rot(completion, bits, &range, rng)));
+                self.execute(
+                    request.layered(move |completion| flip_bits(completion, bits, &range, rng)),
+                );
             }
             Fault::Lost => request.finish(Ok(())),
             Fault::Volatile => self.write_volatile(request, true),
             Fault::Torn { reported } => self.write_torn(request, reported, rng),
-            Fault::Delay(_) => unreachable!("delays are over when a request is executed"),
+            Fault::Delay(_) => unreachable!("a delay is over when a request is executed"),
         }
     }
 
-    /// Executes a request as it is, with what is in the cache.
+    /// Executes a request without fault, with regard to the cache.
     fn execute(self, request: Request) {
         match request.op() {
             Op::Read => {
                 let bytes = request.offset()..request.offset() + request.len();
-                let over = self.shared.state.lock().volatile.over(&bytes);
-                if over.is_empty() {
-                    return self.hand_on(request);
+                let cached = self.shared.state.lock().volatile.cached_sectors(&bytes);
+                if cached.is_empty() {
+                    return self.forward(request);
                 }
-                // As it was now: whatever comes meanwhile may be seen or not.
-                self.hand_on(request.layered(move |completion| overlay(completion, &over)));
+                // The cache as of now. Later writes may be seen or not.
+                self.forward(request.layered(move |completion| overlay(completion, &cached)));
             }
             Op::Write => self.write_volatile(request, false),
             Op::Flush => self.flush(request),
-            // What is in the cache may stay: a discarded sector may read as what it was.
-            Op::Discard => self.hand_on(request),
+            // The cache may keep its sectors: a discarded sector may read as before.
+            Op::Discard => self.forward(request),
         }
     }
 
-    fn hand_on(self, request: Request) {
+    fn forward(self, request: Request) {
         let inner = Arc::clone(&self.shared.inner);
         inner.submit(request.layered(move |_| drop(self)));
     }
 
-    /// Puts a write into the cache, if it is to go there or touches what is there.
+    /// Stores a write in the cache, if that is `wanted` or the write overlaps the cache. Else
+    /// forwards it.
     fn write_volatile(self, request: Request, wanted: bool) {
         let bytes = request.offset()..request.offset() + request.len();
         let mut state = self.shared.state.lock();
-        let must = state.volatile.overlaps(&bytes);
-        let room = state.volatile.has_room(request.len());
-        if wanted && !must && !room {
+        let overlaps = state.volatile.overlaps(&bytes);
+        let fits = state.volatile.has_capacity(request.len());
+        if wanted && !overlaps && !fits {
             self.shared.counters.add(FaultCounters::VOLATILE_OVERFLOWS, 0, 1);
         }
         match request.payload() {
-            Some(payload) if must || (wanted && room) => {
+            Some(payload) if overlaps || (wanted && fits) => {
                 state.volatile.store(request.offset(), payload.bytes());
                 drop(state);
                 request.finish(Ok(()));
             }
             _ => {
                 drop(state);
-                self.hand_on(request);
+                self.forward(request);
             }
         }
     }
 
-    /// Writes a beginning of the request, and perhaps a damaged sector after it.
+    /// Writes the first part of the request, and perhaps a damaged sector after it.
     fn write_torn(self, request: Request, reported: bool, mut rng: SmallRng) {
         let shared = Arc::clone(&self.shared);
         let result = if reported {
             shared.count_error();
-            Err(shared.system_error(&request, MEDIUM_ERROR))
+            Err(shared.system_error(&request, EIO))
         } else {
             Ok(())
         };
@@ -465,7 +470,7 @@ impl Flight {
         self.write_part(request, part, result);
     }
 
-    /// Writes `part` instead of what `request` has, which then ends with `result`.
+    /// Writes `part` instead of the request's memory, then completes the request with `result`.
     fn write_part(self, request: Request, part: Buffer, result: Result<(), Error>) {
         let offset = request.offset();
         let mut state = self.shared.state.lock();
@@ -484,8 +489,8 @@ impl Flight {
     }
 }
 
-/// Flips bits of what was read, within `range` of the device.
-fn rot(completion: &mut Completion, bits: u32, range: &Range<u64>, mut rng: SmallRng) {
+/// Flips bits of the data read, within `range` of the device.
+fn flip_bits(completion: &mut Completion, bits: u32, range: &Range<u64>, mut rng: SmallRng) {
     let start = (range.start - completion.offset) as usize;
     let end = (range.end - completion.offset) as usize;
     if completion.result.is_err() {
@@ -499,12 +504,12 @@ fn rot(completion: &mut Completion, bits: u32, range: &Range<u64>, mut rng: Smal
     }
 }
 
-/// Puts whole sectors over what was read.
-fn overlay(completion: &mut Completion, over: &[(u64, Arc<Vec<u8>>)]) {
+/// Copies whole sectors over the data read.
+fn overlay(completion: &mut Completion, cached: &[(u64, Arc<Vec<u8>>)]) {
     let offset = completion.offset;
     if let Some(bytes) = completion.payload.as_mut().and_then(|payload| payload.bytes_mut()) {
-        for (at, sector) in over {
-            // Sectors of requests are whole.
+        for (at, sector) in cached {
+            // Requests consist of whole sectors.
             let start = (at - offset) as usize;
             bytes[start..start + sector.len()].copy_from_slice(sector);
         }

@@ -1,8 +1,8 @@
-//! Rules: which fault, for which requests, how often.
+//! Rules: which fault for which requests, and how often.
 //!
-//! Each rule has random numbers of its own, which depend on the seed of the device and the number
-//! of the rule. So the fate of the n-th request that a rule matches depends on nothing else, and
-//! adding a rule does not change what the others do.
+//! Each rule has its own random numbers, derived from the device's seed and the rule's number. So
+//! the fate of the n-th request that a rule matches depends on nothing else, and adding a rule does
+//! not affect the others.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,41 +13,41 @@ use forebay_base::rng::SmallRng;
 use crate::priority::Priority;
 use crate::request::{Op, Request};
 
-/// Faults that the list of the latest remembers.
-const REMEMBERED: usize = 1024;
+/// Most faults in the list of the latest ones.
+const MAX_LISTED: usize = 1024;
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The request is not executed and fails with this `errno` of the system: 5 (`EIO`) is a
-    /// medium error, 28 (`ENOSPC`) no space, 19 (`ENODEV`) a device that is gone.
+    /// The request is not executed and fails with this `errno`: 5 (`EIO`) is a medium error, 28
+    /// (`ENOSPC`) no space, 19 (`ENODEV`) a device that is gone.
     Error(i32),
-    /// The request is executed, and fails with this `errno` all the same: as if only the device's
-    /// answer had been lost.
+    /// The request is executed, but fails with this `errno`, as if only the device's answer was
+    /// lost.
     ErrorAfter(i32),
-    /// A read succeeds with so many bits flipped, within the range of the rule.
+    /// A read succeeds with flipped bits, within the range of the rule.
     Rot {
-        /// Bits to flip; the same one may be drawn twice.
+        /// Number of bits to flip. A bit may be drawn twice.
         bits: u32,
     },
-    /// A write reaches the medium up to some byte; the sector that has that byte is the old one
-    /// or is damaged, the others keep what they had.
+    /// A write reaches the medium up to some byte. The sector with that byte stays old or is
+    /// damaged. Later sectors stay old.
     Torn {
-        /// Whether the write fails then (with `EIO`), or pretends that it succeeded.
+        /// The write fails with `EIO`. Otherwise it reports success.
         reported: bool,
     },
-    /// A write succeeds and never reaches the medium, whatever is flushed.
+    /// A write succeeds but never reaches the medium, even after a flush.
     Lost,
     /// A write succeeds and stays in the device's volatile cache. Reads see it. A flush makes it
     /// durable, and [`FaultDevice::crash`](super::FaultDevice::crash) may lose it.
     Volatile,
-    /// The request is handed on later.
+    /// The request is forwarded later.
     Delay(Duration),
 }
 
 impl Fault {
-    /// Its label in the counters.
+    /// Returns its label in the counters.
     pub(super) fn label(self) -> usize {
         match self {
             Self::Error(_) => 0,
@@ -60,7 +60,7 @@ impl Fault {
         }
     }
 
-    fn can_hit(self, op: Op) -> bool {
+    fn applies_to(self, op: Op) -> bool {
         match self {
             Self::Error(_) | Self::ErrorAfter(_) | Self::Delay(_) => true,
             Self::Rot { .. } => op == Op::Read,
@@ -69,7 +69,7 @@ impl Fault {
     }
 }
 
-/// A fault and when to inject it: by default, into every request that it can happen to.
+/// A fault and its conditions. By default it is injected into every request that it applies to.
 #[derive(Clone, Debug)]
 pub struct Rule {
     fault: Fault,
@@ -82,20 +82,20 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// `fault`, always.
+    /// Creates a rule that always injects `fault`.
     pub fn new(fault: Fault) -> Self {
-        let ops = Op::ALL.map(|op| fault.can_hit(op));
+        let ops = Op::ALL.map(|op| fault.applies_to(op));
         let (priority, range) = (None, None);
         Self { fault, ops, priority, range, after: 0, times: u64::MAX, probability: 1.0 }
     }
 
-    /// Only for operations of this kind.
+    /// Only for this operation.
     ///
     /// # Panics
-    /// If the fault cannot happen to them.
+    /// If the fault does not apply to it.
     #[must_use]
     pub fn on(mut self, op: Op) -> Self {
-        assert!(self.fault.can_hit(op), "{:?} cannot happen to a {op}", self.fault);
+        assert!(self.fault.applies_to(op), "{:?} does not apply to a {op}", self.fault);
         self.ops = Op::ALL.map(|other| other == op);
         self
     }
@@ -114,42 +114,42 @@ impl Rule {
         self
     }
 
-    /// Not for the first `n` requests that match.
+    /// Not for the first `n` matching requests.
     #[must_use]
     pub fn after(mut self, n: u64) -> Self {
         self.after = n;
         self
     }
 
-    /// At most so often.
+    /// At most `n` times.
     #[must_use]
     pub fn times(mut self, n: u64) -> Self {
         self.times = n;
         self
     }
 
-    /// Only for the `n`-th request that matches, counted from 1.
+    /// Only for the `n`-th matching request, counted from 1.
     ///
     /// # Panics
     /// If `n` is 0.
     #[must_use]
     pub fn nth(self, n: u64) -> Self {
-        assert!(n > 0, "the first request is number 1");
+        assert!(n > 0, "requests are numbered from 1");
         self.after(n - 1).times(1)
     }
 
-    /// With this probability for each request that matches.
+    /// With this probability for each matching request.
     ///
     /// # Panics
-    /// If `probability` is not within 0 and 1.
+    /// If `probability` is not between 0 and 1.
     #[must_use]
     pub fn with_probability(mut self, probability: f64) -> Self {
-        assert!((0.0..=1.0).contains(&probability), "a probability is within 0 and 1");
+        assert!((0.0..=1.0).contains(&probability), "a probability is between 0 and 1");
         self.probability = probability;
         self
     }
 
-    /// The bytes of the device that the fault may touch, if it may touch the request.
+    /// Returns the bytes of the device that the fault may affect, if the rule matches the request.
     fn matches(&self, request: &Request) -> Option<Range<u64>> {
         let fits = self.ops[request.op() as usize]
             && self.priority.is_none_or(|priority| priority == request.priority());
@@ -165,18 +165,18 @@ impl Rule {
     }
 }
 
-/// The name of a rule of a device.
+/// The identifier of a rule of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
 
 /// A fault that was injected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injected {
-    /// By which rule.
+    /// The rule.
     pub rule: RuleId,
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// Into what.
+    /// The operation of the request.
     pub op: Op,
     /// First byte of the request.
     pub offset: u64,
@@ -184,17 +184,17 @@ pub struct Injected {
     pub len: u64,
 }
 
-/// What the rules say of a request.
+/// The decision of the rules for one request.
 pub(super) struct Decision {
-    /// Time to wait before anything else; the sum, if several rules say so.
+    /// Delay before anything else: the sum over the rules.
     pub(super) delay: Duration,
-    pub(super) hit: Option<Hit>,
+    pub(super) planned: Option<PlannedFault>,
 }
 
-/// A fault that is to happen to a request.
-pub(super) struct Hit {
+/// A fault to inject into a request.
+pub(super) struct PlannedFault {
     pub(super) fault: Fault,
-    /// The bytes of the device that it may touch.
+    /// The bytes of the device that it may affect.
     pub(super) range: Range<u64>,
     pub(super) rng: SmallRng,
 }
@@ -207,7 +207,7 @@ struct Active {
     rng: SmallRng,
 }
 
-/// The rules of a device, and what they did.
+/// The rules of a device, and the faults that they injected.
 pub(super) struct Rules {
     seed: u64,
     next: u64,
@@ -223,13 +223,13 @@ impl Rules {
     pub(super) fn add(&mut self, rule: Rule) -> RuleId {
         let id = RuleId(self.next);
         self.next += 1;
-        // Seeds need not be far apart: the generator mixes them.
+        // Seeds may be close together: the generator mixes them.
         let rng = SmallRng::from_seed(self.seed.wrapping_add(id.0));
         self.active.push(Active { id, rule, matched: 0, fired: 0, rng });
         id
     }
 
-    /// Returns how often the rule fired, if it was there.
+    /// Returns how often the rule fired, if it existed.
     pub(super) fn remove(&mut self, id: RuleId) -> Option<u64> {
         let at = self.active.iter().position(|active| active.id == id)?;
         Some(self.active.remove(at).fired)
@@ -243,10 +243,10 @@ impl Rules {
         self.injected.iter().cloned().collect()
     }
 
-    /// What is to happen to `request`. Delays add up; of the other faults the first one that
-    /// fires happens, and the rules after it do not see the request.
+    /// Decides about `request`. Delays add up. Of the other faults the first that fires is
+    /// injected, and later rules do not see the request.
     pub(super) fn decide(&mut self, request: &Request) -> Decision {
-        let mut decision = Decision { delay: Duration::ZERO, hit: None };
+        let mut decision = Decision { delay: Duration::ZERO, planned: None };
         for active in &mut self.active {
             let Some(range) = active.rule.matches(request) else {
                 continue;
@@ -255,7 +255,7 @@ impl Rules {
                 continue;
             }
             let fault = active.rule.fault;
-            if self.injected.len() == REMEMBERED {
+            if self.injected.len() == MAX_LISTED {
                 self.injected.pop_front();
             }
             let (op, offset, len) = (request.op(), request.offset(), request.len());
@@ -265,7 +265,7 @@ impl Rules {
                 continue;
             }
             let rng = SmallRng::from_seed(active.rng.next_u64());
-            decision.hit = Some(Hit { fault, range, rng });
+            decision.planned = Some(PlannedFault { fault, range, rng });
             break;
         }
         decision
@@ -273,7 +273,7 @@ impl Rules {
 }
 
 impl Active {
-    /// Counts a match, and says whether the fault happens.
+    /// Counts a match, and returns whether the fault is injected.
     fn fires(&mut self) -> bool {
         self.matched += 1;
         if self.matched <= self.rule.after || self.fired >= self.rule.times {

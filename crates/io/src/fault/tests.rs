@@ -1,4 +1,4 @@
-//! Tests of rules, and of the volatile cache against a naive twin.
+//! Rules, and the volatile cache against a reference model.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use forebay_base::sync::Arc;
 use proptest::prelude::*;
 
 use super::rule::{Fault, Rule, Rules};
-use super::volatile::Volatile;
+use super::volatile_cache::VolatileCache;
 use crate::{Priority, Request};
 
 fn read(arena: &Arena, offset: u64) -> Request {
@@ -19,10 +19,10 @@ fn arena() -> Arc<Arena> {
     Arena::new(ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never }).unwrap()
 }
 
-/// Which of `count` reads at `offset` the rules hit.
+/// Returns which of `count` reads at `offset` the rules hit.
 fn hits(rules: &mut Rules, offset: u64, count: usize) -> Vec<bool> {
     let arena = arena();
-    (0..count).map(|_| rules.decide(&read(&arena, offset)).hit.is_some()).collect()
+    (0..count).map(|_| rules.decide(&read(&arena, offset)).planned.is_some()).collect()
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_rule_fires_when_it_says() {
     rules.add(Rule::new(Fault::Error(5)).after(1).times(2).within(512..1024));
     assert_eq!(hits(&mut rules, 0, 3), [false; 3]);
     assert_eq!(hits(&mut rules, 512, 4), [false, true, true, false]);
-    assert!(rules.decide(&Request::flush()).hit.is_none());
+    assert!(rules.decide(&Request::flush()).planned.is_none());
     assert_eq!(rules.injected().len(), 3);
 }
 
@@ -45,11 +45,11 @@ fn a_rule_keeps_to_operations_and_priorities() {
     let mut rules = Rules::new(1);
     rules.add(Rule::new(Fault::Lost));
     rules.add(Rule::new(Fault::Error(5)).at(Priority::Scrub));
-    assert!(rules.decide(&read(&arena, 0)).hit.is_none());
-    assert!(rules.decide(&read(&arena, 0).with_priority(Priority::Scrub)).hit.is_some());
+    assert!(rules.decide(&read(&arena, 0)).planned.is_none());
+    assert!(rules.decide(&read(&arena, 0).with_priority(Priority::Scrub)).planned.is_some());
     let write = Request::write(0, arena.alloc(512).unwrap());
-    assert_eq!(rules.decide(&write).hit.map(|hit| hit.fault), Some(Fault::Lost));
-    assert!(rules.decide(&Request::discard(0, 512)).hit.is_none());
+    assert_eq!(rules.decide(&write).planned.map(|planned| planned.fault), Some(Fault::Lost));
+    assert!(rules.decide(&Request::discard(0, 512)).planned.is_none());
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn delays_add_up_and_another_fault_follows() {
     rules.add(Rule::new(Fault::Error(5)));
     rules.add(Rule::new(Fault::Delay(Duration::from_millis(3))));
     let decision = rules.decide(&Request::flush());
-    // The rules after the fault do not see the request.
+    // Rules after the fault do not see the request.
     assert_eq!(decision.delay, Duration::from_millis(2));
-    assert_eq!(decision.hit.map(|hit| hit.fault), Some(Fault::Error(5)));
+    assert_eq!(decision.planned.map(|planned| planned.fault), Some(Fault::Error(5)));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn the_seed_decides_and_rules_do_not_disturb_each_other() {
     with_others.add(unlikely());
     with_others.add(Rule::new(Fault::Delay(Duration::ZERO)).with_probability(0.5));
     assert_eq!(hits(&mut with_others, 0, 200), expected);
-    let fired = expected.iter().filter(|hit| **hit).count();
+    let fired = expected.iter().filter(|planned| **planned).count();
     assert!((30..90).contains(&fired), "{fired} of 200 at 0.3");
     let mut other = Rules::new(8);
     other.add(unlikely());
@@ -98,15 +98,15 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn the_cache_and_the_medium_hold_what_was_stored_last(
+    fn cache_and_medium_hold_the_last_stored_content(
         steps in prop::collection::vec(step(), 0..60),
         seed in any::<u64>(),
     ) {
         const SECTOR: usize = 512;
         const SECTORS: usize = 16;
-        let mut volatile = Volatile::new(SECTOR as u32, 1 << 20);
+        let mut volatile = VolatileCache::new(SECTOR as u32, 1 << 20);
         let mut medium = vec![0; SECTORS];
-        let mut twin = vec![0; SECTORS];
+        let mut model = vec![0; SECTORS];
         let mut running = None;
         let mut rng = SmallRng::from_seed(seed);
         for step in steps {
@@ -114,7 +114,7 @@ proptest! {
                 Step::Store { first, sectors } => {
                     let fill = rng.next_u64() as u8;
                     volatile.store(first * SECTOR as u64, &vec![fill; sectors as usize * SECTOR]);
-                    twin[first as usize..(first + sectors) as usize].fill(fill);
+                    model[first as usize..(first + sectors) as usize].fill(fill);
                 }
                 Step::Begin => running = Some(volatile.runs()),
                 Step::Forget => if let Some((runs, number)) = running.take() {
@@ -128,11 +128,11 @@ proptest! {
             }
             let mut seen = medium.clone();
             let all = 0..(SECTORS * SECTOR) as u64;
-            for (offset, sector) in volatile.over(&all) {
+            for (offset, sector) in volatile.cached_sectors(&all) {
                 prop_assert_eq!(sector.len(), SECTOR);
                 seen[offset as usize / SECTOR] = sector[0];
             }
-            prop_assert_eq!(&seen, &twin);
+            prop_assert_eq!(&seen, &model);
             prop_assert_eq!(volatile.overlaps(&all), !volatile.is_empty());
         }
     }

@@ -1,139 +1,139 @@
-//! Why a file or block device cannot be opened.
+//! Errors of opening a file or block device.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a file or block device cannot be opened: which, what is wrong with it, and the way out.
+/// Why a file or block device cannot be opened: path, cause and remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Nothing is there.
+    /// The path does not exist.
     #[error(
-        "{}: no such file or device; check the path, or give `create_bytes` to make a file",
+        "{}: no such file or device; check the path, or set `create_bytes` to create a file",
         path.display()
     )]
     Missing {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
-    /// A directory is there.
+    /// The path is a directory.
     #[error("{}: is a directory; give a file in it, or a block device", path.display())]
     Directory {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
-    /// Something else is there.
+    /// The path is neither a regular file nor a block device.
     #[error("{}: is {what}; give a regular file or a block device", path.display())]
     OtherType {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         what: &'static str,
     },
-    /// It has too few bytes.
+    /// The medium is too small.
     #[error(
-        "{}: has {size_bytes} bytes, at least {min_bytes} are needed; give a larger one, or make \
-         it larger (`truncate --size`)",
+        "{}: has {size_bytes} bytes, but at least {min_bytes} are needed; use a larger one, or \
+         enlarge it (`truncate --size`)",
         path.display()
     )]
     TooSmall {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What it has, in whole sectors.
+        /// Its size in bytes, in whole sectors.
         size_bytes: u64,
-        /// What it needs.
+        /// The least size in bytes.
         min_bytes: u64,
     },
-    /// It cannot be written to.
+    /// The medium is read-only.
     #[error("{}: the medium is read-only; open it with `read_only`", path.display())]
     ReadOnlyMedium {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
-    /// The user of the process may not.
+    /// The process lacks permission.
     #[error(
-        "{}: permission denied; give this user access, or open it with `read_only` if it is \
-         writing that is not allowed",
+        "{}: permission denied; give this user access, or open it with `read_only` if only writing \
+         is not allowed",
         path.display()
     )]
     Permission {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A block device has a mounted file system, or another exclusive user.
+    /// A block device has a mounted file system or another exclusive user.
     #[error(
         "{}: the device is in use, by a mounted file system or as part of another device; unmount \
          it, or open it with `read_only`",
         path.display()
     )]
     Busy {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
-    /// Somebody else has it open, or this process has, by another device.
+    /// Another process, or another device of this process, has it open.
     #[error(
         "{}: is in use: {holder} has it open; close it there, or give another file or device",
         path.display()
     )]
     InUse {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// Who has it open, with the number of the process and the name of its program if they are known.
+        /// The holder, with process number and program name if known.
         holder: String,
     },
-    /// The sector size that was asked for is smaller than what the medium can do.
+    /// The requested sector size is smaller than the medium's.
     #[error(
-        "{}: sectors of {asked_bytes} bytes were asked for, the medium needs multiples of \
-         {needed_bytes}; ask for {needed_bytes}",
+        "{}: the requested sector size is {requested_bytes} bytes, but the medium needs a multiple \
+         of {needed_bytes}; request {needed_bytes}",
         path.display()
     )]
     SectorMismatch {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What was asked for.
-        asked_bytes: u32,
-        /// What the medium needs.
+        /// The requested sector size in bytes.
+        requested_bytes: u32,
+        /// The medium's sector size in bytes.
         needed_bytes: u32,
     },
-    /// Direct I/O was asked for, and the medium cannot.
+    /// Direct I/O was required, but the medium does not support it.
     #[error(
-        "{}: the file system has no direct I/O for this file; open it with `Direct::Auto` or \
+        "{}: the file system does not support direct I/O for this file; open it with `Direct::Auto` or \
          `Direct::Never`",
         path.display()
     )]
     DirectRefused {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
     },
-    /// io_uring was asked for, and the system refuses it.
+    /// io_uring was required, but the system refuses it.
     #[error(
-        "{}: io_uring is refused here: {why}; allow it, or open with `EngineChoice::Auto`",
+        "{}: cannot use io_uring: {why}; allow it, or open with `EngineChoice::Auto`",
         path.display()
     )]
     EngineRefused {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What the system said, and the usual reason.
+        /// The system's error and its usual cause.
         why: String,
     },
-    /// The options contradict each other or make no sense.
+    /// The options are invalid or contradict each other.
     #[error("{}: {what}", path.display())]
     Options {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What is wrong, and the way out.
+        /// The cause and the remedy.
         what: String,
     },
-    /// The system refused something else.
-    #[error("{}: {doing}: {source}", path.display())]
+    /// Another error of the system.
+    #[error("{}: cannot {doing}: {source}", path.display())]
     System {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

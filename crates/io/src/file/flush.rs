@@ -1,19 +1,18 @@
-//! Flushes of one open file: one at a time, and none after one that failed.
+//! Flushes of one open file: one at a time, and none after a failed one.
 //!
-//! The kernel tells of writes that it could not bring from the page cache to the medium once for
-//! each open file, to the flush that looks first, and takes the lost pages for clean from then on.
-//! All lanes share one open file. So a flush that succeeds proves nothing about its writes if
-//! another one, which failed, was executed at the same time or before.
+//! The kernel reports lost page cache writes once per open file, to the first flush that checks,
+//! and then considers the pages clean. All submission queues share one open file. So a successful
+//! flush proves nothing about its writes if another flush failed before or at the same time.
 //!
 //! # Invariants
 //!
-//! - At most one flush is on its way to the device below. What comes meanwhile waits, and goes
-//!   together, as one flush, once the result of the first is known: it covers what had completed when
+//! - At most one flush is in flight below. Flushes that come meanwhile wait, and are issued
+//!   together as one flush once the result is known. It covers the writes that had completed when
 //!   each of them came, and costs one flush of the medium.
-//! - After a flush has failed none is issued any more: those that wait and those that come fail.
-//!   So no flush that succeeds was executed beside or after one that failed.
-//! - A flush that was not executed (cancelled in the queue) says nothing about others.
-//! - Nothing waits unless one is on its way, whose end takes care of it.
+//! - After a failed flush none is issued: waiting and later flushes fail. So no successful flush
+//!   was executed beside or after a failed one.
+//! - A flush that was not executed (cancelled in the queue) has no effect on others.
+//! - Flushes wait only while one is in flight. Its completion handles them.
 //!
 //! # Locking
 //!
@@ -21,9 +20,8 @@
 //!
 //! # What it does not do
 //!
-//! It does not hold back writes, before or after a failure. What a flush of another process, or of
-//! the same file opened twice, is told does not change what this one is: the kernel tells each
-//! open file by itself.
+//! It does not hold back writes, before or after a failure. Flushes by another process, or of the
+//! same file opened twice, do not matter: the kernel reports to each open file separately.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex, Weak};
@@ -33,79 +31,79 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Name};
 use crate::request::{Completion, Op, Request};
 
-/// Most flushes that wait for another. A submitter that comes then waits itself.
+/// Most waiting flushes. Further submitters block.
 const MAX_WAITING: usize = 1024;
 
-/// What follows from a flush that failed.
-const LOST: &str = "what was written since the last flush that succeeded may be lost, and no \
-                    flush will succeed until the device is opened again";
+/// The consequence of a failed flush.
+const WRITES_LOST: &str = "writes since the last successful flush may be lost, and no flush will \
+                           succeed until the device is opened again";
 
 /// The flushes of a file.
-pub(super) struct Flushes {
-    /// What executes them.
+pub(super) struct FlushQueue {
+    /// The device that executes them.
     below: Weak<dyn Device>,
     name: Name,
-    state: Mutex<State>,
-    /// Room in the list, or the last end.
+    state: Mutex<FlushState>,
+    /// The list has space, or the last flush completed.
     changed: Condvar,
-    /// Flushes that failed because another had.
+    /// Flushes that failed because an earlier one did.
     refused: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
-    flying: bool,
+struct FlushState {
+    in_flight: bool,
     waiting: Vec<Request>,
     failed: Option<Error>,
     closed: bool,
 }
 
-impl Flushes {
-    /// For a file whose device is `below`.
+impl FlushQueue {
+    /// Creates the queue of a file whose device is `below`.
     pub(super) fn new(below: Weak<dyn Device>, name: &Name) -> Arc<Self> {
         Arc::new(Self {
             below,
             name: Name::clone(name),
-            state: Mutex::named("io-flush", State::default()),
+            state: Mutex::named("io-flush", FlushState::default()),
             changed: Condvar::new(),
             refused: AtomicU64::new(0),
         })
     }
 
-    /// How many flushes failed without having been executed, because another one had failed.
+    /// Returns the number of flushes that were not executed because an earlier one failed.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Takes a flush.
+    /// Submits a flush.
     pub(super) fn submit(self: &Arc<Self>, request: Request) {
         let mut state = self.state.lock();
         while state.waiting.len() >= MAX_WAITING && !state.closed && !in_callback() {
             self.changed.wait(&mut state);
         }
         let refusal = match &state.failed {
-            Some(failed) => Some(self.after(failed)),
+            Some(failed) => Some(self.refuse_after(failed)),
             None => state.closed.then(|| self.closed()),
         };
         if let Some(error) = refusal {
             drop(state);
             return request.finish(Err(error));
         }
-        if state.flying {
+        if state.in_flight {
             state.waiting.push(request);
             return;
         }
-        state.flying = true;
+        state.in_flight = true;
         drop(state);
         self.issue(request, Vec::new());
     }
 
-    /// Refuses what comes from now on, and waits until all has ended; in a callback it does not wait.
+    /// Refuses new flushes, and waits until all have completed. In a callback it does not wait.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
         self.changed.notify_all();
-        while state.flying && !in_callback() {
+        while state.in_flight && !in_callback() {
             self.changed.wait(&mut state);
         }
     }
@@ -116,32 +114,33 @@ impl Flushes {
         let lead = lead.layered(move |completion| this.ended(completion, others));
         match self.below.upgrade() {
             Some(below) => below.submit(lead),
-            // It was dropped by a callback, which does not wait.
+            // A callback, which does not wait, has dropped the device.
             None => lead.finish(Err(self.closed())),
         }
     }
 
-    /// The lead's end, which is that of `others` as well.
+    /// Handles the completion of the lead, which applies to `others` as well.
     fn ended(self: &Arc<Self>, completion: &mut Completion, others: Vec<Request>) {
         match &completion.result {
-            Ok(()) => self.go_on(others, Vec::new()),
+            Ok(()) => self.issue_next(others, Vec::new()),
             Err(error) if was_executed(error) => {
                 let error = error.clone();
                 self.fail(&error, others);
-                completion.result = Err(error.and(LOST));
+                completion.result = Err(error.and(WRITES_LOST));
             }
-            Err(_) => self.go_on(Vec::new(), others),
+            Err(_) => self.issue_next(Vec::new(), others),
         }
     }
 
-    /// The one on its way is over: `done` have succeeded, `again` and those that waited are next.
-    fn go_on(self: &Arc<Self>, done: Vec<Request>, mut again: Vec<Request>) {
+    /// After the flush in flight: completes `done`, and issues `again` and the waiting flushes as
+    /// one.
+    fn issue_next(self: &Arc<Self>, done: Vec<Request>, mut again: Vec<Request>) {
         let mut state = self.state.lock();
         again.append(&mut state.waiting);
         let cancelled: Vec<_> = again.extract_if(.., |request| request.is_cancelled()).collect();
         let lead = again.iter().enumerate().min_by_key(|(_, request)| request.priority());
         let lead = lead.map(|(at, _)| at).map(|at| again.remove(at));
-        state.flying = lead.is_some();
+        state.in_flight = lead.is_some();
         drop(state);
         self.changed.notify_all();
         if let Some(lead) = lead {
@@ -151,28 +150,28 @@ impl Flushes {
             request.finish(Ok(()));
         }
         for request in cancelled {
-            let error = self.error(ErrorKind::Cancelled, "taken back before it was issued");
+            let error = self.error(ErrorKind::Cancelled, "cancelled before it was issued");
             request.finish(Err(error));
         }
     }
 
-    /// The one on its way has failed with `error`, and so have `others` and those that waited.
+    /// Fails `others` and the waiting flushes, because the flush in flight failed with `error`.
     fn fail(&self, error: &Error, mut others: Vec<Request>) {
         let mut state = self.state.lock();
         others.append(&mut state.waiting);
         state.failed = Some(error.clone());
-        state.flying = false;
+        state.in_flight = false;
         drop(state);
         self.changed.notify_all();
         for request in others {
-            request.finish(Err(self.after(error)));
+            request.finish(Err(self.refuse_after(error)));
         }
     }
 
-    /// What a flush is told that comes too late.
-    fn after(&self, failed: &Error) -> Error {
+    /// Returns the error of a flush that comes after a failed one.
+    fn refuse_after(&self, failed: &Error) -> Error {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        let text = format!("another flush has failed ({}); {LOST}", failed.detail());
+        let text = format!("an earlier flush failed ({}); {WRITES_LOST}", failed.detail());
         self.error(failed.kind(), &text)
     }
 
@@ -185,7 +184,8 @@ impl Flushes {
     }
 }
 
-/// Whether a flush that ended with `error` may have been executed, and so have been told of a lost write.
+/// Returns whether a flush with this `error` may have been executed, and so have consumed the
+/// report of a lost write.
 fn was_executed(error: &Error) -> bool {
     use ErrorKind::{Cancelled, Closed, InvalidRequest, ReadOnly};
     let refused = [Cancelled, Closed, InvalidRequest, ReadOnly].contains(&error.kind());

@@ -1,13 +1,13 @@
-//! Locks of files and block devices against other opens, of this process or another.
+//! Locks of files and block devices against other opens, by this process or another.
 //!
-//! The lock is the kernel's (`flock`), on an open file of its own: it ends with the process, however that ends, and it
-//! keeps out a second open of the same process too, which the locks of `fcntl` would not. It holds among processes of
-//! one host only.
+//! The lock is the kernel's `flock`, on an open file of its own. It ends with the process, however
+//! that ends. Unlike `fcntl` locks it also keeps out a second open by the same process. It holds
+//! among processes of one host only.
 //!
 //! # What it does not do
 //!
-//! It keeps nobody out who takes no lock. Of a block device the kernel itself refuses a second user that writes (see
-//! [`super::medium`]), whether that locks or not.
+//! It keeps out nothing that does not lock. For block devices the kernel itself refuses a second
+//! writer (see [`super::open`]), whether or not that one locks.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -17,20 +17,20 @@ use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::error::OpenError;
-use super::medium::{Kind, refused, system};
+use super::open::{FileKind, refused, system};
 
-/// A lock on a file or block device, until it is dropped.
+/// A lock on a file or block device, held until it is dropped.
 #[derive(Debug)]
 pub struct FileLock {
     fd: OwnedFd,
 }
 
 impl FileLock {
-    /// Locks what is at `path`: alone, or, `shared`, with others that read.
-    pub(super) fn take(path: &Path, shared: bool, kind: Kind) -> Result<Self, OpenError> {
+    /// Locks the file at `path`: exclusively, or, if `shared`, together with other readers.
+    pub(super) fn take(path: &Path, shared: bool, kind: FileKind) -> Result<Self, OpenError> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = fs::open(path, flags, Mode::empty())
-            .map_err(|errno| refused(path, "open it to lock it", errno, kind))?;
+            .map_err(|errno| refused(path, "open it for locking", errno, kind))?;
         let operation = match shared {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
@@ -45,43 +45,44 @@ impl FileLock {
         }
     }
 
-    /// Whether it is on that open file.
+    /// Returns whether this lock is on the same file as `other`.
     pub(super) fn is_of(&self, other: &OwnedFd) -> Result<bool, Errno> {
-        Ok(Identity::of(&self.fd)? == Identity::of(other)?)
+        Ok(FileIdentity::of(&self.fd)? == FileIdentity::of(other)?)
     }
 }
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Closing would not do: a child that is about to execute something else still has the open file for a moment.
+        // Closing is not enough: a child between fork and exec still has the open file for a
+        // moment.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
     }
 }
 
-/// Which file it is.
+/// The identity of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    /// Major and minor number of the device that it is on.
+struct FileIdentity {
+    /// Major and minor number of its device.
     device: (u32, u32),
     inode: u64,
 }
 
-impl Identity {
+impl FileIdentity {
     fn of(fd: &OwnedFd) -> Result<Self, Errno> {
         let stat = fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
         Ok(Self { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino })
     }
 
-    /// As a line of `/proc/locks` has it: `major:minor:inode`, the first two in hexadecimal.
+    /// Parses `major:minor:inode` as in `/proc/locks`, the first two in hexadecimal.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
-        let hexadecimal = |part: Option<&str>| u32::from_str_radix(part?, 16).ok();
-        let device = (hexadecimal(parts.next())?, hexadecimal(parts.next())?);
+        let hex = |part: Option<&str>| u32::from_str_radix(part?, 16).ok();
+        let device = (hex(parts.next())?, hex(parts.next())?);
         Some(Self { device, inode: parts.next()?.parse().ok()? })
     }
 }
 
-/// Who has a file locked.
+/// The process that has a file locked.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
     Ourselves,
@@ -91,7 +92,7 @@ enum Holder {
 
 impl Holder {
     fn of(fd: &OwnedFd) -> Option<Self> {
-        let file = Identity::of(fd).ok()?;
+        let file = FileIdentity::of(fd).ok()?;
         let pid = pid_in(&std::fs::read_to_string("/proc/locks").ok()?, file)?;
         if pid == std::process::id() {
             return Some(Self::Ourselves);
@@ -112,22 +113,23 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The first process that has a lock of this kind on the file, by the lines of `/proc/locks`.
-fn pid_in(locks: &str, file: Identity) -> Option<u32> {
+/// Returns the first process with a `flock` lock on the file, from the lines of `/proc/locks`.
+fn pid_in(locks: &str, file: FileIdentity) -> Option<u32> {
     let held = || {
         locks.lines().filter_map(|line| {
             let mut words = line.split_whitespace();
-            // Who waits for a lock has `->` there.
+            // Processes that wait for a lock have `->` here.
             if words.nth(1)? != "FLOCK" {
                 return None;
             }
-            let (pid, identity) = (words.nth(2)?.parse().ok()?, Identity::parse(words.next()?)?);
+            let (pid, identity) =
+                (words.nth(2)?.parse().ok()?, FileIdentity::parse(words.next()?)?);
             Some((pid, identity))
         })
     };
     let same = held().find(|(_, identity)| *identity == file);
-    // Some file systems report a device of their own, not the one that the kernel lists. Then the inode decides, if
-    // there is one holder of that number only.
+    // Some file systems report another device than the kernel lists. Then the inode number decides,
+    // if it has only one holder.
     let mut alike = held().filter(|(_, identity)| identity.inode == file.inode);
     let only = alike.next().filter(|_| alike.next().is_none());
     same.or(only).map(|(pid, _)| pid)
@@ -147,12 +149,15 @@ mod tests {
 
     #[test]
     fn the_list_of_locks_names_the_holder() {
-        let pid = |device, inode| pid_in(LOCKS, Identity { device, inode });
-        assert_eq!(pid((8, 2), 77), Some(14), "neither who waits nor another kind of lock");
+        let pid = |device, inode| pid_in(LOCKS, FileIdentity { device, inode });
+        assert_eq!(pid((8, 2), 77), Some(14), "neither a waiter nor another kind of lock");
         assert_eq!(pid((8, 0x1f), 77), Some(12));
-        assert_eq!(pid((0, 9), 78), Some(15), "the only one of that number");
-        assert_eq!(pid((0, 9), 77), None, "two are of that number");
+        assert_eq!(pid((0, 9), 78), Some(15), "the only holder with this inode number");
+        assert_eq!(pid((0, 9), 77), None, "two holders with this inode number");
         assert_eq!(pid((8, 2), 79), None);
-        assert_eq!(pid_in("nonsense\n\n1: FLOCK\n", Identity { device: (8, 2), inode: 77 }), None);
+        assert_eq!(
+            pid_in("nonsense\n\n1: FLOCK\n", FileIdentity { device: (8, 2), inode: 77 }),
+            None
+        );
     }
 }

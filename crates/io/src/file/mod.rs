@@ -1,46 +1,40 @@
 //! Files and block devices.
 //!
-//! Opening checks all that can be checked ([`OpenError`]) and starts an engine ([`crate::engine`]),
-//! which does the rest.
+//! Opening checks what can be checked ([`OpenError`]) and starts an engine ([`crate::engine`]).
 //!
 //! # Invariants
 //!
-//! - Size, sector size and whether I/O is direct are settled when a device is opened. A medium that
-//!   shrinks or vanishes later gives errors ([`ErrorKind::Gone`]), and once that has been noticed
-//!   nothing succeeds until it is opened again.
-//! - A flush that succeeds was executed neither beside nor after one that failed (`flush`).
+//! - Size, sector size and direct I/O are fixed at the open. Once a shrunken or lost medium is
+//!   noticed ([`ErrorKind::Gone`]), no request succeeds until it is opened again.
+//! - A successful flush was executed neither beside nor after a failed one (`flush`).
 //! - Dropping the device closes it.
-//! - Nobody else has opened the medium meanwhile, of those who lock it as well (`lock`): from the opening until
-//!   the device is closed, or who has [taken the lock over](FileDevice::take_lock) lets go of it.
+//! - No other user that locks too has the medium open (`lock`), from the open until the close, or
+//!   until the owner of a [taken lock](FileDevice::take_lock) drops it.
 //!
 //! # A medium that shrinks
 //!
-//! A block device refuses what is behind its new end. A regular file refuses reads only: a write
-//! there makes it grow again, and what lies between, which is lost, then reads as zero. So sizes are
-//! compared
+//! A block device refuses access beyond its new end. A regular file refuses only reads: a write
+//! there makes it grow again, and the lost part then reads as zero. So sizes are compared:
 //!
-//! - when a transfer is short or fails, and after each flush, by the engine: a flush does not
-//!   succeed while the file is shorter than it was;
-//! - before a write of the last sector, which alone gives a file its old size back, here.
+//! - by the engine, when a transfer is short or fails, and after each flush: a flush fails while
+//!   the file is shorter;
+//! - here, before a write of the last sector, which alone restores the file's old size.
 //!
-//! Hence a file that was cut is noticed by the first read that reaches behind its end, by the
-//! next flush, or by the next write of the last sector, whichever comes first. Until then writes behind the
-//! end succeed, and reads between its old and new ends may return zeros: comparing at every write
-//! would cost it a system call. Two things are not noticed: a file that is cut while a write of its
-//! last sector is on its way, and one that somebody else cuts and makes as large as it was.
+//! So a truncated file is noticed by the first read beyond its end, the next flush, or the next
+//! write of the last sector. Until then writes beyond the end succeed, and reads there may return
+//! zeros. A check at every write would cost a system call. Not noticed: a truncation during a write
+//! of the last sector, and one after which another process restores the size.
 //!
 //! # Locking
 //!
-//! `io-flush`, see `flush`. `io-file-lock`: taking over or letting go of the lock of the file.
+//! `io-flush`, see `flush`. `io-file-lock`, while the file's lock is taken over or dropped.
 //!
-//! # What it does not do
-//!
-//! It makes no file larger: what is behind the size it had does not exist.
+//! It never makes a file larger.
 
 mod error;
 mod flush;
 mod lock;
-mod medium;
+mod open;
 mod options;
 
 use std::fmt;
@@ -51,10 +45,10 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex, Weak};
 
 pub use error::OpenError;
-use flush::Flushes;
+use flush::FlushQueue;
 pub use lock::FileLock;
-use medium::Medium;
-pub(crate) use medium::size_bytes_of;
+use open::OpenedFile;
+pub(crate) use open::size_bytes_of;
 pub use options::{Direct, EngineChoice, Locking, OpenOptions};
 
 use crate::device::{Device, DeviceInfo, DeviceStats, Engine, Health};
@@ -63,54 +57,54 @@ use crate::error::{Error, ErrorKind};
 use crate::request::{Op, Request};
 use crate::waiter::Waiter;
 
-/// A file or block device. [The crate's head](crate) has an example.
+/// A file or block device. See [the crate documentation](crate) for an example.
 pub struct FileDevice {
     engine: Arc<FileEngine>,
-    flushes: Arc<Flushes>,
-    // The engine's, once more, to ask for its size.
+    flushes: Arc<FlushQueue>,
+    // A duplicate of the engine's file, to query its size.
     file: OwnedFd,
-    // It was found shorter than it was, here.
-    cut: AtomicBool,
+    // The file was found to be shorter, here.
+    shrunk: AtomicBool,
     // Requests that failed here.
     errors: AtomicU64,
-    // Until the device is closed.
+    // `None` once the device is closed.
     lock: Mutex<Option<FileLock>>,
 }
 
-/// What is told to requests of a device that is known to be gone.
-const GONE: &str = "the device has vanished, or become shorter than when it was opened; open it \
-                    again to go on with what is left of it";
+/// The error of requests to a device that is known to be gone.
+const GONE: &str = "the device is gone, or shorter than when it was opened; open it again to use \
+                    the rest";
 
 impl FileDevice {
-    /// Opens the file or block device at `path`, locked against others ([`OpenOptions::locking`]) until it is closed or
-    /// dropped.
+    /// Opens the file or block device at `path`, locked against others ([`OpenOptions::locking`])
+    /// until it is closed or dropped.
     ///
     /// # Errors
-    /// [`OpenError`] says which, what is wrong and the way out.
+    /// [`OpenError`] names the path, the cause and the remedy.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let mut medium = Medium::open(path, options)?;
-        let lock = Mutex::named("io-file-lock", medium.lock.take());
+        let mut opened = OpenedFile::open(path, options)?;
+        let lock = Mutex::named("io-file-lock", opened.lock.take());
         let info = DeviceInfo {
             name: path.to_string_lossy().into(),
-            size_bytes: medium.size_bytes,
-            sector_bytes: medium.sector_bytes,
-            read_only: medium.read_only,
-            direct: medium.direct,
-            // Until the engine says what came of it.
+            size_bytes: opened.size_bytes,
+            sector_bytes: opened.sector_bytes,
+            read_only: opened.read_only,
+            direct: opened.direct,
+            // Set by the engine later.
             engine: Engine::IoUring,
         };
         let setup = Setup {
             choice: options.engine,
-            lanes: options.lanes,
+            queues: options.submission_queues,
             threads: options.threads,
             tunables: Arc::clone(&options.tunables),
         };
-        let file = medium.fd.try_clone().map_err(|source| {
-            let (path, doing) = (path.to_owned(), "open it once more for its size");
+        let file = opened.fd.try_clone().map_err(|source| {
+            let (path, doing) = (path.to_owned(), "duplicate the file descriptor");
             OpenError::System { path, doing, source }
         })?;
-        let engine = engine::start(medium.fd, info, &setup).map_err(|source| {
+        let engine = engine::start(opened.fd, info, &setup).map_err(|source| {
             let path = path.to_owned();
             match options.engine {
                 EngineChoice::IoUring => OpenError::EngineRefused { path, why: source.to_string() },
@@ -119,46 +113,46 @@ impl FileDevice {
         })?;
         let engine = Arc::new(engine);
         let weak: Weak<FileEngine> = Arc::downgrade(&engine);
-        let flushes = Flushes::new(weak, &engine.info().name);
-        let (cut, errors) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Self { engine, flushes, file, cut, errors, lock })
+        let flushes = FlushQueue::new(weak, &engine.info().name);
+        let (shrunk, errors) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Self { engine, flushes, file, shrunk, errors, lock })
     }
 
-    /// Hands over the lock of the file, for who lets go of it at another time than the device is closed. `None` if the
-    /// device has none, or not any more.
+    /// Takes over the lock of the file, to release it at another time than the close. Returns
+    /// `None` if the device has no lock (any more).
     pub fn take_lock(&self) -> Option<FileLock> {
         self.lock.lock().take()
     }
 
-    /// Whether the engine is not to have the request just so.
+    /// Returns whether the request needs a check before the engine gets it.
     #[inline]
-    fn is_special(&self, request: &Request) -> bool {
+    fn needs_check(&self, request: &Request) -> bool {
         let info = self.engine.info();
         match request.op() {
             Op::Read | Op::Discard => false,
             Op::Write => request.end() == Some(info.size_bytes),
-            // If not, the engine refuses it.
+            // On a read-only device the engine refuses it.
             Op::Flush => !info.read_only,
         }
     }
 
-    fn submit_special(&self, request: Request) {
+    fn submit_checked(&self, request: Request) {
         if request.op() == Op::Flush {
             return self.flushes.submit(request);
         }
-        // If nobody knows the size, the write will show.
+        // If the size is unknown, the write itself shows the problem.
         let size_bytes = self.engine.info().size_bytes;
         if size_bytes_of(&self.file).is_ok_and(|now| now < size_bytes) {
-            self.cut.store(true, Ordering::Relaxed);
+            self.shrunk.store(true, Ordering::Relaxed);
             return self.refuse_gone(request);
         }
         self.engine.submit(request);
     }
 
-    /// Whether it is known that nothing can succeed any more.
+    /// Returns whether it is known that no request can succeed.
     #[inline]
     fn is_gone(&self) -> bool {
-        self.cut.load(Ordering::Relaxed) || self.engine.health() == Health::Gone
+        self.shrunk.load(Ordering::Relaxed) || self.engine.health() == Health::Gone
     }
 
     #[cold]
@@ -175,8 +169,8 @@ impl Device for FileDevice {
     fn submit(&self, request: Request) {
         if self.is_gone() {
             self.refuse_gone(request);
-        } else if self.is_special(&request) {
-            self.submit_special(request);
+        } else if self.needs_check(&request) {
+            self.submit_checked(request);
         } else {
             self.engine.submit(request);
         }
@@ -186,9 +180,9 @@ impl Device for FileDevice {
         if self.is_gone() {
             return requests.drain(..).for_each(|request| self.refuse_gone(request));
         }
-        let special: Vec<_> = requests.extract_if(.., |one| self.is_special(one)).collect();
+        let checked: Vec<_> = requests.extract_if(.., |one| self.needs_check(one)).collect();
         self.engine.submit_all(requests);
-        special.into_iter().for_each(|request| self.submit_special(request));
+        checked.into_iter().for_each(|request| self.submit_checked(request));
     }
 
     fn info(&self) -> &DeviceInfo {
@@ -198,7 +192,7 @@ impl Device for FileDevice {
     fn health(&self) -> Health {
         let here = self.errors.load(Ordering::Relaxed) + self.flushes.refused();
         match self.engine.health() {
-            _ if self.cut.load(Ordering::Relaxed) => Health::Gone,
+            _ if self.shrunk.load(Ordering::Relaxed) => Health::Gone,
             Health::Healthy if here > 0 => Health::Degraded { errors: here },
             Health::Degraded { errors } => Health::Degraded { errors: errors + here },
             health => health,

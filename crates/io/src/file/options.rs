@@ -1,66 +1,67 @@
-//! How to open a file or block device.
+//! Options of opening a file or block device.
 
 use forebay_base::sync::Arc;
 
 use crate::tunables::IoTunables;
 
-/// Whether to go around the page cache.
+/// Use of direct I/O, which bypasses the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// If the medium can, at the sector size that was asked for.
+    /// If the medium supports it at the requested sector size.
     #[default]
     Auto,
-    /// Always: opening fails if the medium cannot.
+    /// Always. Opening fails if the medium does not support it.
     Always,
     /// Never.
     Never,
 }
 
-/// What is to execute the requests.
+/// The engine that executes requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// io_uring, or threads where the system refuses it.
+    /// io_uring, or threads if the system refuses it.
     #[default]
     Auto,
-    /// io_uring: opening fails where the system refuses it.
+    /// io_uring. Opening fails if the system refuses it.
     IoUring,
     /// Threads.
     Threads,
 }
 
-/// Whether to lock the medium against other opens, of this process or another.
+/// Locking of the medium against other opens, by this process or another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locking {
-    /// Alone; with `read_only`, beside others that read.
+    /// Exclusive; with `read_only`, shared with other readers.
     #[default]
     Auto,
-    /// Not at all: for who looks at what somebody else has open, and for file systems that have no locks.
+    /// None: for inspecting a medium that is open elsewhere, and for file systems without locks.
     None,
 }
 
-/// How to open a file or block device. The default opens what is there for reading and writing.
+/// Options of opening a file or block device. By default it must exist, and is opened for reading
+/// and writing.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Refuse writes, flushes and discards; the medium may be read-only itself.
+    /// Refuse writes, flushes and discards. The medium itself may be read-only.
     pub read_only: bool,
-    /// Whether to lock the medium against other opens.
+    /// Locking of the medium against other opens.
     pub locking: Locking,
-    /// Whether to go around the page cache.
+    /// Use of direct I/O, which bypasses the page cache.
     pub direct: Direct,
-    /// What is to execute the requests.
+    /// The engine that executes requests.
     pub engine: EngineChoice,
-    /// Queues, each with its ring. 0: as many as the process has CPUs, at most 16.
-    pub lanes: usize,
-    /// Threads, if these execute the requests. 0: two a CPU, at least 8.
+    /// Submission queues, each with its ring. 0: one per CPU, at most 16.
+    pub submission_queues: usize,
+    /// Threads, if threads execute the requests. 0: two per CPU, at least 8.
     pub threads: usize,
-    /// Sector size in bytes: a power of two, and a multiple of what the medium needs. `None`: what
-    /// the medium needs, at least 512.
+    /// Sector size in bytes: a power of two, and a multiple of the medium's. `None`: the medium's,
+    /// at least 512.
     pub sector_bytes: Option<u32>,
     /// Fail if the medium has fewer bytes.
     pub min_bytes: u64,
-    /// Make a file of so many bytes, all zero, if there is nothing at the path. A multiple of the
-    /// sector size. What is there already keeps its size.
+    /// Create a file of this many zero bytes if the path does not exist. A multiple of the sector
+    /// size. An existing file keeps its size.
     pub create_bytes: Option<u64>,
-    /// Limits of the queues; several devices may share a table.
+    /// Limits of the submission queues. Several devices may share a table.
     pub tunables: Arc<IoTunables>,
 }

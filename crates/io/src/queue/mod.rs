@@ -1,24 +1,24 @@
-//! Which request is served next, and how many may be in flight: pure scheduling, no I/O.
+//! Scheduling without I/O: which request is served next, and how many operations may be in flight.
 //!
-//! * [`Lane`]: the bounded queues of five classes in front of one ring. It merges neighbours, and hands
-//!   out one [`Issue`] after the other;
-//! * [`Permits`]: the limits on what is in flight, device-wide, leased to lanes in lots;
-//! * [`Limits`]: those numbers.
+//! * [`SubmissionQueue`]: the bounded queues of all classes in front of one ring. It merges
+//!   adjacent requests and hands out one [`Operation`] after another;
+//! * [`Permits`]: the device-wide limits on operations in flight, handed to queues in batches;
+//! * [`Limits`]: the numbers.
 //!
-//! Locking: a lane stands under its engine's lock; the permits have a lock of their own for what
-//! happens once a lot. See the heads of the modules.
+//! Locking: a submission queue is protected by its engine's lock. The permits have a lock of their
+//! own, taken about once per batch. See the heads of the modules.
 
-mod class;
-mod issue;
-mod lane;
-mod lease;
+mod class_queue;
+mod credits;
 mod limits;
+mod operation;
+mod permit_pool;
 mod permits;
-mod pool;
+mod submission_queue;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
-pub use issue::{Issue, MAX_PIECES, Pieces};
-pub use lane::Lane;
 pub use limits::Limits;
-pub use permits::{Kick, MAX_LANES, PermitStats, Permits, Seat};
+pub use operation::{MAX_MERGED, Operation, Requests};
+pub use permits::{MAX_SUBMISSION_QUEUES, PermitStats, Permits, QueueCredits, QueuesToRun};
+pub use submission_queue::SubmissionQueue;

@@ -1,171 +1,173 @@
-//! Who may have how many operations in flight, without a counter that all share.
+//! Permits: limits on the operations in flight, without a counter that all queues share.
 //!
-//! A device's limits are counted in permits. An operation of a class needs either one of the permits
-//! that are reserved for the class (as many as its minimum), or one shared permit and one of the class's headroom
-//! (as many as its maximum allows beyond the minimum). So a class always gets its minimum, never more than its
-//! maximum, and all together never exceed the total.
+//! An operation of a class needs one permit *reserved* for the class (as many as its minimum), or
+//! one *shared* permit plus one of the class's *headroom* (its maximum less its minimum). So a
+//! class always gets its minimum, never exceeds its maximum, and all classes together never exceed
+//! the total.
 //!
-//! Where a permit is, at any instant exactly one of:
+//! At any instant a permit is in exactly one place:
 //! - in the *pool*, under its lock;
-//! - a *spare* of a lane: leased, not used. One word a lane, on a line of its own; the lane takes from and adds
-//!   to it without the pool's lock. Any lane that finds the pool empty may take it, under the pool's lock,
-//!   so a lane that is idle hoards nothing, and need not run for its spares to be used;
-//! - *granted* to a lane that waits, under the pool's lock, until that lane collects it;
-//! - in use, or in the hand of the lane's step: counted in the lane's [`Seat`], under the lane's own lock.
+//! - among the *spares* of a queue: taken in a batch, not used. One atomic word per queue. The
+//!   queue changes it without the pool's lock. Any queue that finds the pool empty may take from
+//!   it, under the pool's lock. So an idle queue hoards nothing;
+//! - *granted* to a waiting queue, under the pool's lock, until that queue collects it;
+//! - in use, or collected by the current run: counted in [`QueueCredits`], under the queue's own
+//!   lock.
 //!
-//! # Who waits, and who is woken
+//! # Waiting and waking
 //!
-//! A lane that has requests of a class, fewer of them in flight than its share (the class's limit by the number of
-//! lanes, at least 1), and finds no permit, registers. A lane at or above its share does not: its own operations
-//! will end, and give it the next permit. While others are registered, a lane that has got a permit back
-//! does not keep it but lets all who want one compete ([`Permits::contest`]): by class first, as the lane's own
-//! queue does, then in rotation, the lane itself among them as long as it is below its share. And a lane whose step
-//! ends leaves them all that it has not used. Who is served is *kicked*: its engine makes a step of it.
+//! A queue registers if it has requests of a class, finds no permit, and has fewer operations of
+//! the class in flight than its share (the class's limit divided by the number of queues, at least
+//! 1). A queue at its share does not register: one of its own operations will end and return a
+//! permit. While others are registered, a queue does not keep a returned permit. All waiting queues
+//! compete for it ([`Permits::redistribute`]): by class, then round-robin; the queue itself takes
+//! part while below its share. A run that ends gives them all its unused permits. A queue that was
+//! granted a permit is in [`QueuesToRun`], and its engine runs it.
 //!
-//! No kick is lost. Who registers sets its bit in [`Board::wanted`], and then looks once more at every spare; who
-//! adds to its spare looks at `wanted` afterwards, before its step ends. All four are sequentially
-//! consistent, so one of the two sees the other. What goes to the pool goes there under its lock, and who
-//! puts it there serves those who are registered.
+//! No wake-up is lost. A queue that registers sets its bit in [`WaitingSet::waiters`], then looks
+//! again at every spare. A queue that adds to its spares reads `waiters` afterwards, before its run
+//! ends. All four accesses are sequentially consistent, so one side sees the other. Permits go to
+//! the pool under its lock, and the thread that puts them there serves the registered queues.
 //!
 //! # Locking
 //!
-//! `io-permits` protects the pool and the grants, and is taken under a lane's lock: once a lot at most while
-//! there are enough permits, and once an operation while lanes wait for each other. Spares and the
-//! board are atomics; only the lane itself adds to its spare, only holders of the lock write the board.
+//! `io-permits` protects the pool and the grants. It is taken under a queue's lock: at most once
+//! per batch while permits suffice, and once per operation while queues wait. Spares and the
+//! waiting set are atomics. Only the queue itself adds to its spares. Only holders of `io-permits`
+//! write the waiting set.
 //!
-//! # What it does not do
-//!
-//! It does not kick (the engine does), and does not order requests (the lane does).
+//! It runs no queues (the engine does) and orders no requests (the submission queue does).
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use super::lease::{Lease, MOST_KEPT, Part};
+use super::credits::{Credits, MAX_SPARE, PermitKind};
 use super::limits::Limits;
-use super::pool::Pool;
+use super::permit_pool::Pool;
 use crate::priority::Priority;
 
-/// Lanes that a device can have: their sets are words.
-pub const MAX_LANES: usize = u64::BITS as usize;
+/// Most submission queues of a device: a set of them is one word.
+pub const MAX_SUBMISSION_QUEUES: usize = u64::BITS as usize;
 
-/// Operations after which a lane looks again whether there are permits where there were none.
-const PATIENCE: u32 = 16;
+/// After this many ended operations a queue looks again for permits that it did not find before.
+const RETRY_AFTER_ENDS: u32 = 16;
 
 /// The permits of one device.
 pub struct Permits {
     limits: Limits,
-    /// In flight of a class, at which a lane does not wait for others' permits.
+    /// By class: a queue with this many operations in flight does not wait for others' permits.
     share: [u32; Priority::COUNT],
-    /// Of a part, what a lane keeps at most.
-    keep: u32,
-    board: CachePadded<Board>,
+    /// Most permits of one kind that a queue keeps as spares.
+    max_spare: u32,
+    waiting_set: CachePadded<WaitingSet>,
     spares: Box<[CachePadded<AtomicU64>]>,
     pool: CachePadded<Mutex<Pool>>,
 }
 
-/// What lanes read at every step; written only when one has to wait.
-pub(super) struct Board {
-    /// Lanes that wait for a permit, by class.
-    pub(super) wanted: [AtomicU64; Priority::COUNT],
-    /// Lanes that have something to collect.
+/// The queues that wait. Read in every run, written only when a queue has to wait.
+pub(super) struct WaitingSet {
+    /// Queues that wait for a permit, by class.
+    pub(super) waiters: [AtomicU64; Priority::COUNT],
+    /// Queues that have a grant to collect.
     pub(super) granted: AtomicU64,
 }
 
-/// Lanes that need a step.
+/// A set of submission queues that must be run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "a lane that is not kicked may wait for ever"]
-pub struct Kick(u64);
+#[must_use = "a submission queue that is not run may wait for ever"]
+pub struct QueuesToRun(u64);
 
-impl Kick {
-    /// Those of `others` as well.
+impl QueuesToRun {
+    /// Adds the queues of `others`.
     pub fn add(&mut self, others: Self) {
         self.0 |= others.0;
     }
 
-    /// Whether nobody needs one.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-impl Iterator for Kick {
+impl Iterator for QueuesToRun {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
         if self.0 == 0 {
             return None;
         }
-        let lane = self.0.trailing_zeros();
+        let index = self.0.trailing_zeros();
         self.0 &= self.0 - 1;
-        Some(lane as usize)
+        Some(index as usize)
     }
 }
 
-/// How often lanes had to meet.
+/// How often queues contended for permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitStats {
-    /// Times that the pool's lock was taken.
-    pub visits: u64,
-    /// Times that a lane's spare permits were taken by another lane.
+    /// Times the pool's lock was taken.
+    pub pool_locks: u64,
+    /// Times a queue took spare permits of another queue.
     pub steals: u64,
-    /// Times that a lane registered because it found no permit.
+    /// Times a queue registered because it found no permit.
     pub waits: u64,
-    /// Permits handed to lanes that waited.
+    /// Permits granted to waiting queues.
     pub grants: u64,
 }
 
-/// What one lane has of the permits; stands under the lane's lock.
-pub struct Seat {
-    lane: usize,
-    /// In flight on reserved permits.
+/// The permits that one queue holds. Protected by the queue's lock.
+pub struct QueueCredits {
+    index: usize,
+    /// Operations in flight on reserved permits, by class.
     reserved: [u32; Priority::COUNT],
-    /// In flight on shared ones.
+    /// Operations in flight on shared permits, by class.
     extra: [u32; Priority::COUNT],
-    /// Collected and not used yet. Empty between steps.
-    hand: Lease,
-    /// Classes for which it waits, or has been granted what it waited for.
+    /// Grants that were collected and not used yet. Empty between runs.
+    collected: Credits,
+    /// Classes (bits) that are registered, or whose grant was not collected yet.
     registered: u8,
-    /// What could not be had when it was looked for: reserved permits and headroom, by class.
-    dry_reserved: u8,
-    dry_headroom: u8,
-    dry_shared: bool,
-    /// Classes for which no other lane had a spare.
-    dry_spares: u8,
-    /// Ends since then.
-    ended_dry: u32,
-    /// A permit has come back since the last contest.
-    fresh: bool,
-    kicks: u64,
+    /// Permits that were not found at the last attempt: reserved ones and headroom by class (bits),
+    /// and shared ones.
+    lacks_reserved: u8,
+    lacks_headroom: u8,
+    lacks_shared: bool,
+    /// Classes (bits) for which no other queue had a spare.
+    lacks_spares: u8,
+    /// Operations that ended since a permit was not found.
+    ends_while_lacking: u32,
+    /// A permit was returned since the last redistribution.
+    has_returned: bool,
+    to_run: u64,
 }
 
-impl Seat {
-    /// A seat of the lane called `lane`, which has nothing in flight.
-    pub fn new(lane: usize) -> Self {
+impl QueueCredits {
+    /// The permits of the queue with this index, which has nothing in flight.
+    pub fn new(index: usize) -> Self {
         Self {
-            lane,
+            index,
             reserved: [0; Priority::COUNT],
             extra: [0; Priority::COUNT],
-            hand: Lease::NONE,
+            collected: Credits::NONE,
             registered: 0,
-            dry_reserved: 0,
-            dry_headroom: 0,
-            dry_shared: false,
-            dry_spares: 0,
-            ended_dry: 0,
-            fresh: false,
-            kicks: 0,
+            lacks_reserved: 0,
+            lacks_headroom: 0,
+            lacks_shared: false,
+            lacks_spares: 0,
+            ends_while_lacking: 0,
+            has_returned: false,
+            to_run: 0,
         }
     }
 
-    /// Operations of `class` in flight.
+    /// Returns the number of operations of `class` in flight.
     pub fn in_flight(&self, class: Priority) -> u32 {
         self.used(class.index())
     }
 
-    /// The lanes that have been given permits since this was asked last.
-    pub fn take_kicks(&mut self) -> Kick {
-        Kick(std::mem::take(&mut self.kicks))
+    /// Takes the set of queues that were granted permits since the last call.
+    pub fn take_queues_to_run(&mut self) -> QueuesToRun {
+        QueuesToRun(std::mem::take(&mut self.to_run))
     }
 
     fn used(&self, class: usize) -> u32 {
@@ -173,26 +175,26 @@ impl Seat {
     }
 
     fn bit(&self) -> u64 {
-        1 << self.lane
+        1 << self.index
     }
 
-    /// Forgets what could not be had.
-    fn look_again(&mut self) {
-        (self.dry_reserved, self.dry_headroom, self.dry_shared) = (0, 0, false);
-        self.dry_spares = 0;
-        self.ended_dry = 0;
+    /// Forgets which permits were not found.
+    fn retry_all(&mut self) {
+        (self.lacks_reserved, self.lacks_headroom, self.lacks_shared) = (0, 0, false);
+        self.lacks_spares = 0;
+        self.ends_while_lacking = 0;
     }
 }
 
-/// Where permits are looked for.
+/// Where to look for permits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum From {
+enum Source {
     Pool,
-    /// In the spares of other lanes as well.
-    Anywhere,
+    /// Also in the spares of other queues.
+    PoolAndSpares,
 }
 
-/// The classes whose bits are set, the most urgent first.
+/// Returns the classes whose bits are set, the most urgent first.
 fn classes(mut bits: u8) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let class = bits.trailing_zeros() as usize;
@@ -203,193 +205,204 @@ fn classes(mut bits: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The classes that may win against one of `waiting`: all that are not less urgent than each of
-/// these.
-fn rivals(waiting: u8) -> u8 {
+/// Returns the classes (bits) that may win against one of `waiting`: all that are at least as
+/// urgent as the least urgent of them.
+fn competing(waiting: u8) -> u8 {
     u8::MAX.checked_shr(waiting.leading_zeros()).unwrap_or(0)
 }
 
 impl Permits {
-    /// All permits that `limits` allow, for `lanes` lanes.
+    /// Creates all permits that `limits` allow, for this many `queues`.
     ///
     /// # Panics
-    /// Without lanes, or with more than [`MAX_LANES`].
-    pub fn new(limits: Limits, lanes: usize) -> Self {
-        assert!((1..=MAX_LANES).contains(&lanes), "{lanes} lanes");
-        let share = |class| (limits.reachable(class) / lanes as u32).max(1);
+    /// If there are no queues, or more than [`MAX_SUBMISSION_QUEUES`].
+    pub fn new(limits: Limits, queues: usize) -> Self {
+        assert!((1..=MAX_SUBMISSION_QUEUES).contains(&queues), "{queues} submission queues");
+        let share = |class| (limits.reachable(class) / queues as u32).max(1);
         let spare = || CachePadded::new(AtomicU64::new(0));
         Self {
             share: std::array::from_fn(share),
-            keep: (2 * limits.lot).min(MOST_KEPT),
-            board: CachePadded::new(Board {
-                wanted: std::array::from_fn(|_| AtomicU64::new(0)),
+            max_spare: (2 * limits.batch).min(MAX_SPARE),
+            waiting_set: CachePadded::new(WaitingSet {
+                waiters: std::array::from_fn(|_| AtomicU64::new(0)),
                 granted: AtomicU64::new(0),
             }),
-            spares: (0..lanes).map(|_| spare()).collect(),
-            pool: CachePadded::new(Mutex::named("io-permits", Pool::new(&limits, lanes))),
+            spares: (0..queues).map(|_| spare()).collect(),
+            pool: CachePadded::new(Mutex::named("io-permits", Pool::new(&limits, queues))),
             limits,
         }
     }
 
-    /// The limits that they keep.
+    /// Returns the limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How often lanes had to meet.
+    /// Returns how often queues contended for permits.
     pub fn stats(&self) -> PermitStats {
         self.pool.lock().stats
     }
 
-    /// Lets one operation begin, of one of the classes `waiting` (bits) that the lane has requests of: the
-    /// most urgent one below its minimum, else the most urgent one that may have another. Must be called again
-    /// until it returns `None`, or be followed by [`rest`](Self::rest).
-    pub fn admit(&self, seat: &mut Seat, waiting: u8) -> Option<Priority> {
-        if self.board.granted.load(SeqCst) & seat.bit() != 0 {
-            self.collect(seat);
+    /// Takes a permit for one operation of one of the classes `waiting` (bits) of which the queue
+    /// has requests: the most urgent class below its minimum, else the most urgent class that may
+    /// have another operation. Call it again until it returns `None`, or call
+    /// [`release_unused`](Self::release_unused).
+    pub fn admit(&self, queue: &mut QueueCredits, waiting: u8) -> Option<Priority> {
+        if self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
+            self.collect_grant(queue);
         }
-        if seat.fresh && waiting != 0 && self.wanted_by_others(seat, rivals(waiting)) {
-            self.contest(seat, waiting);
+        if queue.has_returned && waiting != 0 && self.others_wait(queue, competing(waiting)) {
+            self.redistribute(queue, waiting);
         }
         let found = classes(waiting)
-            .find(|class| self.take_reserved(seat, *class))
-            .or_else(|| classes(waiting).find(|class| self.take_extra(seat, *class)))
-            .or_else(|| classes(waiting).find(|class| self.appeal(seat, *class)));
+            .find(|class| self.take_reserved(queue, *class))
+            .or_else(|| classes(waiting).find(|class| self.take_extra(queue, *class)))
+            .or_else(|| classes(waiting).find(|class| self.steal_or_register(queue, *class)));
         if found.is_none() {
-            self.settle(seat);
+            self.return_unused(queue);
         }
         found.map(|class| Priority::ALL[class])
     }
 
-    /// Notes that an operation of `class` has ended. [`admit`](Self::admit) must follow.
-    pub fn end(&self, seat: &mut Seat, class: Priority) {
+    /// Returns the permit of an operation of `class` that ended. [`admit`](Self::admit) must
+    /// follow.
+    pub fn end(&self, queue: &mut QueueCredits, class: Priority) {
         let class = class.index();
-        // What others can use as well goes first: so the reserved ones are in use as long as
-        // the class has no more than its minimum in flight.
-        if seat.extra[class] > 0 {
-            seat.extra[class] -= 1;
-            self.put(seat, Lease::extra(class), &[Part::Shared, Part::Headroom(class)]);
+        // Return shared permits first, since other classes can use them. So reserved permits are in
+        // use as long as the class is at or below its minimum.
+        if queue.extra[class] > 0 {
+            queue.extra[class] -= 1;
+            self.put(
+                queue,
+                Credits::extra(class),
+                &[PermitKind::Shared, PermitKind::Headroom(class)],
+            );
         } else {
-            assert!(seat.reserved[class] > 0, "an end without a beginning");
-            seat.reserved[class] -= 1;
-            let part = Part::Reserved(class);
-            self.put(seat, Lease::of(part, 1), &[part]);
+            assert!(queue.reserved[class] > 0, "an operation ended that was never admitted");
+            queue.reserved[class] -= 1;
+            let kind = PermitKind::Reserved(class);
+            self.put(queue, Credits::of(kind, 1), &[kind]);
         }
-        seat.fresh = true;
-        if seat.dry_reserved | seat.dry_headroom | seat.dry_spares != 0 || seat.dry_shared {
-            seat.ended_dry += 1;
-            if seat.ended_dry >= PATIENCE {
-                seat.look_again();
+        queue.has_returned = true;
+        if queue.lacks_reserved | queue.lacks_headroom | queue.lacks_spares != 0
+            || queue.lacks_shared
+        {
+            queue.ends_while_lacking += 1;
+            if queue.ends_while_lacking >= RETRY_AFTER_ENDS {
+                queue.retry_all();
             }
         }
     }
 
-    /// Adds `lease`, which is of `parts`, to the lane's spare; what is too much for it goes to the pool.
-    fn put(&self, seat: &mut Seat, lease: Lease, parts: &[Part]) {
-        let spare = &self.spares[seat.lane];
-        // Others only take from it.
-        let before = Lease(spare.fetch_add(lease.0, SeqCst));
-        let over = |part: &&Part| before.count(**part) >= self.keep;
-        if parts.iter().any(|part| over(&part)) {
-            let mut pool = self.visit();
-            for part in parts.iter().filter(over) {
-                let lot = pool.lot(*part);
-                pool.add(Lease::of(*part, take_part(spare, *part, lot)));
+    /// Adds `credits`, which consist of `kinds`, to the queue's spares. Permits above the limit go
+    /// to the pool.
+    fn put(&self, queue: &mut QueueCredits, credits: Credits, kinds: &[PermitKind]) {
+        let spare = &self.spares[queue.index];
+        // Other queues only take from it.
+        let before = Credits(spare.fetch_add(credits.0, SeqCst));
+        let over = |kind: &&PermitKind| before.count(**kind) >= self.max_spare;
+        if kinds.iter().any(|kind| over(&kind)) {
+            let mut pool = self.lock_pool();
+            for kind in kinds.iter().filter(over) {
+                let batch = pool.batch(*kind);
+                pool.add(Credits::of(*kind, take_kind(spare, *kind, batch)));
             }
-            self.withdraw(seat);
-            seat.kicks |= pool.serve(&self.board);
-            seat.look_again();
+            self.unregister(queue);
+            queue.to_run |= pool.serve(&self.waiting_set);
+            queue.retry_all();
         }
     }
 
-    fn take_reserved(&self, seat: &mut Seat, class: usize) -> bool {
+    fn take_reserved(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        let found = if let Some(rest) = seat.hand.minus_reserved(class) {
-            seat.hand = rest;
+        let found = if let Some(rest) = queue.collected.without_reserved(class) {
+            queue.collected = rest;
             true
-        } else if take(&self.spares[seat.lane], |spare| spare.minus_reserved(class)) {
+        } else if take_from_spare(&self.spares[queue.index], |spare| spare.without_reserved(class))
+        {
             true
-        } else if seat.dry_reserved & bit != 0 {
+        } else if queue.lacks_reserved & bit != 0 {
             false
         } else {
-            let found = self.fetch_reserved(&mut self.visit(), (seat.lane, From::Pool), class);
-            seat.dry_reserved |= if found { 0 } else { bit };
+            let found =
+                self.fetch_reserved(&mut self.lock_pool(), (queue.index, Source::Pool), class);
+            queue.lacks_reserved |= if found { 0 } else { bit };
             found
         };
-        seat.reserved[class] += u32::from(found);
+        queue.reserved[class] += u32::from(found);
         found
     }
 
-    fn take_extra(&self, seat: &mut Seat, class: usize) -> bool {
+    fn take_extra(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        let spare = &self.spares[seat.lane];
-        let found = if let Some(rest) = seat.hand.minus_extra(class) {
-            seat.hand = rest;
+        let spare = &self.spares[queue.index];
+        let found = if let Some(rest) = queue.collected.without_extra(class) {
+            queue.collected = rest;
             true
-        } else if take(spare, |spare| spare.minus_extra(class)) {
+        } else if take_from_spare(spare, |spare| spare.without_extra(class)) {
             true
         } else {
-            let have = Lease(spare.load(SeqCst));
-            let no_shared = seat.dry_shared && have.count(Part::Shared) == 0;
+            let have = Credits(spare.load(SeqCst));
+            let no_shared = queue.lacks_shared && have.count(PermitKind::Shared) == 0;
             let no_headroom =
-                seat.dry_headroom & bit != 0 && have.count(Part::Headroom(class)) == 0;
+                queue.lacks_headroom & bit != 0 && have.count(PermitKind::Headroom(class)) == 0;
             let hopeless = self.limits.headroom(class) == 0 || self.limits.shared() == 0;
             if no_shared || no_headroom || hopeless {
                 return false;
             }
             let (shared, headroom) =
-                self.fetch_extra(&mut self.visit(), (seat.lane, From::Pool), class);
-            seat.dry_shared |= !shared;
-            seat.dry_headroom |= if headroom { 0 } else { bit };
+                self.fetch_extra(&mut self.lock_pool(), (queue.index, Source::Pool), class);
+            queue.lacks_shared |= !shared;
+            queue.lacks_headroom |= if headroom { 0 } else { bit };
             shared && headroom
         };
-        seat.extra[class] += u32::from(found);
+        queue.extra[class] += u32::from(found);
         found
     }
 
-    /// Gets a lot of reserved permits, uses one and spares the others.
-    fn fetch_reserved(&self, pool: &mut Pool, to: (usize, From), class: usize) -> bool {
-        let part = Part::Reserved(class);
-        let got = self.fetch(pool, to, part);
+    /// Takes a batch of reserved permits, uses one and keeps the rest as spares.
+    fn fetch_reserved(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> bool {
+        let kind = PermitKind::Reserved(class);
+        let got = self.fetch(pool, to, kind);
         if got > 0 {
-            self.spares[to.0].fetch_add(Lease::of(part, got - 1).0, SeqCst);
+            self.spares[to.0].fetch_add(Credits::of(kind, got - 1).0, SeqCst);
         }
         got > 0
     }
 
-    /// Gets what the lane's spare lacks of a shared permit and headroom, and uses one of each if
-    /// both are there. Says whether each is.
-    fn fetch_extra(&self, pool: &mut Pool, to: (usize, From), class: usize) -> (bool, bool) {
+    /// Fetches the shared permit or the headroom that the queue's spares lack, and uses one of each
+    /// if both were found. Returns which were found.
+    fn fetch_extra(&self, pool: &mut Pool, to: (usize, Source), class: usize) -> (bool, bool) {
         let spare = &self.spares[to.0];
-        // Under the pool's lock nobody else takes from it.
-        let [shared, headroom] = [Part::Shared, Part::Headroom(class)].map(|part| {
-            if Lease(spare.load(SeqCst)).count(part) > 0 {
+        // Under the pool's lock no other queue takes from these spares.
+        let [shared, headroom] = [PermitKind::Shared, PermitKind::Headroom(class)].map(|kind| {
+            if Credits(spare.load(SeqCst)).count(kind) > 0 {
                 return true;
             }
-            let got = self.fetch(pool, to, part);
-            spare.fetch_add(Lease::of(part, got).0, SeqCst);
+            let got = self.fetch(pool, to, kind);
+            spare.fetch_add(Credits::of(kind, got).0, SeqCst);
             got > 0
         });
         let both = shared && headroom;
         if both {
-            let took = take(spare, |spare| spare.minus_extra(class));
-            debug_assert!(took, "both are there");
+            let took = take_from_spare(spare, |spare| spare.without_extra(class));
+            debug_assert!(took, "both were found");
         }
         (shared, headroom)
     }
 
-    /// Takes up to a lot of `part` for `lane` from the pool; else, if need be, half of another
-    /// lane's spares.
-    fn fetch(&self, pool: &mut Pool, (lane, from): (usize, From), part: Part) -> u32 {
-        let got = pool.take_lot(part);
-        if got > 0 || from == From::Pool {
+    /// Takes up to a batch of `kind` for queue `index` from the pool. If that is empty and `from`
+    /// allows it, takes half of another queue's spares.
+    fn fetch(&self, pool: &mut Pool, (index, from): (usize, Source), kind: PermitKind) -> u32 {
+        let got = pool.take_batch(kind);
+        if got > 0 || from == Source::Pool {
             return got;
         }
-        let lanes = self.spares.len();
-        for other in (lane + 1..lanes).chain(0..lane) {
+        let queues = self.spares.len();
+        for other in (index + 1..queues).chain(0..index) {
             let spare = &self.spares[other];
-            let half = Lease(spare.load(SeqCst)).count(part).div_ceil(2);
-            let got = if half > 0 { take_part(spare, part, half.min(pool.lot(part))) } else { 0 };
+            let half = Credits(spare.load(SeqCst)).count(kind).div_ceil(2);
+            let got = if half > 0 { take_kind(spare, kind, half.min(pool.batch(kind))) } else { 0 };
             if got > 0 {
                 pool.stats.steals += 1;
                 return got;
@@ -398,162 +411,172 @@ impl Permits {
         0
     }
 
-    /// Looks at the spares of other lanes as well. If there are none either, registers the lane for
-    /// `class`, unless it has its share.
-    fn appeal(&self, seat: &mut Seat, class: usize) -> bool {
+    /// Takes a permit from other queues' spares. If there is none, registers the queue for `class`,
+    /// unless it has its share.
+    fn steal_or_register(&self, queue: &mut QueueCredits, class: usize) -> bool {
         let bit = 1 << class;
-        // A lane alone has nobody to wait for but itself.
-        let hungry = seat.used(class) < self.share[class] && self.spares.len() > 1;
-        if (hungry && seat.registered & bit != 0) || (!hungry && seat.dry_spares & bit != 0) {
+        // A single queue can only wait for itself.
+        let below_share = queue.used(class) < self.share[class] && self.spares.len() > 1;
+        if (below_share && queue.registered & bit != 0)
+            || (!below_share && queue.lacks_spares & bit != 0)
+        {
             return false;
         }
-        let mut pool = self.visit();
-        let wanted = &self.board.wanted[class];
-        if hungry {
-            wanted.fetch_or(seat.bit(), SeqCst);
+        let mut pool = self.lock_pool();
+        let waiters = &self.waiting_set.waiters[class];
+        if below_share {
+            waiters.fetch_or(queue.bit(), SeqCst);
         }
-        let to = (seat.lane, From::Anywhere);
+        let to = (queue.index, Source::PoolAndSpares);
         let reserved = self.fetch_reserved(&mut pool, to, class);
         let extra = !reserved && self.fetch_extra(&mut pool, to, class) == (true, true);
-        seat.reserved[class] += u32::from(reserved);
-        seat.extra[class] += u32::from(extra);
+        queue.reserved[class] += u32::from(reserved);
+        queue.extra[class] += u32::from(extra);
         if reserved || extra {
-            wanted.fetch_and(!seat.bit(), SeqCst);
-            seat.registered &= !bit;
-        } else if hungry {
+            waiters.fetch_and(!queue.bit(), SeqCst);
+            queue.registered &= !bit;
+        } else if below_share {
             pool.stats.waits += 1;
-            seat.registered |= bit;
+            queue.registered |= bit;
         } else {
-            seat.dry_spares |= bit;
+            queue.lacks_spares |= bit;
         }
         reserved || extra
     }
 
-    /// Takes the lane's registrations back: it runs, and will renew them before its step ends. Under the
-    /// pool's lock.
-    fn withdraw(&self, seat: &mut Seat) {
-        for wanted in &self.board.wanted {
-            if wanted.load(SeqCst) & seat.bit() != 0 {
-                wanted.fetch_and(!seat.bit(), SeqCst);
+    /// Removes the queue's registrations. It is running, and registers again before its run ends.
+    /// Needs the pool's lock.
+    fn unregister(&self, queue: &mut QueueCredits) {
+        for waiters in &self.waiting_set.waiters {
+            if waiters.load(SeqCst) & queue.bit() != 0 {
+                waiters.fetch_and(!queue.bit(), SeqCst);
             }
         }
-        seat.registered = 0;
+        queue.registered = 0;
     }
 
-    /// Takes what has been granted.
-    fn collect(&self, seat: &mut Seat) {
-        let mut pool = self.visit();
-        self.collect_from(&mut pool, seat);
+    /// Collects granted permits.
+    fn collect_grant(&self, queue: &mut QueueCredits) {
+        let mut pool = self.lock_pool();
+        self.collect_grant_from(&mut pool, queue);
     }
 
-    fn collect_from(&self, pool: &mut Pool, seat: &mut Seat) {
-        let granted = pool.take_grant(seat.lane);
-        self.board.granted.fetch_and(!seat.bit(), SeqCst);
-        seat.hand = seat.hand.plus(granted);
-        let still = |class: &usize| self.board.wanted[*class].load(SeqCst) & seat.bit() != 0;
-        seat.registered = (0..Priority::COUNT).filter(still).map(|class| 1 << class).sum();
-        seat.look_again();
+    fn collect_grant_from(&self, pool: &mut Pool, queue: &mut QueueCredits) {
+        let granted = pool.take_grant(queue.index);
+        self.waiting_set.granted.fetch_and(!queue.bit(), SeqCst);
+        queue.collected = queue.collected.plus(granted);
+        let still =
+            |class: &usize| self.waiting_set.waiters[*class].load(SeqCst) & queue.bit() != 0;
+        queue.registered = (0..Priority::COUNT).filter(still).map(|class| 1 << class).sum();
+        queue.retry_all();
     }
 
-    /// Lets all who want a permit compete for what the lane has, and the pool; the lane itself competes in
-    /// the classes `waiting` in which it is below its share.
-    fn contest(&self, seat: &mut Seat, waiting: u8) {
-        let mut pool = self.visit();
-        pool.add(Lease(self.spares[seat.lane].swap(0, SeqCst)));
-        for class in classes(waiting).filter(|class| seat.used(*class) < self.share[*class]) {
-            self.board.wanted[class].fetch_or(seat.bit(), SeqCst);
+    /// Lets all waiting queues compete for the queue's spares and the pool. The queue itself
+    /// competes in the classes `waiting` in which it is below its share.
+    fn redistribute(&self, queue: &mut QueueCredits, waiting: u8) {
+        let mut pool = self.lock_pool();
+        pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
+        for class in classes(waiting).filter(|class| queue.used(*class) < self.share[*class]) {
+            self.waiting_set.waiters[class].fetch_or(queue.bit(), SeqCst);
         }
-        seat.kicks |= pool.serve(&self.board) & !seat.bit();
-        self.withdraw(seat);
-        self.collect_from(&mut pool, seat);
-        seat.fresh = false;
+        queue.to_run |= pool.serve(&self.waiting_set) & !queue.bit();
+        self.unregister(queue);
+        self.collect_grant_from(&mut pool, queue);
+        queue.has_returned = false;
     }
 
-    /// Ends a step: what the lane has not used is there for others.
-    fn settle(&self, seat: &mut Seat) {
-        seat.fresh = false;
-        // A lane that waits keeps nothing either: others' parts may complete what it has.
-        let wanted = self.board.wanted.iter().any(|lanes| lanes.load(SeqCst) != 0);
-        let keeps = !wanted || self.spares[seat.lane].load(SeqCst) == 0;
-        if keeps && seat.hand == Lease::NONE {
+    /// Ends a run: makes the unused permits available to others.
+    fn return_unused(&self, queue: &mut QueueCredits) {
+        queue.has_returned = false;
+        // A waiting queue keeps no spares either: with them, another queue's permits may become
+        // complete.
+        let any_waits = self.waiting_set.waiters.iter().any(|queues| queues.load(SeqCst) != 0);
+        let keeps = !any_waits || self.spares[queue.index].load(SeqCst) == 0;
+        if keeps && queue.collected == Credits::NONE {
             return;
         }
-        let mut pool = self.visit();
-        pool.add(std::mem::take(&mut seat.hand));
-        if wanted {
-            pool.add(Lease(self.spares[seat.lane].swap(0, SeqCst)));
+        let mut pool = self.lock_pool();
+        pool.add(std::mem::take(&mut queue.collected));
+        if any_waits {
+            pool.add(Credits(self.spares[queue.index].swap(0, SeqCst)));
         }
-        // The lane itself may be served as well, and then needs another step.
-        seat.kicks |= pool.serve(&self.board);
-        seat.look_again();
+        // The queue itself may be served too, and then needs another run.
+        queue.to_run |= pool.serve(&self.waiting_set);
+        queue.retry_all();
     }
 
-    /// Ends a step of a lane that has not been told `None` by [`admit`](Self::admit), because it can make no more of
-    /// permits for now: what it has not used is there for others, and what it had asked for it asks
-    /// for again when it can use it.
-    pub fn rest(&self, seat: &mut Seat) {
-        if seat.registered != 0 || self.board.granted.load(SeqCst) & seat.bit() != 0 {
-            let mut pool = self.visit();
-            self.withdraw(seat);
-            self.collect_from(&mut pool, seat);
+    /// Ends a run in which [`admit`](Self::admit) has not returned `None`, because the queue can
+    /// use no more permits at the moment. Makes its unused permits available and withdraws its
+    /// registrations.
+    pub fn release_unused(&self, queue: &mut QueueCredits) {
+        if queue.registered != 0 || self.waiting_set.granted.load(SeqCst) & queue.bit() != 0 {
+            let mut pool = self.lock_pool();
+            self.unregister(queue);
+            self.collect_grant_from(&mut pool, queue);
         }
-        self.settle(seat);
+        self.return_unused(queue);
     }
 
-    fn wanted_by_others(&self, seat: &Seat, classes: u8) -> bool {
-        let wanted = self.board.wanted.iter().enumerate();
-        let mut of = wanted.filter(|(class, _)| classes & 1 << class != 0);
-        of.any(|(_, lanes)| lanes.load(SeqCst) & !seat.bit() != 0)
+    fn others_wait(&self, queue: &QueueCredits, classes: u8) -> bool {
+        let waiters = self.waiting_set.waiters.iter().enumerate();
+        let mut of = waiters.filter(|(class, _)| classes & 1 << class != 0);
+        of.any(|(_, queues)| queues.load(SeqCst) & !queue.bit() != 0)
     }
 
-    fn visit(&self) -> forebay_base::sync::MutexGuard<'_, Pool> {
+    fn lock_pool(&self) -> forebay_base::sync::MutexGuard<'_, Pool> {
         let mut pool = self.pool.lock();
-        pool.stats.visits += 1;
+        pool.stats.pool_locks += 1;
         pool
     }
 
-    /// Whether the pool, or spares, hold what an operation of `class` needs; for checks.
-    pub fn obtainable(&self, class: Priority) -> bool {
+    /// Returns whether the pool or the spares hold the permits that an operation of `class` needs.
+    /// For checks.
+    pub fn is_obtainable(&self, class: Priority) -> bool {
         let pool = self.pool.lock();
-        let any = |part| {
-            let spare = |spare: &CachePadded<AtomicU64>| Lease(spare.load(SeqCst)).count(part) > 0;
-            pool.has(part) || self.spares.iter().any(spare)
+        let any = |kind| {
+            let spare =
+                |spare: &CachePadded<AtomicU64>| Credits(spare.load(SeqCst)).count(kind) > 0;
+            pool.has(kind) || self.spares.iter().any(spare)
         };
         let class = class.index();
-        any(Part::Reserved(class)) || any(Part::Shared) && any(Part::Headroom(class))
+        any(PermitKind::Reserved(class))
+            || any(PermitKind::Shared) && any(PermitKind::Headroom(class))
     }
 
-    /// Panics unless every permit is somewhere once, given the seats of all lanes; nobody else
-    /// may be using them.
-    pub fn audit(&self, seats: &[&Seat]) {
+    /// Checks that every permit is in exactly one place, given the credits of all queues. No other
+    /// thread may use the permits.
+    ///
+    /// # Panics
+    /// If the numbers do not add up.
+    pub fn audit(&self, queues: &[&QueueCredits]) {
         let pool = self.pool.lock();
-        for part in Part::all() {
-            let spare = |spare: &CachePadded<AtomicU64>| Lease(spare.load(SeqCst)).count(part);
-            let used = |seat: &&Seat| {
-                seat.hand.count(part)
-                    + match part {
-                        Part::Reserved(class) => seat.reserved[class],
-                        Part::Headroom(class) => seat.extra[class],
-                        Part::Shared => seat.extra.iter().sum(),
+        for kind in PermitKind::all() {
+            let spare = |spare: &CachePadded<AtomicU64>| Credits(spare.load(SeqCst)).count(kind);
+            let used = |queue: &&QueueCredits| {
+                queue.collected.count(kind)
+                    + match kind {
+                        PermitKind::Reserved(class) => queue.reserved[class],
+                        PermitKind::Headroom(class) => queue.extra[class],
+                        PermitKind::Shared => queue.extra.iter().sum(),
                     }
             };
-            let all = pool.holds(part)
+            let all = pool.holds(kind)
                 + self.spares.iter().map(spare).sum::<u32>()
-                + seats.iter().map(used).sum::<u32>();
-            let due = match part {
-                Part::Reserved(class) => self.limits.min[class],
-                Part::Headroom(class) => self.limits.headroom(class),
-                Part::Shared => self.limits.shared(),
+                + queues.iter().map(used).sum::<u32>();
+            let due = match kind {
+                PermitKind::Reserved(class) => self.limits.min[class],
+                PermitKind::Headroom(class) => self.limits.headroom(class),
+                PermitKind::Shared => self.limits.shared(),
             };
-            assert_eq!(all, due, "permits of {part:?}");
+            assert_eq!(all, due, "permits of {kind:?}");
         }
     }
 }
 
-/// Changes a spare to what `f` makes of it, unless that is `None`.
-fn take(spare: &AtomicU64, f: impl Fn(Lease) -> Option<Lease>) -> bool {
+/// Replaces a spare by the result of `f`, unless that is `None`. Returns whether it did.
+fn take_from_spare(spare: &AtomicU64, f: impl Fn(Credits) -> Option<Credits>) -> bool {
     let mut word = spare.load(SeqCst);
-    while let Some(rest) = f(Lease(word)) {
+    while let Some(rest) = f(Credits(word)) {
         match spare.compare_exchange_weak(word, rest.0, SeqCst, SeqCst) {
             Ok(_) => return true,
             Err(now) => word = now,
@@ -562,15 +585,15 @@ fn take(spare: &AtomicU64, f: impl Fn(Lease) -> Option<Lease>) -> bool {
     false
 }
 
-/// Takes up to `most` permits of `part`.
-fn take_part(spare: &AtomicU64, part: Part, most: u32) -> u32 {
+/// Takes up to `most` permits of `kind`, and returns how many.
+fn take_kind(spare: &AtomicU64, kind: PermitKind, most: u32) -> u32 {
     let mut word = spare.load(SeqCst);
     loop {
-        let n = Lease(word).count(part).min(most);
+        let n = Credits(word).count(kind).min(most);
         if n == 0 {
             return 0;
         }
-        let rest = word - Lease::of(part, n).0;
+        let rest = word - Credits::of(kind, n).0;
         match spare.compare_exchange_weak(word, rest, SeqCst, SeqCst) {
             Ok(_) => return n,
             Err(now) => word = now,

@@ -1,7 +1,7 @@
-//! The queue without I/O: a lane against its naive twin, permits shared by several lanes, and the
-//! points that a random walk would hardly hit.
+//! Scheduling without I/O: a submission queue against a reference model, permits shared by several
+//! queues, and cases that a random walk would rarely hit.
 
 mod double;
-mod lanes;
 mod permits;
-mod twin;
+mod reference_model;
+mod submission_queue;

@@ -1,7 +1,7 @@
-//! The content of a medium, kept sparsely: what is not mentioned is zero.
+//! The content of a medium, stored sparsely: missing sectors are zero.
 //!
 //! Sectors of recorded writes are shared with the recording, so an image costs little more than a
-//! map of the sectors that were ever written.
+//! map of the sectors ever written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind};
 use crate::request::{Op, Request};
 
-/// Bytes read or written at once.
+/// Bytes per read or write.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The content of a medium.
@@ -21,11 +21,11 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub struct Image {
     size_bytes: u64,
     sector_bytes: u32,
-    // By number of the sector.
+    // By sector number.
     sectors: BTreeMap<u64, Sector>,
 }
 
-/// One sector: a part of something longer.
+/// One sector: a part of a longer array.
 #[derive(Clone)]
 struct Sector {
     bytes: Arc<Vec<u8>>,
@@ -33,15 +33,15 @@ struct Sector {
 }
 
 impl Image {
-    /// All zero.
+    /// Creates an image of zeros.
     pub fn zero(size_bytes: u64, sector_bytes: u32) -> Self {
         Self { size_bytes, sector_bytes, sectors: BTreeMap::new() }
     }
 
-    /// What `device` holds now.
+    /// Reads the content of `device`.
     ///
     /// # Errors
-    /// The device's, or that `arena` has no room for a buffer.
+    /// An error of the device, or that `arena` has no memory for a buffer.
     pub fn of(device: &dyn Device, arena: &Arena) -> Result<Self, Error> {
         let info = device.info();
         let mut image = Self::zero(info.size_bytes, info.sector_bytes);
@@ -61,17 +61,18 @@ impl Image {
         Ok(image)
     }
 
-    /// Bytes of the medium.
+    /// Returns the size of the medium in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Bytes of a sector.
+    /// Returns the sector size in bytes.
     pub fn sector_bytes(&self) -> u32 {
         self.sector_bytes
     }
 
-    /// Sectors that are mentioned, in order: offset in bytes, content. All others are zero.
+    /// Iterates over the stored sectors in order: offset in bytes, and content. All others are
+    /// zero.
     pub fn sectors(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let len = self.sector_bytes as usize;
         self.sectors.iter().map(move |(number, sector)| {
@@ -82,7 +83,7 @@ impl Image {
     /// Fills `out` from the bytes at `offset`.
     ///
     /// # Panics
-    /// If that reaches past the end.
+    /// If the range ends after the medium.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let end = offset + out.len() as u64;
         assert!(end <= self.size_bytes, "{end} is past the end, {}", self.size_bytes);
@@ -99,10 +100,10 @@ impl Image {
         }
     }
 
-    /// Makes `device`, which reads as zero, hold this image, and flushes it.
+    /// Writes this image to `device`, which must read as zero, and flushes it.
     ///
     /// # Errors
-    /// The device's, or that `arena` has no room for a buffer.
+    /// An error of the device, or that `arena` has no memory for a buffer.
     ///
     /// # Panics
     /// If the device is smaller than the image.
@@ -124,20 +125,20 @@ impl Image {
         device.run(Request::flush()).result
     }
 
-    /// The content of sector `number`.
+    /// Returns the content of sector `number`.
     pub(super) fn sector(&self, number: u64) -> Vec<u8> {
         let mut bytes = vec![0; self.sector_bytes as usize];
         self.read(number * u64::from(self.sector_bytes), &mut bytes);
         bytes
     }
 
-    /// Sector `number` becomes the part of `bytes` from `at` on.
+    /// Sets sector `number` to the part of `bytes` from `at` on.
     pub(super) fn set(&mut self, number: u64, bytes: Arc<Vec<u8>>, at: usize) {
         debug_assert!(at + self.sector_bytes as usize <= bytes.len(), "a whole sector");
         self.sectors.insert(number, Sector { bytes, at });
     }
 
-    /// Sector `number` becomes zero.
+    /// Sets sector `number` to zero.
     pub(super) fn clear(&mut self, number: u64) {
         self.sectors.remove(&number);
     }
@@ -156,7 +157,7 @@ fn buffer(
 }
 
 impl PartialEq for Image {
-    /// Whether both read the same.
+    /// Compares what both images read.
     fn eq(&self, other: &Self) -> bool {
         let zero = |sector: &&[u8]| sector.iter().all(|&byte| byte == 0);
         let content = |image: &Self| -> Vec<(u64, Vec<u8>)> {

@@ -1,17 +1,17 @@
-//! A decorator that records every write, discard and flush, to make from them the images that a
-//! crash could have left behind.
+//! A decorator that records every write, discard and flush, and builds the images that a crash
+//! could leave.
 //!
-//! [`RecordDevice`] keeps a log; [`RecordDevice::recording`] takes what is in it; and
-//! [`Recording::at`] is the medium as a crash found it after so many events: what is certainly
-//! there, what may be there ([`Unflushed`]), and images for any choice among the latter.
+//! [`RecordDevice`] keeps a log, [`RecordDevice::recording`] copies it, and [`Recording::at`] is a
+//! crash after some number of events. The crash point tells which writes certainly survive and
+//! which may ([`Unflushed`]), and builds an image for any choice among the latter.
 //!
 //! # Invariants
 //!
-//! - An event of a beginning is in the log before the device below sees the request, an event of
-//!   an end before the request's owner does. So the log knows whatever its owner knows: a crash at
-//!   [`RecordDevice::position`] finds all that had been promised by then.
-//! - Content in the log is a copy, made when the request was submitted.
-//! - Only requests that are well formed are in the log.
+//! - A submission is logged before the device below sees the request, and a completion before the
+//!   request's owner sees it. So a crash at [`RecordDevice::position`] includes everything
+//!   acknowledged by then.
+//! - The log holds copies of the content, made at submission.
+//! - Only well-formed requests are logged.
 //!
 //! # Locking
 //!
@@ -19,7 +19,7 @@
 //!
 //! # What it does not do
 //!
-//! Reads leave no trace. Nothing is forgotten: when the bound is reached, recording ends, and the
+//! Reads are not recorded. Nothing is discarded: at the memory limit recording stops, and the
 //! recording says so.
 
 mod image;
@@ -39,15 +39,15 @@ use crate::error::ErrorKind;
 use crate::request::{Op, Request};
 use crate::waiter::Waiter;
 
-/// What an event is taken to cost beside its content, in bytes.
+/// Assumed memory of an event besides its content, in bytes.
 const EVENT_BYTES: u64 = 64;
 
-/// How to record.
+/// Options of a recording.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// Recording ends when it would take more memory than this, in bytes. The device goes on.
+    /// Memory limit of the log, in bytes. Recording stops at the limit; the device continues.
     pub max_bytes: u64,
-    /// What the device holds already. `None` if it reads as zero.
+    /// The content that the device has already. `None` if it reads as zero.
     pub base: Option<Image>,
 }
 
@@ -98,12 +98,12 @@ struct Log {
     events: Vec<Event>,
     bytes: u64,
     max_bytes: u64,
-    // Something did not fit: from there on nothing is recorded.
+    // An event did not fit. Nothing is recorded from then on.
     full: bool,
 }
 
 impl Log {
-    /// The number of the event, unless the log is full.
+    /// Returns the number of the event, unless the log is full.
     fn push(&mut self, event: Event) -> Option<usize> {
         let bytes = self.bytes + EVENT_BYTES + event.content_bytes();
         self.full |= bytes > self.max_bytes;
@@ -117,10 +117,10 @@ impl Log {
 }
 
 impl RecordDevice {
-    /// Records what changes `inner` from now on.
+    /// Records changes of `inner` from now on.
     ///
     /// # Panics
-    /// If the base is of another size or sector size than the device.
+    /// If the base has another size or sector size than the device.
     pub fn new(inner: Arc<dyn Device>, options: RecordOptions) -> Self {
         let info = inner.info();
         let base = options.base.unwrap_or_else(|| Image::zero(info.size_bytes, info.sector_bytes));
@@ -131,12 +131,12 @@ impl RecordDevice {
         Self { inner, log: Arc::new(Mutex::named("record-log", log)), base }
     }
 
-    /// Events so far: where a crash would be now.
+    /// Returns the number of events so far, which is the position of a crash now.
     pub fn position(&self) -> usize {
         self.log.lock().events.len()
     }
 
-    /// What was recorded so far.
+    /// Returns the recording so far.
     pub fn recording(&self) -> Recording {
         let log = self.log.lock();
         Recording::new(self.base.clone(), log.events.clone(), !log.full)
@@ -165,7 +165,7 @@ impl RecordDevice {
         })
     }
 
-    /// What `request` is in the log, if it changes anything and can succeed.
+    /// Returns the event of `request`, if it changes the device and can succeed.
     fn event(&self, request: &Request) -> Option<Event> {
         let info = self.inner.info();
         let (offset, len) = (request.offset(), request.len());
@@ -193,7 +193,7 @@ impl Device for RecordDevice {
     }
 
     fn submit_all(&self, requests: &mut Vec<Request>) {
-        // Collects into the memory that it came from.
+        // This collects into the same allocation.
         *requests = std::mem::take(requests).into_iter().map(|r| self.recorded(r)).collect();
         self.inner.submit_all(requests);
     }

@@ -1,16 +1,15 @@
-//! A recording, and what a crash could have made of it.
+//! A recording, and the images that a crash could leave.
 //!
-//! What is assumed of a medium: a write is certainly there once a flush that was submitted after
-//! the write had ended well has itself ended well. Until then each of its sectors is the old one
-//! or the new one, and one sector of it may be torn. So
+//! Assumptions about a medium: a write certainly survives once a flush that was submitted after the
+//! write succeeded has itself succeeded. Until then each of its sectors is old or new, and one
+//! sector may be torn. So:
 //!
-//! - a write that failed may be there in part, and no flush changes that;
-//! - a discard may have made its sectors zero, or not, at any time, flushed or not;
-//! - a request that was refused never happened.
+//! - a failed write may have happened in part, and no flush changes that;
+//! - a discard may or may not have zeroed its sectors, at any time, flushed or not;
+//! - a refused request never happened.
 //!
-//! Writes to the same sector take effect in the order in which they were submitted. That loses no
-//! possible image: in any order one of those that survive is last, and it is also the last when only
-//! it survives.
+//! Writes to one sector take effect in the order of submission. This loses no possible image: in
+//! any order one of the surviving writes is last, and it is also last when only it survives.
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
@@ -31,22 +30,22 @@ pub enum Event {
     Discard {
         /// The first byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         len: u64,
     },
     /// A flush was submitted.
     Flush,
-    /// A request ended.
+    /// A request completed.
     Ended {
-        /// The number of the event of its submission.
+        /// The number of its submission's event.
         begun: usize,
-        /// How.
+        /// The outcome.
         outcome: Outcome,
     },
 }
 
 impl Event {
-    /// Bytes of content that it keeps.
+    /// Returns the bytes of content that it keeps.
     pub(super) fn content_bytes(&self) -> u64 {
         match self {
             Self::Write { bytes, .. } => bytes.len() as u64,
@@ -63,18 +62,18 @@ impl Event {
     }
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Well.
+    /// It succeeded.
     Done,
-    /// The device failed: it may have happened, in part.
+    /// The device failed. The request may have happened in part.
     Failed,
-    /// It was not begun: cancelled, or the device was closed.
+    /// It was not started: cancelled, or the device was closed.
     Refused,
 }
 
-/// Every write, discard and flush of a device for a while.
+/// All writes, discards and flushes of a device during some time.
 #[derive(Clone, Debug)]
 pub struct Recording {
     base: Image,
@@ -87,26 +86,26 @@ impl Recording {
         Self { base, events, complete }
     }
 
-    /// The events, in the order in which they happened.
+    /// Returns the events in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// Number of events. A crash can be placed after each: at `0..=len()`.
+    /// Returns the number of events. A crash can be placed after each: at `0..=len()`.
     #[allow(clippy::len_without_is_empty, reason = "a recording without events has a crash point")]
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether it goes up to when it was taken. If not, its bound was reached.
+    /// Returns whether the recording is complete. If not, the log reached its limit.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// A crash after the first `position` events.
+    /// Returns the crash after the first `position` events.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer events.
     pub fn at(&self, position: usize) -> CrashPoint<'_> {
         let events = &self.events[..position];
         let mut ended: Vec<Option<(usize, Outcome)>> = vec![None; position];
@@ -118,7 +117,7 @@ impl Recording {
         let flushed = |at: &usize| {
             matches!(events[*at], Event::Flush) && matches!(ended[*at], Some((_, Outcome::Done)))
         };
-        // What ended well before this flush began is there.
+        // Writes that succeeded before this flush was submitted survive.
         let barrier = (0..position).rev().find(flushed).unwrap_or(0);
         let fate = |(at, event): (usize, &Event)| {
             let certain = match (event, ended[at]) {
@@ -134,7 +133,7 @@ impl Recording {
         CrashPoint { recording: self, changes }
     }
 
-    /// The image in which all that was submitted among the first `position` events took effect.
+    /// Returns the image in which all of the first `position` events took effect.
     ///
     /// # Panics
     /// If there are fewer events.
@@ -143,35 +142,35 @@ impl Recording {
     }
 }
 
-/// A write or discard that a crash may have lost, in whole or in part.
+/// A write or discard that a crash may lose, whole or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unflushed {
-    /// The number of the event of its submission.
+    /// The number of its submission's event.
     pub event: usize,
     /// The first byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
-    /// Whether it is a discard: surviving then means that it reads as zero.
+    /// It is a discard. If it survives, the bytes read as zero.
     pub discard: bool,
 }
 
-/// What is left of an unflushed write or discard.
+/// The surviving part of an unflushed write or discard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survives {
     /// Nothing.
     None,
     /// All of it.
     All,
-    /// The first so many bytes. A sector that this cuts is torn: it begins as the new one and goes on
-    /// as neither the new one nor the old one.
+    /// This many bytes from the start. A sector cut by this is torn: it begins with new bytes, and
+    /// continues with bytes that are neither new nor old.
     Prefix(u64),
-    /// Those of its sectors that are `true`; what is missing in the list is not there.
+    /// The sectors that are `true`. Sectors missing in the list do not survive.
     Sectors(Vec<bool>),
 }
 
 impl Survives {
-    /// Any of the possibilities for `write`, with sectors of `sector_bytes`.
+    /// Draws one of the possibilities for `write`, with sectors of `sector_bytes`.
     fn sample(write: &Unflushed, sector_bytes: u32, rng: &mut SmallRng) -> Self {
         match rng.below(4) {
             0 => Self::None,
@@ -185,38 +184,38 @@ impl Survives {
     }
 }
 
-/// A crash at some place of a recording.
+/// A crash at some position of a recording.
 #[derive(Clone, Debug)]
 pub struct CrashPoint<'a> {
     recording: &'a Recording,
-    // Number of the event, and whether it is certainly there.
+    // Number of the event, and whether it certainly survives.
     changes: Vec<(usize, bool)>,
 }
 
 impl CrashPoint<'_> {
-    /// What may be there or not, in the order in which it was submitted.
+    /// Iterates over the writes and discards that may be lost, in the order of submission.
     pub fn unflushed(&self) -> impl Iterator<Item = Unflushed> {
         self.changes.iter().filter(|(_, certain)| !certain).map(|&(at, _)| self.describe(at))
     }
 
-    /// The image with what is certainly there and nothing else.
+    /// Returns the image with only what certainly survives.
     pub fn at_least(&self) -> Image {
         self.image(|_| Survives::None)
     }
 
-    /// The image with all that was submitted.
+    /// Returns the image with everything that was submitted.
     pub fn at_most(&self) -> Image {
         self.image(|_| Survives::All)
     }
 
-    /// One of the possible images, as the numbers of `rng` fall.
+    /// Returns one of the possible images, drawn by `rng`.
     pub fn sampled(&self, rng: &mut SmallRng) -> Image {
         let sector_bytes = self.recording.base.sector_bytes();
         self.image(|write| Survives::sample(write, sector_bytes, rng))
     }
 
-    /// The image in which of each unflushed write there is what `choose` says. Asks in the order
-    /// of submission.
+    /// Returns the image in which `choose` decides what survives of each unflushed write. It is
+    /// called in the order of submission.
     pub fn image(&self, mut choose: impl FnMut(&Unflushed) -> Survives) -> Image {
         let mut image = self.recording.base.clone();
         for &(at, certain) in &self.changes {
@@ -257,15 +256,15 @@ fn apply(image: &mut Image, change: &Event, survives: &Survives) {
                 let old = image.sector(number);
                 image.set(number, Arc::new(torn(whole, &old, new_bytes as usize)), 0);
             }
-            // Half a discard of a sector is none.
+            // A discard of part of a sector has no effect.
             Event::Discard { .. } if new_bytes == sector_bytes => image.clear(number),
             _ => {}
         }
     }
 }
 
-/// A sector of which the first `new_bytes` bytes are those of `new`, and each other one is neither
-/// that of `new` nor that of `old`.
+/// Returns a torn sector: its first `new_bytes` bytes are those of `new`, and every other byte
+/// differs from both `new` and `old`.
 fn torn(new: &[u8], old: &[u8], new_bytes: usize) -> Vec<u8> {
     let mut bytes = new.to_vec();
     for (byte, old) in bytes.iter_mut().zip(old).skip(new_bytes) {

@@ -1,4 +1,4 @@
-//! Crash points against a naive twin, that keeps for each sector what it may hold.
+//! Crash points against a reference model that keeps the possible contents of each sector.
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
@@ -20,7 +20,7 @@ enum Step {
         sectors: u64,
     },
     Flush,
-    /// Ends one of those that run, chosen by this number.
+    /// Completes one of the running requests, selected by this number.
     End {
         which: usize,
         outcome: Outcome,
@@ -73,8 +73,8 @@ fn recording(events: Vec<Event>) -> Recording {
     Recording::new(Image::zero(SECTORS * SECTOR, SECTOR as u32), events, true)
 }
 
-/// The fills that `sector` may have after `events`: least, most (all that was submitted took
-/// effect), and everything.
+/// The fills that `sector` may have after `events`: the oldest, the newest (if all events took
+/// effect), and all.
 fn possible(events: &[Event], sector: u64) -> (u8, u8, Vec<u8>) {
     let covers = |offset: u64, len: u64| (offset..offset + len).contains(&(sector * SECTOR));
     let outcome = |of: usize, before: usize| {
@@ -151,7 +151,7 @@ proptest! {
         let recording = recording(events.clone());
         let (_, _, all) = possible(&events, sector);
         for fill in all {
-            // Only what made this fill survives, and nothing after it.
+            // Only the event with this fill survives, and nothing after it.
             let image = recording.at(recording.len()).image(|change| match &events[change.event] {
                 Event::Write { bytes, .. } if bytes[0] == fill => Survives::All,
                 Event::Discard { .. } if fill == 0 => Survives::All,
@@ -177,7 +177,7 @@ fn a_torn_sector_is_neither_the_old_nor_the_new_one() {
 }
 
 #[test]
-fn images_compare_by_what_they_read() {
+fn images_compare_by_content() {
     let mut image = Image::zero(SECTORS * SECTOR, SECTOR as u32);
     image.set(2, Arc::new(vec![0; SECTOR as usize]), 0);
     assert_eq!(image, Image::zero(SECTORS * SECTOR, SECTOR as u32));

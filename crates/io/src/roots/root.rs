@@ -1,12 +1,11 @@
-//! One root, and the hold that a request has on it from its submission until its callback
-//! has returned.
+//! One root, and the hold that a request has on it from submission until its callback has returned.
 //!
-//! Nothing of a root is shared with another but the drains' signal, which is touched only by
-//! the last request of a generation that somebody drains.
+//! Roots share only the drain signal, which is touched only by the last request of a generation
+//! that a drain waits for.
 //!
-//! Locking: `io-root-failures` is taken when a request fails, and by who asks for failures;
-//! `io-roots-signal` by who drains, and by the last of what it waits for. Neither is ever held
-//! while the other is taken, nor while user code runs.
+//! Locking: `io-root-failures` is taken when a request fails or failures are read.
+//! `io-roots-signal` is taken by a drain, and by the last request it waits for. Neither is held
+//! while the other is taken, or while user code runs.
 
 use std::cell::Cell;
 
@@ -14,66 +13,65 @@ use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 
-use super::report::Failures;
-use super::state::{Parity, State};
-use crate::completion::{self, Done};
+use super::failures::Failures;
+use super::root_word::{Parity, RootWord};
+use crate::completion::{self, Callback};
 use crate::request::Completion;
 
-/// How requests refer to their root. The reference count and the root have cache lines of their
-/// own.
+/// A request's reference to its root. Reference count and root are on separate cache lines.
 pub(super) type RootRef = Arc<CachePadded<Root>>;
 
-/// What requests belong to.
+/// A root: the requests in flight and their failures.
 pub(super) struct Root {
-    pub(super) state: State,
-    /// How often all that was in flight has been cancelled.
+    pub(super) word: RootWord,
+    /// How often all requests in flight were cancelled.
     cancels: AtomicU32,
-    /// Its place in the set.
+    /// The index in the set.
     index: u32,
     pub(super) refused: AtomicU64,
-    failures: Mutex<Ledger>,
-    signal: Arc<Signal>,
+    failures: Mutex<FailureLog>,
+    signal: Arc<DrainSignal>,
 }
 
-/// Failures of one root.
+/// The failures of one root.
 #[derive(Default)]
-struct Ledger {
-    /// Of the generations that can have requests in flight, by parity.
+struct FailureLog {
+    /// Failures of the generations that may have requests in flight, by parity.
     live: [Failures; 2],
-    /// Counts of generations that are past.
+    /// Counts of past generations.
     past: Failures,
 }
 
 impl Root {
-    pub(super) fn new(index: u32, signal: &Arc<Signal>) -> RootRef {
+    pub(super) fn new(index: u32, signal: &Arc<DrainSignal>) -> RootRef {
         Arc::new(CachePadded::new(Self {
-            state: State::new(),
+            word: RootWord::new(),
             cancels: AtomicU32::new(0),
             index,
             refused: AtomicU64::new(0),
-            failures: Mutex::named("io-root-failures", Ledger::default()),
+            failures: Mutex::named("io-root-failures", FailureLog::default()),
             signal: Arc::clone(signal),
         }))
     }
 
-    /// Cancels what is in flight.
+    /// Cancels all requests in flight.
     pub(super) fn cancel(&self) {
         self.cancels.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Takes the failures of a generation that is past.
-    pub(super) fn settle(&self, parity: Parity) -> Failures {
-        let mut ledger = self.failures.lock();
-        let settled = std::mem::take(&mut ledger.live[parity.index()]);
-        ledger.past.add_counts(&settled);
+    /// Takes the failures of a past generation.
+    pub(super) fn take_failures(&self, parity: Parity) -> Failures {
+        let mut log = self.failures.lock();
+        let settled = std::mem::take(&mut log.live[parity.index()]);
+        log.past.add_counts(&settled);
         settled
     }
 
-    /// All failures so far.
+    /// Returns all failures so far.
     pub(super) fn failures(&self) -> Failures {
-        let ledger = self.failures.lock();
-        let mut sum = ledger.past.clone();
-        ledger.live.iter().for_each(|live| sum.add(live.clone()));
+        let log = self.failures.lock();
+        let mut sum = log.past.clone();
+        log.live.iter().for_each(|live| sum.add(live.clone()));
         sum
     }
 
@@ -82,35 +80,34 @@ impl Root {
     }
 }
 
-/// How the last request of a generation wakes who waits for it.
-pub(super) struct Signal {
+/// Lets the last request of a generation wake the drain.
+pub(super) struct DrainSignal {
     lock: Mutex<()>,
-    quiet: Condvar,
+    drained: Condvar,
 }
 
-impl Signal {
+impl DrainSignal {
     pub(super) fn new() -> Arc<Self> {
         let lock = Mutex::named("io-roots-signal", ());
-        Arc::new(Self { lock, quiet: Condvar::new() })
+        Arc::new(Self { lock, drained: Condvar::new() })
     }
 
-    /// Sleeps until nothing of `parity` is in flight under `root`, which must be a generation
-    /// that is past.
+    /// Blocks until no request of `parity` is in flight under `root`. That generation must be past.
     pub(super) fn wait(&self, root: &Root, parity: Parity) {
-        if root.state.count(parity) == 0 {
+        if root.word.count(parity) == 0 {
             return;
         }
         let mut guard = self.lock.lock();
-        while root.state.count(parity) > 0 {
-            self.quiet.wait(&mut guard);
+        while root.word.count(parity) > 0 {
+            self.drained.wait(&mut guard);
         }
     }
 
     #[cold]
     fn wake(&self) {
-        // Who waits has looked at the count under the lock: it sleeps by now, or looks after us.
+        // The drain checks the count under the lock. So it sleeps by now, or checks after this.
         drop(self.lock.lock());
-        self.quiet.notify_all();
+        self.drained.notify_all();
     }
 }
 
@@ -122,8 +119,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Takes `n` holds on `root`: as a child of `parent` if there is one, else in the current
-    /// generation. `None` if the root is closed to that.
+    /// Takes `n` holds on `root`: in the generation of `parent` if there is one, else in the
+    /// current one. Returns `None` if the root is closed.
     pub(super) fn take(
         root: &RootRef,
         parent: Option<Parity>,
@@ -131,29 +128,29 @@ impl Hold {
     ) -> Option<impl Iterator<Item = Self> + '_> {
         let parity = match parent {
             Some(parity) => {
-                root.state.enter_child(parity, n as u64);
+                root.word.enter_child(parity, n as u64);
                 parity
             }
-            None => root.state.enter(n as u64)?,
+            None => root.word.enter(n as u64)?,
         };
-        // A cancel that comes between is at the same time as the submission: either is right.
+        // A cancel in between is concurrent with the submission, so either order is right.
         let cancels = root.cancels.load(Ordering::Acquire);
         Some((0..n).map(move |_| Self { root: Arc::clone(root), cancels, parity }))
     }
 
-    /// Whether the root was cancelled since.
+    /// Returns whether the root was cancelled since the submission.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.root.cancels.load(Ordering::Acquire) != self.cancels
     }
 
-    /// Ends the request: notes how, runs its callback, and lets go.
-    pub(crate) fn end(self, done: Option<Done>, completion: Completion) {
+    /// Completes the request: notes a failure, runs the callback, and releases the hold.
+    pub(crate) fn end(self, callback: Option<Callback>, completion: Completion) {
         if let Err(error) = &completion.result {
             self.root.note(self.parity, |failures| failures.note(error));
         }
-        let before = Current::set(Some(Current::of(&self)));
-        let returned = completion::call(done, completion);
-        Current::set(before);
+        let before = CurrentCallback::set(Some(CurrentCallback::of(&self)));
+        let returned = completion::call(callback, completion);
+        CurrentCallback::set(before);
         if !returned {
             self.root.note(self.parity, Failures::note_panic);
         }
@@ -162,37 +159,37 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.root.state.leave(self.parity) {
+        if self.root.word.leave(self.parity) {
             self.root.signal.wake();
         }
     }
 }
 
 forebay_base::sync::thread_local! {
-    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<CurrentCallback>> = const { Cell::new(None) };
 }
 
-/// Whose callback the thread is in. The request's hold keeps the root alive meanwhile, so that
-/// its address names it.
+/// The root whose callback the thread runs. The request's hold keeps the root alive, so its address
+/// identifies it.
 #[derive(Clone, Copy)]
-pub(super) struct Current {
+pub(super) struct CurrentCallback {
     address: usize,
     index: u32,
     parity: Parity,
 }
 
-impl Current {
+impl CurrentCallback {
     fn of(hold: &Hold) -> Self {
         let address = Arc::as_ptr(&hold.root).addr();
         Self { address, index: hold.root.index, parity: hold.parity }
     }
 
-    /// Sets it, and returns what it was. A thread that is ending may have none any more.
+    /// Replaces the thread's value, and returns the old one. A thread that is ending may have none.
     fn set(current: Option<Self>) -> Option<Self> {
         CURRENT.try_with(|cell| cell.replace(current)).ok().flatten()
     }
 
-    /// The root, and the generation, of the callback that the thread is in, if they are of
+    /// Returns root and generation of the callback that the thread runs, if that root is one of
     /// `roots`.
     #[inline]
     pub(super) fn among(roots: &[RootRef]) -> Option<(&RootRef, Parity)> {
@@ -204,17 +201,17 @@ impl Current {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Root, Signal};
+    use super::{DrainSignal, Root};
     use forebay_base::sync::Arc;
 
     #[test]
     fn roots_share_no_line() {
-        let signal = Signal::new();
+        let signal = DrainSignal::new();
         let mut lines: Vec<usize> = (0..64)
             .flat_map(|index| {
                 let root = Root::new(index, &signal);
                 let first = Arc::as_ptr(&root).addr();
-                // The reference counts stand on the line before.
+                // The reference counts are on the line before.
                 let lines = [first - 128, first].map(|at| at / 128);
                 assert_eq!(first % 128, 0);
                 std::mem::forget(root);

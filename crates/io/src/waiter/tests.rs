@@ -1,4 +1,4 @@
-//! One end, left by one thread and found by another.
+//! One completion, stored by one thread and found by another.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
 
 use std::future::Future;
@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use super::Pending;
-use crate::buffer::StableBytes;
 use crate::completion::in_callback;
+use crate::payload::StableBytes;
 use crate::request::{Op, Request};
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Wakes {
     }
 }
 
-/// A waker, and how often it was used.
+/// A waker, and the number of its wakes.
 fn waker() -> (Waker, Arc<Wakes>) {
     let wakes = Arc::new(Wakes::default());
     (Waker::from(wakes.clone()), wakes)
@@ -46,7 +46,7 @@ fn the_last_waker_is_woken_once() {
     let ((first, first_wakes), (second, second_wakes)) = (waker(), waker());
     assert!(pending.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
     assert!(pending.as_mut().poll(&mut Context::from_waker(&second)).is_pending());
-    // What it replaced is dropped, not kept for ever.
+    // The replaced waker is dropped at once.
     drop(first);
     assert_eq!(Arc::strong_count(&first_wakes), 1);
     request.finish(Ok(()));
@@ -62,9 +62,9 @@ fn the_last_waker_is_woken_once() {
 #[test]
 fn an_end_that_comes_first_needs_no_wake() {
     let (request, pending) = pending();
-    assert!(!pending.waiter().is_settled());
+    assert!(!pending.waiter().is_complete());
     request.finish(Ok(()));
-    assert!(pending.waiter().is_settled());
+    assert!(pending.waiter().is_complete());
     let (waker, wakes) = waker();
     assert!(pin!(pending).poll(&mut Context::from_waker(&waker)).is_ready());
     assert_eq!(wakes.count(), 0);
@@ -80,7 +80,7 @@ fn parked_threads_all_wake_and_a_future_as_well() {
             thread::spawn(move || {
                 parked.send(()).unwrap();
                 waiter.park();
-                assert!(waiter.is_settled());
+                assert!(waiter.is_complete());
             })
         })
         .collect();
@@ -91,25 +91,25 @@ fn parked_threads_all_wake_and_a_future_as_well() {
     request.finish(Ok(()));
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(wakes.count(), 1);
-    // Parking takes nothing away, and does not sleep once the end is there.
+    // `park` takes nothing, and does not block after completion.
     pending.waiter().park();
     assert!(pending.poll(&mut Context::from_waker(&waker)).is_ready());
 }
 
 #[test]
-fn nobody_need_wait() {
+fn a_completion_needs_no_waiting_thread() {
     let (request, pending) = pending();
     let waiter = pending.waiter();
     drop(pending);
     request.finish(Ok(()));
-    assert!(waiter.is_settled());
+    assert!(waiter.is_complete());
 }
 
 #[test]
 fn a_dropped_request_is_an_end() {
     let (request, pending) = pending();
     drop(request);
-    let completion = pending.waiter.take().expect("settled");
+    let completion = pending.waiter.take().expect("complete");
     let error = completion.result.unwrap_err();
     assert!(error.to_string().contains("dropped unfinished"), "{error}");
     assert_eq!(error.range(), (4096, 512));
@@ -132,7 +132,7 @@ fn a_waker_that_panics_is_contained() {
     assert!(pending.poll(&mut Context::from_waker(&waker)).is_ready());
 }
 
-/// Ends race polls: a poll that found nothing is always followed by a wake.
+/// Completions race polls: a poll that found nothing is always followed by a wake.
 #[test]
 fn no_wake_is_lost() {
     for _ in 0..2000 {
@@ -147,10 +147,10 @@ fn no_wake_is_lost() {
     }
 }
 
-/// Tells whether it was dropped in a callback.
+/// Reports whether it was dropped in a callback.
 struct Tells(mpsc::Sender<bool>);
 
-// SAFETY: no bytes, always.
+// SAFETY: it has no bytes.
 unsafe impl StableBytes for Tells {
     fn bytes(&self) -> &[u8] {
         &[]
@@ -164,7 +164,7 @@ impl Drop for Tells {
 }
 
 #[test]
-fn what_nobody_takes_is_dropped_in_the_callback() {
+fn an_untaken_completion_is_dropped_in_the_callback() {
     for dropped in [false, true] {
         let (sent, received) = mpsc::channel();
         let (request, pending) = Request::write_shared(0, Box::new(Tells(sent))).pending();

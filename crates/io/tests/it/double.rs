@@ -1,6 +1,6 @@
-//! A device that a test plays: it keeps what is submitted until the test ends it.
+//! A test double of a device: it keeps submitted requests until the test completes them.
 //!
-//! A flush ends at once, before `submit` returns. Everything else waits. The model checks use it too.
+//! A flush completes at once, before `submit` returns. The model checks use it too.
 #![allow(dead_code, reason = "the model checks use a part of it")]
 
 use forebay_base::sync::{Arc, Mutex};
@@ -18,23 +18,23 @@ impl Double {
         Arc::new(Self { info: info(), waiting: Mutex::named("double", Vec::new()) })
     }
 
-    /// How many requests wait.
+    /// Returns the number of pending requests.
     pub(crate) fn len(&self) -> usize {
         self.waiting.lock().len()
     }
 
-    /// Takes the `nth` request that waits.
+    /// Takes the `nth` pending request.
     pub(crate) fn take(&self, nth: usize) -> Option<Request> {
         let mut waiting = self.waiting.lock();
         (nth < waiting.len()).then(|| waiting.remove(nth))
     }
 
-    /// Takes the request that was submitted first, of those that wait.
+    /// Takes the oldest pending request.
     pub(crate) fn first(&self) -> Request {
         self.take(0).expect("something waits")
     }
 
-    /// Ends all that wait, and what they lead to, well.
+    /// Completes all pending requests, and those that they cause, with success.
     pub(crate) fn finish_all(&self) {
         while let Some(request) = self.take(0) {
             request.finish(Ok(()));
@@ -48,7 +48,7 @@ pub(crate) fn failure(request: &Request, kind: ErrorKind) -> Error {
     Error::new(kind, request.op(), &info().name, range, "the test says so")
 }
 
-/// Ends `request` with an error.
+/// Completes `request` with an error.
 pub(crate) fn fail(request: Request, kind: ErrorKind) {
     let error = failure(&request, kind);
     request.finish(Err(error));

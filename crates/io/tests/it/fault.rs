@@ -1,4 +1,4 @@
-//! Injected faults: what they do to requests, to the medium and to the health of the device.
+//! Injected faults: their effect on requests, medium and health of the device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -73,12 +73,12 @@ fn errors_come_as_asked_and_show_in_health_and_stats() {
     assert_eq!(device.remove(rule), Some(3));
     device.clear();
     flush(&device).unwrap();
-    // The write that failed never came to the medium.
+    // The failed write never reached the medium.
     assert_eq!(fills(&*memory, &arena)[..2], [0, 2]);
 }
 
 #[test]
-fn what_is_not_well_formed_meets_no_rule() {
+fn malformed_requests_meet_no_rule() {
     let arena = arena();
     let device = FaultDevice::new(memory(), 1);
     device.add(Rule::new(Fault::Lost));
@@ -140,14 +140,14 @@ fn a_torn_write_is_there_up_to_some_byte() {
 }
 
 #[test]
-fn what_fails_after_it_was_done_is_done() {
+fn an_error_after_execution_leaves_the_write_done() {
     let (arena, memory) = (arena(), memory());
     let device = FaultDevice::new(memory.clone(), 1);
     let rule = device.add(Rule::new(Fault::ErrorAfter(EIO)).times(1));
     assert!(write(&device, &arena, 0, 1, 7).is_err());
     assert_eq!(device.remove(rule), Some(1));
     assert_eq!(fills(&*memory, &arena)[0], 7);
-    // A flush has written the cache by then.
+    // By then a flush has written the cache.
     device.add(Rule::new(Fault::Volatile));
     write(&device, &arena, 1, 1, 8).unwrap();
     device.add(Rule::new(Fault::ErrorAfter(EIO)).on(Op::Flush));
@@ -181,7 +181,7 @@ fn the_volatile_cache_is_read_flushed_and_lost() {
     assert_eq!(device.counters().total(FaultCounters::VOLATILE_SECTORS_FLUSHED), 4);
     assert_eq!(fills(&*memory, &arena)[..5], [1, 1, 1, 1, 0]);
     write(&device, &arena, 3, 2, 2).unwrap();
-    // A write that touches what is in the cache goes there too, rule or not.
+    // A write that overlaps the cache is cached too, even without a rule.
     device.clear();
     write(&device, &arena, 4, 1, 3).unwrap();
     write(&device, &arena, 9, 1, 4).unwrap();
@@ -196,7 +196,7 @@ fn the_volatile_cache_is_read_flushed_and_lost() {
 }
 
 #[test]
-fn a_crash_keeps_what_it_is_told_to() {
+fn a_crash_keeps_the_chosen_sectors() {
     let arena = arena();
     let crash = |how| {
         let memory = memory();
@@ -225,7 +225,7 @@ fn a_flush_that_fails_keeps_the_cache_and_the_next_one_succeeds() {
     let below = Arc::new(FaultDevice::new(memory.clone(), 1));
     let device = FaultDevice::new(below.clone(), 2);
     device.add(Rule::new(Fault::Volatile));
-    // Two runs, the second of which fails; then the flush below fails.
+    // Two runs, of which the second fails; then the flush below fails.
     write(&device, &arena, 0, 1, 1).unwrap();
     write(&device, &arena, 8, 1, 2).unwrap();
     below.add(Rule::new(Fault::Error(EIO)).on(Op::Write).nth(2));
@@ -250,7 +250,7 @@ fn a_delay_delays_and_closing_ends_it() {
     assert!(before.elapsed() >= delay);
     device.remove(rule);
     device.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
-    // Taking the rules away ends delays.
+    // Removing the rules ends delays.
     let (told, ends) = std::sync::mpsc::channel();
     let late = Request::read(0, arena.alloc(512).unwrap());
     device.submit(late.on_done(move |completion| told.send(completion.result.is_ok()).unwrap()));
@@ -274,7 +274,7 @@ fn a_delay_delays_and_closing_ends_it() {
 }
 
 #[test]
-fn a_crash_ends_what_is_delayed_with_an_error() {
+fn a_crash_fails_delayed_requests() {
     let arena = arena();
     let device = FaultDevice::new(memory(), 1);
     device.add(Rule::new(Fault::Delay(Duration::from_secs(3600))));
@@ -285,7 +285,7 @@ fn a_crash_ends_what_is_delayed_with_an_error() {
 }
 
 #[test]
-fn dropping_the_device_ends_what_is_delayed() {
+fn dropping_the_device_ends_delayed_requests() {
     let arena = arena();
     let memory = memory();
     let device = FaultDevice::new(memory.clone(), 1);
@@ -339,7 +339,7 @@ fn each_request_ends_once_though_everything_fails_on_several_threads() {
     });
     device.close();
     assert!(ends.iter().all(|count| count.load(Ordering::SeqCst) == 1));
-    // All memory came back: what is left belongs to the device's own work, which is over.
+    // All memory was returned: the rest belonged to the device's own work, which is over.
     assert_eq!(arena.used_bytes(), 0);
 }
 
@@ -357,9 +357,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Part of the writes go to the cache, flushes below fail at times, then it crashes.
+    /// Some writes are cached, some flushes below fail, then the device crashes.
     #[test]
-    fn reads_see_the_last_write_and_a_crash_spares_what_was_flushed(
+    fn reads_see_the_last_write_and_flushed_data_survives_a_crash(
         steps in steps(),
         seed in any::<u64>(),
     ) {
@@ -391,7 +391,7 @@ proptest! {
         for (found, possible) in fills(&*memory, &arena).iter().zip(&possible) {
             others += u64::from(!possible.contains(found));
         }
-        // Only a torn sector may begin with anything else.
+        // Only a torn sector may begin with another fill.
         prop_assert!(others <= crashed.torn, "{others} strange sectors, {crashed:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Files and block devices: opening what can be opened, and clear errors for the rest.
+//! Files and block devices: successful opens, and clear errors for the rest.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -47,7 +47,7 @@ fn write(device: &FileDevice, arena: &Arena, offset: u64, len: usize, fill: u8) 
 }
 
 #[test]
-fn what_is_written_is_read_back_in_every_way_of_opening() {
+fn written_data_is_read_back_with_all_options() {
     let arena = arena();
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
         for direct in [Direct::Auto, Direct::Never] {
@@ -82,7 +82,7 @@ fn a_missing_file_is_made_only_if_asked() {
     let inside = folder.path().join("no folder").join("new");
     assert!(matches!(refused(inside, &create), OpenError::Missing { .. }));
     assert_eq!(FileDevice::open(&path, &create).unwrap().info().size_bytes, 1 << 16);
-    // What is there already keeps its size.
+    // An existing file keeps its size.
     let larger = OpenOptions { create_bytes: Some(1 << 20), ..options() };
     assert_eq!(FileDevice::open(&path, &larger).unwrap().info().size_bytes, 1 << 16);
 }
@@ -175,7 +175,7 @@ fn a_device_opened_read_only_refuses_changes() {
 
 #[test]
 fn direct_io_that_the_file_system_has_not_is_an_error_only_if_asked_for() {
-    // A file of sysfs: regular, of a page, and without direct I/O.
+    // A sysfs file: regular, one page long, and without direct I/O.
     let path = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
     if !path.exists() {
         eprintln!("skipped: there is no {}", path.display());
@@ -209,7 +209,7 @@ fn a_file_that_shrinks_gives_clear_errors_and_does_not_hang() {
         File::options().write(true).open(&path).unwrap().set_len(1 << 16).unwrap();
         assert_eq!(read(&device, &arena, 0, 4096), vec![4; 4096]);
         let device: &dyn Device = &device;
-        // Wholly behind the end, and across it.
+        // Entirely beyond the end, and across it.
         for offset in [1 << 19, (1 << 16) - 4096] {
             let request = Request::read(offset, arena.alloc(8192).unwrap());
             let error = device.run(request).result.unwrap_err();
@@ -217,7 +217,7 @@ fn a_file_that_shrinks_gives_clear_errors_and_does_not_hang() {
             assert!(error.to_string().contains("medium"), "{error}");
         }
         assert_eq!(device.health(), Health::Gone);
-        // What is left of it is to be opened again; until then nothing makes it look whole.
+        // The device must be opened again. Until then it must not look whole.
         for request in [
             Request::read(0, arena.alloc(4096).unwrap()),
             Request::write(1 << 19, filled(&arena, 4096, 1)),
@@ -246,7 +246,7 @@ fn a_file_that_shrinks_and_grows_by_writes_is_noticed_by_the_flush() {
             assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
             assert!(error.to_string().contains("earlier than when it was opened"), "{error}");
             assert_eq!(device.health(), Health::Gone);
-            // What was lost is not read as zeros.
+            // Lost bytes do not read as zeros.
             let lost = Request::read(1 << 18, arena.alloc(4096).unwrap());
             let error = (&device as &dyn Device).run(lost).result.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Gone, "{error}");
@@ -297,7 +297,7 @@ fn a_device_can_go_with_the_memory_of_its_last_request() {
     for engine in [EngineChoice::Auto, EngineChoice::Threads] {
         let (_folder, path) = folder_with(1 << 16);
         for _ in 0..50 {
-            let options = OpenOptions { engine, lanes: 1, threads: 1, ..options() };
+            let options = OpenOptions { engine, submission_queues: 1, threads: 1, ..options() };
             let device = Arc::new(FileDevice::open(&path, &options).unwrap());
             let memory = Keeps(filled(&arena, 4096, 1), Arc::clone(&device));
             let (request, pending) = Request::write_shared(0, Box::new(memory)).pending();
@@ -333,7 +333,7 @@ fn flushes_of_many_threads_all_succeed() {
             }
         });
         assert_eq!(device.health(), Health::Healthy);
-        // Those that nobody waits for end before the close returns.
+        // Requests without a waiting thread complete before the close returns.
         let ended = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for _ in 0..100 {
             let ended = Arc::clone(&ended);
@@ -380,7 +380,7 @@ fn a_closed_device_refuses_and_dropping_closes() {
     assert_eq!(read(&other, &arena, 0, 4096), vec![9; 4096]);
 }
 
-/// A loop device over a file, if this user can have one.
+/// A loop device over a file, if this user may create one.
 struct Loop {
     path: PathBuf,
     file: PathBuf,
@@ -437,7 +437,7 @@ fn a_block_device_tells_its_size_and_sector() {
     let smaller = OpenOptions { sector_bytes: Some(512), ..options() };
     let error = refused(&medium.path, &smaller);
     assert!(
-        matches!(error, OpenError::SectorMismatch { asked_bytes: 512, needed_bytes: 4096, .. }),
+        matches!(error, OpenError::SectorMismatch { requested_bytes: 512, needed_bytes: 4096, .. }),
         "{error}"
     );
 }
@@ -465,7 +465,7 @@ fn a_block_device_is_opened_for_writing_by_one_only() {
     let read_only = OpenOptions { read_only: true, ..options() };
     let error = refused(&medium.path, &read_only);
     assert!(matches!(error, OpenError::InUse { .. }), "{error}");
-    // Whether they lock or not.
+    // With or without locking.
     let error = refused(&medium.path, &OpenOptions { locking: Locking::None, ..options() });
     assert!(matches!(error, OpenError::Busy { .. }), "{error}");
     FileDevice::open(&medium.path, &OpenOptions { locking: Locking::None, ..read_only }).unwrap();
@@ -523,7 +523,7 @@ fn a_write_to_a_block_device_that_shrank_says_so() {
     }
 }
 
-/// A file system of a few pages, if this user can have one.
+/// A file system of a few pages, if this user may mount one.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -546,7 +546,7 @@ impl Drop for Small {
     }
 }
 
-/// The kernel tells of lost writes once; the second flush would succeed.
+/// The kernel reports lost writes once, so a second flush would succeed.
 #[test]
 fn a_write_that_the_page_cache_lost_fails_all_flushes() {
     let Some(small) = Small::new(1 << 20) else {

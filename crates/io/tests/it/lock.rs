@@ -1,4 +1,4 @@
-//! Files and block devices have one user at a time: of this process, and of two.
+//! A file or block device has one user at a time, of this process or another.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -8,7 +8,7 @@ use forebay_io::{Device, EngineChoice, FileDevice, Locking, OpenError, OpenOptio
 
 use crate::common::setup;
 
-/// Names the file that [`the_other_process`] is to open.
+/// Names the file that [`the_other_process`] opens.
 const FILE: &str = "FOREBAY_TEST_LOCKED_FILE";
 
 fn options() -> OpenOptions {
@@ -19,9 +19,9 @@ fn read_only() -> OpenOptions {
     OpenOptions { read_only: true, ..OpenOptions::default() }
 }
 
-/// Why it is refused: who has it.
+/// Returns the holder that the refused open reports.
 fn holder(path: &Path, options: &OpenOptions) -> String {
-    let error = FileDevice::open(path, options).expect_err("somebody has it open");
+    let error = FileDevice::open(path, options).expect_err("it is open already");
     let text = error.to_string();
     assert!(text.starts_with(&*path.to_string_lossy()) && text.contains("is in use"), "{text}");
     match error {
@@ -30,7 +30,7 @@ fn holder(path: &Path, options: &OpenOptions) -> String {
     }
 }
 
-/// No test, but what another process runs: has the file open until its input ends.
+/// Not a test, but the body of another process: keeps the file open until its input ends.
 #[test]
 fn the_other_process() {
     let Some(path) = std::env::var_os(FILE) else { return };
@@ -40,14 +40,14 @@ fn the_other_process() {
     std::io::stdin().lines().for_each(drop);
 }
 
-/// Another process that was told to open a file.
-struct Other {
+/// Another process that has a file open.
+struct OtherProcess {
     child: Child,
     output: BufReader<ChildStdout>,
     opened: bool,
 }
 
-impl Other {
+impl OtherProcess {
     fn start(path: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "lock::the_other_process", "--nocapture"])
@@ -66,7 +66,7 @@ impl Other {
         Self { child, output, opened }
     }
 
-    /// Has it end as it wants to.
+    /// Lets the process exit normally.
     fn end(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -89,15 +89,15 @@ fn a_file_has_one_user_in_a_process() {
         let options = OpenOptions { engine, ..options() };
         let device = FileDevice::open(&path, &options).unwrap();
         assert_eq!(holder(&path, &options), "this process");
-        // By another name as well, and for reading.
+        // Also under another name, and for reading.
         let link = folder.path().join(format!("{engine:?}"));
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert_eq!(holder(&link, &options), "this process");
         assert_eq!(holder(&path, &read_only()), "this process");
-        // But by who only wants to look.
+        // But not without locking.
         let look = OpenOptions { locking: Locking::None, ..read_only() };
         drop(FileDevice::open(&path, &look).unwrap());
-        // Closing ends it, also while somebody still has the device.
+        // Closing releases the lock, even while the device is referenced.
         device.close();
         let next = FileDevice::open(&path, &options).unwrap();
         drop(device);
@@ -107,7 +107,7 @@ fn a_file_has_one_user_in_a_process() {
     let readers = [0, 1].map(|_| FileDevice::open(&path, &read_only()).unwrap());
     assert_eq!(holder(&path, &options()), "this process");
     drop(readers);
-    // Who takes the lock over has it, whatever becomes of the device.
+    // The owner of a taken lock keeps it, whatever happens to the device.
     let device = FileDevice::open(&path, &options()).unwrap();
     let lock = device.take_lock().unwrap();
     assert!(device.take_lock().is_none());
@@ -122,20 +122,20 @@ fn a_file_has_one_user_of_two_processes() {
     setup();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("medium");
-    let other = Other::start(&path);
+    let other = OtherProcess::start(&path);
     assert!(other.opened);
     let program = std::fs::read_to_string(format!("/proc/{}/comm", other.child.id())).unwrap();
     let named = format!("process {} ({})", other.child.id(), program.trim());
     assert_eq!(holder(&path, &options()), named);
     assert_eq!(holder(&path, &read_only()), named);
     other.end();
-    // It ends with the process, however that ends.
+    // The lock ends with the process, however that ends.
     let device = FileDevice::open(&path, &options()).unwrap();
-    let refused = Other::start(&path);
+    let refused = OtherProcess::start(&path);
     assert!(!refused.opened, "two processes have it open");
     refused.end();
     drop(device);
-    let other = Other::start(&path);
+    let other = OtherProcess::start(&path);
     assert!(other.opened);
     other.kill();
     FileDevice::open(&path, &options()).unwrap();

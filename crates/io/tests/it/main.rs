@@ -17,4 +17,4 @@ mod refused;
 mod request;
 mod roots;
 mod roots_load;
-mod roots_twin;
+mod roots_model;

@@ -13,7 +13,7 @@ fn arena() -> Arc<Arena> {
 }
 
 fn device(size_bytes: u64, latency_ns: u64) -> MemoryDevice {
-    let options = MemoryOptions { latency_ns, lanes: 2, ..MemoryOptions::default() };
+    let options = MemoryOptions { latency_ns, submission_queues: 2, ..MemoryOptions::default() };
     MemoryDevice::new("memory", size_bytes, &options).unwrap()
 }
 
@@ -28,7 +28,7 @@ fn run(device: &dyn Device, request: Request) -> forebay_io::Completion {
 }
 
 #[test]
-fn what_was_never_written_is_zero() {
+fn unwritten_bytes_are_zero() {
     let device = device(1 << 40, 0);
     let arena = arena();
     for offset in [0, 1 << 30, (1 << 40) - 8192] {
@@ -36,7 +36,7 @@ fn what_was_never_written_is_zero() {
         assert_eq!(read.into_buffer().unwrap()[..], [0; 8192]);
     }
     assert_eq!(device.info().engine, Engine::Memory);
-    // A last chunk that is not whole, too.
+    // Also with a partial last chunk.
     let options = MemoryOptions { populated: true, ..MemoryOptions::default() };
     let device = MemoryDevice::new("populated", (1 << 20) + 8192, &options).unwrap();
     for offset in [0, 1 << 20] {
@@ -49,28 +49,28 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_holds_what_a_plain_array_holds(
+    fn it_behaves_like_a_plain_array(
         steps in prop::collection::vec((0..3u8, 0..2048u64, 1..600u64, any::<u8>()), 1..40),
     ) {
         const SECTORS: u64 = 2648;
         let device = device(SECTORS * 512, 0);
         let arena = arena();
-        let mut twin = vec![0u8; SECTORS as usize * 512];
+        let mut model = vec![0u8; SECTORS as usize * 512];
         for (what, at, len, fill) in steps {
             let (offset, len) = (at * 512, (len * 512) as usize);
             let range = offset as usize..offset as usize + len;
             match what {
                 0 => {
                     run(&device, Request::write(offset, buffer(&arena, len, fill))).result.unwrap();
-                    twin[range].fill(fill);
+                    model[range].fill(fill);
                 }
                 1 => {
                     run(&device, Request::discard(offset, len as u64)).result.unwrap();
-                    twin[range].fill(0);
+                    model[range].fill(0);
                 }
                 _ => {
                     let read = run(&device, Request::read(offset, buffer(&arena, len, !fill)));
-                    prop_assert_eq!(&read.into_buffer().unwrap()[..], &twin[range]);
+                    prop_assert_eq!(&read.into_buffer().unwrap()[..], &model[range]);
                 }
             }
         }
@@ -79,7 +79,7 @@ proptest! {
 
 #[test]
 fn an_operation_takes_its_latency_however_many_there_are() {
-    // One after the other they would take four minutes.
+    // One after another they would take four minutes.
     const LATENCY: Duration = Duration::from_millis(500);
     const COUNT: u64 = 500;
     let device = device(COUNT * 8192, LATENCY.as_nanos() as u64);
@@ -98,7 +98,7 @@ fn an_operation_takes_its_latency_however_many_there_are() {
     }
     let took = begin.elapsed();
     assert!(took >= LATENCY, "{took:?}");
-    // A bound for a machine that hangs, not for one that is slow.
+    // A bound for a hanging machine, not for a slow one.
     assert!(took < LATENCY * (COUNT as u32), "one after the other: {took:?}");
 }
 
@@ -125,7 +125,7 @@ fn a_long_chain_of_callbacks_is_no_recursion() {
 }
 
 #[test]
-fn a_close_waits_for_what_is_due_later() {
+fn a_close_waits_for_operations_due_later() {
     let device = device(1 << 20, 5_000_000);
     let arena = arena();
     let ended = Arc::new(AtomicUsize::new(0));
@@ -153,12 +153,12 @@ fn a_read_only_device_refuses_writes() {
 }
 
 #[test]
-fn who_finds_the_queue_full_waits_and_loses_nothing() {
+fn a_submitter_waits_while_the_queue_is_full() {
     let tunables = forebay_io::tunables::IoTunables::default();
     tunables.set_queue_limit(2).unwrap();
     let options = MemoryOptions {
         latency_ns: 50_000,
-        lanes: 1,
+        submission_queues: 1,
         tunables: Arc::new(tunables),
         ..MemoryOptions::default()
     };

@@ -1,4 +1,4 @@
-//! Measuring.
+//! The measuring decorator.
 
 use forebay_base::clock::ManualClock;
 use forebay_base::sync::Arc;
@@ -9,7 +9,7 @@ use crate::common::{arena, filled};
 use crate::double::{Double, fail};
 
 #[test]
-fn latencies_failures_bytes_and_what_is_in_flight() {
+fn latencies_failures_bytes_and_requests_in_flight() {
     let (arena, double, clock) = (arena(), Double::new(), Arc::new(ManualClock::new()));
     let device = MetricsDevice::with_clock(double.clone(), clock.clone());
     let mut requests: Vec<_> =
@@ -68,7 +68,7 @@ fn threads_lose_nothing() {
             });
         }
         for _ in 0..100 {
-            // Subtracts without overflow however it meets them; what begins and ends meanwhile may count.
+            // The subtraction never overflows. Requests that come and go meanwhile may be counted.
             assert!(device.snapshot().in_flight() <= 4 * EACH);
         }
     });

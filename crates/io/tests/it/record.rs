@@ -1,4 +1,4 @@
-//! Recording, and the images that crashes leave.
+//! Recordings, and the images that crashes leave.
 
 use forebay_base::arena::Arena;
 use forebay_base::rng::SmallRng;
@@ -55,12 +55,12 @@ fn the_events_are_in_order_and_the_rest_is_not_recorded() {
 }
 
 #[test]
-fn whatever_was_flushed_is_in_every_image_of_a_crash() {
+fn flushed_writes_are_in_every_crash_image() {
     let (arena, mut rng) = (arena(), SmallRng::from_seed(3));
     let device = RecordDevice::new(memory(), RecordOptions::default());
     let handle: &dyn Device = &device;
     let mut now = [0u8; SECTORS as usize];
-    // Position, and what had been flushed by then.
+    // Position, and the fills that were flushed by then.
     let mut promises = vec![(0, now)];
     for step in 1..=60 {
         let sector = rng.below(SECTORS - 4);
@@ -86,7 +86,7 @@ fn whatever_was_flushed_is_in_every_image_of_a_crash() {
                 if !unflushed.iter().any(covers) {
                     let at_least = fill_of(&crash.at_least(), sector);
                     assert_eq!(fill_of(&image, sector), at_least);
-                    // Not older than the promise: fills grow with time.
+                    // Not older than the flushed fill: fills grow with time.
                     assert!(at_least >= promised[sector as usize]);
                 }
             }
@@ -102,7 +102,7 @@ fn an_image_can_be_put_on_a_device_and_be_the_base_of_the_next_recording() {
     write(&first, &arena, 0, 3, 1);
     write(&first, &arena, 2, 2, 2);
     let recording = first.recording();
-    // The first write lost, the second there in part.
+    // The first write lost, the second in part.
     let image = recording.at(recording.len()).image(|change| match change.event {
         0 => Survives::None,
         _ => Survives::Sectors(vec![true]),
@@ -149,7 +149,7 @@ fn a_write_that_failed_may_be_there_and_no_flush_settles_it() {
     let crash = recording.at(recording.len());
     assert_eq!(crash.unflushed().count(), 1);
     assert_eq!((fill_of(&crash.at_least(), 0), fill_of(&crash.at_most(), 0)), (0, 9));
-    // Refused ones never happened.
+    // Refused requests never happened.
     device.close();
     handle.run(Request::write(0, filled(&arena, 512, 8))).result.unwrap_err();
     let recording = device.recording();

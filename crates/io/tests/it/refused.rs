@@ -1,4 +1,4 @@
-//! Which engine runs, and why: with io_uring, and where the system refuses it.
+//! The choice of the engine and its reason, with io_uring and where the system refuses it.
 
 use forebay_io::{Device, Engine, EngineChoice, FileDevice, OpenError, OpenOptions, Request};
 
@@ -21,7 +21,7 @@ fn works(device: &dyn Device) {
     assert!(read.iter().all(|&byte| byte == 3));
 }
 
-/// Whether the system as it is grants rings.
+/// Returns whether this system allows rings.
 fn is_granted() -> bool {
     common::uring_errno() == Some(libc::EFAULT)
 }
@@ -38,7 +38,7 @@ fn the_stats_say_which_engine_runs_and_why() {
         Engine::Threads { why } => {
             assert!(!is_granted());
             if common::is_refused() {
-                // What the system said, and what usually causes it.
+                // The system's error, and its usual cause.
                 let said = std::io::Error::from_raw_os_error(libc::EPERM).to_string();
                 assert!(why.contains(&said), "{why}");
                 assert!(why.contains("seccomp"), "{why}");
@@ -54,7 +54,7 @@ fn threads_run_where_they_are_asked_for() {
     let device = device.unwrap();
     works(&device);
     match device.stats().engine {
-        Engine::Threads { why } => assert!(why.contains("asked for"), "{why}"),
+        Engine::Threads { why } => assert!(why.contains("requested"), "{why}"),
         engine => panic!("{engine}, not threads"),
     }
 }

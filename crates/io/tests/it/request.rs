@@ -1,4 +1,4 @@
-//! Requests: what they carry, and that each ends once, however it ends.
+//! Requests: their properties, and that each completes exactly once.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ fn buffer(len: usize, fill: u8) -> Buffer {
 }
 
 #[test]
-fn each_kind_says_what_it_is() {
+fn each_kind_of_request_has_its_properties() {
     let shared = std::sync::Arc::new(buffer(1024, 7));
     let rows = [
         (Request::read(512, buffer(4096, 0)), Op::Read, Priority::SyncRead, 512, 4096),
@@ -43,7 +43,7 @@ fn each_kind_says_what_it_is() {
         assert_eq!(request.priority(), Priority::Scrub);
     }
     assert_eq!(Request::discard(u64::MAX, 2).end(), None);
-    // Shared bytes cannot be written to.
+    // Shared bytes are read-only.
     let mut request = Request::write_shared(0, Box::new(shared));
     assert_eq!(request.payload().unwrap().bytes(), [7; 1024]);
     assert!(request.bytes_mut().is_none());
@@ -121,7 +121,7 @@ fn a_handle_cancels_and_every_copy_does() {
     second.clone().cancel();
     assert!(request.is_cancelled());
     request.finish(Ok(()));
-    // Too late for anything, and harmless.
+    // Too late to have an effect, and harmless.
     handle.cancel();
     second.raise(Priority::SyncRead);
 }
@@ -143,12 +143,12 @@ fn waiting_works_on_a_thread_and_as_a_future() {
         assert_eq!(error.kind(), ErrorKind::Gone);
     });
 
-    // First as a future, then on the thread after all.
+    // First as a future, then on the thread.
     let (request, mut pending) = Request::discard(512, 512).pending();
     device.submit(request);
     let mut context = Context::from_waker(Waker::noop());
     assert!(std::pin::Pin::new(&mut pending).poll(&mut context).is_pending());
-    assert!(format!("{pending:?}").contains("settled: false"));
+    assert!(format!("{pending:?}").contains("complete: false"));
     device.finish_all();
     assert!(pending.wait(device_of()).result.is_ok());
 }
@@ -169,7 +169,7 @@ fn a_callback_must_not_wait() {
 }
 
 #[test]
-fn errors_say_what_was_asked_of_whom() {
+fn errors_name_operation_range_and_device() {
     let name = "/dev/disk".into();
     let text = Error::system(Op::Write, &name, (4096, 512), 28).to_string();
     assert!(text.starts_with("write of 512 bytes at 4096 of /dev/disk: "), "{text}");

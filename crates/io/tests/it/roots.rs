@@ -1,4 +1,4 @@
-//! I/O roots: what a drain waits for, what a closed set refuses, what callbacks may do.
+//! Roots: what a drain waits for, what a closed set refuses, and what callbacks may do.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -12,13 +12,13 @@ pub(crate) fn set(device: &Arc<Double>, count: usize) -> Arc<Roots> {
     Arc::new(Roots::new(device.clone(), count))
 }
 
-/// A request that a double keeps.
+/// A request that the double keeps pending.
 pub(crate) fn kept(offset: u64) -> Request {
     Request::discard(offset, 512)
 }
 
-/// A drain on a thread of its own, begun when this returns.
-pub(crate) fn drain_aside(roots: &Arc<Roots>) -> JoinHandle<Drained> {
+/// Starts a drain on its own thread. It has begun when this returns.
+pub(crate) fn drain_on_another_thread(roots: &Arc<Roots>) -> JoinHandle<Drained> {
     let begun = roots.stats().drains;
     let theirs = roots.clone();
     let thread = thread::spawn(move || theirs.drain().unwrap());
@@ -34,7 +34,7 @@ fn quiet(roots: &Roots) {
 
 type Ends = Arc<Mutex<Vec<Result<u64, ErrorKind>>>>;
 
-/// A request that notes its end: its offset, or why not.
+/// A request that records its offset when it succeeds, or its error.
 fn noted(ends: &Ends, offset: u64) -> Request {
     let ends = ends.clone();
     kept(offset).on_done(move |end: Completion| {
@@ -60,17 +60,17 @@ fn an_idle_set_drains_at_once() {
 }
 
 #[test]
-fn a_drain_waits_for_what_came_before_and_for_nothing_else() {
+fn a_drain_waits_for_earlier_requests_only() {
     for count in [1, 3] {
         let device = Double::new();
         let roots = set(&device, count);
-        // From several threads, so that several roots have some.
+        // From several threads, so that several roots have requests.
         for offset in 0..4 {
             let roots = roots.clone();
             thread::spawn(move || roots.submit(kept(offset))).join().unwrap();
         }
         roots.submit(kept(4));
-        let drain = drain_aside(&roots);
+        let drain = drain_on_another_thread(&roots);
         roots.submit(kept(5));
         for _ in 0..5 {
             assert!(!drain.is_finished(), "with {} in flight", roots.stats());
@@ -78,8 +78,8 @@ fn a_drain_waits_for_what_came_before_and_for_nothing_else() {
         }
         assert_eq!(drain.join().unwrap().waited_for, 5);
         assert_eq!(roots.stats().total_in_flight(), 1);
-        // The next one is about the rest.
-        let drain = drain_aside(&roots);
+        // The next drain covers the rest.
+        let drain = drain_on_another_thread(&roots);
         assert!(!drain.is_finished());
         device.first().finish(Ok(()));
         assert_eq!(drain.join().unwrap().waited_for, 1);
@@ -88,18 +88,18 @@ fn a_drain_waits_for_what_came_before_and_for_nothing_else() {
 }
 
 #[test]
-fn what_callbacks_submit_is_as_old_as_its_parent() {
+fn children_belong_to_their_parents_generation() {
     let device = Double::new();
     let roots = set(&device, 2);
     let inside = roots.clone();
     roots.submit(kept(0).on_done(move |_| {
         let deeper = inside.clone();
         inside.submit(kept(1).on_done(move |_| deeper.submit(kept(2))));
-        // Ends at once, but is told after this callback.
+        // Completes at once, but its callback runs after this one.
         let deeper = inside.clone();
         inside.submit(Request::flush().on_done(move |_| deeper.submit(kept(3))));
     }));
-    let drain = drain_aside(&roots);
+    let drain = drain_on_another_thread(&roots);
     roots.close();
     for left in [2, 2, 1, 0] {
         assert!(!drain.is_finished());
@@ -127,7 +127,7 @@ fn a_callback_has_ended_before_a_drain_returns_and_is_dropped() {
         roots.submit(kept(0).on_done(move |_| {
             let _last = &last;
         }));
-        let drain = drain_aside(&roots);
+        let drain = drain_on_another_thread(&roots);
         device.first().finish(Ok(()));
         drain.join().unwrap();
         assert!(dropped.load(Ordering::Relaxed));
@@ -155,8 +155,8 @@ fn a_closed_set_refuses() {
     assert_eq!((stats.refused, stats.total_in_flight(), stats.failed), (4, 1, 0));
     assert!(stats.closed);
 
-    // What was accepted ends as ever, and what nobody's callback submits stays refused.
-    let drain = drain_aside(&roots);
+    // Accepted requests complete as before. Requests without a parent stay refused.
+    let drain = drain_on_another_thread(&roots);
     roots.submit(noted(&ends, 5));
     device.first().finish(Ok(()));
     assert_eq!(drain.join().unwrap().waited_for, 1);
@@ -189,7 +189,8 @@ fn a_request_belongs_to_the_set_it_was_submitted_to() {
     mine.submit(kept(0).on_done(move |_| {
         let back = inside.clone();
         others.submit(kept(1).on_done(move |_| back.submit(kept(2))));
-        // Told within the same turn of the thread, yet not a child of what was told before it.
+        // Its callback runs in the same call of the thread, yet it is not a child of the request
+        // before.
         let back = inside.clone();
         others.submit(Request::flush().on_done(move |_| back.submit(kept(3))));
     }));
@@ -197,7 +198,7 @@ fn a_request_belongs_to_the_set_it_was_submitted_to() {
     device.first().finish(Ok(()));
     assert_eq!(in_flight(), (1, 1));
     mine.close();
-    // It was a child of the other set's, so that it has no right to pass.
+    // It was a child in the other set, which gives it no right in this one.
     device.first().finish(Ok(()));
     assert_eq!((in_flight(), mine.stats().refused), ((1, 0), 1));
     device.finish_all();
@@ -220,11 +221,11 @@ fn a_drain_in_a_callback_is_an_error() {
 }
 
 #[test]
-fn cancel_is_about_what_is_there() {
+fn cancel_affects_earlier_requests_only() {
     let device = Double::new();
     let roots = set(&device, 2);
     roots.submit(kept(0));
-    // A decorator's layer over it, or two, change nothing.
+    // One or two layers of decorators change nothing.
     roots.submit(kept(1).layered(|_| {}));
     let theirs = roots.clone();
     thread::spawn(move || theirs.submit(kept(2))).join().unwrap();
@@ -256,9 +257,9 @@ fn each_failure_is_in_one_drain() {
         roots.submit(kept(offset));
     }
     let old: Vec<_> = (0..20).map(|_| device.first()).collect();
-    let drain = drain_aside(&roots);
+    let drain = drain_on_another_thread(&roots);
     roots.submit(kept(100));
-    // A newer one fails first.
+    // A newer request fails first.
     fail(device.first(), ErrorKind::NoSpace);
     assert_eq!(roots.errors().of(ErrorKind::NoSpace), 1);
     old.into_iter().for_each(|request| fail(request, ErrorKind::Device));
@@ -271,7 +272,7 @@ fn each_failure_is_in_one_drain() {
     assert_eq!((failures.total(), failures.of(ErrorKind::NoSpace)), (1, 1));
     assert_eq!(failures.first()[0].range(), (100, 512));
     assert!(roots.drain().unwrap().failures.is_empty());
-    // The sum stays.
+    // The sum remains.
     let all = roots.errors();
     assert_eq!((all.of(ErrorKind::Device), all.of(ErrorKind::NoSpace)), (20, 1));
     assert!(all.first().is_empty());
@@ -279,11 +280,11 @@ fn each_failure_is_in_one_drain() {
 }
 
 #[test]
-fn the_root_sees_what_the_user_sees() {
+fn the_root_sees_the_same_result_as_the_user() {
     let device = Double::new();
     let roots = set(&device, 1);
     let ends = Ends::default();
-    // A layer of the user's own is part of his callback.
+    // A user's layer is part of the callback.
     let inside = roots.clone();
     roots.submit(noted(&ends, 1).layered(move |completion| {
         assert_eq!(completion.result.as_ref().unwrap_err().kind(), ErrorKind::Device);
@@ -292,7 +293,7 @@ fn the_root_sees_what_the_user_sees() {
     }));
     let request = device.first();
     let injected = failure(&request, ErrorKind::Device);
-    // A decorator's comes before the root.
+    // A decorator's layer runs before the root.
     request.layered(move |completion| completion.result = Err(injected)).finish(Ok(()));
     assert_eq!(taken(&ends), [Ok(1)]);
     assert_eq!(roots.errors().of(ErrorKind::Device), 1);
@@ -311,21 +312,21 @@ fn panics_are_counted_and_lose_nothing() {
         inside.submit(Request::flush().on_done(|_| panic!("on purpose")));
         panic!("on purpose");
     }));
-    let drain = drain_aside(&roots);
+    let drain = drain_on_another_thread(&roots);
     let child = {
         device.first().finish(Ok(()));
         device.first()
     };
     assert!(!in_callback());
     assert!(!drain.is_finished());
-    // What a device lost, by a panic say, ends as well.
+    // A request that a device drops (after a panic, say) completes as well.
     drop(child);
     let failures = drain.join().unwrap().failures;
     assert_eq!((failures.panics(), failures.of(ErrorKind::Device)), (2, 1));
     assert!(failures.first()[0].to_string().contains("dropped unfinished"));
     let stats = roots.stats();
     assert_eq!((stats.panics, stats.failed, stats.total_in_flight()), (2, 1, 0));
-    // The thread is no worse for it: what it submits now is nobody's child.
+    // The thread works as before. A request that it submits now has no parent.
     roots.close();
     roots.submit(kept(2));
     assert_eq!(roots.stats().refused, 1);
@@ -340,14 +341,14 @@ fn several_at_once_are_as_many_by_one() {
     assert!(requests.is_empty());
     roots.submit_all(&mut requests);
     assert_eq!((roots.stats().total_in_flight(), device.len()), (10, 10));
-    // Children, too.
+    // Children too.
     let inside = roots.clone();
     roots.submit(Request::flush().on_done(move |_| {
         inside.close();
         inside.submit_all(&mut (10..15).map(kept).collect());
     }));
     assert_eq!((roots.stats().total_in_flight(), device.len()), (15, 15));
-    let drain = drain_aside(&roots);
+    let drain = drain_on_another_thread(&roots);
     device.finish_all();
     assert_eq!(drain.join().unwrap().waited_for, 15);
     quiet(&roots);
@@ -355,9 +356,9 @@ fn several_at_once_are_as_many_by_one() {
 
 #[test]
 fn a_request_under_two_sets_is_of_both() {
-    /// A device that has a set of its own.
-    struct Inner(Arc<Double>, Arc<Roots>);
-    impl Device for Inner {
+    /// A device with its own set of roots.
+    struct DeviceWithRoots(Arc<Double>, Arc<Roots>);
+    impl Device for DeviceWithRoots {
         fn submit(&self, request: Request) {
             self.1.submit(request);
         }
@@ -375,7 +376,7 @@ fn a_request_under_two_sets_is_of_both() {
     }
     let device = Double::new();
     let below = set(&device, 1);
-    let above = Arc::new(Roots::new(Arc::new(Inner(device.clone(), below.clone())), 1));
+    let above = Arc::new(Roots::new(Arc::new(DeviceWithRoots(device.clone(), below.clone())), 1));
     let ends = Ends::default();
     above.submit(noted(&ends, 1));
     let in_flight = || (above.stats().total_in_flight(), below.stats().total_in_flight());

@@ -1,4 +1,4 @@
-//! Root sets under load: threads that submit, a device that fails, drains and a close in between.
+//! Sets of roots under load: submitting threads, a failing device, drains and a close.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,14 +13,14 @@ use crate::roots::{kept, set};
 const SUBMITTERS: u64 = 3;
 const EACH: u64 = 4000;
 
-/// What each request came to.
+/// The outcome of each request.
 #[derive(Default)]
 struct Tally {
     ends: Vec<AtomicU32>,
     accepted: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
-    /// Requests that were made, children among them.
+    /// Requests created, children included.
     made: AtomicU64,
 }
 
@@ -31,7 +31,7 @@ impl Tally {
     }
 }
 
-/// Submits a request which, unless it is refused, submits one in two times another.
+/// Submits a request. Unless refused, its callback submits another with probability one half.
 fn submit(roots: &Arc<Roots>, tally: &Arc<Tally>, depth: u32) {
     let id = tally.made.fetch_add(1, Ordering::Relaxed);
     let (inside, told) = (roots.clone(), tally.clone());
@@ -53,7 +53,7 @@ fn submit(roots: &Arc<Roots>, tally: &Arc<Tally>, depth: u32) {
     }));
 }
 
-/// Ends what waits until `stop`, failing one in `failing`.
+/// Completes pending requests until `stop`, failing one in `failing`.
 fn serve(device: &Double, failing: u64, seed: u64, stop: &AtomicBool) {
     let mut rng = SmallRng::from_seed(seed);
     while !stop.load(Ordering::Acquire) || device.len() > 0 {
@@ -65,7 +65,7 @@ fn serve(device: &Double, failing: u64, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Runs the load; `failing` is 1 for a device that fails everything.
+/// Runs the load. With `failing` 1 the device fails every request.
 fn load(roots: usize, failing: u64) {
     let device = Double::new();
     let roots = set(&device, roots);
@@ -89,7 +89,7 @@ fn load(roots: usize, failing: u64) {
         }
         roots.close();
         in_drains += roots.drain().unwrap().failures.total();
-        // Whatever comes now is refused, so that nothing is in flight any more.
+        // Later requests are refused, so none is in flight.
         assert_eq!(roots.stats().total_in_flight(), 0);
         stop.store(true, Ordering::Release);
         in_drains
@@ -109,7 +109,7 @@ fn load(roots: usize, failing: u64) {
 }
 
 #[test]
-fn nothing_is_lost_or_told_twice_or_accepted_late() {
+fn no_request_is_lost_completed_twice_or_accepted_late() {
     for roots in [1, 4] {
         load(roots, 5);
     }

@@ -1,6 +1,6 @@
-//! Root sets: submissions, ends, errors, drains, cancels and a close at the same time. Nothing is
-//! lost or told twice, nothing is accepted after, and every drain returns (a lost wake-up is a
-//! deadlock, which shuttle finds).
+//! Sets of roots: concurrent submissions, completions, errors, drains, cancels and a close. No
+//! request is lost or completed twice, none is accepted after a close, and every drain returns (a
+//! lost wake-up is a deadlock, which shuttle finds).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -12,11 +12,11 @@ use crate::double::{Double, fail};
 use forebay_base::model::{below, check, go, join};
 
 const ROOTS: usize = 2;
-/// Requests of one execution, children included, are fewer.
+/// More than the requests of one execution, children included.
 const MOST: usize = 24;
 
-/// A set, and what has become of each request. Ordinary atomics: the notes are no part of what is
-/// checked.
+/// A set, and the fate of each request. Ordinary atomics, since these notes are not part of the
+/// checked code.
 struct World {
     device: Arc<Double>,
     roots: Roots,
@@ -26,12 +26,12 @@ struct World {
 
 #[derive(Default)]
 struct Note {
-    /// Its submission has returned, so that a later drain waits for it.
+    /// Its submission has returned, so a later drain waits for it.
     submitted: AtomicBool,
     ends: AtomicU32,
     refused: AtomicBool,
     failed: AtomicBool,
-    /// It was submitted by a callback of this request, plus one.
+    /// The request whose callback submitted it, plus one.
     parent: AtomicU32,
 }
 
@@ -43,8 +43,8 @@ impl World {
         Arc::new(Self { device, roots, notes, next: AtomicU32::new(0) })
     }
 
-    /// Submits a request under root `nth`. It ends when somebody ends it, or at once, and then
-    /// submits `children`, of which half end at once.
+    /// Submits a request under root `nth`. It completes when a server completes it, or at once, and
+    /// then submits `children`, half of which complete at once.
     fn submit(self: &Arc<Self>, nth: usize, at_once: bool, children: u32) {
         self.submit_of(None, nth, at_once, children);
     }
@@ -71,7 +71,7 @@ impl World {
                     world.submit_of(Some(id), 0, child % 2 == 0, children - 1);
                 }
             }
-            // Another thread may look between the end and the return.
+            // Another thread may look between the completion and the return.
             shuttle::thread::yield_now();
             note.ends.fetch_add(1, Ordering::Relaxed);
         };
@@ -83,8 +83,8 @@ impl World {
         self.notes[..self.next.load(Ordering::Relaxed) as usize].iter()
     }
 
-    /// Drains, and checks that all that was submitted before has ended, with all that came of it.
-    /// Returns how many failures it found.
+    /// Drains, and checks that all earlier requests and their descendants have completed. Returns
+    /// the number of failures reported.
     fn drain(&self) -> u64 {
         let before: Vec<bool> =
             self.notes.iter().map(|note| note.submitted.load(Ordering::Relaxed)).collect();
@@ -100,7 +100,7 @@ impl World {
         failures.total()
     }
 
-    /// A thread that ends up to `most` requests, failing some.
+    /// A thread that completes up to `most` requests, failing some.
     fn server(self: &Arc<Self>, most: u64) -> JoinHandle<()> {
         let world = self.clone();
         go(move || {
@@ -114,7 +114,8 @@ impl World {
         })
     }
 
-    /// Everything ended, once; the children of what was accepted were accepted.
+    /// Checks that every request completed once, and that children of accepted requests were
+    /// accepted.
     fn end(&self) {
         let stats = self.roots.stats();
         assert_eq!((stats.total_in_flight(), stats.panics, self.device.len()), (0, 0, 0));
@@ -124,15 +125,19 @@ impl World {
         assert_eq!(stats.refused, count(|note| &note.refused));
         assert_eq!(stats.failed, count(|note| &note.failed));
         for note in self.known() {
-            assert_eq!(note.ends.load(Ordering::Relaxed), 1, "a request was lost, or told twice");
+            assert_eq!(
+                note.ends.load(Ordering::Relaxed),
+                1,
+                "a request was lost, or completed twice"
+            );
             let child = note.parent.load(Ordering::Relaxed) > 0;
             assert!(!child || !note.refused.load(Ordering::Relaxed), "a child was refused");
         }
     }
 }
 
-/// Two drains among submissions to two roots, whose callbacks submit as well, and a server that fails
-/// some of it.
+/// Two drains, submissions to two roots whose callbacks submit too, and a server that fails some
+/// requests.
 #[test]
 fn drains_race_submissions_and_errors() {
     check(12_000, || {
@@ -160,8 +165,8 @@ fn drains_race_submissions_and_errors() {
     });
 }
 
-/// A close among submissions: what is accepted is waited for, nothing is accepted after, and children
-/// of what was accepted are no newcomers.
+/// A close during submissions: accepted requests are waited for, none is accepted after it, and
+/// children of accepted requests count as accepted.
 #[test]
 fn nothing_is_accepted_after_a_close() {
     check(12_000, || {
@@ -179,7 +184,7 @@ fn nothing_is_accepted_after_a_close() {
                 world.roots.close();
                 world.submit(1, false, 0);
                 world.drain();
-                // All that was ever accepted has ended by now.
+                // All accepted requests have completed by now.
                 let stats = world.roots.stats();
                 assert_eq!((stats.total_in_flight(), world.device.len()), (0, 0));
                 world.submit(0, false, 0);
@@ -194,8 +199,8 @@ fn nothing_is_accepted_after_a_close() {
     });
 }
 
-/// The last of a generation leaves while the drain goes to sleep, at both roots; three drains in a row and
-/// one beside them.
+/// The last request of a generation leaves while the drain goes to sleep, at both roots; three
+/// drains in a row and one beside them.
 #[test]
 fn no_wake_is_lost() {
     check(12_000, || {
@@ -227,7 +232,7 @@ fn no_wake_is_lost() {
     });
 }
 
-/// A cancel reaches all that was submitted before it, and nothing that was submitted after.
+/// A cancel reaches all requests submitted before it, and none submitted after it.
 #[test]
 fn a_cancel_divides_before_from_after() {
     check(12_000, || {
@@ -265,9 +270,9 @@ fn a_cancel_divides_before_from_after() {
     });
 }
 
-/// The end of a request races one who waits on a thread, and one who polls.
+/// A completion races a thread that waits and a future that polls.
 #[test]
-fn ends_reach_those_who_wait() {
+fn completions_reach_waiting_threads_and_futures() {
     check(12_000, || {
         let device = Double::new();
         let waiter = |future: bool| {

@@ -1,4 +1,5 @@
-//! More than there is room or a worker for, and operations that fail as a whole: nobody may be forgotten.
+//! More requests than slots or workers, and operations that fail as a whole: no request may be
+//! forgotten.
 
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
@@ -8,8 +9,8 @@ use forebay_base::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::*;
 use crate::{MemoryDevice, MemoryOptions, Payload};
 
-/// How long what must not hang may take.
-const LONG: Duration = Duration::from_secs(20);
+/// Time after which a test counts as hanging.
+const HANG_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn tunables(settings: &[(&str, u64)]) -> Arc<IoTunables> {
     let tunables = IoTunables::default();
@@ -24,12 +25,12 @@ fn choices() -> impl Iterator<Item = EngineChoice> {
     all.filter(|choice| *choice == EngineChoice::Threads || ring::probe().is_ok())
 }
 
-fn with(path: &Path, choice: EngineChoice, lanes: usize, tunables: Arc<IoTunables>) -> FileEngine {
-    let setup = Setup { choice, lanes, threads: 0, tunables };
+fn with(path: &Path, choice: EngineChoice, queues: usize, tunables: Arc<IoTunables>) -> FileEngine {
+    let setup = Setup { choice, queues, threads: 0, tunables };
     engine_over(open(path, false), path, false, &setup)
 }
 
-/// `request`, whose end is sent as `name` and whether it went well.
+/// `request`, whose `name` and result are sent when it completes.
 fn told<T: Send + 'static>(
     to: &Sender<(T, Result<(), ErrorKind>)>,
     name: T,
@@ -41,9 +42,10 @@ fn told<T: Send + 'static>(
     })
 }
 
-/// The next `count` ends. If they do not come, the device is left as it is: closing it would hang.
+/// Receives the next `count` completions. If they do not come, leaks the device, since closing it
+/// would hang.
 fn ends<T, D>(from: &Receiver<T>, count: usize, device: D) -> (Vec<T>, D) {
-    let ends: Vec<T> = (0..count).map_while(|_| from.recv_timeout(LONG).ok()).collect();
+    let ends: Vec<T> = (0..count).map_while(|_| from.recv_timeout(HANG_TIMEOUT).ok()).collect();
     if ends.len() < count {
         std::mem::forget(device);
         panic!("{} of {count} have ended", ends.len());
@@ -52,7 +54,7 @@ fn ends<T, D>(from: &Receiver<T>, count: usize, device: D) -> (Vec<T>, D) {
 }
 
 #[test]
-fn pieces_of_a_merged_operation_that_failed_are_tried_one_by_one() {
+fn a_failed_merged_operation_is_retried_request_by_request() {
     let arena = arena();
     for choice in choices() {
         let dir = tempfile::tempdir().unwrap();
@@ -60,7 +62,7 @@ fn pieces_of_a_merged_operation_that_failed_are_tried_one_by_one() {
         // Every read fails.
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         let tunables = Arc::new(IoTunables::default());
-        let setup = Setup { choice, lanes: 1, threads: 0, tunables };
+        let setup = Setup { choice, queues: 1, threads: 0, tunables };
         let engine = engine_over(file.into(), &path, false, &setup);
         let (to, from) = channel();
         let read = |at: u64| told(&to, at, Request::read(at * 4096, alloc(&arena, 4096)));
@@ -72,24 +74,24 @@ fn pieces_of_a_merged_operation_that_failed_are_tried_one_by_one() {
     }
 }
 
-/// A chain of reads that goes on until `stop`.
+/// A chain of reads that continues until `stop`.
 fn chain(engine: &Arc<FileEngine>, stop: &Arc<AtomicBool>, buffer: Buffer, at: u64) {
     let (again, stopped) = (Arc::clone(engine), Arc::clone(stop));
     engine.submit(Request::read(at, buffer).on_done(move |done| {
         if !stopped.load(Relaxed) {
             let buffer = done.into_buffer().unwrap();
-            // Never adjacent to another: what is merged is no flood.
+            // Never adjacent to another, since merged reads are no flood.
             chain(&again, &stopped, buffer, (at + 17 * 8192) % FILE_BYTES);
         }
     }));
 }
 
 #[test]
-fn a_flood_of_one_class_leaves_the_others_their_share() {
+fn a_flood_of_one_class_does_not_starve_the_others() {
     let arena = arena();
-    for (choice, lanes) in choices().flat_map(|choice| [(choice, 1), (choice, 2)]) {
+    for (choice, queues) in choices().flat_map(|choice| [(choice, 1), (choice, 2)]) {
         let dir = tempfile::tempdir().unwrap();
-        let engine = Arc::new(engine(&filled(&dir), choice, lanes, false));
+        let engine = Arc::new(engine(&filled(&dir), choice, queues, false));
         let stop = Arc::new(AtomicBool::new(false));
         for i in 0..64 {
             chain(&engine, &stop, alloc(&arena, 4096), i * 8192);
@@ -106,10 +108,10 @@ fn a_flood_of_one_class_leaves_the_others_their_share() {
     }
 }
 
-/// Lanes of the pool that fight for a few permits, with raises and cancels in between: whoever is granted one
-/// and does not need it any more gives it back.
+/// Queues that compete for few permits, with raises and cancels in between. A queue that needs a
+/// granted permit no longer returns it.
 #[test]
-fn few_permits_go_round_among_lanes() {
+fn few_permits_circulate_among_queues() {
     let arena = arena();
     for choice in choices() {
         let dir = tempfile::tempdir().unwrap();
@@ -148,15 +150,18 @@ fn few_permits_go_round_among_lanes() {
     }
 }
 
-/// A memory device that serves one asynchronous read at a time, each for `latency_ns`, and queues one.
+/// A memory device that serves one asynchronous read at a time, each for `latency_ns`, and queues
+/// one.
 fn narrow(latency_ns: u64) -> Arc<MemoryDevice> {
     let settings = [("async_read_min", 1), ("async_read_max", 1), ("queue_limit", 1)];
     let tunables = tunables(&settings);
-    let options = MemoryOptions { latency_ns, lanes: 1, tunables, ..Default::default() };
+    let options =
+        MemoryOptions { latency_ns, submission_queues: 1, tunables, ..Default::default() };
     Arc::new(MemoryDevice::new("narrow", 1 << 20, &options).unwrap())
 }
 
-/// Stops the device's only lane in a callback: nothing ends until something is sent.
+/// Blocks the device's only queue in a callback. Nothing completes until the returned channel is
+/// used.
 fn stopped(device: &dyn Device) -> SyncSender<()> {
     let (entered, is_in) = sync_channel(0);
     let (go, gate) = sync_channel(0);
@@ -175,14 +180,14 @@ fn counted(device: &dyn Device, name: &str) -> u64 {
 fn wait_for(condition: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < LONG, "it never comes about");
+        assert!(begin.elapsed() < HANG_TIMEOUT, "the condition never became true");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Room that a cancel or a raise makes is as good as any other.
+/// A slot freed by a cancel or a raise wakes a waiting submitter.
 #[test]
-fn who_waits_for_room_hears_of_a_cancel_and_of_a_raise() {
+fn a_cancel_or_raise_wakes_a_blocked_submitter() {
     let arena = arena();
     for raises in [false, true] {
         let device = narrow(1);
@@ -205,7 +210,7 @@ fn who_waits_for_room_hears_of_a_cancel_and_of_a_raise() {
         } else {
             handle.cancel();
         }
-        // The one in flight has not ended.
+        // The read in flight has not ended.
         submitter.join().unwrap();
         assert_eq!(counted(&*device, "completed"), before);
         go.send(()).unwrap();
@@ -217,9 +222,10 @@ fn who_waits_for_room_hears_of_a_cancel_and_of_a_raise() {
     }
 }
 
-/// A request whose submitter still waits for room can be raised into a queue that has some, or taken back.
+/// A request whose submitter waits for a slot can be raised into a queue that has one, or
+/// cancelled.
 #[test]
-fn who_waits_for_room_is_raised_and_cancelled_at_once() {
+fn a_blocked_request_can_be_raised_or_cancelled_at_once() {
     let arena = arena();
     for raises in [false, true] {
         let device = narrow(1);
@@ -250,9 +256,9 @@ fn who_waits_for_room_is_raised_and_cancelled_at_once() {
     }
 }
 
-/// Many wait for room; one place wakes one of them, and all get theirs.
+/// Many threads wait for slots. Each slot wakes one, and all get one.
 #[test]
-fn a_crowd_that_waits_for_room_gets_through() {
+fn many_blocked_submitters_all_get_through() {
     let arena = arena();
     let device = narrow(20_000);
     let (to, from) = channel();
@@ -277,11 +283,11 @@ fn a_crowd_that_waits_for_room_gets_through() {
     device.close();
 }
 
-/// Raising and cancelling run no callbacks, so they can be called under a lock that callbacks take.
+/// Raising and cancelling run no callbacks, so they may be called under a lock that callbacks take.
 #[test]
 fn raising_and_cancelling_run_no_callbacks() {
     let arena = arena();
-    let busy = Arc::new(Mutex::named("test-flights", ()));
+    let busy = Arc::new(Mutex::named("test-callbacks", ()));
     let test = |device: Arc<dyn Device>| {
         let (to, from) = channel();
         let mut count = 0;
@@ -317,13 +323,13 @@ fn raising_and_cancelling_run_no_callbacks() {
         let dir = tempfile::tempdir().unwrap();
         test(Arc::new(engine(&filled(&dir), choice, 1, false)));
     }
-    let options = MemoryOptions { lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions { submission_queues: 1, ..MemoryOptions::default() };
     test(Arc::new(MemoryDevice::new("memory", FILE_BYTES, &options).unwrap()));
 }
 
-/// What callbacks cancel is told by others, whose close waits for it.
+/// Requests that a callback cancels are finished by another thread. The close waits for that.
 #[test]
-fn a_close_waits_for_what_callbacks_have_cancelled() {
+fn a_close_waits_for_requests_that_callbacks_cancelled() {
     let arena = arena();
     for choice in choices() {
         for _ in 0..20 {
@@ -356,9 +362,10 @@ fn a_close_waits_for_what_callbacks_have_cancelled() {
     }
 }
 
-/// Who drives a ring while it waits for one request is woken when that one is cancelled, however often.
+/// A thread that drives a ring while it waits for a request is woken when that request is
+/// cancelled.
 #[test]
-fn who_helps_hears_of_a_cancel() {
+fn a_helping_thread_is_woken_by_a_cancel() {
     let arena = arena();
     for choice in choices() {
         let dir = tempfile::tempdir().unwrap();
@@ -385,13 +392,13 @@ fn who_helps_hears_of_a_cancel() {
     }
 }
 
-/// Two lanes of a device without latency give each other the one permit, on small stacks.
+/// Two queues of a device without latency pass one permit back and forth, on small stacks.
 #[test]
-fn kicks_are_no_recursion() {
+fn running_other_queues_does_not_recurse() {
     let arena = arena();
     let settings = [("async_read_min", 1), ("async_read_max", 1)];
     let tunables = tunables(&settings);
-    let options = MemoryOptions { lanes: 2, tunables, ..MemoryOptions::default() };
+    let options = MemoryOptions { submission_queues: 2, tunables, ..MemoryOptions::default() };
     let device = Arc::new(MemoryDevice::new("memory", 1 << 20, &options).unwrap());
     let (to, from) = channel();
     let threads: Vec<_> = (0..4u64)
@@ -415,7 +422,7 @@ fn kicks_are_no_recursion() {
     device.close();
 }
 
-/// Memory that was exchanged is looked at before anything depends on it.
+/// Replaced memory is checked before anything depends on it.
 #[test]
 fn memory_that_does_not_fit_is_refused() {
     let arena = arena();
@@ -432,25 +439,25 @@ fn memory_that_does_not_fit_is_refused() {
     });
 }
 
-/// Nobody has taken it back, and some of it may have happened.
+/// The request was not cancelled, and part of it may have happened.
 #[test]
-fn what_the_system_gives_up_for_good_is_no_cancel() {
+fn a_persistent_ecanceled_is_a_device_error() {
     let arena = arena();
     let dir = tempfile::tempdir().unwrap();
     let path = filled(&dir);
     let engine = engine(&path, EngineChoice::Threads, 1, false);
-    let medium = transfer::Medium::new(open(&path, false), engine.info());
+    let medium = transfer::DeviceFile::new(open(&path, false), engine.info());
     let request = Request::write(0, alloc(&arena, 4096));
-    let mut transfer = transfer::Transfer::new(crate::queue::Issue {
+    let mut transfer = transfer::Transfer::new(crate::queue::Operation {
         op: Op::Write,
         offset: 0,
         len: 4096,
         priority: Priority::AsyncWrite,
-        requests: crate::queue::Pieces::One(request),
+        requests: crate::queue::Requests::One(request),
     });
     let given_up = std::iter::from_fn(|| match transfer.step(&medium, Err(libc::ECANCELED)) {
-        transfer::Step::Retry => Some(None),
-        transfer::Step::End(result) => Some(Some(result.unwrap_err())),
+        transfer::NextStep::Retry => Some(None),
+        transfer::NextStep::End(result) => Some(Some(result.unwrap_err())),
         other => panic!("{other:?}"),
     });
     let error = given_up.take(100).flatten().next().expect("it is tried a bounded number of times");

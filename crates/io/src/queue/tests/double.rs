@@ -1,31 +1,32 @@
-//! What the tests of the queue share: requests that tell when they end, and a lane under test.
+//! Shared by the tests of this module: requests that record their completion, and a queue under
+//! test.
 
 use std::sync::OnceLock;
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::sync::{Arc, Mutex, Weak};
 
-use super::super::{Issue, Lane, Limits};
+use super::super::{Limits, Operation, SubmissionQueue};
 use crate::priority::Priority;
-use crate::request::{Home, Op, Request};
+use crate::request::{Op, Request, RequeueTarget};
 use crate::tunables::IoTunables;
 
-/// Requests are multiples of this.
+/// Requests are multiples of this many bytes.
 pub(super) const SECTOR: u64 = 512;
 
 struct Nobody;
 
-impl Home for Nobody {
+impl RequeueTarget for Nobody {
     fn requeue(&self, _: u64, _: Option<Priority>) {}
 }
 
-/// A lane whose requests' handles reach nobody.
-pub(super) fn lane(index: usize, tunables: &Arc<IoTunables>) -> Lane {
-    let home: Weak<dyn Home> = Weak::<Nobody>::new();
-    Lane::new(index, home, Arc::clone(tunables))
+/// A queue whose requests' handles reach no engine.
+pub(super) fn queue(index: usize, tunables: &Arc<IoTunables>) -> SubmissionQueue {
+    let requeue_target: Weak<dyn RequeueTarget> = Weak::<Nobody>::new();
+    SubmissionQueue::new(index, requeue_target, Arc::clone(tunables))
 }
 
-/// A request for the `sectors` at `sector`.
+/// A request for this many `sectors` at `sector`.
 pub(super) fn request(op: Op, class: Priority, (sector, sectors): (u64, u64)) -> Request {
     static ARENA: OnceLock<Arc<Arena>> = OnceLock::new();
     let config = ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never };
@@ -46,7 +47,7 @@ pub(super) fn read(class: Priority, sector: u64) -> Request {
     request(Op::Read, class, (sector, 1))
 }
 
-/// The ends of requests, in order: what they were called, and whether it went well.
+/// Completions in order: the request's name, and whether it succeeded.
 #[derive(Clone)]
 pub(super) struct Ends(Arc<Mutex<Vec<(u64, bool)>>>);
 
@@ -57,7 +58,7 @@ impl Default for Ends {
 }
 
 impl Ends {
-    /// `request`, whose end will be noted as `name`'s.
+    /// `request`, whose completion is recorded under `name`.
     pub(super) fn noted(&self, name: u64, request: Request) -> Request {
         let ends = self.clone();
         request.on_done(move |completion| {
@@ -65,19 +66,19 @@ impl Ends {
         })
     }
 
-    /// What has ended since this was asked last.
+    /// Takes the completions since the last call.
     pub(super) fn take(&self) -> Vec<(u64, bool)> {
         std::mem::take(&mut self.0.lock())
     }
 }
 
-/// Sectors of the requests of an issue.
-pub(super) fn sectors(issue: &Issue) -> Vec<(u64, u64)> {
-    let pieces = issue.requests.as_slice().iter();
+/// Sectors of the requests of an operation.
+pub(super) fn sectors(operation: &Operation) -> Vec<(u64, u64)> {
+    let pieces = operation.requests.as_slice().iter();
     pieces.map(|request| (request.offset() / SECTOR, request.len() / SECTOR)).collect()
 }
 
-/// Limits without the tunables' ranges.
-pub(super) fn limits(min: [u32; 5], max: [u32; 5], total: u32, lot: u32) -> Limits {
-    Limits { min, max, total, lot }
+/// Limits beyond the tunables' ranges.
+pub(super) fn limits(min: [u32; 5], max: [u32; 5], total: u32, batch: u32) -> Limits {
+    Limits { min, max, total, batch }
 }

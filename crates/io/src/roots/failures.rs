@@ -1,13 +1,13 @@
-//! What failed under a root set, and how it stands.
+//! Failures and statistics of a set of roots.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind};
 
-/// How many errors a root keeps in full, for each generation. Of others it keeps the count.
-const KEPT: usize = 8;
+/// Errors that a root keeps in full, per generation. Further ones are only counted.
+const MAX_ERRORS: usize = 8;
 
-/// What failed: counts by kind, and the first few errors.
+/// Failures of requests: counts by kind, and the first few errors.
 #[derive(Clone, Debug, Default)]
 pub struct Failures {
     by_kind: [u64; ErrorKind::ALL.len()],
@@ -16,34 +16,34 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Requests that failed with `kind`.
+    /// Returns the number of requests that failed with `kind`.
     pub fn of(&self, kind: ErrorKind) -> u64 {
         self.by_kind[kind.index()]
     }
 
-    /// Requests that failed.
+    /// Returns the number of requests that failed.
     pub fn total(&self) -> u64 {
         self.by_kind.iter().sum()
     }
 
-    /// Callbacks that panicked.
+    /// Returns the number of callbacks that panicked.
     pub fn panics(&self) -> u64 {
         self.panics
     }
 
-    /// The first few errors of each root, in the order of the roots.
+    /// Returns the first few errors of each root, in the order of the roots.
     pub fn first(&self) -> &[Error] {
         &self.first
     }
 
-    /// Whether nothing failed and nothing panicked.
+    /// Returns whether no request failed and no callback panicked.
     pub fn is_empty(&self) -> bool {
         self.total() == 0 && self.panics == 0
     }
 
     pub(super) fn note(&mut self, error: &Error) {
         self.by_kind[error.kind().index()] += 1;
-        if self.first.len() < KEPT {
+        if self.first.len() < MAX_ERRORS {
             self.first.push(error.clone());
         }
     }
@@ -52,13 +52,13 @@ impl Failures {
         self.panics += 1;
     }
 
-    /// Adds what another saw: the counts, and the errors themselves.
+    /// Adds the counts and errors of `other`.
     pub(super) fn add(&mut self, mut other: Self) {
         self.add_counts(&other);
         self.first.append(&mut other.first);
     }
 
-    /// Adds the counts of another.
+    /// Adds the counts of `other`.
     pub(super) fn add_counts(&mut self, other: &Self) {
         for (sum, count) in self.by_kind.iter_mut().zip(other.by_kind) {
             *sum += count;
@@ -83,36 +83,36 @@ impl fmt::Display for Failures {
     }
 }
 
-/// What a drain found.
+/// The result of a drain.
 #[derive(Clone, Debug)]
 pub struct Drained {
-    /// Requests that were in flight when it began. What their callbacks submitted was waited
-    /// for as well.
+    /// Requests in flight when the drain began. Requests submitted by their callbacks were waited
+    /// for too, but are not counted here.
     pub waited_for: u64,
-    /// What failed of all the requests between the beginning of the drain before and the
-    /// beginning of this one. So each failure is in the findings of exactly one drain.
+    /// Failures of requests submitted between the begin of the previous drain and the begin of this
+    /// one. So exactly one drain reports each failure.
     pub failures: Failures,
 }
 
-/// How a root set stands.
+/// Statistics of a set of roots.
 #[derive(Clone, Debug)]
 pub struct RootsStats {
-    /// Requests that have not ended yet, a root.
+    /// Requests in flight, by root.
     pub in_flight: Vec<u64>,
     /// Drains that have begun.
     pub drains: u64,
-    /// Whether it is closed.
+    /// The set is closed.
     pub closed: bool,
-    /// Requests that came after it was closed.
+    /// Requests refused because the set was closed.
     pub refused: u64,
-    /// Requests that failed since the beginning.
+    /// Requests that failed, since the set was created.
     pub failed: u64,
-    /// Callbacks that panicked since the beginning.
+    /// Callbacks that panicked, since the set was created.
     pub panics: u64,
 }
 
 impl RootsStats {
-    /// Requests that have not ended yet.
+    /// Returns the requests in flight, of all roots.
     pub fn total_in_flight(&self) -> u64 {
         self.in_flight.iter().sum()
     }
@@ -130,7 +130,7 @@ impl fmt::Display for RootsStats {
 
 #[cfg(all(test, not(forebay_model)))]
 mod tests {
-    use super::{Failures, KEPT};
+    use super::{Failures, MAX_ERRORS};
     use crate::error::{Error, ErrorKind};
     use crate::request::Op;
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_whole_and_errors_bounded() {
+    fn counts_are_complete_and_errors_bounded() {
         let mut failures = Failures::default();
         assert!(failures.is_empty());
         for offset in 0..100 {
@@ -150,12 +150,12 @@ mod tests {
         assert_eq!((failures.of(ErrorKind::Device), failures.of(ErrorKind::Gone)), (100, 1));
         assert_eq!((failures.total(), failures.panics()), (101, 1));
         let offsets: Vec<u64> = failures.first().iter().map(|error| error.range().0).collect();
-        assert_eq!(offsets, (0..KEPT as u64).collect::<Vec<_>>());
+        assert_eq!(offsets, (0..MAX_ERRORS as u64).collect::<Vec<_>>());
 
         let mut sum = failures.clone();
         sum.add(failures.clone());
         sum.add_counts(&failures);
-        assert_eq!((sum.total(), sum.panics(), sum.first().len()), (303, 3, 2 * KEPT));
+        assert_eq!((sum.total(), sum.panics(), sum.first().len()), (303, 3, 2 * MAX_ERRORS));
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn it_prints_what_was_asked_and_of_whom() {
+    fn it_prints_operation_and_device() {
         let mut failures = Failures::default();
         failures.note(&error(ErrorKind::NoSpace, 1024));
         let text = failures.to_string();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_know_their_places() {
+    fn kinds_match_their_indexes() {
         for (at, kind) in ErrorKind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), at);
         }

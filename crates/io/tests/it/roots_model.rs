@@ -1,8 +1,8 @@
-//! Root sets against a naive twin: plain numbers for who is in flight in which generation.
+//! Sets of roots against a reference model: plain counts of requests in flight by generation.
 //!
-//! Steps run one at a time, on threads that have roots of their own; a drain waits aside
-//! meanwhile. After each step the set and the twin must agree, and a drain must have returned
-//! exactly when the twin's old generation is empty.
+//! Steps run one at a time, on threads with different roots, while a drain may wait on another
+//! thread. After each step the set and the model must agree. A drain must have returned if and only
+//! if the model's old generation is empty.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
@@ -12,29 +12,29 @@ use forebay_io::{Drained, ErrorKind, Request, Roots};
 use proptest::prelude::*;
 
 use crate::double::{Double, fail};
-use crate::roots::{drain_aside, kept, set};
+use crate::roots::{drain_on_another_thread, kept, set};
 
-/// Generations of requests that submit others are this deep.
+/// Depth of requests that submit others.
 const DEPTH: u32 = 3;
 
-/// What the set should think.
+/// The expected state of the set.
 #[derive(Default)]
-struct Twin {
+struct Model {
     generation: usize,
-    /// In flight, failed and panicked, a generation.
+    /// In flight, failed and panicked, by generation.
     in_flight: Vec<u64>,
     failed: Vec<u64>,
     panicked: Vec<u64>,
     closed: bool,
     refused: u64,
-    /// When each request was submitted: number of cancels before.
+    /// By request: number of cancels before its submission.
     submitted: Vec<u64>,
     cancels: u64,
-    /// How often each request was told its end.
+    /// By request: how often it completed.
     told: Vec<u32>,
 }
 
-impl Twin {
+impl Model {
     fn begin_generation(&mut self) {
         self.in_flight.push(0);
         self.failed.push(0);
@@ -46,31 +46,32 @@ struct World {
     seed: u64,
     device: Arc<Double>,
     roots: Arc<Roots>,
-    twin: Mutex<Twin>,
+    model: Mutex<Model>,
 }
 
 impl World {
-    /// Submits a request, a child if it has a `parent` of that generation, and tells the twin.
+    /// Submits a request, as a child if it has a `parent` of that generation, and updates the
+    /// model.
     fn submit(self: &Arc<Self>, parent: Option<usize>, depth: u32) {
-        let mut twin = self.twin.lock().unwrap();
-        let id = twin.told.len();
-        let cancels = twin.cancels;
-        twin.told.push(0);
-        twin.submitted.push(cancels);
-        let refused = twin.closed && parent.is_none();
-        let generation = parent.unwrap_or(twin.generation);
+        let mut model = self.model.lock().unwrap();
+        let id = model.told.len();
+        let cancels = model.cancels;
+        model.told.push(0);
+        model.submitted.push(cancels);
+        let refused = model.closed && parent.is_none();
+        let generation = parent.unwrap_or(model.generation);
         if refused {
-            twin.refused += 1;
+            model.refused += 1;
         } else {
-            twin.in_flight[generation] += 1;
+            model.in_flight[generation] += 1;
         }
-        drop(twin);
+        drop(model);
         let mut rng = SmallRng::from_seed(self.seed ^ id as u64);
-        // The double ends a flush at once.
+        // The double completes a flush at once.
         let request = if rng.below(3) == 0 { Request::flush() } else { kept(id as u64) };
         let world = self.clone();
         self.roots.submit(request.on_done(move |completion| {
-            world.twin.lock().unwrap().told[id] += 1;
+            world.model.lock().unwrap().told[id] += 1;
             let error = completion.result.map_err(|error| error.kind()).err();
             if error == Some(ErrorKind::Closed) {
                 return;
@@ -78,16 +79,16 @@ impl World {
             let children = if depth < DEPTH { rng.below(3) } else { 0 };
             (0..children).for_each(|_| world.submit(Some(generation), depth + 1));
             let panics = rng.below(8) == 0;
-            let mut twin = world.twin.lock().unwrap();
-            twin.in_flight[generation] -= 1;
-            twin.failed[generation] += u64::from(error.is_some());
-            twin.panicked[generation] += u64::from(panics);
-            drop(twin);
+            let mut model = world.model.lock().unwrap();
+            model.in_flight[generation] -= 1;
+            model.failed[generation] += u64::from(error.is_some());
+            model.panicked[generation] += u64::from(panics);
+            drop(model);
             assert!(!panics, "on purpose");
         }));
     }
 
-    /// Ends one that waits, well or not.
+    /// Completes a pending request, with success or an error.
     fn finish(&self, choice: u64) {
         let waiting = self.device.len() as u64;
         if waiting == 0 {
@@ -95,8 +96,8 @@ impl World {
         }
         let request = self.device.take((choice / 4 % waiting) as usize).expect("it waits");
         let cancelled = {
-            let twin = self.twin.lock().unwrap();
-            twin.submitted[request.offset() as usize] < twin.cancels
+            let model = self.model.lock().unwrap();
+            model.submitted[request.offset() as usize] < model.cancels
         };
         assert_eq!(request.is_cancelled(), cancelled);
         match choice % 4 {
@@ -107,17 +108,17 @@ impl World {
     }
 
     fn agrees(&self) {
-        let twin = self.twin.lock().unwrap();
+        let model = self.model.lock().unwrap();
         let stats = self.roots.stats();
-        assert_eq!(stats.total_in_flight(), twin.in_flight.iter().sum::<u64>());
-        assert_eq!(stats.failed, twin.failed.iter().sum::<u64>());
-        assert_eq!(stats.panics, twin.panicked.iter().sum::<u64>());
-        assert_eq!((stats.refused, stats.closed), (twin.refused, twin.closed));
-        assert_eq!(stats.drains, twin.generation as u64);
+        assert_eq!(stats.total_in_flight(), model.in_flight.iter().sum::<u64>());
+        assert_eq!(stats.failed, model.failed.iter().sum::<u64>());
+        assert_eq!(stats.panics, model.panicked.iter().sum::<u64>());
+        assert_eq!((stats.refused, stats.closed), (model.refused, model.closed));
+        assert_eq!(stats.drains, model.generation as u64);
     }
 }
 
-/// A drain that waits aside.
+/// A drain that waits on another thread.
 struct Draining {
     thread: JoinHandle<Drained>,
     generation: usize,
@@ -126,33 +127,33 @@ struct Draining {
 
 impl Draining {
     fn begin(world: &World) -> Self {
-        let thread = drain_aside(&world.roots);
-        let mut twin = world.twin.lock().unwrap();
-        let generation = twin.generation;
-        twin.generation += 1;
-        twin.begin_generation();
-        Self { thread, generation, waits_for: twin.in_flight[generation] }
+        let thread = drain_on_another_thread(&world.roots);
+        let mut model = world.model.lock().unwrap();
+        let generation = model.generation;
+        model.generation += 1;
+        model.begin_generation();
+        Self { thread, generation, waits_for: model.in_flight[generation] }
     }
 
-    /// Checks that it waits, or that it has returned and says what the twin knows.
+    /// Checks that it still waits, or that it returned the model's result.
     fn check(self, world: &World) -> Option<Self> {
-        let twin = world.twin.lock().unwrap();
-        if twin.in_flight[self.generation] > 0 {
+        let model = world.model.lock().unwrap();
+        if model.in_flight[self.generation] > 0 {
             assert!(!self.thread.is_finished(), "a drain returned too soon");
-            drop(twin);
+            drop(model);
             return Some(self);
         }
         let drained = self.thread.join().unwrap();
         assert_eq!(drained.waited_for, self.waits_for);
-        assert_eq!(drained.failures.total(), twin.failed[self.generation]);
-        assert_eq!(drained.failures.panics(), twin.panicked[self.generation]);
+        assert_eq!(drained.failures.total(), model.failed[self.generation]);
+        assert_eq!(drained.failures.panics(), model.panicked[self.generation]);
         None
     }
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that run one job at a time, between them.
+/// Threads that run one job at a time in turn.
 struct Workers(Vec<(mpsc::SyncSender<Job>, mpsc::Receiver<()>)>);
 
 impl Workers {
@@ -180,12 +181,12 @@ impl Workers {
     }
 }
 
-/// Replays `steps`: what to do, on which worker, and a choice.
+/// Replays `steps`: action, worker, and a random choice.
 fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
     let device = Double::new();
     let roots = set(&device, roots);
-    let world = Arc::new(World { seed, device, roots, twin: Mutex::new(Twin::default()) });
-    world.twin.lock().unwrap().begin_generation();
+    let world = Arc::new(World { seed, device, roots, model: Mutex::new(Model::default()) });
+    world.model.lock().unwrap().begin_generation();
     let workers = Workers::new(3);
     let mut draining: Option<Draining> = None;
     for (step, worker, choice) in steps {
@@ -196,11 +197,11 @@ fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
             17..19 if draining.is_none() => draining = Some(Draining::begin(&world)),
             19 => {
                 world.roots.cancel();
-                world.twin.lock().unwrap().cancels += 1;
+                world.model.lock().unwrap().cancels += 1;
             }
             20 if choice % 4 == 0 => {
                 world.roots.close();
-                world.twin.lock().unwrap().closed = true;
+                world.model.lock().unwrap().closed = true;
             }
             _ => {}
         }
@@ -216,14 +217,14 @@ fn replay(seed: u64, roots: usize, steps: Vec<(u8, usize, u64)>) {
     assert!(Draining::begin(&world).check(&world).is_none());
     world.agrees();
     assert_eq!(world.roots.stats().total_in_flight(), 0);
-    assert!(world.twin.lock().unwrap().told.iter().all(|told| *told == 1));
+    assert!(world.model.lock().unwrap().told.iter().all(|told| *told == 1));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_set_does_as_its_twin(
+    fn a_set_behaves_like_its_model(
         seed in any::<u64>(),
         roots in 1..4usize,
         steps in prop::collection::vec((0..21u8, 0..3usize, any::<u64>()), 1..120),

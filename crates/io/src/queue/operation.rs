@@ -1,33 +1,33 @@
-//! What a lane hands to its engine: one operation made of one or more requests.
+//! An operation: one or more merged requests that a submission queue hands to its engine.
 
 use crate::error::Error;
 use crate::priority::Priority;
 use crate::request::{Op, Request};
 
-/// Requests that one operation can be made of.
-pub const MAX_PIECES: usize = 64;
+/// Most requests of one operation.
+pub const MAX_MERGED: usize = 64;
 
 /// One operation on the medium: `len` bytes at `offset`, scattered over `requests`.
 #[derive(Debug)]
-pub struct Issue {
-    /// What is to be done.
+pub struct Operation {
+    /// The kind of operation.
     pub op: Op,
     /// The first byte; 0 for a flush.
     pub offset: u64,
-    /// Number of bytes, the sum of the requests'; 0 for a flush.
+    /// Number of bytes, the sum over the requests; 0 for a flush.
     pub len: u64,
     /// The class whose permit it holds.
     pub priority: Priority,
-    /// The requests in the order of their offsets, each beginning where the one before ends.
-    pub requests: Pieces,
+    /// The requests by offset, each beginning at the end of the one before.
+    pub requests: Requests,
 }
 
-impl Issue {
-    /// Ends each request with `result`; an error is told to each with the range of its own.
+impl Operation {
+    /// Completes each request with `result`. An error names each request's own range.
     pub fn finish(self, result: Result<(), Error>) {
         match self.requests {
-            Pieces::One(request) => request.finish(result),
-            Pieces::Many(requests) => {
+            Requests::One(request) => request.finish(result),
+            Requests::Many(requests) => {
                 for request in requests {
                     let range = (request.offset(), request.len());
                     request.finish(result.clone().map_err(|error| error.with_range(range)));
@@ -36,8 +36,8 @@ impl Issue {
         }
     }
 
-    /// Ends the requests of an operation that moved only its first `moved` bytes, and then failed
-    /// with `error`: those that lie within them ended well.
+    /// Completes the requests of an operation that moved only its first `moved` bytes and then
+    /// failed with `error`. Requests within these bytes succeed.
     pub fn finish_short(self, moved: u64, error: &Error) {
         let mut left = moved;
         for request in self.requests {
@@ -49,17 +49,17 @@ impl Issue {
     }
 }
 
-/// Requests of one operation; a single one needs no allocation.
+/// The requests of one operation. A single one needs no allocation.
 #[derive(Debug)]
-pub enum Pieces {
-    /// The usual.
+pub enum Requests {
+    /// One request, the common case.
     One(Request),
-    /// At least two, at most [`MAX_PIECES`].
+    /// At least two requests, at most [`MAX_MERGED`].
     Many(Vec<Request>),
 }
 
-impl Pieces {
-    /// The requests.
+impl Requests {
+    /// Returns the requests.
     pub fn as_slice(&self) -> &[Request] {
         match self {
             Self::One(request) => std::slice::from_ref(request),
@@ -79,7 +79,7 @@ impl Pieces {
         }
     }
 
-    /// Puts the requests from `ahead` on, which were found from high to low, before the others.
+    /// Moves the requests from `ahead` on, which were found in descending order, before the others.
     pub(super) fn order(&mut self, ahead: usize) {
         if let Self::Many(requests) = self {
             requests[ahead..].reverse();
@@ -87,7 +87,7 @@ impl Pieces {
         }
     }
 
-    /// The requests, to change.
+    /// Returns the requests, mutably.
     pub fn as_mut_slice(&mut self) -> &mut [Request] {
         match self {
             Self::One(request) => std::slice::from_mut(request),
@@ -96,7 +96,7 @@ impl Pieces {
     }
 }
 
-impl IntoIterator for Pieces {
+impl IntoIterator for Requests {
     type Item = Request;
     type IntoIter = std::iter::Chain<std::option::IntoIter<Request>, std::vec::IntoIter<Request>>;
 

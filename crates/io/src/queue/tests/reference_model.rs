@@ -1,13 +1,14 @@
-//! A lane against a naive twin: one list of requests, looked through for everything.
+//! A submission queue against a reference model: one list of requests that is searched for
+//! everything.
 
 use std::collections::HashMap;
 
 use forebay_base::sync::Arc;
 use proptest::prelude::*;
 
-use super::super::class::{PASSED_BY, by_age};
-use super::super::{Issue, Lane, Limits, MAX_PIECES, Permits};
-use super::double::{Ends, SECTOR, lane, limits, request, sectors};
+use super::super::class_queue::{MAX_PASSED_OVER, by_age};
+use super::super::{Limits, MAX_MERGED, Operation, Permits, SubmissionQueue};
+use super::double::{Ends, SECTOR, limits, queue, request, sectors};
 use crate::priority::Priority;
 use crate::request::{Op, RaiseHandle};
 use crate::tunables::IoTunables;
@@ -19,9 +20,9 @@ struct Waiting {
     class: usize,
     sector: u64,
     sectors: u64,
-    era: u64,
-    alone: bool,
-    born: u64,
+    flush_epoch: u64,
+    no_merge: bool,
+    served_before: u64,
     cancelled: bool,
 }
 
@@ -31,8 +32,8 @@ impl Waiting {
     }
 }
 
-/// What a lane of its own device does, in the plainest words.
-struct Twin {
+/// A simple submission queue, the only one of its device.
+struct Model {
     limits: Limits,
     queue_limit: usize,
     most_sectors: u64,
@@ -41,16 +42,26 @@ struct Twin {
     in_flight: [u32; 5],
     served: [u64; 5],
     cursor: [u64; 5],
-    era: u64,
+    flush_epoch: u64,
     next_id: u64,
 }
 
-impl Twin {
-    fn push(&mut self, op: Op, class: usize, (sector, sectors): (u64, u64), alone: bool) -> u64 {
-        self.era += u64::from(op == Op::Flush);
-        let (id, era, born) = (self.next_id, self.era, self.served[class]);
+impl Model {
+    fn push(&mut self, op: Op, class: usize, (sector, sectors): (u64, u64), no_merge: bool) -> u64 {
+        self.flush_epoch += u64::from(op == Op::Flush);
+        let (id, flush_epoch, served_before) = (self.next_id, self.flush_epoch, self.served[class]);
         self.next_id += 1;
-        let one = Waiting { id, op, class, sector, sectors, era, alone, born, cancelled: false };
+        let one = Waiting {
+            id,
+            op,
+            class,
+            sector,
+            sectors,
+            flush_epoch,
+            no_merge,
+            served_before,
+            cancelled: false,
+        };
         self.waiting.push(one);
         id
     }
@@ -78,7 +89,9 @@ impl Twin {
     fn pick(&self, class: usize) -> Option<u64> {
         let here = || self.waiting.iter().filter(|one| one.class == class);
         let oldest = here().min_by_key(|one| one.id)?;
-        if by_age(Priority::ALL[class]) || self.served[class] - oldest.born >= PASSED_BY {
+        if by_age(Priority::ALL[class])
+            || self.served[class] - oldest.served_before >= MAX_PASSED_OVER
+        {
             return Some(oldest.id);
         }
         let ahead = here().filter(|one| one.sector >= self.cursor[class]);
@@ -86,7 +99,8 @@ impl Twin {
         next.or_else(|| here().min_by_key(|one| (one.sector, one.id))).map(|one| one.id)
     }
 
-    /// A piece for an operation of `pieces`: what begins at `end`, or what ends at `start`.
+    /// Returns a request to merge with `pieces`: one that begins at their end, or with `before` one
+    /// that ends at their start.
     fn neighbour(&self, pieces: &[Waiting], before: bool) -> Option<u64> {
         let first = &pieces[0];
         let start = pieces.iter().map(|one| one.sector).min().unwrap();
@@ -105,8 +119,8 @@ impl Twin {
         };
         let fits = |one: &&Waiting| {
             one.op == first.op
-                && one.era == first.era
-                && !one.alone
+                && one.flush_epoch == first.flush_epoch
+                && !one.no_merge
                 && !one.cancelled
                 && len + one.sectors <= self.most_sectors
         };
@@ -124,10 +138,10 @@ impl Twin {
                 continue;
             }
             let mut pieces = vec![first];
-            let alone = pieces[0].alone || !matches!(pieces[0].op, Op::Read | Op::Write);
+            let no_merge = pieces[0].no_merge || !matches!(pieces[0].op, Op::Read | Op::Write);
             for before in [false, true] {
-                while !alone
-                    && pieces.len() < MAX_PIECES
+                while !no_merge
+                    && pieces.len() < MAX_MERGED
                     && let Some(id) = self.neighbour(&pieces, before)
                 {
                     pieces.push(self.take(id));
@@ -144,7 +158,7 @@ impl Twin {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Push { op: Op, class: usize, at: (u64, u64), over: bool },
+    Push { op: Op, class: usize, at: (u64, u64), unbounded: bool },
     Next,
     Pump,
     Done { pick: usize, split: bool },
@@ -157,7 +171,7 @@ fn step() -> impl Strategy<Value = Step> {
     let at = prop_oneof![(0..24u64, 1..4u64), (0..1000u64, 1..9u64)];
     prop_oneof![
         8 => (op, 0..5usize, at, any::<bool>())
-            .prop_map(|(op, class, at, over)| Step::Push { op, class, at, over }),
+            .prop_map(|(op, class, at, unbounded)| Step::Push { op, class, at, unbounded }),
         3 => Just(Step::Next),
         1 => Just(Step::Pump),
         4 => (any::<usize>(), prop::bool::weighted(0.1))
@@ -168,15 +182,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Both, side by side.
+/// The queue and its model, side by side.
 struct Pair {
-    lane: Lane,
+    queue: SubmissionQueue,
     permits: Permits,
-    twin: Twin,
+    model: Model,
     ends: Ends,
     handles: Vec<(u64, RaiseHandle)>,
-    in_flight: Vec<(Issue, Vec<Waiting>)>,
-    /// Of requests that were split, what they were called first.
+    in_flight: Vec<(Operation, Vec<Waiting>)>,
+    /// First names of requests that were split.
     names: HashMap<u64, u64>,
 }
 
@@ -185,7 +199,7 @@ impl Pair {
         let tunables = IoTunables::new();
         tunables.set_queue_limit(queue_limit).unwrap();
         tunables.set_aggregate_bytes(most_sectors * SECTOR).unwrap();
-        let twin = Twin {
+        let model = Model {
             limits,
             queue_limit: queue_limit as usize,
             most_sectors,
@@ -194,13 +208,13 @@ impl Pair {
             in_flight: [0; 5],
             served: [0; 5],
             cursor: [0; 5],
-            era: 0,
+            flush_epoch: 0,
             next_id: 0,
         };
         Self {
-            lane: lane(0, &Arc::new(tunables)),
+            queue: queue(0, &Arc::new(tunables)),
             permits: Permits::new(limits, 1),
-            twin,
+            model,
             ends: Ends::default(),
             handles: Vec::new(),
             in_flight: Vec::new(),
@@ -208,42 +222,45 @@ impl Pair {
         }
     }
 
-    fn push(&mut self, op: Op, class: usize, at: (u64, u64), over: bool) {
+    fn push(&mut self, op: Op, class: usize, at: (u64, u64), unbounded: bool) {
         let at = if op == Op::Flush { (0, 0) } else { at };
-        let id = self.twin.next_id;
+        let id = self.model.next_id;
         let one = self.ends.noted(id, request(op, Priority::ALL[class], at));
         let (one, handle) = one.raisable();
-        if over {
-            self.lane.push_over(one);
-        } else if let Err(refused) = self.lane.push(one) {
-            assert!(self.twin.queued(class) >= self.twin.queue_limit, "refused without need");
+        if unbounded {
+            self.queue.push_unbounded(one);
+        } else if let Err(refused) = self.queue.push(one) {
+            assert!(self.model.queued(class) >= self.model.queue_limit, "refused below the limit");
             refused.finish(Ok(()));
             assert_eq!(self.ends.take(), [(id, true)]);
             return;
         } else {
-            assert!(self.twin.queued(class) < self.twin.queue_limit, "beyond the bound");
+            assert!(self.model.queued(class) < self.model.queue_limit, "accepted above the limit");
         }
-        self.twin.push(op, class, at, false);
+        self.model.push(op, class, at, false);
         self.handles.push((id, handle));
     }
 
     fn next(&mut self) -> bool {
-        let (issue, pieces) = (self.lane.next(&self.permits), self.twin.next());
+        let (operation, pieces) = (self.queue.next(&self.permits), self.model.next());
         self.check_cancelled();
-        let (issue, pieces) = match (issue, pieces) {
+        let (operation, pieces) = match (operation, pieces) {
             (None, None) => {
-                assert!(self.lane.take_kicks().is_empty(), "there is nobody to kick");
+                assert!(
+                    self.queue.take_queues_to_run().is_empty(),
+                    "there is no other queue to run"
+                );
                 return false;
             }
-            (Some(issue), Some(pieces)) => (issue, pieces),
-            (issue, pieces) => panic!("lane: {issue:?}, twin: {pieces:?}"),
+            (Some(operation), Some(pieces)) => (operation, pieces),
+            (operation, pieces) => panic!("queue: {operation:?}, model: {pieces:?}"),
         };
         let expected: Vec<_> = pieces.iter().map(|one| (one.sector, one.sectors)).collect();
-        assert_eq!(sectors(&issue), expected);
-        assert_eq!((issue.op, issue.priority.index()), (pieces[0].op, pieces[0].class));
-        assert_eq!(issue.offset, expected[0].0 * SECTOR);
-        assert_eq!(issue.len, expected.iter().map(|one| one.1).sum::<u64>() * SECTOR);
-        self.in_flight.push((issue, pieces));
+        assert_eq!(sectors(&operation), expected);
+        assert_eq!((operation.op, operation.priority.index()), (pieces[0].op, pieces[0].class));
+        assert_eq!(operation.offset, expected[0].0 * SECTOR);
+        assert_eq!(operation.len, expected.iter().map(|one| one.1).sum::<u64>() * SECTOR);
+        self.in_flight.push((operation, pieces));
         true
     }
 
@@ -251,28 +268,28 @@ impl Pair {
         if self.in_flight.is_empty() {
             return;
         }
-        let (issue, pieces) = self.in_flight.swap_remove(pick % self.in_flight.len());
-        let class = issue.priority;
+        let (operation, pieces) = self.in_flight.swap_remove(pick % self.in_flight.len());
+        let class = operation.priority;
         if split {
-            self.lane.split(issue);
+            self.queue.split(operation);
             for one in pieces {
-                let id = self.twin.push(one.op, one.class, (one.sector, one.sectors), true);
-                self.twin.waiting.last_mut().unwrap().cancelled = one.cancelled;
-                // Its callback still tells its first name.
+                let id = self.model.push(one.op, one.class, (one.sector, one.sectors), true);
+                self.model.waiting.last_mut().unwrap().cancelled = one.cancelled;
+                // Its callback still reports the first name.
                 self.names.insert(id, self.names.get(&one.id).copied().unwrap_or(one.id));
                 if let Some(handle) = self.handles.iter_mut().find(|(of, _)| *of == one.id) {
                     handle.0 = id;
                 }
             }
         } else {
-            issue.finish(Ok(()));
+            operation.finish(Ok(()));
             let ids = pieces.iter().map(|one| self.name(one.id));
             let expected: Vec<_> = ids.map(|id| (id, true)).collect();
             assert_eq!(self.ends.take(), expected);
         }
-        self.lane.done(class, &self.permits);
-        self.twin.in_flight[class.index()] -= 1;
-        assert_eq!(self.lane.in_flight(class), self.twin.in_flight[class.index()]);
+        self.queue.done(class, &self.permits);
+        self.model.in_flight[class.index()] -= 1;
+        assert_eq!(self.queue.in_flight(class), self.model.in_flight[class.index()]);
     }
 
     fn name(&self, id: u64) -> u64 {
@@ -284,12 +301,12 @@ impl Pair {
             return;
         }
         let (id, _) = self.handles[pick % self.handles.len()];
-        let moved = self.lane.requeue(id, Some(Priority::ALL[class]));
-        let served = self.twin.served[class];
-        let one = self.twin.waiting.iter_mut().find(|one| one.id == id && one.class > class);
+        let moved = self.queue.requeue(id, Some(Priority::ALL[class]));
+        let served = self.model.served[class];
+        let one = self.model.waiting.iter_mut().find(|one| one.id == id && one.class > class);
         assert_eq!(moved, one.is_some());
         if let Some(one) = one {
-            (one.class, one.born) = (class, served);
+            (one.class, one.served_before) = (class, served);
         }
     }
 
@@ -299,8 +316,8 @@ impl Pair {
         }
         let (id, handle) = self.handles.swap_remove(pick % self.handles.len());
         handle.cancel();
-        let Some(at) = self.twin.waiting.iter().position(|one| one.id == id) else {
-            // In flight or over; if it is split later, it will be found cancelled.
+        let Some(at) = self.model.waiting.iter().position(|one| one.id == id) else {
+            // In flight or completed. If it is split later, it is found cancelled.
             if let Some(one) =
                 self.in_flight.iter_mut().flat_map(|(_, pieces)| pieces).find(|one| one.id == id)
             {
@@ -308,18 +325,18 @@ impl Pair {
             }
             return;
         };
-        self.twin.waiting[at].cancelled = true;
+        self.model.waiting[at].cancelled = true;
         if at_once {
-            assert!(self.lane.requeue(id, None));
-            self.twin.waiting.remove(at);
-            self.twin.cancelled.push(id);
+            assert!(self.queue.requeue(id, None));
+            self.model.waiting.remove(at);
+            self.model.cancelled.push(id);
             self.check_cancelled();
         }
     }
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Push { op, class, at, over } => self.push(op, class, at, over),
+            Step::Push { op, class, at, unbounded } => self.push(op, class, at, unbounded),
             Step::Next => {
                 self.next();
             }
@@ -329,11 +346,11 @@ impl Pair {
             Step::Cancel { pick, at_once } => self.cancel(pick, at_once),
         }
         for class in Priority::ALL {
-            assert_eq!(self.lane.queued(class), self.twin.queued(class.index()));
+            assert_eq!(self.queue.queued(class), self.model.queued(class.index()));
         }
     }
 
-    /// Ends everything, in an order that `pick` decides.
+    /// Completes everything, in an order that `pick` decides.
     fn drain(&mut self, pick: usize) {
         loop {
             while self.next() {}
@@ -342,16 +359,16 @@ impl Pair {
             }
             self.done(pick, false);
         }
-        assert!(self.lane.is_idle());
-        assert!(self.twin.waiting.is_empty());
-        self.permits.audit(&[self.lane.seat()]);
+        assert!(self.queue.is_idle());
+        assert!(self.model.waiting.is_empty());
+        self.permits.audit(&[self.queue.credits()]);
     }
 
     fn check_cancelled(&mut self) {
-        let found = self.lane.take_cancelled();
+        let found = self.queue.take_cancelled();
         found.into_iter().for_each(|request| request.finish(Ok(())));
         let names: Vec<u64> = self.ends.take().into_iter().map(|(name, _)| name).collect();
-        let cancelled = std::mem::take(&mut self.twin.cancelled);
+        let cancelled = std::mem::take(&mut self.model.cancelled);
         assert_eq!(names, cancelled.iter().map(|id| self.name(*id)).collect::<Vec<_>>());
     }
 }
@@ -359,9 +376,9 @@ impl Pair {
 fn some_limits() -> impl Strategy<Value = Limits> {
     let tiny =
         ([1..4u32, 1..4, 1..4, 1..4, 1..4], [0..5u32, 0..5, 0..5, 0..5, 0..5], 0..8u32, 1..5u32);
-    tiny.prop_map(|(min, above, shared, lot)| {
+    tiny.prop_map(|(min, above, shared, batch)| {
         let max = std::array::from_fn(|class| min[class] + above[class]);
-        limits(min, max, min.iter().sum::<u32>() + shared, lot)
+        limits(min, max, min.iter().sum::<u32>() + shared, batch)
     })
 }
 
@@ -369,7 +386,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 2000 }))]
 
     #[test]
-    fn a_lane_does_what_its_twin_does(
+    fn a_queue_behaves_like_its_model(
         limits in some_limits(),
         queue_limit in 1..20u32,
         most_sectors in prop_oneof![Just(0u64), 1..12u64, Just(2048)],

@@ -1,9 +1,9 @@
-//! What a device may hold that is not ours to write over: what is known by a few bytes at a place.
+//! Signatures of known contents, so that a device in use is not overwritten by mistake.
 
-/// What is known, where its bytes are, and what they are; the first that fits is told.
-const KNOWN: [(&str, usize, &[u8]); 17] = [
+/// Content, offset of its signature, and the signature. The first match counts.
+const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("a Forebay pool", 0, b"forebay\x01"),
-    ("a cache device of Forebay", 0, b"forelvl"),
+    ("a Forebay L2 device", 0, b"forelvl"),
     ("a GPT partition table", 512, b"EFI PART"),
     ("a GPT partition table", 4096, b"EFI PART"),
     ("an XFS file system", 0, b"XFSB"),
@@ -21,16 +21,17 @@ const KNOWN: [(&str, usize, &[u8]); 17] = [
     ("a partition table or boot sector", 510, &[0x55, 0xaa]),
 ];
 
-/// What a device holds, in words that follow "it holds", by `bytes` that were read from it at the offset `start`. Nothing if they are zeros.
+/// Describes the content of a device, given `bytes` read at offset `start`, in words that fit after
+/// "it holds". Returns `None` if all bytes are zero.
 ///
-/// Whoever asks reads the first and the last MiB: there file systems, archives, images and tables of partitions have what they are
-/// known by.
+/// Callers should read the first and the last MiB: file systems, archives, images and partition
+/// tables keep their signatures there.
 pub fn content_of(start: u64, bytes: &[u8]) -> Option<String> {
     let at = bytes.iter().position(|byte| *byte != 0)?;
     let fits = |(_, at, magic): &&(&str, usize, &[u8])| {
         start == 0 && bytes.get(*at..).is_some_and(|rest| rest.starts_with(magic))
     };
-    Some(match KNOWN.iter().find(fits) {
+    Some(match SIGNATURES.iter().find(fits) {
         Some((name, ..)) => (*name).to_owned(),
         None => format!("data of an unknown kind at byte {}", start + at as u64),
     })
@@ -41,8 +42,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_named_where_it_should_be_and_all_else_has_its_place() {
-        for (name, at, magic) in KNOWN {
+    fn known_signatures_are_named_and_other_data_has_its_offset() {
+        for (name, at, magic) in SIGNATURES {
             let mut bytes = vec![0; 1 << 17];
             bytes[at..at + magic.len()].copy_from_slice(magic);
             assert_eq!(content_of(0, &bytes).as_deref(), Some(name));

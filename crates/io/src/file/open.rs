@@ -1,15 +1,14 @@
-//! Opening a file or block device, and learning what it is.
+//! Opening a file or block device, and its properties.
 //!
-//! The type is asked for before opening, since opening alone does things to pipes and tapes, and
-//! once more of what was opened.
+//! The type is checked before opening, since the mere opening affects pipes and tapes, and again
+//! afterwards.
 //!
-//! A block device is opened exclusively for writing: the kernel then refuses one that is mounted,
-//! or part of another device, and refuses to mount it meanwhile. Files have no such thing, so that both are
-//! locked as well ([`super::lock`]): first, so that who comes second is told who has it.
+//! A block device is opened exclusively for writing. The kernel then refuses a device that is
+//! mounted or part of another device, and refuses to mount it meanwhile. Files have no such
+//! protection, so both are also locked ([`super::lock`]). The lock comes first, so that a second
+//! user is told the holder.
 //!
-//! # What it does not do
-//!
-//! No partitions.
+//! It does not support partitions within a device.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,14 +21,14 @@ use super::error::OpenError;
 use super::lock::FileLock;
 use super::options::{Direct, Locking, OpenOptions};
 
-/// The smallest sector, and what a buffer's memory is aligned to at least.
+/// The smallest sector, and the least alignment of buffers.
 const MIN_SECTOR_BYTES: u32 = 512;
 /// The largest sector: buffers are aligned to no more.
 const MAX_SECTOR_BYTES: u32 = 4096;
 
-/// What was opened.
+/// An opened file or block device.
 #[derive(Debug)]
-pub(crate) struct Medium {
+pub(crate) struct OpenedFile {
     /// Open for reading, and for writing unless `read_only`.
     pub(crate) fd: OwnedFd,
     /// In whole sectors.
@@ -40,15 +39,15 @@ pub(crate) struct Medium {
     pub(crate) lock: Option<FileLock>,
 }
 
-impl Medium {
-    /// Opens what is at `path` as `options` say.
+impl OpenedFile {
+    /// Opens the file or block device at `path`.
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         check_options(path, options)?;
         let kind = match stat_path(path) {
             Ok(stat) => kind_of(path, &stat)?,
             Err(errno) => match options.create_bytes {
                 Some(bytes) if errno == Errno::NOENT => create(path, bytes)?,
-                _ => return Err(refused(path, "stat", errno, Kind::File)),
+                _ => return Err(refused(path, "stat", errno, FileKind::File)),
             },
         };
         let lock = match options.locking {
@@ -56,46 +55,47 @@ impl Medium {
             Locking::None => None,
         };
         let wanted_direct = options.direct != Direct::Never;
-        let mut medium = match open_as(path, options, kind, wanted_direct)? {
-            Opened::Done(medium) => medium,
+        let mut opened = match open_as(path, options, kind, wanted_direct)? {
+            Opened::Done(opened) => opened,
             Opened::NotDirect(error) if options.direct == Direct::Always => return Err(error),
             Opened::NotDirect(_) => match open_as(path, options, kind, false)? {
-                Opened::Done(medium) => medium,
+                Opened::Done(opened) => opened,
                 Opened::NotDirect(error) => return Err(error),
             },
         };
-        let is_of = |lock: &FileLock| lock.is_of(&medium.fd);
+        let is_of = |lock: &FileLock| lock.is_of(&opened.fd);
         let same = lock.as_ref().map_or(Ok(true), is_of).map_err(|e| system(path, "stat", e))?;
         if !same {
             return Err(system(path, REPLACED, Errno::STALE));
         }
-        medium.lock = lock;
-        Ok(medium)
+        opened.lock = lock;
+        Ok(opened)
     }
 }
 
-/// How many bytes a file or block device has now.
+/// Returns the current size of a file or block device in bytes.
 pub(crate) fn size_bytes_of(file: impl AsFd) -> Result<u64, Errno> {
     let stat = fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE | StatxFlags::SIZE)?;
     match FileType::from_raw_mode(stat.stx_mode.into()) {
-        // Nobody uses the position that this sets.
+        // This moves the file position, which is not used.
         FileType::BlockDevice => fs::seek(&file, SeekFrom::End(0)),
         _ => Ok(stat.stx_size),
     }
 }
 
-/// What was being done when something else was found at the path than a moment before.
-const REPLACED: &str = "it was replaced while it was opened";
+/// The failed action if the path now leads to another file.
+const REPLACED: &str = "open it, because it was replaced meanwhile";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     File,
     Block,
 }
 
 enum Opened {
-    Done(Medium),
-    // It would open, but not for direct I/O, and what to say if that was asked for.
+    Done(OpenedFile),
+    // It could be opened, but not for direct I/O. The error is for the case that direct I/O is
+    // required.
     NotDirect(OpenError),
 }
 
@@ -106,21 +106,25 @@ fn check_options(path: &Path, options: &OpenOptions) -> Result<(), OpenError> {
         if !sector.is_power_of_two() || !range.contains(&sector) {
             let (least, most) = (MIN_SECTOR_BYTES, MAX_SECTOR_BYTES);
             return wrong(format!(
-                "a sector of {sector} bytes cannot be; ask for a power of two from {least} to {most}"
+                "invalid sector size of {sector} bytes; use a power of two from {least} to {most}"
             ));
         }
     }
     if let Some(bytes) = options.create_bytes {
         let sector = u64::from(options.sector_bytes.unwrap_or(MIN_SECTOR_BYTES));
         if options.read_only {
-            return wrong("`create_bytes` and `read_only` contradict each other".to_owned());
+            return wrong(
+                "`create_bytes` and `read_only` contradict each other; set only one".to_owned(),
+            );
         }
         if bytes == 0 || bytes % sector != 0 {
-            return wrong(format!("`create_bytes` is {bytes}, not a multiple of {sector}"));
+            return wrong(format!(
+                "`create_bytes` is {bytes}; use a positive multiple of {sector}"
+            ));
         }
         if bytes < options.min_bytes {
             let min = options.min_bytes;
-            return wrong(format!("`create_bytes` is {bytes}, less than `min_bytes`, {min}"));
+            return wrong(format!("`create_bytes` is {bytes}; use at least `min_bytes`, {min}"));
         }
     }
     Ok(())
@@ -130,10 +134,10 @@ fn stat_path(path: &Path) -> Result<Statx, Errno> {
     fs::statx(fs::CWD, path, AtFlags::empty(), StatxFlags::TYPE)
 }
 
-fn kind_of(path: &Path, stat: &Statx) -> Result<Kind, OpenError> {
+fn kind_of(path: &Path, stat: &Statx) -> Result<FileKind, OpenError> {
     let what = match FileType::from_raw_mode(stat.stx_mode.into()) {
-        FileType::RegularFile => return Ok(Kind::File),
-        FileType::BlockDevice => return Ok(Kind::Block),
+        FileType::RegularFile => return Ok(FileKind::File),
+        FileType::BlockDevice => return Ok(FileKind::Block),
         FileType::Directory => return Err(OpenError::Directory { path: path.to_owned() }),
         FileType::CharacterDevice => "a character device",
         FileType::Fifo => "a pipe",
@@ -146,7 +150,7 @@ fn kind_of(path: &Path, stat: &Statx) -> Result<Kind, OpenError> {
 fn open_as(
     path: &Path,
     options: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
     direct: bool,
 ) -> Result<Opened, OpenError> {
     let not_direct = || Ok(Opened::NotDirect(OpenError::DirectRefused { path: path.to_owned() }));
@@ -165,14 +169,14 @@ fn open_as(
     if kind_of(path, &stat)? != kind {
         return Err(system(REPLACED, Errno::STALE));
     }
-    if kind == Kind::Block && !options.read_only && is_read_only(&stat) {
+    if kind == FileKind::Block && !options.read_only && is_read_only(&stat) {
         return Err(OpenError::ReadOnlyMedium { path: path.to_owned() });
     }
-    let size_bytes = size_bytes_of(&fd).map_err(|e| system("ask for the size", e))?;
+    let size_bytes = size_bytes_of(&fd).map_err(|e| system("query the size", e))?;
     let logical_bytes = match kind {
-        Kind::File => MIN_SECTOR_BYTES,
-        Kind::Block => {
-            fs::ioctl_blksszget(&fd).map_err(|e| system("ask for the sector size", e))?
+        FileKind::File => MIN_SECTOR_BYTES,
+        FileKind::Block => {
+            fs::ioctl_blksszget(&fd).map_err(|e| system("query the sector size", e))?
         }
     };
     let mut needed_bytes = logical_bytes.max(MIN_SECTOR_BYTES);
@@ -185,8 +189,8 @@ fn open_as(
     let sector_bytes = options.sector_bytes.unwrap_or(needed_bytes);
     if sector_bytes < needed_bytes || sector_bytes > MAX_SECTOR_BYTES {
         let path = path.to_owned();
-        let error = OpenError::SectorMismatch { path, asked_bytes: sector_bytes, needed_bytes };
-        // Without direct I/O a file may do.
+        let error = OpenError::SectorMismatch { path, requested_bytes: sector_bytes, needed_bytes };
+        // Without direct I/O the file may be usable.
         return if direct { Ok(Opened::NotDirect(error)) } else { Err(error) };
     }
     let size_bytes = size_bytes - size_bytes % u64::from(sector_bytes);
@@ -195,28 +199,28 @@ fn open_as(
         return Err(OpenError::TooSmall { path: path.to_owned(), size_bytes, min_bytes });
     }
     let (read_only, lock) = (options.read_only, None);
-    Ok(Opened::Done(Medium { fd, size_bytes, sector_bytes, read_only, direct, lock }))
+    Ok(Opened::Done(OpenedFile { fd, size_bytes, sector_bytes, read_only, direct, lock }))
 }
 
-/// The sector size that direct I/O needs, or `None` if there is none with our buffers.
-fn direct_needs(stat: &Statx, kind: Kind) -> Option<u32> {
+/// Returns the sector size for direct I/O, or `None` if our buffers do not allow it.
+fn direct_needs(stat: &Statx, kind: FileKind) -> Option<u32> {
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
-        // The kernel does not say (before Linux 6.1). A block device's sector is right; a page is
-        // what every file system takes.
-        return Some(if kind == Kind::Block { MIN_SECTOR_BYTES } else { MAX_SECTOR_BYTES });
+        // The kernel does not report it (before Linux 6.1). For a block device its sector size is
+        // right. For a file, every file system accepts a page.
+        return Some(if kind == FileKind::Block { MIN_SECTOR_BYTES } else { MAX_SECTOR_BYTES });
     }
     let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
     if memory == 0 || offset == 0 || memory.max(offset) > MAX_SECTOR_BYTES {
         return None;
     }
-    // A buffer that is shorter than a page is aligned to the smallest sector only.
+    // Buffers shorter than a page are aligned to the smallest sector only.
     Some(if memory > MIN_SECTOR_BYTES { MAX_SECTOR_BYTES } else { offset })
 }
 
 fn open_plain(
     path: &Path,
     options: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
     direct: bool,
 ) -> Result<OwnedFd, OpenError> {
     let mut flags = OFlags::CLOEXEC;
@@ -224,43 +228,43 @@ fn open_plain(
     if direct {
         flags |= OFlags::DIRECT;
     }
-    if kind == Kind::Block && !options.read_only {
+    if kind == FileKind::Block && !options.read_only {
         flags |= OFlags::EXCL;
     }
     fs::open(path, flags, Mode::empty()).map_err(|errno| refused(path, "open", errno, kind))
 }
 
-/// Makes a file of `bytes` zeros. Apart from opening it for use, because an `open` that is refused
-/// for its flags may leave an empty file behind.
-fn create(path: &Path, bytes: u64) -> Result<Kind, OpenError> {
+/// Creates a file of `bytes` zeros. Not combined with the open for use, because an `open` that is
+/// refused for its flags may leave an empty file.
+fn create(path: &Path, bytes: u64) -> Result<FileKind, OpenError> {
     let flags = OFlags::CLOEXEC | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let fd = fs::open(path, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|errno| refused(path, "create", errno, Kind::File))?;
+        .map_err(|errno| refused(path, "create", errno, FileKind::File))?;
     fs::ftruncate(&fd, bytes).map_err(|errno| {
-        // It is ours and empty, and the next attempt must not take it for a medium.
+        // The file is new and empty. The next attempt must not use it as a device.
         let _ = fs::unlink(path);
-        system(path, "give the new file its size", errno)
+        system(path, "set the size of the new file", errno)
     })?;
-    Ok(Kind::File)
+    Ok(FileKind::File)
 }
 
-pub(super) fn refused(path: &Path, doing: &'static str, errno: Errno, kind: Kind) -> OpenError {
+pub(super) fn refused(path: &Path, doing: &'static str, errno: Errno, kind: FileKind) -> OpenError {
     let path = path.to_owned();
     match errno {
         Errno::NOENT | Errno::NOTDIR => OpenError::Missing { path },
         Errno::ISDIR => OpenError::Directory { path },
         Errno::ROFS => OpenError::ReadOnlyMedium { path },
         Errno::ACCESS | Errno::PERM => OpenError::Permission { path, source: errno.into() },
-        Errno::BUSY if kind == Kind::Block => OpenError::Busy { path },
+        Errno::BUSY if kind == FileKind::Block => OpenError::Busy { path },
         _ => system(&path, doing, errno),
     }
 }
 
-/// Whether the block device was set read-only. The kernel opens it for writing all the same, and
-/// refuses the writes.
+/// Returns whether the block device was set read-only. The kernel opens it for writing all the
+/// same, and refuses the writes.
 fn is_read_only(stat: &Statx) -> bool {
     let (major, minor) = (stat.stx_rdev_major, stat.stx_rdev_minor);
-    // Without sysfs nobody knows before the first write.
+    // Without sysfs this shows only at the first write.
     std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"))
         .is_ok_and(|text| text.trim() == "1")
 }

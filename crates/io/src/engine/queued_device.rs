@@ -1,9 +1,9 @@
-//! A queued device as its owner has it: it can be closed, and dropping it does so.
+//! A queued device with its owner: closing it, and dropping it.
 //!
-//! Closing refuses, waits until every lane is idle, and joins the backend's threads. In a callback it
-//! only refuses: the callback is among what would be waited for.
+//! Closing refuses new requests, waits until every queue is idle, and joins the backend's threads.
+//! In a callback it only refuses, because it would wait for that callback.
 //!
-//! Locking: `io-lane`, one after the other; `io-threads` for an instant.
+//! Locking: `io-submission-queue`, one after another; `io-threads` briefly.
 
 use forebay_base::sync::{Arc, thread};
 
@@ -15,47 +15,47 @@ use crate::waiter::Waiter;
 
 impl<B: Backend> Core<B> {
     fn refuse_from_now_on(&self) {
-        for lane in 0..self.lanes() {
-            let mut state = self.lock(lane);
+        for queue in 0..self.queues() {
+            let mut state = self.lock(queue);
             state.closed = true;
-            self.rouse(lane);
-            self.slot(lane).idle.notify_all();
+            self.wake_slot_waiters(queue);
+            self.slot(queue).idle.notify_all();
         }
     }
 
     fn close(&self) {
         self.refuse_from_now_on();
         if in_callback() {
-            // The callback is among what would be waited for.
+            // The wait would include this callback.
             return;
         }
-        for lane in 0..self.lanes() {
-            let mut state = self.lock(lane);
+        for queue in 0..self.queues() {
+            let mut state = self.lock(queue);
             while !state.is_idle() {
-                self.slot(lane).idle.wait(&mut state);
+                self.slot(queue).idle.wait(&mut state);
             }
         }
         let threads = std::mem::take(&mut *self.threads.lock());
         B::stop(self);
         for thread in threads {
-            // What went wrong in it was told by the panic hook.
+            // The panic hook has reported any panic.
             let _ = thread.join();
         }
     }
 }
 
-/// A core with its owner: dropping it closes.
-pub(crate) struct Queued<B: Backend>(Arc<Core<B>>);
+/// A core with its owner. Dropping it closes the device.
+pub(crate) struct QueuedDevice<B: Backend>(Arc<Core<B>>);
 
-impl<B: Backend> Queued<B> {
+impl<B: Backend> QueuedDevice<B> {
     pub(crate) fn new(core: Arc<Core<B>>) -> Self {
         Self(core)
     }
 }
 
-impl<B: Backend> Device for Queued<B> {
+impl<B: Backend> Device for QueuedDevice<B> {
     fn submit(&self, request: Request) {
-        if let Some(request) = self.0.execute_attended(request) {
+        if let Some(request) = self.0.execute_inline(request) {
             self.0.submit_all(std::iter::once(request));
         }
     }
@@ -90,11 +90,11 @@ impl<B: Backend> Device for Queued<B> {
     }
 }
 
-impl<B: Backend> Drop for Queued<B> {
+impl<B: Backend> Drop for QueuedDevice<B> {
     fn drop(&mut self) {
         self.0.close();
         if in_callback() {
-            // Its threads cannot be joined here; somebody else waits for the rest.
+            // Threads cannot be joined in a callback. Another thread does the waiting.
             let core = Arc::clone(&self.0);
             let _ = thread::spawn_named("io-close", move || core.close());
         }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use forebay_base::arena::Buffer;
 
-/// Bytes that stay where they are while they are owned.
+/// Bytes with a stable address while they are owned.
 ///
 /// # Safety
 ///
-/// As long as the value exists, and however often it is moved, [`bytes`](Self::bytes) returns the
-/// same address and length, and nobody writes to these bytes.
+/// While the value exists, and however often it is moved, [`bytes`](Self::bytes) must return the
+/// same address and length, and these bytes must not be written to.
 pub unsafe trait StableBytes: Send + Sync {
-    /// The bytes.
+    /// Returns the bytes.
     fn bytes(&self) -> &[u8];
 }
 
@@ -22,24 +22,24 @@ unsafe impl StableBytes for Buffer {
     }
 }
 
-// SAFETY: as for `Buffer`; nothing hands out `&mut` to what is shared.
+// SAFETY: as for `Buffer`; a shared buffer hands out no `&mut`.
 unsafe impl StableBytes for forebay_base::sync::Arc<Buffer> {
     fn bytes(&self) -> &[u8] {
         self
     }
 }
 
-/// What a request reads into or writes from.
+/// The memory of a read or write.
 pub enum Payload {
-    /// A buffer of the request's own. A read needs one.
+    /// A buffer of the request's own. Reads need one.
     Owned(Buffer),
-    /// Bytes that others may read at the same time: a block that stays in a cache while it is
-    /// written. For writes only.
+    /// Bytes that others may read at the same time, such as a cached block during its write. For
+    /// writes only.
     Shared(Box<dyn StableBytes>),
 }
 
 impl Payload {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(buffer) => buffer,
@@ -47,7 +47,7 @@ impl Payload {
         }
     }
 
-    /// The bytes for writing, if they are the request's own.
+    /// Returns the bytes, mutably, if they are the request's own.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match self {
             Self::Owned(buffer) => Some(buffer),
@@ -55,7 +55,7 @@ impl Payload {
         }
     }
 
-    /// The buffer, if it was the request's own.
+    /// Returns the buffer, if it is the request's own.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             Self::Owned(buffer) => Some(buffer),

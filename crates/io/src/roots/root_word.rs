@@ -1,27 +1,28 @@
-//! The word of a root: who is in flight, in which generation, and whether more may come.
+//! The state of a root in one word: counts of requests in flight, current generation, and closed
+//! flag.
 //!
 //! | bits | meaning | changed by |
 //! |---|---|---|
-//! | 0–30 | requests in flight of even generations | who submits, who completes |
-//! | 31–61 | requests in flight of odd generations | who submits, who completes |
+//! | 0–30 | requests in flight of even generations | submissions, completions |
+//! | 31–61 | requests in flight of odd generations | submissions, completions |
 //! | 62 | parity of the current generation | a drain, one at a time |
-//! | 63 | closed: nothing new may enter | whoever closes, once |
+//! | 63 | closed: no new request may enter | `close`, once |
 //!
-//! A request enters by one compare-and-swap that sees the generation, the closed bit and the
-//! count together. So it is either counted in the generation that a drain waits for, or comes
-//! after that drain has begun; there is no moment in between, and nothing to check again.
+//! A request enters by one compare-and-swap that covers generation, closed flag and count. So it
+//! either is counted in the generation that a drain waits for, or comes after the begin of that
+//! drain. Nothing must be checked again.
 //!
-//! Invariants: a count rises only in the current generation, or in one that a request in flight
-//! is of (by what its callback submits). So once a generation is past, its count falls to zero
-//! once, and stays there until a later drain makes its parity current again.
+//! Invariant: a count rises only in the current generation, or while a request of its generation is
+//! in flight (by submissions of callbacks). So the count of a past generation falls to zero once,
+//! and stays zero until a later drain makes its parity current again.
 
 use std::fmt;
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 const COUNT_BITS: u32 = 31;
-/// Most requests of one generation that a root can have in flight.
-const MOST: u64 = (1 << COUNT_BITS) - 1;
+/// Most requests in flight of one generation and root.
+const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 const PARITY: u64 = 1 << 62;
 const CLOSED: u64 = 1 << 63;
 
@@ -33,12 +34,12 @@ pub(crate) enum Parity {
 }
 
 impl Parity {
-    /// 0 or 1.
+    /// Returns 0 or 1.
     pub(crate) fn index(self) -> usize {
         self as usize
     }
 
-    /// The parity of the `n`th generation.
+    /// Returns the parity of the `n`th generation.
     pub(crate) fn of(n: u64) -> Self {
         if n.is_multiple_of(2) { Self::Even } else { Self::Odd }
     }
@@ -47,14 +48,14 @@ impl Parity {
         self as u32 * COUNT_BITS
     }
 
-    /// One request of it.
+    /// Returns one request of this generation, as an addend of the word.
     fn one(self) -> u64 {
         1 << self.shift()
     }
 
-    /// Its count in `word`.
+    /// Returns the count of this generation in `word`.
     fn count(self, word: u64) -> u64 {
-        (word >> self.shift()) & MOST
+        (word >> self.shift()) & MAX_COUNT
     }
 
     fn current(word: u64) -> Self {
@@ -62,22 +63,22 @@ impl Parity {
     }
 }
 
-/// The word.
-pub(crate) struct State(AtomicU64);
+/// The state word of a root.
+pub(crate) struct RootWord(AtomicU64);
 
-impl State {
+impl RootWord {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts `n` new requests in the current generation and says which that is, unless the
-    /// root is closed.
+    /// Counts `n` new requests in the current generation, and returns that generation. `None` if
+    /// the root is closed.
     pub(crate) fn enter(&self, n: u64) -> Option<Parity> {
         self.add(|word| (word & CLOSED == 0).then(|| Parity::current(word)), n)
     }
 
-    /// Counts `n` requests that a request in flight of generation `parity` submits; closed or
-    /// not.
+    /// Counts `n` requests submitted by a callback of generation `parity`, even if the root is
+    /// closed.
     pub(crate) fn enter_child(&self, parity: Parity, n: u64) {
         let parent = |word| {
             assert!(parity.count(word) > 0, "a callback runs, but its request is not in flight");
@@ -91,7 +92,10 @@ impl State {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
             let parity = into(word)?;
-            assert!(parity.count(word) + n <= MOST, "too many requests in flight under one root");
+            assert!(
+                parity.count(word) + n <= MAX_COUNT,
+                "too many requests in flight under one root"
+            );
             let next = word + n * parity.one();
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(parity),
@@ -100,8 +104,8 @@ impl State {
         }
     }
 
-    /// A request has ended, callback and all. True if it was the last one that a drain waits
-    /// for: then the drain must be told.
+    /// Removes a request that has completed, callback included. Returns whether it was the last one
+    /// that a drain waits for. Then the caller must wake the drain.
     #[inline]
     pub(crate) fn leave(&self, parity: Parity) -> bool {
         let before = self.0.fetch_sub(parity.one(), Ordering::AcqRel);
@@ -109,14 +113,19 @@ impl State {
         parity.count(before) == 1 && Parity::current(before) != parity
     }
 
-    /// Begins the generation after `ending`, and returns how many of `ending` are in flight.
-    /// Only one drain at a time may do so, once the generation before `ending` is gone.
+    /// Begins the generation after `ending`, and returns the number of requests in flight of
+    /// `ending`. Only one drain at a time may call it, and only once the generation before `ending`
+    /// is empty.
     pub(crate) fn flip(&self, ending: Parity) -> u64 {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
-            assert_eq!(Parity::current(word), ending, "drains come one after the other");
+            assert_eq!(Parity::current(word), ending, "drains run one after another");
             let next = word ^ PARITY;
-            assert_eq!(Parity::current(next).count(word), 0, "the drain before left something");
+            assert_eq!(
+                Parity::current(next).count(word),
+                0,
+                "the previous generation is not empty"
+            );
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return ending.count(word),
                 Err(now) => word = now,
@@ -124,7 +133,7 @@ impl State {
         }
     }
 
-    /// Nothing new enters from now on.
+    /// Closes the root: no new request enters.
     pub(crate) fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
@@ -133,19 +142,19 @@ impl State {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// How many of `parity` are in flight.
+    /// Returns the number of requests in flight of `parity`.
     pub(crate) fn count(&self, parity: Parity) -> u64 {
         parity.count(self.0.load(Ordering::Acquire))
     }
 
-    /// How many are in flight.
+    /// Returns the number of requests in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         let word = self.0.load(Ordering::Acquire);
         Parity::Even.count(word) + Parity::Odd.count(word)
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for RootWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = self.0.load(Ordering::Acquire);
         f.debug_struct("State")
@@ -161,15 +170,15 @@ impl fmt::Debug for State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{MOST, Parity, State};
+    use super::{MAX_COUNT, Parity, RootWord};
 
     #[test]
     fn a_generation_ends_once() {
-        let state = State::new();
+        let state = RootWord::new();
         assert_eq!(state.enter(2), Some(Parity::Even));
         assert!(!state.leave(Parity::Even));
         assert_eq!(state.flip(Parity::Even), 1);
-        // The newer generation does not keep the older one from ending, nor end it.
+        // A newer generation neither delays the end of the older one nor causes it.
         assert_eq!(state.enter(1), Some(Parity::Odd));
         assert!(!state.leave(Parity::Odd));
         state.enter_child(Parity::Even, 1);
@@ -180,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_closed_root_lets_only_children_in() {
-        let state = State::new();
+        let state = RootWord::new();
         assert_eq!(state.enter(1), Some(Parity::Even));
         state.close();
         state.close();
@@ -194,26 +203,26 @@ mod tests {
 
     #[test]
     fn a_full_count_does_not_spill_into_its_neighbours() {
-        let state = State::new();
-        assert_eq!(state.enter(MOST), Some(Parity::Even));
-        assert_eq!(state.flip(Parity::Even), MOST);
-        assert_eq!(state.enter(MOST), Some(Parity::Odd));
-        assert_eq!((state.count(Parity::Even), state.count(Parity::Odd)), (MOST, MOST));
+        let state = RootWord::new();
+        assert_eq!(state.enter(MAX_COUNT), Some(Parity::Even));
+        assert_eq!(state.flip(Parity::Even), MAX_COUNT);
+        assert_eq!(state.enter(MAX_COUNT), Some(Parity::Odd));
+        assert_eq!((state.count(Parity::Even), state.count(Parity::Odd)), (MAX_COUNT, MAX_COUNT));
         assert!(!state.is_closed());
         assert!(std::panic::catch_unwind(|| state.enter(1)).is_err());
-        assert_eq!(state.in_flight(), 2 * MOST);
+        assert_eq!(state.in_flight(), 2 * MAX_COUNT);
     }
 
     #[test]
     #[should_panic(expected = "not in flight")]
     fn a_child_needs_a_parent() {
-        State::new().enter_child(Parity::Odd, 1);
+        RootWord::new().enter_child(Parity::Odd, 1);
     }
 
     #[test]
-    #[should_panic(expected = "left something")]
+    #[should_panic(expected = "not empty")]
     fn generations_do_not_overtake() {
-        let state = State::new();
+        let state = RootWord::new();
         state.enter(1);
         state.flip(Parity::Even);
         state.flip(Parity::Odd);
@@ -222,8 +231,8 @@ mod tests {
     proptest! {
         /// Against plain counts.
         #[test]
-        fn the_word_is_what_it_packs(steps in prop::collection::vec(0..6u8, 0..200)) {
-            let state = State::new();
+        fn the_word_matches_plain_counts(steps in prop::collection::vec(0..6u8, 0..200)) {
+            let state = RootWord::new();
             let (mut counts, mut current, mut closed) = ([0u64; 2], 0, false);
             let parity = |n: usize| Parity::of(n as u64);
             for step in steps {
