@@ -30,7 +30,7 @@ pub fn cache(bytes: u64) -> Arc<BlockCache> {
 /// # Panics
 /// If the system gives no thread.
 pub fn memory(name: &str, bytes: u64, sector_bytes: u32) -> Arc<dyn Device> {
-    let options = MemoryOptions { sector_bytes, lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions { sector_bytes, submission_queues: 1, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new(name, bytes, &options).expect("a memory device"))
 }
 

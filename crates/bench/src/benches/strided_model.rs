@@ -30,7 +30,7 @@ const LINES_OF_LIST: f64 = 3.0;
 /// Lanes that a device has at most.
 const MOST_LANES: usize = 16;
 /// Locks of which a lane has one of its own.
-const LOCKS_OF_LANES: [&str; 2] = ["io-lane", "io-drive"];
+const LOCKS_OF_LANES: [&str; 2] = ["io-submission-queue", "io-drive"];
 /// How the names of locks begin at which hardly anybody ever meets: a request's own, and those of
 /// pieces of the device's memory, for every thread reads its own.
 const PRIVATE_LOCKS: [&str; 2] = ["request-", "memory-chunk"];
@@ -213,14 +213,17 @@ mod tests {
 
     #[test]
     fn a_lock_of_the_device_is_a_station_and_a_requests_own_is_none() {
-        let others =
-            vec![("io-lane", 2.0, 100.0), ("request-home", 1.0, 50.0), ("io-x", 1.0, 40.0)];
+        let others = vec![
+            ("io-submission-queue", 2.0, 100.0),
+            ("request-handle", 1.0, 50.0),
+            ("io-x", 1.0, 40.0),
+        ];
         let lock = LockCost { alone_ns: 30.0, queued_ns: 60.0 };
         let kind = Kind::Forebay;
         let operation = Operation { kind, ns: 3000.0, lock, line_ns: 50.0, others: &others };
         let stations = operation.stations(32);
         let names: Vec<_> = stations.iter().map(|s| (s.name, s.copies)).collect();
-        assert_eq!(names, [("root word", 32), ("io-lane", 16), ("io-x", 1)]);
+        assert_eq!(names, [("root word", 32), ("io-submission-queue", 16), ("io-x", 1)]);
         assert!((operation.think_ns() - 2760.0).abs() < 1e-9);
     }
 }

@@ -120,7 +120,7 @@ fn open(common: &Common, args: &Args, medium: Medium, threads: usize) -> Result<
         let options = MemoryOptions {
             sector_bytes: BLOCK_BYTES as u32,
             latency_ns: args.latency_us * 1000,
-            lanes: LANES,
+            submission_queues: LANES,
             tunables,
             ..MemoryOptions::default()
         };
@@ -133,7 +133,12 @@ fn open(common: &Common, args: &Args, medium: Medium, threads: usize) -> Result<
         let path = file.path.display();
         return Err(format!("{path} has less than a block for each of {threads} threads").into());
     }
-    let options = OpenOptions { read_only: true, lanes: LANES, tunables, ..OpenOptions::default() };
+    let options = OpenOptions {
+        read_only: true,
+        submission_queues: LANES,
+        tunables,
+        ..OpenOptions::default()
+    };
     let device = Arc::new(FileDevice::open(&file.path, &options)?);
     Ok(Opened { medium, device, stamp: file.stamp, region_blocks, _file: Some(file) })
 }
@@ -206,7 +211,7 @@ fn one(
 const DEVICE_FIGURES: [(&str, &str); 3] = [
     ("raised", "raised_per_op"),
     ("queue_full", "queue_full_per_op"),
-    ("reaper_wakes", "reaper_wakes_per_op"),
+    ("completion_thread_wakes", "completion_thread_wakes_per_op"),
 ];
 
 fn device_counts(device: &dyn Device) -> [u64; DEVICE_FIGURES.len()] {

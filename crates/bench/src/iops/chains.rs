@@ -48,7 +48,7 @@ pub(crate) fn ours(plan: &Plan<'_>, engine: Engines, stamp: Stamp) -> Result<Fou
             Engines::IoUring => EngineChoice::Auto,
             Engines::Threads => EngineChoice::Threads,
         },
-        lanes: LANES,
+        submission_queues: LANES,
         tunables,
         ..OpenOptions::default()
     };

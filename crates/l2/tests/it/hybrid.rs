@@ -21,7 +21,7 @@ use forebay_l2::{
 const DEVICE_BYTES: u64 = 32 << 20;
 
 fn memory_device() -> Arc<MemoryDevice> {
-    let options = MemoryOptions { lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions { submission_queues: 1, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new("medium", DEVICE_BYTES, &options).unwrap())
 }
 

@@ -63,7 +63,7 @@ pub(super) fn flush(members: &[&Member]) -> Result<()> {
     let last = members.len().saturating_sub(1);
     run_all(members.iter().enumerate().map(|(at, member)| {
         let flush = Request::flush();
-        (&**member.device(), if at == last { flush.attended() } else { flush })
+        (&**member.device(), if at == last { flush.allow_inline() } else { flush })
     }))
 }
 

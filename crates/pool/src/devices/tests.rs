@@ -26,7 +26,7 @@ fn memory() -> Arc<BlockCache> {
 }
 
 fn device_of(name: &str, size_bytes: u64, sector_bytes: u32) -> Arc<MemoryDevice> {
-    let options = MemoryOptions { sector_bytes, lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions { sector_bytes, submission_queues: 1, ..MemoryOptions::default() };
     Arc::new(MemoryDevice::new(name, size_bytes, &options).unwrap())
 }
 

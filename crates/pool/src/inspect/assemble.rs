@@ -173,7 +173,8 @@ fn put_together(
 
 /// A device that has nothing where blocks could lie.
 fn absent(number: usize) -> Result<Arc<dyn Device>> {
-    let options = MemoryOptions { lanes: 1, sector_bytes: 512, ..MemoryOptions::default() };
+    let options =
+        MemoryOptions { submission_queues: 1, sector_bytes: 512, ..MemoryOptions::default() };
     let name = format!("device {number}, which is missing");
     match MemoryDevice::new(&name, 512, &options) {
         Ok(device) => Ok(Arc::new(device)),

@@ -109,8 +109,13 @@ impl Inspector {
     /// [`ErrorKind::Invalid`] without any path, or for what cannot be a device; [`ErrorKind::NotFound`]; [`ErrorKind::Device`].
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let locking = Locking::None;
-        let options =
-            OpenOptions { read_only: true, locking, lanes: 1, threads: 2, ..Default::default() };
+        let options = OpenOptions {
+            read_only: true,
+            locking,
+            submission_queues: 1,
+            threads: 2,
+            ..Default::default()
+        };
         let open = |path| {
             let device = FileDevice::open(path, &options).map_err(refused)?;
             Ok(Arc::new(device) as Arc<dyn Device>)

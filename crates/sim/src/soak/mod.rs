@@ -157,7 +157,7 @@ impl Place {
     pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
         let options = OpenOptions {
             create_bytes: Some(DEVICE_BYTES),
-            lanes: 1,
+            submission_queues: 1,
             threads: 2,
             ..OpenOptions::default()
         };

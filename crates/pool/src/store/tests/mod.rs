@@ -100,7 +100,12 @@ pub(super) fn fixture_with(
     caching: OwnerCaching,
     latency_ns: u64,
 ) -> Fixture {
-    let options = MemoryOptions { sector_bytes, latency_ns, lanes: 1, ..MemoryOptions::default() };
+    let options = MemoryOptions {
+        sector_bytes,
+        latency_ns,
+        submission_queues: 1,
+        ..MemoryOptions::default()
+    };
     let new = |n| MemoryDevice::new(&format!("memory{n}"), DEVICE_BYTES, &options).unwrap();
     let media: Vec<_> = (0..count).map(|n| Arc::new(new(n))).collect();
     let over = |device: &Arc<MemoryDevice>| {
