@@ -6,9 +6,9 @@
 //! A rule that can be wrong for a good reason takes an excuse in place, a comment of the form
 //! "tidy: name of the rule, because reason". Which rules do is said in their heads.
 
-mod floors;
 mod format_types;
 mod functions;
+mod layers;
 mod leftovers;
 mod links;
 mod locks;
@@ -48,7 +48,7 @@ fn check(tree: &Tree, out: &mut Findings) {
     for (path, line, why) in &tree.broken {
         out.error("parse", path, *line, format!("cannot be parsed: {why}"));
     }
-    floors::check(tree, out);
+    layers::check(tree, out);
     modules::check(tree, out);
     functions::check(tree, out);
     unsafety::check(tree, out);

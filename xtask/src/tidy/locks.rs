@@ -6,7 +6,7 @@
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-use super::floors;
+use super::layers;
 use crate::tree::{Findings, Tree};
 
 const RULE: &str = "locks";
@@ -17,8 +17,8 @@ const HOME: &str = "crates/base/src/sync";
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     let table = tree.texts.get(TABLE).map_or("", String::as_str);
     for source in tree.sources.iter().filter(|source| !source.path.starts_with(HOME)) {
-        let package = tree.package_of(&source.path).and_then(|p| floors::resident(&p.name));
-        if !package.is_some_and(|resident| resident.library) {
+        let package = tree.package_of(&source.path).and_then(|p| layers::crate_row(&p.name));
+        if !package.is_some_and(|row| row.library) {
             continue;
         }
         let mut names = Vec::new();

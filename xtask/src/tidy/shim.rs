@@ -9,7 +9,7 @@ use std::iter::Peekable;
 use proc_macro2::token_stream::IntoIter;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-use super::floors;
+use super::layers;
 use crate::tree::{Findings, Tree};
 
 const RULE: &str = "shim";
@@ -41,9 +41,9 @@ const HARMLESS: [&str; 2] = ["std::thread::available_parallelism", "std::thread:
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for source in &tree.sources {
-        let package = tree.package_of(&source.path).and_then(|p| floors::resident(&p.name));
+        let package = tree.package_of(&source.path).and_then(|p| layers::crate_row(&p.name));
         let home = HOMES.iter().any(|home| source.path.starts_with(home));
-        if home || !package.is_some_and(|resident| resident.library) {
+        if home || !package.is_some_and(|row| row.library) {
             continue;
         }
         let mut paths = Vec::new();

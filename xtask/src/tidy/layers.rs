@@ -1,86 +1,87 @@
-//! The floors of the house: a crate stands only on crates below it.
+//! A crate depends only on crates of lower layers.
 //!
-//! [`HOUSE`] is the table of ARCHITECTURE.md. Normal and build dependencies must point strictly
-//! downwards; development dependencies may also point at crates of [`Floor::Dev`]. A crate that
-//! is not in the table is refused, so that a new one gets its floor by decision.
+//! [`CRATES`] is the table of ARCHITECTURE.md. Normal and build dependencies must point to a lower
+//! layer. Development dependencies may also point to crates of [`Layer::Dev`]. A crate that is not
+//! in the table is an error, so that the layer of a new crate is a decision.
 
 use std::fmt;
 
 use crate::tree::{Findings, Package, Tree};
 
-const RULE: &str = "floors";
+const RULE: &str = "layers";
 
-/// Where a crate stands.
+/// The layer of a crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Floor {
-    /// Part of the product; the number counts upwards.
+pub(crate) enum Layer {
+    /// Part of the product; 0 is the lowest layer.
     At(u8),
-    /// Helps tests and tools; no part of the product stands on it.
+    /// Used by tests and tools; the product does not depend on it.
     Dev,
-    /// A chore of the project itself: may use anything, and nothing may use it.
-    Chore,
+    /// A task of the project itself: may depend on all crates, and no crate may depend on it.
+    Task,
 }
 
-impl fmt::Display for Floor {
+impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Floor::At(number) => write!(f, "floor {number}"),
-            Floor::Dev => f.write_str("for development"),
-            Floor::Chore => f.write_str("a chore"),
+            Layer::At(number) => write!(f, "layer {number}"),
+            Layer::Dev => f.write_str("for development"),
+            Layer::Task => f.write_str("a task"),
         }
     }
 }
 
 /// One row of the table.
-pub(crate) struct Resident {
+pub(crate) struct CrateRow {
     pub(crate) name: &'static str,
-    pub(crate) floor: Floor,
-    /// Whether the shim's rules hold: clock, randomness, threads and locks are injected.
+    pub(crate) layer: Layer,
+    /// Whether the rule `shim` applies: clock, randomness, threads and locks are injected.
     pub(crate) library: bool,
-    /// Crates of others that would give it knowledge it must not have.
-    never: &'static [&'static str],
+    /// Third-party crates that it must not depend on.
+    forbidden: &'static [&'static str],
 }
 
-const RUNTIMES: &[&str] = &["tokio", "async-std", "smol", "futures-executor"];
-const RUNTIMES_AND_IO: &[&str] =
+const ASYNC_RUNTIMES: &[&str] = &["tokio", "async-std", "smol", "futures-executor"];
+const ASYNC_RUNTIMES_AND_IO: &[&str] =
     &["tokio", "async-std", "smol", "futures-executor", "io-uring", "fuser", "rustix", "nix"];
 const PROTOCOLS: &[&str] = &["fuser", "fuse3", "fuse-backend-rs"];
 
-/// Every crate that may exist. A row does not mean that the crate exists already.
-pub(crate) const HOUSE: &[Resident] = &[
-    tool("xtask", Floor::Chore),
-    tool("forebay-docs", Floor::Chore),
-    tool("forebay-fuzz", Floor::Chore),
-    tool("forebay-cli", Floor::At(6)),
-    tool("forebay-bench", Floor::At(6)),
-    library("forebay-fuse", Floor::At(5), &[]),
-    library("forebay-nbd", Floor::At(5), &[]),
-    library("forebay-fs", Floor::At(4), PROTOCOLS),
-    library("forebay-pool", Floor::At(3), PROTOCOLS),
-    library("forebay-l2", Floor::At(2), PROTOCOLS),
-    library("forebay-cache", Floor::At(1), RUNTIMES_AND_IO),
-    library("forebay-io", Floor::At(1), PROTOCOLS),
-    library("forebay-base", Floor::At(0), RUNTIMES),
-    tool("forebay-sim", Floor::Dev),
+/// Every crate that may exist. A planned crate may have a row.
+pub(crate) const CRATES: &[CrateRow] = &[
+    tool("xtask", Layer::Task),
+    tool("forebay-docs", Layer::Task),
+    tool("forebay-fuzz", Layer::Task),
+    tool("forebay-cli", Layer::At(6)),
+    tool("forebay-bench", Layer::At(6)),
+    library("forebay-fuse", Layer::At(5), &[]),
+    library("forebay-nbd", Layer::At(5), &[]),
+    library("forebay-fs", Layer::At(4), PROTOCOLS),
+    library("forebay-pool", Layer::At(3), PROTOCOLS),
+    library("forebay-l2", Layer::At(2), PROTOCOLS),
+    library("forebay-cache", Layer::At(1), ASYNC_RUNTIMES_AND_IO),
+    library("forebay-io", Layer::At(1), PROTOCOLS),
+    library("forebay-base", Layer::At(0), ASYNC_RUNTIMES),
+    tool("forebay-sim", Layer::Dev),
 ];
 
-const fn library(name: &'static str, floor: Floor, never: &'static [&'static str]) -> Resident {
-    Resident { name, floor, library: true, never }
+const fn library(name: &'static str, layer: Layer, forbidden: &'static [&'static str]) -> CrateRow {
+    CrateRow { name, layer, library: true, forbidden }
 }
 
-const fn tool(name: &'static str, floor: Floor) -> Resident {
-    Resident { name, floor, library: false, never: &[] }
+const fn tool(name: &'static str, layer: Layer) -> CrateRow {
+    CrateRow { name, layer, library: false, forbidden: &[] }
 }
 
 /// The row of a crate, if it has one.
-pub(crate) fn resident(name: &str) -> Option<&'static Resident> {
-    HOUSE.iter().find(|resident| resident.name == name)
+pub(crate) fn crate_row(name: &str) -> Option<&'static CrateRow> {
+    CRATES.iter().find(|row| row.name == name)
 }
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for package in &tree.packages {
-        let Some(from) = resident(&package.name) else {
-            let message = format!("`{}` has no floor: add it to the table of floors", package.name);
+        let Some(from) = crate_row(&package.name) else {
+            let message =
+                format!("`{}` has no layer: add it to the table in tidy/layers.rs", package.name);
             out.error(RULE, &package.path, 0, message);
             continue;
         };
@@ -91,38 +92,39 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
         }
         let lints = package.manifest.get("lints").and_then(|lints| lints.get("workspace"));
         if lints.and_then(toml::Value::as_bool) != Some(true) {
-            let message = "has no `[lints] workspace = true`, so the lints pass it by".to_owned();
+            let message =
+                "has no `[lints] workspace = true`: workspace lints do not apply".to_owned();
             out.error(RULE, &package.path, 0, message);
         }
     }
 }
 
-fn objection(tree: &Tree, from: &Resident, table: &str, name: &str) -> Option<String> {
+fn objection(tree: &Tree, from: &CrateRow, table: &str, name: &str) -> Option<String> {
     let development = table == "dev-dependencies";
-    if from.never.contains(&name) && !development {
-        return Some(format!("`{}` must never know of `{name}`", from.name));
+    if from.forbidden.contains(&name) && !development {
+        return Some(format!("`{}` must not depend on `{name}`", from.name));
     }
     let ours = tree.packages.iter().any(|package| package.name == name);
-    let Some(to) = resident(name) else {
-        return ours.then(|| format!("`{}` depends on `{name}`, which has no floor", from.name));
+    let Some(to) = crate_row(name) else {
+        return ours.then(|| format!("`{}` depends on `{name}`, which has no layer", from.name));
     };
-    let allowed = match (from.floor, to.floor) {
-        (_, Floor::Chore) => false,
-        (Floor::Chore, _) => true,
-        // Itself, with the features of its own tests.
+    let allowed = match (from.layer, to.layer) {
+        (_, Layer::Task) => false,
+        (Layer::Task, _) => true,
+        // A crate may enable its own features for its tests.
         _ if from.name == to.name => development,
-        (Floor::At(from), Floor::At(to)) => to < from,
-        (Floor::At(_), Floor::Dev) => development || !from.library,
-        (Floor::Dev, Floor::At(to)) => to < 6,
-        (Floor::Dev, Floor::Dev) => true,
+        (Layer::At(from), Layer::At(to)) => to < from,
+        (Layer::At(_), Layer::Dev) => development || !from.library,
+        (Layer::Dev, Layer::At(to)) => to < 6,
+        (Layer::Dev, Layer::Dev) => true,
     };
     (!allowed).then(|| {
-        let (from_name, from, to) = (from.name, from.floor, to.floor);
-        format!("`{from_name}` ({from}) must not stand on `{name}` ({to})")
+        let (from_name, from, to) = (from.name, from.layer, to.layer);
+        format!("`{from_name}` ({from}) must not depend on `{name}` ({to})")
     })
 }
 
-/// Pairs of the table's kind and the name of the package depended on.
+/// Kind of the dependency table and name of the package, for each dependency.
 fn dependencies(package: &Package) -> Vec<(String, String)> {
     let mut found = Vec::new();
     collect(&package.manifest, &mut found);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_stands_on_itself_in_its_tests_only() {
+    fn a_crate_depends_on_itself_in_its_tests_only() {
         let itself = "forebay-pool = { path = \".\", features = [\"testing\"] }";
         assert_eq!(found("forebay-pool", &format!("[dev-dependencies]\n{itself}")), 0);
         assert_eq!(found("forebay-pool", &format!("[dependencies]\n{itself}")), 1);
