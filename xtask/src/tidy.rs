@@ -13,6 +13,7 @@ mod leftovers;
 mod links;
 mod locks;
 mod modules;
+mod retired;
 mod shim;
 mod unsafety;
 mod wording;
@@ -58,6 +59,7 @@ fn check(tree: &Tree, out: &mut Findings) {
     wording::check(tree, out);
     links::check(tree, out);
     locks::check(tree, out);
+    retired::check(tree, out);
 }
 
 /// What a rule says about a fixture, one `path:line` a finding. For the tests of the rules.
