@@ -7,7 +7,6 @@
 //! "tidy: name of the rule, because reason". Which rules do is said in their heads.
 
 mod format_types;
-mod functions;
 mod layers;
 mod leftovers;
 mod links;
@@ -51,7 +50,6 @@ fn check(tree: &Tree, out: &mut Findings) {
     }
     layers::check(tree, out);
     modules::check(tree, out);
-    functions::check(tree, out);
     unsafety::check(tree, out);
     format_types::check(tree, out);
     leftovers::check(tree, out);

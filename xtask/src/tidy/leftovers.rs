@@ -1,24 +1,17 @@
-//! Nothing unfinished is left behind: no notes to self, no placeholders, no debug prints.
+//! No notes about unfinished work: [`NOTES`] in comments of Rust and in the text of other files.
 //!
-//! Notes are looked for in comments of Rust files and in the text of all others; placeholders by
-//! token, so that text which merely speaks of them passes. A word between backticks is spoken of.
+//! A word between backticks is a mention, not a note. Clippy refuses placeholders and debug prints.
 
-use proc_macro2::TokenTree;
-
-use crate::source::{Source, has_word};
+use crate::source::has_word;
 use crate::tree::{Findings, Tree};
 
 const RULE: &str = "leftovers";
 const NOTES: [&str; 3] = ["TODO", "FIXME", "XXX"];
-const PLACEHOLDERS: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for source in &tree.sources {
         for (at, comment) in source.comments.iter().enumerate() {
             note(&source.path, at + 1, comment, out);
-        }
-        for (line, name) in placeholders(source) {
-            out.error(RULE, &source.path, line, format!("`{name}!` is left over"));
         }
     }
     let prose = |path: &&String| !path.ends_with(".rs") && !path.ends_with(".lock");
@@ -35,29 +28,6 @@ fn note(path: &str, line: usize, text: &str, out: &mut Findings) {
     for word in NOTES.iter().filter(|word| has_word(&spoken, word)) {
         out.error(RULE, path, line, format!("`{word}` is left over: do it, or open an issue"));
     }
-}
-
-fn placeholders(source: &Source) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    let mut before: Option<(String, usize)> = None;
-    crate::source::walk(&source.tokens, &mut |token| {
-        match token {
-            TokenTree::Punct(punct) if punct.as_char() == '!' => {
-                if let Some((name, line)) = before.take()
-                    && PLACEHOLDERS.contains(&name.as_str())
-                {
-                    found.push((line, name));
-                }
-            }
-            TokenTree::Ident(ident) => {
-                before = Some((ident.to_string(), ident.span().start().line));
-                return;
-            }
-            _ => {}
-        }
-        before = None;
-    });
-    found
 }
 
 #[cfg(test)]
@@ -81,11 +51,5 @@ mod tests {
             ("a.md", "no `FIXME`, no XXXL"),
         ];
         assert_eq!(places(check, &files), [""; 0]);
-    }
-
-    #[test]
-    fn placeholders_are_found_by_token() {
-        let text = "fn f() {\n    todo!()\n}\nfn g() { h(dbg!(1), unimplemented!()) }";
-        assert_eq!(places(check, &[("a.rs", text)]), ["a.rs:2", "a.rs:4", "a.rs:4"]);
     }
 }

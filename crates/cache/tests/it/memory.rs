@@ -63,7 +63,7 @@ fn rss() -> u64 {
 
 /// A storm of loads of blocks from an arena under a hard bound. Returns the bound and how far resident
 /// memory grew at most.
-// tidy: long function, because it is one list of what can happen, read from top to bottom.
+#[expect(clippy::too_many_lines, reason = "one scenario, read from top to bottom")]
 fn storm(
     bound: u64,
     threads: u64,

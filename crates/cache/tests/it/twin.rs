@@ -354,7 +354,7 @@ impl Twin {
         self.owners[owner as usize] = (fresh, OwnerCaching::All);
     }
 
-    // tidy: long function, because it is one list of what can happen, read from top to bottom.
+    #[expect(clippy::too_many_lines, reason = "one arm per operation")]
     fn apply(&mut self, op: Op) {
         match op {
             Op::Insert(owner, block, weight, a) => self.insert(owner, block, weight, a),
