@@ -1,13 +1,13 @@
-//! The project's own chores: `cargo xtask check`, `test`, `tidy`, `docs`, `conformance` and others.
+//! Tasks of the project: `cargo xtask check`, `test`, `tidy`, `docs`, `conformance` and others.
 //!
-//! Everything that a change must pass is a step of [`mod@test`]; continuous integration calls that
-//! and nothing else. Steps run as child processes, so a step's command can be repeated by hand. This
-//! crate links none of the others, so that `tidy` starts at once.
+//! Everything that a change must pass is a step of [`mod@test`]; continuous integration runs only
+//! that. Steps run as child processes, so the command of a step can be repeated by hand. This crate
+//! depends on no other crate of the workspace, so that `tidy` starts at once.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "a tool: it reads the clock and runs processes, and no model checker runs it"
+    reason = "a tool: it reads the clock and runs processes; the model checker does not run it"
 )]
 
 mod conformance;
@@ -26,21 +26,22 @@ usage: cargo xtask <command>
   check           formatting, tidy, clippy, unit and property tests; before each commit
   test            everything that a change must pass: what CI runs
   test --full [--resume]
-                  the long searches as well; --resume goes on after the steps that passed
-  flaky N         all tests, N times, beside a busy loop on each core
-  tidy            the house rules: layers, sizes, SAFETY comments, links, ...
-  model [--full]  the model checks alone
-  docs            writes the generated files of docs/
+                  also the long searches; --resume skips the steps that passed
+  flaky N         all tests, N times, with a busy loop on each core
+  tidy            the house rules: layers, file sizes, SAFETY comments, links, ...
+  model [--full]  the model checks only
+  docs            write the generated files of docs/
   conformance [NAME..] [--full]
-                  other people's tools on a real mount: pjdfstest, fsx, fio, fs_mark, tar, git, cargo, kill
+                  external test suites and tools on a real mount: pjdfstest, fsx, fio, fs_mark,
+                  tar, git, cargo, kill
   soak [--minutes N] [--seed N] [--folder EMPTY_FOLDER]
-                  pools under work, faults and kills, ten minutes by default
-  help            prints this
+                  pools under load, faults and kills, ten minutes by default
+  help            print this text
 
 environment:
-  FOREBAY_SEED=N              the seed of randomised tests, to repeat one
-  FOREBAY_REQUIRE=fuse,...    a test that lacks one of these fails instead of being skipped:
-                              fuse, uring, loop, root, or a tool's name
+  FOREBAY_SEED=N              seed of randomised tests, to repeat a run
+  FOREBAY_REQUIRE=fuse,...    fail a test that lacks one of these, instead of skipping it:
+                              fuse, uring, loop, root, or the name of a tool
 ";
 
 fn main() -> ExitCode {
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
         ["test", "--full", "--resume"] => test::test(&root, true, true),
         ["flaky", rounds] => match rounds.parse() {
             Ok(rounds) => test::flaky(&root, rounds),
-            Err(_) => Err(io::Error::other(format!("`{rounds}` is no number of rounds"))),
+            Err(_) => Err(io::Error::other(format!("flaky: `{rounds}` is not a number of rounds"))),
         },
         ["model"] => test::model(&root, false),
         ["model", "--full"] => test::model(&root, true),
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
         ["conformance", arguments @ ..] => conformance::run(&root, arguments),
         ["docs"] => test::docs(&root),
         other => {
-            eprintln!("xtask: do not know `{}`\n", other.join(" "));
+            eprintln!("xtask: unknown command `{}`\n", other.join(" "));
             eprint!("{HELP}");
             return ExitCode::from(2);
         }
@@ -82,7 +83,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace's folder: the parent of this crate's, where cargo says that is today.
+/// The folder of the workspace. Cargo sets the variable when it runs this program; the path of the
+/// build is used otherwise.
 fn root() -> PathBuf {
     let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

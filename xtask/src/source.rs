@@ -1,8 +1,8 @@
 //! One Rust file, in the three views that the checks need: syntax, tokens, comments.
 //!
-//! `syn` sees functions and attributes, but not comments and not the inside of macros; the token
-//! stream sees the inside of macros; and comments are what is left of the text once all tokens
-//! are blanked out. The three agree on line numbers, which count from 1.
+//! `syn` sees functions and attributes, but neither comments nor the bodies of macros. The token
+//! stream has the bodies of macros. Comments are the text without all tokens. The three views use
+//! the same line numbers, which start at 1.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -16,7 +16,7 @@ pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) file: syn::File,
     pub(crate) tokens: TokenStream,
-    /// Every line with all but its comments (doc comments too) blanked out.
+    /// Every line, with everything blanked out except comments and doc comments.
     pub(crate) comments: Vec<String>,
     pub(crate) lines: Vec<String>,
     /// The whole file is test code.
@@ -27,7 +27,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Parses `text`; an error is the line and what is wrong there.
+    /// Parses `text`. An error is a line and a message.
     pub(crate) fn parse(path: &str, text: &str) -> Result<Source, (usize, String)> {
         let tokens: TokenStream = text
             .parse()
@@ -53,18 +53,18 @@ impl Source {
         self.all_tests || self.test_items.iter().any(|lines| lines.contains(&line))
     }
 
-    /// How many lines are not test code.
+    /// Number of lines that are not test code.
     pub(crate) fn lines_without_tests(&self) -> usize {
         (1..=self.lines.len()).filter(|line| !self.is_test(*line)).count()
     }
 
-    /// The comment text of a line; empty past the ends.
+    /// The comment of a line; empty for a line that does not exist.
     pub(crate) fn comment(&self, line: usize) -> &str {
         line.checked_sub(1).and_then(|i| self.comments.get(i)).map_or("", |c| c.trim())
     }
 
-    /// Whether `line` itself or the block of comments and attributes that ends right above it
-    /// has a comment with `needle` in it.
+    /// Whether a comment on `line`, or in the block of comments and attributes directly above it,
+    /// contains `needle`.
     pub(crate) fn comment_above(&self, line: usize, needle: &str) -> bool {
         if self.comment(line).contains(needle) {
             return true;
@@ -76,14 +76,14 @@ impl Source {
         above.into_iter().any(|l| self.comment(l).contains(needle))
     }
 
-    /// Whether an exception from the rule `what` stands at the line, with its reason:
-    /// a comment `tidy: <what>, because <reason>`.
-    pub(crate) fn excused(&self, line: usize, what: &str) -> bool {
-        self.comment_above(line, &format!("tidy: {what}, because "))
+    /// Whether the line has an exception from `rule`, with its reason: a comment
+    /// `tidy: <rule>, because <reason>`.
+    pub(crate) fn has_exception(&self, line: usize, rule: &str) -> bool {
+        self.comment_above(line, &format!("tidy: {rule}, because "))
     }
 }
 
-/// Calls `f` with every token outside groups and with every group, at any depth.
+/// Calls `f` with every token and every group, at any depth.
 pub(crate) fn walk(tokens: &TokenStream, f: &mut impl FnMut(&TokenTree)) {
     for token in tokens.clone() {
         f(&token);
@@ -107,7 +107,7 @@ fn comments(text: &str, tokens: &TokenStream) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Blanks all tokens, but for those that stand for a doc comment: they span the comment's text.
+/// Blanks all tokens except doc comments, whose tokens span the text of the comment.
 fn blank(bytes: &mut [u8], text: &str, tokens: &TokenStream) {
     for token in tokens.clone() {
         let range = token.span().byte_range();
@@ -222,7 +222,7 @@ mod tests {
 ";
 
     #[test]
-    fn comments_are_what_tokens_leave() {
+    fn comments_are_the_text_without_tokens() {
         let source = Source::parse("a.rs", TEXT).unwrap();
         let comments: Vec<&str> = (1..=source.lines.len()).map(|l| source.comment(l)).collect();
         assert_eq!(
@@ -253,12 +253,12 @@ mod tests {
     }
 
     #[test]
-    fn an_excuse_needs_its_reason_and_its_place() {
+    fn an_exception_needs_a_reason_and_its_place() {
         let text = "// tidy: std, because it is a fixture\n#[inline]\nfn f() {}\n\nfn g() {}\n";
         let source = Source::parse("a.rs", text).unwrap();
-        assert!(source.excused(3, "std"));
-        assert!(!source.excused(3, "other rule"));
-        assert!(!source.excused(5, "std"));
+        assert!(source.has_exception(3, "std"));
+        assert!(!source.has_exception(3, "other rule"));
+        assert!(!source.has_exception(5, "std"));
     }
 
     #[test]

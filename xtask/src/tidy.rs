@@ -1,11 +1,12 @@
-//! `cargo xtask tidy`: the rules of the house that neither compiler nor clippy knows.
+//! `cargo xtask tidy`: the house rules that neither the compiler nor clippy can check.
 //!
 //! Each rule is a function from the [`Tree`] to [`Findings`], in a file of its own with tests on
 //! small fixtures. Rules read text and syntax only, so a run takes a second.
 //!
-//! A rule that can be wrong for a good reason takes an excuse in place, a comment of the form
-//! "tidy: name of the rule, because reason". Which rules do is said in their heads.
+//! A rule that can be wrong for a good reason accepts an exception in place: a comment "tidy: name
+//! of the rule, because reason". The head of such a rule says so.
 
+mod columns;
 mod format_types;
 mod layers;
 mod leftovers;
@@ -22,7 +23,7 @@ use std::path::Path;
 
 use crate::tree::{Findings, Level, Tree};
 
-/// Checks the workspace at `root`, prints what was found, and says whether it is in order.
+/// Checks the workspace at `root` and prints the findings. Returns whether there is no error.
 pub(crate) fn run(root: &Path) -> io::Result<bool> {
     let tree = Tree::load(root)?;
     let mut out = Findings::default();
@@ -45,7 +46,7 @@ pub(crate) fn run(root: &Path) -> io::Result<bool> {
 }
 
 fn check(tree: &Tree, out: &mut Findings) {
-    for (path, line, why) in &tree.broken {
+    for (path, line, why) in &tree.parse_errors {
         out.error("parse", path, *line, format!("cannot be parsed: {why}"));
     }
     layers::check(tree, out);
@@ -57,14 +58,15 @@ fn check(tree: &Tree, out: &mut Findings) {
     wording::check(tree, out);
     links::check(tree, out);
     locks::check(tree, out);
+    columns::check(tree, out);
     retired::check(tree, out);
 }
 
-/// What a rule says about a fixture, one `path:line` a finding. For the tests of the rules.
+/// The findings of a rule on a fixture, as `path:line`. For the tests of the rules.
 #[cfg(test)]
-fn places(rule: fn(&Tree, &mut Findings), files: &[(&str, &str)]) -> Vec<String> {
+fn locations(rule: fn(&Tree, &mut Findings), files: &[(&str, &str)]) -> Vec<String> {
     let tree = Tree::fixture(files);
-    assert!(tree.broken.is_empty(), "a fixture does not parse: {:?}", tree.broken);
+    assert!(tree.parse_errors.is_empty(), "a fixture does not parse: {:?}", tree.parse_errors);
     let mut out = Findings::default();
     rule(&tree, &mut out);
     out.all.iter().map(|f| format!("{}:{}", f.path, f.line)).collect()

@@ -1,9 +1,9 @@
 //! The files of the workspace, as the checks of `tidy` see them.
 //!
-//! A [`Tree`] is built once, from disk or from a fixture of a test, and is read-only from then
-//! on: a check is a function from a tree to [`Findings`] and does no I/O of its own.
+//! A [`Tree`] is built once, from disk or from a fixture of a test, and then only read. A check is
+//! a function from a tree to [`Findings`] and does no I/O.
 //!
-//! Deliberately not here: any notion of git. A tarball without history is checked the same way.
+//! It does not use git, so a tarball without history is checked the same way.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -18,18 +18,18 @@ pub(crate) enum Level {
     Error,
 }
 
-/// One thing that a check has to say about one place.
+/// A message of a check about one line or file.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) level: Level,
     pub(crate) rule: &'static str,
     pub(crate) path: String,
-    /// From 1; 0 where the whole file is meant.
+    /// Starts at 1; 0 means the whole file.
     pub(crate) line: usize,
     pub(crate) message: String,
 }
 
-/// What all checks found, in the order of the checks.
+/// The findings of all checks, in the order of the checks.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) all: Vec<Finding>,
@@ -46,7 +46,7 @@ impl Findings {
         self.push(Level::Warning, rule, path, line, message);
     }
 
-    /// How many findings fail the run.
+    /// Number of findings that fail the run.
     pub(crate) fn errors(&self) -> usize {
         self.all.iter().filter(|f| f.level == Level::Error).count()
     }
@@ -66,21 +66,21 @@ pub(crate) struct Package {
 
 /// All files that the checks read.
 pub(crate) struct Tree {
-    /// Path (relative, `/` between parts) to text, of every file that is UTF-8.
+    /// Text of every UTF-8 file, by its path relative to the workspace.
     pub(crate) texts: BTreeMap<String, String>,
-    /// Every file and folder, text or not: what a link may point at.
+    /// Every file and folder, text or not: the valid targets of links.
     pub(crate) paths: BTreeSet<String>,
     pub(crate) sources: Vec<Source>,
     pub(crate) packages: Vec<Package>,
-    /// Files that could not be understood: path, line, why.
-    pub(crate) broken: Vec<(String, usize, String)>,
+    /// Files that do not parse: path, line, message.
+    pub(crate) parse_errors: Vec<(String, usize, String)>,
 }
 
-/// Folders that hold nothing of ours.
+/// Folders that the project does not own.
 const SKIPPED: [&str; 5] = [".git", "target", "node_modules", "fuzz/artifacts", "fuzz/corpus"];
 
 impl Tree {
-    /// Reads everything below `root`, but for build output and git's own folder.
+    /// Reads everything below `root` except build output and `.git`.
     pub(crate) fn load(root: &Path) -> io::Result<Tree> {
         let mut texts = BTreeMap::new();
         let mut paths = BTreeSet::new();
@@ -104,7 +104,7 @@ impl Tree {
         Ok(Tree::parse(texts, paths))
     }
 
-    /// A tree out of literals, for the tests of the checks.
+    /// A tree from literals, for the tests of the checks.
     #[cfg(test)]
     pub(crate) fn fixture(files: &[(&str, &str)]) -> Tree {
         let texts: BTreeMap<_, _> =
@@ -114,17 +114,18 @@ impl Tree {
     }
 
     fn parse(texts: BTreeMap<String, String>, paths: BTreeSet<String>) -> Tree {
-        let mut tree = Tree { texts, paths, sources: vec![], packages: vec![], broken: vec![] };
+        let mut tree =
+            Tree { texts, paths, sources: vec![], packages: vec![], parse_errors: vec![] };
         for (path, text) in &tree.texts {
             if path.ends_with(".rs") {
                 match Source::parse(path, text) {
                     Ok(source) => tree.sources.push(source),
-                    Err((line, why)) => tree.broken.push((path.clone(), line, why)),
+                    Err((line, why)) => tree.parse_errors.push((path.clone(), line, why)),
                 }
             } else if path == "Cargo.toml" || path.ends_with("/Cargo.toml") {
                 match text.parse::<toml::Table>() {
                     Ok(manifest) => tree.packages.extend(package(path, manifest)),
-                    Err(why) => tree.broken.push((path.clone(), 0, why.message().to_owned())),
+                    Err(why) => tree.parse_errors.push((path.clone(), 0, why.message().to_owned())),
                 }
             }
         }
@@ -132,7 +133,7 @@ impl Tree {
         tree
     }
 
-    /// A file that is reached only through `#[cfg(test)] mod name;` is test code as a whole.
+    /// Marks files of modules that are declared with `#[cfg(test)] mod name;` as test code.
     fn mark_test_modules(&mut self) {
         let mut homes: Vec<String> = Vec::new();
         for source in &self.sources {
@@ -150,7 +151,7 @@ impl Tree {
         }
     }
 
-    /// The package whose folder holds `path`; the deepest one, where packages nest.
+    /// The package whose folder holds `path`; the innermost one, if packages nest.
     pub(crate) fn package_of(&self, path: &str) -> Option<&Package> {
         self.packages
             .iter()
@@ -164,7 +165,7 @@ fn package(path: &str, manifest: toml::Table) -> Option<Package> {
     Some(Package { path: path.to_owned(), name, manifest })
 }
 
-/// Where `mod name;` in the file `path` may live, without `.rs`.
+/// Possible paths, without `.rs`, of the module that `mod name;` in the file `path` declares.
 fn module_homes(path: &str, name: &str) -> Vec<String> {
     let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
     match file {
@@ -191,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_parse_is_reported_with_its_line() {
+    fn files_that_do_not_parse_are_reported_with_their_line() {
         let tree = Tree::fixture(&[("a.rs", "fn f() {}\nfn {"), ("Cargo.toml", "[")]);
-        assert_eq!(tree.broken.len(), 2);
+        assert_eq!(tree.parse_errors.len(), 2);
         assert!(tree.sources.is_empty());
     }
 }

@@ -1,15 +1,15 @@
-//! `cargo xtask conformance`: what other people's tools say of a real mount.
+//! `cargo xtask conformance`: external test suites and tools on a real mount.
 //!
-//! Each check is a name that can be run alone. It makes a pool in a folder of its own, mounts it with the `forebay` binary of this
-//! workspace, does its work, unmounts, and has `forebay check` look at what is left. Output goes to a file; a failure
-//! prints its end.
+//! Each check has a name and can run alone. It creates a pool in a folder of its own, mounts it
+//! with the `forebay` binary of this workspace, runs the tools, unmounts, and runs `forebay check`
+//! on the pool. Output goes to a log file; a failure prints its last lines.
 //!
-//! Mounting needs `/dev/fuse` and root, because the suites change users. Checks that cannot run here
-//! are reported as skipped, with the reason; `FOREBAY_REQUIRE` makes that a failure.
+//! The checks need `/dev/fuse`, and root because the suites change users. A check that cannot run
+//! is reported as skipped, with the reason. `FOREBAY_REQUIRE` makes a skip a failure.
 
-mod bench;
+mod fixture;
+mod fsync_load;
 mod kill;
-mod load;
 mod suites;
 mod trees;
 
@@ -17,27 +17,27 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
-use bench::Bench;
+use fixture::Fixture;
 
 use crate::test::skip;
 
-/// What a check says when it has not failed.
+/// The result of a check that did not fail.
 pub(crate) enum Outcome {
-    /// It was done, as the text tells.
+    /// It passed; the text is a summary.
     Passed(String),
-    /// It cannot be done here: what is missing, in a word, and why.
+    /// It cannot run: the missing need in one word, and the reason.
     Skipped(&'static str, String),
 }
 
-/// Why a check failed.
+/// The reason why a check failed.
 type Failure = String;
 
 struct Check {
     name: &'static str,
-    run: fn(&Bench) -> Result<Outcome, Failure>,
+    run: fn(&Fixture) -> Result<Outcome, Failure>,
 }
 
-/// In the order in which they run: what says most about the cause of a failure comes first.
+/// All checks in the order in which they run. Checks whose failures are most specific come first.
 const CHECKS: [Check; 8] = [
     Check { name: "pjdfstest", run: suites::pjdfstest },
     Check { name: "fsx", run: suites::fsx },
@@ -57,18 +57,18 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
     if let Some(wrong) = named.iter().find(|name| !CHECKS.iter().any(|check| check.name == **name))
     {
         let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
-        eprintln!("xtask: no check `{wrong}`; there are: {}", names.join(", "));
+        eprintln!("xtask: unknown check `{wrong}`; the checks are: {}", names.join(", "));
         return Ok(false);
     }
     let wanted: Vec<&Check> =
         CHECKS.iter().filter(|check| named.is_empty() || named.contains(&check.name)).collect();
     let mut counts = Counts::default();
-    if let Err((need, why)) = bench::permitted() {
+    if let Err((need, why)) = fixture::permitted() {
         wanted.iter().for_each(|check| counts.skip(check.name, need, &why));
         return Ok(counts.end());
     }
-    let bench = match Bench::new(root, full) {
-        Ok(bench) => bench,
+    let fixture = match Fixture::new(root, full) {
+        Ok(fixture) => fixture,
         Err(why) => {
             println!("FAILED: {why}");
             return Ok(false);
@@ -76,7 +76,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
     };
     for check in wanted {
         let start = Instant::now();
-        let outcome = (check.run)(&bench);
+        let outcome = (check.run)(&fixture);
         let took = start.elapsed().as_secs();
         match outcome {
             Ok(Outcome::Passed(what)) => {
@@ -93,7 +93,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> io::Result<bool> {
     Ok(counts.end())
 }
 
-/// How many checks ended in which way.
+/// Numbers of passed and failed checks.
 #[derive(Default)]
 struct Counts {
     passed: u64,
@@ -101,8 +101,8 @@ struct Counts {
 }
 
 impl Counts {
-    /// Reports a check that cannot run. As a test that is skipped it counts as run, and is taken off
-    /// again by who reads the report; it fails if what is missing is required.
+    /// Reports a check that cannot run. A skipped check counts as passed here, as a skipped test
+    /// does; the reader of the report subtracts it. It counts as failed if `need` is required.
     fn skip(&mut self, check: &str, need: &str, why: &str) {
         match skip::report(&format!("conformance {check}"), need, why) {
             Ok(()) => self.passed += 1,
@@ -113,7 +113,7 @@ impl Counts {
         }
     }
 
-    /// Prints the counts as a test harness does; says whether all is well.
+    /// Prints the counts as a test harness does. Returns whether no check failed.
     fn end(&self) -> bool {
         let verdict = if self.failed == 0 { "ok" } else { "FAILED" };
         println!("test result: {verdict}. {} passed; {} failed", self.passed, self.failed);

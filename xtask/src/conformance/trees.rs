@@ -1,34 +1,35 @@
-//! Real trees: tar there and back, a git clone, a cargo build.
+//! Real file trees: tar in and out, a git clone, a cargo build.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::bench::{self, Bench, Mounted};
+use super::fixture::{self, Fixture, TestMount};
 use super::{Failure, Outcome};
 
-/// A tree that most machines with a compiler have, beside the workspace's own sources.
+/// A tree that most machines with a compiler have.
 const SYSTEM_TREE: &str = "/usr/include";
 
-/// A tree goes in by tar and is compared with the archive: kinds, modes, owners, times, content; again after a remount, when nothing is cached.
-pub(super) fn tar(bench: &Bench) -> Result<Outcome, Failure> {
+/// Extracts a tree with tar and compares it with the archive: kinds, modes, owners, times, content.
+/// Compares again after a remount, with a cold cache.
+pub(super) fn tar(fixture: &Fixture) -> Result<Outcome, Failure> {
     let mut trees = vec![
-        (bench.root.clone(), "crates"),
-        (bench.root.clone(), "docs"),
-        (bench.root.clone(), "xtask"),
+        (fixture.root.clone(), "crates"),
+        (fixture.root.clone(), "docs"),
+        (fixture.root.clone(), "xtask"),
     ];
     if Path::new(SYSTEM_TREE).is_dir() {
         trees.push(("/".into(), "usr/include"));
     }
-    let mut mounted = bench.mounted("tar", false)?;
-    let archive = mounted.beside("tree.tar");
+    let mut mounted = fixture.mounted("tar", false)?;
+    let archive = mounted.scratch_path("tree.tar");
     let mut pack = Command::new("tar");
     pack.arg("-cf").arg(&archive);
     for (folder, tree) in &trees {
         pack.arg("-C").arg(folder).arg(tree);
     }
     mounted.run(pack)?;
-    let unpack = |mounted: &Mounted, how: &str| {
+    let unpack = |mounted: &TestMount, how: &str| {
         let mut command = Command::new("tar");
         command.arg("-C").arg(&mounted.at).args([how, "--numeric-owner", "-p", "-f"]).arg(&archive);
         mounted.run(command)
@@ -49,19 +50,21 @@ pub(super) fn tar(bench: &Bench) -> Result<Outcome, Failure> {
     }
     let megabytes = fs::metadata(&archive).map_or(0, |archive| archive.len() >> 20);
     mounted.end()?;
-    Ok(Outcome::Passed(format!("{megabytes} MiB out and in, compared, cold as well, in each mode")))
+    Ok(Outcome::Passed(format!(
+        "{megabytes} MiB extracted and compared, also with a cold cache, in each mode"
+    )))
 }
 
-/// A clone of this repository; git's own check of all it wrote.
-pub(super) fn git(bench: &Bench) -> Result<Outcome, Failure> {
-    if !bench.root.join(".git").exists() {
-        return Ok(Outcome::Skipped("git", "this is no git repository".to_owned()));
+/// Clones this repository and runs git's checks on the clone.
+pub(super) fn git(fixture: &Fixture) -> Result<Outcome, Failure> {
+    if !fixture.root.join(".git").exists() {
+        return Ok(Outcome::Skipped("git", "the workspace is not a git repository".to_owned()));
     }
     for kernel_cache in [false, true] {
-        let mut mounted =
-            bench.mounted(if kernel_cache { "git-cached" } else { "git-direct" }, kernel_cache)?;
+        let mut mounted = fixture
+            .mounted(if kernel_cache { "git-cached" } else { "git-direct" }, kernel_cache)?;
         let clone = mounted.at.join("clone");
-        let git = |mounted: &Mounted, words: &[&str]| {
+        let git = |mounted: &TestMount, words: &[&str]| {
             let mut command = Command::new("git");
             command.args(["-c", "safe.directory=*", "-C"]).arg(&clone).args(words);
             mounted.run(command)
@@ -69,7 +72,7 @@ pub(super) fn git(bench: &Bench) -> Result<Outcome, Failure> {
         let mut command = Command::new("git");
         command
             .args(["-c", "safe.directory=*", "clone", "--quiet", "--no-local"])
-            .arg(&bench.root)
+            .arg(&fixture.root)
             .arg(&clone);
         mounted.run(command)?;
         git(&mounted, &["fsck", "--full", "--strict"])?;
@@ -80,11 +83,12 @@ pub(super) fn git(bench: &Bench) -> Result<Outcome, Failure> {
         git(&mounted, &["gc", "--quiet"])?;
         mounted.end()?;
     }
-    Ok(Outcome::Passed("clone, fsck, gc, cold as well, in each mode".to_owned()))
+    Ok(Outcome::Passed("clone, fsck, gc, also with a cold cache, in each mode".to_owned()))
 }
 
-/// A small crate with a build script and a test: programs are compiled into the mount, mapped and run from there.
-pub(super) fn cargo(bench: &Bench) -> Result<Outcome, Failure> {
+/// Builds and tests a small crate with a build script, so that programs are compiled, mapped and
+/// run in the mount.
+pub(super) fn cargo(fixture: &Fixture) -> Result<Outcome, Failure> {
     const FILES: [(&str, &str); 4] = [
         (
             "Cargo.toml",
@@ -98,7 +102,7 @@ pub(super) fn cargo(bench: &Bench) -> Result<Outcome, Failure> {
         ),
     ];
     for kernel_cache in [false, true] {
-        let mounted = bench
+        let mounted = fixture
             .mounted(if kernel_cache { "cargo-cached" } else { "cargo-direct" }, kernel_cache)?;
         let at = mounted.at.join("small");
         for (name, text) in FILES {
@@ -113,7 +117,7 @@ pub(super) fn cargo(bench: &Bench) -> Result<Outcome, Failure> {
             let mut command = cargo_in(&at);
             command.args(["test", "--offline"]);
             mounted.run(command)?;
-            // Built anew after this, from what is there.
+            // The next round rebuilds from the existing files.
             fs::write(at.join("src/lib.rs"), format!("{}\n", FILES[2].1))
                 .map_err(|error| error.to_string())?;
         }
@@ -123,7 +127,7 @@ pub(super) fn cargo(bench: &Bench) -> Result<Outcome, Failure> {
 }
 
 fn cargo_in(at: &Path) -> Command {
-    let mut command = bench::cargo();
+    let mut command = fixture::cargo();
     command.current_dir(at).env("CARGO_TARGET_DIR", at.join("target")).env_remove("RUSTFLAGS");
     command
 }

@@ -1,4 +1,4 @@
-//! Builds test binaries by cargo, once for each command, and learns where they are.
+//! Builds test binaries with cargo, once per command, and reads their paths from its messages.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::step::Binary;
 
-/// What was built in this run: a second step with the same command and environment builds nothing.
+/// The builds of this run. A second step with the same command and environment reuses the build.
 #[derive(Default)]
 pub(crate) struct Builds(HashMap<String, Vec<Binary>>);
 
@@ -39,14 +39,14 @@ impl Builds {
         if !child.wait()?.success() {
             return Ok(None);
         }
-        // Cargo prints them as they are done; a fixed order makes runs alike.
+        // Cargo prints binaries in the order of completion. A fixed order makes runs comparable.
         binaries.sort_by_key(Binary::name);
         self.0.insert(key, binaries.clone());
         Ok(Some(binaries))
     }
 }
 
-/// The test binary that a line of cargo's messages tells of.
+/// The test binary in a line of cargo's messages.
 fn binary(line: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(line).ok()?;
     let is_test = message["profile"]["test"] == Value::Bool(true);
@@ -64,7 +64,7 @@ fn binary(line: &str) -> Option<Binary> {
     })
 }
 
-/// Cargo, without what it told this process: that would be wrong for other packages.
+/// Cargo, without the variables that it set for this package, which are wrong for other packages.
 pub(crate) fn cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);

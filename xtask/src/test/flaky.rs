@@ -1,8 +1,7 @@
-//! `cargo xtask flaky N`: all test binaries, N times, beside a busy loop on each core.
+//! `cargo xtask flaky N`: runs all test binaries N times, with a busy loop on each core.
 //!
-//! A test that depends on time fails here before it fails a change of somebody who has not touched
-//! it. A failure does not end the rounds: the end of the run names each test that failed, and how
-//! often.
+//! This finds tests that depend on time before they fail an unrelated change. A failure does not
+//! end the run. The last lines name each test that failed and the number of failures.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -12,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::build::Builds;
-use super::run::{Done, Runner};
+use super::run::{Runner, StepReport};
 use super::tiers;
 
 /// Builds, then runs `rounds` rounds.
@@ -34,9 +33,9 @@ pub(crate) fn flaky(root: &Path, rounds: u32) -> io::Result<bool> {
             });
         }
         let ran = (1..=rounds).try_for_each(|round| {
-            let mut all = Done::new("round");
+            let mut all = StepReport::new("round");
             for binary in &binaries {
-                let mut done = Done::new(&binary.name());
+                let mut done = StepReport::new(&binary.name());
                 runner.binary(binary, &[], &[], &mut done)?;
                 failed(&done).into_iter().for_each(|test| *failures.entry(test).or_default() += 1);
                 all.tests.passed += done.tests.passed;
@@ -59,8 +58,8 @@ pub(crate) fn flaky(root: &Path, rounds: u32) -> io::Result<bool> {
     Ok(failures.is_empty())
 }
 
-/// The tests that a binary says have failed, or the binary itself if it names none.
-fn failed(done: &Done) -> Vec<String> {
+/// The failed tests that a binary names, or the binary if it failed and names none.
+fn failed(done: &StepReport) -> Vec<String> {
     let names = done.last.iter().filter_map(|line| {
         let name = line.strip_prefix("    ")?;
         (!name.contains(' ') && name.contains("::")).then(|| format!("{}: {name}", done.name))
@@ -78,7 +77,7 @@ mod tests {
 
     #[test]
     fn failed_tests_are_named() {
-        let mut done = Done::new("io it");
+        let mut done = StepReport::new("io it");
         done.ok = false;
         assert_eq!(failed(&done), ["io it"]);
         done.last = ["failures:", "    memory::a_wait", "", "test result: FAILED."]

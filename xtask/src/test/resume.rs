@@ -1,6 +1,6 @@
-//! Which steps of a long run have passed, so that `--resume` goes on after them.
+//! The steps of a long run that passed, so that `--resume` skips them.
 //!
-//! The state names the sources by a hash of every file: after a change, all steps run again.
+//! The state has a hash of all source files. After a change all steps run again.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,22 +9,22 @@ use std::{fs, io};
 
 use crate::tree::Tree;
 
-/// The steps that passed, and the file that remembers them.
-pub(crate) struct State {
+/// The steps that passed, and the file that stores them.
+pub(crate) struct ResumeState {
     file: PathBuf,
     sources: String,
     passed: BTreeSet<String>,
 }
 
-impl State {
-    /// Reads the state; it is empty unless `resume` is asked for and the sources are the same.
+impl ResumeState {
+    /// Reads the state. It is empty without `resume`, or if the sources have changed.
     pub(crate) fn open(root: &Path, tree: &Tree, resume: bool) -> io::Result<Self> {
         let folder = super::run::scratch(root)?;
         let mut hasher = DefaultHasher::new();
         tree.texts.hash(&mut hasher);
         let sources = format!("{:016x}", hasher.finish());
         let mut state =
-            State { file: folder.join("full-passed"), sources, passed: BTreeSet::new() };
+            ResumeState { file: folder.join("full-passed"), sources, passed: BTreeSet::new() };
         if resume {
             let text = fs::read_to_string(&state.file).unwrap_or_default();
             state.read(&text);
@@ -37,16 +37,16 @@ impl State {
         if lines.next() == Some(self.sources.as_str()) {
             self.passed = lines.map(str::to_owned).collect();
         } else if !text.is_empty() {
-            println!("the sources have changed since the run that was interrupted: all steps run");
+            println!("the sources have changed since the interrupted run: all steps run");
         }
     }
 
-    /// Whether a step passed in the run that is resumed.
+    /// Whether a step passed in the resumed run.
     pub(crate) fn has_passed(&self, step: &str) -> bool {
         self.passed.contains(step)
     }
 
-    /// Remembers that a step passed.
+    /// Stores that a step passed.
     pub(crate) fn pass(&mut self, step: &str) -> io::Result<()> {
         self.passed.insert(step.to_owned());
         let steps: Vec<&str> = self.passed.iter().map(String::as_str).collect();
@@ -58,8 +58,8 @@ impl State {
 mod tests {
     use super::*;
 
-    fn state() -> State {
-        State { file: PathBuf::new(), sources: "12ab".to_owned(), passed: BTreeSet::new() }
+    fn state() -> ResumeState {
+        ResumeState { file: PathBuf::new(), sources: "12ab".to_owned(), passed: BTreeSet::new() }
     }
 
     #[test]

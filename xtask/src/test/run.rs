@@ -1,8 +1,8 @@
-//! Runs steps one after another and keeps count.
+//! Runs steps one after another and counts their tests.
 //!
-//! Output is passed on line by line and read on the way for the result lines of Rust's test
-//! harness, so that tests are counted, not only steps. The first step that fails ends the run. Its
-//! last lines are repeated at the end, because that is what one gets to see of a long log.
+//! Output is printed line by line and searched for the result lines of Rust's test harness. The
+//! first step that fails ends the run. The end of the run repeats its last lines, so that a reader
+//! of a long log finds the cause.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::build::{Builds, cargo};
-use super::resume::State;
+use super::resume::ResumeState;
 use super::skip::{self, Skip};
 use super::step::{Binary, Step, Work};
 use super::table;
 
-/// Lines of a failed step that the end of the run repeats.
+/// Number of last lines of a failed step that the end of the run repeats.
 const LAST_LINES: usize = 40;
-/// A test binary that is silent for so long hangs: it is killed, and its step fails.
-const SILENCE: Duration = Duration::from_secs(900);
+/// A command that prints nothing for this long is killed, and its step fails.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// How many tests ran, as the harness's result lines tell.
+/// Counts of tests, from the result lines of the harness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub(crate) passed: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Tests {
 
 impl Tests {
     /// Adds the counts of a line such as
-    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...`; others are passed over.
+    /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...`. Ignores other lines.
     pub(crate) fn read(&mut self, line: &str) {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return;
@@ -52,8 +52,8 @@ impl Tests {
         }
     }
 
-    /// Counts a binary that ended with `ok` as one test, unless it printed a result line since
-    /// `before`. An example has no harness, and a harness that crashed printed none.
+    /// Counts a binary as one test, passed if `ok`, unless it printed a result line since `before`.
+    /// An example has no harness, and a harness that crashed prints no result line.
     fn count_binary(&mut self, before: Tests, ok: bool) {
         if self.results == before.results {
             self.passed += u64::from(ok);
@@ -62,21 +62,21 @@ impl Tests {
     }
 }
 
-/// What became of a step.
-pub(crate) struct Done {
+/// The result of a step.
+pub(crate) struct StepReport {
     pub(crate) name: String,
     pub(crate) ok: bool,
     pub(crate) building: Duration,
     pub(crate) running: Duration,
     pub(crate) tests: Tests,
     pub(crate) skips: Vec<Skip>,
-    /// The end of its output, as far as [`LAST_LINES`].
+    /// The last [`LAST_LINES`] lines of its output.
     pub(crate) last: VecDeque<String>,
 }
 
-impl Done {
+impl StepReport {
     pub(crate) fn new(name: &str) -> Self {
-        Done {
+        StepReport {
             name: name.to_owned(),
             ok: true,
             building: Duration::ZERO,
@@ -87,9 +87,9 @@ impl Done {
         }
     }
 
-    /// Passed and failed. A step without tests counts itself; so does one that fails though none of
-    /// its tests did, since it may not have compiled. A skipped test returns early and the harness
-    /// takes it for passed: it is not.
+    /// Numbers of passed and failed tests. A step without tests counts as one test. So does a step
+    /// that fails without a failed test, because it may not have compiled. The harness counts a
+    /// skipped test as passed, because it returns early; this function does not.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let Tests { passed, failed, .. } = self.tests;
         let skipped = self.skips.len() as u64;
@@ -100,7 +100,7 @@ impl Done {
         }
     }
 
-    fn say(&mut self, line: &str) -> io::Result<()> {
+    fn print_line(&mut self, line: &str) -> io::Result<()> {
         self.tests.read(line);
         if self.last.len() == LAST_LINES {
             self.last.pop_front();
@@ -110,7 +110,7 @@ impl Done {
     }
 }
 
-/// Where runs keep their state, below cargo's output folder.
+/// The folder for the state of runs, below cargo's output folder.
 pub(crate) fn scratch(root: &Path) -> io::Result<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), Into::into);
@@ -120,26 +120,26 @@ pub(crate) fn scratch(root: &Path) -> io::Result<PathBuf> {
 }
 
 /// Runs the steps until one fails, and prints the table.
-pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<State>) -> io::Result<bool> {
+pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<ResumeState>) -> io::Result<bool> {
     let mut runner = Runner::new(root)?;
-    let mut done: Vec<Done> = Vec::new();
+    let mut done: Vec<StepReport> = Vec::new();
     let start = Instant::now();
     for (at, step) in steps.iter().enumerate() {
         println!("\n=== {}/{} {}\n    {}", at + 1, steps.len(), step.name, step.command_line());
         if state.as_ref().is_some_and(|state| state.has_passed(&step.name)) {
-            println!("passed in the run that is resumed");
+            println!("passed in the resumed run");
             continue;
         }
         let one = runner.step(step)?;
         let ok = one.ok;
         println!("--- {}: {}", one.name, if ok { "ok" } else { "FAILED" });
-        // A step with skips runs again: what was missing may be there by then.
+        // A step with skips runs again, because its needs may be met then.
         if let Some(state) = state.as_mut().filter(|_| ok && one.skips.is_empty()) {
             state.pass(&step.name)?;
         }
         done.push(one);
         if !ok {
-            println!("\nto repeat it:\n    {}", step.command_line());
+            println!("\nrepeat this step with:\n    {}", step.command_line());
             let rest = steps[at + 1..].iter().map(|step| step.name.as_str()).collect::<Vec<_>>();
             table::print(&done, &rest, start.elapsed());
             return Ok(false);
@@ -149,11 +149,11 @@ pub(crate) fn run(root: &Path, steps: &[Step], mut state: Option<State>) -> io::
     Ok(true)
 }
 
-/// Runs steps, and remembers what was built.
+/// Runs steps and reuses their builds.
 pub(crate) struct Runner {
     root: PathBuf,
     builds: Builds,
-    /// The file in which tests report that they were skipped.
+    /// The file to which tests report that they were skipped.
     skips: PathBuf,
 }
 
@@ -164,8 +164,8 @@ impl Runner {
     }
 
     /// Runs one step.
-    fn step(&mut self, step: &Step) -> io::Result<Done> {
-        let mut done = Done::new(&step.name);
+    fn step(&mut self, step: &Step) -> io::Result<StepReport> {
+        let mut done = StepReport::new(&step.name);
         if let Some((need, Err(why))) = step.needs.map(|(need, missing)| (need, missing())) {
             return Ok(missing_tool(done, need, why));
         }
@@ -178,11 +178,11 @@ impl Runner {
             }
             Work::Run(arguments) => {
                 let command = self.command(cargo(), arguments, step);
-                self.follow(command, &mut done)?;
+                self.run_and_count(command, &mut done)?;
             }
             Work::Xtask(arguments) => {
                 let command = self.command(Command::new(std::env::current_exe()?), arguments, step);
-                self.follow(command, &mut done)?;
+                self.run_and_count(command, &mut done)?;
             }
             Work::Tests { build, pick, arguments } => {
                 let binaries = self.builds.binaries(&self.root, build, &step.environment)?;
@@ -194,13 +194,14 @@ impl Runner {
         Ok(done)
     }
 
-    /// Runs the binaries of a build, each to its end, so that one failure does not hide another.
+    /// Runs all binaries of a build, also after a failure, so that one failure does not hide
+    /// another.
     fn binaries(
         &self,
         step: &Step,
         binaries: Option<Vec<Binary>>,
         arguments: &[String],
-        done: &mut Done,
+        done: &mut StepReport,
     ) -> io::Result<()> {
         let Some(binaries) = binaries else {
             done.ok = false;
@@ -214,26 +215,26 @@ impl Runner {
         }
         done.ok = ok;
         if ok && done.tests.passed == 0 {
-            done.say("no test ran, though this step is there to run some\n")?;
+            done.print_line("no test ran: this step must run at least one\n")?;
             done.ok = false;
         }
         Ok(())
     }
 
-    /// Runs one test binary, or an example without a harness, as cargo would.
+    /// Runs one test binary, or an example without a harness, in the environment that cargo sets.
     pub(crate) fn binary(
         &self,
         binary: &Binary,
         arguments: &[String],
         environment: &[(&'static str, String)],
-        done: &mut Done,
+        done: &mut StepReport,
     ) -> io::Result<()> {
         let mut command = Command::new(&binary.path);
         command.args(arguments).current_dir(&binary.folder);
         command.env("CARGO_MANIFEST_DIR", &binary.folder);
         command.envs(environment.iter().map(|(key, value)| (key, value)));
         let before = done.tests;
-        self.follow(command, done)?;
+        self.run_and_count(command, done)?;
         done.tests.count_binary(before, done.ok);
         Ok(())
     }
@@ -244,8 +245,8 @@ impl Runner {
         command
     }
 
-    /// Runs a command whose output tells of tests.
-    fn follow(&self, mut command: Command, done: &mut Done) -> io::Result<()> {
+    /// Runs a command, prints its output and counts its tests.
+    fn run_and_count(&self, mut command: Command, done: &mut StepReport) -> io::Result<()> {
         let start = Instant::now();
         io::stdout().flush()?;
         let _ = fs::remove_file(&self.skips);
@@ -258,8 +259,9 @@ impl Runner {
     }
 }
 
-/// Passes output on until the command ends; kills one that is silent for too long.
-fn read_output(mut child: Child, done: &mut Done) -> io::Result<bool> {
+/// Prints the output of a command until it ends. Kills it if it prints nothing for
+/// [`OUTPUT_TIMEOUT`].
+fn read_output(mut child: Child, done: &mut StepReport) -> io::Result<bool> {
     let output = child.stdout.take().expect("its output is piped");
     let (sender, lines) = channel();
     let reader = thread::spawn(move || {
@@ -274,14 +276,17 @@ fn read_output(mut child: Child, done: &mut Done) -> io::Result<bool> {
         }
     });
     loop {
-        match lines.recv_timeout(SILENCE) {
-            Ok(line) => done.say(&line)?,
+        match lines.recv_timeout(OUTPUT_TIMEOUT) {
+            Ok(line) => done.print_line(&line)?,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                done.say(&format!("nothing was printed for {} s: killed\n", SILENCE.as_secs()))?;
+                done.print_line(&format!(
+                    "nothing was printed for {} s: killed\n",
+                    OUTPUT_TIMEOUT.as_secs()
+                ))?;
                 child.kill()?;
                 child.wait()?;
-                // What the command started may hold the pipe: its output is not waited for.
+                // Processes that the command started may hold the pipe, so do not read to its end.
                 return Ok(false);
             }
         }
@@ -290,8 +295,8 @@ fn read_output(mut child: Child, done: &mut Done) -> io::Result<bool> {
     Ok(child.wait()?.success())
 }
 
-/// A step whose tool is not there: skipped, or failed if that tool is required.
-fn missing_tool(mut done: Done, need: &str, reason: String) -> Done {
+/// Reports a step whose tool is missing as skipped, or as failed if the tool is required.
+fn missing_tool(mut done: StepReport, need: &str, reason: String) -> StepReport {
     done.ok = !skip::is_required(need);
     println!("SKIPPED: no {need}: {reason}");
     let test = format!("the step `{}`", done.name);
@@ -322,7 +327,7 @@ mod tests {
             let path = PathBuf::from("/bin/sh");
             let (package, target) = ("cache".to_owned(), "classes".to_owned());
             let binary = Binary { package, target, path, folder: root.clone() };
-            let mut done = Done::new("examples");
+            let mut done = StepReport::new("examples");
             runner.binary(&binary, &["-c".to_owned(), script.to_owned()], &[], &mut done).unwrap();
             (done.ok, done.tests.passed, done.tests.failed)
         };
@@ -344,7 +349,7 @@ mod tests {
     }
 
     fn counts(ok: bool, passed: u64, failed: u64, skipped: usize) -> (u64, u64) {
-        let mut done = Done::new("x");
+        let mut done = StepReport::new("x");
         (done.ok, done.tests) = (ok, Tests { passed, failed, results: 1 });
         done.skips = skip::read(&"a test\tfuse\tno /dev/fuse\n".repeat(skipped));
         done.counts()

@@ -1,12 +1,12 @@
-//! Reports of what could not run: the counterpart of `forebay_base::testing::skip`.
+//! Reports of skipped tests: the counterpart of `forebay_base::testing::skip`.
 //!
-//! This crate links none of the product, so the format stands twice: a line of test, need and reason
-//! with tabs between them, appended to the file that `FOREBAY_SKIPS` names.
+//! `FOREBAY_SKIPS` names a file. Each report is a line of test, need and reason, separated by tabs.
+//! This crate does not depend on the product, so both crates implement the format.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// A test that could not run: its name, what it needs, and why that is missing.
+/// A test that could not run: its name, its need, and the reason that the need is not met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Skip {
     pub(crate) test: String,
@@ -14,7 +14,7 @@ pub(crate) struct Skip {
     pub(crate) reason: String,
 }
 
-/// Whether `FOREBAY_REQUIRE` says that this machine has `need`.
+/// Whether `FOREBAY_REQUIRE` contains `need`.
 pub(crate) fn is_required(need: &str) -> bool {
     let required = std::env::var("FOREBAY_REQUIRE").unwrap_or_default();
     required.split(',').any(|word| word.trim() == need)

@@ -1,13 +1,13 @@
-//! One step of a tier: what it builds, what it runs, and what it needs.
+//! One step of a tier: its build, the binaries that it runs, and its needs.
 
-/// Which of the test binaries that a build made a step runs.
+/// Selects the test binaries of a build that a step runs.
 pub(crate) type Pick = fn(&Binary) -> bool;
 
 /// A test binary that cargo built.
 #[derive(Clone, Debug)]
 pub(crate) struct Binary {
     pub(crate) package: String,
-    /// Name of the target: `it`, `model`, or the crate's own for its unit tests.
+    /// Name of the target: `it`, `model`, or the name of the crate for its unit tests.
     pub(crate) target: String,
     pub(crate) path: std::path::PathBuf,
     /// The package's folder, where its tests run.
@@ -15,19 +15,19 @@ pub(crate) struct Binary {
 }
 
 impl Binary {
-    /// `package target`, to be printed.
+    /// The display name, `package target`.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", self.package, self.target)
     }
 }
 
-/// What a step does.
+/// The work of a step.
 pub(crate) enum Work {
-    /// A cargo command that only builds, or checks what it reads.
+    /// A cargo command that builds or checks, and runs nothing.
     Cargo(Vec<String>),
     /// Builds by `cargo test --no-run` with `build`, then runs the binaries that `pick` accepts.
     Tests { build: Vec<String>, pick: Pick, arguments: Vec<String> },
-    /// A cargo command that builds and runs in one go.
+    /// A cargo command that builds and runs.
     Run(Vec<String>),
     /// A command of this program.
     Xtask(Vec<String>),
@@ -35,11 +35,11 @@ pub(crate) enum Work {
 
 /// One step.
 pub(crate) struct Step {
-    /// A heading of a few words; the key by which a run is resumed.
+    /// A heading of a few words. `--resume` uses it as key.
     pub(crate) name: String,
     pub(crate) work: Work,
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// What the step needs of the machine: one word, and a test of it that says why it is missing.
+    /// A need of the step: one word, and a check whose error is the reason that it is not met.
     pub(crate) needs: Option<(&'static str, fn() -> Result<(), String>)>,
 }
 
@@ -48,12 +48,12 @@ impl Step {
         Step { name: name.to_owned(), work, environment: Vec::new(), needs: None }
     }
 
-    /// A step of a cargo command that builds or checks; `command` is split at blanks.
+    /// A step of a cargo command that builds or checks. `command` is split at spaces.
     pub(crate) fn cargo(name: &str, command: &str) -> Self {
         Self::new(name, Work::Cargo(words(command)))
     }
 
-    /// A step that builds and runs in one go.
+    /// A step of a cargo command that builds and runs.
     pub(crate) fn run(name: &str, command: &str) -> Self {
         Self::new(name, Work::Run(words(command)))
     }
@@ -63,7 +63,7 @@ impl Step {
         Self::new(name, Work::Xtask(words(command)))
     }
 
-    /// A step that runs the binaries `pick` of `cargo test {build} --no-run`.
+    /// A step that builds `cargo test {build} --no-run` and runs the binaries that `pick` selects.
     pub(crate) fn tests(name: &str, build: &str, pick: Pick) -> Self {
         let build = words(&format!("test {build} --no-run"));
         Self::new(name, Work::Tests { build, pick, arguments: Vec::new() })
@@ -83,17 +83,17 @@ impl Step {
         self
     }
 
-    /// Makes the step a skipped one where the machine lacks what `missing` looks for.
+    /// Skips the step if `missing` returns an error.
     pub(crate) fn needs(self, need: &'static str, missing: fn() -> Result<(), String>) -> Self {
         Step { needs: Some((need, missing)), ..self }
     }
 
-    /// The long form: the same code searches longer.
+    /// The long form, in which the same tests search longer.
     pub(crate) fn long(self) -> Self {
         self.with("FOREBAY_FULL", "1").with("PROPTEST_CASES", "4096")
     }
 
-    /// A line to type to run this step alone.
+    /// A command line that runs this step only.
     pub(crate) fn command_line(&self) -> String {
         let environment = self.environment.iter();
         let mut line: Vec<String> =

@@ -1,16 +1,16 @@
-//! The table at the end of a run: where the minutes went, what ran, and what could not.
+//! The table at the end of a run: times, counts of tests, and skipped tests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::run::Done;
+use super::run::StepReport;
 
 /// Prints the table. Its last line is `N passed, N failed, N skipped`.
-pub(crate) fn print(done: &[Done], not_run: &[&str], took: Duration) {
+pub(crate) fn print(done: &[StepReport], not_run: &[&str], took: Duration) {
     print!("{}", text(done, not_run, took));
 }
 
-fn text(done: &[Done], not_run: &[&str], took: Duration) -> String {
+fn text(done: &[StepReport], not_run: &[&str], took: Duration) -> String {
     let mut out = format!(
         "\n{:<42} {:>11} {:>10} {:>7} {:>7} {:>8}\n",
         "step", "building, s", "running, s", "passed", "failed", "skipped"
@@ -35,22 +35,22 @@ fn text(done: &[Done], not_run: &[&str], took: Duration) -> String {
     out += &format!("{:.0} s in all\n", took.as_secs_f64());
     out += &skipped(done);
     for one in done.iter().filter(|one| !one.ok) {
-        out += &format!("\nthe end of what `{}` printed:\n", one.name);
+        out += &format!("\nlast lines of `{}`:\n", one.name);
         one.last.iter().for_each(|line| out += &format!("    {line}\n"));
     }
     let [passed, failed, skipped] = counts;
     out + &format!("{passed} passed, {failed} failed, {skipped} skipped\n")
 }
 
-/// What could not run, by reason.
-fn skipped(done: &[Done]) -> String {
+/// The skipped tests, grouped by need and reason.
+fn skipped(done: &[StepReport]) -> String {
     let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for skip in done.iter().flat_map(|one| &one.skips) {
         reasons.entry((&skip.need, &skip.reason)).or_default().push(&skip.test);
     }
     let mut out = String::new();
     for ((need, reason), tests) in reasons {
-        out += &format!("\nskipped, {}, for want of {need} ({reason}):\n", tests.len());
+        out += &format!("\n{} skipped, without {need} ({reason}):\n", tests.len());
         tests.iter().for_each(|test| out += &format!("    {test}\n"));
     }
     out
@@ -63,8 +63,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_where_the_time_went_and_what_was_skipped() {
-        let mut tests = Done::new("tests");
+    fn the_table_has_times_counts_and_skips() {
+        let mut tests = StepReport::new("tests");
         tests.building = Duration::from_millis(61_400);
         tests.running = Duration::from_secs(100);
         tests.tests = Tests { passed: 10, ..Tests::default() };
@@ -74,7 +74,7 @@ mod tests {
             reason: "no device".to_owned(),
         };
         tests.skips = vec![skip("a"), skip("b")];
-        let text = text(&[Done::new("tidy"), tests], &["model"], Duration::from_secs(170));
+        let text = text(&[StepReport::new("tidy"), tests], &["model"], Duration::from_secs(170));
         let row = |name: &str| {
             let line = text.lines().find(|line| line.starts_with(name)).expect("a row");
             line[name.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(row("tests"), ["61.4", "100.0", "8", "0", "2"]);
         assert_eq!(row("all"), ["61.4", "100.0", "9", "0", "2"]);
         assert_eq!(row("model"), ["not", "run"]);
-        assert!(text.contains("skipped, 2, for want of loop (no device):\n    a\n    b\n"));
+        assert!(text.contains("2 skipped, without loop (no device):\n    a\n    b\n"));
         assert!(text.ends_with("\n9 passed, 0 failed, 2 skipped\n"));
     }
 }

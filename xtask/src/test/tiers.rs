@@ -1,8 +1,8 @@
-//! Which steps each tier has.
+//! The steps of each tier.
 //!
-//! Two builds serve the quick tiers: the one of clippy, with all features that go together, and the
-//! one of the workspace's tests. The counting build and the model checks need a build of their own,
-//! and build no more than they run.
+//! The quick tiers need two builds: clippy, with all compatible features, and the tests of the
+//! workspace. The counting build and the model checks need builds of their own, and build only the
+//! tests that they run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,29 +11,29 @@ use super::build::cargo;
 use super::step::{Binary, Step};
 use crate::tree::{Package, Tree};
 
-/// The targets that the build of the tests makes. Always all of the workspace: with fewer packages,
-/// cargo would choose other features for crates of others, and build those again. An example whose
-/// manifest says `harness = false` is built with its own `main`, which the step runs as one test.
+/// The targets of the build of the tests: always the whole workspace. With fewer packages, cargo
+/// would select other features of dependencies and rebuild them. An example with `harness = false`
+/// is built with its own `main`, which the step runs as one test.
 pub(crate) const WORKSPACE: &str = "--workspace --lib --bins --tests --examples";
 
 /// Features that clippy checks in one build.
 const FEATURES: [&str; 4] = ["counting", "bench_internals", "peers", "fuzzing"];
-/// Set to `1`, it makes the tests of `forebay-io` have the kernel refuse io_uring to them.
+/// With the value `1`, the tests of `forebay-io` run as if the kernel refused io_uring.
 const REFUSE_IO_URING: &str = "FOREBAY_TEST_REFUSE_IO_URING";
-/// How a crate declares model checks that look inside it, on lines of their own.
-const MODEL_INSIDE: [&str; 2] = ["#[cfg(all(test, forebay_model))]", "mod model;"];
+/// The declaration, on two lines, of model checks that need private items of a crate.
+const MODEL_MODULE: [&str; 2] = ["#[cfg(all(test, forebay_model))]", "mod model;"];
 
-/// Formatting, the house rules, clippy, and the tests that need no mount and simulate no device's
-/// life: what to run before each commit.
+/// The steps to run before each commit: formatting, house rules, clippy, and the tests that neither
+/// mount nor simulate devices.
 pub(crate) fn check() -> Vec<Step> {
-    let mut steps = still();
+    let mut steps = static_checks();
     steps.push(Step::tests("unit and property tests", WORKSPACE, is_quick));
     steps
 }
 
 /// Everything that a change must pass.
 pub(crate) fn test(tree: &Tree) -> Vec<Step> {
-    let mut steps = still();
+    let mut steps = static_checks();
     steps.push(Step::tests("tests", WORKSPACE, |_| true));
     steps.push(without_io_uring());
     steps.push(Step::run("tests of documentation", "test --workspace --doc"));
@@ -43,7 +43,7 @@ pub(crate) fn test(tree: &Tree) -> Vec<Step> {
     );
     steps.extend(counting(tree));
     steps.extend(model(tree));
-    // The binary that the build of the tests made beside them.
+    // The build of the tests also built this binary.
     let binary = target().join("debug/forebay");
     let conformance = Step::xtask("conformance on a real mount", "conformance");
     steps.push(conformance.with("FOREBAY_BINARY", binary.to_string_lossy()));
@@ -55,9 +55,9 @@ fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from)
 }
 
-/// The same, and all that takes minutes.
+/// The steps of [`test`] in their long form, and steps that take minutes.
 pub(crate) fn full(tree: &Tree) -> Vec<Step> {
-    let mut steps = still();
+    let mut steps = static_checks();
     steps.extend([deny(), advisories()]);
     steps.push(
         Step::cargo("documentation", "doc --workspace --no-deps")
@@ -76,8 +76,8 @@ pub(crate) fn full(tree: &Tree) -> Vec<Step> {
     steps
 }
 
-/// What reads the sources and runs nothing.
-fn still() -> Vec<Step> {
+/// Steps that check the sources and run no test.
+fn static_checks() -> Vec<Step> {
     let features = "--workspace --all-targets --features";
     let clippy = format!("clippy {features} {} -- -D warnings", FEATURES.join(","));
     vec![
@@ -87,7 +87,7 @@ fn still() -> Vec<Step> {
     ]
 }
 
-/// Unit tests, and the integration tests of crates whose tests neither mount nor simulate.
+/// Whether a binary has unit tests, or integration tests that neither mount nor simulate.
 fn is_quick(binary: &Binary) -> bool {
     let slow = ["bench", "cli", "fs", "fuse", "sim"];
     binary.target != "it" || !slow.contains(&binary.package.as_str())
@@ -98,7 +98,7 @@ fn without_io_uring() -> Step {
     Step::tests("tests of io without io_uring", WORKSPACE, is_io).with(REFUSE_IO_URING, "1")
 }
 
-/// The tests that count locks and compare-and-swaps, in a build that counts them.
+/// The tests that count locks and compare-and-swaps, in the counting build.
 fn counting(tree: &Tree) -> Option<Step> {
     let counts = |package: &&Package| {
         tree.texts.contains_key(&package.path.replace("Cargo.toml", "tests/counting.rs"))
@@ -113,8 +113,8 @@ fn counting(tree: &Tree) -> Option<Step> {
     (!features.is_empty()).then(|| Step::tests("tests with counting", &build, |_| true))
 }
 
-/// The model checks. Optimised, since they try many schedules, with the assertions that tests rely
-/// on; the profile `model` says how. The flag rebuilds every crate, so they have a folder of their own.
+/// The model checks. The profile `model` optimises them, because they try many schedules, and keeps
+/// assertions. The flag rebuilds every crate, so the build has a target folder of its own.
 pub(crate) fn model(tree: &Tree) -> Vec<Step> {
     let folder = target().join("model");
     let step = |name: &str, build: String| {
@@ -126,46 +126,46 @@ pub(crate) fn model(tree: &Tree) -> Vec<Step> {
         let names = tree.packages.iter().filter(|package| has(package));
         names.map(|package| format!("-p {}", package.name)).collect::<Vec<_>>().join(" ")
     };
-    let outside = with(&|package| {
+    let integration = with(&|package| {
         tree.texts.contains_key(&package.path.replace("Cargo.toml", "tests/model/main.rs"))
     });
-    let inside = with(&|package| has_model_inside(tree, package));
+    let unit = with(&|package| has_model_module(tree, package));
     let mut steps = Vec::new();
-    if !inside.is_empty() {
-        // The other tests of the crate may start threads and locks outside of the checker.
-        let step = step("model checks inside crates", format!("{inside} --lib"));
+    if !unit.is_empty() {
+        // Other unit tests of the crate may use threads and locks outside the model checker.
+        let step = step("model checks inside crates", format!("{unit} --lib"));
         steps.push(step.argument("model::"));
     }
-    if !outside.is_empty() {
-        steps.push(step("model checks of crates", format!("{outside} --test model")));
+    if !integration.is_empty() {
+        steps.push(step("model checks of crates", format!("{integration} --test model")));
     }
     steps
 }
 
-fn has_model_inside(tree: &Tree, package: &Package) -> bool {
+fn has_model_module(tree: &Tree, package: &Package) -> bool {
     let folder = package.path.replace("Cargo.toml", "src/");
     let declares = |text: &str| {
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
-        lines.windows(2).any(|two| two == MODEL_INSIDE)
+        lines.windows(2).any(|two| two == MODEL_MODULE)
     };
     tree.texts
         .iter()
         .any(|(path, text)| path.starts_with(&folder) && path.ends_with(".rs") && declares(text))
 }
 
-/// The random life of pools, optimised.
+/// Random operations and faults on pools, in a release build.
 pub(crate) fn soak(arguments: &[&str]) -> Step {
     let arguments = arguments.join(" ");
     let command = format!("run --release -p forebay-sim --bin forebay-soak -- {arguments}");
     Step::run("soak", &command)
 }
 
-/// Five minutes of images that a fuzzer changes.
+/// Five minutes of importing fuzzed images.
 fn fuzz() -> Step {
     let command = "+nightly fuzz run import --features fuzzer -- -len_control=0 -max_len=200 \
                    -max_total_time=300";
     Step::run("fuzzing of import", command).needs("cargo-fuzz", || {
-        answers(&["+nightly", "fuzz", "--version"])
+        subcommand_exists(&["+nightly", "fuzz", "--version"])
             .map_err(|why| format!("{why}; `cargo install cargo-fuzz` and a nightly toolchain"))
     })
 }
@@ -174,30 +174,32 @@ fn fuzz() -> Step {
 fn deny() -> Step {
     let step = Step::run("licences of dependencies", "deny check licenses bans sources");
     step.needs("cargo-deny", || {
-        answers(&["deny", "--version"]).map_err(|why| format!("{why}; `cargo install cargo-deny`"))
+        subcommand_exists(&["deny", "--version"])
+            .map_err(|why| format!("{why}; `cargo install cargo-deny`"))
     })
 }
 
-/// Known vulnerabilities of dependencies, by a database from the network.
+/// Known vulnerabilities of dependencies, from a database that is downloaded.
 fn advisories() -> Step {
     let step = Step::run("advisories on dependencies", "deny check advisories");
     step.needs("advisory-db", || {
-        answers(&["deny", "fetch", "db"]).map_err(|why| format!("{why}; needs cargo-deny, network"))
+        subcommand_exists(&["deny", "fetch", "db"])
+            .map_err(|why| format!("{why}; needs cargo-deny, network"))
     })
 }
 
-/// Undefined behaviour in what has `unsafe` and needs no device.
+/// Undefined behaviour in code with `unsafe` that needs no device.
 fn miri() -> Step {
     let command = "+nightly miri test -p forebay-base -p forebay-cache -p forebay-l2 --lib -- \
                    arena:: index:: header:: slab:: lists::";
     let step = Step::run("Miri on base, cache and the index of l2", command);
     step.with("MIRIFLAGS", "-Zmiri-disable-isolation").needs("miri", || {
-        answers(&["+nightly", "miri", "--version"])
+        subcommand_exists(&["+nightly", "miri", "--version"])
             .map_err(|why| format!("{why}; `rustup +nightly component add miri rust-src`"))
     })
 }
 
-/// Data races under load.
+/// Data races in stress tests.
 fn thread_sanitizer() -> Step {
     let command = "+nightly test -Zbuild-std --target x86_64-unknown-linux-gnu \
                    -p forebay-cache -p forebay-io --test it -- threads stress storm";
@@ -215,8 +217,8 @@ fn thread_sanitizer() -> Step {
     })
 }
 
-/// Whether cargo has a subcommand; if not, why.
-fn answers(arguments: &[&str]) -> Result<(), String> {
+/// Succeeds if cargo has a subcommand; the error is the reason otherwise.
+fn subcommand_exists(arguments: &[&str]) -> Result<(), String> {
     let output = cargo().args(arguments).output().map_err(|error| error.to_string())?;
     match output.status.success() {
         true => Ok(()),
@@ -256,11 +258,11 @@ mod tests {
     #[test]
     fn models_inside_a_crate_are_found_by_their_declaration() {
         let text = "mod a;\n#[cfg(all(test, forebay_model))]\nmod model;\n#[cfg(forebay_model)]";
-        let inside = Tree::fixture(&[BASE, ("crates/base/src/arena/mod.rs", text)]);
+        let unit = Tree::fixture(&[BASE, ("crates/base/src/arena/mod.rs", text)]);
         let step = "--profile model -p forebay-base --lib -- model::";
-        let found = lines(&model(&inside));
+        let found = lines(&model(&unit));
         assert!(found.iter().any(|line| line.ends_with(step)), "{found:?}");
-        // A module that tests of another target use holds no tests of the crate.
+        // A module that only other targets use has no unit tests.
         let text = "#[cfg(forebay_model)]\npub mod model;";
         let helper = Tree::fixture(&[CACHE, ("crates/cache/src/lib.rs", text)]);
         assert!(model(&helper).is_empty());

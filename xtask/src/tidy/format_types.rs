@@ -1,8 +1,8 @@
-//! On-disk types stay together and keep their size.
+//! On-disk types are in `format` files and have a fixed size.
 //!
-//! A type whose name ends in [`SUFFIX`] is what bytes on a device look like. It lives in a file
-//! named `format*.rs` or below a folder `format`, has a fixed layout, and a compile-time assert of
-//! its size stands in the same file: `const _: () = assert!(size_of::<LabelPhys>() == 4096);`.
+//! A type whose name ends in [`SUFFIX`] describes bytes on a device. It is in a file `format*.rs`
+//! or below a folder `format`, and has a fixed layout. The same file has a compile-time assertion
+//! of its size: `const _: () = assert!(size_of::<LabelPhys>() == 4096);`.
 
 use proc_macro2::TokenTree;
 use quote::ToTokens;
@@ -35,7 +35,7 @@ struct OnDisk {
 #[derive(Default)]
 struct Types {
     found: Vec<OnDisk>,
-    /// Every name that stands in a `const` which mentions `size_of`.
+    /// Every identifier of a `const _` that contains `size_of`.
     asserted: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ fn objections(source: &Source, found: &OnDisk, asserted: &[String]) -> Vec<Strin
     let name = &found.name;
     let mut messages = Vec::new();
     if !is_format_path(&source.path) {
-        messages.push(format!("`{name}` is an on-disk type: it belongs into a `format` file"));
+        messages.push(format!("`{name}` is an on-disk type: move it to a `format` file"));
     }
     if !found.fixed {
         messages.push(format!("`{name}` needs `#[repr(C)]`, `transparent` or an integer type"));
@@ -113,7 +113,7 @@ fn is_fixed_layout(attribute: &syn::Attribute) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     const GOOD: &str = "#[repr(C)]\nstruct LabelPhys { a: u64 }\nconst _: () = assert!(size_of::<LabelPhys>() == 8);";
@@ -121,22 +121,22 @@ mod tests {
     #[test]
     fn a_type_in_its_place_passes() {
         for path in ["a/src/format.rs", "a/src/format_label.rs", "a/src/format/label.rs"] {
-            assert_eq!(places(check, &[(path, GOOD)]), [""; 0], "{path}");
+            assert_eq!(locations(check, &[(path, GOOD)]), [""; 0], "{path}");
         }
     }
 
     #[test]
-    fn each_demand_is_made() {
-        assert_eq!(places(check, &[("a/src/label.rs", GOOD)]).len(), 1);
+    fn each_requirement_is_checked() {
+        assert_eq!(locations(check, &[("a/src/label.rs", GOOD)]).len(), 1);
         let loose = GOOD.replace("#[repr(C)]", "");
-        assert_eq!(places(check, &[("a/src/format.rs", &loose)]).len(), 1);
+        assert_eq!(locations(check, &[("a/src/format.rs", &loose)]).len(), 1);
         let other = GOOD.replace("<LabelPhys>", "<OtherPhys>");
-        assert_eq!(places(check, &[("a/src/format.rs", &other)]).len(), 1);
-        assert_eq!(places(check, &[("a/src/label.rs", "struct LabelPhys;")]).len(), 3);
+        assert_eq!(locations(check, &[("a/src/format.rs", &other)]).len(), 1);
+        assert_eq!(locations(check, &[("a/src/label.rs", "struct LabelPhys;")]).len(), 3);
     }
 
     #[test]
     fn other_types_are_free() {
-        assert_eq!(places(check, &[("a/src/label.rs", "struct Physics;")]), [""; 0]);
+        assert_eq!(locations(check, &[("a/src/label.rs", "struct Physics;")]), [""; 0]);
     }
 }

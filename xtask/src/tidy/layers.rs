@@ -147,7 +147,7 @@ fn collect(table: &toml::Table, found: &mut Vec<(String, String)>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     fn manifest(name: &str, rest: &str) -> String {
@@ -155,18 +155,18 @@ mod tests {
     }
 
     fn found(name: &str, rest: &str) -> usize {
-        places(check, &[("crates/x/Cargo.toml", &manifest(name, rest))]).len()
+        locations(check, &[("crates/x/Cargo.toml", &manifest(name, rest))]).len()
     }
 
     #[test]
-    fn down_is_allowed() {
+    fn lower_layers_are_allowed() {
         assert_eq!(found("forebay-cache", "[dependencies]\nforebay-base = \"1\"\nlibc = \"1\""), 0);
         assert_eq!(found("forebay-bench", "[dependencies]\nforebay-cache.path = \"../c\""), 0);
         assert_eq!(found("xtask", "[dependencies]\nforebay-cache.workspace = true"), 0);
     }
 
     #[test]
-    fn up_and_sideways_are_refused() {
+    fn higher_and_equal_layers_are_refused() {
         assert_eq!(found("forebay-base", "[dependencies]\nforebay-cache = \"1\""), 1);
         assert_eq!(found("forebay-cache", "[dependencies]\nforebay-io = \"1\""), 1);
         assert_eq!(found("forebay-cache", "[dev-dependencies]\nforebay-io = \"1\""), 1);
@@ -193,11 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn forbidden_knowledge_strangers_and_missing_lints_are_refused() {
+    fn forbidden_and_unknown_crates_and_missing_lints_are_refused() {
         assert_eq!(found("forebay-cache", "[dependencies]\ntokio = \"1\""), 1);
         assert_eq!(found("forebay-cache", "[dev-dependencies]\ntokio = \"1\""), 0);
         assert_eq!(found("forebay-attic", ""), 1);
         let bare = "[package]\nname = \"forebay-base\"\n";
-        assert_eq!(places(check, &[("crates/base/Cargo.toml", bare)]).len(), 1);
+        assert_eq!(locations(check, &[("crates/base/Cargo.toml", bare)]).len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! No notes about unfinished work: [`NOTES`] in comments of Rust and in the text of other files.
+//! No notes about unfinished work, in comments of Rust and in the text of other files.
 //!
 //! A word between backticks is a mention, not a note. Clippy refuses placeholders and debug prints.
 
@@ -24,15 +24,15 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
 
 fn note(path: &str, line: usize, text: &str, out: &mut Findings) {
     // Every second piece between backticks is quoted.
-    let spoken: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" ");
-    for word in NOTES.iter().filter(|word| has_word(&spoken, word)) {
+    let unquoted: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" ");
+    for word in NOTES.iter().filter(|word| has_word(&unquoted, word)) {
         out.error(RULE, path, line, format!("`{word}` is left over: do it, or open an issue"));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     #[test]
@@ -41,15 +41,15 @@ mod tests {
             ("a.rs", "// TODO: later\nfn f() {} /* FIXME */\n/// XXX\nfn g() {}"),
             ("docs/a.md", "fine\nTODO"),
         ];
-        assert_eq!(places(check, &files), ["a.rs:1", "a.rs:2", "a.rs:3", "docs/a.md:2"]);
+        assert_eq!(locations(check, &files), ["a.rs:1", "a.rs:2", "a.rs:3", "docs/a.md:2"]);
     }
 
     #[test]
-    fn speaking_of_them_is_allowed() {
+    fn mentions_pass() {
         let files = [
             ("a.rs", "/// Refuses `TODO`.\nconst A: &str = \"TODO\";\nfn todo() {}"),
             ("a.md", "no `FIXME`, no XXXL"),
         ];
-        assert_eq!(places(check, &files), [""; 0]);
+        assert_eq!(locations(check, &files), [""; 0]);
     }
 }

@@ -1,7 +1,7 @@
-//! Links of Markdown files lead somewhere.
+//! Links in Markdown files have a target.
 //!
-//! A link to a file of the repository must name one that exists, and its anchor a heading of that
-//! file. Links to elsewhere are not followed: a check must not need the network.
+//! A link to a file of the repository must name an existing file, and its anchor must name a
+//! heading of that file. External links are not checked, because a check must not need the network.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ fn resolve(tree: &Tree, from: &str, target: &str) -> Result<(), String> {
     }
 }
 
-/// The path that `target` means in a file at `from`; `None` if it leaves the repository.
+/// The path of `target`, relative to the file `from`; `None` if it is outside the repository.
 fn join(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -68,7 +68,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Lines outside of fenced blocks, with `code` taken out.
+/// Lines outside fenced blocks, without the text of `code` spans.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -82,7 +82,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// The anchors of all headings, made the way that code hosts make them.
+/// The anchors of all headings, in the form that GitHub generates.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut fenced = false;
     let mut found = BTreeSet::new();
@@ -100,26 +100,26 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     const LOCKS: (&str, &str) = ("docs/locking.md", "# Locks\n## R1 — the `mru` list\n");
 
     #[test]
-    fn links_that_lead_somewhere_pass() {
+    fn links_with_a_target_pass() {
         let text = "[a](docs/locking.md) [b](docs/locking.md#locks) [c](https://a.example/x)\n\
                     [d](docs/locking.md#r1--the-mru-list) [e](#here)\n# Here\n`[f](nowhere)`\n\
                     ```\n[g](nowhere)\n```\n";
-        assert_eq!(places(check, &[LOCKS, ("README.md", text)]), [""; 0]);
+        assert_eq!(locations(check, &[LOCKS, ("README.md", text)]), [""; 0]);
         let back = ("docs/a.md", "[a](../README.md) [b](locking.md)");
-        assert_eq!(places(check, &[LOCKS, ("README.md", text), back]), [""; 0]);
+        assert_eq!(locations(check, &[LOCKS, ("README.md", text), back]), [""; 0]);
     }
 
     #[test]
-    fn links_that_do_not_are_found() {
+    fn links_without_a_target_are_found() {
         let text = "[a](docs/nowhere.md)\n[b](docs/locking.md#nowhere)\n[c](../outside.md)";
         assert_eq!(
-            places(check, &[LOCKS, ("README.md", text)]),
+            locations(check, &[LOCKS, ("README.md", text)]),
             ["README.md:1", "README.md:2", "README.md:3"]
         );
     }

@@ -1,13 +1,13 @@
-//! Files: how long they are, and that they open with what they are for.
+//! Files have a bounded length and start with their purpose.
 //!
-//! Length counts lines without test code; files of tests are free.
+//! The length does not include test code. Files of tests are exempt.
 
 use crate::tree::{Findings, Tree};
 
 const RULE: &str = "modules";
-/// Past this many lines a file is refused.
+/// A longer file is an error.
 const REFUSED: usize = 1000;
-/// Past this many lines a file is warned about.
+/// A longer file is a warning.
 const WARNED: usize = 700;
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
@@ -21,7 +21,8 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
         }
         let opening = source.lines.iter().find(|line| !line.trim().is_empty());
         if !opening.is_some_and(|line| line.starts_with("//!") || line.starts_with("#![")) {
-            let message = "does not open with `//!` and what it is for".to_owned();
+            let message =
+                "the file must start with a `//!` comment that states its purpose".to_owned();
             out.error(RULE, &source.path, 1, message);
         }
     }
@@ -29,7 +30,7 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
     use crate::tree::Level;
 
@@ -53,12 +54,12 @@ mod tests {
         let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "// line\n".repeat(REFUSED));
         assert_eq!(levels(&format!("//! Fixture.\n{tests}")), []);
         let long = "// line\n".repeat(2 * REFUSED);
-        assert!(places(check, &[("crates/cache/src/tests.rs", &long)]).is_empty());
+        assert!(locations(check, &[("crates/cache/src/tests.rs", &long)]).is_empty());
     }
 
     #[test]
-    fn a_file_says_what_it_is_for() {
-        assert_eq!(places(check, &[("a/src/lib.rs", "fn f() {}")]), ["a/src/lib.rs:1"]);
+    fn a_file_starts_with_its_purpose() {
+        assert_eq!(locations(check, &[("a/src/lib.rs", "fn f() {}")]), ["a/src/lib.rs:1"]);
         assert_eq!(levels("//! Fixture.\nfn f() {}"), []);
     }
 }

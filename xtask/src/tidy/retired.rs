@@ -50,7 +50,7 @@ fn is_identifier(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     const NAMES: (&str, &str) = (LIST, "take_warm\nFiller\n");
@@ -67,7 +67,7 @@ mod tests {
             (".github/workflows/f.yml", "run: Filler"),
         ];
         assert_eq!(
-            places(check, &files),
+            locations(check, &files),
             [
                 ".github/workflows/f.yml:1",
                 "a.rs:2",
@@ -87,14 +87,14 @@ mod tests {
             ("a.rs", "fn take_warm_block(f: Fillers) {} // filler, takeWarm, un_take_warm"),
             ("data.csv", "take_warm"),
         ];
-        assert_eq!(places(check, &files), [""; 0]);
-        assert_eq!(places(check, &[("a.rs", "fn take_warm() {}")]), [""; 0], "without a list");
+        assert_eq!(locations(check, &files), [""; 0]);
+        assert_eq!(locations(check, &[("a.rs", "fn take_warm() {}")]), [""; 0], "without a list");
     }
 
     #[test]
     fn the_list_has_one_identifier_per_line() {
         let list = "a::b\n\ntwo words\n9lives\ngood\ngood\n";
         let expected = [1, 2, 3, 4, 6].map(|line| format!("{LIST}:{line}"));
-        assert_eq!(places(check, &[(LIST, list)]), expected);
+        assert_eq!(locations(check, &[(LIST, list)]), expected);
     }
 }

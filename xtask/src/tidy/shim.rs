@@ -1,8 +1,9 @@
 //! Library crates take clock, randomness, locks, atomics and threads from `forebay-base`.
 //!
-//! Clippy's disallowed lists say the same, but an `allow` silences them, they know no path that
-//! nobody listed, and they do not tell tests from code. This rule reads paths by token, so use
-//! trees and bodies of macros count too. Takes an excuse, "std", at the line. Test code is free.
+//! The disallowed lists of clippy overlap with this rule, but an `allow` silences them, they match
+//! listed paths only, and they do not distinguish tests from code. This rule reads paths by token,
+//! so it covers use trees and bodies of macros. It accepts the exception "std" at the line. Test
+//! code is exempt.
 
 use std::iter::Peekable;
 
@@ -14,15 +15,15 @@ use crate::tree::{Findings, Tree};
 
 const RULE: &str = "shim";
 
-/// The homes of the originals: the files of `forebay-base` that wrap them.
-const HOMES: [&str; 4] = [
+/// The files of `forebay-base` that wrap the originals.
+const SHIM_FILES: [&str; 4] = [
     "crates/base/src/sync.rs",
     "crates/base/src/sync/",
     "crates/base/src/clock.rs",
     "crates/base/src/rng.rs",
 ];
 
-/// Path that is refused, and what to use instead. A prefix of whole segments matches.
+/// Refused paths, each with its replacement. A prefix of whole segments matches.
 const REFUSED: [(&str, &str); 10] = [
     ("std::sync", "forebay_base::sync"),
     ("core::sync", "forebay_base::sync"),
@@ -36,20 +37,20 @@ const REFUSED: [(&str, &str); 10] = [
     ("RandomState", "an injected seed"),
 ];
 
-/// Parts of refused modules that touch neither scheduling nor time.
-const HARMLESS: [&str; 2] = ["std::thread::available_parallelism", "std::thread::panicking"];
+/// Items of refused modules that affect neither scheduling nor time.
+const ALLOWED: [&str; 2] = ["std::thread::available_parallelism", "std::thread::panicking"];
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for source in &tree.sources {
         let package = tree.package_of(&source.path).and_then(|p| layers::crate_row(&p.name));
-        let home = HOMES.iter().any(|home| source.path.starts_with(home));
-        if home || !package.is_some_and(|row| row.library) {
+        let is_shim = SHIM_FILES.iter().any(|file| source.path.starts_with(file));
+        if is_shim || !package.is_some_and(|row| row.library) {
             continue;
         }
         let mut paths = Vec::new();
         collect(&source.tokens, "", &mut paths);
         for (line, path) in paths {
-            if source.is_test(line) || source.excused(line, "std") {
+            if source.is_test(line) || source.has_exception(line, "std") {
                 continue;
             }
             if let Some(instead) = refused(&path) {
@@ -61,17 +62,17 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
 }
 
 fn refused(path: &str) -> Option<&'static str> {
-    if HARMLESS.contains(&path) {
+    if ALLOWED.contains(&path) {
         return None;
     }
     let whole = |rest: &str| rest.is_empty() || rest.starts_with("::");
     let matches = |prefix: &str| {
         if prefix.contains(char::is_uppercase) {
-            // A type, under whatever path or import it is reached.
+            // A type, with any path before it.
             let at = path.find(prefix).filter(|at| *at == 0 || path[..*at].ends_with("::"));
             at.is_some_and(|at| whole(&path[at + prefix.len()..]))
         } else {
-            // A crate's own name alone may as well be the name of a variable.
+            // The name of a crate alone may also be the name of a variable.
             let rest = path.strip_prefix(prefix);
             let module = prefix.contains("::");
             rest.is_some_and(|rest| whole(rest) && (module || !rest.is_empty()))
@@ -80,14 +81,14 @@ fn refused(path: &str) -> Option<&'static str> {
     REFUSED.iter().find(|(prefix, _)| matches(prefix)).map(|(_, instead)| *instead)
 }
 
-/// All paths of the tokens with the line of their last segment; use trees are multiplied out.
+/// All paths of the tokens, with the line of their last segment. Use trees are expanded.
 fn collect(tokens: &TokenStream, prefix: &str, paths: &mut Vec<(usize, String)>) {
     let mut tokens = tokens.clone().into_iter().peekable();
     while let Some(token) = tokens.next() {
         match token {
             TokenTree::Ident(first) => {
                 let (line, first) = (first.span().start().line, first.to_string());
-                follow(&mut tokens, line, join(prefix, &first), paths);
+                read_path(&mut tokens, line, join(prefix, &first), paths);
             }
             TokenTree::Group(group) => collect(&group.stream(), "", paths),
             _ => {}
@@ -95,13 +96,13 @@ fn collect(tokens: &TokenStream, prefix: &str, paths: &mut Vec<(usize, String)>)
     }
 }
 
-fn follow(
+fn read_path(
     tokens: &mut Peekable<IntoIter>,
     mut line: usize,
     mut path: String,
     paths: &mut Vec<(usize, String)>,
 ) {
-    while eat_colons(tokens) {
+    while skip_path_separator(tokens) {
         match tokens.peek() {
             Some(TokenTree::Ident(segment)) => {
                 line = segment.span().start().line;
@@ -119,8 +120,8 @@ fn follow(
     paths.push((line, path));
 }
 
-/// Takes `::` if it comes next. A single colon is taken too: what follows is then a type.
-fn eat_colons(tokens: &mut Peekable<IntoIter>) -> bool {
+/// Consumes `::` if it is next. Also consumes a single colon, which a type follows.
+fn skip_path_separator(tokens: &mut Peekable<IntoIter>) -> bool {
     let colon = |token: &TokenTree| matches!(token, TokenTree::Punct(p) if p.as_char() == ':');
     tokens.next_if(colon).is_some() && tokens.next_if(colon).is_some()
 }
@@ -135,7 +136,7 @@ fn join(prefix: &str, segment: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     const CACHE: (&str, &str) = ("crates/cache/Cargo.toml", "[package]\nname = \"forebay-cache\"");
@@ -143,11 +144,11 @@ mod tests {
     const BENCH: (&str, &str) = ("crates/bench/Cargo.toml", "[package]\nname = \"forebay-bench\"");
 
     fn cache(text: &str) -> Vec<String> {
-        places(check, &[CACHE, ("crates/cache/src/lib.rs", text)])
+        locations(check, &[CACHE, ("crates/cache/src/lib.rs", text)])
     }
 
     #[test]
-    fn originals_are_refused_however_they_are_named() {
+    fn originals_are_refused_in_every_notation() {
         for text in [
             "use std::sync::Arc;",
             "use std::{mem, sync::atomic::AtomicU8};",
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_merely_looks_like_them_passes() {
+    fn similar_names_pass() {
         for text in [
             "use forebay_base::sync::Arc;",
             "use std::{mem, time::Duration};",
@@ -179,17 +180,17 @@ mod tests {
     }
 
     #[test]
-    fn tests_homes_tools_and_excuses_are_free() {
+    fn tests_shim_files_tools_and_exceptions_are_exempt() {
         let text = "use std::sync::Mutex;";
         for (manifest, path) in [
             (CACHE, "crates/cache/tests/it/main.rs"),
             (BASE, "crates/base/src/sync/lock.rs"),
             (BENCH, "crates/bench/src/main.rs"),
         ] {
-            assert_eq!(places(check, &[manifest, (path, text)]), [""; 0], "{path}");
+            assert_eq!(locations(check, &[manifest, (path, text)]), [""; 0], "{path}");
         }
         assert_eq!(cache(&format!("#[cfg(test)]\nmod tests {{ {text} }}")), [""; 0]);
         assert_eq!(cache(&format!("// tidy: std, because it is a fixture\n{text}")), [""; 0]);
-        assert_eq!(places(check, &[BASE, ("crates/base/src/vm.rs", text)]).len(), 1);
+        assert_eq!(locations(check, &[BASE, ("crates/base/src/vm.rs", text)]).len(), 1);
     }
 }

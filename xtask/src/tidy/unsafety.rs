@@ -1,8 +1,10 @@
-//! Every `unsafe` block and `unsafe impl` says why it is sound, in a `SAFETY:` comment.
+//! Every `unsafe` block and `unsafe impl` has a `SAFETY:` comment.
 //!
-//! The comment stands on the line of the keyword, above it, above the statement that holds it,
-//! or first inside the block. It works on tokens, so the bodies of macros are checked too,
-//! expanded or not.
+//! The comment is on the line of the keyword, above it, above its statement, or first in the block.
+//!
+//! Clippy has a lint for this, but the clippy step does not compile the model build and Miri's
+//! code, and the lint checks macros only where they are expanded. This rule reads tokens and covers
+//! both.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -14,51 +16,52 @@ const COMMENT: &str = "SAFETY:";
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for source in &tree.sources {
-        let mut silent = Vec::new();
-        visit(source, &source.tokens, &[], &mut silent);
-        for line in silent {
+        let mut undocumented = Vec::new();
+        visit(source, &source.tokens, &[], &mut undocumented);
+        for line in undocumented {
             let message = "`unsafe` without a `// SAFETY:` comment that names the invariant";
             out.error(RULE, &source.path, line, message.to_owned());
         }
     }
 }
 
-/// `outer`: first lines of the statements that enclose these tokens, up to the nearest brace.
-fn visit(source: &Source, tokens: &TokenStream, outer: &[usize], silent: &mut Vec<usize>) {
+/// `outer` has the first lines of the statements that enclose these tokens, up to the nearest
+/// brace.
+fn visit(source: &Source, tokens: &TokenStream, outer: &[usize], undocumented: &mut Vec<usize>) {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let mut start = None;
     for (at, token) in tokens.iter().enumerate() {
         let line = token.span().start().line;
         let statement = *start.get_or_insert(line);
-        let mut places = outer.to_vec();
-        places.extend([statement, line]);
-        if is_word(token, "unsafe") && !explained(source, &tokens[at + 1..], &places) {
-            silent.push(line);
+        let mut lines = outer.to_vec();
+        lines.extend([statement, line]);
+        if is_word(token, "unsafe") && !has_safety_comment(source, &tokens[at + 1..], &lines) {
+            undocumented.push(line);
         }
         match token {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
-                visit(source, &group.stream(), &[], silent);
-                // What follows a block starts anew, unless the block was part of an expression.
+                visit(source, &group.stream(), &[], undocumented);
+                // A statement ends with a block, unless the block is part of an expression.
                 if !matches!(tokens.get(at + 1), Some(TokenTree::Punct(_))) {
                     start = None;
                 }
             }
-            TokenTree::Group(group) => visit(source, &group.stream(), &places, silent),
+            TokenTree::Group(group) => visit(source, &group.stream(), &lines, undocumented),
             TokenTree::Punct(punct) if matches!(punct.as_char(), ';' | ',') => start = None,
             _ => {}
         }
     }
 }
 
-/// Whether the `unsafe` before `next` needs no comment or has one near one of `places`.
-fn explained(source: &Source, next: &[TokenTree], places: &[usize]) -> bool {
+/// Whether the `unsafe` before `next` needs no comment, or has one near one of `lines`.
+fn has_safety_comment(source: &Source, next: &[TokenTree], lines: &[usize]) -> bool {
     let block = match next.first() {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => Some(group),
         Some(token) if is_word(token, "impl") => None,
-        // `unsafe fn`, `unsafe trait`, `unsafe extern`, `#[unsafe(...)]`: a demand, not a claim.
+        // `unsafe fn`, `unsafe trait`, `unsafe extern`, `#[unsafe(...)]`: the user has the duty.
         _ => return true,
     };
-    if places.iter().any(|line| source.comment_above(*line, COMMENT)) {
+    if lines.iter().any(|line| source.comment_above(*line, COMMENT)) {
         return true;
     }
     block.is_some_and(|group| {
@@ -75,15 +78,15 @@ fn is_word(token: &TokenTree, word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     fn found(text: &str) -> Vec<String> {
-        places(check, &[("a.rs", text)])
+        locations(check, &[("a.rs", text)])
     }
 
     #[test]
-    fn a_bare_unsafe_is_refused() {
+    fn unsafe_without_a_comment_is_refused() {
         assert_eq!(found("fn f() {\n    unsafe { g() };\n}"), ["a.rs:2"]);
         assert_eq!(found("unsafe impl Send for A {}"), ["a.rs:1"]);
         assert_eq!(found("macro_rules! m { () => {\n unsafe { g() } } }"), ["a.rs:2"]);
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn demands_are_not_claims() {
+    fn declarations_need_no_comment() {
         assert_eq!(found("unsafe fn f() {}\nunsafe trait A {}"), [""; 0]);
     }
 }

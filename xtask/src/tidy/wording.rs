@@ -1,14 +1,14 @@
-//! Text makes sense to a stranger who has nothing but this repository.
+//! No file names a home directory, which exists on one machine only.
 //!
-//! So it names no home directory. This file, which has to spell them, is the one exception.
+//! This file is exempt, because it lists their prefixes.
 
 use crate::tree::{Findings, Tree};
 
 const RULE: &str = "wording";
 const THIS_FILE: &str = "xtask/src/tidy/wording.rs";
 
-/// Beginnings of paths that exist on one machine only.
-const PLACES: [&str; 3] = ["/root/", "/home/", "/Users/"];
+/// Prefixes of home directories.
+const HOME_FOLDERS: [&str; 3] = ["/root/", "/home/", "/Users/"];
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     for (path, text) in &tree.texts {
@@ -16,8 +16,9 @@ pub(super) fn check(tree: &Tree, out: &mut Findings) {
             continue;
         }
         for (at, line) in text.lines().enumerate() {
-            if let Some(word) = PLACES.iter().find(|place| starts_path(line, place)) {
-                let message = format!("`{word}` is a path of one machine");
+            if let Some(word) = HOME_FOLDERS.iter().find(|place| starts_path(line, place)) {
+                let message =
+                    format!("`{word}` is a home directory: use a path that other machines have");
                 out.error(RULE, path, at + 1, message);
             }
         }
@@ -34,18 +35,18 @@ fn starts_path(line: &str, place: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places;
+    use super::super::locations;
     use super::*;
 
     #[test]
-    fn places_are_found_anywhere() {
+    fn home_directories_are_found_in_all_files() {
         let files = [("a.md", "see /root/notes"), ("a.rs", "const A: &str = \"/home/me/x\";")];
-        assert_eq!(places(check, &files), ["a.md:1", "a.rs:1"]);
+        assert_eq!(locations(check, &files), ["a.md:1", "a.rs:1"]);
     }
 
     #[test]
     fn other_paths_and_words_pass() {
         let text = "docs/home/x, https://a.example/home/x, /tmp/x";
-        assert_eq!(places(check, &[("a.md", text)]), [""; 0]);
+        assert_eq!(locations(check, &[("a.md", text)]), [""; 0]);
     }
 }

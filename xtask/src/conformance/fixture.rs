@@ -1,4 +1,4 @@
-//! A folder to work in, pools and mounts in it, and commands whose output is kept.
+//! Scratch folders with pools and mounts, and commands whose output goes to a log.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Failure;
 
-/// Names a binary to try instead of this workspace's.
+/// Names a binary to test instead of the one of this workspace.
 const BINARY: &str = "FOREBAY_BINARY";
-/// Memory of a server, small enough that caches turn over.
+/// Memory of a server, small enough that its cache evicts.
 const MEMORY: &str = "256MiB";
-/// A server has so long to come up, and to end.
+/// The longest time that a server takes to mount, and to exit.
 const SERVER_TIME: Duration = Duration::from_secs(60);
-/// The longest wait for any command that names no other.
+/// The longest time of a command, unless the caller sets another.
 const COMMAND_TIME: Duration = Duration::from_secs(600);
-/// Bytes of a log's end that a failure shows.
+/// Bytes of the end of a log that a failure prints.
 const TAIL: u64 = 3000;
 
-/// Whether mounts can be made here; if not, what is missing and why.
+/// Succeeds if this process can mount. The error is the missing need and the reason.
 pub(super) fn permitted() -> Result<(), (&'static str, String)> {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     device.map_err(|error| ("fuse", format!("/dev/fuse: {error}")))?;
-    // Who owns what this process makes is who it runs as.
+    // The owner of a new file is the user of this process.
     let probe = std::env::temp_dir().join(format!("forebay-probe-{}", std::process::id()));
     let owner = File::create(&probe)
         .and_then(|file| file.metadata())
@@ -38,7 +38,8 @@ pub(super) fn permitted() -> Result<(), (&'static str, String)> {
     }
 }
 
-/// The seed of random work: `FOREBAY_SEED`, otherwise 1, or the clock in a long run.
+/// The seed: `FOREBAY_SEED`, otherwise 1, or the clock in a long run. As
+/// `forebay_base::testing::seed`; this crate does not depend on it.
 fn seed(full: bool) -> Result<u64, Failure> {
     match std::env::var("FOREBAY_SEED") {
         Ok(text) => text.parse().map_err(|_| format!("FOREBAY_SEED={text} is not a number")),
@@ -50,19 +51,19 @@ fn seed(full: bool) -> Result<u64, Failure> {
     }
 }
 
-/// What all checks share.
-pub(super) struct Bench {
+/// The settings that all checks share.
+pub(super) struct Fixture {
     pub(super) root: PathBuf,
     /// Cargo's output folder.
     pub(super) target: PathBuf,
     forebay: PathBuf,
-    /// Long runs.
+    /// Whether this is a long run.
     pub(super) full: bool,
-    /// `FOREBAY_SEED`; without it, the same in every ordinary run.
+    /// The seed; without `FOREBAY_SEED` every ordinary run has the same one.
     pub(super) seed: u64,
 }
 
-impl Bench {
+impl Fixture {
     /// Builds the binary.
     pub(super) fn new(root: &Path, full: bool) -> Result<Self, Failure> {
         let target =
@@ -79,26 +80,29 @@ impl Bench {
         build.args(["build", "--quiet", "-p", "forebay-cli"]).current_dir(&root);
         let built = build.status().map_err(|error| format!("cargo: {error}"))?;
         if !built.success() {
-            return Err("the forebay binary cannot be built".to_owned());
+            return Err(
+                "the forebay binary does not build; see the errors of cargo above".to_owned()
+            );
         }
         Ok(Self { root, forebay: target.join("debug/forebay"), target, full, seed })
     }
 
-    /// A folder for the check of this name, and a mount in it.
-    pub(super) fn mounted(&self, name: &str, kernel_cache: bool) -> Result<Mounted, Failure> {
+    /// Creates a scratch folder with a mounted pool, for the check of this name.
+    pub(super) fn mounted(&self, name: &str, kernel_cache: bool) -> Result<TestMount, Failure> {
         let mut mounted = self.pool(name)?;
         mounted.mount(kernel_cache)?;
         Ok(mounted)
     }
 
-    /// The same, not mounted yet.
-    pub(super) fn pool(&self, name: &str) -> Result<Mounted, Failure> {
-        let scratch = Scratch::new().map_err(|error| format!("a folder to work in: {error}"))?;
+    /// As [`mounted`](Self::mounted), without mounting the pool.
+    pub(super) fn pool(&self, name: &str) -> Result<TestMount, Failure> {
+        let scratch =
+            Scratch::new().map_err(|error| format!("creating the scratch folder: {error}"))?;
         let logs = self.target.join("conformance");
         fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
         let at = scratch.path.join("mnt");
         fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
-        let mounted = Mounted {
+        let mounted = TestMount {
             pool: scratch.path.join("pool.img"),
             at,
             log: logs.join(format!("{name}.log")),
@@ -115,7 +119,7 @@ impl Bench {
     }
 }
 
-/// Cargo, without what it told this process.
+/// Cargo, without the variables that it set for this package.
 pub(super) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (key, _) in std::env::vars_os() {
@@ -127,7 +131,8 @@ pub(super) fn cargo() -> Command {
     command
 }
 
-/// A folder that goes when it is dropped. Everybody may enter it, because the suites change users.
+/// A folder that is removed when it is dropped. All users may enter it, because the suites change
+/// users.
 struct Scratch {
     path: PathBuf,
 }
@@ -136,7 +141,8 @@ impl Scratch {
     fn new() -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        // Short: paths of sockets are bounded at 108 bytes, and the suites make sockets deep in it.
+        // The name is short: paths of sockets have at most 108 bytes, and the suites create sockets
+        // in nested folders.
         let path = std::env::temp_dir().join(format!("fbc-{}-{count}", std::process::id()));
         fs::create_dir(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
@@ -150,20 +156,20 @@ impl Drop for Scratch {
     }
 }
 
-/// A pool in a folder of its own, and perhaps the server that has it mounted.
-pub(super) struct Mounted {
+/// A pool in a scratch folder, and the server if it is mounted.
+pub(super) struct TestMount {
     pub(super) at: PathBuf,
     pool: PathBuf,
     log: PathBuf,
     forebay: PathBuf,
     server: Option<Child>,
-    // The last field: it goes when nothing is mounted in it any more.
+    // The last field, so that it is removed after the mount.
     scratch: Scratch,
 }
 
-impl Mounted {
-    /// A place beside the mount, on the machine's own file system.
-    pub(super) fn beside(&self, name: &str) -> PathBuf {
+impl TestMount {
+    /// A path in the scratch folder, outside the mount.
+    pub(super) fn scratch_path(&self, name: &str) -> PathBuf {
         self.scratch.path.join(name)
     }
 
@@ -173,7 +179,7 @@ impl Mounted {
         command
     }
 
-    /// Mounts, and waits until it is there.
+    /// Mounts, and waits until the mount exists.
     pub(super) fn mount(&mut self, kernel_cache: bool) -> Result<(), Failure> {
         let mut command = self.forebay(&["mount", "--memory", MEMORY]);
         if kernel_cache {
@@ -191,7 +197,7 @@ impl Mounted {
             if start.elapsed() > SERVER_TIME {
                 let _ = server.kill();
                 let _ = server.wait();
-                return Err(format!("forebay mount does not come up{}", self.tail()));
+                return Err(format!("forebay mount did not finish in time{}", self.tail()));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -199,7 +205,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Unmounts in the clean way; the server must end well.
+    /// Unmounts cleanly. The server must exit successfully.
     pub(super) fn unmount(&mut self) -> Result<(), Failure> {
         let mut umount = self.forebay(&["umount"]);
         umount.arg(&self.at);
@@ -207,8 +213,8 @@ impl Mounted {
         let Some(mut server) = self.server.take() else { return Ok(()) };
         match wait_for(&mut server, SERVER_TIME) {
             Some(true) => Ok(()),
-            Some(false) => Err(format!("the server ended badly{}", self.tail())),
-            None => Err(format!("the server does not end{}", self.tail())),
+            Some(false) => Err(format!("the server exited with an error{}", self.tail())),
+            None => Err(format!("the server did not exit in time{}", self.tail())),
         }
     }
 
@@ -220,14 +226,14 @@ impl Mounted {
         }
     }
 
-    /// Clears the mount that a killed server left.
+    /// Unmounts the dead mount of a killed server.
     pub(super) fn clear(&self) -> Result<(), Failure> {
         let mut umount = self.forebay(&["umount"]);
         umount.arg(&self.at);
         self.run(umount)
     }
 
-    /// Reads all of the pool; it must be clean.
+    /// Runs `forebay check` on the pool, which must find no error.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let mut check = self.forebay(&["check"]);
         check.arg(&self.pool);
@@ -243,16 +249,16 @@ impl Mounted {
     fn outputs(&self) -> Result<(Stdio, Stdio), Failure> {
         let log = File::options().append(true).create(true).open(&self.log);
         let log = log.map_err(|error| format!("{}: {error}", self.log.display()))?;
-        let twin = log.try_clone().map_err(|error| format!("{}: {error}", self.log.display()))?;
-        Ok((log.into(), twin.into()))
+        let stderr = log.try_clone().map_err(|error| format!("{}: {error}", self.log.display()))?;
+        Ok((log.into(), stderr.into()))
     }
 
-    /// Runs a command to its end; its output goes to the log.
+    /// Runs a command to its end. Its output goes to the log.
     pub(super) fn run(&self, command: Command) -> Result<(), Failure> {
         self.run_for(command, COMMAND_TIME)
     }
 
-    /// The same, with another bound on its time.
+    /// As [`run`](Self::run), with another time limit.
     pub(super) fn run_for(&self, mut command: Command, time: Duration) -> Result<(), Failure> {
         let (out, err) = self.outputs()?;
         let program = command.get_program().to_string_lossy().into_owned();
@@ -261,28 +267,28 @@ impl Mounted {
             .next()
             .map(|word| format!(" {}", word.to_string_lossy()))
             .unwrap_or_default();
-        let what = format!("{program}{first}");
+        let name = format!("{program}{first}");
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
         let mut child = child.map_err(|error| format!("{program}: {error}"))?;
         match wait_for(&mut child, time) {
             Some(true) => Ok(()),
-            Some(false) => Err(format!("{what} failed{}", self.tail())),
+            Some(false) => Err(format!("{name} failed{}", self.tail())),
             None => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(format!("{what} did not end within {} s{}", time.as_secs(), self.tail()))
+                Err(format!("{name} did not end within {} s{}", time.as_secs(), self.tail()))
             }
         }
     }
 
-    /// All that commands have printed so far.
+    /// The output of all commands so far.
     pub(super) fn logged(&self) -> String {
         fs::read(&self.log)
             .map(|log| String::from_utf8_lossy(&log).into_owned())
             .unwrap_or_default()
     }
 
-    /// The end of the log, and where all of it is.
+    /// The path of the log and its last lines, to append to a message.
     fn tail(&self) -> String {
         let mut end = String::new();
         if let Ok(mut log) = File::open(&self.log) {
@@ -293,11 +299,11 @@ impl Mounted {
             end = String::from_utf8_lossy(&bytes).into_owned();
         }
         let lines: Vec<String> = end.lines().map(|line| format!("    | {line}")).collect();
-        format!("; all of it in {}\n{}", self.log.display(), lines.join("\n"))
+        format!("; the log is {}\n{}", self.log.display(), lines.join("\n"))
     }
 }
 
-impl Drop for Mounted {
+impl Drop for TestMount {
     fn drop(&mut self) {
         self.kill();
         if is_mount_point(&self.at) {
@@ -306,7 +312,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Whether it ended well; `None` if it has not ended in time.
+/// Whether the process succeeded; `None` if it did not end in time.
 fn wait_for(child: &mut Child, time: Duration) -> Option<bool> {
     let start = Instant::now();
     loop {
@@ -319,7 +325,7 @@ fn wait_for(child: &mut Child, time: Duration) -> Option<bool> {
     }
 }
 
-/// Whether something is mounted at `path`, as the table of mounts tells; so a dead mount counts.
+/// Whether the mount table has a mount at `path`. A dead mount counts.
 fn is_mount_point(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(4).is_some_and(|place| Path::new(place) == path))

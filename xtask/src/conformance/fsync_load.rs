@@ -1,7 +1,8 @@
-//! A load that fsyncs and remembers what it was promised.
+//! A load that calls `fsync` and records the durable state.
 //!
-//! Each writer works in a folder of its own, in four ways: new files, a file that is replaced by rename, one that is appended to, and
-//! files that are removed. A promise is what was true when an `fsync` returned. After a crash, every promise must hold; what came later may be there or not.
+//! Each writer has a folder of its own. It creates files, replaces a file by rename, appends to a
+//! file, and removes files. The durable state is the state when the last `fsync` returned. After a
+//! crash the durable state must be there. Later changes may be there or not.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,27 +10,27 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writers at a time.
+/// Number of concurrent writers.
 pub(super) const WRITERS: u64 = 4;
 /// The longest content of a file in bytes.
 const LONGEST: u64 = 100_000;
 
-/// What a writer was promised.
-pub(super) struct Promises {
+/// A writer and its durable state.
+pub(super) struct Writer {
     folder: PathBuf,
     seed: u64,
-    /// Files that are there, by number.
-    made: BTreeMap<u64, u64>,
-    /// Numbers of files that are gone.
+    /// Files that exist, by number.
+    files: BTreeMap<u64, u64>,
+    /// Numbers of removed files.
     removed: Vec<u64>,
-    /// The version of the file that is replaced.
+    /// Version of the replaced file.
     replaced: Option<u64>,
-    /// Length of the file that is appended to.
+    /// Length in bytes of the file that is appended to.
     appended: u64,
     pub(super) count: u64,
 }
 
-/// A stream of numbers out of one.
+/// The SplitMix64 output for `seed`.
 fn mix(seed: u64) -> u64 {
     let mut value = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,21 +38,21 @@ fn mix(seed: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// What a file of this name and version holds.
+/// The content of a file of this seed and version.
 fn content(seed: u64, version: u64) -> Vec<u8> {
     let first = mix(seed ^ mix(version));
     let length = (first % LONGEST) as usize;
     stream(first, 0, length)
 }
 
-/// Bytes `from..from + length` of an endless stream.
+/// Bytes `from..from + length` of the infinite stream of `seed`.
 fn stream(seed: u64, from: u64, length: usize) -> Vec<u8> {
     (from..from + length as u64)
         .map(|at| mix(seed ^ (at / 8)).to_le_bytes()[(at % 8) as usize])
         .collect()
 }
 
-impl Promises {
+impl Writer {
     pub(super) fn new(at: &Path, writer: u64, seed: u64) -> io::Result<Self> {
         let folder = at.join(format!("writer{writer}"));
         fs::create_dir(&folder)?;
@@ -59,7 +60,7 @@ impl Promises {
         Ok(Self {
             folder,
             seed: mix(seed ^ mix(writer)),
-            made: BTreeMap::new(),
+            files: BTreeMap::new(),
             removed: Vec::new(),
             replaced: None,
             appended: 0,
@@ -67,7 +68,7 @@ impl Promises {
         })
     }
 
-    /// Works until it is told to stop, or until the server is gone and everything fails.
+    /// Works until `stop` is set, or until an operation fails because the server is killed.
     pub(super) fn work(&mut self, stop: &AtomicBool) {
         let mut step = self.count;
         while !stop.load(Ordering::Relaxed) {
@@ -90,11 +91,11 @@ impl Promises {
     }
 
     fn make(&mut self, number: u64) -> io::Result<()> {
-        // A number that a kill interrupted may be there already.
+        // A file may exist already if a kill interrupted its creation.
         let mut file = File::create(self.file(number))?;
         file.write_all(&content(self.seed, number))?;
         file.sync_all()?;
-        self.made.insert(number, number);
+        self.files.insert(number, number);
         Ok(())
     }
 
@@ -114,7 +115,7 @@ impl Promises {
         let length = (mix(step) % 9000 + 1) as usize;
         let path = self.folder.join("log");
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        // What was appended without a promise is cut off first.
+        // Remove the bytes that an interrupted append may have left.
         file.set_len(self.appended)?;
         (&file).write_all(&stream(self.seed, self.appended, length))?;
         file.sync_data()?;
@@ -123,19 +124,19 @@ impl Promises {
     }
 
     fn remove(&mut self) -> io::Result<()> {
-        if self.made.len() < 20 {
+        if self.files.len() < 20 {
             return Ok(());
         }
-        let Some((number, _)) = self.made.pop_first() else { return Ok(()) };
+        let Some((number, _)) = self.files.pop_first() else { return Ok(()) };
         fs::remove_file(self.file(number))?;
         File::open(&self.folder)?.sync_all()?;
         self.removed.push(number);
         Ok(())
     }
 
-    /// Checks every promise.
+    /// Checks the durable state.
     pub(super) fn verify(&mut self) -> Result<(), String> {
-        for number in self.made.keys() {
+        for number in self.files.keys() {
             let path = self.file(*number);
             let found = fs::read(&path)
                 .map_err(|error| format!("{}: was fsynced: {error}", path.display()))?;
@@ -160,15 +161,15 @@ impl Promises {
 
     fn verify_replaced(&self) -> Result<(), String> {
         let path = self.folder.join("replaced");
-        let Some(promised) = self.replaced else { return Ok(()) };
+        let Some(synced) = self.replaced else { return Ok(()) };
         let found =
             fs::read(&path).map_err(|error| format!("{}: was fsynced: {error}", path.display()))?;
         let Some((version, rest)) = found.split_first_chunk::<8>() else {
             return Err(format!("{}: has only {} bytes", path.display(), found.len()));
         };
         let version = u64::from_le_bytes(*version);
-        if version < promised || version > self.count {
-            return Err(format!("{}: version {version}, {promised} was fsynced", path.display()));
+        if version < synced || version > self.count {
+            return Err(format!("{}: version {version}, {synced} was fsynced", path.display()));
         }
         if rest != content(!self.seed, version) {
             return Err(format!("{}: not the content of version {version}", path.display()));
@@ -184,10 +185,10 @@ impl Promises {
         let mut found = Vec::new();
         let read = File::open(&path).and_then(|mut file| file.read_to_end(&mut found));
         read.map_err(|error| format!("{}: was fsynced: {error}", path.display()))?;
-        let promised = stream(self.seed, 0, self.appended as usize);
-        if !found.starts_with(&promised) {
-            let same = found.iter().zip(&promised).take_while(|(a, b)| a == b).count();
-            let (there, length) = (found.len(), promised.len());
+        let synced = stream(self.seed, 0, self.appended as usize);
+        if !found.starts_with(&synced) {
+            let same = found.iter().zip(&synced).take_while(|(a, b)| a == b).count();
+            let (there, length) = (found.len(), synced.len());
             return Err(format!(
                 "{}: {length} bytes were fsynced, {there} are there, {same} agree",
                 path.display()
