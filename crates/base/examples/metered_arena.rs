@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         buffers: Vec::new(),
     };
 
-    // 400 buffers of 64 KiB do not fit into 8 MiB: the rest is refused, and nothing is exceeded.
+    // 400 buffers of 64 KiB do not fit in 8 MiB. The arena refuses the others and keeps its limit.
     for n in 0..400_u32 {
         store.store(n as u8);
     }

@@ -1,18 +1,13 @@
-//! Clocks: where time comes from, so that tests can decide what time it is.
+//! Injected clocks, so that tests control time.
 //!
-//! A library takes a [`Clock`] from its user. [`SystemClock`] is the one place that asks the
-//! system for the time; [`ManualClock`] stands until somebody advances it.
+//! A library takes a [`Clock`] from its user: [`SystemClock`] or, for tests, [`ManualClock`]. Times
+//! that users see, such as the times of files, come from a [`WallClock`]: [`SystemWallClock`] or,
+//! for tests, [`ManualWallClock`].
 //!
-//! What is written down for people, such as the times of files, comes from a [`WallClock`]:
-//! [`SystemWallClock`] or, for tests, [`ManualWallClock`].
+//! Invariants: a [`Clock`] is monotonic, within a thread and between threads. A [`WallClock`] can
+//! go back, because a user may set it.
 //!
-//! # Invariants
-//!
-//! A [`Clock`] never goes back, for one thread or between threads. A [`WallClock`] can: somebody may set it.
-//!
-//! # What it does not do
-//!
-//! No dates, no timers, no sleeping.
+//! It has no dates, no timers and no sleep.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -20,18 +15,18 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// A monotonic clock.
 pub trait Clock: Send + Sync {
-    /// Nanoseconds since some fixed moment of the clock's own.
+    /// Nanoseconds since the start of the clock.
     fn now_ns(&self) -> u64;
 }
 
-/// The system's monotonic clock, counted from when this value was made.
+/// The monotonic clock of the system, which starts when this value is created.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     origin: Instant,
 }
 
 impl SystemClock {
-    /// A clock that reads zero now.
+    /// Creates a clock that starts now.
     pub fn new() -> Self {
         Self { origin: instant() }
     }
@@ -51,28 +46,31 @@ impl Clock for SystemClock {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "all other code asks a `Clock`, which asks here")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "all other code uses a `Clock`, which calls this function"
+)]
 fn instant() -> Instant {
     Instant::now()
 }
 
-/// A clock that stands until it is advanced. Threads may share it.
+/// A clock that only [`advance`](Self::advance) moves. Threads may share it.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now_ns: AtomicU64,
 }
 
 impl ManualClock {
-    /// A clock that reads zero.
+    /// Creates a clock at zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Moves the time on by `ns` nanoseconds.
+    /// Advances the clock by `ns` nanoseconds.
     ///
     /// # Panics
     ///
-    /// If the time would pass 2^64 nanoseconds.
+    /// If the time overflows 2^64 nanoseconds.
     pub fn advance(&self, ns: u64) {
         let before = self.now_ns.fetch_add(ns, Ordering::AcqRel);
         assert!(before.checked_add(ns).is_some(), "a manual clock was advanced past its end");
@@ -85,41 +83,41 @@ impl Clock for ManualClock {
     }
 }
 
-/// A moment, counted from the beginning of 1970 in UTC.
+/// A time since the start of 1970 in UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnixTime {
-    /// Whole seconds since then, rounded down: negative before it.
+    /// Whole seconds, rounded down; negative before 1970.
     pub seconds: i64,
-    /// Nanoseconds since the second, below 1,000,000,000.
+    /// Nanoseconds since the last second, below 1,000,000,000.
     pub nanos: u32,
 }
 
-/// A clock that tells the time of day.
+/// A clock of the time of day.
 pub trait WallClock: Send + Sync {
-    /// The time.
+    /// The current time.
     fn unix_time(&self) -> UnixTime;
 }
 
-/// The system's wall clock.
+/// The wall clock of the system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemWallClock;
 
 impl WallClock for SystemWallClock {
     fn unix_time(&self) -> UnixTime {
-        #[allow(clippy::disallowed_methods, reason = "all other code asks a `WallClock`")]
+        #[allow(clippy::disallowed_methods, reason = "all other code uses a `WallClock`")]
         let now = SystemTime::now();
         match now.duration_since(UNIX_EPOCH) {
             Ok(since) => {
                 let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
                 UnixTime { seconds, nanos: since.subsec_nanos() }
             }
-            // Set to before 1970, which no file needs to tell apart.
+            // The clock is set to a time before 1970. Use the start of 1970.
             Err(_) => UnixTime::default(),
         }
     }
 }
 
-/// A wall clock that moves on by a fixed step whenever it is asked. Threads may share it.
+/// A wall clock that advances by a fixed step with each call. Threads may share it.
 #[derive(Debug)]
 pub struct ManualWallClock {
     now_ns: AtomicU64,
@@ -127,12 +125,12 @@ pub struct ManualWallClock {
 }
 
 impl ManualWallClock {
-    /// A clock that begins at 1970, and moves on by `step_ns` nanoseconds with each look at it.
+    /// Creates a clock at the start of 1970 that advances by `step_ns` nanoseconds with each call.
     pub fn new(step_ns: u64) -> Self {
         Self { now_ns: AtomicU64::new(0), step_ns }
     }
 
-    /// Moves the time on by `ns` nanoseconds.
+    /// Advances the clock by `ns` nanoseconds.
     pub fn advance(&self, ns: u64) {
         self.now_ns.fetch_add(ns, Ordering::AcqRel);
     }
@@ -151,7 +149,7 @@ mod tests {
     use super::{Clock, ManualClock, ManualWallClock, SystemClock, UnixTime, WallClock};
 
     #[test]
-    fn the_manual_wall_clock_moves_by_its_step_and_as_told() {
+    fn the_manual_wall_clock_advances_by_its_step_and_on_demand() {
         let clock = ManualWallClock::new(7);
         assert_eq!(clock.unix_time(), UnixTime { seconds: 0, nanos: 0 });
         clock.advance(2_000_000_000);
@@ -159,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_clock_does_not_go_back() {
+    fn the_system_clock_is_monotonic() {
         let clock = SystemClock::new();
         let mut before = clock.now_ns();
         for _ in 0..1000 {
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_clock_moves_as_told() {
+    fn the_manual_clock_advances_on_demand() {
         let clock = ManualClock::new();
         assert_eq!(clock.now_ns(), 0);
         clock.advance(5);
@@ -180,7 +178,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "past its end")]
-    fn the_manual_clock_has_an_end() {
+    fn the_manual_clock_does_not_overflow() {
         let clock = ManualClock::new();
         clock.advance(u64::MAX);
         clock.advance(1);

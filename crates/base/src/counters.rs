@@ -1,33 +1,23 @@
-//! Counters: a table of them, counted where it is cheap, summed when somebody looks.
+//! Tables of sharded counters.
 //!
-//! [`counters!`](crate::counters!) turns one row a counter into a type that counts, a constant a
-//! row to count with, and the rows themselves ([`CounterRow`]) for help and docs. A row may be
-//! split by a set of labels (one cell a label).
+//! [`counters!`](crate::counters!) generates from a table a type that counts, a constant per row,
+//! and the rows ([`CounterRow`]) for help and docs. A set of labels may split a row into one cell
+//! per label.
 //!
-//! # How it counts
+//! Each *shard* has all cells of a table, on pairs of cache lines of its own, because processors
+//! prefetch pairs. A thread with an exclusive slot ([`thread_slot`](crate::sync::thread_slot)) owns
+//! the shard of the slot, and adds with a plain load and a plain store. The other threads share a
+//! few overflow shards and add atomically. A read sums over all shards.
 //!
-//! The cells of a table exist once a *shard*, and no two shards share a cache line (nor a
-//! pair of lines, since processors prefetch pairs). A thread with an exclusive slot
-//! ([`thread_slot`](crate::sync::thread_slot)) owns the shard of that slot, and an add is
-//! a plain load and a plain store. All other threads spread over a few overflow shards, with
-//! atomic adds. Reading sums over all shards.
+//! Invariants: only the thread with the slot stores to an exclusive shard; therefore [`Shard`] is
+//! neither `Send` nor `Sync`. A slot passes from an exiting thread to a new thread with release and
+//! acquire, so the new thread continues from the last value. Every cell only grows, modulo 2^64.
 //!
-//! # Invariants
+//! Locking: none. All accesses are relaxed. A sum is a value between the counts at its start and at
+//! its end. Two counters that are read together may disagree. After a thread is joined, reads
+//! include its counts.
 //!
-//! - An exclusive shard is stored to only by the thread that holds its slot. A slot that passes
-//!   from an ended thread to a new one does so with release and acquire, so the new thread
-//!   continues from the last value. This is why [`Shard`] is neither `Send` nor `Sync`.
-//! - Every cell only grows (modulo 2^64).
-//!
-//! # Locking
-//!
-//! None. All accesses are relaxed: a sum is some value between the truth when it began and the
-//! truth when it ended, and two counters read together need not agree with each other. What is
-//! counted before a thread is joined is seen after the join.
-//!
-//! # What it does not do
-//!
-//! No gauges (what can fall is kept by its owner), no reset (readers subtract), no rates.
+//! It has no gauges (the owner stores values that can fall), no reset (readers subtract), no rates.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -43,36 +33,35 @@ pub use pastey::paste;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
-/// Shards for threads that own none: more than one, so that a crowd does not meet on one line.
+/// Number of shards for threads without an exclusive slot. Several shards reduce contention.
 #[cfg(not(forebay_model))]
 const OVERFLOW_SHARDS: usize = 8;
 
-/// All shards of a table. The model checker explores orders of accesses, not costs, so it gets
-/// one shard.
+/// Number of shards of a table. The model build has one, because it does not measure contention.
 #[cfg(not(forebay_model))]
 const SHARDS: usize = sync::EXCLUSIVE_SLOTS + OVERFLOW_SHARDS;
 #[cfg(forebay_model)]
 const SHARDS: usize = 1;
 
-/// What is known of a counter beforehand: one row of a table.
+/// The description of a counter: one row of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterRow {
     /// Name, in snake case, unique in its table.
     pub name: &'static str,
-    /// What is counted, in a sentence or more.
+    /// The meaning of the counter, in at least one sentence.
     pub help: &'static str,
-    /// The labels that split the row, in the order of their numbers; none if it is not split.
+    /// The labels that split the row, in the order of their numbers; empty if it is not split.
     pub labels: &'static [&'static str],
 }
 
 impl CounterRow {
-    /// Number of cells of the row: one a label, and one if there are no labels.
+    /// Number of cells of the row: one per label, or one without labels.
     pub const fn width(&self) -> usize {
         if self.labels.is_empty() { 1 } else { self.labels.len() }
     }
 }
 
-/// Names one row of a table: where its cells begin, and how many they are.
+/// A row of a table: the index of its first cell, and the number of its cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     start: usize,
@@ -80,52 +69,53 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// The cell of `label`, for `add_at` and `sum`; `label` is 0 for a row without labels.
+    /// The index of the cell of `label`, for `add_at` and `sum`. `label` is 0 for a row without
+    /// labels.
     ///
     /// # Panics
     ///
-    /// If the row has no such label (while compiling, if it is evaluated there).
+    /// If the row has no such label. In a constant this is a compile error.
     #[inline]
     pub const fn at(self, label: usize) -> usize {
         assert!(label < self.width, "the counter has no such label");
         self.start + label
     }
 
-    /// The cells of all labels.
+    /// The indices of the cells of all labels.
     pub const fn cells(self) -> Range<usize> {
         self.start..self.start + self.width
     }
 
-    /// Finds the row called `name`; the macro calls it while compiling.
+    /// The row with this name. The macro calls it in constants.
     #[doc(hidden)]
     pub const fn find(rows: &[CounterRow], name: &str) -> Counter {
         let mut start = 0;
         let mut row = 0;
         while row < rows.len() {
-            if same(rows[row].name, name) {
+            if str_eq(rows[row].name, name) {
                 return Counter { start, width: rows[row].width() };
             }
             start += rows[row].width();
             row += 1;
         }
-        panic!("no counter of that name");
+        panic!("no counter has this name");
     }
 }
 
-/// One cell as [`Sharded::snapshot`] saw it.
+/// The value of a cell in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterValue {
     /// Name of the row.
     pub name: &'static str,
     /// Label of the cell, if the row is split.
     pub label: Option<&'static str>,
-    /// What the row counts.
+    /// Help of the row.
     pub help: &'static str,
     /// The count.
     pub value: u64,
 }
 
-/// Cells of one shard, alone on its pair of cache lines.
+/// The cells of one shard, on pairs of cache lines of their own.
 #[repr(align(128))]
 struct Cells<const CELLS: usize>([AtomicU64; CELLS]);
 
@@ -135,99 +125,102 @@ impl<const CELLS: usize> Cells<CELLS> {
     }
 }
 
-/// The cells of one table, once a shard. Users meet it inside what
-/// [`counters!`](crate::counters!) makes.
+/// The cells of a table in all shards, part of the type that [`counters!`](crate::counters!)
+/// generates.
 pub struct Sharded<const CELLS: usize> {
     shards: Box<[Cells<CELLS>; SHARDS]>,
 }
 
 impl<const CELLS: usize> Sharded<CELLS> {
-    /// All counters at zero.
+    /// Creates a table with all counters at zero.
     pub fn new() -> Self {
-        // Made in place on the heap: a table can be larger than a thread's stack.
+        // Built on the heap, because a table can be larger than the stack of a thread.
         let shards: Vec<Cells<CELLS>> = (0..SHARDS).map(|_| Cells::zero()).collect();
         match shards.into_boxed_slice().try_into() {
             Ok(shards) => Self { shards },
-            Err(_) => unreachable!("as many shards as were asked for"),
+            Err(_) => unreachable!("the iterator has `SHARDS` items"),
         }
     }
 
-    /// Adds `n` to a cell that [`Counter::at`] named.
+    /// Adds `n` to the cell with an index from [`Counter::at`].
     ///
     /// # Panics
     ///
     /// If there is no such cell.
     #[inline]
-    pub fn add_at(&self, flat: usize, n: u64) {
-        if !self.add_at_own(flat, n) {
-            self.other_shard().add_at(flat, n);
+    pub fn add_at(&self, cell: usize, n: u64) {
+        if !self.try_add_at_exclusive(cell, n) {
+            self.resolve_shard().add_at(cell, n);
         }
     }
 
-    /// As [`add_at`](Self::add_at), if the calling thread has counted before and has a shard of its own; else it says no, and nothing
-    /// is counted: for who would rather call something else than be interrupted by a call.
+    /// As [`add_at`](Self::add_at), but only if the calling thread has counted before and has an
+    /// exclusive shard. Returns false otherwise, and counts nothing.
+    ///
+    /// It is inlined and calls no function, for fast paths that leave the slow case to a tail call.
     ///
     /// # Panics
     ///
     /// If there is no such cell.
     #[inline]
-    pub fn add_at_own(&self, flat: usize, n: u64) -> bool {
+    pub fn try_add_at_exclusive(&self, cell: usize, n: u64) -> bool {
         #[cfg(not(forebay_model))]
-        if let Some(own) = sync::own_slot() {
-            add_alone(&self.shards[own].0[flat], n);
+        if let Some(slot) = sync::cached_exclusive_slot() {
+            add_exclusive(&self.shards[slot].0[cell], n);
             return true;
         }
-        let _ = (flat, n);
+        let _ = (cell, n);
         false
     }
 
-    /// The shard on which the calling thread counts, to be resolved once for several adds.
+    /// The shard of the calling thread, to resolve it once for several adds.
     #[inline]
     pub fn shard(&self) -> Shard<'_> {
         #[cfg(not(forebay_model))]
-        if let Some(own) = sync::own_slot() {
-            return Shard { cells: &self.shards[own].0, exclusive: true, not_send: PhantomData };
+        if let Some(slot) = sync::cached_exclusive_slot() {
+            return Shard { cells: &self.shards[slot].0, exclusive: true, not_send: PhantomData };
         }
-        self.other_shard()
+        self.resolve_shard()
     }
 
-    /// As `shard`, for a thread's first count, and for those that share.
+    /// As [`shard`](Self::shard), for the first count of a thread and for threads that share a
+    /// shard.
     #[cold]
-    fn other_shard(&self) -> Shard<'_> {
+    fn resolve_shard(&self) -> Shard<'_> {
         #[cfg(forebay_model)]
         let (index, exclusive) = (0, false);
         #[cfg(not(forebay_model))]
         let (index, exclusive) = {
             let slot = sync::thread_slot();
             match slot.exclusive() {
-                Some(own) => (own, true),
+                Some(slot) => (slot, true),
                 None => (sync::EXCLUSIVE_SLOTS + slot.index(OVERFLOW_SHARDS), false),
             }
         };
         Shard { cells: &self.shards[index].0, exclusive, not_send: PhantomData }
     }
 
-    /// The count of one cell, summed over all shards.
+    /// The value of a cell, summed over all shards.
     ///
     /// # Panics
     ///
     /// If there is no such cell.
-    pub fn sum(&self, flat: usize) -> u64 {
+    pub fn sum(&self, cell: usize) -> u64 {
         let add = |sum: u64, shard: &Cells<CELLS>| {
-            sum.wrapping_add(shard.0[flat].load(Ordering::Relaxed))
+            sum.wrapping_add(shard.0[cell].load(Ordering::Relaxed))
         };
         self.shards.iter().fold(0, add)
     }
 
-    /// The count of a row, summed over its labels.
+    /// The value of a row, summed over its labels.
     pub fn total(&self, counter: Counter) -> u64 {
-        counter.cells().fold(0, |sum, flat| sum.wrapping_add(self.sum(flat)))
+        counter.cells().fold(0, |sum, cell| sum.wrapping_add(self.sum(cell)))
     }
 
-    /// Every cell of `rows`, which must be the rows that this table was made of.
+    /// The values of all cells. `rows` must be the rows of this table.
     pub fn snapshot(&self, rows: &'static [CounterRow]) -> Vec<CounterValue> {
-        assert_eq!(cells(rows), CELLS, "rows of another table");
-        // Shard by shard, so that memory is read in order.
+        assert_eq!(cells(rows), CELLS, "the rows belong to another table");
+        // Read shard by shard, in the order of memory.
         let mut sums = [0u64; CELLS];
         for shard in self.shards.iter() {
             for (sum, cell) in sums.iter_mut().zip(&shard.0) {
@@ -248,7 +241,7 @@ impl<const CELLS: usize> Sharded<CELLS> {
             .collect()
     }
 
-    /// Prints the counters that are not zero, as a map.
+    /// Formats the counters that are not zero as a map.
     #[doc(hidden)]
     pub fn fmt_rows(&self, rows: &'static [CounterRow], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = self.snapshot(rows).into_iter().filter(|cell| cell.value != 0);
@@ -270,18 +263,18 @@ impl<const CELLS: usize> Default for Sharded<CELLS> {
     }
 }
 
-/// Adds to a cell that nobody else stores to: no read-modify-write.
+/// Adds to a cell without a read-modify-write. No other thread may store to it.
 #[inline]
-fn add_alone(cell: &AtomicU64, n: u64) {
+fn add_exclusive(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// Where the calling thread counts; valid for this thread only.
+/// The shard of the calling thread.
 #[derive(Clone, Copy)]
 pub struct Shard<'a> {
     cells: &'a [AtomicU64],
     exclusive: bool,
-    /// A shard belongs to the thread that resolved it.
+    /// Only the thread that resolved a shard may use it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -296,23 +289,23 @@ impl Shard<'_> {
         self.add_at(counter.at(label), n);
     }
 
-    /// Adds `n` to a cell that [`Counter::at`] named.
+    /// Adds `n` to the cell with an index from [`Counter::at`].
     ///
     /// # Panics
     ///
     /// If there is no such cell.
     #[inline]
-    pub fn add_at(self, flat: usize, n: u64) {
-        let cell = &self.cells[flat];
+    pub fn add_at(self, cell: usize, n: u64) {
+        let cell = &self.cells[cell];
         if self.exclusive {
-            add_alone(cell, n);
+            add_exclusive(cell, n);
         } else {
             cell.fetch_add(n, Ordering::Relaxed);
         }
     }
 }
 
-/// Number of cells of a whole table.
+/// Number of cells of a table.
 pub const fn cells(rows: &[CounterRow]) -> usize {
     let mut cells = 0;
     let mut row = 0;
@@ -323,7 +316,7 @@ pub const fn cells(rows: &[CounterRow]) -> usize {
     cells
 }
 
-/// The rows as a table of Markdown, for the docs.
+/// The rows as a Markdown table, for the docs.
 pub fn markdown(rows: &[CounterRow]) -> String {
     let mut text = String::from("| counter | split by | counts |\n|---|---|---|\n");
     for row in rows {
@@ -334,8 +327,7 @@ pub fn markdown(rows: &[CounterRow]) -> String {
     text
 }
 
-/// The labels of a row that is split by the set of that name, or by none; the macro calls it
-/// while compiling.
+/// The labels of the set that `split` names; empty if `split` is. The macro calls it in constants.
 #[doc(hidden)]
 pub const fn labels_of(
     sets: &[(&str, &'static [&'static str])],
@@ -346,16 +338,16 @@ pub const fn labels_of(
     }
     let mut at = 0;
     while at < sets.len() {
-        if same(sets[at].0, split[0]) {
+        if str_eq(sets[at].0, split[0]) {
             return sets[at].1;
         }
         at += 1;
     }
-    panic!("no set of labels of that name");
+    panic!("no set of labels has this name");
 }
 
-/// Equality of strings, which `==` cannot yet tell while compiling.
-pub(crate) const fn same(a: &str, b: &str) -> bool {
+/// Whether two strings are equal, for constants, where `==` is not available.
+pub(crate) const fn str_eq(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len() != b.len() {
         return false;
@@ -370,19 +362,19 @@ pub(crate) const fn same(a: &str, b: &str) -> bool {
     true
 }
 
-/// Makes a table of counters.
+/// Generates a table of counters.
 ///
-/// One row a counter: its doc comment is its help; after the colon stands the set of labels that
-/// splits it, if any.
+/// The doc comment of a row is its help. After a colon follows the set of labels that splits the
+/// row, if any.
 ///
 /// ```
 /// forebay_base::counters! {
-///     /// What the gate counts.
+///     /// Counters of the gate.
 ///     pub table GateCounters;
 ///     labels side = ["north", "south"];
-///     /// People who went through.
+///     /// Passages.
 ///     passed: side;
-///     /// Times the gate was stuck.
+///     /// Times that the gate was stuck.
 ///     stuck;
 /// }
 ///
@@ -393,7 +385,7 @@ pub(crate) const fn same(a: &str, b: &str) -> bool {
 /// assert_eq!(counters.total(GateCounters::PASSED), 3);
 /// let south = counters.snapshot()[1];
 /// assert_eq!((south.name, south.label, south.value), ("passed", Some("south"), 3));
-/// assert_eq!(south.help, "People who went through.");
+/// assert_eq!(south.help, "Passages.");
 /// ```
 #[macro_export]
 macro_rules! counters {
@@ -408,7 +400,7 @@ macro_rules! counters {
             sharded: $crate::counters::Sharded<{ $crate::counters::cells(<$table>::ROWS) }>,
         }
 
-        #[allow(dead_code, reason = "a private table need not use all of it")]
+        #[allow(dead_code, reason = "a private table may not use all items")]
         impl $table {
             const LABEL_SETS: &'static [(&'static str, &'static [&'static str])] =
                 &[ $( (stringify!($set), &[$($label),+]) ),* ];
@@ -431,12 +423,12 @@ macro_rules! counters {
                     $crate::counters::Counter::find(Self::ROWS, stringify!($row));
             )+
 
-            /// All counters at zero.
+            /// Creates a table with all counters at zero.
             $vis fn new() -> Self {
                 Self { sharded: $crate::counters::Sharded::new() }
             }
 
-            /// Adds `n` to the cell of `label` (0 for a row without labels) of `counter`.
+            /// Adds `n` to the cell of `label` of `counter`; `label` is 0 for a row without labels.
             ///
             /// # Panics
             ///
@@ -446,48 +438,48 @@ macro_rules! counters {
                 self.sharded.add_at(counter.at(label), n);
             }
 
-            /// Adds `n` to a cell that `Counter::at` named.
+            /// Adds `n` to the cell with an index from `Counter::at`.
             ///
             /// # Panics
             ///
             /// If there is no such cell.
             #[inline]
-            $vis fn add_at(&self, flat: usize, n: u64) {
-                self.sharded.add_at(flat, n);
+            $vis fn add_at(&self, cell: usize, n: u64) {
+                self.sharded.add_at(cell, n);
             }
 
-            /// Adds `n` to a cell that `Counter::at` named, if the calling thread has counted before and shares with nobody;
-            /// else it says no, and nothing is counted.
+            /// As `add_at`, but only if the calling thread has counted before and has an exclusive
+            /// shard. Returns false otherwise, and counts nothing.
             ///
             /// # Panics
             ///
             /// If there is no such cell.
             #[inline]
-            $vis fn add_at_own(&self, flat: usize, n: u64) -> bool {
-                self.sharded.add_at_own(flat, n)
+            $vis fn try_add_at_exclusive(&self, cell: usize, n: u64) -> bool {
+                self.sharded.try_add_at_exclusive(cell, n)
             }
 
-            /// Where the calling thread counts, resolved once for several adds.
+            /// The shard of the calling thread, to resolve it once for several adds.
             #[inline]
             $vis fn shard(&self) -> $crate::counters::Shard<'_> {
                 self.sharded.shard()
             }
 
-            /// The count of one cell.
+            /// The value of a cell.
             ///
             /// # Panics
             ///
             /// If there is no such cell.
-            $vis fn sum(&self, flat: usize) -> u64 {
-                self.sharded.sum(flat)
+            $vis fn sum(&self, cell: usize) -> u64 {
+                self.sharded.sum(cell)
             }
 
-            /// The count of a row, over all its labels.
+            /// The value of a row, summed over its labels.
             $vis fn total(&self, counter: $crate::counters::Counter) -> u64 {
                 self.sharded.total(counter)
             }
 
-            /// All counts, in the order of the cells.
+            /// The values of all cells, in the order of the cells.
             $vis fn snapshot(&self) -> ::std::vec::Vec<$crate::counters::CounterValue> {
                 self.sharded.snapshot(Self::ROWS)
             }
@@ -500,7 +492,7 @@ macro_rules! counters {
         }
 
         impl ::std::fmt::Debug for $table {
-            /// The counters that are not zero.
+            /// Formats the counters that are not zero.
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 self.sharded.fmt_rows(Self::ROWS, f)
             }

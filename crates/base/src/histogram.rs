@@ -1,24 +1,17 @@
-//! Histograms of `u64` values in fixed memory, recorded without locks.
+//! Lock-free histograms of `u64` values in fixed memory.
 //!
-//! Log-linear buckets, as in HdrHistogram: values below [`STEPS`] have a bucket each, and each
-//! power of two above is cut into [`STEPS`] buckets of equal width. A bucket is therefore at
-//! most one [`STEPS`]-th as wide as its lowest value, which bounds the relative error of a
-//! quantile.
+//! Buckets are log-linear, as in HdrHistogram. Each value below [`STEPS`] has a bucket, and each
+//! greater power of two is divided into [`STEPS`] buckets of equal width. So the width of a bucket
+//! is at most 1/[`STEPS`] of its lowest value, which bounds the relative error of a quantile.
 //!
-//! # Invariants
+//! Invariants: every value has exactly one bucket, and buckets are in the order of their values.
+//! The count of a snapshot is the sum of its buckets, so that quantiles agree with it.
 //!
-//! - Every value has exactly one bucket; buckets are in the order of their values.
-//! - The count of a snapshot is the sum of its buckets, so that quantiles agree with it.
+//! Locking: none. All accesses are relaxed. A concurrent snapshot may include the bucket of a value
+//! without its part of the sum, or the reverse.
 //!
-//! # Locking
-//!
-//! None, all accesses are relaxed. A snapshot taken during records may have a value's bucket
-//! and not yet its part of the sum, or the other way round.
-//!
-//! # What it does not do
-//!
-//! It is not sharded: it is meant for what is timed because it is rare or slow (waits, I/O),
-//! not for every hit. It does not forget old values (readers subtract).
+//! It is not sharded, so it is for rare or slow events (waits, I/O), not for every hit. It does not
+//! expire old values (readers subtract).
 
 use std::fmt;
 
@@ -27,13 +20,13 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
-/// Buckets in each power of two; the relative error is at most one in so many.
+/// Number of buckets per power of two. The relative error is at most `1 / STEPS`.
 pub const STEPS: u64 = 16;
 
 const STEPS_LOG2: u32 = STEPS.ilog2();
 const _: () = assert!(STEPS.is_power_of_two());
 
-/// The exact values, then the powers of two from `STEPS` to 2^63.
+/// Number of buckets: exact values, then the powers of two from `STEPS` to 2^63.
 const BUCKETS: usize = (STEPS as usize) * (1 + (u64::BITS - STEPS_LOG2) as usize);
 
 /// The bucket of `value`.
@@ -42,7 +35,7 @@ const fn bucket_of(value: u64) -> usize {
         return value as usize;
     }
     let exponent = value.ilog2() - STEPS_LOG2;
-    // The top bits of the value, leading one included, are at least `STEPS`.
+    // The top bits of the value, with the leading one, are at least `STEPS`.
     (exponent as usize) * (STEPS as usize) + (value >> exponent) as usize
 }
 
@@ -57,7 +50,7 @@ const fn bounds(bucket: usize) -> (u64, u64) {
     (low, low + ((1 << exponent) - 1))
 }
 
-/// A histogram that threads may record to at once. Takes about 8 KiB.
+/// A histogram to which threads record concurrently. Takes about 8 KiB.
 pub struct AtomicHistogram {
     buckets: Box<[AtomicU64]>,
     sum: AtomicU64,
@@ -65,7 +58,7 @@ pub struct AtomicHistogram {
 }
 
 impl AtomicHistogram {
-    /// An empty histogram.
+    /// Creates an empty histogram.
     pub fn new() -> Self {
         Self {
             buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
@@ -93,12 +86,12 @@ impl AtomicHistogram {
         self.raise_max(other.max);
     }
 
-    /// What was recorded so far.
+    /// A snapshot of the recorded values.
     pub fn snapshot(&self) -> HistogramSnapshot {
         let buckets: Box<[u64]> =
             self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         let mut max = self.max.load(Ordering::Relaxed);
-        // A value being recorded may have its bucket, but not yet be the maximum.
+        // A concurrent record may have incremented the bucket and not yet raised the maximum.
         if let Some(last) = buckets.iter().rposition(|&count| count != 0) {
             max = max.max(bounds(last).0);
         }
@@ -112,7 +105,7 @@ impl AtomicHistogram {
 
     #[inline]
     fn raise_max(&self, value: u64) {
-        // Most values are not the largest: look before a read-modify-write.
+        // Most values are not the largest, so avoid the read-modify-write.
         if value > self.max.load(Ordering::Relaxed) {
             self.max.fetch_max(value, Ordering::Relaxed);
         }
@@ -131,7 +124,7 @@ impl fmt::Debug for AtomicHistogram {
     }
 }
 
-/// What a histogram held at some time.
+/// The values of a histogram at some time.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// Number of values.
@@ -149,7 +142,7 @@ impl HistogramSnapshot {
         Self { count: 0, sum: 0, max: 0, buckets: vec![0; BUCKETS].into_boxed_slice() }
     }
 
-    /// Takes in all values of `other`.
+    /// Adds all values of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -164,9 +157,9 @@ impl HistogramSnapshot {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// The smallest value that at least a share `q` of all values does not exceed, rounded up
-    /// by at most one [`STEPS`]-th; 0 if there is no value. `q` is 0.5 for the median; 0
-    /// gives the smallest value, 1 the largest.
+    /// The `q`-quantile: the smallest value such that at least a share `q` of the values is not
+    /// greater, rounded up by at most 1/[`STEPS`]. 0 if there is no value. `q` is 0.5 for the
+    /// median, 0 for the smallest value, and 1 for the largest.
     ///
     /// # Panics
     ///
@@ -184,10 +177,10 @@ impl HistogramSnapshot {
         0
     }
 
-    /// The buckets that hold values, in order: lowest value, highest value, count.
+    /// The buckets with values, in order, as lowest value, highest value and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let held = self.buckets.iter().enumerate().filter(|&(_, &count)| count != 0);
-        held.map(|(bucket, &count)| {
+        let filled = self.buckets.iter().enumerate().filter(|&(_, &count)| count != 0);
+        filled.map(|(bucket, &count)| {
             let (low, high) = bounds(bucket);
             (low, high, count)
         })
@@ -195,7 +188,7 @@ impl HistogramSnapshot {
 }
 
 impl fmt::Debug for HistogramSnapshot {
-    /// The figures that one asks for first, not all buckets.
+    /// Formats the main statistics, not all buckets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Histogram")
             .field("count", &self.count)

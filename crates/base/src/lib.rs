@@ -1,17 +1,16 @@
-//! The ground floor of Forebay: what every other crate stands on, and nothing
-//! that knows what a cache, a device or a pool is.
+//! The foundation of Forebay: code that all crates share and that knows no caches, devices or
+//! pools.
 //!
-//! * [`sync`]: the one door to atomics, locks and threads, so that a model
-//!   checker or a counting build can stand behind it;
-//! * [`vm`]: address space that is reserved once and gives memory back piecewise;
-//! * [`arena`]: aligned buffers of size classes under a hard limit;
+//! * [`sync`]: atomics, locks and threads, which a model checker or a counting build can replace;
+//! * [`vm`]: reserved address space whose pages can be released;
+//! * [`arena`]: aligned buffers from size classes under a hard limit on memory;
 //! * [`clock`], [`rng`]: injected time and randomness;
-//! * [`mod@counters`], [`histogram`], [`mod@tunables`]: the tables from which counters and
-//!   tunables are made, with their documentation;
-//! * [`memory`]: what this process may use and what it uses;
-//! * `testing` (a feature): seeds and skipped tests, for the tests of all crates.
+//! * [`mod@counters`], [`histogram`], [`mod@tunables`]: tables from which counters and tunables are
+//!   generated, with their documentation;
+//! * [`memory`]: limits and use of memory and processors of this process;
+//! * `testing` (a feature): seeds, long runs and skips, for the tests of all crates.
 //!
-//! Linux only: it relies on `madvise`, `/proc` and cgroups.
+//! Linux only: it uses `madvise`, `/proc` and cgroups.
 
 pub mod arena;
 pub mod clock;
@@ -27,7 +26,7 @@ pub mod testing;
 pub mod tunables;
 pub mod vm;
 
-/// The example of the README compiles.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

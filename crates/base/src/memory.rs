@@ -1,33 +1,30 @@
-//! What this process may use of the machine, and what it uses: memory and processors.
+//! Limits and use of memory and processors of this process.
 //!
-//! The limits are asked of the system at each call, since they may change under a running
-//! process (a control group that is resized). Reads a few small files: for start-up and
-//! occasional checks.
+//! Each call asks the system, because limits can change while the process runs (a control group
+//! that is resized). A call reads a few small files, so it is for start-up and occasional checks.
 //!
-//! # What it does not do
-//!
-//! It does not follow pressure (`memory.pressure`, `memory.high`), and does not subtract what
-//! other processes of the machine or the group use.
+//! It does not follow memory pressure (`memory.pressure`, `memory.high`), and does not subtract the
+//! memory of other processes of the machine or the group.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-/// The bytes of memory that this process may use: the machine's, or less if a control group
-/// (version 1 or 2) that it is in, at whatever height, has a lower hard limit.
+/// The bytes of memory that this process may use: the memory of the machine, or the lowest hard
+/// limit of its control groups (version 1 or 2) and their parents.
 ///
-/// What cannot be read limits nothing: where `/proc` or the control groups are hidden, it is
-/// the machine's memory.
+/// A limit that cannot be read is ignored. If `/proc` or the control groups are hidden, the result
+/// is the memory of the machine.
 pub fn limit_bytes() -> u64 {
     let info = rustix::system::sysinfo();
-    // On 64 bits the fields are `u64` already; on 32 bits they are not.
+    // The fields are `u64` on 64-bit systems, but not on 32-bit systems.
     #[allow(clippy::useless_conversion)]
     let machine = u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit));
     group_limit(Path::new("/")).map_or(machine, |group| group.min(machine))
 }
 
-/// Asks the C allocator to give the free memory that it keeps back to the system, where it can
-/// (glibc). Takes a while in a process with much of it.
+/// Asks the C allocator to release its free memory to the system, with glibc. It takes long if
+/// there is much free memory.
 pub fn return_free_memory() {
     #[cfg(all(target_env = "gnu", not(miri)))]
     // SAFETY: `malloc_trim` may be called at any time, from any thread.
@@ -36,10 +33,12 @@ pub fn return_free_memory() {
     }
 }
 
-/// Has the C allocator give large allocations (1 MiB and more) back to the system whenever they are freed, where it can (glibc).
-/// By default it raises that size with each one that is freed, up to 32 MiB, keeps the next ones in the heaps of its threads, and
-/// clears all of it where zeros are asked for: buffers that are large and hardly used become memory that is. To be
-/// called when a program begins.
+/// Makes the C allocator release allocations of at least 1 MiB when they are freed, with glibc.
+/// Call it when the program starts.
+///
+/// By default glibc raises this threshold to the size of each freed allocation, up to 32 MiB.
+/// Larger allocations then come from the heaps of threads, and zeroed ones are cleared, so that
+/// large and hardly used buffers become resident.
 pub fn return_large_allocations() {
     #[cfg(all(target_env = "gnu", not(miri)))]
     // SAFETY: `mallopt` may be called at any time; it takes numbers only.
@@ -48,32 +47,31 @@ pub fn return_large_allocations() {
     }
 }
 
-/// The bytes of memory that this process has in RAM, shared pages included, or nothing if
-/// `/proc` cannot be read. The kernel gathers it from per-processor counts: it may be off by
-/// some dozens of pages a processor.
+/// The resident bytes of this process with shared pages, or `None` if `/proc` cannot be read. The
+/// kernel sums counts per processor, so the error may be some dozens of pages per processor.
 pub fn rss_bytes() -> Option<u64> {
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
-    // Pages: total, resident, and others.
+    // The fields are pages: total, resident, and others.
     let resident: u64 = statm.split(' ').nth(1)?.parse().ok()?;
     Some(resident * crate::vm::PageSize::system().bytes() as u64)
 }
 
-/// The processors that this process may use at once, at least 1: the machine's, or less by
-/// affinity or by the quota of a control group.
+/// The number of processors that this process may use, at least 1. It takes affinity and the quota
+/// of control groups into account.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }
 
-/// The two ways in which the kernel shows control groups.
+/// The version of a hierarchy of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
-    /// A tree a controller.
+enum CgroupVersion {
+    /// One hierarchy per controller.
     One,
-    /// One tree.
+    /// One hierarchy for all controllers.
     Two,
 }
 
-impl Version {
+impl CgroupVersion {
     fn limit_file(self) -> &'static str {
         match self {
             Self::One => "memory.limit_in_bytes",
@@ -82,33 +80,35 @@ impl Version {
     }
 }
 
-/// A mounted tree of control groups that can limit memory.
+/// A mounted hierarchy of control groups that can limit memory.
 #[derive(Debug, PartialEq, Eq)]
-struct Mount<'a> {
-    version: Version,
-    /// The group that is mounted.
+struct CgroupMount<'a> {
+    version: CgroupVersion,
+    /// The control group at the root of the mount.
     group: &'a str,
-    /// Where it is mounted.
+    /// The mount point.
     point: &'a str,
 }
 
-impl<'a> Mount<'a> {
-    /// Reads a line of `/proc/self/mountinfo` (see proc(5)); nothing if it is no such tree.
-    /// Escapes in paths are not undone: control groups are not mounted under odd names.
+impl<'a> CgroupMount<'a> {
+    /// Parses a line of `/proc/self/mountinfo` (see proc(5)). `None` for other mounts. It does not
+    /// decode escapes in paths, because mount points of control groups have none.
     fn parse(line: &'a str) -> Option<Self> {
-        let (place, kind) = line.split_once(" - ")?;
+        let (mount_fields, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let version = match kind.next()? {
-            "cgroup2" => Version::Two,
-            "cgroup" if kind.nth(1)?.split(',').any(|option| option == "memory") => Version::One,
+            "cgroup2" => CgroupVersion::Two,
+            "cgroup" if kind.nth(1)?.split(',').any(|option| option == "memory") => {
+                CgroupVersion::One
+            }
             _ => return None,
         };
-        let mut place = place.split(' ').skip(3);
-        Some(Self { version, group: place.next()?, point: place.next()? })
+        let mut mount_fields = mount_fields.split(' ').skip(3);
+        Some(Self { version, group: mount_fields.next()?, point: mount_fields.next()? })
     }
 
-    /// The directory of `group`, or of the mounted group if `group` is not below it (as seen
-    /// from inside a namespace, say).
+    /// The directory of `group`, or the mount point if `group` is not below the mounted group, for
+    /// example in a namespace.
     fn directory(&self, root: &Path, group: &str) -> PathBuf {
         let point = root.join(self.point.trim_start_matches('/'));
         match Path::new(group).strip_prefix(self.group) {
@@ -120,39 +120,39 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// The group of the process in trees of `version`: a line of `/proc/self/cgroup` reads
+/// The memory group of the process in hierarchies of `version`. A line of `/proc/self/cgroup` is
 /// `number:controllers:group`, with number 0 and no controllers for version 2.
-fn group_in(groups: &str, version: Version) -> Option<&str> {
+fn group_in(groups: &str, version: CgroupVersion) -> Option<&str> {
     groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (number, controllers, group) = (fields.next()?, fields.next()?, fields.next()?);
         let of_version = match version {
-            Version::Two => number == "0" && controllers.is_empty(),
-            Version::One => controllers.split(',').any(|controller| controller == "memory"),
+            CgroupVersion::Two => number == "0" && controllers.is_empty(),
+            CgroupVersion::One => controllers.split(',').any(|controller| controller == "memory"),
         };
         of_version.then_some(group)
     })
 }
 
-/// The lowest limit of the groups that the process is in, if any can be read. `root` is where
-/// the system's files are.
+/// The lowest limit of the control groups of the process, if one can be read. `root` is the root of
+/// the file system.
 fn group_limit(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
-    let limit_of = |mount: Mount<'_>| {
+    let limit_of = |mount: CgroupMount<'_>| {
         let group = group_in(&groups, mount.version)?;
         let point = mount.directory(root, mount.group);
         let own = mount.directory(root, group);
-        // A limit holds for all groups below: look at every height up to the mount.
+        // A limit applies to all groups below it, so read all parents up to the mount point.
         own.ancestors()
             .take_while(|directory| directory.starts_with(&point))
             .filter_map(|directory| read_limit(&directory.join(mount.version.limit_file())))
             .min()
     };
-    mounts.lines().filter_map(Mount::parse).filter_map(limit_of).min()
+    mounts.lines().filter_map(CgroupMount::parse).filter_map(limit_of).min()
 }
 
-/// The number in a limit's file; nothing if there is no file, or it says `max`.
+/// The number in the file of a limit. `None` if the file does not exist or contains `max`.
 fn read_limit(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     u64::from_str(text.trim()).ok()
@@ -171,7 +171,7 @@ mod tests {
 32 22 0:28 /box /sys/fs/v1/memory rw - cgroup cgroup rw,memory
 ";
 
-    /// A system's files: the groups of the process, and limits.
+    /// Creates files of a system: the groups of the process, and limits.
     fn system(groups: &str, limits: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let files = [("proc/self/cgroup", groups), ("proc/self/mountinfo", MOUNTS)];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_limit_along_the_path_holds() {
+    fn the_lowest_limit_along_the_path_applies() {
         let limits = [
             ("sys/fs/cgroup/a/memory.max", "5000\n"),
             ("sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn version_one_counts_from_what_is_mounted() {
+    fn version_one_paths_are_relative_to_the_mounted_group() {
         let limits = [
             ("sys/fs/v1/memory/memory.limit_in_bytes", "800\n"),
             ("sys/fs/v1/memory/x/memory.limit_in_bytes", "700\n"),
@@ -213,15 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn no_files_no_limit() {
+    fn without_files_there_is_no_limit() {
         let empty = tempfile::tempdir().unwrap();
         assert_eq!(group_limit(empty.path()), None);
     }
 
     #[test]
-    fn lines_that_are_no_mounts_are_passed_over() {
+    fn other_lines_are_ignored() {
         for line in ["", "nonsense", "1 2 3 - cgroup2", "- - -", "1 2 3:4 / /x rw - cgroup c"] {
-            assert_eq!(Mount::parse(line), None, "{line}");
+            assert_eq!(CgroupMount::parse(line), None, "{line}");
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let touched = black_box(vec![1u8; GROWN]);
         let after = rss_bytes().unwrap();
         drop(touched);
-        // Other tests may free some meanwhile.
+        // Other tests may free memory meanwhile.
         assert!(after > before + GROWN as u64 / 2, "{before} {after}");
         assert!(after < limit_bytes());
         assert!(cpus() >= 1);

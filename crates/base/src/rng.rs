@@ -1,17 +1,13 @@
-//! Randomness that a seed decides, so that a run can be repeated.
+//! Random numbers from a seed, so that a run can be repeated.
 //!
-//! [`SmallRng`] is xoshiro256++ 1.0 by Blackman and Vigna, its state filled from the seed by
-//! SplitMix64, as its authors advise (<https://prng.di.unimi.it>). [`seed_from_system`] is the
-//! one place that asks the system for randomness.
+//! [`SmallRng`] is xoshiro256++ 1.0 by Blackman and Vigna. SplitMix64 fills its state from the
+//! seed, as the authors advise (<https://prng.di.unimi.it>). Only [`seed_from_system`] uses
+//! randomness of the system.
 //!
-//! # Invariants
+//! Invariant: a seed gives the same numbers on every machine and in later versions, because
+//! recorded seeds of failing tests depend on it.
 //!
-//! The same seed gives the same numbers on every machine, now and in later versions: recorded
-//! seeds of failing tests depend on it.
-//!
-//! # What it does not do
-//!
-//! Nothing here is fit for secrets. A generator is not shared: each user has its own.
+//! It is not fit for secrets. Threads do not share a generator.
 
 use std::hash::BuildHasher;
 
@@ -31,13 +27,14 @@ pub struct SmallRng {
 }
 
 impl SmallRng {
-    /// The generator that `seed` names.
+    /// Creates the generator of `seed`.
     pub fn from_seed(mut seed: u64) -> Self {
-        // Never all zero, which would be stuck: SplitMix64 gives each number once a period.
+        // The state is never all zero, from which xoshiro256++ does not leave: SplitMix64 returns
+        // each number once per period.
         Self { state: std::array::from_fn(|_| split_mix(&mut seed)) }
     }
 
-    /// A number of all 2^64, each as likely.
+    /// A uniform number of 64 bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;
@@ -52,7 +49,7 @@ impl SmallRng {
         result
     }
 
-    /// A number below `n`, each as likely.
+    /// A uniform number below `n`.
     ///
     /// # Panics
     ///
@@ -61,7 +58,7 @@ impl SmallRng {
     pub fn below(&mut self, n: u64) -> u64 {
         assert!(n > 0, "no number is below zero");
         // Lemire, "Fast random integer generation in an interval" (2019): the high half of a
-        // product, drawn again where the low half shows that the draw falls in the uneven rest.
+        // product. If the low half is below the remainder of 2^64 by `n`, draw again.
         let mut product = u128::from(self.next_u64()) * u128::from(n);
         if (product as u64) < n {
             let rest = n.wrapping_neg() % n;
@@ -72,13 +69,13 @@ impl SmallRng {
         (product >> 64) as u64
     }
 
-    /// A number of at least 0 and below 1, in steps of 2^-53.
+    /// A uniform number of at least 0 and below 1, a multiple of 2^-53.
     #[inline]
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// Fills `bytes` with random ones.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let random = self.next_u64().to_le_bytes();
@@ -87,10 +84,10 @@ impl SmallRng {
     }
 }
 
-/// A seed that nobody chose. Not fit for secrets.
-#[allow(clippy::disallowed_types, reason = "all others take a seed")]
+/// A seed from the system. Not fit for secrets.
+#[allow(clippy::disallowed_types, reason = "all other code takes a seed")]
 pub fn seed_from_system() -> u64 {
-    // The keys of a hash map's hasher come from the system, and differ for each hasher.
+    // The keys of a `RandomState` come from the system and differ per instance.
     std::collections::hash_map::RandomState::new().hash_one(0u64)
 }
 
@@ -100,9 +97,9 @@ mod tests {
 
     use super::{SmallRng, seed_from_system, split_mix};
 
-    /// The first numbers that the authors' C code gives.
+    /// The first numbers of the C code of the authors.
     #[test]
-    fn the_published_sequences_come_out() {
+    fn the_sequences_are_the_published_ones() {
         let mut seed = 1_234_567;
         let split: [u64; 5] = std::array::from_fn(|_| split_mix(&mut seed));
         assert_eq!(
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn below_is_even() {
+    fn below_is_uniform() {
         const FACES: usize = 6;
         const THROWS: u64 = 60_000;
         let mut rng = SmallRng::from_seed(1);
@@ -158,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_keep_their_bounds(seed in any::<u64>(), n in 1..=u64::MAX) {
+        fn numbers_are_within_their_bounds(seed in any::<u64>(), n in 1..=u64::MAX) {
             let mut rng = SmallRng::from_seed(seed);
             for _ in 0..50 {
                 prop_assert!(rng.below(n) < n);
@@ -168,7 +165,7 @@ mod tests {
         }
 
         #[test]
-        fn fill_is_the_numbers_in_a_row(seed in any::<u64>(), len in 0..40usize) {
+        fn fill_uses_the_numbers_in_order(seed in any::<u64>(), len in 0..40usize) {
             let mut bytes = vec![0; len];
             SmallRng::from_seed(seed).fill(&mut bytes);
             let mut rng = SmallRng::from_seed(seed);

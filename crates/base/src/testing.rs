@@ -1,11 +1,11 @@
-//! What tests of every crate share: seeds, the length of a search, and skipped tests.
+//! Seeds, long runs and skips, for the tests of all crates.
 //!
-//! Behind the feature `testing`, which only development dependencies turn on.
+//! Only development dependencies enable the feature `testing`.
 //!
-//! * `FOREBAY_SEED=N` replays a randomised test; [`seed`] prints the seed that is in use.
-//! * `FOREBAY_FULL=1` asks for long searches, as `cargo xtask test --full` does.
-//! * `FOREBAY_REQUIRE=fuse,uring,loop` makes [`skip`] a failure for what it names.
-//! * `FOREBAY_SKIPS=FILE` collects skipped tests, a line each, for the table of `cargo xtask test`.
+//! * `FOREBAY_SEED=N` repeats a randomised test; [`seed`] prints the seed in use.
+//! * `FOREBAY_FULL=1` asks for long searches; `cargo xtask test --full` sets it.
+//! * `FOREBAY_REQUIRE=fuse,uring,loop` makes [`skip`] a failure for these needs.
+//! * `FOREBAY_SKIPS=FILE` collects reports of skipped tests for the table of `cargo xtask test`.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -15,39 +15,48 @@ pub fn full() -> bool {
     std::env::var_os("FOREBAY_FULL").is_some_and(|value| value == "1")
 }
 
-/// The seed of a randomised test: `FOREBAY_SEED` if that is set, otherwise `default`.
+/// The seed of a randomised test: `FOREBAY_SEED` if it is set, otherwise `default`.
 ///
-/// A long run without `FOREBAY_SEED` takes a seed from the system, so that each one looks
-/// elsewhere. The seed is printed either way; the harness shows it when the test fails.
+/// A long run without `FOREBAY_SEED` takes a seed from the system, so that each run searches other
+/// cases. The seed is printed; the harness shows it if the test fails.
 ///
 /// # Panics
 ///
 /// If `FOREBAY_SEED` is not a number.
 pub fn seed(default: u64) -> u64 {
-    let seed = match std::env::var("FOREBAY_SEED") {
-        Ok(text) => text.parse().expect("FOREBAY_SEED is not a number"),
-        Err(_) if full() => crate::rng::seed_from_system(),
-        Err(_) => default,
-    };
+    let seed = requested_seed().unwrap_or_else(|| match full() {
+        true => crate::rng::seed_from_system(),
+        false => default,
+    });
     println!("FOREBAY_SEED={seed}");
     seed
 }
 
-/// Reports that the calling test cannot run here, because `need` is missing; the test then returns.
-///
-/// `need` is one word that `FOREBAY_REQUIRE` can name, such as `fuse`, `uring`, `loop` or `root`.
-/// Tests that are skipped do not count as passed: `cargo xtask test` lists them at its end.
+/// The value of `FOREBAY_SEED`, if it is set. For a test that runs one case if a seed is given.
 ///
 /// # Panics
 ///
-/// If `FOREBAY_REQUIRE` names `need`: the machine was said to have it.
+/// If `FOREBAY_SEED` is not a number.
+pub fn requested_seed() -> Option<u64> {
+    let text = std::env::var("FOREBAY_SEED").ok()?;
+    Some(text.parse().expect("FOREBAY_SEED is a number"))
+}
+
+/// Reports that the calling test cannot run, because `need` is missing. The test then returns.
+///
+/// `need` is one word that `FOREBAY_REQUIRE` can name, such as `fuse`, `uring`, `loop` or `root`.
+/// Skipped tests do not count as passed; `cargo xtask test` lists them at its end.
+///
+/// # Panics
+///
+/// If `FOREBAY_REQUIRE` names `need`.
 pub fn skip(need: &str, reason: impl Display) {
     let required = std::env::var("FOREBAY_REQUIRE").unwrap_or_default();
     assert!(
         !required.split(',').any(|word| word.trim() == need),
         "FOREBAY_REQUIRE has `{need}`, but this test cannot run: {reason}"
     );
-    // tidy: std, because the harness names the system's thread after the test
+    // tidy: std, because the harness names the thread after the test
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
     println!("SKIPPED {test}: no {need}: {reason}");

@@ -1,28 +1,23 @@
-//! Tunables: a table of them, from which parser, validation, help, docs and setter are made.
+//! Tables of tunables.
 //!
-//! [`tunables!`](crate::tunables!) turns one row a tunable into a type that holds the values,
-//! a getter and a setter a row, and the rows themselves ([`TunableRow`]) for help and docs.
+//! [`tunables!`](crate::tunables!) generates from a table a type with the values, a getter and a
+//! setter per row, and the rows ([`TunableRow`]) for parsing, validation, help and docs.
 //!
-//! # Invariants
+//! Invariants: a value is always within the range of its row; a default outside the range is a
+//! compile error. After `freeze` the rows that are settable at [`SettableAt::Build`] keep their
+//! values. A builder freezes the table before it shares it, because a concurrent set may still take
+//! effect.
 //!
-//! - A value is always within the range of its row; a default outside it does not compile.
-//! - After `freeze` the rows settable at [`When::Build`] keep their values. Whoever builds
-//!   freezes before it shares the table; a set that races with the freeze may still happen.
+//! Locking: none. Each value is an atomic with relaxed accesses. Another thread may see two sets in
+//! the other order.
 //!
-//! # Locking
-//!
-//! None: each value is one atomic, read and written relaxed. Two tunables set one after the
-//! other may be seen in the other order.
-//!
-//! # What it does not do
-//!
-//! It does not relate one tunable to another (their user clamps), tell anyone of a change
-//! (users read at each use), or keep anything over a restart.
+//! It does not relate tunables to each other (their user clamps values), does not notify of changes
+//! (users read a tunable at each use), and does not store values over a restart.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::counters::same;
+use crate::counters::str_eq;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub mod kind;
@@ -32,24 +27,24 @@ mod text;
 
 use text::ParseFailure;
 
-/// How the value of a tunable is written.
+/// The type of a tunable, which defines the text form of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
+pub enum ValueType {
     /// A whole number below 2^32.
     U32,
     /// A whole number below 2^64.
     U64,
-    /// `true` or `false`, also `on`, `off`, `1`, `0`.
+    /// `true` or `false`; also `on`, `off`, `1`, `0`.
     Bool,
-    /// A number of bytes below 2^64: digits with an optional `K`, `M`, `G`, `T` (or `KiB` and
-    /// so on), all powers of 1024.
+    /// A number of bytes below 2^64: digits with an optional suffix `K`, `M`, `G`, `T`, `P`, `E`
+    /// (or `KiB` and so on), powers of 1024.
     Bytes,
-    /// A whole number of hundredths, with an optional `%`.
+    /// A whole number of percent, with an optional `%`.
     Percent,
 }
 
-impl Type {
-    /// The largest value that the type has, as kept.
+impl ValueType {
+    /// The largest raw value of the type.
     const fn max(self) -> u64 {
         match self {
             Self::U32 | Self::Percent => u32::MAX as u64,
@@ -58,7 +53,7 @@ impl Type {
         }
     }
 
-    /// What to give for a value of the type, for messages.
+    /// The expected text of a value, for messages.
     fn expected(self) -> &'static str {
         match self {
             Self::U32 | Self::U64 => "a whole number",
@@ -69,7 +64,7 @@ impl Type {
     }
 }
 
-impl fmt::Display for Type {
+impl fmt::Display for ValueType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::U32 => "u32",
@@ -83,14 +78,14 @@ impl fmt::Display for Type {
 
 /// When a tunable can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// Only before what it tunes is built.
+pub enum SettableAt {
+    /// Only before the owner of the table is built.
     Build,
     /// At any time.
     Runtime,
 }
 
-impl fmt::Display for When {
+impl fmt::Display for SettableAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Build => "build",
@@ -99,28 +94,29 @@ impl fmt::Display for When {
     }
 }
 
-/// What is known of a tunable beforehand: one row of a table. Values are kept as `u64`
-/// (false is 0, true is 1).
+/// The description of a tunable: one row of a table. Values are stored as raw `u64` (false is 0,
+/// true is 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunableRow {
     /// Name, in snake case, unique in its table.
     pub name: &'static str,
-    /// How a value is written.
-    pub ty: Type,
-    /// The values that are allowed.
+    /// Type of the value.
+    pub ty: ValueType,
+    /// Allowed raw values.
     pub range: RangeInclusive<u64>,
-    /// The value until it is set.
+    /// Default raw value.
     pub default: u64,
     /// When it can be set.
-    pub when: When,
+    pub when: SettableAt,
     /// Unit of the value.
     pub unit: &'static str,
-    /// What it does, in a sentence or more.
+    /// Effect of the tunable, in at least one sentence.
     pub help: &'static str,
 }
 
 impl TunableRow {
-    /// The row itself, if its default is in its range; the macro calls it while compiling.
+    /// Returns the row after it has checked that the default is in the range. The macro calls it in
+    /// constants.
     #[doc(hidden)]
     pub const fn checked(self) -> Self {
         assert!(*self.range.start() <= self.default, "the default is below the range");
@@ -128,17 +124,17 @@ impl TunableRow {
         self
     }
 
-    /// The default as `set` would take it.
+    /// The default as text that `set` accepts.
     pub fn default_text(&self) -> String {
         text::format(self.ty, self.default)
     }
 
-    /// The range in words.
+    /// The range as text.
     pub fn range_text(&self) -> String {
         let (start, end) = (*self.range.start(), *self.range.end());
         let write = |raw| text::format(self.ty, raw);
         match self.ty {
-            Type::Bool if start != end => "true or false".to_owned(),
+            ValueType::Bool if start != end => "true or false".to_owned(),
             ty if end == ty.max() && end != start => format!("at least {}", write(start)),
             _ => format!("{} to {}", write(start), write(end)),
         }
@@ -160,7 +156,7 @@ impl TunableRow {
         match text::parse(self.ty, text) {
             Ok(raw) => self.check(raw),
             Err(ParseFailure::TooLarge) => Err(self.out_of_range(text.to_owned())),
-            Err(ParseFailure::NotAValue) => Err(TunableError::NotAValue {
+            Err(ParseFailure::Invalid) => Err(TunableError::Invalid {
                 name: self.name,
                 text: text.to_owned(),
                 expected: self.ty.expected(),
@@ -169,82 +165,85 @@ impl TunableRow {
     }
 }
 
-/// Why a tunable was not set or not found. Nothing has changed.
+/// A tunable does not exist or cannot be set. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TunableError {
-    /// The table has no such row.
-    #[error("no tunable is called `{name}`{}", text::suggestion(*.nearest))]
+    /// The table has no row with this name.
+    #[error("unknown tunable `{name}`{}", text::suggestion(*.nearest))]
     Unknown {
-        /// The name that was given.
+        /// The unknown name.
         name: String,
-        /// The name that was perhaps meant.
+        /// The most similar name, if one is similar.
         nearest: Option<&'static str>,
     },
-    /// The text cannot be read as a value of the row's type.
-    #[error("`{text}` is no value for `{name}`: give {expected}")]
-    NotAValue {
+    /// The text is not a value of the type of the row.
+    #[error("cannot set `{name}`: `{text}` is not {expected}")]
+    Invalid {
         /// The tunable.
         name: &'static str,
-        /// What was given.
+        /// The invalid text.
         text: String,
-        /// What can be given.
+        /// The expected form of a value.
         expected: &'static str,
     },
-    /// The value is outside the row's range.
-    #[error("`{name}` must be {range} (unit: {unit}), not {value}")]
+    /// The value is outside the range of the row.
+    #[error("cannot set `{name}` to {value}: it must be {range} (unit: {unit})")]
     OutOfRange {
         /// The tunable.
         name: &'static str,
-        /// What was given.
+        /// The value, as text.
         value: String,
-        /// The range, in words.
+        /// The range, as text.
         range: String,
         /// Unit of the range.
         unit: &'static str,
     },
-    /// What the row tunes is built already.
-    #[error("`{name}` cannot be set at run time: give it when building")]
+    /// The tunable is settable at build only, and its owner is built.
+    #[error("cannot set `{name}` at run time: set it when its owner is built")]
     NotAtRuntime {
         /// The tunable.
         name: &'static str,
     },
 }
 
-/// Index of the row called `name`; the macro calls it while compiling.
+/// The index of the row with this name. The macro calls it in constants.
 #[doc(hidden)]
 pub const fn index_of(rows: &[TunableRow], name: &str) -> usize {
     let mut row = 0;
     while row < rows.len() {
-        if same(rows[row].name, name) {
+        if str_eq(rows[row].name, name) {
             return row;
         }
         row += 1;
     }
-    panic!("no tunable of that name");
+    panic!("no tunable has this name");
 }
 
-/// The values of one table. Users meet it inside what [`tunables!`](crate::tunables!) makes.
-pub struct Values<const ROWS: usize> {
+/// The values of a table, part of the type that [`tunables!`](crate::tunables!) generates.
+pub struct TunableValues<const ROWS: usize> {
     rows: &'static [TunableRow],
     raw: [AtomicU64; ROWS],
     frozen: AtomicBool,
 }
 
-impl<const ROWS: usize> Values<ROWS> {
-    /// All rows at their defaults.
+impl<const ROWS: usize> TunableValues<ROWS> {
+    /// Creates a table with all rows at their defaults.
     pub fn new(rows: &'static [TunableRow]) -> Self {
-        assert_eq!(rows.len(), ROWS, "rows of another table");
+        assert_eq!(rows.len(), ROWS, "the rows belong to another table");
         let raw = std::array::from_fn(|row| AtomicU64::new(rows[row].default));
         Self { rows, raw, frozen: AtomicBool::new(false) }
     }
 
-    /// The value of a row, as kept.
+    /// The raw value of a row.
     #[inline]
     pub fn load(&self, row: usize) -> u64 {
         self.raw[row].load(Ordering::Relaxed)
     }
 
-    /// Sets a row, if it can be set now and to that value.
+    /// Sets a row to a raw value.
+    ///
+    /// # Errors
+    /// If the value is out of range, or the row is not settable any more.
     pub fn store(&self, row: usize, raw: u64) -> Result<(), TunableError> {
         self.check_settable(row)?;
         let raw = self.rows[row].check(raw)?;
@@ -252,7 +251,10 @@ impl<const ROWS: usize> Values<ROWS> {
         Ok(())
     }
 
-    /// Sets the row called `name` to the value that `text` says.
+    /// Sets the row `name` to the value of `text`.
+    ///
+    /// # Errors
+    /// If there is no such row, the text is not a valid value, or the row is not settable any more.
     pub fn set(&self, name: &str, text: &str) -> Result<(), TunableError> {
         let row = self.find(name)?;
         self.check_settable(row)?;
@@ -261,18 +263,21 @@ impl<const ROWS: usize> Values<ROWS> {
         Ok(())
     }
 
-    /// The value of the row called `name`, written as `set` would take it.
+    /// The value of the row `name`, as text that `set` accepts.
+    ///
+    /// # Errors
+    /// If there is no such row.
     pub fn get(&self, name: &str) -> Result<String, TunableError> {
         let row = self.find(name)?;
         Ok(text::format(self.rows[row].ty, self.load(row)))
     }
 
-    /// From now on refuses to set what can only be set when building.
+    /// From now on refuses to set rows that are settable at build only.
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// All rows with their values, written as `set` would take them.
+    /// All rows with their values, as text that `set` accepts.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let write = |(row, raw): (&'static TunableRow, &AtomicU64)| {
             (row, text::format(row.ty, raw.load(Ordering::Relaxed)))
@@ -290,22 +295,22 @@ impl<const ROWS: usize> Values<ROWS> {
 
     fn check_settable(&self, row: usize) -> Result<(), TunableError> {
         let row = &self.rows[row];
-        if row.when == When::Build && self.frozen.load(Ordering::Relaxed) {
+        if row.when == SettableAt::Build && self.frozen.load(Ordering::Relaxed) {
             return Err(TunableError::NotAtRuntime { name: row.name });
         }
         Ok(())
     }
 }
 
-impl<const ROWS: usize> fmt::Debug for Values<ROWS> {
-    /// Name and value of every row, as a map.
+impl<const ROWS: usize> fmt::Debug for TunableValues<ROWS> {
+    /// Formats the names and values of all rows as a map.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = self.entries();
         f.debug_map().entries(entries.iter().map(|(row, value)| (row.name, value))).finish()
     }
 }
 
-/// The rows as a table of Markdown, for the docs.
+/// The rows as a Markdown table, for the docs.
 pub fn markdown(rows: &[TunableRow]) -> String {
     let mut text = String::from(
         "| tunable | type | range | default | unit | settable | meaning |\n\
@@ -326,10 +331,10 @@ pub fn markdown(rows: &[TunableRow]) -> String {
     text
 }
 
-/// Makes a table of tunables.
+/// Generates a table of tunables.
 ///
-/// One row a tunable: its doc comment is its help, then follow name, type (`u32`, `u64`, `bool`,
-/// `bytes`, `percent`, see [`Type`](crate::tunables::Type)), default, range, when it can be set
+/// The doc comment of a row is its help. The row has name, type (`u32`, `u64`, `bool`, `bytes`,
+/// `percent`, see `tunables::ValueType`), default, range, when it can be set
 /// (`build` or `runtime`) and unit. The getters and setters use `u64` for `bytes` and `u32`
 /// for `percent`.
 ///
@@ -341,7 +346,7 @@ pub fn markdown(rows: &[TunableRow]) -> String {
 ///     pub table GateTunables;
 ///     /// Wings of the gate.
 ///     wings: u32 = 2, 1..=4, build, "count";
-///     /// Water that may pass at once.
+///     /// Amount that may pass at once.
 ///     flow: bytes = 64 << 10, 0..=1 << 30, runtime, "bytes";
 /// }
 ///
@@ -367,24 +372,24 @@ macro_rules! tunables {
     ) => { $crate::counters::paste! {
         $(#[doc = $doc])+
         $vis struct $table {
-            values: $crate::tunables::Values<{ <$table>::ROWS.len() }>,
+            values: $crate::tunables::TunableValues<{ <$table>::ROWS.len() }>,
         }
 
-        #[allow(dead_code, reason = "a private table need not use all of it")]
+        #[allow(dead_code, reason = "a private table may not use all items")]
         impl $table {
             /// All rows.
             $vis const ROWS: &'static [$crate::tunables::TunableRow] = &[
                 $( {
-                    type Kind = $crate::tunables::kind::[<$ty:camel>];
-                    type Value = <Kind as $crate::tunables::kind::Kind>::Value;
+                    type ValueKind = $crate::tunables::kind::[<$ty:camel>];
+                    type Value = <ValueKind as $crate::tunables::kind::ValueKind>::Value;
                     const DEFAULT: Value = $default;
                     const RANGE: ::std::ops::RangeInclusive<Value> = $range;
                     $crate::tunables::TunableRow {
                         name: stringify!($row),
-                        ty: <Kind as $crate::tunables::kind::Kind>::TYPE,
+                        ty: <ValueKind as $crate::tunables::kind::ValueKind>::TYPE,
                         range: (*RANGE.start() as u64)..=(*RANGE.end() as u64),
                         default: DEFAULT as u64,
-                        when: $crate::tunables::When::[<$when:camel>],
+                        when: $crate::tunables::SettableAt::[<$when:camel>],
                         unit: $unit,
                         help: concat!($($help),+).trim_ascii(),
                     }
@@ -397,11 +402,11 @@ macro_rules! tunables {
                 #[inline]
                 $vis fn $row(
                     &self,
-                ) -> <$crate::tunables::kind::[<$ty:camel>] as $crate::tunables::kind::Kind>::Value
+                ) -> <$crate::tunables::kind::[<$ty:camel>] as $crate::tunables::kind::ValueKind>::Value
                 {
                     const ROW: usize =
                         $crate::tunables::index_of(<$table>::ROWS, stringify!($row));
-                    <$crate::tunables::kind::[<$ty:camel>] as $crate::tunables::kind::Kind>
+                    <$crate::tunables::kind::[<$ty:camel>] as $crate::tunables::kind::ValueKind>
                         ::from_raw(self.values.load(ROW))
                 }
 
@@ -409,11 +414,11 @@ macro_rules! tunables {
                 ///
                 /// # Errors
                 ///
-                /// If the value is out of range, or the row can no longer be set.
+                /// If the value is out of range, or the row is not settable any more.
                 $vis fn [<set_ $row>](
                     &self,
                     value: <$crate::tunables::kind::[<$ty:camel>]
-                        as $crate::tunables::kind::Kind>::Value,
+                        as $crate::tunables::kind::ValueKind>::Value,
                 ) -> ::std::result::Result<(), $crate::tunables::TunableError> {
                     const ROW: usize =
                         $crate::tunables::index_of(<$table>::ROWS, stringify!($row));
@@ -421,17 +426,17 @@ macro_rules! tunables {
                 }
             )+
 
-            /// All rows at their defaults.
+            /// Creates a table with all rows at their defaults.
             $vis fn new() -> Self {
-                Self { values: $crate::tunables::Values::new(Self::ROWS) }
+                Self { values: $crate::tunables::TunableValues::new(Self::ROWS) }
             }
 
-            /// Sets the row called `name` to the value that `text` says.
+            /// Sets the row `name` to the value of `text`.
             ///
             /// # Errors
             ///
-            /// If there is no such row, the text is no value for it or one out of range, or
-            /// the row can no longer be set.
+            /// If there is no such row, the text is not a valid value, or the row is not settable
+            /// any more.
             $vis fn set(
                 &self,
                 name: &str,
@@ -440,7 +445,7 @@ macro_rules! tunables {
                 self.values.set(name, text)
             }
 
-            /// The value of the row called `name`, written as `set` would take it.
+            /// The value of the row `name`, as text that `set` accepts.
             ///
             /// # Errors
             ///
@@ -452,12 +457,12 @@ macro_rules! tunables {
                 self.values.get(name)
             }
 
-            /// From now on refuses to set what can only be set when building.
+            /// From now on refuses to set rows that are settable at build only.
             $vis fn freeze(&self) {
                 self.values.freeze();
             }
 
-            /// All rows with their values, written as `set` would take them.
+            /// All rows with their values, as text that `set` accepts.
             $vis fn entries(
                 &self,
             ) -> ::std::vec::Vec<(&'static $crate::tunables::TunableRow, ::std::string::String)>

@@ -1,20 +1,18 @@
-//! Address space that is reserved once and gives memory back piecewise.
+//! Reserved address space whose pages can be released to the system and used again.
 //!
-//! Purpose: *type-stable* memory. What lies in a [`Region`] may be released to the
-//! system and used again while other threads still hold addresses into it: they read
-//! zeros or newer content of the same type, and never fault. A [`StableChunk`] is such
-//! an array of `T`, where zero bytes are a valid `T`.
+//! The memory is *type-stable*. Pages of a [`Region`] may be released and reused while other
+//! threads have addresses into it. These threads read zeros or newer content of the same type, and
+//! never fault. A [`StableChunk`] is an array of such `T`, where zero bytes are a valid `T`.
 //!
-//! Invariants: a region's pages are zero when first touched and once [`Region::release`] has given
-//! them back; only whole pages of the range that the caller names are ever given back; nothing is
-//! unmapped before the region is dropped or, by its only owner, resized.
+//! Invariants: pages are zero on first access and after [`Region::release`]. `release` releases
+//! whole pages within the range only. Nothing is unmapped before the region is dropped, or resized
+//! by its only owner.
 //!
-//! Locked memory. The system takes no locked page back. So nothing is reserved in a process that
-//! locks what it maps (`mlockall` with `MCL_FUTURE`): [`Error::Locked`] says why. If memory is
-//! locked later, `release` says that the pages stayed, and whoever called it goes on counting them.
+//! Locked memory: the system does not take locked pages back. So a process that locks all new
+//! mappings (`mlockall` with `MCL_FUTURE`) cannot reserve a region ([`Error::Locked`]). If the
+//! process locks pages later, `release` returns false, and its caller still counts them.
 //!
-//! Under the model checker (whose atomics are not plain memory) and under Miri, chunks
-//! are built and wiped element by element instead.
+//! The model build, whose atomics are not plain memory, and Miri construct and wipe each element.
 
 mod page;
 #[cfg(all(test, not(forebay_model)))]
@@ -24,40 +22,39 @@ use std::ptr::NonNull;
 
 pub use page::PageSize;
 
-/// The system does not give memory, or would not take it back.
+/// Memory cannot be reserved or resized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address space or its accounting does not allow it.
+    /// The system refused address space.
     #[error(
         "cannot {doing} {bytes} bytes of memory: {source}; check `ulimit -v`, cgroup limits and vm.overcommit_memory"
     )]
     Refused {
-        /// What was asked for.
+        /// The operation.
         doing: &'static str,
-        /// How much, in bytes.
+        /// Number of bytes.
         bytes: usize,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The process locks what it maps: it could never give memory back.
+    /// The process locks all new mappings, so the memory could not be released.
     #[error(
-        "cannot {doing} {bytes} bytes of memory: the process locks all memory that it maps (mlockall with \
-         MCL_FUTURE), so that the system would take none of it back; call munlockall before, and lock with mlock \
-         what has to stay in memory"
+        "cannot {doing} {bytes} bytes of memory: the process locks all new mappings (mlockall with \
+         MCL_FUTURE), so this memory could not be released; call munlockall before, and mlock the \
+         memory that must be locked"
     )]
     Locked {
-        /// What was asked for.
+        /// The operation.
         doing: &'static str,
-        /// How much, in bytes.
+        /// Number of bytes.
         bytes: usize,
     },
 }
 
 impl Error {
     fn new(doing: &'static str, bytes: usize, source: std::io::Error) -> Self {
-        // Of a mapping without a file, the system says this only if it would have to be locked and
-        // exceeds `ulimit -l`.
+        // For an anonymous mapping this error means that it must be locked and exceeds `ulimit -l`.
         if source.kind() == std::io::ErrorKind::WouldBlock {
             return Self::Locked { doing, bytes };
         }
@@ -65,7 +62,7 @@ impl Error {
     }
 }
 
-/// A range of private, zero-filled memory, aligned as asked, backed by pages on first touch.
+/// An aligned range of private, zero-filled memory. Pages become resident on first access.
 #[derive(Debug)]
 pub struct Region {
     mapping: NonNull<u8>,
@@ -75,18 +72,17 @@ pub struct Region {
     page: PageSize,
 }
 
-// SAFETY: a region is plain memory; whoever turns its addresses into references answers
-// for their use from several threads.
+// SAFETY: a region is plain memory. Code that makes references from its addresses is responsible
+// for their use by several threads.
 unsafe impl Send for Region {}
-// SAFETY: as above; the methods only talk to the kernel.
+// SAFETY: as above; the methods only call the kernel.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Reserves `len` bytes (rounded up to pages) at a multiple of `align` (a power of two).
+    /// Reserves `len` bytes, rounded up to pages, at a multiple of `align`, a power of two.
     ///
     /// # Errors
-    /// When the address space or its accounting does not allow it, or the process locks what it
-    /// maps.
+    /// If the system refuses address space, or the process locks all new mappings.
     ///
     /// # Panics
     /// If `len` is zero or `align` is not a power of two.
@@ -94,7 +90,7 @@ impl Region {
         Self::with_pages(PageSize::system(), len, align)
     }
 
-    /// As [`reserve`](Self::reserve), in pages of `page`.
+    /// As [`reserve`](Self::reserve), with the page size `page`.
     ///
     /// # Errors
     /// As `reserve`.
@@ -107,45 +103,45 @@ impl Region {
         let least = PageSize::system().bytes();
         let align = align.max(least);
         let len = page.round_up(len);
-        // Over-reserve to find an aligned start; untouched edges cost address space only.
+        // Reserve more to find an aligned start. The unused edges cost address space only.
         let mapping_len = if align == least { len } else { len + align };
         let refused = |source| Error::new("reserve", mapping_len, source);
-        // With a page, since the system would make all of a mapping resident to lock it.
-        if !os::takes_back().map_err(refused)? {
+        // Test with one page, because the system would make the whole mapping resident to lock it.
+        if !os::can_release().map_err(refused)? {
             return Err(Error::Locked { doing: "reserve", bytes: mapping_len });
         }
         let mapping = os::map(mapping_len).map_err(refused)?;
         let skip = mapping.as_ptr().align_offset(align);
-        // SAFETY: `skip < align`, so that `skip + len` is within the mapping.
+        // SAFETY: `skip < align`, so `skip + len` is within the mapping.
         let base = unsafe { mapping.add(skip) };
         Ok(Self { mapping, mapping_len, base, len, page })
     }
 
-    /// The first byte.
+    /// The address of the first byte.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The steps in which it gives memory back.
+    /// The unit in which it releases memory.
     pub fn page(&self) -> PageSize {
         self.page
     }
 
-    /// Bytes reserved.
+    /// Number of reserved bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes the region `len` bytes long (rounded up to pages). What is in both lengths stays, what is new is
-    /// zero. It may move: addresses into it are void. No bytes are copied, since the system moves the pages
-    /// by their tables.
+    /// Sets the length to `len` bytes, rounded up to pages. Keeps the content up to the shorter
+    /// length; new bytes are zero. The region may move, which invalidates addresses into it. The
+    /// system moves page table entries and copies no bytes.
     ///
     /// # Errors
-    /// When the address space or its accounting does not allow it; then nothing has changed.
+    /// If the system refuses address space. Nothing has changed then.
     ///
     /// # Panics
-    /// If `len` is zero, or the region was reserved at more than a page's alignment.
+    /// If `len` is zero, or the alignment of the region is greater than a page.
     pub fn resize(&mut self, len: usize) -> Result<(), Error> {
         assert!(len > 0, "an empty region");
         assert!(self.mapping_len == self.len, "an aligned region does not move");
@@ -153,51 +149,51 @@ impl Region {
         if len == self.len {
             return Ok(());
         }
-        // SAFETY: the mapping is this region's own, and whoever holds addresses into it gives them up, as when
-        // it is dropped.
+        // SAFETY: this region owns the mapping, and addresses into it are not used any more, as
+        // when it is dropped.
         let moved = unsafe { os::remap(self.mapping, self.mapping_len, len) };
         self.mapping = moved.map_err(|source| Error::new("resize to", len, source))?;
         (self.base, self.mapping_len, self.len) = (self.mapping, len, len);
         Ok(())
     }
 
-    /// Gives the pages of `[offset, offset + len)` back to the system at once; they read as zero
-    /// afterwards. Both numbers are multiples of a page.
+    /// Releases the pages of `[offset, offset + len)` to the system. They read as zero afterwards.
+    /// Both numbers are multiples of a page.
     ///
-    /// False if the system does not take them all (they are locked): then each of them may be
-    /// resident, and holds what it held or zeros.
+    /// Returns false if the system does not take all pages, because some are locked. Then each page
+    /// may be resident, with its old content or zeros.
     ///
     /// # Safety
-    /// Nobody relies on the content of the range, and no reference into it says that the
-    /// bytes cannot change.
+    /// No code relies on the content of the range, and no reference into it requires that the bytes
+    /// do not change.
     ///
     /// # Panics
-    /// If the range is not page-granular or not within the region.
+    /// If the range is not a range of whole pages, or not within the region.
     #[must_use]
     pub unsafe fn release(&self, offset: usize, len: usize) -> bool {
         let start = self.range(offset, len);
-        // SAFETY: the range is within this region's mapping, and the caller has given it up.
+        // SAFETY: the range is within the mapping, and by contract its content is not needed.
         unsafe { os::release(start, len) }
     }
 
-    /// Asks for huge pages in `[offset, offset + len)`, or forbids them. Advice only: kernels
-    /// without huge pages ignore it.
+    /// Advises the system to use huge pages in `[offset, offset + len)`, or not to. A kernel
+    /// without huge pages ignores it.
     ///
     /// # Panics
-    /// If the range is not page-granular or not within the region.
+    /// If the range is not a range of whole pages, or not within the region.
     pub fn advise_huge(&self, wanted: bool, offset: usize, len: usize) {
         os::advise_huge(self.range(offset, len), len, wanted);
     }
 
-    /// Makes huge pages of what is resident now, at once (Linux 6.1 and later). False where the kernel does
-    /// not do that; then nothing has changed.
+    /// Collapses resident pages into huge pages at once (Linux 6.1 and later). Returns false if the
+    /// kernel does not do that; then nothing has changed.
     pub fn collapse(&self) -> bool {
         os::advise_huge(self.base, self.len, true);
         os::collapse(self.base, self.len)
     }
 
     fn range(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(self.page.divides(offset) && self.page.divides(len), "not page-granular");
+        assert!(self.page.divides(offset) && self.page.divides(len), "not a range of whole pages");
         assert!(offset <= self.len && len <= self.len - offset, "outside the region");
         // SAFETY: `offset` is within the region.
         unsafe { self.base.add(offset) }
@@ -206,8 +202,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this region's own, and whoever held addresses into it has
-        // promised not to outlive it.
+        // SAFETY: this region owns the mapping, and by contract no address into it outlives the
+        // region.
         unsafe { os::unmap(self.mapping, self.mapping_len) };
     }
 }
@@ -221,7 +217,8 @@ mod os {
     };
 
     pub(super) fn map(len: usize) -> std::io::Result<NonNull<u8>> {
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice aliases nothing.
+        // SAFETY: a new anonymous private mapping, at an address that the kernel selects, has no
+        // alias.
         let start = unsafe {
             mmap_anonymous(
                 null_mut(),
@@ -238,22 +235,22 @@ mod os {
         len: usize,
         wanted: usize,
     ) -> std::io::Result<NonNull<u8>> {
-        // SAFETY: by contract the range is a mapping of ours that nobody uses meanwhile.
+        // SAFETY: by contract the caller owns the mapping, and no code uses it meanwhile.
         let moved = unsafe { mremap(start.as_ptr().cast(), len, wanted, MremapFlags::MAYMOVE) }?;
         NonNull::new(moved.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))
     }
 
     pub(super) unsafe fn unmap(start: NonNull<u8>, len: usize) {
-        // SAFETY: by contract the range is a mapping of ours that nobody uses any more.
+        // SAFETY: by contract the caller owns the mapping, and no code uses it any more.
         let result = unsafe { munmap(start.as_ptr().cast(), len) };
-        debug_assert!(result.is_ok(), "munmap of our own mapping: {result:?}");
+        debug_assert!(result.is_ok(), "munmap of an owned mapping: {result:?}");
     }
 
-    /// Whether the system takes back what this process maps now.
-    pub(super) fn takes_back() -> std::io::Result<bool> {
+    /// Whether new mappings of this process can be released.
+    pub(super) fn can_release() -> std::io::Result<bool> {
         let len = super::PageSize::system().bytes();
         let page = map(len)?;
-        // SAFETY: the page was just mapped, and nobody else knows it.
+        // SAFETY: the page was just mapped, and no other code has its address.
         let taken = unsafe { release(page, len) };
         // SAFETY: as above.
         unsafe { unmap(page, len) };
@@ -261,7 +258,7 @@ mod os {
     }
 
     pub(super) unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
-        // SAFETY: by contract nobody relies on the content of the range.
+        // SAFETY: by contract no code relies on the content of the range.
         len == 0 || unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
     }
 
@@ -270,13 +267,13 @@ mod os {
             return;
         }
         let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-        // SAFETY: huge-page advice does not change what the range holds. A kernel without
-        // huge pages refuses, which is fine.
+        // SAFETY: the advice does not change the content of the range. A kernel without huge pages
+        // returns an error, which is ignored.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, advice) };
     }
 
     pub(super) fn collapse(start: NonNull<u8>, len: usize) -> bool {
-        // SAFETY: collapsing changes where the pages lie, not what they hold.
+        // SAFETY: collapsing changes the physical pages, not their content.
         unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_COLLAPSE) == 0 }
     }
 }
@@ -288,7 +285,7 @@ mod os {
 
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, super::PageSize::system().bytes())
-            .expect("a region's size is sane")
+            .expect("the size of a region is valid")
     }
 
     pub(super) fn map(len: usize) -> std::io::Result<NonNull<u8>> {
@@ -303,9 +300,9 @@ mod os {
         wanted: usize,
     ) -> std::io::Result<NonNull<u8>> {
         let moved = map(wanted)?;
-        // SAFETY: both are as long, and the new one is nobody else's.
+        // SAFETY: both are at least that long, and no other code has the new one.
         unsafe { moved.as_ptr().copy_from_nonoverlapping(start.as_ptr(), len.min(wanted)) };
-        // SAFETY: by contract nobody uses the old one.
+        // SAFETY: by contract no code uses the old one.
         unsafe { unmap(start, len) };
         Ok(moved)
     }
@@ -315,12 +312,12 @@ mod os {
         unsafe { dealloc(start.as_ptr(), layout(len)) };
     }
 
-    pub(super) fn takes_back() -> std::io::Result<bool> {
+    pub(super) fn can_release() -> std::io::Result<bool> {
         Ok(true)
     }
 
     pub(super) unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
-        // SAFETY: the range is ours and writable; the caller has given its content up.
+        // SAFETY: the range is owned and writable, and by contract its content is not needed.
         unsafe { start.as_ptr().write_bytes(0, len) };
         true
     }
@@ -332,21 +329,21 @@ mod os {
     }
 }
 
-/// A type of which zero bytes are a valid value, and which can be set back to it in place
-/// while others read it.
+/// A type with a valid all-zero value, to which it can be reset in place while other threads read
+/// it.
 ///
 /// # Safety
-/// An all-zero `Self` must be valid and need no drop, and every part of it that another
-/// thread may read without owning it must be atomic.
+/// An all-zero `Self` must be valid and must not need `drop`. Every part that a thread may read
+/// without ownership must be atomic.
 pub unsafe trait ZeroInit: Sized {
-    /// The value that zero bytes mean.
+    /// The all-zero value.
     fn zero() -> Self;
-    /// Makes `self` what [`zero`](Self::zero) is, with atomic stores.
+    /// Resets `self` to [`zero`](Self::zero) with atomic stores.
     fn wipe(&self);
 }
 
-/// A type-stable array of `T`: addresses stay valid until it is dropped, while its memory
-/// can be given back in between.
+/// A type-stable array of `T`. Addresses stay valid until it is dropped, and its memory can be
+/// released before.
 #[derive(Debug)]
 pub struct StableChunk<T: ZeroInit> {
     #[cfg(not(any(miri, forebay_model)))]
@@ -359,18 +356,18 @@ pub struct StableChunk<T: ZeroInit> {
     _of: std::marker::PhantomData<T>,
 }
 
-// SAFETY: the chunk hands out addresses; whoever dereferences them answers for it. What may be
-// shared without owning is atomic by `ZeroInit`.
+// SAFETY: the chunk returns addresses, and code that dereferences them is responsible. Parts that
+// threads read without ownership are atomic by `ZeroInit`.
 unsafe impl<T: ZeroInit> Send for StableChunk<T> {}
 // SAFETY: as above.
 unsafe impl<T: ZeroInit> Sync for StableChunk<T> {}
 
 #[cfg(not(any(miri, forebay_model)))]
 impl<T: ZeroInit> StableChunk<T> {
-    /// `count` zero values, at an address aligned to `align` bytes or more.
+    /// Creates an array of `count` zero values, aligned to at least `align` bytes.
     ///
     /// # Errors
-    /// When the system does not give the address space, or the process locks what it maps.
+    /// If the system refuses address space, or the process locks all new mappings.
     ///
     /// # Panics
     /// If `count` or the size of `T` is zero.
@@ -380,26 +377,26 @@ impl<T: ZeroInit> StableChunk<T> {
         Ok(Self { region, count, _of: std::marker::PhantomData })
     }
 
-    /// The first element.
+    /// The address of the first element.
     pub fn as_ptr(&self) -> NonNull<T> {
         self.region.base().cast()
     }
 
-    /// Gives the pages that elements `[first, first + count)` have to themselves back to the
-    /// system, and makes all these elements zero.
+    /// Releases the pages that contain only elements `[first, first + count)`, and zeroes all these
+    /// elements.
     ///
-    /// False if the system does not take the pages (they are locked): then they may be resident,
-    /// and what the elements hold is up to [`wipe`](Self::wipe).
+    /// Returns false if the system does not take the pages, because they are locked. Then they may
+    /// be resident, and the caller must zero the elements with [`wipe`](Self::wipe).
     ///
     /// # Safety
-    /// Nobody owns any of these elements or holds a reference to a part that is not atomic.
+    /// No code owns any of these elements or has a reference to a part that is not atomic.
     #[must_use]
     pub unsafe fn release(&self, first: usize, count: usize) -> bool {
         assert!(first <= self.count && count <= self.count - first, "outside the chunk");
         let (size, page) = (size_of::<T>(), self.region.page());
         let (start, end) = (first * size, (first + count) * size);
         let page_start = page.round_up(start).min(end);
-        // Behind the last element nothing else lies on its page.
+        // The last page has nothing after the last element.
         let last = first + count == self.count;
         let page_end = if last { self.region.len() } else { page.round_down(end) };
         let page_end = page_end.max(page_start);
@@ -409,7 +406,7 @@ impl<T: ZeroInit> StableChunk<T> {
                 return false;
             }
         }
-        // The elements that lie on pages which hold others too, at either edge.
+        // Elements at both edges, on pages with other elements.
         let head = first..page_start.div_ceil(size).min(first + count);
         let tail = (page_end / size).max(head.end)..first + count;
         for i in head.chain(tail) {
@@ -419,7 +416,7 @@ impl<T: ZeroInit> StableChunk<T> {
         true
     }
 
-    /// Makes elements `[first, first + count)` zero where they are.
+    /// Zeroes elements `[first, first + count)` in place.
     ///
     /// # Safety
     /// As [`release`](Self::release).
@@ -431,12 +428,12 @@ impl<T: ZeroInit> StableChunk<T> {
         }
     }
 
-    /// Asks for huge pages, or forbids them.
+    /// Advises the system to use huge pages, or not to.
     pub fn advise_huge(&self, wanted: bool) {
         self.region.advise_huge(wanted, 0, self.region.len());
     }
 
-    /// See [`Region::collapse`].
+    /// Collapses resident pages into huge pages, as [`Region::collapse`].
     pub fn collapse(&self) -> bool {
         self.region.collapse()
     }
@@ -444,7 +441,8 @@ impl<T: ZeroInit> StableChunk<T> {
 
 #[cfg(any(miri, forebay_model))]
 impl<T: ZeroInit> StableChunk<T> {
-    /// `count` zero values; `align` is honoured up to a page.
+    /// Creates an array of `count` zero values, aligned to `align` bytes or to a page, if that is
+    /// less.
     ///
     /// # Errors
     /// Never, in this build.
@@ -460,21 +458,21 @@ impl<T: ZeroInit> StableChunk<T> {
         let start = NonNull::new(unsafe { std::alloc::alloc(layout) }.cast::<T>())
             .expect("memory for a small chunk");
         for i in 0..count {
-            // SAFETY: within the allocation, which nobody else has yet.
+            // SAFETY: within the allocation, which no other code has yet.
             unsafe { start.add(i).write(T::zero()) };
         }
         Ok(Self { start, layout, count, _of: std::marker::PhantomData })
     }
 
-    /// The first element.
+    /// The address of the first element.
     pub fn as_ptr(&self) -> NonNull<T> {
         self.start
     }
 
-    /// Makes elements `[first, first + count)` zero, and says that they were given back.
+    /// Zeroes elements `[first, first + count)` and returns true.
     ///
     /// # Safety
-    /// Nobody owns any of these elements or holds a reference to a part that is not atomic.
+    /// No code owns any of these elements or has a reference to a part that is not atomic.
     #[must_use]
     pub unsafe fn release(&self, first: usize, count: usize) -> bool {
         // SAFETY: forwarded from the caller.
@@ -482,7 +480,7 @@ impl<T: ZeroInit> StableChunk<T> {
         true
     }
 
-    /// Makes elements `[first, first + count)` zero.
+    /// Zeroes elements `[first, first + count)`.
     ///
     /// # Safety
     /// As [`release`](Self::release).
@@ -494,10 +492,10 @@ impl<T: ZeroInit> StableChunk<T> {
         }
     }
 
-    /// Nothing, in this build.
+    /// Does nothing in this build.
     pub fn advise_huge(&self, _wanted: bool) {}
 
-    /// Nothing, in this build.
+    /// Returns false in this build.
     pub fn collapse(&self) -> bool {
         false
     }
@@ -507,7 +505,7 @@ impl<T: ZeroInit> StableChunk<T> {
 impl<T: ZeroInit> Drop for StableChunk<T> {
     fn drop(&mut self) {
         for i in 0..self.count {
-            // SAFETY: every element was written by `new`, and the chunk is going away.
+            // SAFETY: `new` wrote every element, and the chunk is being dropped.
             unsafe { self.start.add(i).drop_in_place() };
         }
         // SAFETY: allocated by `new` with the same layout.

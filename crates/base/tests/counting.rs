@@ -1,4 +1,4 @@
-//! That the counting build counts: `--features counting`.
+//! Tests of the counting build: `--features counting`.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Mutex, count};

@@ -13,7 +13,7 @@ const RULE: &str = "columns";
 /// Columns of a line, one per character.
 const WIDEST: usize = 100;
 /// Prefixes of paths whose prose is rewritten.
-const FINISHED: [&str; 1] = ["xtask/"];
+const FINISHED: [&str; 2] = ["crates/base/", "xtask/"];
 
 pub(super) fn check(tree: &Tree, out: &mut Findings) {
     let is_finished = |path: &str| FINISHED.iter().any(|start| path.starts_with(start));

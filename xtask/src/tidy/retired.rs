@@ -53,18 +53,18 @@ mod tests {
     use super::super::locations;
     use super::*;
 
-    const NAMES: (&str, &str) = (LIST, "take_warm\nFiller\n");
+    const NAMES: (&str, &str) = (LIST, "retired_fn\nRetiredType\n");
 
     #[test]
     fn a_retired_name_is_found_in_code_prose_and_scripts() {
         let files = [
             NAMES,
-            ("a.rs", "fn f() {\n    x.take_warm();\n}"),
-            ("b.rs", "// A Filler.\nconst A: &str = \"Filler\";"),
-            ("docs/c.md", "See `cache::Filler`."),
-            ("d.toml", "name = \"take_warm\""),
-            ("scripts/e", "echo take_warm"),
-            (".github/workflows/f.yml", "run: Filler"),
+            ("a.rs", "fn f() {\n    x.retired_fn();\n}"),
+            ("b.rs", "// A RetiredType.\nconst A: &str = \"RetiredType\";"),
+            ("docs/c.md", "See `cache::RetiredType`."),
+            ("d.toml", "name = \"retired_fn\""),
+            ("scripts/e", "echo retired_fn"),
+            (".github/workflows/f.yml", "run: RetiredType"),
         ];
         assert_eq!(
             locations(check, &files),
@@ -84,11 +84,14 @@ mod tests {
     fn longer_identifiers_and_other_files_pass() {
         let files = [
             NAMES,
-            ("a.rs", "fn take_warm_block(f: Fillers) {} // filler, takeWarm, un_take_warm"),
-            ("data.csv", "take_warm"),
+            (
+                "a.rs",
+                "fn retired_fn_block(f: RetiredTypes) {} // retiredtype, retiredFn, un_retired_fn",
+            ),
+            ("data.csv", "retired_fn"),
         ];
         assert_eq!(locations(check, &files), [""; 0]);
-        assert_eq!(locations(check, &[("a.rs", "fn take_warm() {}")]), [""; 0], "without a list");
+        assert_eq!(locations(check, &[("a.rs", "fn retired_fn() {}")]), [""; 0], "without a list");
     }
 
     #[test]

@@ -1,36 +1,36 @@
-//! The hard limit, and leave to back pages.
+//! The hard limit, and reservations of bytes below it.
 //!
-//! Purpose: `committed` counts every byte that may be resident plus every byte that somebody
-//! has leave to back. Leave is taken before a page is touched and given up after a page was
-//! released, so `committed` never says less than the truth and never exceeds the limit
-//! (unless the limit has been lowered below it).
+//! `committed` counts every byte that may be resident and every byte that is reserved. A thread
+//! reserves bytes before it touches a page, and returns them after it has released a page. So
+//! `committed` is never less than the resident bytes, and it never exceeds the limit unless the
+//! limit is lowered below it.
 //!
-//! Locking: none; two atomics.
+//! Locking: none; all fields are atomics.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The account.
+/// Committed bytes and their limit.
 #[repr(align(128))]
-pub(super) struct Account {
+pub(super) struct Budget {
     committed: AtomicU64,
-    /// On a line of its own: read by every free, seldom written.
-    pub(super) bound: Bound,
+    /// On a cache line of its own, because every free reads it and writes are rare.
+    pub(super) limit: Limit,
 }
 
 /// The limit.
 #[repr(align(128))]
-pub(super) struct Bound {
-    limit: AtomicU64,
-    /// The limit was lowered and is not met yet, or the arena is closed: what is freed goes
-    /// back to the system.
-    over: AtomicBool,
+pub(super) struct Limit {
+    bytes: AtomicU64,
+    /// Freed memory is released to the system at once, because the limit was lowered and is still
+    /// exceeded, or because the arena is closed.
+    over_limit: AtomicBool,
 }
 
-impl Account {
+impl Budget {
     pub(super) fn new(limit: u64) -> Self {
         Self {
             committed: AtomicU64::new(0),
-            bound: Bound { limit: AtomicU64::new(limit), over: AtomicBool::new(false) },
+            limit: Limit { bytes: AtomicU64::new(limit), over_limit: AtomicBool::new(false) },
         }
     }
 
@@ -39,25 +39,25 @@ impl Account {
     }
 
     pub(super) fn limit(&self) -> u64 {
-        self.bound.limit.load(Ordering::Relaxed)
+        self.limit.bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit. Until [`settled`](Self::settled), freed memory is not kept.
+    /// Sets the limit. Freed memory is not kept until [`end_over_limit`](Self::end_over_limit).
     pub(super) fn set_limit(&self, limit: u64) {
-        self.bound.over.store(true, Ordering::SeqCst);
-        self.bound.limit.store(limit, Ordering::SeqCst);
+        self.limit.over_limit.store(true, Ordering::SeqCst);
+        self.limit.bytes.store(limit, Ordering::SeqCst);
     }
 
-    /// Whether freed memory goes back to the system at once.
+    /// Whether freed memory is released to the system at once.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
-        self.bound.over.load(Ordering::Relaxed)
+    pub(super) fn is_over_limit(&self) -> bool {
+        self.limit.over_limit.load(Ordering::Relaxed)
     }
 
-    /// Freed memory may be kept again, if the limit is met and `open`.
-    pub(super) fn settled(&self, open: bool) {
+    /// Allows to keep freed memory again, if `open` and the limit is not exceeded.
+    pub(super) fn end_over_limit(&self, open: bool) {
         if open && self.committed() <= self.limit() {
-            self.bound.over.store(false, Ordering::SeqCst);
+            self.limit.over_limit.store(false, Ordering::SeqCst);
         }
     }
 
@@ -66,26 +66,26 @@ impl Account {
         self.committed().saturating_sub(self.limit())
     }
 
-    /// Leave for `bytes`, with at least `spare` bytes left below the limit; or nothing.
-    pub(super) fn try_reserve(&self, bytes: u64, spare: u64) -> Option<Leave<'_>> {
-        let mut leave = self.no_leave();
-        let room = self.limit().saturating_sub(spare);
+    /// Reserves `bytes`. `None` if less than `headroom` bytes would remain below the limit.
+    pub(super) fn try_reserve(&self, bytes: u64, headroom: u64) -> Option<Reservation<'_>> {
+        let mut reservation = self.empty_reservation();
+        let available = self.limit().saturating_sub(headroom);
         let mut committed = self.committed.load(Ordering::Relaxed);
         loop {
-            let after = committed.checked_add(bytes).filter(|after| *after <= room)?;
+            let after = committed.checked_add(bytes).filter(|after| *after <= available)?;
             match self.exchange(committed, after) {
                 Ok(()) => {
-                    leave.bytes = bytes;
-                    return Some(leave);
+                    reservation.bytes = bytes;
+                    return Some(reservation);
                 }
                 Err(now) => committed = now,
             }
         }
     }
 
-    /// Leave for nothing yet.
-    pub(super) fn no_leave(&self) -> Leave<'_> {
-        Leave { account: self, bytes: 0 }
+    /// A reservation of 0 bytes.
+    pub(super) fn empty_reservation(&self) -> Reservation<'_> {
+        Reservation { budget: self, bytes: 0 }
     }
 
     fn exchange(&self, from: u64, to: u64) -> Result<(), u64> {
@@ -94,33 +94,33 @@ impl Account {
     }
 }
 
-/// Leave to back some bytes. What is not spent goes back when dropped.
-pub(super) struct Leave<'a> {
-    account: &'a Account,
+/// Committed bytes that are not backed yet. Dropping it returns the bytes that were not consumed.
+pub(super) struct Reservation<'a> {
+    budget: &'a Budget,
     bytes: u64,
 }
 
-impl Leave<'_> {
+impl Reservation<'_> {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// These bytes are backed now.
-    pub(super) fn spend(&mut self, bytes: u64) {
-        assert!(bytes <= self.bytes, "leave for {} bytes, {bytes} backed", self.bytes);
+    /// Removes `bytes` from the reservation, because they are backed now.
+    pub(super) fn consume(&mut self, bytes: u64) {
+        assert!(bytes <= self.bytes, "{bytes} bytes backed, {} reserved", self.bytes);
         self.bytes -= bytes;
     }
 
-    /// Adds what is free below the limit, up to `bytes` in all.
+    /// Grows the reservation up to `bytes`, as far as the limit allows.
     pub(super) fn grow_to(&mut self, bytes: u64) {
-        let mut committed = self.account.committed();
+        let mut committed = self.budget.committed();
         while self.bytes < bytes {
-            let room = self.account.limit().saturating_sub(committed);
-            let add = room.min(bytes - self.bytes);
+            let available = self.budget.limit().saturating_sub(committed);
+            let add = available.min(bytes - self.bytes);
             if add == 0 {
                 return;
             }
-            match self.account.exchange(committed, committed + add) {
+            match self.budget.exchange(committed, committed + add) {
                 Ok(()) => {
                     self.bytes += add;
                     committed += add;
@@ -130,22 +130,22 @@ impl Leave<'_> {
         }
     }
 
-    /// Pages of `bytes` bytes have been released, and are leave now.
-    pub(super) fn gain(&mut self, bytes: u64) {
+    /// Adds `bytes` of released pages to the reservation.
+    pub(super) fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// Gives up what exceeds `bytes`.
+    /// Returns the reserved bytes above `bytes`.
     pub(super) fn shrink_to(&mut self, bytes: u64) {
         let excess = self.bytes.saturating_sub(bytes);
         if excess > 0 {
             self.bytes -= excess;
-            self.account.committed.fetch_sub(excess, Ordering::Relaxed);
+            self.budget.committed.fetch_sub(excess, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Leave<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.shrink_to(0);
     }

@@ -1,8 +1,8 @@
-//! A buffer: one block, or one run of chunks, and whoever has it owns its bytes.
+//! A buffer owns one block, or one run of chunks.
 //!
-//! Invariants: `start` is a live block of class `class`, or a live run, of an arena whose
-//! memory exists at least as long as this buffer; `len` is within it. Nobody else touches
-//! these bytes.
+//! Invariants: `start` is a live block of class `class`, or a live run, of an arena whose memory
+//! exists at least as long as the buffer. `len` bytes from `start` are within it. No other code
+//! accesses these bytes.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -12,11 +12,11 @@ use super::classes::{CHUNK_BYTES, RUN, SIZES};
 use super::region;
 use crate::vm::PageSize;
 
-/// Owned, aligned memory from an [`Arena`](super::Arena): at a multiple of 4,096 bytes, or of
-/// 512 if it is not longer than 2,048. Dropping it gives the memory back at once; it may outlive
-/// every handle of its arena.
+/// Owned memory from an [`Arena`](super::Arena), aligned to 4,096 bytes, or to 512 if it has at
+/// most 2,048 bytes.
 ///
-/// The content of a new buffer is unspecified: zeros, or what an earlier buffer left behind.
+/// Dropping it returns the memory to the arena at once. It may outlive all handles of the arena.
+/// The content of a new buffer is unspecified: zeros, or the content of an earlier buffer.
 pub struct Buffer {
     start: NonNull<u8>,
     len: u32,
@@ -24,32 +24,32 @@ pub struct Buffer {
 }
 
 const _: () = assert!(size_of::<Buffer>() <= 16, "a buffer fits a small value");
-const _: () = assert!(size_of::<Option<Buffer>>() <= 16, "no buffer costs no more than one");
+const _: () = assert!(size_of::<Option<Buffer>>() <= 16, "`None` takes no extra space");
 
-// SAFETY: a buffer owns its bytes, and giving them back locks what it touches.
+// SAFETY: a buffer owns its bytes, and freeing them locks the state that it changes.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared buffer only hands out shared slices.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// # Safety
-    /// The module's invariants hold, and nobody else owns the block.
+    /// The invariants of the module hold, and no other buffer owns the block.
     pub(super) unsafe fn new(start: NonNull<u8>, len: usize, class: usize) -> Self {
         Self { start, len: len as u32, class: class as u8 }
     }
 
-    /// Bytes asked for.
+    /// Length in bytes, as requested.
     #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Bytes of memory that the buffer takes: its block, or its whole pages if it is a run.
+    /// Bytes of memory that the buffer occupies: its block, or its whole pages if it is a run.
     #[inline]
     pub fn footprint(&self) -> usize {
-        // SAFETY: the arena exists while there is a buffer of it.
-        let page = unsafe { region::inner_of(self.start).as_ref() }.page;
+        // SAFETY: the arena exists while it has a buffer.
+        let page = unsafe { region::arena_of(self.start).as_ref() }.page;
         footprint(self.class as usize, self.len(), page)
     }
 
@@ -59,13 +59,13 @@ impl Buffer {
     }
 }
 
-/// Bytes of memory for `len` bytes in `class`: of a run, whole pages of `page`.
+/// Bytes of memory for `len` bytes in `class`: a block, or whole pages of a run.
 #[inline]
 pub(super) fn footprint(class: usize, len: usize, page: PageSize) -> usize {
     SIZES.get(class).map_or_else(|| page.round_up(len), |size| *size as usize)
 }
 
-/// Chunks of a run of `len` bytes.
+/// Number of chunks of a run of `len` bytes.
 pub(super) fn run_chunks(len: usize) -> usize {
     len.div_ceil(CHUNK_BYTES)
 }
@@ -74,11 +74,11 @@ impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
         debug_assert!(self.class as usize <= RUN, "a class of the table");
-        // SAFETY: the arena's memory exists at least until the block has been taken back,
-        // and this buffer is the only one that takes it back.
+        // SAFETY: the memory of the arena exists at least until the block is freed, and only this
+        // buffer frees it.
         unsafe {
-            let inner = region::inner_of(self.start);
-            super::inner::Inner::free(inner, self.start, self.class as usize, self.len());
+            let inner = region::arena_of(self.start);
+            super::inner::ArenaInner::free(inner, self.start, self.class as usize, self.len());
         }
     }
 }
@@ -88,8 +88,8 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` bytes from `start` are within the block, initialised (fresh pages read
-        // as zero), and only borrowed from this buffer.
+        // SAFETY: `len` bytes from `start` are within the block and initialised (new pages read as
+        // zero), and the slice borrows this buffer.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len as usize) }
     }
 }

@@ -1,32 +1,31 @@
 //! The chunks that serve one size class.
 //!
-//! Purpose: choose from which chunk a block is taken, and which chunk a purger works on.
-//! Chunks are sorted by fullness into a few buckets: blocks come from the fullest chunk that
-//! has a warm one, purgers start with the emptiest, so that emptier chunks drain and go back
-//! to the pool.
+//! A class selects the chunk for an allocation and the chunk for a purger. Chunks are sorted by
+//! fullness into a few buckets. Allocations use the fullest chunk that has a backed free block, and
+//! purgers start with the emptiest chunk. So emptier chunks drain and return to the pool.
 //!
-//! Invariants: a chunk with a free block is in an allocation list and one with idle pages in
-//! an idle list, unless it is being purged, in which case it is in none; a chunk without live
-//! blocks is not kept (the caller retires it to the pool).
+//! Invariants: a chunk with a free block is in an allocation list, and a chunk with idle pages is
+//! in an idle list. A chunk that is being purged is in neither. A class keeps no chunk without live
+//! blocks; the caller retires such a chunk to the pool.
 //!
-//! Locking: one lock a class, `arena-class`; at most one of them is held at a time.
+//! Locking: one lock per class, `arena-class`; a thread holds at most one of them.
 
 use std::ptr::NonNull;
 
 use super::classes::Geometry;
-use super::lists::{ChunkPtr, Lane, Lists};
+use super::lists::{ChunkPtr, ListKind, Lists};
 use super::pages::PageSet;
 use super::region;
 use crate::vm::PageSize;
 
-/// Steps of fullness.
+/// Number of buckets by fullness.
 const BUCKETS: usize = 8;
 
-/// See the module's head.
+/// The chunks of one size class.
 pub(super) struct Class {
     class: usize,
     geometry: Geometry,
-    /// Lists `0..BUCKETS`: chunks with only cold free blocks; the rest: with warm ones.
+    /// Lists `0..BUCKETS`: chunks without a backed free block; the other lists: chunks with one.
     alloc: Lists<{ 2 * BUCKETS }>,
     idle: Lists<BUCKETS>,
     chunks: usize,
@@ -35,11 +34,11 @@ pub(super) struct Class {
     live_blocks: usize,
 }
 
-/// What to do with a chunk after a block came back to it.
-pub(super) enum Given {
-    /// It stays.
-    Kept,
-    /// It is empty and out of the class: put it into the pool.
+/// The state of a chunk after a block of it was freed.
+pub(super) enum AfterFree {
+    /// It stays in the class.
+    InClass,
+    /// It is empty and has left the class: put it into the pool.
     Retired(ChunkPtr),
 }
 
@@ -47,7 +46,7 @@ pub(super) enum Given {
 pub(super) struct Purge {
     pub(super) chunk: ChunkPtr,
     pub(super) pages: PageSet,
-    /// The chunk was huge, and must be advised not to be before its pages are released.
+    /// The chunk was huge: advise against a huge page before its pages are released.
     pub(super) was_huge: bool,
 }
 
@@ -56,8 +55,8 @@ impl Class {
         Self {
             class,
             geometry: Geometry::of(class, page),
-            alloc: Lists::new(Lane::Alloc),
-            idle: Lists::new(Lane::Idle),
+            alloc: Lists::new(ListKind::Alloc),
+            idle: Lists::new(ListKind::Idle),
             chunks: 0,
             huge_chunks: 0,
             idle_pages: 0,
@@ -65,7 +64,7 @@ impl Class {
         }
     }
 
-    /// Chunks, how many of them are huge, idle pages, live blocks.
+    /// Numbers of chunks, huge chunks, idle pages and live blocks.
     pub(super) fn counts(&self) -> (usize, usize, usize, usize) {
         (self.chunks, self.huge_chunks, self.idle_pages, self.live_blocks)
     }
@@ -73,39 +72,44 @@ impl Class {
     /// Adds a chunk from the pool.
     ///
     /// # Safety
-    /// The caller owns the chunk and gives it up.
-    pub(super) unsafe fn adopt(&mut self, chunk: ChunkPtr) {
-        // SAFETY: the caller's chunk.
+    /// The caller owns the chunk and passes it to the class.
+    pub(super) unsafe fn add_chunk(&mut self, chunk: ChunkPtr) {
+        // SAFETY: the caller owns the chunk.
         let c = unsafe { chunk.get() };
         c.assign(self.class, self.geometry);
         self.chunks += 1;
         self.huge_chunks += usize::from(c.huge);
-        self.place(chunk);
+        self.relist(chunk);
     }
 
-    /// Whether a block can be taken without adopting a chunk.
+    /// Whether a block can be allocated without another chunk.
     pub(super) fn has_free(&self) -> bool {
         (0..2 * BUCKETS).any(|list| self.alloc.first(list).is_some())
     }
 
-    /// Takes up to `want` warm blocks, from the fullest chunks that have some.
-    pub(super) fn take_warm(&mut self, want: usize, mut out: impl FnMut(NonNull<u8>)) -> usize {
+    /// Allocates up to `wanted` backed blocks from the fullest chunks that have some. Returns their
+    /// number.
+    pub(super) fn alloc_backed(
+        &mut self,
+        wanted: usize,
+        mut out: impl FnMut(NonNull<u8>),
+    ) -> usize {
         let mut taken = 0;
         for list in (BUCKETS..2 * BUCKETS).rev() {
-            while taken < want {
+            while taken < wanted {
                 let Some(chunk) = self.alloc.first(list) else { break };
                 let before = taken;
-                while taken < want {
-                    // SAFETY: chunks in our lists are ours under the class's lock.
-                    let taken_block = unsafe { chunk.get() }.take_warm(self.geometry);
+                while taken < wanted {
+                    // SAFETY: the class owns the chunks in its lists, and its lock is held.
+                    let taken_block = unsafe { chunk.get() }.alloc_backed(self.geometry);
                     let Some(block) = taken_block else { break };
                     out(self.address(chunk, block));
                     taken += 1;
                 }
                 self.live_blocks += taken - before;
-                self.place(chunk);
+                self.relist(chunk);
                 if taken == before {
-                    debug_assert!(false, "a chunk in a warm list has a warm block");
+                    debug_assert!(false, "a chunk in a backed list has a backed block");
                     break;
                 }
             }
@@ -113,98 +117,99 @@ impl Class {
         taken
     }
 
-    /// Takes a free block from the fullest chunk that has one, and backs the pages that it
-    /// lacks. Returns it and the bytes that were not backed.
-    pub(super) fn take_any(&mut self) -> Option<(NonNull<u8>, usize)> {
-        // Fullest first; between chunks equally full, warm ones.
+    /// Allocates a block from the fullest chunk that has a free block, and backs its missing pages.
+    /// Returns the block and the bytes that were not backed.
+    pub(super) fn alloc_any(&mut self) -> Option<(NonNull<u8>, usize)> {
+        // Fullest first; among equally full chunks, those with a backed block first.
         let lists = (0..BUCKETS).rev().flat_map(|bucket| [bucket + BUCKETS, bucket]);
         let chunk = lists.into_iter().find_map(|list| self.alloc.first(list))?;
-        // SAFETY: chunks in our lists are ours under the class's lock.
-        let (block, added) = unsafe { chunk.get() }.take_any(self.geometry)?;
+        // SAFETY: the class owns the chunks in its lists, and its lock is held.
+        let (block, added) = unsafe { chunk.get() }.alloc_any(self.geometry)?;
         self.live_blocks += 1;
-        self.place(chunk);
+        self.relist(chunk);
         Some((self.address(chunk, block), added * self.geometry.page.bytes()))
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Safety
-    /// The block is a live one of this class, and nobody uses it any more.
-    pub(super) unsafe fn give(&mut self, block: NonNull<u8>) -> Given {
-        // SAFETY: a block of a living arena, whose chunk serves this class while it has a
-        // live block.
+    /// The block is a live block of this class, and no code uses it any more.
+    pub(super) unsafe fn free_block(&mut self, block: NonNull<u8>) -> AfterFree {
+        // SAFETY: the arena exists, and the chunk serves this class while it has a live block.
         let (chunk, data) = unsafe {
             let chunk = region::chunk_of(block);
             (chunk, region::data_of(chunk))
         };
         let index = (block.addr().get() - data.addr().get()) / self.geometry.size;
-        // SAFETY: the chunk is ours under the class's lock.
+        // SAFETY: the class owns the chunk, and its lock is held.
         let c = unsafe { chunk.get() };
-        debug_assert_eq!(c.class as usize, self.class, "a block goes back to its own class");
-        c.give(self.geometry, index);
+        debug_assert_eq!(c.class as usize, self.class, "a block is freed in its own class");
+        c.free_block(self.geometry, index);
         self.live_blocks -= 1;
-        self.settle(chunk)
+        self.relist_or_retire(chunk)
     }
 
-    /// Chooses idle pages of the emptiest chunk that has some, `bytes` at most but at least a
-    /// page, and takes the chunk out of all lists until [`finish_purge`](Self::finish_purge).
+    /// Selects idle pages of the emptiest chunk that has some: at most `bytes`, but at least a
+    /// page. Removes the chunk from all lists until [`finish_purge`](Self::finish_purge).
     pub(super) fn begin_purge(&mut self, bytes: usize) -> Option<Purge> {
         let chunk = (0..BUCKETS).find_map(|bucket| self.idle.first(bucket))?;
-        // SAFETY: chunks in our lists are ours under the class's lock.
+        // SAFETY: the class owns the chunks in its lists, and its lock is held.
         let c = unsafe { chunk.get() };
         let mut pages = c.idle_pages(self.geometry);
-        // Whole blocks, so that no block is left that is neither warm nor free of pages.
+        // Whole blocks, so that a free block has all its pages or none.
         let unit = self.geometry.pages * self.geometry.page.bytes();
         pages.keep_highest((bytes.max(1).div_ceil(unit)).saturating_mul(self.geometry.pages));
         c.purging = true;
         let was_huge = std::mem::replace(&mut c.huge, false);
         self.huge_chunks -= usize::from(was_huge);
-        self.place(chunk);
+        self.relist(chunk);
         Some(Purge { chunk, pages, was_huge })
     }
 
-    /// Of the pages of `purge`, these have been released.
-    pub(super) fn finish_purge(&mut self, purge: &Purge, released: &PageSet) -> Given {
-        // SAFETY: a chunk that is being purged is still ours under the class's lock.
+    /// Ends a purge in which the system took the pages `released`.
+    pub(super) fn finish_purge(&mut self, purge: &Purge, released: &PageSet) -> AfterFree {
+        // SAFETY: the class owns a chunk that is being purged, and its lock is held.
         let c = unsafe { purge.chunk.get() };
         c.purging = false;
-        c.unback(self.geometry, released);
-        self.settle(purge.chunk)
+        c.clear_backed(self.geometry, released);
+        self.relist_or_retire(purge.chunk)
     }
 
-    /// Puts a chunk into the lists where it belongs, or out of the class if it is empty.
-    fn settle(&mut self, chunk: ChunkPtr) -> Given {
-        // SAFETY: the chunk is ours under the class's lock.
+    /// Moves a chunk to its lists, or out of the class if it has no live block.
+    fn relist_or_retire(&mut self, chunk: ChunkPtr) -> AfterFree {
+        // SAFETY: the class owns the chunk, and its lock is held.
         let c = unsafe { chunk.get() };
         if c.live > 0 || c.purging {
-            self.place(chunk);
-            return Given::Kept;
+            self.relist(chunk);
+            return AfterFree::InClass;
         }
         self.chunks -= 1;
         self.huge_chunks -= usize::from(c.huge);
         self.idle_pages -= c.idle_counted as usize;
         c.idle_counted = 0;
-        // SAFETY: ours, and only in our lists.
+        // SAFETY: the class owns the chunk, which is in no other lists.
         unsafe {
-            self.alloc.place(chunk, None);
-            self.idle.place(chunk, None);
+            self.alloc.move_to(chunk, None);
+            self.idle.move_to(chunk, None);
         }
-        Given::Retired(chunk)
+        AfterFree::Retired(chunk)
     }
 
-    fn place(&mut self, chunk: ChunkPtr) {
-        // SAFETY: the chunk is ours under the class's lock.
+    /// Moves a chunk to the lists of its fullness, and updates the total of idle pages.
+    fn relist(&mut self, chunk: ChunkPtr) {
+        // SAFETY: the class owns the chunk, and its lock is held.
         let c = unsafe { chunk.get() };
         self.idle_pages = self.idle_pages + c.idle as usize - c.idle_counted as usize;
         c.idle_counted = c.idle;
         let bucket = (c.live as usize * BUCKETS / self.geometry.blocks).min(BUCKETS - 1);
-        let alloc = bucket + if c.warm > 0 { BUCKETS } else { 0 };
+        let alloc = bucket + if c.backed_blocks > 0 { BUCKETS } else { 0 };
         let alloc = (!c.purging && !c.is_full(self.geometry)).then_some(alloc);
         let idle = (!c.purging && c.idle > 0).then_some(bucket);
-        // SAFETY: ours, only in our lists, and `c` is not used any more.
+        // SAFETY: the class owns the chunk, which is in no other lists, and `c` is not used any
+        // more.
         unsafe {
-            self.alloc.place(chunk, alloc);
-            self.idle.place(chunk, idle);
+            self.alloc.move_to(chunk, alloc);
+            self.idle.move_to(chunk, idle);
         }
     }
 
@@ -217,7 +222,7 @@ impl Class {
     #[cfg(all(test, not(forebay_model)))]
     pub(super) fn touched_bytes(&self) -> u64 {
         let (mut pages, mut listed_live) = (0, 0);
-        // SAFETY: the class's lock is held, and nothing is changed.
+        // SAFETY: the lock of the class is held, and nothing is changed.
         unsafe {
             self.alloc.for_each(|_, chunk| {
                 let c = chunk.get();
@@ -225,7 +230,7 @@ impl Class {
                 listed_live += c.live as usize;
             });
         }
-        // Chunks in no list are full.
+        // A chunk in no list is full.
         let g = self.geometry;
         pages += (self.live_blocks - listed_live) / g.blocks * g.page.count(g.blocks * g.size);
         (pages * g.page.bytes()) as u64
@@ -235,12 +240,16 @@ impl Class {
     #[cfg(all(test, not(forebay_model)))]
     pub(super) fn audit(&self) {
         let mut idle_pages = 0;
-        // SAFETY: the class's lock is held, and nothing is changed.
+        // SAFETY: the lock of the class is held, and nothing is changed.
         unsafe {
             self.alloc.for_each(|list, chunk| {
                 let c = chunk.get();
                 c.audit(self.geometry);
-                assert_eq!(list >= BUCKETS, c.warm > 0, "warm chunks are in warm lists");
+                assert_eq!(
+                    list >= BUCKETS,
+                    c.backed_blocks > 0,
+                    "chunks with a backed block are in backed lists"
+                );
                 assert!(c.live > 0, "an empty chunk is not kept");
             });
             self.idle.for_each(|_, chunk| {

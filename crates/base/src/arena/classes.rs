@@ -1,20 +1,20 @@
 //! The table of size classes.
 //!
-//! Purpose: map a length to the block size that serves it. Below 4 KiB the sizes double;
-//! from there to 32 KiB they are all multiples of it; above, four steps to a doubling,
-//! so that at most a fifth of a block (and less than 4 KiB beyond that) is waste.
+//! The table maps a length to a block size. Below 4 KiB the sizes double. From 4 KiB to 32 KiB they
+//! are all multiples of 4 KiB. Above, each doubling has four steps. So the waste is at most a fifth
+//! of a block, plus less than 4 KiB.
 //!
-//! The sizes are the same whatever the system's pages are: where these are larger, several blocks
-//! share a page, and a block may begin on one page and end on the next ([`Geometry`]).
+//! The sizes do not depend on the page size of the system. On larger pages several blocks share a
+//! page, and a block may start on one page and end on the next ([`Geometry`]).
 
 use std::ops::RangeInclusive;
 
 use crate::vm::PageSize;
 
-/// What blocks of this size and more are multiples of, and aligned to.
+/// Blocks of at least this size are multiples of it, and aligned to it.
 const STEP_BYTES: usize = 4 << 10;
 
-/// A chunk serves one size class at a time; it is also the size of a huge page.
+/// Size of a chunk, and of a huge page. A chunk serves one size class at a time.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
 
 const KIB: u32 = 1024;
@@ -57,13 +57,13 @@ pub(super) const SIZES: [u32; CLASSES] = [
 /// Number of size classes.
 pub(super) const CLASSES: usize = 31;
 
-/// Stands where a class would, for buffers that are runs of whole chunks.
+/// The class number of buffers that are runs of whole chunks.
 pub(super) const RUN: usize = CLASSES;
 
-/// Largest length that a size class serves; what is larger gets a run of chunks.
+/// Largest length that a size class serves. Longer buffers are runs of chunks.
 pub(super) const MAX_BLOCK: usize = SIZES[CLASSES - 1] as usize;
 
-/// Classes below this one are kept in magazines.
+/// Magazines hold blocks of the classes below this one.
 pub(super) const MAGAZINE_CLASSES: usize = {
     let mut class = 0;
     while SIZES[class] as usize <= MAGAZINE_BYTES {
@@ -78,13 +78,13 @@ const MAGAZINE_BYTES: usize = 64 << 10;
 /// ... and at most this many blocks.
 pub(super) const MAGAZINE_BLOCKS: usize = 16;
 
-/// How many blocks of `class` a magazine may hold.
+/// Number of blocks of `class` that a magazine may hold.
 pub(super) const fn magazine_capacity(class: usize) -> usize {
     let blocks = MAGAZINE_BYTES / SIZES[class] as usize;
     if blocks < MAGAZINE_BLOCKS { blocks } else { MAGAZINE_BLOCKS }
 }
 
-/// The class by length in steps (rounded up, minus one), from one step on.
+/// The class of a length of `i + 1` steps (rounded up), at index `i`.
 static BY_STEPS: [u8; MAX_BLOCK / STEP_BYTES] = {
     let mut table = [0; MAX_BLOCK / STEP_BYTES];
     let (mut steps, mut class) = (1, 0);
@@ -98,7 +98,7 @@ static BY_STEPS: [u8; MAX_BLOCK / STEP_BYTES] = {
     table
 };
 
-/// The smallest class whose blocks hold `len` bytes, or [`RUN`]. `len` is not zero.
+/// The smallest class whose blocks hold `len` bytes, or [`RUN`]. `len` must not be zero.
 #[inline]
 pub(super) fn class_of(len: usize) -> usize {
     if len <= STEP_BYTES / 2 {
@@ -109,25 +109,25 @@ pub(super) fn class_of(len: usize) -> usize {
     }
 }
 
-/// How blocks of a class lie in a chunk, and on which pages.
+/// The layout of the blocks of a class in a chunk, and on its pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     /// Bytes of a block.
     pub(super) size: usize,
     /// Blocks in a chunk.
     pub(super) blocks: usize,
-    /// Pages that a block touches, at most.
+    /// The largest number of pages of a block.
     pub(super) pages: usize,
-    /// The size of a page.
+    /// The page size.
     pub(super) page: PageSize,
 }
 
 impl Geometry {
-    /// The geometry of `class` in pages of `page`.
+    /// The geometry of `class` with the page size `page`.
     #[inline]
     pub(super) const fn of(class: usize, page: PageSize) -> Self {
         let size = SIZES[class] as usize;
-        // Blocks begin at multiples of this within a page; the last of these is the worst.
+        // Blocks start at multiples of this in a page. The last start needs the most pages.
         let step = 1
             << if size.trailing_zeros() < page.bytes().trailing_zeros() {
                 size.trailing_zeros()
@@ -138,14 +138,14 @@ impl Geometry {
         Self { size, blocks: CHUNK_BYTES / size, pages, page }
     }
 
-    /// The pages that `block` touches: the first, and how many.
+    /// The pages of `block`: the first page and the number of pages.
     #[inline]
     pub(super) const fn pages_of(&self, block: usize) -> (usize, usize) {
         let first = self.page.number_of(block * self.size);
         (first, self.page.number_of((block + 1) * self.size - 1) + 1 - first)
     }
 
-    /// The blocks that touch `page`; an empty range behind the last block.
+    /// The blocks on `page`; an empty range after the last block.
     #[inline]
     pub(super) const fn blocks_on(&self, page: usize) -> RangeInclusive<usize> {
         let start = page * self.page.bytes();
@@ -154,7 +154,7 @@ impl Geometry {
         start / self.size..=last
     }
 
-    /// Whether pages hold whole blocks, many of them.
+    /// Whether a page holds several whole blocks and no part of a block.
     #[inline]
     pub(super) const fn shares_pages(&self) -> bool {
         self.size < self.page.bytes() && self.page.bytes().is_multiple_of(self.size)

@@ -1,77 +1,79 @@
-//! Why an arena cannot be made, and why it has no buffer to give.
+//! Errors of creating an arena, and of allocating a buffer.
 
-// Not the shim's: only this one is an error itself, and nothing is synchronised by it.
-// tidy: std, because errors are shared in plain memory in every build, and the shim of the model build is not.
+// tidy: std, because the source of an error must be an error, which the `Arc` of the shim is not.
 use std::sync::Arc as ErrorArc;
 
 use crate::vm;
 
-/// An arena cannot be made.
+/// An arena cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The limit does not cover a single page.
-    #[error("an arena of {limit_bytes} bytes cannot hold a page; give at least {least} bytes")]
+    #[error(
+        "cannot create an arena of {limit_bytes} bytes: it cannot hold a page; give at least {least} \
+         bytes"
+    )]
     LimitTooSmall {
-        /// The limit that was asked for.
+        /// The requested limit in bytes.
         limit_bytes: u64,
-        /// The least that makes sense.
+        /// The smallest possible limit in bytes.
         least: u64,
     },
-    /// The system refused the address space.
-    #[error("an arena has no address space: {0}")]
+    /// The system refused address space, or the process locks its memory.
+    #[error("cannot create an arena: {0}")]
     Reserve(#[from] vm::Error),
 }
 
-/// There is no buffer for this request.
+/// A buffer cannot be allocated.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AllocError {
-    /// A buffer of no bytes was asked for.
-    #[error("a buffer of length 0 was asked for; buffers hold at least one byte")]
+    /// The length is 0.
+    #[error("cannot allocate a buffer of 0 bytes: ask for at least one byte")]
     Empty,
-    /// The length is more than an arena ever gives in one piece.
-    #[error("a buffer of {len} bytes was asked for; the largest is {max} bytes, so split it")]
+    /// The length is greater than the largest buffer.
+    #[error("cannot allocate a buffer of {len} bytes: the limit is {max} bytes; split the buffer")]
     TooLarge {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: usize,
         /// [`MAX_LEN`](super::MAX_LEN).
         max: usize,
     },
-    /// The limit is reached and nothing is free: free buffers, or raise the limit.
+    /// The limit is reached and no memory is free. Free buffers, or raise the limit.
     #[error(
-        "no room for {len} bytes ({needed} of memory): {used} bytes in use and {committed} \
-         committed, of a limit of {limit}; {}", way_out(*locked)
+        "cannot allocate {len} bytes ({needed} of memory): {used} bytes are in use and {committed} \
+         are committed, of a limit of {limit}; {}", remedy(*locked)
     )]
     Exhausted {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: usize,
-        /// Bytes of memory that this takes.
+        /// Bytes of memory that the buffer would occupy.
         needed: u64,
-        /// Bytes of blocks handed out.
+        /// Bytes of live buffers.
         used: u64,
         /// Bytes that may be resident.
         committed: u64,
         /// The limit in bytes.
         limit: u64,
-        /// The system did not take free memory back, since the process has locked it.
+        /// Free memory could not be released, because the process has locked it.
         locked: bool,
     },
     /// The system refused more address space.
-    #[error("no address space for a buffer of {len} bytes: {source}")]
+    #[error("cannot allocate a buffer of {len} bytes: {source}")]
     Reserve {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: usize,
-        /// What the system said.
+        /// The error of the system.
         source: ErrorArc<vm::Error>,
     },
 }
 
-/// What to do when there is no room.
-fn way_out(locked: bool) -> &'static str {
+/// The last part of the message of [`AllocError::Exhausted`].
+fn remedy(locked: bool) -> &'static str {
     match locked {
         false => "free buffers or raise the limit",
         true => {
-            "free memory serves no other size, because the process has locked it (mlockall or mlock), and the \
-             system takes no locked page back; call munlockall"
+            "the process has locked free memory (mlockall or mlock), so the system does not take it \
+             back and it cannot serve other sizes; call munlockall"
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The arena itself: allocation, freeing, and the end.
+//! The state that all handles and buffers of an arena share: allocation, freeing, destruction.
 //!
-//! Purpose: join shards, classes, pool and account. See the head of [`super`] for the whole.
+//! It joins shards, classes, pool and budget; [`super`] has the overview.
 //!
-//! The end. `Inner` lives until the last handle *and* the last buffer are gone, without a
-//! count that every allocation and free would share. While the arena is open each shard
-//! counts for itself ([`super::shard`]). [`Inner::close`] marks every shard and adds up what
-//! is handed out into `orphans`; a free that finds its shard marked subtracts itself there.
-//! Until the sum is complete, `orphans` carries [`OPEN`], so that it cannot reach zero early.
-//! Whoever brings it to zero frees everything. A free whose shard was not marked yet has been
-//! included in the sum, and touches nothing of the arena afterwards.
+//! Destruction. `ArenaInner` exists until the last handle *and* the last buffer are dropped,
+//! without a counter that all allocations and frees share. While the arena is open, each shard
+//! counts its own units ([`super::shard`]). [`ArenaInner::close`] marks every shard and adds the
+//! units of live buffers to `outstanding`. A free that finds its shard marked subtracts its units
+//! there. Until the sum is complete, `outstanding` includes [`HANDLES_OPEN`], so that it cannot
+//! reach zero early. The thread that brings it to zero frees everything. A free that finds its
+//! shard unmarked is part of the sum, and accesses nothing of the arena afterwards.
 
 use std::ptr::NonNull;
-// tidy: std, because errors are shared in plain memory in every build, and the shim of the model build is not.
+// tidy: std, because the source of an error must be an error, which the `Arc` of the shim is not.
 use std::sync::Arc as ErrorArc;
 
-use super::budget::{Account, Leave};
+use super::budget::{Budget, Reservation};
 use super::buffer::{Buffer, footprint, run_chunks};
-use super::class::{Class, Given};
+use super::class::{AfterFree, Class};
 use super::classes::class_of;
 use super::classes::{CHUNK_BYTES, CLASSES, Geometry, MAGAZINE_CLASSES, RUN, SIZES};
 use super::error::{AllocError, Error};
@@ -24,27 +24,28 @@ use super::lists::ChunkPtr;
 use super::pages::PageSet;
 use super::pool::Pool;
 use super::region;
-use super::shard::{Magazine, Shard, State};
+use super::shard::{Magazine, Shard, ShardState};
 use super::{ArenaConfig, HugePages, MAX_LEN};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, thread_slot};
 use crate::vm::{self, PageSize};
 
-/// In `orphans` until the sum over the shards is complete; more than any sum.
-const OPEN: u64 = 1 << 63;
+/// Part of `outstanding` until the sum over the shards is complete; greater than any sum.
+const HANDLES_OPEN: u64 = 1 << 63;
 
-/// `HugePages::Auto` uses none below this limit: a single chunk would be too large a share.
-const AUTO_HUGE_LEAST: u64 = 64 << 20;
-/// `HugePages::Auto` commits whole chunks while this share of the limit stays free.
-const AUTO_HUGE_SPARE: u64 = 8;
-/// Blocks are backed in batches while this share of the limit stays free.
-const BATCH_SPARE: u64 = 16;
+/// `HugePages::Auto` uses no huge pages below this limit, because a chunk would be too large a
+/// share.
+const AUTO_HUGE_MIN_LIMIT: u64 = 64 << 20;
+/// `HugePages::Auto` commits whole chunks while `limit / AUTO_HUGE_HEADROOM` stays free.
+const AUTO_HUGE_HEADROOM: u64 = 8;
+/// Blocks are backed in batches while `limit / BATCH_HEADROOM` stays free.
+const BATCH_HEADROOM: u64 = 16;
 
-/// A class's lock, on cache lines of its own.
+/// The lock of a class, on cache lines of its own.
 #[repr(align(128))]
-struct ClassSlot(Mutex<Class>);
+struct ClassLock(Mutex<Class>);
 
-/// Events, counted where they happen; all of them are rare.
+/// Counts of rare events.
 #[derive(Default)]
 pub(super) struct Events {
     pub(super) purges: AtomicU64,
@@ -52,36 +53,36 @@ pub(super) struct Events {
     pub(super) exhausted: AtomicU64,
 }
 
-/// See the module's head.
-pub(super) struct Inner {
-    /// The size of a page, in which memory is committed and given back.
+/// The shared state of an arena.
+pub(super) struct ArenaInner {
+    /// The unit in which memory is committed and released.
     pub(super) page: PageSize,
-    pub(super) account: Account,
+    pub(super) budget: Budget,
     pub(super) events: Events,
     huge: HugePages,
     pub(super) shards: Box<[Shard]>,
-    classes: Box<[ClassSlot]>,
+    classes: Box<[ClassLock]>,
     pub(super) pool: Mutex<Pool>,
-    /// Purgers work one at a time; holds the class at which the next one starts.
+    /// Serialises purgers; has the class at which the next one starts.
     pub(super) reclaim: Mutex<usize>,
     pub(super) closed: AtomicBool,
-    /// The system did not take pages back when it was last asked: the process has locked them.
+    /// The system refused the last release of pages, because the process has locked them.
     pub(super) locked: AtomicBool,
-    orphans: AtomicU64,
+    outstanding: AtomicU64,
 }
 
-impl Inner {
-    /// A new arena; [`Inner::close`] ends it.
+impl ArenaInner {
+    /// Creates an arena; [`ArenaInner::close`] closes it.
     pub(super) fn open(
         config: &ArenaConfig,
         shards: usize,
         page: PageSize,
     ) -> Result<NonNull<Self>, Error> {
-        assert!(shards.is_power_of_two(), "the shard is found by masking");
-        let class = |class| ClassSlot(Mutex::named("arena-class", Class::new(class, page)));
+        assert!(shards.is_power_of_two(), "the number of shards is a power of two");
+        let class = |class| ClassLock(Mutex::named("arena-class", Class::new(class, page)));
         let inner = NonNull::from(Box::leak(Box::new(Self {
             page,
-            account: Account::new(config.limit_bytes),
+            budget: Budget::new(config.limit_bytes),
             events: Events::default(),
             huge: config.huge_pages,
             shards: (0..shards).map(|_| Shard::new()).collect(),
@@ -90,12 +91,12 @@ impl Inner {
             reclaim: Mutex::named("arena-reclaim", 0),
             closed: AtomicBool::new(false),
             locked: AtomicBool::new(false),
-            orphans: AtomicU64::new(OPEN),
+            outstanding: AtomicU64::new(HANDLES_OPEN),
         })));
-        // SAFETY: just made, and known to nobody else.
+        // SAFETY: it was just created, and no other thread has it.
         let grown = unsafe { inner.as_ref() }.pool.lock().grow(inner.as_ptr());
         if let Err(error) = grown {
-            // SAFETY: as above; no region points at it.
+            // SAFETY: as above; no region points to it.
             drop(unsafe { Box::from_raw(inner.as_ptr()) });
             return Err(error.into());
         }
@@ -136,7 +137,7 @@ impl Inner {
                 self.refill(class, magazine);
             }
             if let Some(block) = magazine.pop() {
-                return Ok(hand_out(shard, &mut state, block, (class, len), self.page));
+                return Ok(new_buffer(shard, &mut state, block, (class, len), self.page));
             }
         }
         self.alloc_slow(class, len)
@@ -151,23 +152,23 @@ impl Inner {
         };
         let shard = self.shard();
         let mut state = shard.state.lock();
-        Ok(hand_out(shard, &mut state, block, (class, len), self.page))
+        Ok(new_buffer(shard, &mut state, block, (class, len), self.page))
     }
 
-    /// Takes a buffer's memory back.
+    /// Frees the memory of a buffer.
     ///
     /// # Safety
-    /// `block` is a live block of `class`, or run of `len` bytes, of the arena `inner`; it was
-    /// handed out for `len` bytes, and nobody uses it any more.
+    /// `block` is a live block of `class`, or a live run, of the arena `inner`. It was allocated
+    /// for `len` bytes, and no code uses it any more.
     #[inline]
     pub(super) unsafe fn free(inner: NonNull<Self>, block: NonNull<u8>, class: usize, len: usize) {
-        // SAFETY: the arena exists until this buffer is accounted for, in `note_free` below.
+        // SAFETY: the arena exists until `record_free` below counts this buffer.
         let this = unsafe { inner.as_ref() };
         let shard = this.shard();
         let mut state = shard.state.lock();
         state.live[class] -= 1;
         state.requested -= len as i64;
-        if class < MAGAZINE_CLASSES && !this.account.is_over() {
+        if class < MAGAZINE_CLASSES && !this.budget.is_over_limit() {
             let magazine = &mut state.magazines[class];
             if magazine.is_full() {
                 let batch = magazine.batch();
@@ -178,32 +179,32 @@ impl Inner {
         } else {
             drop(state);
             // SAFETY: forwarded from the caller.
-            unsafe { this.give_back(block, class, len) };
+            unsafe { this.free_slow(block, class, len) };
         }
         let units = units(class, len, this.page);
-        if shard.note_free(units) {
-            // SAFETY: the arena is closed, and these units are still in the sum.
-            unsafe { Self::settle(inner, units) };
+        if shard.record_free(units) {
+            // SAFETY: the arena is closed, and `outstanding` includes these units.
+            unsafe { Self::release_units(inner, units) };
         }
     }
 
     #[cold]
-    unsafe fn give_back(&self, block: NonNull<u8>, class: usize, len: usize) {
+    unsafe fn free_slow(&self, block: NonNull<u8>, class: usize, len: usize) {
         if class == RUN {
-            // SAFETY: a live run lies in a region of this arena.
+            // SAFETY: a live run is in a region of this arena.
             let first = unsafe { region::chunk_of(block) };
             let mut pool = self.pool.lock();
             for index in 0..run_chunks(len) {
-                // SAFETY: the chunks of the run were the buffer's, which is gone.
+                // SAFETY: the dropped buffer owned the chunks of the run.
                 unsafe { pool.put(first.add(index)) };
             }
         } else {
             let mut c = self.class(class);
-            // SAFETY: a live block of this class that nobody uses any more.
-            let given = unsafe { c.give(block) };
-            self.retire(given);
+            // SAFETY: a live block of this class that no code uses any more.
+            let after = unsafe { c.free_block(block) };
+            self.retire(after);
         }
-        if self.account.is_over() {
+        if self.budget.is_over_limit() {
             self.trim();
         }
     }
@@ -212,23 +213,23 @@ impl Inner {
     #[cold]
     pub(super) fn drain(&self, class: usize, magazine: &mut Magazine, count: usize) {
         let mut c = self.class(class);
-        // SAFETY: blocks in a magazine are live blocks of its class that nobody uses.
-        magazine.take_oldest(count, |block| self.retire(unsafe { c.give(block) }));
+        // SAFETY: blocks in a magazine are live blocks of its class that no code uses.
+        magazine.drain_oldest(count, |block| self.retire(unsafe { c.free_block(block) }));
     }
 
-    /// Puts a chunk that a class has given up into the pool. Called under the class's lock, so
-    /// that a purger always finds the chunk in one of the two.
-    pub(super) fn retire(&self, given: Given) {
-        if let Given::Retired(chunk) = given {
-            // SAFETY: the class has given the chunk up to us.
+    /// Puts a chunk that left its class into the pool. The caller holds the lock of the class, so
+    /// that a purger always finds the chunk in the class or in the pool.
+    pub(super) fn retire(&self, after: AfterFree) {
+        if let AfterFree::Retired(chunk) = after {
+            // SAFETY: the class passed the chunk to this function.
             unsafe { self.pool.lock().put(chunk) };
         }
     }
 
-    /// Fills half a magazine, or less if there is not as much within the limit.
+    /// Fills half of a magazine, or less if the limit does not allow it.
     #[cold]
     fn refill(&self, class: usize, magazine: &mut Magazine) {
-        // A refusal by the system is met again, and reported, on the slow path.
+        // The slow path repeats and reports an error of the system.
         let _ = self.take_blocks(class, magazine.batch(), None, |block| magazine.push(block));
     }
 
@@ -238,87 +239,88 @@ impl Inner {
         let mut block = None;
         self.take_blocks(class, 1, None, |b| block = Some(b)).map_err(reserve)?;
         if block.is_none() {
-            // Without leave too: what was called back and is locked serves any class as it is.
-            let leave = self.reserve_hard(needed);
-            self.take_blocks(class, 1, leave, |b| block = Some(b)).map_err(reserve)?;
+            // Try again even without a reservation: drained blocks that are locked can serve any
+            // class.
+            let reservation = self.reserve_with_reclaim(needed);
+            self.take_blocks(class, 1, reservation, |b| block = Some(b)).map_err(reserve)?;
         }
         block.ok_or_else(|| self.exhausted(len, needed))
     }
 
-    /// Takes up to `want` blocks of a class: warm ones; or those of a warm chunk from the pool;
-    /// or, within `leave` (without it: within the limit), blocks that need new pages.
-    /// Returns their number: at least one if there was leave for one.
+    /// Takes up to `wanted` blocks of a class: backed blocks of the class; else blocks of a backed
+    /// chunk from the pool; else blocks that need new pages, within `reservation`, or within the
+    /// limit if it is `None`. Returns their number: at least one if the bytes of one were reserved.
     fn take_blocks(
         &self,
         class: usize,
-        want: usize,
-        leave: Option<Leave<'_>>,
+        wanted: usize,
+        reservation: Option<Reservation<'_>>,
         mut out: impl FnMut(NonNull<u8>),
     ) -> Result<usize, vm::Error> {
         let g = Geometry::of(class, self.page);
         let mut c = self.class(class);
-        let taken = c.take_warm(want, &mut out);
+        let taken = c.alloc_backed(wanted, &mut out);
         if taken > 0 {
             return Ok(taken);
         }
-        let warm = self.pool.lock().take_warm(g.pages);
-        if let Some(chunk) = warm {
-            // SAFETY: just taken from the pool.
-            unsafe { c.adopt(chunk) };
-            return Ok(c.take_warm(want, &mut out));
+        let pooled = self.pool.lock().take_backed(g.pages);
+        if let Some(chunk) = pooled {
+            // SAFETY: the chunk was just taken from the pool.
+            unsafe { c.add_chunk(chunk) };
+            return Ok(c.alloc_backed(wanted, &mut out));
         }
         let unit = (g.pages * self.page.bytes()) as u64;
-        let spare = self.account.limit() / BATCH_SPARE;
-        let leave = leave
-            .or_else(|| self.account.try_reserve(unit * want as u64, spare))
-            .or_else(|| self.account.try_reserve(unit, 0));
-        let Some(mut leave) = leave else { return Ok(0) };
+        let headroom = self.budget.limit() / BATCH_HEADROOM;
+        let reservation = reservation
+            .or_else(|| self.budget.try_reserve(unit * wanted as u64, headroom))
+            .or_else(|| self.budget.try_reserve(unit, 0));
+        let Some(mut reservation) = reservation else { return Ok(0) };
         if !c.has_free() {
             let chunk = self.pool.lock().take(self)?;
             if c.counts().0 > 0 || self.huge == HugePages::Always {
                 self.make_huge(chunk);
             }
-            // SAFETY: just taken from the pool.
-            unsafe { c.adopt(chunk) };
+            // SAFETY: the chunk was just taken from the pool.
+            unsafe { c.add_chunk(chunk) };
         }
         let mut taken = 0;
-        while taken < want && leave.bytes() >= unit {
-            let Some((block, added)) = c.take_any() else { break };
-            leave.spend(added as u64);
+        while taken < wanted && reservation.bytes() >= unit {
+            let Some((block, added)) = c.alloc_any() else { break };
+            reservation.consume(added as u64);
             out(block);
             taken += 1;
         }
         Ok(taken)
     }
 
-    /// Asks for a huge page for a chunk of which nothing is backed, if the policy wants one and
-    /// there is room to account for all of it.
+    /// Advises a huge page for a chunk without backed pages, if the policy wants one and all of it
+    /// can be reserved.
     fn make_huge(&self, chunk: ChunkPtr) {
-        let limit = self.account.limit();
-        let spare = match self.huge {
+        let limit = self.budget.limit();
+        let headroom = match self.huge {
             HugePages::Never => return,
-            HugePages::Auto if limit < AUTO_HUGE_LEAST => return,
-            HugePages::Auto => limit / AUTO_HUGE_SPARE,
+            HugePages::Auto if limit < AUTO_HUGE_MIN_LIMIT => return,
+            HugePages::Auto => limit / AUTO_HUGE_HEADROOM,
             HugePages::Always => 0,
         };
-        // SAFETY: the caller has the chunk to itself.
+        // SAFETY: the caller owns the chunk.
         let c = unsafe { chunk.get() };
         if !c.backed.is_empty() {
             return;
         }
-        if let Some(mut leave) = self.account.try_reserve(CHUNK_BYTES as u64, spare) {
+        if let Some(mut reservation) = self.budget.try_reserve(CHUNK_BYTES as u64, headroom) {
             // SAFETY: a chunk of this arena.
             unsafe { region::advise_huge(chunk, true) };
-            leave.spend((c.set_huge(&self.all_pages()) * self.page.bytes()) as u64);
+            reservation.consume((c.set_huge(&self.all_pages()) * self.page.bytes()) as u64);
         }
     }
 
     fn take_run(&self, len: usize) -> Result<NonNull<u8>, AllocError> {
         let needed = footprint(RUN, len, self.page) as u64;
-        let mut leave = self
-            .account
+        let mut reservation = self
+            .budget
             .try_reserve(needed, 0)
-            .or_else(|| self.reserve_hard(needed))
+            .or_else(|| self.reserve_with_reclaim(needed))
             .ok_or_else(|| self.exhausted(len, needed))?;
         let first = self
             .pool
@@ -326,30 +328,30 @@ impl Inner {
             .take_run(self, run_chunks(len))
             .map_err(|source| AllocError::Reserve { len, source: ErrorArc::new(source) })?;
         for index in 0..run_chunks(len) {
-            // SAFETY: the run's chunks are adjacent and ours.
+            // SAFETY: the chunks of the run are adjacent, and this function took them.
             let chunk = unsafe { first.add(index) };
             let pages = self.page.count((len - index * CHUNK_BYTES).min(CHUNK_BYTES));
-            self.back_run_chunk(chunk, pages, &mut leave);
+            self.back_run_chunk(chunk, pages, &mut reservation);
         }
         // SAFETY: a chunk of this arena.
         Ok(unsafe { region::data_of(first) })
     }
 
-    /// Backs the first `pages` pages of a chunk and releases the others: while the run is out
-    /// no purger could find them.
-    fn back_run_chunk(&self, chunk: ChunkPtr, pages: usize, leave: &mut Leave<'_>) {
-        // SAFETY: the chunk was taken for a run and is ours.
+    /// Backs the first `pages` pages of a chunk and releases the others, because purgers do not
+    /// find chunks of a run.
+    fn back_run_chunk(&self, chunk: ChunkPtr, pages: usize, reservation: &mut Reservation<'_>) {
+        // SAFETY: the caller took the chunk for a run and owns it.
         let c = unsafe { chunk.get() };
         let mut others = c.backed;
         others.remove_range(0, pages);
         if !others.is_empty() {
             let was_huge = std::mem::replace(&mut c.huge, false);
-            c.backed.remove_all(&self.release(chunk, &others, was_huge, leave));
+            c.backed.remove_all(&self.release(chunk, &others, was_huge, reservation));
         }
         let whole = pages == self.page.number_of(CHUNK_BYTES) && c.backed.is_empty();
         let wanted = match self.huge {
             HugePages::Never => false,
-            HugePages::Auto => self.account.limit() >= AUTO_HUGE_LEAST,
+            HugePages::Auto => self.budget.limit() >= AUTO_HUGE_MIN_LIMIT,
             HugePages::Always => true,
         };
         if whole && wanted {
@@ -358,7 +360,7 @@ impl Inner {
             c.huge = true;
         }
         let missing = pages - c.backed.count_range(0, pages);
-        leave.spend((missing * self.page.bytes()) as u64);
+        reservation.consume((missing * self.page.bytes()) as u64);
         c.backed.insert_range(0, pages);
     }
 
@@ -368,67 +370,72 @@ impl Inner {
             len,
             needed,
             used: self.used(),
-            committed: self.account.committed(),
-            limit: self.account.limit(),
+            committed: self.budget.committed(),
+            limit: self.budget.limit(),
             locked: self.locked.load(Ordering::Relaxed),
         }
     }
 
-    /// Bytes of blocks handed out; never more than at some moment during the call.
+    /// Bytes of live buffers; at most the largest value during the call.
     pub(super) fn used(&self) -> u64 {
-        // All allocations are read before any free, so that no free is missed whose
-        // allocation was seen.
+        // Reads all allocations before any free, so that the sum includes the free of each
+        // allocation that was read and freed before.
         let allocated = self.shards.iter().fold(0u64, |n, s| n.wrapping_add(s.allocated()));
         let freed = self.shards.iter().fold(0u64, |n, s| n.wrapping_add(s.freed()));
         let units = (allocated.wrapping_sub(freed) << 1).cast_signed() >> 1;
         units.max(0).cast_unsigned() * u64::from(SIZES[0])
     }
 
-    /// The last handle is gone: frees everything, now or with the last buffer.
+    /// Closes the arena after the last handle was dropped. Frees everything, now or with the last
+    /// buffer.
     ///
     /// # Safety
-    /// `inner` came from [`Inner::open`], nobody allocates from it any more, and it is closed once.
+    /// `inner` came from [`ArenaInner::open`], no thread allocates from it any more, and it is
+    /// closed once.
     pub(super) unsafe fn close(inner: NonNull<Self>) {
-        // SAFETY: it exists at least until `orphans` loses `OPEN`, below.
+        // SAFETY: it exists at least until `HANDLES_OPEN` is subtracted from `outstanding` below.
         let this = unsafe { inner.as_ref() };
         this.closed.store(true, Ordering::SeqCst);
-        this.account.set_limit(0);
+        this.budget.set_limit(0);
         this.purge();
         let sum = this.shards.iter().fold(0u64, |n, shard| n.wrapping_add(shard.close()));
         // Shards count modulo 2^63.
-        let live = sum & (OPEN - 1);
-        this.orphans.fetch_add(live, Ordering::Relaxed);
-        // SAFETY: `OPEN` is in `orphans`, and only this call takes it out.
-        unsafe { Self::settle(inner, OPEN) };
+        let live = sum & (HANDLES_OPEN - 1);
+        this.outstanding.fetch_add(live, Ordering::Relaxed);
+        // SAFETY: `outstanding` includes `HANDLES_OPEN`, and only this call subtracts it.
+        unsafe { Self::release_units(inner, HANDLES_OPEN) };
     }
 
+    /// Subtracts `amount` from `outstanding` and destroys the arena if the result is zero.
+    ///
     /// # Safety
-    /// `amount` is in `orphans` on behalf of the caller, who does not use `inner` afterwards.
+    /// `outstanding` includes `amount` for the caller, and the caller does not use `inner`
+    /// afterwards.
     #[cold]
-    unsafe fn settle(inner: NonNull<Self>, amount: u64) {
-        // SAFETY: by contract it exists until the caller's amount is gone.
-        let before = unsafe { inner.as_ref() }.orphans.fetch_sub(amount, Ordering::AcqRel);
+    unsafe fn release_units(inner: NonNull<Self>, amount: u64) {
+        // SAFETY: by contract it exists until the amount is subtracted.
+        let before = unsafe { inner.as_ref() }.outstanding.fetch_sub(amount, Ordering::AcqRel);
         if before == amount {
-            // SAFETY: no handle and no buffer is left, and it was made as a box.
+            // SAFETY: no handle and no buffer is left, and `open` created it as a box.
             drop(unsafe { Box::from_raw(inner.as_ptr()) });
         }
     }
 }
 
 #[inline]
-fn hand_out(
+fn new_buffer(
     shard: &Shard,
-    state: &mut State,
+    state: &mut ShardState,
     block: NonNull<u8>,
     (class, len): (usize, usize),
     page: PageSize,
 ) -> Buffer {
-    shard.note_alloc(state, class, len, units(class, len, page));
-    // SAFETY: the block was taken for this buffer and holds at least `len` bytes.
+    shard.record_alloc(state, class, len, units(class, len, page));
+    // SAFETY: the block was taken for this buffer and has at least `len` bytes.
     unsafe { Buffer::new(block, len, class) }
 }
 
-/// A buffer's memory in units of the smallest block.
+/// Memory of a buffer, in units of the smallest block.
 #[inline]
 fn units(class: usize, len: usize, page: PageSize) -> u64 {
     (footprint(class, len, page) / SIZES[0] as usize) as u64

@@ -1,27 +1,27 @@
 //! Doubly linked lists of chunks, linked through their headers.
 //!
-//! Purpose: constant-time lists without allocation. A chunk has two pairs of links, one for
-//! the list from which blocks are taken and one for the list in which purgers look.
+//! The lists take constant time and allocate nothing. A chunk has two pairs of links, one for the
+//! lists of allocation and one for the lists of purgers.
 //!
-//! Locking: a list and the chunks in it belong to one class or to the pool, and are touched
-//! under that one's lock only.
+//! Locking: a list and its chunks belong to a class or to the pool, and are accessed under that
+//! lock.
 
 use std::ptr::NonNull;
 
 use super::chunk::Chunk;
 
-/// A chunk's header, by address.
+/// The address of a chunk header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkPtr(pub(super) NonNull<Chunk>);
 
-// SAFETY: only an address; `ChunkPtr::get` says who may use it.
+// SAFETY: only an address; `ChunkPtr::get` states who may dereference it.
 unsafe impl Send for ChunkPtr {}
 
 impl ChunkPtr {
-    /// The header of the chunk `index` places behind this one.
+    /// The header of the chunk at distance `index` after this one.
     ///
     /// # Safety
-    /// That chunk lies in the same region.
+    /// That chunk is in the same region.
     pub(super) unsafe fn add(self, index: usize) -> Self {
         // SAFETY: the headers of a region are an array.
         Self(unsafe { self.0.add(index) })
@@ -30,35 +30,36 @@ impl ChunkPtr {
     /// The header.
     ///
     /// # Safety
-    /// The caller owns the chunk as the head of [`super::chunk`] says, and holds no other
-    /// reference to this header.
+    /// The caller owns the chunk, as [`super::chunk`] defines it, and has no other reference to
+    /// this header.
     #[inline]
     pub(super) unsafe fn get<'a>(self) -> &'a mut Chunk {
-        // SAFETY: headers live as long as their arena, and the caller has the only reference.
+        // SAFETY: a header exists as long as its arena, and the caller has the only reference.
         unsafe { &mut *self.0.as_ptr() }
     }
 }
 
-/// Which pair of links a list runs through.
+/// The kind of a list, which selects the pair of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// Chunks from which blocks can be taken.
+pub(super) enum ListKind {
+    /// Chunks from which blocks can be allocated, or chunks in the pool with backed pages.
     Alloc = 0,
     /// Chunks with pages that can be released.
     Idle = 1,
 }
 
-/// A chunk's neighbours, a pair a lane, and the number of the list it is in.
+/// The links of a chunk, one per kind of list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
-    lanes: [Option<Link>; 2],
+    by_kind: [Option<Link>; 2],
 }
 
 impl Links {
     /// In no list.
-    pub(super) const NONE: Self = Self { lanes: [None; 2] };
+    pub(super) const NONE: Self = Self { by_kind: [None; 2] };
 }
 
+/// The neighbours of a chunk in a list, and the number of the list.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     list: u8,
@@ -66,15 +67,15 @@ struct Link {
     next: Option<ChunkPtr>,
 }
 
-/// Several numbered lists in one lane.
+/// Numbered lists of one kind.
 pub(super) struct Lists<const N: usize> {
-    lane: Lane,
+    kind: ListKind,
     heads: [Option<ChunkPtr>; N],
 }
 
 impl<const N: usize> Lists<N> {
-    pub(super) fn new(lane: Lane) -> Self {
-        Self { lane, heads: [None; N] }
+    pub(super) fn new(kind: ListKind) -> Self {
+        Self { kind, heads: [None; N] }
     }
 
     /// The first chunk of list `number`.
@@ -82,15 +83,15 @@ impl<const N: usize> Lists<N> {
         self.heads[number]
     }
 
-    /// Moves `chunk` to list `number`, or out of all lists; nothing happens if it is there.
+    /// Moves `chunk` to list `number`, or out of all lists. Does nothing if it is there already.
     ///
     /// # Safety
-    /// The caller owns the chunk and the chunks in these lists, holds no reference to any of
-    /// their headers, and the chunk is in no other `Lists` in this lane.
-    pub(super) unsafe fn place(&mut self, chunk: ChunkPtr, number: Option<usize>) {
-        // SAFETY: forwarded from the caller; each reference ends before the next begins.
+    /// The caller owns the chunk and the chunks in these lists and has no reference to their
+    /// headers. The chunk is in no other `Lists` of this kind.
+    pub(super) unsafe fn move_to(&mut self, chunk: ChunkPtr, number: Option<usize>) {
+        // SAFETY: forwarded from the caller; each reference ends before the next starts.
         unsafe {
-            let here = chunk.get().links.lanes[self.lane as usize];
+            let here = chunk.get().links.by_kind[self.kind as usize];
             if here.map(|link| link.list as usize) == number {
                 return;
             }
@@ -102,31 +103,31 @@ impl<const N: usize> Lists<N> {
                 if let Some(next) = link.next {
                     self.link(next, |l| l.previous = link.previous);
                 }
-                chunk.get().links.lanes[self.lane as usize] = None;
+                chunk.get().links.by_kind[self.kind as usize] = None;
             }
             if let Some(number) = number {
                 let next = self.heads[number].replace(chunk);
                 if let Some(next) = next {
                     self.link(next, |l| l.previous = Some(chunk));
                 }
-                chunk.get().links.lanes[self.lane as usize] =
+                chunk.get().links.by_kind[self.kind as usize] =
                     Some(Link { list: number as u8, previous: None, next });
             }
         }
     }
 
     /// # Safety
-    /// As [`place`](Self::place).
+    /// As [`move_to`](Self::move_to).
     unsafe fn link(&self, chunk: ChunkPtr, change: impl FnOnce(&mut Link)) {
         // SAFETY: forwarded from the caller.
-        let link = unsafe { &mut chunk.get().links.lanes[self.lane as usize] };
-        change(link.as_mut().expect("a neighbour in a list is linked"));
+        let link = unsafe { &mut chunk.get().links.by_kind[self.kind as usize] };
+        change(link.as_mut().expect("a neighbour in a list has links"));
     }
 
     /// Calls `f` for each chunk of every list.
     ///
     /// # Safety
-    /// As [`place`](Self::place); `f` must not change links.
+    /// As [`move_to`](Self::move_to); `f` must not change links.
     #[cfg(all(test, not(forebay_model)))]
     pub(super) unsafe fn for_each(&self, mut f: impl FnMut(usize, ChunkPtr)) {
         for number in 0..N {
@@ -134,9 +135,12 @@ impl<const N: usize> Lists<N> {
             while let Some(chunk) = at {
                 f(number, chunk);
                 // SAFETY: forwarded from the caller.
-                let link = unsafe { chunk.get() }.links.lanes[self.lane as usize];
-                let link = link.expect("a chunk in a list is linked");
-                assert_eq!(link.list as usize, number, "a chunk knows its list");
+                let link = unsafe { chunk.get() }.links.by_kind[self.kind as usize];
+                let link = link.expect("a chunk in a list has links");
+                assert_eq!(
+                    link.list as usize, number,
+                    "the links of a chunk have the number of its list"
+                );
                 at = link.next;
             }
         }

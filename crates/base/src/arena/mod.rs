@@ -1,42 +1,39 @@
-//! Aligned buffers from size classes, under a hard limit.
+//! Aligned buffers from size classes, under a hard limit on resident memory.
 //!
-//! Purpose: memory for blocks of 512 bytes to [`MAX_LEN`], such that what is resident never
-//! exceeds a limit and every freed byte serves any other size at once. Buffers have no inline
-//! header: 8 KiB take 8 KiB.
+//! Buffers have 1 byte to [`MAX_LEN`] bytes. Freed memory can serve any other size at once. Buffers
+//! have no inline header, so 8 KiB take 8 KiB.
 //!
-//! How it hangs together. Address space comes in *regions* (`region`), cut into *chunks* of
-//! the size of a huge page. A chunk serves one size class at a time (`class`) or waits in the
-//! *pool* (`pool`); buffers larger than the largest class are runs of whole chunks. Every
-//! backed page is accounted for before it is touched (`budget`). Free blocks stay backed, to
-//! be used again by their class; when new pages are needed and the limit is near, free pages
-//! of any class are released (`reclaim`). Threads keep a few free blocks at hand in
-//! *magazines* (`shard`), which are called back before an allocation fails.
+//! Structure. Address space is reserved in *regions* (`region`), which are divided into *chunks* of
+//! the size of a huge page. A chunk serves one size class (`class`) or is in the *pool* (`pool`).
+//! Longer buffers are runs of chunks. Pages are reserved before they are touched (`budget`). Free
+//! blocks stay backed for their class. When new pages do not fit below the limit, free pages of any
+//! class are released (`reclaim`). Threads keep a few free blocks in *magazines* (`shard`), which
+//! are drained before an allocation fails.
 //!
 //! Invariants
-//! * Resident bytes ≤ `committed_bytes` ≤ the limit (after [`Arena::set_limit`] below what is
-//!   committed: as soon as buffers are freed). Outside the limit are only the chunks' headers,
-//!   well below a thousandth of the memory.
-//! * The kernel makes no more resident than was accounted for: chunks are advised against huge
-//!   pages unless they are accounted for whole. Releasing a part of a huge chunk first ends
-//!   its being huge. (The kernel counts the part as released at once; the physical page may be
-//!   split only when memory gets short.)
-//! * The size of a page is the system's. A page is committed whole when a byte of it is handed out,
-//!   and is given back when no block in use touches it. Pages that the system does not take back,
-//!   because the process has locked them meanwhile, stay committed.
-//! * The memory exists until the last handle and the last buffer are gone (`inner`).
+//! * Resident bytes ≤ `committed_bytes` ≤ the limit. After [`Arena::set_limit`] lowers the limit,
+//!   this holds again as soon as enough buffers are freed. Chunk headers are outside the limit;
+//!   they take well below a thousandth of the memory.
+//! * The kernel makes no more memory resident than is committed. Chunks are advised against huge
+//!   pages unless they are committed whole. Before a part of a huge chunk is released, the chunk is
+//!   advised against huge pages. (The kernel counts the part as released at once, but may split the
+//!   physical page only under memory pressure.)
+//! * A page has the size of the system's pages. It is committed whole when a byte of it is
+//!   allocated, and released when no live block is on it. A page that the process has locked stays
+//!   committed.
+//! * The memory exists until the last handle and the last buffer are dropped (`inner`).
 //!
-//! Locks, in the order in which they may be taken, and never two of a kind:
+//! Locks, in the order in which they may be taken; a thread holds at most one of each kind:
 //!
-//! | lock | kept how long | protects |
+//! | lock | held during | protects |
 //! |---|---|---|
 //! | `arena-reclaim` | a purge, with its system calls | one purger at a time |
-//! | `arena-shard` | an allocation or free | magazines and accounts of a share of the threads |
+//! | `arena-shard` | an allocation or free | magazines and counts of a share of the threads |
 //! | `arena-class` | a batch of blocks | chunks of a size class: lists and headers |
-//! | `arena-pool` | a chunk or run; rarely a reservation | chunks in the pool, regions |
+//! | `arena-pool` | a chunk or run; rarely the reservation of a region | chunks in the pool, regions |
 //!
-//! Deliberately absent: growing or splitting a buffer, alignment beyond 4 KiB, zeroing
-//! (the content of a new buffer is unspecified), placement by NUMA node, and giving address
-//! space back before the end.
+//! It does not resize or split buffers, align beyond 4 KiB, zero new buffers, place memory by NUMA
+//! node, or return address space before it is destroyed.
 
 mod budget;
 mod buffer;
@@ -66,32 +63,31 @@ pub use stats::{ArenaStats, ClassStats};
 
 use crate::sync::Arc;
 use crate::vm::PageSize;
-use inner::Inner;
+use inner::ArenaInner;
 
-/// The longest buffer, in bytes.
+/// The length of the longest buffer, in bytes.
 #[cfg(not(forebay_model))]
 pub const MAX_LEN: usize = 64 << 20;
-/// The longest buffer, in bytes: in the model build a region has but one chunk.
+/// The length of the longest buffer, in bytes. In the model build a region has one chunk.
 #[cfg(forebay_model)]
 pub const MAX_LEN: usize = classes::CHUNK_BYTES;
 
-/// When chunks are backed by huge pages, and so committed whole.
+/// When chunks use huge pages, which are committed whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// When the limit is large and a good part of it is free, from the second chunk of a
-    /// class on.
+    /// If the limit is large and a part of it is free, for all chunks of a class except the first.
     #[default]
     Auto,
     /// Never: memory is committed page by page.
     Never,
-    /// Whenever a whole huge page fits below the limit.
+    /// If a whole huge page fits below the limit.
     Always,
 }
 
-/// How to make an [`Arena`].
+/// The configuration of an [`Arena`].
 #[derive(Clone, Copy, Debug)]
 pub struct ArenaConfig {
-    /// What may be resident at most, in bytes.
+    /// The largest number of resident bytes.
     pub limit_bytes: u64,
     /// When to use huge pages.
     pub huge_pages: HugePages,
@@ -108,26 +104,26 @@ pub struct ArenaConfig {
 /// buffer.fill(7);
 /// assert_eq!(arena.used_bytes(), 8192);
 /// drop(arena);
-/// assert_eq!(buffer[8191], 7); // buffers outlive the arena's handles
+/// assert_eq!(buffer[8191], 7); // buffers outlive the handles of the arena
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Arena {
-    inner: NonNull<Inner>,
+    inner: NonNull<ArenaInner>,
 }
 
-// SAFETY: `Inner` is used through shared references only, and locks what it changes.
+// SAFETY: `ArenaInner` is used through shared references only, and locks what it changes.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena that keeps at most `config.limit_bytes` resident.
+    /// Creates an arena that keeps at most `config.limit_bytes` resident.
     ///
     /// # Errors
-    /// When the limit does not cover a page, the system refuses address space, or the process locks
-    /// what it maps (`mlockall`), so that the arena could never give memory back.
+    /// If the limit is less than a page, if the system refuses address space, or if the process
+    /// locks all new mappings (`mlockall`), so that the arena could not release memory.
     pub fn new(config: ArenaConfig) -> Result<Arc<Self>, Error> {
-        // Two a CPU, so that a thread that is preempted inside one is seldom in the way.
+        // Two per CPU, so that a thread preempted while it holds a shard rarely blocks others.
         let cpus = crate::memory::cpus().next_power_of_two();
         let shards = if cfg!(forebay_model) { 2 } else { 2 * cpus };
         Self::with_shards(config, shards.min(MAX_SHARDS), PageSize::system())
@@ -138,28 +134,28 @@ impl Arena {
         if config.limit_bytes < least {
             return Err(Error::LimitTooSmall { limit_bytes: config.limit_bytes, least });
         }
-        Ok(Arc::new(Self { inner: Inner::open(&config, shards, page)? }))
+        Ok(Arc::new(Self { inner: ArenaInner::open(&config, shards, page)? }))
     }
 
     #[inline]
-    fn inner(&self) -> &Inner {
-        // SAFETY: it exists while there is a handle.
+    fn inner(&self) -> &ArenaInner {
+        // SAFETY: it exists while a handle exists.
         unsafe { self.inner.as_ref() }
     }
 
-    /// A buffer of `len` bytes, of unspecified content, aligned to 4,096 bytes (to 512, if
-    /// it is not longer than 2,048).
+    /// Allocates a buffer of `len` bytes with unspecified content, aligned to 4,096 bytes, or to
+    /// 512 if it has at most 2,048 bytes.
     ///
     /// # Errors
-    /// [`AllocError::Empty`] and [`AllocError::TooLarge`] for lengths outside `1..=MAX_LEN`;
-    /// [`AllocError::Exhausted`] when the limit is reached and nothing free is left;
-    /// [`AllocError::Reserve`] when the system refuses address space.
+    /// [`AllocError::Empty`] or [`AllocError::TooLarge`] if `len` is outside `1..=MAX_LEN`,
+    /// [`AllocError::Exhausted`] if the limit is reached and no memory is free, and
+    /// [`AllocError::Reserve`] if the system refuses address space.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<Buffer, AllocError> {
         self.inner().alloc(len)
     }
 
-    /// A buffer of `len` zero bytes.
+    /// Allocates a buffer of `len` zero bytes.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -169,54 +165,54 @@ impl Arena {
         Ok(buffer)
     }
 
-    /// What may be resident at most, in bytes.
+    /// The limit in bytes.
     pub fn limit_bytes(&self) -> u64 {
-        self.inner().account.limit()
+        self.inner().budget.limit()
     }
 
-    /// Changes the limit; any number of bytes will do. What exceeds it is released as far as
-    /// it is free; the rest follows as buffers are freed, and until then only memory that is
-    /// committed already is handed out. Returns what is committed now.
+    /// Sets the limit to any number of bytes. Releases free memory above it at once, and the rest
+    /// when buffers are freed. Until then, allocations use committed memory only. Returns the
+    /// committed bytes.
     pub fn set_limit(&self, bytes: u64) -> u64 {
         self.inner().set_limit(bytes);
         self.committed_bytes()
     }
 
-    /// Bytes that may be resident. A single load.
+    /// Committed bytes, which may be resident. Costs one load.
     pub fn committed_bytes(&self) -> u64 {
-        self.inner().account.committed()
+        self.inner().budget.committed()
     }
 
-    /// Bytes of blocks handed out. Two loads for each of a few shards.
+    /// Bytes of live buffers. Costs two loads per shard.
     pub fn used_bytes(&self) -> u64 {
         self.inner().used()
     }
 
-    /// Committed and not handed out, in bytes; as cheap as [`used_bytes`](Self::used_bytes).
+    /// Committed bytes that no buffer uses. Costs as much as [`used_bytes`](Self::used_bytes).
     pub fn slack_bytes(&self) -> u64 {
         let used = self.used_bytes();
         self.committed_bytes().saturating_sub(used)
     }
 
-    /// Gives all free memory back to the system, but for what the process has locked. Returns how
-    /// many bytes.
+    /// Releases all free memory to the system, except memory that the process has locked. Returns
+    /// the number of released bytes.
     pub fn purge(&self) -> u64 {
         self.inner().purge()
     }
 
-    /// The arena's state. Takes every lock for a moment, one at a time.
+    /// Statistics. Takes each lock of the arena for a short time, one after another.
     pub fn stats(&self) -> ArenaStats {
         self.inner().stats()
     }
 }
 
-/// More shards than this would only spread free blocks thinner.
+/// The largest number of shards. More shards would hold more free blocks without less contention.
 const MAX_SHARDS: usize = 64;
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the last handle is being dropped, and it came from `Inner::open`.
-        unsafe { Inner::close(self.inner) };
+        // SAFETY: this is the last handle, and `inner` came from `ArenaInner::open`.
+        unsafe { ArenaInner::close(self.inner) };
     }
 }
 

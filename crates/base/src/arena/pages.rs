@@ -1,11 +1,11 @@
-//! The pages of one chunk, as a set.
+//! A set of pages of a chunk, as a bitmap.
 //!
-//! Purpose: say which pages of a chunk are backed (may be resident), and find runs of pages
-//! that can be given back in one system call. Plain data: whoever owns the chunk owns the set.
+//! It stores the backed pages of a chunk, and finds runs of pages that one system call can release.
+//! It is plain data that belongs to the owner of the chunk.
 
 use super::classes::CHUNK_BYTES;
 
-/// Pages in a chunk where they are small; no system has smaller ones.
+/// Number of pages in a chunk with pages of 4 KiB; no system has smaller pages.
 pub(super) const MAX_PAGES: usize = CHUNK_BYTES / (4 << 10);
 
 const WORDS: usize = MAX_PAGES / 64;
@@ -14,7 +14,7 @@ const WORDS: usize = MAX_PAGES / 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageSet([u64; WORDS]);
 
-/// The words of a bitmap that `count` bits from `first` on lie in, each with the mask of those
+/// The words of a bitmap that contain the `count` bits from `first` on, each with the mask of these
 /// bits.
 pub(super) fn word_masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
@@ -49,7 +49,7 @@ impl PageSet {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Members among `count` pages from `first` on; `count` is not zero.
+    /// Number of members among the `count` pages from `first` on. `count` must not be zero.
     pub(super) fn count_range(&self, first: usize, count: usize) -> usize {
         masks(first, count).map(|(word, mask)| (self.0[word] & mask).count_ones() as usize).sum()
     }
@@ -59,7 +59,7 @@ impl PageSet {
         self.0[page / 64] >> (page % 64) & 1 == 1
     }
 
-    /// Whether all of `count` pages from `first` on are members.
+    /// Whether all `count` pages from `first` on are members.
     pub(super) fn contains_range(&self, first: usize, count: usize) -> bool {
         masks(first, count).all(|(word, mask)| self.0[word] & mask == mask)
     }
@@ -76,7 +76,7 @@ impl PageSet {
         self.0.iter_mut().zip(others.0).for_each(|(word, other)| *word &= !other);
     }
 
-    /// Drops members from the low end until at most `count` are left.
+    /// Removes the lowest members until at most `count` are left.
     pub(super) fn keep_highest(&mut self, count: usize) {
         let mut excess = self.count().saturating_sub(count);
         for word in &mut self.0 {
@@ -87,13 +87,13 @@ impl PageSet {
         }
     }
 
-    /// Maximal runs of members, as (first page, pages), in ascending order.
+    /// Maximal runs of members in ascending order, as first page and number of pages.
     pub(super) fn runs(&self) -> Runs<'_> {
         Runs { set: self, at: 0 }
     }
 }
 
-/// See [`PageSet::runs`].
+/// The iterator of [`PageSet::runs`].
 pub(super) struct Runs<'a> {
     set: &'a PageSet,
     at: usize,

@@ -1,39 +1,39 @@
-//! The pool of chunks that serve no class at the moment.
+//! The pool of chunks that serve no class.
 //!
-//! Purpose: hand out chunks one by one to classes, and runs of adjacent chunks to large
-//! buffers; reserve regions when there is none. Chunks keep their backed pages while they are
-//! here: a *warm* chunk has some, and any class may have it next.
+//! Classes take single chunks from the pool, and large buffers take runs of adjacent chunks. The
+//! pool reserves a region when it has no chunk. Chunks keep their backed pages in the pool. A
+//! *backed* chunk has some, and any class may take it.
 //!
-//! Locking: one lock, `arena-pool`, the innermost of the arena's. A chunk that is handed out
-//! belongs to whoever took it until it is put back.
+//! Locking: `arena-pool`, the innermost lock of the arena. A taken chunk belongs to the taker until
+//! it is put back.
 
 use super::chunk::Chunk;
 use super::classes::CHUNK_BYTES;
-use super::inner::Inner;
-use super::lists::{ChunkPtr, Lane, Lists};
+use super::inner::ArenaInner;
+use super::lists::{ChunkPtr, ListKind, Lists};
 use super::region::{self, REGION_CHUNKS};
 use crate::vm::{self, PageSize};
 
-/// A region, and which of its chunks are in the pool.
-struct Slot {
+/// A region and its chunks in the pool.
+struct PooledRegion {
     region: Box<vm::Region>,
-    /// A bit a chunk, set while it is in the pool. Bit 0 (the headers) never is.
+    /// One bit per chunk, set while it is in the pool. Bit 0 (the headers) is never set.
     free: u128,
-    /// A bit a chunk, set once its header has been written.
+    /// One bit per chunk, set once its header is initialised.
     written: u128,
 }
 
-/// See the module's head.
+/// The pool of an arena.
 pub(super) struct Pool {
     page: PageSize,
-    slots: Vec<Slot>,
-    /// No region before this one has a chunk in the pool.
+    regions: Vec<PooledRegion>,
+    /// Regions before this one have no chunk in the pool.
     first_free: usize,
-    /// Pooled chunks with backed pages: list 0 those whole, list 1 those in part.
-    warm: Lists<2>,
-    /// Backed pages in the pool.
+    /// Chunks in the pool with backed pages: list 0 with all pages backed, list 1 with some.
+    backed_chunks: Lists<2>,
+    /// Number of backed pages in the pool.
     backed_pages: usize,
-    /// Chunks that are not in the pool.
+    /// Number of chunks outside the pool.
     taken: usize,
 }
 
@@ -41,78 +41,80 @@ impl Pool {
     pub(super) fn new(page: PageSize) -> Self {
         Self {
             page,
-            slots: Vec::new(),
+            regions: Vec::new(),
             first_free: 0,
-            warm: Lists::new(Lane::Alloc),
+            backed_chunks: Lists::new(ListKind::Alloc),
             backed_pages: 0,
             taken: 0,
         }
     }
 
     /// Reserves one more region.
-    pub(super) fn grow(&mut self, inner: *const Inner) -> Result<(), vm::Error> {
-        let region = region::reserve(inner, self.page, self.slots.len())?;
+    pub(super) fn grow(&mut self, inner: *const ArenaInner) -> Result<(), vm::Error> {
+        let region = region::reserve(inner, self.page, self.regions.len())?;
         let all = u128::MAX >> (128 - REGION_CHUNKS);
-        self.slots.push(Slot { region, free: all & !1, written: 0 });
+        self.regions.push(PooledRegion { region, free: all & !1, written: 0 });
         Ok(())
     }
 
-    /// Takes a warm chunk of which the first `pages` pages are backed, if one is at hand.
-    pub(super) fn take_warm(&mut self, pages: usize) -> Option<ChunkPtr> {
-        let chunk = self.warm.first(0).or(self.warm.first(1))?;
-        // SAFETY: the pool's lock is held, so its chunks are ours.
+    /// Takes a chunk whose first `pages` pages are backed. `None` if the first backed chunk does
+    /// not fit.
+    pub(super) fn take_backed(&mut self, pages: usize) -> Option<ChunkPtr> {
+        let chunk = self.backed_chunks.first(0).or(self.backed_chunks.first(1))?;
+        // SAFETY: the pool owns the chunk, and its lock is held.
         if !unsafe { chunk.get() }.backed.contains_range(0, pages) {
             return None;
         }
-        // SAFETY: the chunk is in the pool, so its place is in a region of this arena.
-        let (slot, index) = unsafe { region::place_of(chunk) };
-        Some(self.take_at(slot, index))
+        // SAFETY: the chunk is in the pool, so it is in a region of this arena.
+        let (number, index) = unsafe { region::position_of(chunk) };
+        Some(self.take_at(number, index))
     }
 
-    /// Takes any chunk, warm ones first.
-    pub(super) fn take(&mut self, inner: *const Inner) -> Result<ChunkPtr, vm::Error> {
-        if let Some(chunk) = self.take_warm(0) {
+    /// Takes any chunk, backed chunks first.
+    pub(super) fn take(&mut self, inner: *const ArenaInner) -> Result<ChunkPtr, vm::Error> {
+        if let Some(chunk) = self.take_backed(0) {
             return Ok(chunk);
         }
-        let slot = match (self.first_free..self.slots.len()).find(|i| self.slots[*i].free != 0) {
-            Some(slot) => slot,
-            None => {
-                self.grow(inner)?;
-                self.slots.len() - 1
-            }
-        };
-        self.first_free = slot;
-        Ok(self.take_at(slot, self.slots[slot].free.trailing_zeros() as usize))
+        let number =
+            match (self.first_free..self.regions.len()).find(|i| self.regions[*i].free != 0) {
+                Some(number) => number,
+                None => {
+                    self.grow(inner)?;
+                    self.regions.len() - 1
+                }
+            };
+        self.first_free = number;
+        Ok(self.take_at(number, self.regions[number].free.trailing_zeros() as usize))
     }
 
     /// Takes `count` adjacent chunks and returns the first.
     pub(super) fn take_run(
         &mut self,
-        inner: *const Inner,
+        inner: *const ArenaInner,
         count: usize,
     ) -> Result<ChunkPtr, vm::Error> {
-        let found = self.slots.iter().enumerate().find_map(|(slot, s)| {
+        let found = self.regions.iter().enumerate().find_map(|(number, s)| {
             let first = first_run(s.free, count)?;
-            Some((slot, first))
+            Some((number, first))
         });
-        let (slot, first) = match found {
+        let (number, first) = match found {
             Some(found) => found,
             None => {
                 self.grow(inner)?;
-                (self.slots.len() - 1, 1)
+                (self.regions.len() - 1, 1)
             }
         };
-        (first + 1..first + count).for_each(|index| _ = self.take_at(slot, index));
-        Ok(self.take_at(slot, first))
+        (first + 1..first + count).for_each(|index| _ = self.take_at(number, index));
+        Ok(self.take_at(number, first))
     }
 
-    /// Takes the chunk back, with whatever is backed of it.
+    /// Puts a chunk back, with its backed pages.
     ///
     /// # Safety
-    /// The chunk came from this pool, the caller owns it, and gives it up.
+    /// The chunk came from this pool, and the caller owns it and passes it to the pool.
     pub(super) unsafe fn put(&mut self, chunk: ChunkPtr) {
-        // SAFETY: the caller's chunk, in a region of this arena.
-        let (slot, index) = unsafe { region::place_of(chunk) };
+        // SAFETY: the caller owns the chunk, which is in a region of this arena.
+        let (number, index) = unsafe { region::position_of(chunk) };
         // SAFETY: as above.
         let backed = unsafe { chunk.get() }.backed.count();
         let list = match backed {
@@ -120,36 +122,36 @@ impl Pool {
             all if all == self.page.number_of(CHUNK_BYTES) => Some(0),
             _ => Some(1),
         };
-        // SAFETY: the chunk is in no list of this lane (its class has unlinked it).
-        unsafe { self.warm.place(chunk, list) };
+        // SAFETY: the chunk is in no list of this kind, because its class has unlinked it.
+        unsafe { self.backed_chunks.move_to(chunk, list) };
         self.backed_pages += backed;
-        self.slots[slot].free |= 1 << index;
-        self.first_free = self.first_free.min(slot);
+        self.regions[number].free |= 1 << index;
+        self.first_free = self.first_free.min(number);
         self.taken -= 1;
     }
 
-    /// Regions, chunks outside the pool, backed pages in the pool.
+    /// Numbers of regions, chunks outside the pool, and backed pages in the pool.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (self.slots.len(), self.taken, self.backed_pages)
+        (self.regions.len(), self.taken, self.backed_pages)
     }
 
-    fn take_at(&mut self, slot: usize, index: usize) -> ChunkPtr {
-        let s = &mut self.slots[slot];
+    fn take_at(&mut self, number: usize, index: usize) -> ChunkPtr {
+        let s = &mut self.regions[number];
         let bit = 1 << index;
-        debug_assert!(s.free & bit != 0, "chunk {index} of region {slot} is not in the pool");
+        debug_assert!(s.free & bit != 0, "chunk {index} of region {number} is not in the pool");
         s.free &= !bit;
         self.taken += 1;
         // SAFETY: `index` is within the region.
-        let chunk = unsafe { region::header(s.region.base(), index) };
+        let chunk = unsafe { region::chunk_header(s.region.base(), index) };
         if s.written & bit == 0 {
             s.written |= bit;
-            // SAFETY: the header's place is ours, writable and aligned.
+            // SAFETY: the memory of the header is writable and aligned, and the pool owns it.
             unsafe { chunk.0.write(Chunk::new()) };
         } else {
-            // SAFETY: a pooled chunk belongs to the pool, whose lock is held.
+            // SAFETY: the pool owns the chunk, and its lock is held.
             self.backed_pages -= unsafe { chunk.get() }.backed.count();
             // SAFETY: as above.
-            unsafe { self.warm.place(chunk, None) };
+            unsafe { self.backed_chunks.move_to(chunk, None) };
         }
         chunk
     }

@@ -1,21 +1,21 @@
-//! Regions of chunks, and the way from a block's address to its chunk and its arena.
+//! Regions of chunks, and the functions from the address of a block to its chunk and its arena.
 //!
-//! Purpose: a region is [`REGION_BYTES`] of address space at a multiple of its size. Its
-//! first chunk's worth of addresses holds the region's head and the chunks' headers, the rest
-//! are chunks. So a block's address alone leads to the head (by masking) and from there to its
-//! chunk's header and its arena, and a buffer needs no more than an address and a length.
+//! A region is [`REGION_BYTES`] of address space, aligned to its size. The first chunk-sized range
+//! has the header of the region and the headers of the chunks; the rest is chunks. Masking the
+//! address of a block gives the header of the region, and so the header of the chunk and the arena.
+//! A buffer therefore needs only an address, a length and a class.
 //!
-//! Only the pages of headers that have been used are ever resident; they are counted
-//! ([`metadata_bytes`] a region at most) but are not part of the arena's limit.
+//! Only pages with headers that were used are resident. They are counted (at most
+//! [`metadata_bytes`] per region), but are outside the limit of the arena.
 //!
-//! Invariants: a head is written once, before any block of its region is handed out, and is
-//! not changed until the arena goes. Regions are never unmapped before that.
+//! Invariants: the header of a region is written once, before a block of it is allocated, and does
+//! not change until the arena is destroyed. Regions are not unmapped before that.
 
 use std::ptr::NonNull;
 
 use super::chunk::Chunk;
 use super::classes::CHUNK_BYTES;
-use super::inner::Inner;
+use super::inner::ArenaInner;
 use super::lists::ChunkPtr;
 use super::pages::PageSet;
 use crate::vm::{self, PageSize};
@@ -23,130 +23,132 @@ use crate::vm::{self, PageSize};
 /// Bytes and alignment of a region.
 #[cfg(not(forebay_model))]
 pub(super) const REGION_BYTES: usize = 256 << 20;
-/// Small, since the model build takes it from the heap and zeroes all of it.
+/// Bytes and alignment of a region. It is small, because the model build allocates it from the heap
+/// and zeroes all of it.
 #[cfg(forebay_model)]
 pub(super) const REGION_BYTES: usize = 4 << 20;
 
-/// Chunk-sized places in a region; the first holds the headers.
+/// Number of chunk-sized ranges in a region; the first has the headers.
 pub(super) const REGION_CHUNKS: usize = REGION_BYTES / CHUNK_BYTES;
 
-/// Most bytes of heads and headers that can be resident in a region.
+/// Largest number of resident bytes of headers in a region.
 pub(super) const fn metadata_bytes(page: PageSize) -> usize {
     page.round_up(HEADERS_END)
 }
 
-/// Where the array of headers starts; entry 0 is not used.
-const HEADERS_AT: usize = 128;
-/// Where it ends.
-const HEADERS_END: usize = HEADERS_AT + REGION_CHUNKS * size_of::<Chunk>();
+/// Offset of the array of chunk headers; entry 0 is not used.
+const HEADERS_OFFSET: usize = 128;
+/// Offset of the end of the array.
+const HEADERS_END: usize = HEADERS_OFFSET + REGION_CHUNKS * size_of::<Chunk>();
 
-const _: () = assert!(size_of::<Head>() <= HEADERS_AT, "the head fits before the headers");
-const _: () = assert!(HEADERS_END <= CHUNK_BYTES, "the headers fit the first chunk");
-const _: () = assert!(REGION_CHUNKS <= 128, "the pool's bitmap of a region is a u128");
+const _: () = assert!(
+    size_of::<RegionHeader>() <= HEADERS_OFFSET,
+    "the region header fits before the chunk headers"
+);
+const _: () = assert!(HEADERS_END <= CHUNK_BYTES, "the headers fit the first chunk-sized range");
+const _: () = assert!(REGION_CHUNKS <= 128, "the bitmap of a region in the pool is a u128");
 
-/// What lies at the start of a region.
-struct Head {
-    inner: *const Inner,
+/// The header at the start of a region.
+struct RegionHeader {
+    inner: *const ArenaInner,
     region: *const vm::Region,
     number: usize,
 }
 
-/// Reserves a region, region `number` of the arena, and writes its head.
+/// Reserves region `number` of the arena and writes its header.
 ///
-/// The box keeps the region's own address stable, so that chunks can be released without
-/// looking their region up.
+/// The box keeps the address of the `Region` stable, because the header points to it.
 pub(super) fn reserve(
-    inner: *const Inner,
+    inner: *const ArenaInner,
     page: PageSize,
     number: usize,
 ) -> Result<Box<vm::Region>, vm::Error> {
     let region = Box::new(vm::Region::with_pages(page, REGION_BYTES, REGION_BYTES)?);
-    // Without this, a system whose policy is `always` would make whole huge pages resident
-    // where the arena has accounted for one small page.
+    // Without this, a system with the huge page policy `always` would make a whole huge page
+    // resident where the arena has committed one small page.
     region.advise_huge(false, 0, REGION_BYTES);
-    let head = region.base().cast::<Head>();
-    // SAFETY: the region's start is writable, aligned, and ours alone until it is published.
-    unsafe { head.write(Head { inner, region: &raw const *region, number }) };
+    let head = region.base().cast::<RegionHeader>();
+    // SAFETY: the start of the region is writable and aligned, and no other thread has it yet.
+    unsafe { head.write(RegionHeader { inner, region: &raw const *region, number }) };
     Ok(region)
 }
 
 /// The header of chunk `index` of the region that starts at `base`.
 ///
 /// # Safety
-/// `base` is the start of a region made by [`reserve`], and `index < REGION_CHUNKS`.
-pub(super) unsafe fn header(base: NonNull<u8>, index: usize) -> ChunkPtr {
-    // SAFETY: the array of headers lies within the region's first chunk.
-    ChunkPtr(unsafe { base.add(HEADERS_AT).cast::<Chunk>().add(index) })
+/// `base` is the start of a region from [`reserve`], and `index < REGION_CHUNKS`.
+pub(super) unsafe fn chunk_header(base: NonNull<u8>, index: usize) -> ChunkPtr {
+    // SAFETY: the array of headers is within the first chunk-sized range of the region.
+    ChunkPtr(unsafe { base.add(HEADERS_OFFSET).cast::<Chunk>().add(index) })
 }
 
 #[inline]
 fn base_of(inside: NonNull<u8>) -> NonNull<u8> {
     let base = inside.as_ptr().map_addr(|address| address & !(REGION_BYTES - 1));
-    // SAFETY: regions do not start at address zero.
+    // SAFETY: no region starts at address zero.
     unsafe { NonNull::new_unchecked(base) }
 }
 
-/// The arena that a block belongs to.
+/// The arena of a block.
 ///
 /// # Safety
-/// `block` is the address of a block or run of a living arena.
+/// `block` is the address of a block or run of an arena that exists.
 #[inline]
-pub(super) unsafe fn inner_of(block: NonNull<u8>) -> NonNull<Inner> {
-    // SAFETY: the head was written before the block was handed out.
-    let inner = unsafe { base_of(block).cast::<Head>().as_ref() }.inner;
-    // SAFETY: an arena's address is not null.
+pub(super) unsafe fn arena_of(block: NonNull<u8>) -> NonNull<ArenaInner> {
+    // SAFETY: the header was written before the block was allocated.
+    let inner = unsafe { base_of(block).cast::<RegionHeader>().as_ref() }.inner;
+    // SAFETY: the address of an arena is not null.
     unsafe { NonNull::new_unchecked(inner.cast_mut()) }
 }
 
-/// The chunk that a block lies in.
+/// The chunk of a block.
 ///
 /// # Safety
-/// As [`inner_of`].
+/// As [`arena_of`].
 #[inline]
 pub(super) unsafe fn chunk_of(block: NonNull<u8>) -> ChunkPtr {
     let base = base_of(block);
     let index = (block.addr().get() - base.addr().get()) / CHUNK_BYTES;
-    // SAFETY: the block lies in a region, so its index is within it.
-    unsafe { header(base, index) }
+    // SAFETY: the block is in a region, so `index` is within it.
+    unsafe { chunk_header(base, index) }
 }
 
-/// The place of a chunk: its region's number in the arena and its index there.
+/// The position of a chunk: the number of its region in the arena, and its index in the region.
 ///
 /// # Safety
-/// `chunk` is a header in a region of a living arena.
-pub(super) unsafe fn place_of(chunk: ChunkPtr) -> (usize, usize) {
+/// `chunk` is a header in a region of an arena that exists.
+pub(super) unsafe fn position_of(chunk: ChunkPtr) -> (usize, usize) {
     let base = base_of(chunk.0.cast());
-    let offset = chunk.0.addr().get() - base.addr().get() - HEADERS_AT;
-    // SAFETY: the head was written before any header.
-    let number = unsafe { base.cast::<Head>().as_ref() }.number;
+    let offset = chunk.0.addr().get() - base.addr().get() - HEADERS_OFFSET;
+    // SAFETY: the header of the region was written before the header of a chunk.
+    let number = unsafe { base.cast::<RegionHeader>().as_ref() }.number;
     (number, offset / size_of::<Chunk>())
 }
 
 /// The first byte of a chunk.
 ///
 /// # Safety
-/// As [`place_of`].
+/// As [`position_of`].
 #[inline]
 pub(super) unsafe fn data_of(chunk: ChunkPtr) -> NonNull<u8> {
     let base = base_of(chunk.0.cast());
-    let index = (chunk.0.addr().get() - base.addr().get() - HEADERS_AT) / size_of::<Chunk>();
-    // SAFETY: the chunk lies within its region.
+    let index = (chunk.0.addr().get() - base.addr().get() - HEADERS_OFFSET) / size_of::<Chunk>();
+    // SAFETY: the chunk is within its region.
     unsafe { base.add(index * CHUNK_BYTES) }
 }
 
-/// Gives the pages of a chunk in `pages` back to the system. Returns those that it took: not locked
-/// ones.
+/// Releases `pages` of a chunk to the system. Returns the released pages, without locked pages.
 ///
 /// # Safety
-/// As [`place_of`], and nobody uses or takes these pages meanwhile.
+/// As [`position_of`], and no other thread uses or takes these pages meanwhile.
 pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) -> PageSet {
-    // SAFETY: by contract; the region lives as long as the arena.
-    let (region, (_, index)) = unsafe { (region_of(chunk), place_of(chunk)) };
+    // SAFETY: by contract; the region exists as long as the arena.
+    let (region, (_, index)) = unsafe { (region_of(chunk), position_of(chunk)) };
     let page_bytes = region.page().bytes();
     let mut released = *pages;
     for (first, count) in pages.runs() {
         let offset = index * CHUNK_BYTES + first * page_bytes;
-        // SAFETY: the caller has these pages to itself.
+        // SAFETY: the caller owns these pages.
         if !unsafe { region.release(offset, count * page_bytes) } {
             released.remove_range(first, count);
         }
@@ -154,19 +156,19 @@ pub(super) unsafe fn release(chunk: ChunkPtr, pages: &PageSet) -> PageSet {
     released
 }
 
-/// Asks for a huge page for the whole chunk, or forbids it.
+/// Advises the system to use a huge page for the chunk, or not to.
 ///
 /// # Safety
-/// As [`place_of`].
+/// As [`position_of`].
 pub(super) unsafe fn advise_huge(chunk: ChunkPtr, wanted: bool) {
     // SAFETY: by contract.
-    let (region, (_, index)) = unsafe { (region_of(chunk), place_of(chunk)) };
+    let (region, (_, index)) = unsafe { (region_of(chunk), position_of(chunk)) };
     region.advise_huge(wanted, index * CHUNK_BYTES, CHUNK_BYTES);
 }
 
 /// # Safety
-/// As [`place_of`]; the result must not be used after the arena has gone.
+/// As [`position_of`]; the result must not be used after the arena is destroyed.
 unsafe fn region_of<'a>(chunk: ChunkPtr) -> &'a vm::Region {
-    // SAFETY: heads point at their region's box, which lives as long as the arena.
-    unsafe { &*base_of(chunk.0.cast()).cast::<Head>().as_ref().region }
+    // SAFETY: the header points to the boxed region, which exists as long as the arena.
+    unsafe { &*base_of(chunk.0.cast()).cast::<RegionHeader>().as_ref().region }
 }

@@ -1,17 +1,16 @@
-//! Magazines: a few free blocks a class at hand, and the accounts, for a share of the threads.
+//! Shards: magazines of free blocks, and counts, for a share of the threads.
 //!
-//! Purpose: let threads allocate and free without meeting each other. A block in a magazine is
-//! live to its chunk and warm by construction.
+//! Threads of different shards allocate and free without contention. A block in a magazine is live
+//! in its chunk, so its pages are backed.
 //!
-//! The account of a shard is two numbers that only ever grow, in units of the smallest block:
-//! `allocated`, stored under the shard's lock, and `freed`, an atomic that a free adds to as
-//! its *very last* access to the arena. Their difference over all shards is what is handed
-//! out. `freed` also carries the mark that the arena's handles are gone, so it is at once the
-//! reference count that keeps the memory: spread over shards while the arena is open, and
-//! settled into one number when it closes (see [`super::inner`]). It cannot be a plain store
-//! under the lock, because unlocking comes after it and touches memory that may then be gone.
+//! A shard has two counts that only grow, in units of the smallest block. `allocated` is stored
+//! under the lock of the shard. `freed` is an atomic to which a free adds as its *last* access to
+//! the arena. Their difference over all shards is the size of live buffers. `freed` also has the
+//! bit [`CLOSED`], so it is the reference count that keeps the memory: distributed over shards
+//! while the arena is open, and summed into one number when it closes ([`super::inner`]). A free
+//! cannot add under the lock, because unlocking would access memory that may be freed.
 //!
-//! Locking: one lock a shard, `arena-shard`; at most one of them is held at a time.
+//! Locking: one lock per shard, `arena-shard`; a thread holds at most one of them.
 
 use std::ptr::NonNull;
 
@@ -19,37 +18,38 @@ use super::classes::{CLASSES, MAGAZINE_BLOCKS, MAGAZINE_CLASSES, magazine_capaci
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Mark in `freed`: the arena's handles are gone.
+/// Bit in `freed`: all handles of the arena are dropped.
 const CLOSED: u64 = 1;
-/// What one unit adds to `freed`.
+/// Value of one unit in `freed`.
 const UNIT: u64 = 2;
 
-/// One share of the threads. Aligned so that shards share no cache line, nor a pair of them.
+/// The state for a share of the threads. The alignment keeps shards on separate pairs of cache
+/// lines.
 #[repr(align(128))]
 pub(super) struct Shard {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ShardState>,
     allocated: AtomicU64,
     freed: AtomicU64,
 }
 
-/// What the shard's lock protects.
-pub(super) struct State {
-    /// Buffers handed out less buffers taken back, a class and one for runs. Negative in a
-    /// shard whose threads free more than they allocate.
+/// The state that the lock of a shard protects.
+pub(super) struct ShardState {
+    /// Allocated minus freed buffers, per class and for runs. Negative in a shard whose threads
+    /// free more than they allocate.
     pub(super) live: [i64; CLASSES + 1],
-    /// Bytes asked for, less those given back.
+    /// Requested bytes of allocated minus freed buffers.
     pub(super) requested: i64,
     pub(super) magazines: [Magazine; MAGAZINE_CLASSES],
 }
 
-/// Free blocks of one class, the most recently freed on top.
+/// A stack of free blocks of one class.
 pub(super) struct Magazine {
     count: u8,
     capacity: u8,
     blocks: [NonNull<u8>; MAGAZINE_BLOCKS],
 }
 
-// SAFETY: addresses of free blocks, which belong to the magazine alone.
+// SAFETY: addresses of free blocks, which only the magazine owns.
 unsafe impl Send for Magazine {}
 
 impl Shard {
@@ -59,7 +59,7 @@ impl Shard {
             capacity: magazine_capacity(class) as u8,
             blocks: [NonNull::dangling(); MAGAZINE_BLOCKS],
         };
-        let state = State {
+        let state = ShardState {
             live: [0; CLASSES + 1],
             requested: 0,
             magazines: std::array::from_fn(magazine),
@@ -71,38 +71,44 @@ impl Shard {
         }
     }
 
-    /// Accounts for a buffer that is handed out. `state` proves that the lock is held.
+    /// Counts an allocated buffer. `state` proves that the lock is held.
     #[inline]
-    pub(super) fn note_alloc(&self, state: &mut State, class: usize, len: usize, units: u64) {
+    pub(super) fn record_alloc(
+        &self,
+        state: &mut ShardState,
+        class: usize,
+        len: usize,
+        units: u64,
+    ) {
         state.live[class] += 1;
         state.requested += len as i64;
-        // A load and a store suffice: writers hold the lock.
+        // A load and a store suffice, because writers hold the lock.
         let allocated = self.allocated.load(Ordering::Relaxed);
         self.allocated.store(allocated.wrapping_add(units), Ordering::Relaxed);
     }
 
-    /// Accounts for a buffer that has come back; the last access of a free to the arena.
-    /// Returns true if the arena is closed: then the caller settles the units itself.
+    /// Counts a freed buffer. This is the last access of a free to the arena, unless it returns
+    /// true: the arena is closed, and the caller releases the units.
     #[inline]
-    pub(super) fn note_free(&self, units: u64) -> bool {
-        // Release: what this thread did to the arena comes before its end.
+    pub(super) fn record_free(&self, units: u64) -> bool {
+        // Release: accesses of this thread to the arena happen before its destruction.
         self.freed.fetch_add(units * UNIT, Ordering::AcqRel) & CLOSED != 0
     }
 
-    /// Marks the shard closed, and returns the units handed out less those taken back, which
-    /// can be negative in one shard. No allocation runs any more.
+    /// Marks the shard closed, and returns allocated minus freed units, which can be negative in
+    /// one shard. No allocation runs any more.
     pub(super) fn close(&self) -> u64 {
         let freed = self.freed.fetch_or(CLOSED, Ordering::AcqRel) / UNIT;
         self.allocated.load(Ordering::Relaxed).wrapping_sub(freed)
     }
 
-    /// Units ever handed out by this shard, modulo 2^64.
+    /// Units that this shard has allocated, modulo 2^64.
     pub(super) fn allocated(&self) -> u64 {
-        // Acquire: a free that is read later is not older than an allocation read here.
+        // Acquire: later reads of `freed` are not older than this value.
         self.allocated.load(Ordering::Acquire)
     }
 
-    /// Units ever taken back by this shard, modulo 2^63.
+    /// Units that this shard has freed, modulo 2^63.
     pub(super) fn freed(&self) -> u64 {
         self.freed.load(Ordering::Acquire) / UNIT
     }
@@ -116,10 +122,10 @@ impl Magazine {
         Some(self.blocks[top as usize % MAGAZINE_BLOCKS])
     }
 
-    /// Adds a block, which there must be room for.
+    /// Adds a block. The magazine must not be full.
     #[inline]
     pub(super) fn push(&mut self, block: NonNull<u8>) {
-        debug_assert!(!self.is_full(), "room in the magazine");
+        debug_assert!(!self.is_full(), "the magazine is not full");
         self.blocks[self.count as usize % MAGAZINE_BLOCKS] = block;
         self.count += 1;
     }
@@ -137,13 +143,13 @@ impl Magazine {
         self.count as usize
     }
 
-    /// How many blocks are moved at once between magazine and class.
+    /// Number of blocks that move at once between magazine and class.
     pub(super) fn batch(&self) -> usize {
         (self.capacity as usize).div_ceil(2)
     }
 
-    /// Removes up to `count` blocks, those freed longest ago first.
-    pub(super) fn take_oldest(&mut self, count: usize, mut f: impl FnMut(NonNull<u8>)) {
+    /// Removes up to `count` blocks, oldest first, and passes them to `f`.
+    pub(super) fn drain_oldest(&mut self, count: usize, mut f: impl FnMut(NonNull<u8>)) {
         let count = count.min(self.count as usize);
         self.blocks[..count].iter().for_each(|block| f(*block));
         self.blocks.copy_within(count..self.count as usize, 0);

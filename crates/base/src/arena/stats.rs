@@ -1,65 +1,65 @@
-//! What an arena says about itself.
+//! Statistics of an arena.
 
 use super::classes::{CLASSES, MAGAZINE_CLASSES, RUN, SIZES};
-use super::inner::Inner;
+use super::inner::ArenaInner;
 use super::region::metadata_bytes;
 use crate::sync::atomic::Ordering;
 
-/// A picture of an [`Arena`](super::Arena). Its parts are read one after the other, so that
-/// they agree exactly only while nothing runs.
+/// Statistics of an [`Arena`](super::Arena). The fields are read one after another, so they agree
+/// exactly only while no other thread uses the arena.
 #[derive(Clone, Debug)]
 pub struct ArenaStats {
     /// The limit in bytes.
     pub limit_bytes: u64,
-    /// Bytes that may be resident: live and free blocks, whole huge pages.
+    /// Bytes that may be resident: live blocks, free blocks and whole huge pages.
     pub committed_bytes: u64,
-    /// Bytes of blocks handed out.
+    /// Bytes of live buffers.
     pub used_bytes: u64,
-    /// Bytes asked for by those who have the blocks.
+    /// Requested bytes of live buffers.
     pub requested_bytes: u64,
-    /// Committed and not handed out.
+    /// Committed bytes that no buffer uses.
     pub slack_bytes: u64,
-    /// The part of the slack that [`purge`](super::Arena::purge) would release at once, not
-    /// counting magazines: free pages of classes, and the pool.
+    /// The part of the slack that [`purge`](super::Arena::purge) would release, without magazines:
+    /// idle pages of classes, and backed pages in the pool.
     pub idle_bytes: u64,
     /// Bytes of free blocks in magazines.
     pub magazine_bytes: u64,
-    /// Most bytes of chunk headers that can be resident, outside the limit.
+    /// Largest number of resident bytes of headers, which are outside the limit.
     pub metadata_bytes: u64,
-    /// Address space reserved, in regions.
+    /// Number of reserved regions of address space.
     pub regions: usize,
-    /// Chunks that serve a class or a large buffer.
+    /// Number of chunks that serve a class or a large buffer.
     pub chunks: usize,
-    /// Of these, chunks of a class that are backed by a huge page.
+    /// Number of chunks of a class that use a huge page.
     pub huge_chunks: usize,
-    /// Times that pages of a chunk were released.
+    /// Number of times that pages of a chunk were released.
     pub purges: u64,
-    /// Bytes released.
+    /// Number of released bytes.
     pub purged_bytes: u64,
-    /// Allocations that failed for lack of room.
+    /// Number of allocations that failed because the limit was reached.
     pub exhausted: u64,
-    /// By size class, ascending.
+    /// Statistics per size class, in ascending order of size.
     pub classes: Vec<ClassStats>,
-    /// Large buffers handed out, which are runs of whole chunks.
+    /// Number of live buffers that are runs of whole chunks.
     pub runs: u64,
 }
 
-/// A size class in [`ArenaStats`].
+/// Statistics of a size class in [`ArenaStats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassStats {
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_bytes: usize,
-    /// Blocks handed out.
+    /// Number of blocks of live buffers.
     pub used_blocks: u64,
-    /// Free blocks in magazines.
+    /// Number of free blocks in magazines.
     pub magazine_blocks: u64,
-    /// Chunks that serve the class.
+    /// Number of chunks that serve the class.
     pub chunks: usize,
-    /// Backed pages that no block in use or in a magazine touches, in bytes.
+    /// Bytes of backed pages without a block of a buffer or a magazine.
     pub idle_bytes: u64,
 }
 
-impl Inner {
+impl ArenaInner {
     pub(super) fn stats(&self) -> ArenaStats {
         let mut live = [0i64; CLASSES + 1];
         let mut magazines = [0u64; MAGAZINE_CLASSES];
@@ -71,7 +71,7 @@ impl Inner {
             let counts = magazines.iter_mut().zip(&state.magazines);
             counts.for_each(|(sum, magazine)| *sum += magazine.len() as u64);
         }
-        // A free may have been seen whose allocation was not.
+        // The sums may include a free without its allocation.
         let live = live.map(|n| n.max(0).cast_unsigned());
         let mut huge_chunks = 0;
         let class_stats = |class: usize| {
@@ -87,10 +87,10 @@ impl Inner {
         };
         let classes: Vec<_> = (0..CLASSES).map(class_stats).collect();
         let (regions, chunks, pool_pages) = self.pool.lock().counts();
-        let (committed, used) = (self.account.committed(), self.used());
+        let (committed, used) = (self.budget.committed(), self.used());
         let magazine = |c: &ClassStats| c.magazine_blocks * c.block_bytes as u64;
         ArenaStats {
-            limit_bytes: self.account.limit(),
+            limit_bytes: self.budget.limit(),
             committed_bytes: committed,
             used_bytes: used,
             requested_bytes: requested.max(0).cast_unsigned(),

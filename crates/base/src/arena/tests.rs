@@ -1,4 +1,4 @@
-//! The arena against a naive twin, under threads, and at its end.
+//! Tests of the arena: against a naive model, with threads, and of its destruction.
 
 use std::collections::HashMap;
 
@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::classes::{CHUNK_BYTES, CLASSES, MAX_BLOCK, RUN, SIZES, class_of};
 use super::pages::{MAX_PAGES, PageSet};
 use super::{AllocError, Arena, ArenaConfig, Buffer, Error, HugePages, MAX_LEN};
+use crate::rng::SmallRng;
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::thread::spawn_named;
@@ -24,26 +25,13 @@ fn arena_of(page: PageSize, limit_bytes: u64, huge_pages: HugePages) -> Arc<Aren
     Arena::with_shards(ArenaConfig { limit_bytes, huge_pages }, 4, page).unwrap()
 }
 
-/// A small deterministic stream of numbers.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A length of 512 bytes to 1 MiB, each doubling as likely as any other.
-    fn len(&mut self) -> usize {
-        let low = 512 << (self.next() % 11);
-        low + self.next() as usize % low
-    }
+/// A length from 512 bytes to 1 MiB, uniform over the powers of two.
+fn random_len(rng: &mut SmallRng) -> usize {
+    let low = 512 << rng.below(11);
+    (low + rng.below(low)) as usize
 }
 
-/// Checks every class, and that shards, classes and pool add up to what is committed.
+/// Checks every class, and that the sum of shards, classes and pool is the committed bytes.
 fn audit(arena: &Arena) {
     let inner = arena.inner();
     let stats = arena.stats();
@@ -56,7 +44,7 @@ fn audit(arena: &Arena) {
         backed += c.touched_bytes();
     }
     if stats.runs == 0 {
-        assert_eq!(backed, stats.committed_bytes, "all that is committed is found");
+        assert_eq!(backed, stats.committed_bytes, "all committed bytes are found");
     }
     assert!(stats.used_bytes >= stats.requested_bytes);
     assert!(stats.committed_bytes >= stats.used_bytes + stats.magazine_bytes);
@@ -86,35 +74,35 @@ proptest! {
         keep in 0..MAX_PAGES,
     ) {
         let mut set = PageSet::EMPTY;
-        let mut twin = vec![false; MAX_PAGES];
+        let mut model = vec![false; MAX_PAGES];
         for (first, count, insert) in ranges {
             let count = count.min(MAX_PAGES - first);
             if insert { set.insert_range(first, count) } else { set.remove_range(first, count) }
-            twin[first..first + count].fill(insert);
+            model[first..first + count].fill(insert);
             prop_assert_eq!(set.contains_range(first, count), insert);
         }
-        let total = twin.iter().filter(|member| **member).count();
+        let total = model.iter().filter(|member| **member).count();
         prop_assert_eq!(set.count(), total);
         prop_assert_eq!(set.count_range(0, MAX_PAGES), total);
         let mut from_runs = vec![false; MAX_PAGES];
         set.runs().for_each(|(first, count)| from_runs[first..first + count].fill(true));
-        prop_assert_eq!(&from_runs, &twin);
+        prop_assert_eq!(&from_runs, &model);
         set.keep_highest(keep);
         let kept: Vec<_> = (0..MAX_PAGES).filter(|page| set.contains(*page)).collect();
-        let highest: Vec<_> = (0..MAX_PAGES).filter(|page| twin[*page]).collect();
+        let highest: Vec<_> = (0..MAX_PAGES).filter(|page| model[*page]).collect();
         prop_assert_eq!(&kept[..], &highest[total.saturating_sub(keep)..]);
     }
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum Operation {
     Alloc(usize),
     Free(usize),
     Purge,
     Limit(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = Operation> {
     let len = prop_oneof![
         4 => 1..4096usize,
         4 => 4096..(64usize << 10),
@@ -122,21 +110,21 @@ fn step() -> impl Strategy<Value = Step> {
         1 => MAX_BLOCK..(5usize << 20),
     ];
     prop_oneof![
-        8 => len.prop_map(Step::Alloc),
-        6 => any::<usize>().prop_map(Step::Free),
-        1 => Just(Step::Purge),
-        1 => (1..24u64).prop_map(|mib| Step::Limit(mib * MIB)),
+        8 => len.prop_map(Operation::Alloc),
+        6 => any::<usize>().prop_map(Operation::Free),
+        1 => Just(Operation::Purge),
+        1 => (1..24u64).prop_map(|mib| Operation::Limit(mib * MIB)),
     ]
 }
 
-/// A live buffer and what the test knows about it.
-struct Live {
+/// A live buffer with its expected length and content.
+struct LiveBuffer {
     buffer: Buffer,
     len: usize,
     tag: u8,
 }
 
-impl Live {
+impl LiveBuffer {
     fn new(mut buffer: Buffer, len: usize, tag: u8) -> Self {
         assert_eq!(buffer.len(), len);
         assert!(buffer.footprint() >= len);
@@ -148,56 +136,64 @@ impl Live {
 
     fn check(&self) {
         assert_eq!(self.buffer.len(), self.len);
-        assert!(self.buffer.iter().all(|byte| *byte == self.tag), "its bytes are its own");
+        assert!(
+            self.buffer.iter().all(|byte| *byte == self.tag),
+            "no other code changed its bytes"
+        );
     }
 }
 
-fn run_against_twin(steps: &[Step], huge: HugePages, page: PageSize) {
+fn run_against_model(steps: &[Operation], huge: HugePages, page: PageSize) {
     let arena = arena_of(page, 16 * MIB, huge);
-    let mut twin: Vec<Live> = Vec::new();
+    let mut model: Vec<LiveBuffer> = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         let committed = arena.committed_bytes();
         match *step {
-            Step::Alloc(len) => match arena.alloc(len) {
-                Ok(buffer) => twin.push(Live::new(buffer, len, number as u8)),
+            Operation::Alloc(len) => match arena.alloc(len) {
+                Ok(buffer) => model.push(LiveBuffer::new(buffer, len, number as u8)),
                 Err(AllocError::Exhausted { used, limit, .. }) => {
-                    // Waste that no release can undo: pages shared below a page's size.
-                    let held: u64 = twin.iter().map(|l| l.buffer.footprint() as u64).sum();
-                    assert_eq!(used, held);
-                    let small = twin.iter().filter(|l| l.len <= 2048).count() as u64;
-                    // On larger pages, other blocks too end on pages that are shared.
+                    // Waste that no release can undo: pages that small blocks share.
+                    let used_by_model: u64 =
+                        model.iter().map(|l| l.buffer.footprint() as u64).sum();
+                    assert_eq!(used, used_by_model);
+                    let small = model.iter().filter(|l| l.len <= 2048).count() as u64;
+                    // On larger pages, other blocks also end on shared pages.
                     let page = page.bytes() as u64;
-                    let sharing = if page > 4096 { 2 * twin.len() as u64 } else { small };
-                    let least = held + len.next_multiple_of(4096) as u64 * 5 / 4 + sharing * page;
-                    assert!(least + 2 * page > limit, "{len} bytes refused at {held} of {limit}");
+                    let sharing = if page > 4096 { 2 * model.len() as u64 } else { small };
+                    let least =
+                        used_by_model + len.next_multiple_of(4096) as u64 * 5 / 4 + sharing * page;
+                    assert!(
+                        least + 2 * page > limit,
+                        "{len} bytes refused at {used_by_model} of {limit}"
+                    );
                 }
                 Err(other) => panic!("{other}"),
             },
-            Step::Free(_) if twin.is_empty() => {}
-            Step::Free(which) => {
-                let live = twin.swap_remove(which % twin.len());
+            Operation::Free(_) if model.is_empty() => {}
+            Operation::Free(which) => {
+                let live = model.swap_remove(which % model.len());
                 live.check();
             }
-            Step::Purge => _ = arena.purge(),
-            Step::Limit(bytes) => _ = arena.set_limit(bytes),
+            Operation::Purge => _ = arena.purge(),
+            Operation::Limit(bytes) => _ = arena.set_limit(bytes),
         }
         let allowed = arena.limit_bytes().max(committed);
         assert!(arena.committed_bytes() <= allowed, "the limit holds");
-        let used: u64 = twin.iter().map(|l| l.buffer.footprint() as u64).sum();
+        let used: u64 = model.iter().map(|l| l.buffer.footprint() as u64).sum();
         assert_eq!(arena.used_bytes(), used);
-        let requested: u64 = twin.iter().map(|l| l.len as u64).sum();
+        let requested: u64 = model.iter().map(|l| l.len as u64).sum();
         assert_eq!(arena.stats().requested_bytes, requested);
         audit(&arena);
     }
-    twin.iter().for_each(Live::check);
+    model.iter().for_each(LiveBuffer::check);
     let mut spans: Vec<_> =
-        twin.iter().map(|l| (l.buffer.as_ptr().addr(), l.buffer.footprint())).collect();
+        model.iter().map(|l| (l.buffer.as_ptr().addr(), l.buffer.footprint())).collect();
     spans.sort_unstable();
     assert!(spans.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "buffers do not overlap");
-    twin.clear();
+    model.clear();
     arena.purge();
     audit(&arena);
-    assert_eq!(arena.committed_bytes(), 0, "all freed, all given back");
+    assert_eq!(arena.committed_bytes(), 0, "all memory is freed and released");
     assert_eq!(arena.stats().chunks, 0);
 }
 
@@ -205,27 +201,27 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn agrees_with_a_naive_twin(steps in prop::collection::vec(step(), 1..120)) {
-        run_against_twin(&steps, HugePages::Never, PageSize::system());
+    fn agrees_with_a_naive_model(steps in prop::collection::vec(step(), 1..120)) {
+        run_against_model(&steps, HugePages::Never, PageSize::system());
     }
 
     #[test]
-    fn agrees_with_a_naive_twin_on_huge_pages(steps in prop::collection::vec(step(), 1..120)) {
-        run_against_twin(&steps, HugePages::Always, PageSize::system());
+    fn agrees_with_a_naive_model_on_huge_pages(steps in prop::collection::vec(step(), 1..120)) {
+        run_against_model(&steps, HugePages::Always, PageSize::system());
     }
 
     #[test]
-    fn agrees_with_a_naive_twin_on_pages_of_other_sizes(
+    fn agrees_with_a_naive_model_on_pages_of_other_sizes(
         steps in prop::collection::vec(step(), 1..120),
         kib in prop_oneof![Just(16usize), Just(64)],
         huge in prop_oneof![Just(HugePages::Never), Just(HugePages::Always)],
     ) {
-        run_against_twin(&steps, huge, PageSize::of(kib << 10));
+        run_against_model(&steps, huge, PageSize::of(kib << 10));
     }
 }
 
 #[test]
-fn lengths_out_of_range_are_refused_by_name() {
+fn lengths_out_of_range_have_errors_of_their_own() {
     let arena = arena(4 * MIB, HugePages::Never);
     assert!(matches!(arena.alloc(0), Err(AllocError::Empty)));
     let Err(AllocError::TooLarge { len, max }) = arena.alloc(MAX_LEN + 1) else {
@@ -244,7 +240,7 @@ fn lengths_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn the_whole_limit_can_be_handed_out_in_any_size_after_any_other() {
+fn the_whole_limit_can_be_allocated_in_any_size_after_any_other() {
     for huge in [HugePages::Never, HugePages::Auto, HugePages::Always] {
         let arena = arena(64 * MIB, huge);
         for round in 0..2 {
@@ -260,7 +256,7 @@ fn the_whole_limit_can_be_handed_out_in_any_size_after_any_other() {
                 }
                 assert_eq!(live.len(), expected, "blocks of {size} ({huge:?}, round {round})");
                 assert!(arena.committed_bytes() <= 64 * MIB);
-                // From the middle out, so that chunks empty in no simple order.
+                // Free from the middle, so that chunks become empty in an irregular order.
                 while !live.is_empty() {
                     live.swap_remove(live.len() / 2);
                 }
@@ -271,7 +267,7 @@ fn the_whole_limit_can_be_handed_out_in_any_size_after_any_other() {
 }
 
 #[test]
-fn one_block_left_in_each_chunk_does_not_hold_the_rest() {
+fn one_live_block_per_chunk_does_not_keep_the_others() {
     let arena = arena(32 * MIB, HugePages::Always);
     let mut live: Vec<_> = (0..4096).map(|_| arena.alloc(8192).unwrap()).collect();
     assert!(arena.alloc(512).is_err());
@@ -303,15 +299,15 @@ fn fuller_chunks_are_preferred() {
 }
 
 #[test]
-fn the_limit_moves_at_run_time() {
+fn the_limit_can_change_at_run_time() {
     let arena = arena(32 * MIB, HugePages::Auto);
     let mut live: Vec<_> = (0..512).map(|_| arena.alloc(16384).unwrap()).collect();
-    assert_eq!(arena.set_limit(4 * MIB), 8 * MIB, "what is in use stays");
+    assert_eq!(arena.set_limit(4 * MIB), 8 * MIB, "live buffers stay");
     assert!(matches!(arena.alloc(512 << 10), Err(AllocError::Exhausted { .. })));
     while live.len() > 256 {
         live.pop();
         assert_eq!(arena.used_bytes(), live.len() as u64 * 16384);
-        assert_eq!(arena.committed_bytes(), arena.used_bytes(), "freed bytes go back at once");
+        assert_eq!(arena.committed_bytes(), arena.used_bytes(), "freed bytes are released at once");
     }
     assert_eq!(arena.committed_bytes(), 4 * MIB);
     live.pop();
@@ -326,7 +322,7 @@ fn the_limit_moves_at_run_time() {
 }
 
 #[test]
-fn zeroed_buffers_are_zero_where_others_were() {
+fn zeroed_buffers_are_zero_in_reused_memory() {
     let arena = arena(4 * MIB, HugePages::Never);
     arena.alloc(5000).unwrap().fill(0xff);
     let buffer = arena.alloc_zeroed(5000).unwrap();
@@ -340,24 +336,24 @@ fn buffers_outlive_every_handle() {
         let mut live: Vec<_> = lens
             .iter()
             .enumerate()
-            .map(|(i, len)| Live::new(arena.alloc(*len).unwrap(), *len, i as u8))
+            .map(|(i, len)| LiveBuffer::new(arena.alloc(*len).unwrap(), *len, i as u8))
             .collect();
         drop(arena.alloc(8192).unwrap());
         let other = Arc::clone(&arena);
         drop(arena);
-        live.push(Live::new(other.alloc(100).unwrap(), 100, 200));
+        live.push(LiveBuffer::new(other.alloc(100).unwrap(), 100, 200));
         drop(other);
-        // The last one goes on another thread.
+        // Another thread drops the last buffer.
         let last = live.swap_remove(0);
-        live.iter().for_each(Live::check);
+        live.iter().for_each(LiveBuffer::check);
         drop(live);
         spawn_named("last-buffer", move || last.check()).unwrap().join().unwrap();
     }
 }
 
 #[test]
-fn the_end_comes_once_whoever_is_last() {
-    // Handles and buffers go at the same time on several threads.
+fn the_arena_is_destroyed_once_by_the_last_owner() {
+    // Several threads drop handles and buffers at the same time.
     for round in 0..200 {
         let arena = arena(8 * MIB, HugePages::Never);
         let threads: Vec<_> = (0..3)
@@ -381,7 +377,7 @@ fn the_end_comes_once_whoever_is_last() {
 }
 
 #[test]
-fn blocks_freed_by_another_thread_come_back() {
+fn blocks_freed_by_another_thread_are_reused() {
     let arena = arena(16 * MIB, HugePages::Never);
     for _ in 0..20 {
         let live: Vec<_> = (0..1500).map(|_| arena.alloc(8192).unwrap()).collect();
@@ -395,36 +391,35 @@ fn blocks_freed_by_another_thread_come_back() {
 }
 
 fn rss_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    crate::memory::rss_bytes().expect("`/proc` is readable")
 }
 
-/// Threads allocate, write, check and free at random until each has done `rounds` steps.
-fn storm(limit: u64, huge: HugePages, threads: u64, rounds: u64) {
+/// Threads allocate, write, check and free at random, `rounds` times each.
+fn stress(limit: u64, huge: HugePages, threads: u64, rounds: u64) {
     let arena = arena(limit, huge);
     let before = rss_bytes();
     let (peak_rss, refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let done = Arc::new(AtomicBool::new(false));
     let worker = |seed: u64| {
         let (arena, peak, refused) = (arena.clone(), peak_rss.clone(), refused.clone());
-        spawn_named("storm", move || {
-            let mut numbers = Numbers(seed);
-            let mut live: HashMap<u64, Live> = HashMap::new();
+        spawn_named("stress", move || {
+            let mut rng = SmallRng::from_seed(seed);
+            let mut live: HashMap<u64, LiveBuffer> = HashMap::new();
             let share = limit * 9 / 8 / threads;
             let mut held = 0;
             for round in 0..rounds {
-                let len = numbers.len();
+                let len = random_len(&mut rng);
                 match arena.alloc(len) {
                     Ok(buffer) => {
                         held += buffer.footprint() as u64;
-                        live.insert(round, Live::new(buffer, len, seed as u8 ^ round as u8));
+                        live.insert(round, LiveBuffer::new(buffer, len, seed as u8 ^ round as u8));
                     }
                     Err(AllocError::Exhausted { .. }) => {
                         refused.fetch_add(1, Relaxed);
                     }
                     Err(other) => panic!("{other}"),
                 }
-                while held > share || (held > 0 && numbers.next().is_multiple_of(3)) {
+                while held > share || (held > 0 && rng.below(3) == 0) {
                     let key = *live.keys().next().unwrap();
                     let old = live.remove(&key).unwrap();
                     old.check();
@@ -435,7 +430,7 @@ fn storm(limit: u64, huge: HugePages, threads: u64, rounds: u64) {
                     peak.fetch_max(rss_bytes(), Relaxed);
                 }
             }
-            live.values().for_each(Live::check);
+            live.values().for_each(LiveBuffer::check);
         })
         .unwrap()
     };
@@ -455,7 +450,7 @@ fn storm(limit: u64, huge: HugePages, threads: u64, rounds: u64) {
     let growth = peak_rss.load(Relaxed).saturating_sub(before);
     let stats = arena.stats();
     println!(
-        "storm: {threads} threads, {huge:?}, RSS grew by {} MiB of {}, {} refused, {} purges, {} MiB purged",
+        "stress: {threads} threads, {huge:?}, RSS grew by {} MiB of {}, {} refused, {} purges, {} MiB purged",
         growth / MIB,
         limit / MIB,
         refused.load(Relaxed),
@@ -472,12 +467,12 @@ fn storm(limit: u64, huge: HugePages, threads: u64, rounds: u64) {
 }
 
 #[test]
-fn a_storm_of_sizes_stays_within_the_limit() {
-    storm(64 * MIB, HugePages::Never, 8, 3_000);
+fn stress_of_sizes_stays_within_the_limit() {
+    stress(64 * MIB, HugePages::Never, 8, 3_000);
 }
 
 #[test]
-fn a_storm_on_huge_pages_stays_within_the_limit() {
-    storm(96 * MIB, HugePages::Auto, 4, 3_000);
-    storm(24 * MIB, HugePages::Always, 3, 2_000);
+fn stress_on_huge_pages_stays_within_the_limit() {
+    stress(96 * MIB, HugePages::Auto, 4, 3_000);
+    stress(24 * MIB, HugePages::Always, 3, 2_000);
 }

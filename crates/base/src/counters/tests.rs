@@ -1,9 +1,9 @@
-//! Counters against plain sums.
+//! Tests of counters against plain sums.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "these threads test real ones; the model checker has tests of its own"
+    reason = "tests with real threads; the model checker has tests of its own"
 )]
 
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ fn a_cell_of_another_table_is_refused() {
 }
 
 #[test]
-fn shards_keep_to_their_own_lines() {
+fn shards_do_not_share_cache_lines() {
     let counters = Sharded::<1>::new();
     assert_eq!(align_of::<Cells<1>>(), 128);
     assert_eq!(size_of::<Cells<17>>(), 256);
@@ -75,16 +75,16 @@ fn shards_keep_to_their_own_lines() {
 }
 
 #[test]
-fn markdown_has_a_line_a_row() {
+fn markdown_has_a_line_per_row() {
     let text = markdown(TestCounters::ROWS);
     assert_eq!(text.lines().count(), 2 + TestCounters::ROWS.len());
     assert!(text.contains("| `stuck` |  | Not split \\| at all. |"), "{text}");
     assert!(text.contains("| `weighed` | small, middle, large | Split in three. |"), "{text}");
 }
 
-/// More threads than exclusive slots, all alive at once: some count on the overflow shards.
+/// More concurrent threads than exclusive slots: some count in the overflow shards.
 #[test]
-fn a_crowd_loses_no_count() {
+fn many_threads_lose_no_count() {
     const THREADS: usize = sync::EXCLUSIVE_SLOTS + 2 * OVERFLOW_SHARDS;
     const ADDS: u64 = 200;
     let counters = TestCounters::new();
@@ -92,7 +92,7 @@ fn a_crowd_loses_no_count() {
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                // Resolving takes the slot, before anyone is done with theirs.
+                // Resolving assigns the slot before another thread exits.
                 let shard = counters.shard();
                 all_alive.wait();
                 for _ in 0..ADDS {
@@ -109,7 +109,7 @@ fn a_crowd_loses_no_count() {
     assert_eq!(counters.sum(TestCounters::PASSED.at(1)), 2 * threads * ADDS);
 }
 
-/// Threads that come and go pass their slots on; counts must pass with them.
+/// New threads reuse the slots of exited threads, and continue from their counts.
 #[test]
 fn reused_slots_lose_no_count() {
     let counters = TestCounters::new();

@@ -1,16 +1,16 @@
-//! Histograms against sorted lists of the values.
+//! Tests of histograms against sorted lists of the values.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "these threads test real ones; the model checker has tests of its own"
+    reason = "tests with real threads; the model checker has tests of its own"
 )]
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Values of all magnitudes, and those at the edges of buckets.
+/// Values of all magnitudes, and values at the edges of buckets.
 fn values() -> impl Strategy<Value = Vec<u64>> {
     let any_magnitude = (any::<u64>(), 0..64u32).prop_map(|(value, shift)| value >> shift);
     let edge =
@@ -25,9 +25,9 @@ fn recorded(values: &[u64]) -> HistogramSnapshot {
     histogram.snapshot()
 }
 
-/// Every bucket begins where the one before ends, from 0 to the end.
+/// Every bucket starts after the end of the previous bucket, from 0 to the last value.
 #[test]
-fn buckets_tile_all_values() {
+fn buckets_cover_all_values_once() {
     let mut next = Some(0);
     for bucket in 0..BUCKETS {
         let (low, high) = bounds(bucket);
@@ -62,7 +62,7 @@ fn small_values_are_exact() {
 
 #[test]
 #[should_panic(expected = "within 0 and 1")]
-fn a_share_above_all_is_refused() {
+fn a_quantile_above_one_is_refused() {
     HistogramSnapshot::empty().quantile(1.5);
 }
 
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn buckets_hold_the_values_between_their_bounds(values in values()) {
+    fn buckets_count_the_values_between_their_bounds(values in values()) {
         let snapshot = recorded(&values);
         for (low, high, count) in snapshot.buckets() {
             let within = values.iter().filter(|&value| (low..=high).contains(value)).count();

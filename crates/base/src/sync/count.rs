@@ -1,36 +1,36 @@
-//! What the counting build counts: locks taken and contended, hold times, atomic
-//! read-modify-writes, failed compare-and-swaps, retries.
+//! Counts of the counting build: locks, contention, hold times, atomic read-modify-writes, failed
+//! compare-and-swaps, retries.
 //!
-//! Counts are kept a thread, so that counting adds no shared line to what it counts,
-//! and are summed on request. In other builds every function is empty and
-//! [`ENABLED`] is false: readers must say "not counted" then, not zero.
+//! Each thread has its own counts, so that counting adds no shared cache line; readers sum them. In
+//! other builds every function is empty and [`ENABLED`] is false. Readers must then report "not
+//! counted" and not zero.
 
 /// Whether this build counts.
 pub const ENABLED: bool = cfg!(feature = "counting");
 
-/// Sums since the start or the last [`reset`].
+/// Counts since the start or the last [`reset`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Locks taken.
+    /// Number of locks taken.
     pub locks: u64,
-    /// Locks that another thread held at the first attempt.
+    /// Number of locks that another thread held at the first attempt.
     pub contended: u64,
-    /// Time locks were held, in nanoseconds, with the cost of reading the clock in it.
+    /// Total hold time in nanoseconds, with the cost of reading the clock.
     pub hold_ns: u64,
-    /// Atomic read-modify-writes, successful or not.
+    /// Number of atomic read-modify-writes, successful or not.
     pub rmw: u64,
-    /// Compare-and-swaps that failed.
+    /// Number of failed compare-and-swaps.
     pub cas_failed: u64,
-    /// Times that an optimistic read had to begin again.
+    /// Number of restarts of optimistic reads.
     pub retries: u64,
 }
 
 #[cfg(feature = "counting")]
-pub(crate) use enabled::{Held, LockClass};
+pub(crate) use enabled::{HoldTimer, LockClass};
 #[cfg(feature = "counting")]
 pub use enabled::{by_lock, reset, thread, total};
 
-/// Notes that an optimistic read begins again.
+/// Counts a restart of an optimistic read.
 #[inline]
 pub fn retry() {
     #[cfg(feature = "counting")]
@@ -51,25 +51,25 @@ pub(crate) fn cas_failed() {
     enabled::add(enabled::CAS_FAILED, 1);
 }
 
-/// The calling thread's counts.
+/// The counts of the calling thread.
 #[cfg(not(feature = "counting"))]
 pub fn thread() -> Counts {
     Counts::default()
 }
 
-/// All threads' counts, ended ones included.
+/// The counts of all threads, with exited threads.
 #[cfg(not(feature = "counting"))]
 pub fn total() -> Counts {
     Counts::default()
 }
 
-/// All threads' counts by class of lock; only `locks`, `contended` and `hold_ns` are set.
+/// The counts of all threads per class of lock; only `locks`, `contended` and `hold_ns` are set.
 #[cfg(not(feature = "counting"))]
 pub fn by_lock() -> Vec<(&'static str, Counts)> {
     Vec::new()
 }
 
-/// Sets all counts to zero. What runs at the same time may be lost.
+/// Sets all counts to zero. Concurrent counts may be lost.
 #[cfg(not(feature = "counting"))]
 pub fn reset() {}
 
@@ -85,12 +85,12 @@ mod enabled {
     pub(super) const CAS_FAILED: usize = 1;
     pub(super) const RETRIES: usize = 2;
     const EVENTS: usize = 3;
-    /// Classes of lock that can be told apart; later ones share the last row.
+    /// Number of lock classes with a row of their own. Later classes share the last row.
     const CLASSES: usize = 128;
 
     struct PerThread {
         events: [AtomicU64; EVENTS],
-        /// Locks, contended, hold_ns of each class.
+        /// `locks`, `contended` and `hold_ns` of each class.
         locks: [[AtomicU64; 3]; CLASSES],
     }
 
@@ -108,25 +108,25 @@ mod enabled {
     static NAMES: parking_lot::Mutex<Vec<&'static str>> = parking_lot::Mutex::new(Vec::new());
 
     thread_local! {
-        static MINE: Arc<PerThread> = {
-            let mine = Arc::new(PerThread::new());
-            THREADS.lock().push(mine.clone());
-            mine
+        static THIS_THREAD: Arc<PerThread> = {
+            let counts = Arc::new(PerThread::new());
+            THREADS.lock().push(counts.clone());
+            counts
         };
     }
 
     #[inline]
     pub(super) fn add(event: usize, n: u64) {
-        // Only this thread writes its row. A thread that is ending is no longer counted.
-        let _ = MINE.try_with(|mine| bump(&mine.events[event], n));
+        // Only this thread writes its counts. An exiting thread is not counted.
+        let _ = THIS_THREAD.try_with(|counts| increase(&counts.events[event], n));
     }
 
     #[inline]
-    fn bump(cell: &AtomicU64, n: u64) {
+    fn increase(cell: &AtomicU64, n: u64) {
         cell.store(cell.load(Relaxed) + n, Relaxed);
     }
 
-    /// A class of lock, by its place in the table of names.
+    /// A class of lock: its index in the table of names.
     #[derive(Clone, Copy)]
     pub(crate) struct LockClass(u8);
 
@@ -141,34 +141,29 @@ mod enabled {
         }
     }
 
-    /// A lock that is held since `start`.
-    pub(crate) struct Held {
+    /// The time at which a lock was taken.
+    pub(crate) struct HoldTimer {
         class: LockClass,
         since: Instant,
     }
 
-    impl Held {
+    impl HoldTimer {
         #[inline]
         pub(crate) fn start(class: LockClass, contended: bool) -> Self {
-            let _ = MINE.try_with(|mine| {
-                bump(&mine.locks[class.0 as usize][0], 1);
-                bump(&mine.locks[class.0 as usize][1], u64::from(contended));
+            let _ = THIS_THREAD.try_with(|counts| {
+                increase(&counts.locks[class.0 as usize][0], 1);
+                increase(&counts.locks[class.0 as usize][1], u64::from(contended));
             });
-            #[allow(
-                clippy::disallowed_methods,
-                reason = "hold times are this module's own business"
-            )]
+            #[allow(clippy::disallowed_methods, reason = "this module measures hold times")]
             Self { class, since: Instant::now() }
         }
 
         #[inline]
         pub(crate) fn end(&self) {
-            #[allow(
-                clippy::disallowed_methods,
-                reason = "hold times are this module's own business"
-            )]
+            #[allow(clippy::disallowed_methods, reason = "this module measures hold times")]
             let held = self.since.elapsed().as_nanos() as u64;
-            let _ = MINE.try_with(|mine| bump(&mine.locks[self.class.0 as usize][2], held));
+            let _ = THIS_THREAD
+                .try_with(|counts| increase(&counts.locks[self.class.0 as usize][2], held));
         }
     }
 
@@ -187,17 +182,18 @@ mod enabled {
         counts
     }
 
-    /// The calling thread's counts.
+    /// The counts of the calling thread.
     pub fn thread() -> Counts {
-        MINE.with(|mine| sum(std::iter::once(&**mine)))
+        THIS_THREAD.with(|counts| sum(std::iter::once(&**counts)))
     }
 
-    /// All threads' counts, ended ones included.
+    /// The counts of all threads, with exited threads.
     pub fn total() -> Counts {
         sum(THREADS.lock().iter().map(|t| &**t))
     }
 
-    /// All threads' counts by class of lock; only `locks`, `contended` and `hold_ns` are set.
+    /// The counts of all threads per class of lock; only `locks`, `contended` and `hold_ns` are
+    /// set.
     pub fn by_lock() -> Vec<(&'static str, Counts)> {
         let threads = THREADS.lock();
         let names = NAMES.lock();
@@ -216,7 +212,7 @@ mod enabled {
             .collect()
     }
 
-    /// Sets all counts to zero. What runs at the same time may be lost.
+    /// Sets all counts to zero. Concurrent counts may be lost.
     pub fn reset() {
         for thread in THREADS.lock().iter() {
             thread

@@ -1,7 +1,5 @@
-//! Atomics with the interface of `std`'s that tell [`super::count`] what they do, over
-//! `std`'s or shuttle's.
-//!
-//! Only the operations that the project uses are here; another is one line.
+//! Atomics with the interface of `std` that count in [`super::count`], on top of those of `std` or
+//! shuttle. They have only the operations that the project uses.
 
 #[cfg(forebay_model)]
 use shuttle::sync::atomic as raw;
@@ -13,33 +11,33 @@ use super::count;
 
 macro_rules! counted {
     ($name:ident, $prim:ty) => {
-        /// As `std`'s, counted.
+        /// As in `std`, counted.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(raw::$name);
 
         impl $name {
-            /// An atomic that holds `value`.
+            /// Creates an atomic with the value `value`.
             pub const fn new(value: $prim) -> Self {
                 Self(raw::$name::new(value))
             }
-            /// As `std`'s.
+            /// As in `std`.
             #[inline]
             pub fn load(&self, order: Ordering) -> $prim {
                 self.0.load(order)
             }
-            /// As `std`'s.
+            /// As in `std`.
             #[inline]
             pub fn store(&self, value: $prim, order: Ordering) {
                 self.0.store(value, order);
             }
-            /// As `std`'s.
+            /// As in `std`.
             #[inline]
             pub fn swap(&self, value: $prim, order: Ordering) -> $prim {
                 count::rmw();
                 self.0.swap(value, order)
             }
-            /// As `std`'s; a failure is counted.
+            /// As in `std`; counts a failure.
             #[inline]
             pub fn compare_exchange(
                 &self,
@@ -53,7 +51,7 @@ macro_rules! counted {
                     count::cas_failed();
                 })
             }
-            /// As `std`'s; a failure is counted.
+            /// As in `std`; counts a failure.
             #[inline]
             pub fn compare_exchange_weak(
                 &self,
@@ -67,7 +65,7 @@ macro_rules! counted {
                     count::cas_failed();
                 })
             }
-            /// The value, without synchronisation: nobody else can have it.
+            /// The value, without synchronisation, because no other thread can access it.
             pub fn get_mut(&mut self) -> &mut $prim {
                 self.0.get_mut()
             }
@@ -79,7 +77,7 @@ macro_rules! counted_arithmetic {
     ($name:ident, $prim:ty, $($op:ident),*) => {
         impl $name {
             $(
-                /// As `std`'s.
+                /// As in `std`.
                 #[inline]
                 pub fn $op(&self, value: $prim, order: Ordering) -> $prim {
                     count::rmw();
@@ -103,33 +101,33 @@ counted_integer!(
 counted!(AtomicBool, bool);
 counted_arithmetic!(AtomicBool, bool, fetch_and, fetch_or);
 
-/// As `std`'s, counted.
+/// As in `std`, counted.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct AtomicPtr<T>(raw::AtomicPtr<T>);
 
 impl<T> AtomicPtr<T> {
-    /// An atomic that holds `value`.
+    /// Creates an atomic with the value `value`.
     pub const fn new(value: *mut T) -> Self {
         Self(raw::AtomicPtr::new(value))
     }
-    /// As `std`'s.
+    /// As in `std`.
     #[inline]
     pub fn load(&self, order: Ordering) -> *mut T {
         self.0.load(order)
     }
-    /// As `std`'s.
+    /// As in `std`.
     #[inline]
     pub fn store(&self, value: *mut T, order: Ordering) {
         self.0.store(value, order);
     }
-    /// As `std`'s.
+    /// As in `std`.
     #[inline]
     pub fn swap(&self, value: *mut T, order: Ordering) -> *mut T {
         count::rmw();
         self.0.swap(value, order)
     }
-    /// As `std`'s; a failure is counted.
+    /// As in `std`; counts a failure.
     #[inline]
     pub fn compare_exchange(
         &self,

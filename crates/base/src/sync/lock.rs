@@ -1,7 +1,7 @@
-//! Named locks and condition variables over the build's own.
+//! Named locks and condition variables on top of those of the build.
 //!
-//! The guard is a type of ours so that hold times can be taken where it is dropped,
-//! and so that waiting reads the same in every build.
+//! The guard is a type of its own, so that its drop records the hold time, and so that all builds
+//! have the same interface for waiting.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -18,25 +18,25 @@ mod raw {
     pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 }
 
-/// A mutual exclusion lock that belongs to a named class.
+/// A mutual exclusion lock of a named class.
 pub struct Mutex<T> {
     raw: raw::Mutex<T>,
     #[cfg(feature = "counting")]
     class: count::LockClass,
 }
 
-/// Access to what a [`Mutex`] protects, until dropped.
+/// The guard of a locked [`Mutex`]. Dropping it unlocks.
 pub struct MutexGuard<'a, T> {
-    // Taken only while a model-build wait holds it.
+    // `None` only during a wait in the model build.
     raw: Option<raw::MutexGuard<'a, T>>,
     #[cfg(forebay_model)]
     of: &'a raw::Mutex<T>,
     #[cfg(feature = "counting")]
-    held: count::Held,
+    hold_timer: count::HoldTimer,
 }
 
 impl<T> Mutex<T> {
-    /// A lock of the class `name`, a row of `docs/locking.md`.
+    /// Creates a lock of the class `name`, a row of `docs/locking.md`.
     pub fn named(name: &'static str, value: T) -> Self {
         #[cfg(not(feature = "counting"))]
         let _ = name;
@@ -47,7 +47,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Waits for the lock.
+    /// Locks, and waits if another thread holds the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(feature = "counting")]
@@ -62,7 +62,7 @@ impl<T> Mutex<T> {
         self.guard(self.raw_lock(), false)
     }
 
-    /// Takes the lock if nobody has it.
+    /// Locks if no thread holds the lock.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let raw = self.raw_try_lock()?;
@@ -78,11 +78,11 @@ impl<T> Mutex<T> {
             #[cfg(forebay_model)]
             of: &self.raw,
             #[cfg(feature = "counting")]
-            held: count::Held::start(self.class, contended),
+            hold_timer: count::HoldTimer::start(self.class, contended),
         }
     }
 
-    /// The value, without locking: nobody else can have it.
+    /// The value, without locking, because no other thread can access it.
     pub fn get_mut(&mut self) -> &mut T {
         #[cfg(not(forebay_model))]
         return self.raw.get_mut();
@@ -90,7 +90,7 @@ impl<T> Mutex<T> {
         return self.raw.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
     }
 
-    /// The value, ending the lock.
+    /// Consumes the lock and returns the value.
     pub fn into_inner(self) -> T {
         #[cfg(not(forebay_model))]
         return self.raw.into_inner();
@@ -126,7 +126,7 @@ impl<T> Deref for MutexGuard<'_, T> {
     fn deref(&self) -> &T {
         match &self.raw {
             Some(raw) => raw,
-            None => unreachable!("a guard is whole outside a wait"),
+            None => unreachable!("the raw guard is present outside a wait"),
         }
     }
 }
@@ -136,7 +136,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.raw {
             Some(raw) => raw,
-            None => unreachable!("a guard is whole outside a wait"),
+            None => unreachable!("the raw guard is present outside a wait"),
         }
     }
 }
@@ -144,7 +144,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 #[cfg(feature = "counting")]
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
-        self.held.end();
+        self.hold_timer.end();
     }
 }
 
@@ -160,12 +160,12 @@ impl Default for Condvar {
 }
 
 impl Condvar {
-    /// A condition that nobody waits for.
+    /// Creates a condition variable without waiters.
     pub fn new() -> Self {
         Self { raw: raw::Condvar::new() }
     }
 
-    /// Releases the lock, waits for a notification, takes the lock again.
+    /// Unlocks, waits for a notification, and locks again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         #[cfg(not(forebay_model))]
         if let Some(raw) = &mut guard.raw {
@@ -173,26 +173,26 @@ impl Condvar {
         }
         #[cfg(forebay_model)]
         {
-            let raw = guard.raw.take().expect("a guard is whole outside a wait");
+            let raw = guard.raw.take().expect("the raw guard is present outside a wait");
             let raw = self.raw.wait(raw).unwrap_or_else(std::sync::PoisonError::into_inner);
             guard.raw = Some(raw);
         }
     }
 
-    /// As [`wait`](Self::wait), for at most `timeout`. Returns true if the time ran out.
+    /// As [`wait`](Self::wait), for at most `timeout`. Returns true if it timed out.
     ///
-    /// In the model build there is no time: the wait ends after the scheduler has had
-    /// a chance to run others, and a coin decides whether it counts as timed out.
+    /// The model build has no time. The wait ends after the scheduler could run other threads, and
+    /// its result is random.
     pub fn wait_timeout<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> bool {
         #[cfg(not(forebay_model))]
         return match &mut guard.raw {
             Some(raw) => self.raw.wait_for(raw, timeout).timed_out(),
-            None => unreachable!("a guard is whole outside a wait"),
+            None => unreachable!("the raw guard is present outside a wait"),
         };
         #[cfg(forebay_model)]
         {
             let _ = timeout;
-            let raw = guard.raw.take().expect("a guard is whole outside a wait");
+            let raw = guard.raw.take().expect("the raw guard is present outside a wait");
             drop(raw);
             shuttle::thread::yield_now();
             let raw = guard.of.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -202,7 +202,7 @@ impl Condvar {
         }
     }
 
-    /// Wakes one waiter, if there is one.
+    /// Wakes one waiter, if any.
     pub fn notify_one(&self) {
         self.raw.notify_one();
     }

@@ -1,20 +1,15 @@
-//! The sync shim: atomics, locks and threads for every library crate.
+//! The sync shim: atomics, locks and threads for all library crates, in three builds.
 //!
-//! Purpose: one door behind which three things can stand.
+//! * The ordinary build uses `std` atomics and `parking_lot` locks without overhead.
+//! * The model build (`--cfg forebay_model`) uses shuttle, which runs a test under many schedules.
+//!   It is sequentially consistent and has no time: the scheduler ends timed waits.
+//! * The counting build (feature `counting`) counts locks, read-modify-writes, failed
+//!   compare-and-swaps and hold times per thread; see [`count`].
 //!
-//! * the ordinary build: `std` atomics and `parking_lot` locks, at no cost;
-//! * the model build (`--cfg forebay_model`): shuttle's, which runs a test under
-//!   many schedules. It is sequentially consistent and has no time: a timed wait
-//!   there ends when the scheduler says so;
-//! * the counting build (feature `counting`): every lock taken, read-modify-write,
-//!   failed compare-and-swap and hold time is counted a thread, see [`count`].
+//! Every lock has a name, which is its class in `docs/locking.md`. Locks are not poisoned: a panic
+//! releases the lock. Code under a lock keeps its data valid at every point that can panic.
 //!
-//! Every lock has a name, the class of lock in `docs/locking.md`. Locks do not
-//! poison: a panic while one is held releases it, and whoever holds a lock keeps
-//! its data valid at every point that can panic.
-//!
-//! Deliberately absent: reader-writer locks (a reader count is a shared line) and
-//! anything that spins without bound.
+//! It has no reader-writer locks (a reader count is a shared cache line) and no unbounded spinning.
 
 pub mod count;
 #[cfg(any(feature = "counting", forebay_model))]
@@ -24,10 +19,10 @@ mod slot;
 
 pub use lock::{Condvar, Mutex, MutexGuard};
 #[cfg(not(forebay_model))]
-pub(crate) use slot::own_slot;
+pub(crate) use slot::cached_exclusive_slot;
 pub use slot::{EXCLUSIVE_SLOTS, ThreadSlot, thread_slot};
 
-/// Atomics of the build at hand.
+/// Atomics of this build.
 pub mod atomic {
     #[cfg(any(feature = "counting", forebay_model))]
     pub use super::counted::{
@@ -46,10 +41,10 @@ pub mod atomic {
     pub use std::sync::atomic::fence;
 }
 
-/// Thread-local variables of the build at hand.
+/// Thread-local variables of this build.
 #[cfg(forebay_model)]
 pub use shuttle::thread_local;
-/// Thread-local variables of the build at hand.
+/// Thread-local variables of this build.
 #[cfg(not(forebay_model))]
 pub use std::thread_local;
 
@@ -58,17 +53,17 @@ pub use shuttle::sync::{Arc, Weak};
 #[cfg(not(forebay_model))]
 pub use std::sync::{Arc, Weak};
 
-/// What to tell the processor: in a loop that waits for another thread's next step, and of memory wanted soon.
+/// Hints for the processor: spin loops and prefetch.
 pub mod hint {
     #[cfg(forebay_model)]
     pub use shuttle::hint::spin_loop;
     #[cfg(not(forebay_model))]
     pub use std::hint::spin_loop;
 
-    /// Has the processor fetch the line at `at`, whatever address that is, without waiting for it.
+    /// Prefetches the cache line at `at`, which may be any address.
     #[inline]
     pub fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch accesses nothing: it is ignored where there is no memory.
+        // SAFETY: a prefetch does not fault, and an invalid address is ignored.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -79,14 +74,14 @@ pub mod hint {
     }
 }
 
-/// Threads of the build at hand.
+/// Threads of this build.
 pub mod thread {
     #[cfg(forebay_model)]
     pub use shuttle::thread::{JoinHandle, ThreadId, yield_now};
     #[cfg(not(forebay_model))]
     pub use std::thread::{JoinHandle, ThreadId, yield_now};
 
-    /// The calling thread.
+    /// The identifier of the calling thread.
     pub fn current_id() -> ThreadId {
         #[cfg(forebay_model)]
         return shuttle::thread::current().id();
@@ -94,10 +89,10 @@ pub mod thread {
         return std::thread::current().id();
     }
 
-    /// Starts a thread that debuggers and `top` show under `name`.
+    /// Starts a thread with a name, which debuggers and `top` show.
     ///
     /// # Errors
-    /// What the system says when it refuses a thread.
+    /// If the system refuses a thread.
     pub fn spawn_named<F, T>(name: &str, f: F) -> std::io::Result<JoinHandle<T>>
     where
         F: FnOnce() -> T + Send + 'static,
@@ -106,7 +101,7 @@ pub mod thread {
         #[cfg(forebay_model)]
         return shuttle::thread::Builder::new().name(name.to_owned()).spawn(f);
         #[cfg(not(forebay_model))]
-        #[allow(clippy::disallowed_methods, reason = "the shim is the one place")]
+        #[allow(clippy::disallowed_methods, reason = "all other code uses the shim")]
         return std::thread::Builder::new().name(name.to_owned()).spawn(f);
     }
 }

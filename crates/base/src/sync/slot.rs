@@ -1,102 +1,105 @@
 //! Small dense numbers for threads, so that sharded structures need no hashing.
 //!
-//! A thread leases a number at its first use and gives it back when it ends. Numbers
-//! below [`EXCLUSIVE_SLOTS`] belong to one live thread at a time: what is indexed by
-//! such a number has a single writer and needs no atomic read-modify-write. Threads
-//! beyond that share.
+//! A thread gets a slot at the first use and returns it when it exits. A slot below
+//! [`EXCLUSIVE_SLOTS`] belongs to one thread at a time, so data that is indexed by it has a single
+//! writer and needs no atomic read-modify-write. Other slots are for shared data.
 
-/// How many threads at once can have a slot that nobody shares.
+/// Number of threads that can have an exclusive slot at the same time.
 pub const EXCLUSIVE_SLOTS: usize = 64;
 
-/// The number that stands for the calling thread.
+/// The slot of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadSlot(u32);
 
 impl ThreadSlot {
-    /// The thread's own slot, below [`EXCLUSIVE_SLOTS`], or `None` if it must share.
+    /// The number of the slot if it is exclusive, which is below [`EXCLUSIVE_SLOTS`].
     #[inline]
     pub fn exclusive(self) -> Option<usize> {
         let slot = self.0 as usize;
         (slot < EXCLUSIVE_SLOTS).then_some(slot)
     }
 
-    /// A number below `n` that spreads threads; shared by several of them when `n` is small.
+    /// An index below `n` that distributes threads. Several threads may have the same index.
     ///
     /// # Panics
     /// If `n` is zero.
     #[inline]
     pub fn index(self, n: usize) -> usize {
-        // Most are powers of two, and a division takes longer than what it is for.
+        // Most `n` are powers of two, and a division would dominate the cost.
         if n.is_power_of_two() { self.0 as usize & (n - 1) } else { self.0 as usize % n }
     }
 }
 
-/// The calling thread's slot.
+/// The slot of the calling thread.
 #[cfg(forebay_model)]
 pub fn thread_slot() -> ThreadSlot {
-    // Shared by all: the model sees the longest code path, and state does not leak
-    // from one execution into the next.
+    // Not exclusive, so that model checks cover the longer code path, and no state passes from one
+    // execution to the next.
     ThreadSlot(EXCLUSIVE_SLOTS as u32)
 }
 
-/// The calling thread's slot.
+/// The slot of the calling thread.
 #[cfg(not(forebay_model))]
 #[inline]
 pub fn thread_slot() -> ThreadSlot {
-    let slot = lease::SLOT.get();
-    if slot == lease::NONE { lease::take() } else { ThreadSlot(slot) }
+    let slot = assignment::SLOT.get();
+    if slot == assignment::UNASSIGNED { assignment::assign() } else { ThreadSlot(slot) }
 }
 
-/// The calling thread's slot, if nobody shares it, and if the thread has asked for it before: one load and one comparison.
+/// The slot of the calling thread, if it is exclusive and already assigned. Costs one load and one
+/// comparison.
 #[cfg(not(forebay_model))]
 #[inline]
-pub(crate) fn own_slot() -> Option<usize> {
-    ThreadSlot(lease::SLOT.get()).exclusive()
+pub(crate) fn cached_exclusive_slot() -> Option<usize> {
+    ThreadSlot(assignment::SLOT.get()).exclusive()
 }
 
 #[cfg(not(forebay_model))]
-mod lease {
+mod assignment {
     use std::cell::Cell;
 
     use super::ThreadSlot;
 
-    pub(super) const NONE: u32 = u32::MAX;
-    /// What a thread uses once its lease has ended: it shares.
-    const ENDED: u32 = u32::MAX - 1;
+    pub(super) const UNASSIGNED: u32 = u32::MAX;
+    /// The slot of an exiting thread, which is not exclusive.
+    const EXITING: u32 = u32::MAX - 1;
 
     thread_local! {
         // Without a destructor, so that the fast path is one load.
-        pub(super) static SLOT: Cell<u32> = const { Cell::new(NONE) };
-        static LEASE: Lease = const { Lease };
+        pub(super) static SLOT: Cell<u32> = const { Cell::new(UNASSIGNED) };
+        static RELEASE_ON_EXIT: ReleaseOnExit = const { ReleaseOnExit };
     }
 
-    /// Numbers that threads have given back, and the next one never used.
-    struct Free {
+    /// The returned numbers, and the smallest number that was never used.
+    struct FreeNumbers {
         returned: std::collections::BTreeSet<u32>,
         next: u32,
     }
 
-    static FREE: parking_lot::Mutex<Free> =
-        parking_lot::Mutex::new(Free { returned: std::collections::BTreeSet::new(), next: 0 });
+    static FREE: parking_lot::Mutex<FreeNumbers> = parking_lot::Mutex::new(FreeNumbers {
+        returned: std::collections::BTreeSet::new(),
+        next: 0,
+    });
 
-    struct Lease;
+    /// Returns the slot of a thread when it exits.
+    struct ReleaseOnExit;
 
-    impl Drop for Lease {
+    impl Drop for ReleaseOnExit {
         fn drop(&mut self) {
-            let slot = SLOT.replace(ENDED);
-            if slot < ENDED {
+            let slot = SLOT.replace(EXITING);
+            if slot < EXITING {
                 FREE.lock().returned.insert(slot);
             }
         }
     }
 
     #[cold]
-    pub(super) fn take() -> ThreadSlot {
-        // The lease's destructor must be registered before a number is taken; a thread
-        // that is ending already cannot register one and shares.
-        if LEASE.try_with(|_| ()).is_err() {
-            SLOT.set(ENDED);
-            return ThreadSlot(ENDED);
+    pub(super) fn assign() -> ThreadSlot {
+        // Register the destructor before a number is taken. An exiting thread cannot register it,
+        // and gets no exclusive slot.
+        if RELEASE_ON_EXIT.try_with(|_| ()).is_err() {
+            SLOT.set(EXITING);
+            return ThreadSlot(EXITING);
         }
         let mut free = FREE.lock();
         let slot = free.returned.pop_first().unwrap_or_else(|| {
@@ -110,12 +113,12 @@ mod lease {
 }
 
 #[cfg(all(test, not(forebay_model)))]
-#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "plain threads for a test")]
+#[allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "tests with real threads")]
 mod tests {
     use super::thread_slot;
 
     #[test]
-    fn a_slot_is_stable_and_no_other_live_thread_has_it() {
+    fn a_slot_is_stable_and_exclusive() {
         let mine = thread_slot();
         assert_eq!(mine, thread_slot());
         let barrier = std::sync::Barrier::new(4);

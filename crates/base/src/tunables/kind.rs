@@ -1,27 +1,26 @@
-//! The types of tunables as the macro sees them: one marker a [`Type`], which says what
-//! getters and setters use. Values are kept as `u64` whatever the type, so that one table of
-//! rows can describe them all.
+//! Marker types for the macro, one per [`ValueType`]. They define the Rust type of getters and
+//! setters. All values are stored as raw `u64`, so that one table of rows can describe them.
 
-use super::Type;
+use super::ValueType;
 
 /// A type of tunables.
-pub trait Kind {
-    /// What getters return and setters take.
+pub trait ValueKind {
+    /// The type that getters return and setters take.
     type Value: Copy;
-    /// How it is written.
-    const TYPE: Type;
-    /// The value, from how it is kept. The kept value is in the row's range, hence fits.
+    /// The type of the row.
+    const TYPE: ValueType;
+    /// Converts a raw value. It is in the range of the row, so it fits.
     fn from_raw(raw: u64) -> Self::Value;
 }
 
 macro_rules! kind {
     ($name:ident, $value:ty, $from_raw:expr) => {
-        #[doc = concat!("Marks tunables of [`Type::", stringify!($name), "`].")]
+        #[doc = concat!("Marks tunables of [`ValueType::", stringify!($name), "`].")]
         pub struct $name;
 
-        impl Kind for $name {
+        impl ValueKind for $name {
             type Value = $value;
-            const TYPE: Type = Type::$name;
+            const TYPE: ValueType = ValueType::$name;
 
             #[inline]
             fn from_raw(raw: u64) -> $value {

@@ -1,4 +1,4 @@
-//! Tunables: parser, bounds, freeze, docs.
+//! Tests of tunables: parser, bounds, freeze, docs.
 
 use proptest::prelude::*;
 
@@ -63,45 +63,42 @@ fn freeze_refuses_build_rows_only() {
 }
 
 #[test]
-fn messages_say_the_way_out() {
+fn messages_name_cause_and_remedy() {
     let tunables = TestTunables::default();
     let message = |name, text| tunables.set(name, text).unwrap_err().to_string();
     assert_eq!(
         message("overflow-shfit", "1"),
-        "no tunable is called `overflow-shfit`; did you mean `overflow_shift`?"
+        "unknown tunable `overflow-shfit`; did you mean `overflow_shift`?"
     );
-    assert_eq!(message("zzzzzz", "1"), "no tunable is called `zzzzzz`");
+    assert_eq!(message("zzzzzz", "1"), "unknown tunable `zzzzzz`");
     assert_eq!(
         message("overflow_shift", "ten"),
-        "`ten` is no value for `overflow_shift`: give a whole number"
+        "cannot set `overflow_shift`: `ten` is not a whole number"
     );
     assert_eq!(
         message("overflow_shift", "17"),
-        "`overflow_shift` must be 1 to 16 (unit: shift), not 17"
+        "cannot set `overflow_shift` to 17: it must be 1 to 16 (unit: shift)"
     );
     assert_eq!(
         message("seed", "18446744073709551616"),
-        "`seed` must be at least 0 (unit: none), not 18446744073709551616"
+        "cannot set `seed` to 18446744073709551616: it must be at least 0 (unit: none)"
     );
-    assert_eq!(message("budget", "1023"), "`budget` must be 1KiB to 1TiB (unit: bytes), not 1023");
     assert_eq!(
-        message("verify", "perhaps"),
-        "`perhaps` is no value for `verify`: give true or false"
+        message("budget", "1023"),
+        "cannot set `budget` to 1023: it must be 1KiB to 1TiB (unit: bytes)"
     );
+    assert_eq!(message("verify", "perhaps"), "cannot set `verify`: `perhaps` is not true or false");
     tunables.freeze();
     assert_eq!(
         message("verify", "true"),
-        "`verify` cannot be set at run time: give it when building"
+        "cannot set `verify` at run time: set it when its owner is built"
     );
-    assert_eq!(
-        tunables.get("nonsense").unwrap_err().to_string(),
-        "no tunable is called `nonsense`"
-    );
+    assert_eq!(tunables.get("nonsense").unwrap_err().to_string(), "unknown tunable `nonsense`");
 }
 
 #[test]
-fn bytes_are_read_with_their_units() {
-    let read = |text| text::parse(Type::Bytes, text);
+fn bytes_are_parsed_with_their_units() {
+    let read = |text| text::parse(ValueType::Bytes, text);
     for (text, bytes) in [
         ("0", 0),
         ("4096", 4096),
@@ -117,7 +114,7 @@ fn bytes_are_read_with_their_units() {
         assert_eq!(read(text), Ok(bytes), "{text}");
     }
     for text in ["", "K", "1.5G", "-1", "+1", "1KB", "1 0", "0x10", "1KK", "½"] {
-        assert_eq!(read(text), Err(ParseFailure::NotAValue), "{text}");
+        assert_eq!(read(text), Err(ParseFailure::Invalid), "{text}");
     }
     for text in ["16E", "18446744073709551616", "99999999999999T"] {
         assert_eq!(read(text), Err(ParseFailure::TooLarge), "{text}");
@@ -125,7 +122,7 @@ fn bytes_are_read_with_their_units() {
 }
 
 #[test]
-fn markdown_has_a_line_a_row() {
+fn markdown_has_a_line_per_row() {
     let text = markdown(TestTunables::ROWS);
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 2 + TestTunables::ROWS.len());
@@ -139,13 +136,19 @@ fn markdown_has_a_line_a_row() {
     );
 }
 
-fn any_type() -> impl Strategy<Value = Type> {
-    prop::sample::select(vec![Type::U32, Type::U64, Type::Bool, Type::Bytes, Type::Percent])
+fn any_type() -> impl Strategy<Value = ValueType> {
+    prop::sample::select(vec![
+        ValueType::U32,
+        ValueType::U64,
+        ValueType::Bool,
+        ValueType::Bytes,
+        ValueType::Percent,
+    ])
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(ty in any_type(), number in any::<u64>(), shift in 0..64u32) {
+    fn formatted_values_parse_to_the_same_value(ty in any_type(), number in any::<u64>(), shift in 0..64u32) {
         let raw = (number >> shift << (shift / 2)).min(ty.max());
         prop_assert_eq!(text::parse(ty, &text::format(ty, raw)), Ok(raw));
     }
@@ -170,14 +173,14 @@ proptest! {
         prop_assert_eq!(tunables.overflow_shift(), after);
     }
 
-    /// One slip in a name of some length is forgiven with a hint.
+    /// A name with one wrong letter gets a suggestion.
     #[test]
-    fn a_slip_finds_the_name(row in 0..TestTunables::ROWS.len(), at in 0..4usize, letter in "[a-z]") {
+    fn a_misspelled_name_gets_a_suggestion(row in 0..TestTunables::ROWS.len(), at in 0..4usize, letter in "[a-z]") {
         let name = TestTunables::ROWS[row].name;
-        let mut slipped = name.to_owned();
-        slipped.replace_range(at..=at, &letter);
-        prop_assume!(slipped != name);
-        match TestTunables::default().get(&slipped) {
+        let mut misspelled = name.to_owned();
+        misspelled.replace_range(at..=at, &letter);
+        prop_assume!(misspelled != name);
+        match TestTunables::default().get(&misspelled) {
             Err(TunableError::Unknown { nearest, .. }) => prop_assert_eq!(nearest, Some(name)),
             other => prop_assert!(false, "{:?}", other),
         }

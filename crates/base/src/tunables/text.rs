@@ -1,45 +1,44 @@
-//! Values of tunables as text, and names that are nearly right.
+//! Parsing and formatting of values, and suggestions for misspelled names.
 
-use super::Type;
+use super::ValueType;
 
-/// Why a text is no value of a type.
+/// The reason why a text is not a value of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ParseFailure {
-    /// It cannot be read at all.
-    NotAValue,
-    /// It can be read, but is past what the type holds.
+    /// The text does not have the form of a value.
+    Invalid,
+    /// The value is greater than the largest value of the type.
     TooLarge,
 }
 
-/// Suffixes of byte counts, by powers of 1024. Decimal ones (`kB`, `MB`) are refused rather
-/// than taken for what they do not mean.
+/// Suffixes of byte counts, by powers of 1024. Decimal suffixes (`kB`, `MB`) are refused.
 const BYTE_UNITS: [(&str, &str); 7] =
     [("", "B"), ("K", "KiB"), ("M", "MiB"), ("G", "GiB"), ("T", "TiB"), ("P", "PiB"), ("E", "EiB")];
 
-/// Reads a value as it is kept. Spaces around it are ignored.
-pub(super) fn parse(ty: Type, text: &str) -> Result<u64, ParseFailure> {
+/// Parses a raw value. Ignores spaces around it.
+pub(super) fn parse(ty: ValueType, text: &str) -> Result<u64, ParseFailure> {
     let text = text.trim();
     let raw = match ty {
-        Type::U32 | Type::U64 => digits(text)?,
-        Type::Percent => digits(text.strip_suffix('%').unwrap_or(text).trim_end())?,
-        Type::Bool => match text {
+        ValueType::U32 | ValueType::U64 => digits(text)?,
+        ValueType::Percent => digits(text.strip_suffix('%').unwrap_or(text).trim_end())?,
+        ValueType::Bool => match text {
             "true" | "on" | "1" => 1,
             "false" | "off" | "0" => 0,
-            _ => return Err(ParseFailure::NotAValue),
+            _ => return Err(ParseFailure::Invalid),
         },
-        Type::Bytes => bytes(text)?,
+        ValueType::Bytes => bytes(text)?,
     };
     if raw > ty.max() { Err(ParseFailure::TooLarge) } else { Ok(raw) }
 }
 
-/// Writes a kept value so that [`parse`] reads the same one.
-pub(super) fn format(ty: Type, raw: u64) -> String {
+/// Formats a raw value so that [`parse`] returns the same value.
+pub(super) fn format(ty: ValueType, raw: u64) -> String {
     match ty {
-        Type::U32 | Type::U64 => raw.to_string(),
-        Type::Percent => format!("{raw}%"),
-        Type::Bool => (raw != 0).to_string(),
-        Type::Bytes => {
-            // The largest unit that divides it: nothing is rounded.
+        ValueType::U32 | ValueType::U64 => raw.to_string(),
+        ValueType::Percent => format!("{raw}%"),
+        ValueType::Bool => (raw != 0).to_string(),
+        ValueType::Bytes => {
+            // The largest unit that divides the value, so that nothing is rounded.
             let power = if raw == 0 { 0 } else { raw.trailing_zeros() as usize / 10 };
             match power {
                 0 => raw.to_string(),
@@ -50,11 +49,11 @@ pub(super) fn format(ty: Type, raw: u64) -> String {
 }
 
 fn digits(text: &str) -> Result<u64, ParseFailure> {
-    // `u64::from_str` would take a plus sign.
+    // `u64::from_str` would accept a plus sign.
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(ParseFailure::NotAValue);
+        return Err(ParseFailure::Invalid);
     }
-    // Only overflow is left to go wrong.
+    // The only possible error is overflow.
     text.parse().map_err(|_| ParseFailure::TooLarge)
 }
 
@@ -64,16 +63,16 @@ fn bytes(text: &str) -> Result<u64, ParseFailure> {
     let is_unit = |(short, long): &(&str, &str)| {
         unit.eq_ignore_ascii_case(short) || unit.eq_ignore_ascii_case(long)
     };
-    let power = BYTE_UNITS.iter().position(is_unit).ok_or(ParseFailure::NotAValue)?;
+    let power = BYTE_UNITS.iter().position(is_unit).ok_or(ParseFailure::Invalid)?;
     digits(number)?.checked_mul(1 << (10 * power)).ok_or(ParseFailure::TooLarge)
 }
 
-/// The name most like `name`, if one is like it at all.
+/// The name that is most similar to `name`, if one is similar.
 pub(super) fn nearest(
     name: &str,
     names: impl Iterator<Item = &'static str>,
 ) -> Option<&'static str> {
-    // The distance is quadratic; no real name is longer.
+    // The distance takes quadratic time, and no tunable has a longer name.
     const LONGEST: usize = 100;
     if name.len() > LONGEST {
         return None;
@@ -83,14 +82,14 @@ pub(super) fn nearest(
     (distance <= close_enough).then_some(nearest)
 }
 
-/// Levenshtein's edit distance, in bytes, `-` and `_` and upper and lower case being the same.
+/// The Levenshtein distance in bytes. `-` equals `_`, and case is ignored.
 fn distance(a: &str, b: &str) -> usize {
     let fold = |byte: u8| {
         if byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }
     };
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, byte_a) in a.bytes().enumerate() {
-        // `diagonal` is the entry of the row above, one to the left.
+        // `diagonal` is the entry of the previous row and column.
         let mut diagonal = row[0];
         row[0] = i + 1;
         for (j, byte_b) in b.bytes().enumerate() {
@@ -102,7 +101,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The end of a message about an unknown name.
+/// The last part of a message about an unknown name.
 pub(super) fn suggestion(nearest: Option<&str>) -> String {
     nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Pages that are larger than blocks, and pages that the system does not take back.
+//! Tests of pages larger than blocks, and of locked pages.
 
 use super::super::classes::Geometry;
 use super::*;
@@ -7,7 +7,7 @@ use crate::vm;
 const KIB: usize = 1 << 10;
 
 #[test]
-fn blocks_and_pages_find_each_other() {
+fn pages_of_blocks_and_blocks_on_pages_agree() {
     for kib in [4, 16, 64] {
         let page = PageSize::of(kib * KIB);
         for class in 0..CLASSES {
@@ -33,17 +33,17 @@ fn blocks_and_pages_find_each_other() {
     }
 }
 
-/// Blocks in use keep their bytes when their neighbours on the same page are purged, and the page
-/// is counted until the last of them goes.
+/// Live blocks keep their bytes when other blocks on the page are freed and purged. The page is
+/// committed until its last block is freed.
 #[test]
-fn a_page_goes_back_when_its_last_block_goes() {
+fn a_page_is_released_with_its_last_block() {
     for (kib, len) in [(16, 512), (16, 4096), (64, 2048), (64, 12 * KIB), (64, 48 * KIB)] {
         let arena = arena_of(PageSize::of(kib * KIB), 32 * MIB, HugePages::Never);
         let page = kib * KIB;
         let mut live: Vec<_> = (0..16 * page / len)
-            .map(|i| Live::new(arena.alloc(len).unwrap(), len, i as u8))
+            .map(|i| LiveBuffer::new(arena.alloc(len).unwrap(), len, i as u8))
             .collect();
-        let pages_of = |live: &[Live]| {
+        let pages_of = |live: &[LiveBuffer]| {
             let pages = live.iter().flat_map(|l| {
                 let start = l.buffer.as_ptr().addr();
                 start / page..=(start + l.buffer.footprint() - 1) / page
@@ -52,13 +52,13 @@ fn a_page_goes_back_when_its_last_block_goes() {
         };
         let mut number = 0;
         while !live.is_empty() {
-            // Each second one, and at the end the last.
+            // Free every second buffer, and in the end the last.
             live.retain(|_| {
                 number += 1;
                 number % 2 == 0
             });
             arena.purge();
-            live.iter().for_each(Live::check);
+            live.iter().for_each(LiveBuffer::check);
             assert_eq!(arena.committed_bytes(), (pages_of(&live) * page) as u64, "{kib} {len}");
             audit(&arena);
         }
@@ -91,13 +91,13 @@ fn a_run_is_counted_by_whole_pages() {
 
 #[cfg(not(miri))]
 #[test]
-fn locked_pages_stay_committed_until_the_system_takes_them() {
+fn locked_pages_stay_committed_until_they_are_released() {
     for huge in [HugePages::Never, HugePages::Always] {
         let arena = arena(8 * MIB, huge);
         let live: Vec<_> =
             (0..4 * MIB as usize / 8192).map(|_| arena.alloc(8192).unwrap()).collect();
         let locked = live[live.len() / 2].as_ptr().cast();
-        // SAFETY: the page is the arena's, and stays mapped.
+        // SAFETY: the page belongs to the arena and stays mapped.
         if unsafe { libc::mlock(locked, 8192) } != 0 {
             return crate::testing::skip("memlock", "`ulimit -l` allows no locked page");
         }
@@ -105,11 +105,11 @@ fn locked_pages_stay_committed_until_the_system_takes_them() {
         let before = arena.committed_bytes();
         let purged = arena.purge();
         let kept = arena.committed_bytes();
-        assert!(kept >= 8192, "the locked block's pages are resident");
+        assert!(kept >= 8192, "the pages of the locked block are resident");
         assert_eq!(purged, before - kept);
         assert_eq!(arena.stats().purged_bytes, purged);
         audit(&arena);
-        // The rest can be had for any other size.
+        // The other memory can serve any other size.
         let others = (8 * MIB - kept) / (64 << 10);
         let live: Vec<_> = (0..others).map(|_| arena.alloc(64 << 10).unwrap()).collect();
         assert!(arena.committed_bytes() <= 8 * MIB);
@@ -121,16 +121,16 @@ fn locked_pages_stay_committed_until_the_system_takes_them() {
     }
 }
 
-/// Runs the test of that name in a process of its own, and there `body`.
+/// Runs `body` in a child process, which runs the test of that name only.
 #[cfg(not(miri))]
-fn alone(test: &str, body: impl FnOnce()) {
-    const MARK: &str = "FOREBAY_ALONE";
-    if std::env::var_os(MARK).is_some() {
+fn in_child_process(test: &str, body: impl FnOnce()) {
+    const CHILD: &str = "FOREBAY_CHILD";
+    if std::env::var_os(CHILD).is_some() {
         return body();
     }
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(MARK, "1")
+        .env(CHILD, "1")
         .output()
         .unwrap();
     println!("{}", String::from_utf8_lossy(&output.stdout));
@@ -140,41 +140,44 @@ fn alone(test: &str, body: impl FnOnce()) {
 
 #[cfg(not(miri))]
 #[test]
-fn a_process_that_locks_what_it_maps_gets_no_arena() {
-    alone("arena::tests::pages::a_process_that_locks_what_it_maps_gets_no_arena", || {
-        // SAFETY: changes how memory is mapped, for this process, which runs nothing else.
-        if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
-            return crate::testing::skip("memlock", "`ulimit -l` allows no locked page");
-        }
-        let config = ArenaConfig { limit_bytes: 4 * MIB, huge_pages: HugePages::Auto };
-        let error = Arena::new(config).unwrap_err();
-        assert!(matches!(error, Error::Reserve(vm::Error::Locked { .. })), "{error:?}");
-        let text = error.to_string();
-        for part in ["an arena", "mlockall", "call munlockall"] {
-            assert!(text.contains(part), "{text}");
-        }
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::munlockall() }, 0);
-        Arena::new(config).unwrap().alloc(8192).unwrap();
-    });
+fn a_process_that_locks_new_mappings_gets_no_arena() {
+    in_child_process(
+        "arena::tests::pages::a_process_that_locks_new_mappings_gets_no_arena",
+        || {
+            // SAFETY: it affects new mappings of this process, which runs nothing else.
+            if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+                return crate::testing::skip("memlock", "`ulimit -l` allows no locked page");
+            }
+            let config = ArenaConfig { limit_bytes: 4 * MIB, huge_pages: HugePages::Auto };
+            let error = Arena::new(config).unwrap_err();
+            assert!(matches!(error, Error::Reserve(vm::Error::Locked { .. })), "{error:?}");
+            let text = error.to_string();
+            for part in ["an arena", "mlockall", "call munlockall"] {
+                assert!(text.contains(part), "{text}");
+            }
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::munlockall() }, 0);
+            Arena::new(config).unwrap().alloc(8192).unwrap();
+        },
+    );
 }
 
-/// What the process locks after the arena was made stays committed, and whoever finds no room
-/// is told why.
+/// Memory that the process locks after the arena was created stays committed, and errors name the
+/// cause.
 #[cfg(not(miri))]
 #[test]
-fn an_arena_that_was_locked_later_says_so_when_it_has_no_room() {
+fn an_error_names_memory_that_was_locked_later() {
     let arena = arena(64 * KIB as u64, HugePages::Never);
     let block = arena.alloc(64 * KIB).unwrap();
     let start = block.as_ptr().cast();
-    // SAFETY: the pages are the arena's, and stay mapped.
+    // SAFETY: the pages belong to the arena and stay mapped.
     if unsafe { libc::mlock(start, 64 * KIB) } != 0 {
         return crate::testing::skip("memlock", "`ulimit -l` allows no locked page");
     }
     drop(block);
-    // What is resident serves any size as far as it goes, ...
+    // Resident memory serves any size, ...
     let live: Vec<_> = (0..7).map(|_| arena.alloc(8192).unwrap()).collect();
-    // ... but an idle page in the middle of others' does not.
+    // ... but an idle page between pages of live blocks does not.
     let error = arena.alloc(512).unwrap_err();
     assert!(matches!(error, AllocError::Exhausted { locked: true, .. }), "{error:?}");
     assert!(error.to_string().contains("call munlockall"), "{error}");
