@@ -95,7 +95,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.let_go(header);
             return otherwise();
         }
-        if before.has(SAMPLED) || !self.counters.add_at_own(hits_of(before), 1) {
+        if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
             return self.count_hit_of(header, before);
         }
         // SAFETY: pinned just now, from a valid state.

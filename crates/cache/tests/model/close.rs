@@ -7,7 +7,7 @@ use forebay_cache::{Attributes, Begin, LoadError, OwnerCaching, OwnerId};
 
 use crate::harness::{Block, World};
 use crate::owned::{OwnedKey, OwnedWorld};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Nothing of an owner is left when its close returns: no block, no ghost, no slot, no value.
 #[test]
@@ -19,11 +19,11 @@ fn an_owner_leaves_nothing_behind() {
         world.insert(key(0));
         let inserter = {
             let world = world.clone();
-            go(move || (1..4).for_each(|n| _ = world.insert(OwnedKey(owner.get(), n))))
+            spawn(move || (1..4).for_each(|n| _ = world.insert(OwnedKey(owner.get(), n))))
         };
         let loader = {
             let world = world.clone();
-            go(move || match world.cache.begin(OwnedKey(owner.get(), 2), 1, Attributes::DATA) {
+            spawn(move || match world.cache.begin(OwnedKey(owner.get(), 2), 1, Attributes::DATA) {
                 Ok(Begin::Vacant(filler)) => drop(filler.publish(Block::new(&world.ledger, 2))),
                 Ok(Begin::InFlight(flight)) => drop(flight.wait()),
                 Ok(Begin::Hit(block)) => drop(block),
@@ -33,7 +33,7 @@ fn an_owner_leaves_nothing_behind() {
         };
         let reader = {
             let world = world.clone();
-            go(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
+            spawn(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
         };
         assert!(world.cache.close_owner(owner));
         // Sums of lists may lag behind while an evictor is in the middle of a batch.
@@ -56,11 +56,11 @@ fn an_owners_values_are_dropped_before_its_close_returns() {
         world.insert(OwnedKey(owner.get(), 1));
         let reader = {
             let world = world.clone();
-            go(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
+            spawn(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
         };
         let evictor = {
             let world = world.clone();
-            go(move || world.cache.resize(1))
+            spawn(move || world.cache.resize(1))
         };
         assert!(world.cache.close_owner(owner));
         assert_eq!(world.ledger.alive(), 0, "a value outlived the close of its owner");
@@ -78,7 +78,7 @@ fn an_owner_is_closed_once() {
         world.insert(OwnedKey(owner.get(), 0));
         let closer = {
             let world = world.clone();
-            go(move || world.cache.close_owner(owner))
+            spawn(move || world.cache.close_owner(owner))
         };
         let here = world.cache.close_owner(owner);
         let there = join([closer])[0];
@@ -101,10 +101,10 @@ fn closing_races_everything() {
         let world = Arc::new(World::inline(3));
         world.insert(0);
         let held = world.cache().get_owned(&0).unwrap();
-        let dropper = go(move || held.check(0));
+        let dropper = spawn(move || held.check(0));
         let user = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.insert(1);
                 world.get(0);
                 world.get(1);
@@ -133,7 +133,7 @@ fn closing_ends_the_threads() {
         }));
         let user = {
             let world = world.clone();
-            go(move || (0..4).for_each(|key| _ = world.insert(key)))
+            spawn(move || (0..4).for_each(|key| _ = world.insert(key)))
         };
         if below(2) == 0 {
             world.cache().close();
@@ -165,20 +165,20 @@ fn guards_outlive_the_cache() {
         let block = world.block(2, 0);
         let cache = world.take_cache();
         let threads = [
-            go(move || {
+            spawn(move || {
                 held.check(0);
                 drop(held);
             }),
-            go(move || {
+            spawn(move || {
                 again.check(0);
                 other.check(1);
             }),
-            go(move || match below(3) {
+            spawn(move || match below(3) {
                 0 => drop(filler),
                 1 => filler.fail(LoadError::Abandoned),
                 _ => filler.publish(block).check(2),
             }),
-            go(move || {
+            spawn(move || {
                 if below(2) == 0 {
                     if let Ok(block) = flight.wait() {
                         block.check(2);
@@ -204,7 +204,7 @@ fn a_filler_evicts_while_the_cache_is_dropped() {
         world.insert(1);
         let block = world.block(9, 2 * crate::harness::WEIGHT);
         let cache = world.take_cache();
-        let publisher = go(move || filler.publish(block).check(9));
+        let publisher = spawn(move || filler.publish(block).check(9));
         drop(cache);
         join([publisher]);
         world.assert_gone();
@@ -220,7 +220,7 @@ fn guards_outlive_the_cache_and_its_threads() {
         (0..4).for_each(|key| _ = world.insert(key));
         let held = world.cache().get_owned(&3);
         let cache = world.take_cache();
-        let holder = go(move || held.inspect(|held| held.check(3)).is_some());
+        let holder = spawn(move || held.inspect(|held| held.check(3)).is_some());
         drop(cache);
         join([holder]);
         world.assert_gone();

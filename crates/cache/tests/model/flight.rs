@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use forebay_cache::{Attributes, Begin, Filler, LoadError};
 
 use crate::harness::{Block, World};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 const KEY: u64 = 1;
 
@@ -37,7 +37,7 @@ fn one_load_at_a_time() {
         let published = Arc::new(AtomicUsize::new(0));
         let asker = || {
             let (world, loading, published) = (world.clone(), loading.clone(), published.clone());
-            go(move || match begin(&world) {
+            spawn(move || match begin(&world) {
                 Begin::Hit(block) => {
                     block.check(KEY);
                     assert_eq!(published.load(Ordering::Relaxed), 1);
@@ -80,7 +80,7 @@ fn every_waiter_gets_one_ending() {
         let Begin::Vacant(filler) = begin(&world) else { panic!("it is empty") };
         let waiter = |way: u64| {
             let (world, endings) = (world.clone(), endings.clone());
-            go(move || {
+            spawn(move || {
                 let Begin::InFlight(flight) = begin(&world) else { return };
                 let ended =
                     move |result: Result<forebay_cache::OwnedRef<u64, Block>, LoadError>| {
@@ -120,7 +120,7 @@ fn removals_and_overwrites_race_loads() {
         let world = Arc::new(World::inline(3));
         let asker = |version: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 let found =
                     world.cache().get_or_load(KEY, 1, Attributes::DATA, || match below(3) {
                         0 => Err("the disk is gone"),
@@ -152,7 +152,7 @@ fn an_outdated_load_does_not_replace_an_insert() {
         let world = Arc::new(World::inline(10));
         let loader = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 if let Begin::Vacant(filler) = begin(&world) {
                     // What is read here is older than what anybody inserts from now on.
                     drop(filler.publish(world.block(KEY, 1)));
@@ -161,7 +161,7 @@ fn an_outdated_load_does_not_replace_an_insert() {
         };
         let waiter = {
             let world = world.clone();
-            go(move || match begin(&world) {
+            spawn(move || match begin(&world) {
                 Begin::Hit(block) => block.check(KEY),
                 Begin::InFlight(flight) => flight.wait().unwrap().check(KEY),
                 Begin::Vacant(filler) => drop(filler),
@@ -188,7 +188,7 @@ fn loads_without_room_reach_their_waiters() {
         let held = [world.cache().get_owned(&5), world.cache().get_owned(&6)];
         let asker = |weight: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 let load =
                     || Ok::<_, LoadError>(world.block(KEY, below(3) * crate::harness::WEIGHT));
                 let found = world.cache().get_or_load(KEY, weight, Attributes::METADATA, load);

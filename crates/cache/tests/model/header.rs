@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread::JoinHandle;
 
 use crate::harness::World;
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Overwrites key 1 with these versions, and tells of each when its insert has returned.
 fn overwrite(
@@ -17,7 +17,7 @@ fn overwrite(
     versions: Range<u64>,
 ) -> JoinHandle<()> {
     let (world, inserted) = (world.clone(), inserted.clone());
-    go(move || {
+    spawn(move || {
         for version in versions {
             world.cache().insert(1, world.block(1, version)).unwrap();
             inserted.store(version, Ordering::Relaxed);
@@ -28,7 +28,7 @@ fn overwrite(
 /// Makes a header come and go.
 fn come_and_go(world: &Arc<World>) -> JoinHandle<()> {
     let world = world.clone();
-    go(move || {
+    spawn(move || {
         assert!(world.insert(2));
         assert!(world.cache().remove(&2));
     })
@@ -66,7 +66,7 @@ fn a_header_that_comes_back_to_its_slot_hides_nothing() {
         world.insert(1);
         let writer = {
             let world = world.clone();
-            go(move || (0..2).for_each(|_| assert!(world.insert(1))))
+            spawn(move || (0..2).for_each(|_| assert!(world.insert(1))))
         };
         assert!(world.get(1), "a key that is only ever overwritten was missed");
         join([writer]);
@@ -108,7 +108,7 @@ fn an_overwritten_key_is_never_loaded() {
         world.insert(1);
         let writer = {
             let world = world.clone();
-            go(move || (0..3).for_each(|_| assert!(world.insert(1))))
+            spawn(move || (0..3).for_each(|_| assert!(world.insert(1))))
         };
         for _ in 0..2 {
             let begun = world.cache().begin(1, 1, forebay_cache::Attributes::DATA).unwrap();
@@ -127,7 +127,7 @@ fn hits_race_everything() {
         let world = Arc::new(World::inline(3));
         let churn = || {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for _ in 0..5 {
                     let key = below(5);
                     match below(8) {
@@ -162,18 +162,18 @@ fn a_pin_keeps_what_the_cache_has_let_go() {
         let second = held.clone();
         let remover = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.cache().remove(&1);
                 world.insert(1);
             })
         };
         let flusher = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.cache().flush();
             })
         };
-        let dropper = go(move || {
+        let dropper = spawn(move || {
             second.check(1);
             drop(second);
         });
@@ -192,7 +192,7 @@ fn resizes_and_flushes_race_inserts() {
         let world = Arc::new(World::inline(4));
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in first..first + 4 {
                     // A block heavier than a shrunken cache is refused.
                     world.insert(key);
@@ -220,7 +220,7 @@ fn each_block_is_removed_once() {
         world.insert(1);
         let remover = || {
             let world = world.clone();
-            go(move || u64::from(world.cache().remove(&1)))
+            spawn(move || u64::from(world.cache().remove(&1)))
         };
         let threads = [remover(), remover()];
         world.get(1);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_cache::{Attributes, Cache};
 
 use crate::harness::{Block, World, neighbours};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 fn steps(cache: &Cache<u64, Block>) -> u64 {
     cache.stats().index.resize_steps
@@ -22,7 +22,7 @@ fn a_key_is_found_while_segments_grow_split_shrink_and_merge() {
         assert!(stay.iter().all(|key| world.insert(*key)));
         let writer = {
             let (world, come) = (world.clone(), come.to_vec());
-            go(move || {
+            spawn(move || {
                 assert!(come.iter().all(|key| world.insert(*key)));
                 let peak = world.cache().stats().index.segments;
                 assert!(peak >= 3, "the segment has not split twice");
@@ -34,7 +34,7 @@ fn a_key_is_found_while_segments_grow_split_shrink_and_merge() {
         };
         let reader = {
             let (world, stay) = (world.clone(), stay.to_vec());
-            go(move || {
+            spawn(move || {
                 for _ in 0..3 {
                     assert!(stay.iter().all(|key| world.get(*key)), "a key was missed");
                 }
@@ -59,7 +59,7 @@ fn writers_of_one_partition_keep_each_others_keys() {
         let keys = neighbours(16);
         let writer = |keys: &[u64]| {
             let (world, keys) = (world.clone(), keys.to_vec());
-            go(move || {
+            spawn(move || {
                 for (i, key) in keys.iter().enumerate() {
                     assert!(world.insert(*key));
                     assert!(keys[..=i].iter().rev().take(3).all(|key| world.get(*key)));
@@ -85,7 +85,7 @@ fn ghosts_move_with_their_segments() {
         let keys = neighbours(14);
         let writer = |keys: Vec<u64>| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in keys {
                     world.insert(key);
                 }
@@ -111,7 +111,7 @@ fn trimming_races_lookups() {
         assert!(world.insert(keys[0]));
         let writer = {
             let (world, keys) = (world.clone(), keys.clone());
-            go(move || {
+            spawn(move || {
                 for key in &keys[1..] {
                     assert!(
                         world
@@ -125,7 +125,7 @@ fn trimming_races_lookups() {
         };
         let trimmer = {
             let world = world.clone();
-            go(move || (0..3).for_each(|_| world.cache().trim()))
+            spawn(move || (0..3).for_each(|_| world.cache().trim()))
         };
         for _ in 0..8 {
             assert!(world.get(keys[0]), "a key was missed");

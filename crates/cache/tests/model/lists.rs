@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_cache::{Attributes, Reclaim};
 
 use crate::harness::World;
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Inserters evict, a remover takes blocks out of the evictor's hands, a reader marks them.
 #[test]
@@ -17,7 +17,7 @@ fn inserts_evictions_removals_and_marks_race() {
         }));
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in first..first + 4 {
                     let attributes = match below(3) {
                         0 => Attributes::DATA,
@@ -54,7 +54,7 @@ fn contests_race_uses_removals_and_each_other() {
         }
         let user = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in first..first + 4 {
                     if !world.get(key % 6) {
                         world.insert(key % 6);
@@ -82,7 +82,7 @@ fn headers_change_sublists_under_the_evictor() {
         }));
         let inserter = |step: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in 0..5 {
                     world.insert(key * step % 7);
                 }
@@ -110,11 +110,11 @@ fn compaction_races_inserts_removals_and_the_evictor() {
         }
         let compactor = {
             let world = world.clone();
-            go(move || (0..2).for_each(|_| world.cache().trim()))
+            spawn(move || (0..2).for_each(|_| world.cache().trim()))
         };
         let evictor = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.cache().resize(5);
                 world.cache().resize(12);
             })
@@ -138,7 +138,7 @@ fn marks_mature_under_hits() {
         }));
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in first..first + 4 {
                     world.insert(key);
                     world.get(key);
@@ -157,7 +157,7 @@ fn the_reclaimers_thread_races_inserters() {
         let world = Arc::new(World::build(4, |builder| builder.tunable("overflow_shift", "0")));
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in first..first + 5 {
                     world.insert(key);
                     world.get(key);

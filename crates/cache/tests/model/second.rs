@@ -9,7 +9,7 @@ use forebay_base::sync::Mutex;
 use forebay_cache::{Candidate, Filler, Reclaim, SecondLevel, Writing};
 
 use crate::harness::{Block, Ledger, World};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// A second level in memory.
 struct Double {
@@ -103,11 +103,11 @@ fn writes_and_loads_race_evictions_and_removals() {
         let world = world(&double);
         let inserter = {
             let world = world.clone();
-            go(move || (0..5).for_each(|key| _ = world.insert(key)))
+            spawn(move || (0..5).for_each(|key| _ = world.insert(key)))
         };
         let asker = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for _ in 0..3 {
                     let key = below(5);
                     let load = || Ok::<_, forebay_cache::LoadError>(world.block(key, 1));
@@ -144,7 +144,7 @@ fn what_is_being_written_stays() {
         let writing = std::mem::take(&mut *double.writing.lock());
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || (first..first + 3).for_each(|key| _ = world.insert(key)))
+            spawn(move || (first..first + 3).for_each(|key| _ = world.insert(key)))
         };
         let threads = [inserter(10), inserter(20)];
         for block in &writing {

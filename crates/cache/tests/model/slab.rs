@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_cache::model::Slab;
 
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Nobody has a header that another has; what is given back is used again; memory of empty chunks goes.
 #[test]
@@ -14,7 +14,7 @@ fn a_header_has_one_owner() {
         let slab = Arc::new(Slab::new());
         let user = |first: u64| {
             let slab = slab.clone();
-            go(move || {
+            spawn(move || {
                 for round in 0..2 {
                     let keys: Vec<u64> = (0..6).map(|i| first + 10 * round + i).collect();
                     let taken: Vec<_> = keys.iter().map(|key| slab.take(*key)).collect();
@@ -46,7 +46,7 @@ fn outdated_lookups_meet_wiped_and_reused_headers() {
         let latest = Arc::new(AtomicU64::new(0));
         let user = {
             let (slab, latest) = (slab.clone(), latest.clone());
-            go(move || {
+            spawn(move || {
                 slab.retire(handle);
                 if below(2) == 0 {
                     slab.trim();

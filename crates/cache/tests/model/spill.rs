@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_cache::{Attributes, Begin, OwnedRef};
 
 use crate::harness::{Block, World};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 const KEY: u64 = 1;
 
@@ -42,7 +42,7 @@ fn spilled_pins_keep_the_block() {
         let guards: Vec<_> = (0..7).map(|_| first.clone()).collect();
         let thread = |guards: Vec<OwnedRef<u64, Block>>| {
             let world = world.clone();
-            go(move || come_and_go(&world, guards, 6))
+            spawn(move || come_and_go(&world, guards, 6))
         };
         let threads = [thread(vec![first]), thread(guards)];
         if below(2) == 0 {
@@ -61,7 +61,7 @@ fn spilled_pins_keep_the_block_from_the_evictor() {
         assert!(world.insert(KEY));
         let first = world.cache().get_owned(&KEY).expect("just inserted");
         let guards: Vec<_> = (0..10).map(|_| first.clone()).collect();
-        let dropper = go(move || drop(guards));
+        let dropper = spawn(move || drop(guards));
         for key in 2..6 {
             world.insert(key);
         }
@@ -92,7 +92,7 @@ fn joined_past_the_bounds() {
         let flights: Vec<_> = (0..6).map(|_| begin(&world)).collect();
         let joiner = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 let more: Vec<_> = (0..5).map(|_| begin(&world)).collect();
                 for flight in more.into_iter().flatten() {
                     match below(2) {
@@ -102,7 +102,7 @@ fn joined_past_the_bounds() {
                 }
             })
         };
-        let leaver = go(move || drop(flights));
+        let leaver = spawn(move || drop(flights));
         drop(filler.publish(world.block(KEY, 0)));
         join([joiner, leaver]);
         World::end(world);

@@ -8,7 +8,7 @@ use forebay_cache::model::Room;
 use forebay_cache::{Attributes, Begin, Reclaim};
 
 use crate::harness::{WEIGHT, World};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Weight that is out is never more than the limit, and all of it comes back.
 #[test]
@@ -18,7 +18,7 @@ fn no_room_is_lost_or_granted_twice() {
         let out = Arc::new(AtomicU64::new(0));
         let asker = |weight: u64| {
             let (room, out) = (room.clone(), out.clone());
-            go(move || {
+            spawn(move || {
                 for _ in 0..2 {
                     let granted = room.reserve(weight) || {
                         let ticket = room.queue_up(weight);
@@ -51,7 +51,7 @@ fn lots_come_back() {
         let room = Arc::new(Room::new(64, 68));
         let asker = |weight: u64| {
             let room = room.clone();
-            go(move || {
+            spawn(move || {
                 let mut held = Vec::new();
                 for _ in 0..4 {
                     if room.reserve(weight) {
@@ -81,7 +81,7 @@ fn first_come_first_served() {
         let tickets = Arc::new([room.queue_up(2), room.queue_up(1)]);
         let waiter = |n: usize| {
             let (room, tickets) = (room.clone(), tickets.clone());
-            go(move || {
+            spawn(move || {
                 let granted = room.wait(&tickets[n]);
                 let first = room.outcome(&tickets[0]);
                 assert!(n == 0 || !granted || first.is_some(), "the second was served first");
@@ -107,7 +107,7 @@ fn inserters_wait_for_the_reclaimer() {
         let world = Arc::new(World::build(2, |builder| builder.reclaim(Reclaim::Thread)));
         let inserter = |first: u64| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 let mut inserted = 0;
                 for key in first..first + 3 {
                     inserted += u64::from(world.insert(key));
@@ -135,7 +135,7 @@ fn loads_wait_for_the_reclaimer() {
         world.insert(0);
         let loader = |blocks: bool| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for key in [1, 2] {
                     let begun = if blocks {
                         world.cache().begin(key, 1, Attributes::DATA)

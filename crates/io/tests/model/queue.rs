@@ -10,7 +10,7 @@ use forebay_base::sync::{Arc, Mutex};
 use forebay_io::Priority;
 use forebay_io::model::{Limits, Permits, QueueCredits, QueuesToRun};
 
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 struct Queue {
     credits: QueueCredits,
@@ -130,7 +130,7 @@ fn two_queues_pass_one_permit_back_and_forth() {
         let device = Device::new([1; 5], [1; 5], 5, 2);
         let threads = [0, 1].map(|queue| {
             let device = Arc::clone(&device);
-            go(move || {
+            spawn(move || {
                 for _ in 0..2 {
                     device.submit(queue, READ);
                     device.end_one(queue);
@@ -149,7 +149,7 @@ fn shared_permits_reach_the_waiting_queue() {
         let device = Device::new([1; 5], [3, 1, 1, 1, 2], 6, 2);
         let threads = [(0, READ), (1, SCRUB)].map(|(queue, class)| {
             let device = Arc::clone(&device);
-            go(move || {
+            spawn(move || {
                 for other in [class, READ, class] {
                     device.submit(queue, other);
                     if below(2) == 0 {
@@ -169,12 +169,12 @@ fn an_idle_queue_blocks_no_other() {
     check(8000, || {
         let device = Device::new([2, 1, 1, 1, 1], [4, 1, 1, 1, 1], 8, 2);
         let stopping = Arc::clone(&device);
-        let stops = go(move || {
+        let stops = spawn(move || {
             stopping.submit(0, READ);
             stopping.end_one(0);
         });
         let busy = Arc::clone(&device);
-        let works = go(move || (0..4).for_each(|_| busy.submit(1, READ)));
+        let works = spawn(move || (0..4).for_each(|_| busy.submit(1, READ)));
         join([stops, works]);
         // Nothing else is in flight, so it must have got its share at least.
         assert!(device.queues[1].lock().in_flight.len() >= 2);
@@ -190,7 +190,7 @@ fn a_cancelled_waiter_passes_its_permit_on() {
         device.submit(0, READ);
         let submit = |queue, cancels| {
             let device = Arc::clone(&device);
-            go(move || {
+            spawn(move || {
                 device.submit(queue, READ);
                 if cancels {
                     device.cancel(queue);
@@ -199,7 +199,7 @@ fn a_cancelled_waiter_passes_its_permit_on() {
         };
         let waits = [submit(1, true), submit(2, false)];
         let ending = Arc::clone(&device);
-        let ends = go(move || {
+        let ends = spawn(move || {
             ending.end_one(0);
         });
         join(waits.into_iter().chain([ends]));
@@ -214,7 +214,7 @@ fn random_operations_on_three_queues() {
         let device = Device::new([1; 5], [2, 1, 2, 1, 1], 6, 3);
         let threads = [0, 1, 2].map(|queue| {
             let device = Arc::clone(&device);
-            go(move || {
+            spawn(move || {
                 for _ in 0..3 {
                     match below(5) {
                         0 | 1 => device.submit(queue, READ),
@@ -240,7 +240,7 @@ fn queues_without_a_free_worker_hold_no_permits() {
         let device = Device::with_workers([1; 5], [2, 1, 2, 1, 1], 6, 2, 1);
         let threads = [0, 1].map(|queue| {
             let device = Arc::clone(&device);
-            go(move || {
+            spawn(move || {
                 for _ in 0..4 {
                     match below(6) {
                         0 | 1 => device.submit(queue, READ),

@@ -9,7 +9,7 @@ use forebay_io::{Completion, ErrorKind, Request, Roots};
 use shuttle::thread::JoinHandle;
 
 use crate::double::{Double, fail};
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 const ROOTS: usize = 2;
 /// More than the requests of one execution, children included.
@@ -103,7 +103,7 @@ impl World {
     /// A thread that completes up to `most` requests, failing some.
     fn server(self: &Arc<Self>, most: u64) -> JoinHandle<()> {
         let world = self.clone();
-        go(move || {
+        spawn(move || {
             for _ in 0..most {
                 match world.device.take(0) {
                     Some(request) if below(2) == 0 => fail(request, ErrorKind::Device),
@@ -144,14 +144,14 @@ fn drains_race_submissions_and_errors() {
         let world = World::new();
         let submitter = |nth: usize| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.submit(nth, below(2) == 0, 2);
                 world.submit(nth, below(2) == 0, 0);
             })
         };
         let drainer = || {
             let world = world.clone();
-            go(move || world.drain())
+            spawn(move || world.drain())
         };
         let drains = [drainer(), drainer()];
         let threads = [submitter(0), submitter(1), world.server(4)];
@@ -173,14 +173,14 @@ fn nothing_is_accepted_after_a_close() {
         let world = World::new();
         let submitter = |nth: usize| {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.submit(nth, below(2) == 0, 2);
                 world.submit(nth, false, 1);
             })
         };
         let closer = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.roots.close();
                 world.submit(1, false, 0);
                 world.drain();
@@ -210,13 +210,13 @@ fn no_wake_is_lost() {
         let servers = [world.server(2), world.server(2)];
         let beside = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 world.drain();
             })
         };
         let row = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for nth in 0..2 {
                     world.drain();
                     world.submit(nth, true, 1);
@@ -240,7 +240,7 @@ fn a_cancel_divides_before_from_after() {
         let (begun, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let canceller = {
             let (world, begun, ended) = (world.clone(), begun.clone(), ended.clone());
-            go(move || {
+            spawn(move || {
                 begun.store(1, Ordering::Relaxed);
                 world.roots.cancel();
                 ended.store(1, Ordering::Relaxed);
@@ -248,7 +248,7 @@ fn a_cancel_divides_before_from_after() {
         };
         let submitter = {
             let world = world.clone();
-            go(move || {
+            spawn(move || {
                 for offset in 0..3 {
                     let after = ended.load(Ordering::Relaxed) == 1;
                     let nth = offset as usize % ROOTS;
@@ -279,7 +279,7 @@ fn completions_reach_waiting_threads_and_futures() {
             let (request, pending) = Request::discard(0, 1).pending();
             forebay_io::Device::submit(&*device, request);
             let device = device.clone();
-            go(move || {
+            spawn(move || {
                 let completion = match future {
                     true => shuttle::future::block_on(pending),
                     false => pending.wait(&*device),
@@ -290,7 +290,7 @@ fn completions_reach_waiting_threads_and_futures() {
         let waiters = [waiter(false), waiter(true)];
         let server = {
             let device = device.clone();
-            go(move || device.take(0).into_iter().for_each(|request| request.finish(Ok(()))))
+            spawn(move || device.take(0).into_iter().for_each(|request| request.finish(Ok(()))))
         };
         join([server]);
         device.finish_all();

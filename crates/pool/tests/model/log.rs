@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_pool::model::ModelLog;
 
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 /// Each thread's changes come in its order; a change that saw another one comes after it; and what a commit promised
 /// is there.
@@ -18,7 +18,7 @@ fn what_is_logged_is_a_beginning() {
         let newest = Arc::new(AtomicU64::new(0));
         let writer = |thread: u64| {
             let (log, newest) = (log.clone(), newest.clone());
-            go(move || {
+            spawn(move || {
                 let mut saw = Vec::new();
                 let mut promised = false;
                 for n in 1..3 {
@@ -58,7 +58,7 @@ fn what_is_not_kept_is_not_promised() {
         let root = log.root_for(1);
         let writer = |too_much: bool| {
             let log = log.clone();
-            go(move || {
+            spawn(move || {
                 log.write(2, 1);
                 if too_much {
                     log.write_too_much(2, 1);
@@ -84,7 +84,7 @@ fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
         let root = log.root_for(1);
         let renamer = |object: u64| {
             let log = log.clone();
-            go(move || {
+            spawn(move || {
                 log.write(2, object);
                 log.bind(2, object);
                 log.append(2, object);
@@ -93,7 +93,7 @@ fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
         };
         let committer = || {
             let log = log.clone();
-            go(move || {
+            spawn(move || {
                 log.append(2, 9);
                 u64::from(log.commit(9))
             })
@@ -117,7 +117,7 @@ fn commits_race_the_end_of_a_txg() {
         let root_1 = log.root_for(1);
         let committer = |number: u64| {
             let log = log.clone();
-            go(move || {
+            spawn(move || {
                 log.append(3, number);
                 (number, log.commit(number))
             })

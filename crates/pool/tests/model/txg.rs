@@ -8,7 +8,7 @@ use forebay_base::clock::ManualClock;
 use forebay_pool::model::{TxgTunables, Txgs, Wake};
 use forebay_pool::{Error, ErrorKind};
 
-use forebay_base::model::{below, check, go, join};
+use forebay_base::model::{below, check, join, spawn};
 
 fn txgs() -> Arc<Txgs> {
     let tunables = TxgTunables::default();
@@ -33,7 +33,7 @@ fn holds_race_quiesce() {
         let newest = Arc::new(AtomicU64::new(0));
         let changer = |cell: usize| {
             let (txgs, held, newest) = (txgs.clone(), held.clone(), newest.clone());
-            go(move || {
+            spawn(move || {
                 for _ in 0..3 {
                     let floor = newest.load(Ordering::SeqCst);
                     let hold = txgs.begin_at(cell).unwrap();
@@ -72,7 +72,7 @@ fn rest_races_changes_and_commits() {
         let under_way = Arc::new(AtomicI64::new(0));
         let changer = |cell: usize| {
             let (txgs, under_way) = (txgs.clone(), under_way.clone());
-            go(move || {
+            spawn(move || {
                 for _ in 0..2 {
                     let hold = txgs.begin_at(cell).unwrap();
                     under_way.fetch_add(1, Ordering::SeqCst);
@@ -84,7 +84,7 @@ fn rest_races_changes_and_commits() {
         let changers = [changer(0), changer(1)];
         let rester = {
             let (txgs, under_way) = (txgs.clone(), under_way.clone());
-            go(move || {
+            spawn(move || {
                 let mut rested = 0;
                 for _ in 0..2 {
                     let look = || {
@@ -111,7 +111,7 @@ fn waiters_race_commits() {
         let txgs = txgs();
         let waiter = |cell: usize| {
             let txgs = txgs.clone();
-            go(move || {
+            spawn(move || {
                 for _ in 0..2 {
                     let txg = txgs.begin_at(cell).unwrap().txg();
                     if below(2) == 0 {
@@ -126,7 +126,7 @@ fn waiters_race_commits() {
         let waiters = [waiter(0), waiter(1)];
         let syncer = {
             let txgs = txgs.clone();
-            go(move || {
+            spawn(move || {
                 while txgs.next() != Wake::Ended {
                     let txg = txgs.quiesce().unwrap();
                     txgs.synced(txg);
@@ -146,7 +146,7 @@ fn waiters_race_suspend_and_close() {
         let txgs = txgs();
         let waiter = |cell: usize| {
             let txgs = txgs.clone();
-            go(move || {
+            spawn(move || {
                 let Ok(hold) = txgs.begin_at(cell) else { return };
                 let txg = hold.txg();
                 hold.dirty(2 << 20);
@@ -161,7 +161,7 @@ fn waiters_race_suspend_and_close() {
         let waiters = [waiter(0), waiter(1)];
         let syncer = {
             let txgs = txgs.clone();
-            go(move || {
+            spawn(move || {
                 while txgs.next() != Wake::Ended {
                     let Ok(txg) = txgs.quiesce() else { return };
                     txgs.synced(txg);
@@ -190,7 +190,7 @@ fn throttled_changes_race_freed_space() {
         let txg = txgs.quiesce().unwrap();
         let beginner = |cell: usize| {
             let txgs = txgs.clone();
-            go(move || {
+            spawn(move || {
                 let hold = txgs.begin_at(cell).unwrap();
                 hold.dirty(10);
                 hold.txg()
@@ -210,7 +210,7 @@ fn a_large_txg_wakes_the_sync_thread() {
         let txgs = txgs();
         let changer = |cell: usize| {
             let txgs = txgs.clone();
-            go(move || txgs.begin_at(cell).unwrap().dirty(110 << 10))
+            spawn(move || txgs.begin_at(cell).unwrap().dirty(110 << 10))
         };
         let changers = [changer(0), changer(1)];
         assert_eq!(txgs.next(), Wake::Dirty);
