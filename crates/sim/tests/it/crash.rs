@@ -9,7 +9,7 @@ const IMAGES: u64 = 25;
 
 /// Runs from `first` on, or the one that was asked for.
 fn runs(first: u64, make: impl Fn(u64) -> Run) {
-    if let Some(seed) = rig::number("FOREBAY_SEED") {
+    if let Some(seed) = forebay_base::testing::requested_seed() {
         return make(seed).execute();
     }
     let times = if rig::full() { 10 } else { 1 };

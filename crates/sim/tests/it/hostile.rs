@@ -58,7 +58,7 @@ fn cases(
     let watch = Watch::start(name);
     let cache = rig::cache(24 * MIB);
     let count = if rig::full() { count * 10 } else { count };
-    let seeds = rig::number("FOREBAY_SEED").map_or(1..count + 1, |seed| seed..seed + 1);
+    let seeds = forebay_base::testing::requested_seed().map_or(1..count + 1, |seed| seed..seed + 1);
     let (mut worked, mut refused) = (0, 0);
     for seed in seeds {
         watch.case.store(seed, Ordering::Relaxed);
