@@ -276,7 +276,10 @@ impl FileSystem {
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         self.enter(Op::Fsync)?;
         let inode = self.inode_of(ino)?;
-        self.check_writable()?;
+        if self.options.read_only {
+            // As on Linux: there is nothing to write.
+            return Ok(());
+        }
         self.writeback_errors().check(inode.number)?;
         if !data_only {
             self.flush_times(&inode)?;
