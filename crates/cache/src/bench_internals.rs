@@ -16,9 +16,9 @@ impl Default for BareIndex {
 
 impl BareIndex {
     /// Adds an entry. `hash_of` tells the hash of a place that was added before. False if there was no room to grow.
-    pub fn insert(&self, hash: u64, place: usize, hash_of: impl Fn(usize) -> u64) -> bool {
-        let address = |place: usize| (place + 1) * 64;
-        let slot = Slot::resident(hash, address(place));
+    pub fn insert(&self, hash: u64, number: usize, hash_of: impl Fn(usize) -> u64) -> bool {
+        let address = |number: usize| (number + 1) * 64;
+        let slot = Slot::resident(hash, address(number));
         self.0.lock(hash).insert(slot, &|address| hash_of(address / 64 - 1)).is_ok()
     }
 
@@ -26,8 +26,8 @@ impl BareIndex {
     #[inline]
     pub fn find(&self, hash: u64, mut is_it: impl FnMut(usize) -> bool) -> Option<usize> {
         self.0.find(hash, |address| {
-            let place = address / 64 - 1;
-            if is_it(place) { Visit::Found(place) } else { Visit::Missed(address as u64) }
+            let number = address / 64 - 1;
+            if is_it(number) { Visit::Found(number) } else { Visit::Missed(address as u64) }
         })
     }
 

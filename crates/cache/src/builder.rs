@@ -11,11 +11,11 @@ use forebay_base::sync::thread::{JoinHandle, spawn_named};
 
 use crate::cache::Cache;
 use crate::callbacks::{Callbacks, Evicted};
+use crate::capacity::overhead;
 use crate::error::BuildError;
-use crate::inner::{Bound, Inner, Overhead, Parts, Reclaim, Weigher};
+use crate::inner::{Bound, CacheInner, CacheParts, Overhead, Reclaim, Weigher};
 use crate::key::Key;
-use crate::overhead;
-use crate::second::SecondLevel;
+use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
 /// Describes a cache; made by [`Cache::builder`].
@@ -26,7 +26,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     overhead: Option<Overhead>,
     weigher: Weigher<K, V>,
     on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
-    second: Option<Arc<dyn SecondLevel<K, V>>>,
+    secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     mode: Reclaim,
@@ -41,7 +41,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             overhead: None,
             weigher: Box::new(|_, _| size_of::<V>() as u64),
             on_evict: None,
-            second: None,
+            secondary: None,
             clock: None,
             seed: None,
             mode: Reclaim::Thread,
@@ -89,8 +89,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 
     /// A second level behind this one.
-    pub fn second_level(mut self, second: Arc<dyn SecondLevel<K, V>>) -> Self {
-        self.second = Some(second);
+    pub fn secondary_cache(mut self, secondary: Arc<dyn SecondaryCache<K, V>>) -> Self {
+        self.secondary = Some(secondary);
         self
     }
 
@@ -142,7 +142,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         };
         let limit = capacity.saturating_add(capacity >> tunables.overflow_shift());
         let has_callbacks = self.on_evict.is_some();
-        let inner = Inner::new(Parts {
+        let inner = CacheInner::new(CacheParts {
             target: capacity,
             limit,
             shards: (2 * cpus).next_power_of_two().max(if cfg!(forebay_model) { 1 } else { 4 }),
@@ -151,14 +151,14 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             tunables,
             weigher: self.weigher,
             callbacks: self.on_evict.map(Callbacks::new),
-            second: self.second,
+            secondary: self.secondary,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,
         })?;
         if let Some(bound) = self.bound {
             inner.refresh_bound();
-            if inner.room.target() == 0 {
+            if inner.capacity.target() == 0 {
                 return Err(BuildError::BoundTooSmall { bound, overhead: overhead::bytes(&inner) });
             }
         }
@@ -168,7 +168,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
 
 /// Puts the cache on the heap and starts its threads.
 fn start<K: Key, V: Send + Sync + 'static>(
-    inner: Inner<K, V>,
+    inner: CacheInner<K, V>,
     has_callbacks: bool,
 ) -> Result<Cache<K, V>, BuildError> {
     let mode = inner.mode;
@@ -178,34 +178,34 @@ fn start<K: Key, V: Send + Sync + 'static>(
     // From here the cache's drop ends what has been started.
     let mut cache = Cache::from_hold(inner, Vec::new());
     if mode == Reclaim::Thread {
-        cache.adopt_thread(spawn(inner, "forebay-reclaim", Inner::run_reclaimer)?);
+        cache.adopt_thread(spawn(inner, "forebay-reclaim", CacheInner::run_reclaimer)?);
     }
     if has_callbacks {
-        cache.adopt_thread(spawn(inner, "forebay-evicted", Inner::run_callbacks)?);
+        cache.adopt_thread(spawn(inner, "forebay-evicted", CacheInner::run_callbacks)?);
     }
     Ok(cache)
 }
 
-struct Held<K: Key, V: Send + Sync + 'static>(NonNull<Inner<K, V>>);
+struct InnerHold<K: Key, V: Send + Sync + 'static>(NonNull<CacheInner<K, V>>);
 
-// SAFETY: `Inner` is shared between threads by design; see `Cache`.
-unsafe impl<K: Key, V: Send + Sync + 'static> Send for Held<K, V> {}
+// SAFETY: `CacheInner` is shared between threads by design; see `Cache`.
+unsafe impl<K: Key, V: Send + Sync + 'static> Send for InnerHold<K, V> {}
 
-impl<K: Key, V: Send + Sync + 'static> Drop for Held<K, V> {
+impl<K: Key, V: Send + Sync + 'static> Drop for InnerHold<K, V> {
     fn drop(&mut self) {
         // SAFETY: this type is a hold.
-        unsafe { Inner::release(self.0) };
+        unsafe { CacheInner::release(self.0) };
     }
 }
 
 fn spawn<K: Key, V: Send + Sync + 'static>(
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
     name: &str,
-    body: fn(&Inner<K, V>),
+    body: fn(&CacheInner<K, V>),
 ) -> Result<JoinHandle<()>, BuildError> {
     // SAFETY: the caller has a hold.
     unsafe { inner.as_ref() }.hold();
-    let held = Held(inner);
+    let held = InnerHold(inner);
     let run = move || {
         let held = held;
         // SAFETY: the thread's hold keeps it alive.

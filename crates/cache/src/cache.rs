@@ -10,11 +10,11 @@ use forebay_base::tunables::TunableError;
 use crate::attributes::{Attributes, Cause, Class};
 use crate::builder::Builder;
 use crate::error::{OwnerError, Refused};
-use crate::guard::{OwnedRef, Place, Ref};
-use crate::inner::Inner;
+use crate::guard::{OwnedRef, Ref, SlotHint};
+use crate::inner::CacheInner;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
-use crate::second::Candidate;
+use crate::secondary::Candidate;
 use crate::stats::Stats;
 use crate::tunables::CacheTunables;
 
@@ -27,11 +27,11 @@ use crate::tunables::CacheTunables;
 /// pins: they go, and the cache's memory with them, when the last such pin does.
 /// [`close`](Self::close) waits for that instead.
 pub struct Cache<K: Key, V: Send + Sync + 'static> {
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-// SAFETY: all access to `Inner` is shared and synchronised by its own locks and atomics; keys and
+// SAFETY: all access to `CacheInner` is shared and synchronised by its own locks and atomics; keys and
 // values cross threads, which the bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Cache<K, V> {}
 // SAFETY: as above.
@@ -52,7 +52,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     }
 
     /// Takes over a hold on `inner`.
-    pub(crate) fn from_hold(inner: NonNull<Inner<K, V>>, threads: Vec<JoinHandle<()>>) -> Self {
+    pub(crate) fn from_hold(
+        inner: NonNull<CacheInner<K, V>>,
+        threads: Vec<JoinHandle<()>>,
+    ) -> Self {
         Self { inner, threads: Mutex::named("cache-threads", threads) }
     }
 
@@ -62,7 +65,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     }
 
     #[inline]
-    pub(crate) fn inner(&self) -> &Inner<K, V> {
+    pub(crate) fn inner(&self) -> &CacheInner<K, V> {
         // SAFETY: this cache's hold keeps it alive.
         unsafe { self.inner.as_ref() }
     }
@@ -104,14 +107,14 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
-        self.inner().get_at(place, key)
+    pub fn get_at(&self, hint: SlotHint, key: &K) -> Option<Ref<'_, K, V>> {
+        self.inner().get_at(hint, key)
     }
 
     /// Has the processor fetch what [`get_at`](Self::get_at) will look at, without waiting for it.
     #[inline]
-    pub fn approach(&self, place: Place) {
-        if let Some(header) = self.inner().slab.by_id(place.0) {
+    pub fn prefetch(&self, hint: SlotHint) {
+        if let Some(header) = self.inner().slab.by_id(hint.0) {
             forebay_base::sync::hint::prefetch(header.as_ptr());
         }
     }
@@ -161,11 +164,11 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// blocks left.
     pub fn flush(&self) -> u64 {
         let inner = self.inner();
-        let (gone, _) = inner.sweep(Cause::Flushed, |_, _| true);
-        inner.forget_ghosts(|_| true);
-        inner.shadows.clear();
+        let (removed, _) = inner.sweep(Cause::Flushed, |_, _| true);
+        inner.remove_ghosts(|_| true);
+        inner.simulations.clear();
         self.trim();
-        gone
+        removed
     }
 
     /// Removes every block for which `wanted` says yes. Returns how many.
@@ -209,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
                 inner.set_target(bytes);
             }
         }
-        inner.want_reclaim();
+        inner.request_reclaim();
     }
 
     /// Opens an owner: a number for keys to carry, by which what is theirs can be limited and removed.
@@ -248,7 +251,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
             return false;
         }
         inner.sweep_and_wait(Cause::OwnerClosed, |key, _| key.owner() == owner);
-        inner.forget_ghosts(|o| o == owner);
+        inner.remove_ghosts(|o| o == owner);
         inner.owners.end_close(owner);
         true
     }
@@ -269,7 +272,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// When the name, the value or the time is wrong; the error says what would be right.
     pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
         self.inner().tunables.set(name, value)?;
-        self.inner().want_reclaim();
+        self.inner().request_reclaim();
         Ok(())
     }
 
@@ -290,7 +293,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
         inner.sweep_and_wait(Cause::Closed, |_, _| true);
-        inner.forget_ghosts(|_| true);
+        inner.remove_ghosts(|_| true);
         self.end_threads();
         self.trim();
     }
@@ -309,11 +312,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// Checks every structure against every other, and panics at the first contradiction. Nothing else may
-    /// use the cache meanwhile. For tests.
+    /// Checks every structure against every other.
+    ///
+    /// For tests. Nothing else may use the cache meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// At the first contradiction.
     #[doc(hidden)]
     pub fn audit(&self) {
-        crate::audit::audit(self.inner());
+        crate::stats::audit::audit(self.inner());
     }
 }
 
@@ -327,7 +335,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Cache<K, V> {
         self.end_threads();
         self.inner().orphan_the_pinned();
         // SAFETY: this cache's hold, given up once and last.
-        unsafe { Inner::release(self.inner) };
+        unsafe { CacheInner::release(self.inner) };
     }
 }
 

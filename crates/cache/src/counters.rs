@@ -28,7 +28,7 @@ forebay_base::counters! {
     /// Blocks that entered the cache.
     inserts: class;
     /// Blocks not cached because no room came free in time.
-    refused_no_room: class;
+    refused_no_capacity: class;
     /// Blocks not cached because they are heavier than the cache.
     refused_too_heavy: class;
     /// Blocks not cached because their owner does not want this class cached.
@@ -66,9 +66,9 @@ forebay_base::counters! {
     /// Blocks of mfu that were evicted.
     demoted: class;
     /// Newcomers that were asked for more often than their rival in mfu, and took its place.
-    contests_won: class;
+    admissions_won: class;
     /// Newcomers that were not, and were evicted in its stead.
-    contests_lost: class;
+    admissions_lost: class;
     /// Blocks that went over from mru to mfu without a contest, because the rule means less for mru now.
     overflowed: class;
     /// Blocks evicted while a rule was in force for their class: mru is meant to have 1 (and the distance of uses decides, not their number), 5, 20 or 50 % of its room, or all.
@@ -76,7 +76,7 @@ forebay_base::counters! {
     /// Times that the shadow caches led to another rule.
     rule_changes: class;
     /// Accesses to sampled blocks that the shadow caches have played.
-    shadow_accesses: class;
+    simulation_accesses: class;
     /// Times that the cache was found past its overflow limit.
     overflows;
     /// Inserters that waited for room.
@@ -84,9 +84,9 @@ forebay_base::counters! {
     /// Inserters that waited in vain.
     throttle_timeouts;
     /// Blocks offered to the second level.
-    second_offered: class;
+    secondary_offered: class;
     /// Loads that the second level took over.
-    second_hits: class;
+    secondary_hits: class;
     /// Eviction callbacks that ran.
     callbacks_run;
     /// Eviction callbacks that were dropped because too many were waiting.

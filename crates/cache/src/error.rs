@@ -40,7 +40,7 @@ impl LoadError {
 pub enum Refusal {
     /// No room came free in time.
     #[error("no room came free in time; try later, or give the cache more capacity")]
-    NoRoom,
+    NoCapacity,
     /// It is heavier than the whole cache, or than 4 GiB.
     #[error("it is heavier than the cache can hold")]
     TooHeavy,

@@ -79,7 +79,7 @@ mod tests {
         /// The twin halves its count at each end of an epoch, and counts beyond the cap no further. Its times do not wrap.
         #[test]
         fn ages_as_one_that_is_halved_each_epoch(steps in prop::collection::vec(0..2 * TICKS, 1..200), start in any::<u32>()) {
-            let (mut now, mut twin, mut frequency) = (u64::from(start), 0u32, Frequency::default());
+            let (mut now, mut model, mut frequency) = (u64::from(start), 0u32, Frequency::default());
             let (mut last, mut gap) = (None, u64::from(GAP));
             // A block that was never asked for has no tick; its count is zero at all of them.
             prop_assert_eq!(frequency.count(start), 0);
@@ -87,14 +87,14 @@ mod tests {
                 if step < TICKS {
                     let epoch = now / u64::from(TICKS);
                     now += u64::from(step);
-                    twin >>= now / u64::from(TICKS) - epoch;
+                    model >>= now / u64::from(TICKS) - epoch;
                 } else {
                     frequency = frequency.used(now as u32);
-                    twin = (twin + 1).min(COUNT);
+                    model = (model + 1).min(COUNT);
                     gap = last.map_or(u64::MAX, |last| now - last).min(u64::from(GAP));
                     last = Some(now);
                 }
-                prop_assert_eq!(frequency.count(now as u32), twin);
+                prop_assert_eq!(frequency.count(now as u32), model);
                 prop_assert_eq!(Frequency::from_bits(frequency.bits()), frequency);
                 if let Some(last) = last {
                     prop_assert_eq!(u64::from(frequency.age(now as u32)), now - last);

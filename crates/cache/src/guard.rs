@@ -6,23 +6,23 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use crate::header::{Header, RETIRED, VALID};
-use crate::inner::Inner;
+use crate::inner::CacheInner;
 use crate::key::Key;
 
 /// A pinned block, borrowed from its cache: cheap to take and to drop (one atomic update each, on
 /// the block's own header), and the block stays while it lives, even if the cache has let go of it.
 pub struct Ref<'a, K: Key, V: Send + Sync + 'static> {
     header: NonNull<Header<K, V>>,
-    inner: NonNull<Inner<K, V>>,
-    _cache: PhantomData<&'a Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
+    _cache: PhantomData<&'a CacheInner<K, V>>,
 }
 
 /// Where a cache had a block: a hint that saves looking for it, see
 /// [`Cache::get_at`](crate::Cache::get_at). It keeps nothing from being evicted, and never becomes invalid: it becomes useless.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place(pub(crate) u32);
+pub struct SlotHint(pub(crate) u32);
 
-impl Place {
+impl SlotHint {
     /// No place: the block is looked for.
     pub const UNKNOWN: Self = Self(0);
 }
@@ -31,7 +31,7 @@ impl Place {
 /// and no shared reference count; [`Cache::close`](crate::Cache::close) waits for it.
 pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
     header: NonNull<Header<K, V>>,
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
 }
 
 // SAFETY: a guard gives shared access to `K` and `V`, and its drop may drop a `V` here, so
@@ -39,7 +39,7 @@ pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Ref<'_, K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Ref<'_, K, V> {}
-// SAFETY: as above; what it points to lives while any pin does (`Inner::hold`).
+// SAFETY: as above; what it points to lives while any pin does (`CacheInner::hold`).
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for OwnedRef<K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for OwnedRef<K, V> {}
@@ -48,7 +48,10 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
     /// # Safety
     /// The caller holds a pin on a filled header of `inner`, and hands it over.
     #[inline]
-    pub(crate) unsafe fn from_pin(inner: &'a Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+    pub(crate) unsafe fn from_pin(
+        inner: &'a CacheInner<K, V>,
+        header: NonNull<Header<K, V>>,
+    ) -> Self {
         Self { header, inner: NonNull::from(inner), _cache: PhantomData }
     }
 
@@ -61,9 +64,9 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
 
     /// Where the cache has the block at present.
     #[inline]
-    pub fn place(&self) -> Place {
+    pub fn slot_hint(&self) -> SlotHint {
         // SAFETY: this guard holds a pin.
-        Place(unsafe { self.header.as_ref() }.id())
+        SlotHint(unsafe { self.header.as_ref() }.id())
     }
 
     /// The same pin, borrowing nothing.
@@ -84,7 +87,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
 impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
     /// # Safety
     /// The caller holds a pin on a filled header of `inner`, and hands it over.
-    pub(crate) unsafe fn from_pin(inner: &Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+    pub(crate) unsafe fn from_pin(inner: &CacheInner<K, V>, header: NonNull<Header<K, V>>) -> Self {
         Self { header, inner: NonNull::from(inner) }
     }
 
@@ -101,7 +104,7 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
     }
 
     /// The same pin, borrowing the cache that it belongs to.
-    pub(crate) fn lend(self, inner: &Inner<K, V>) -> Ref<'_, K, V> {
+    pub(crate) fn lend(self, inner: &CacheInner<K, V>) -> Ref<'_, K, V> {
         debug_assert_eq!(self.inner, NonNull::from(inner));
         let block = Ref { header: self.header, inner: self.inner, _cache: PhantomData };
         std::mem::forget(self);
@@ -144,7 +147,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Ref<'_, K, V> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
-        unsafe { Inner::unpin(self.inner, self.header) };
+        unsafe { CacheInner::unpin(self.inner, self.header) };
     }
 }
 
@@ -152,7 +155,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for OwnedRef<K, V> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
-        unsafe { Inner::unpin_owned(self.inner, self.header) };
+        unsafe { CacheInner::unpin_owned(self.inner, self.header) };
     }
 }
 

@@ -1,10 +1,10 @@
 //! The cache proper: what lookups, inserts, removals and the evictor share, and the lookup itself.
 //!
 //! Invariants
-//! * Every header that is in use holds `header.weight()` of `room`; freeing it gives that back.
+//! * Every header that is in use holds `header.weight()` of `capacity`; freeing it gives that back.
 //! * A header's bytes are counted in the sublist that its state names, from the update that names
 //!   it to the update that retires it or moves it on.
-//! * `Inner` lives while anyone *holds* it: the `Cache`, its threads, a guard that is dropping the
+//! * `CacheInner` lives while anyone *holds* it: the `Cache`, its threads, a guard that is dropping the
 //!   last pin, and, after the `Cache` was dropped, every header that was still pinned then.
 //!
 //! Locking: see `docs/locking.md`. No function here holds two locks, but for the index taking its
@@ -22,22 +22,22 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::attributes::{Attributes, Class};
 use crate::callbacks::Callbacks;
+use crate::capacity::Capacity;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
-use crate::flight::Flights;
+use crate::header::slab::Slab;
+use crate::header::spill::SpilledPins;
 use crate::header::{Header, List};
 use crate::index::Index;
 use crate::index::line::Slot;
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{GhostList, Ghosts};
+use crate::load::single_flight::InFlightLoads;
 use crate::owner::Owners;
+use crate::policy::simulation::Simulations;
 use crate::policy::{GhostHits, Policy, Sizes};
-use crate::room::Room;
-use crate::second::SecondLevel;
-use crate::shadow::Shadows;
-use crate::slab::Slab;
-use crate::spill::SpilledPins;
+use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
 /// Weighs a block, in bytes.
@@ -56,7 +56,7 @@ pub enum Reclaim {
     Inline,
 }
 
-pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
+pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) hasher: foldhash::quality::FixedState,
     pub(crate) index: Index,
     pub(crate) slab: Slab<K, V>,
@@ -66,19 +66,19 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) ghosts: [Ghosts; 4],
     pub(crate) policy: Policy,
     pub(crate) ghost_hits: GhostHits,
-    pub(crate) shadows: Shadows,
-    pub(crate) room: Room,
+    pub(crate) simulations: Simulations,
+    pub(crate) capacity: Capacity,
     pub(crate) owners: Owners,
-    pub(crate) flights: Flights,
+    pub(crate) in_flight: InFlightLoads,
     pub(crate) spilled: SpilledPins,
     pub(crate) tunables: CacheTunables,
     pub(crate) counters: CacheCounters,
     pub(crate) throttle_wait_ns: AtomicHistogram,
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
-    pub(crate) second: Option<Arc<dyn SecondLevel<K, V>>>,
+    pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     /// By class, the uses of the block of mfu that lost a contest last.
-    pub(crate) beaten: [AtomicU32; 2],
+    pub(crate) last_victim_uses: [AtomicU32; 2],
     pub(crate) clock: Arc<dyn Clock>,
     /// The hard bound, and what else counts against it.
     pub(crate) bound: Option<Bound>,
@@ -87,7 +87,7 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) reclaim: Mutex<u64>,
     /// One for each thread that evicts.
     pub(crate) scratches: Box<[CachePadded<Mutex<Scratch<K, V>>>]>,
-    pub(crate) signal: Signal,
+    pub(crate) signal: ReclaimSignal,
     pub(crate) closed: AtomicBool,
     /// Headers were freed while somebody waits for that.
     pub(crate) released: (Mutex<u64>, Condvar),
@@ -102,19 +102,19 @@ pub(crate) struct Bound {
 }
 
 /// How inserters call the reclaimer.
-pub(crate) struct Signal {
+pub(crate) struct ReclaimSignal {
     pub(crate) wanted: AtomicBool,
-    pub(crate) state: Mutex<SignalState>,
+    pub(crate) state: Mutex<ReclaimSignalState>,
     pub(crate) changed: Condvar,
 }
 
 #[derive(Default)]
-pub(crate) struct SignalState {
+pub(crate) struct ReclaimSignalState {
     pub(crate) stop: bool,
 }
 
 /// Parts that the builder chooses.
-pub(crate) struct Parts<K: Key, V: Send + Sync + 'static> {
+pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) target: u64,
     pub(crate) limit: u64,
     pub(crate) shards: usize,
@@ -123,14 +123,14 @@ pub(crate) struct Parts<K: Key, V: Send + Sync + 'static> {
     pub(crate) tunables: CacheTunables,
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
-    pub(crate) second: Option<Arc<dyn SecondLevel<K, V>>>,
+    pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    pub(crate) fn new(parts: Parts<K, V>) -> Result<Self, forebay_base::vm::Error> {
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    pub(crate) fn new(parts: CacheParts<K, V>) -> Result<Self, forebay_base::vm::Error> {
         let lists = || std::array::from_fn(|_| MultiList::new(parts.sublists));
         Ok(Self {
             hasher: foldhash::quality::FixedState::with_seed(parts.seed),
@@ -140,18 +140,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
             policy: Policy::new(parts.target, parts.tunables.plain_lru()),
             ghost_hits: GhostHits::new(parts.shards),
-            shadows: Shadows::new(parts.shards),
-            room: Room::new(parts.target, parts.limit, parts.shards),
+            simulations: Simulations::new(parts.shards),
+            capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
-            flights: Flights::new(),
+            in_flight: InFlightLoads::new(),
             spilled: SpilledPins::new(),
             tunables: parts.tunables,
             counters: CacheCounters::default(),
             throttle_wait_ns: AtomicHistogram::default(),
             weigher: parts.weigher,
             callbacks: parts.callbacks,
-            second: parts.second,
-            beaten: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
+            secondary: parts.secondary,
+            last_victim_uses: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
             clock: parts.clock,
             bound: parts.bound,
             mode: parts.mode,
@@ -160,9 +160,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 .map(|n| Scratch::new(SmallRng::from_seed(parts.seed.wrapping_add(n))))
                 .map(|scratch| CachePadded::new(Mutex::named("evict-scratch", scratch)))
                 .collect(),
-            signal: Signal {
+            signal: ReclaimSignal {
                 wanted: AtomicBool::new(false),
-                state: Mutex::named("reclaim-signal", SignalState::default()),
+                state: Mutex::named("reclaim-signal", ReclaimSignalState::default()),
                 changed: Condvar::new(),
             },
             closed: AtomicBool::new(false),
@@ -174,7 +174,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Plain LRU does not tell blocks apart.
     #[inline]
-    pub(crate) fn as_policy_sees(&self, attributes: Attributes) -> Attributes {
+    pub(crate) fn policy_attributes(&self, attributes: Attributes) -> Attributes {
         if self.tunables.plain_lru() { Attributes::DATA } else { attributes }
     }
 

@@ -10,14 +10,14 @@ use crate::attributes::{Attributes, Cause, Class, Hint};
 use crate::counters::CacheCounters;
 use crate::error::{Refusal, Refused};
 use crate::frequency::Frequency;
-use crate::header::{FILLED, Header, List, MARK, RETIRED, State, VALID};
+use crate::header::{FILLED, Header, HeaderState, List, MARK, RETIRED, VALID};
 use crate::index::line::Slot;
 use crate::index::{Full, Known, Locked};
-use crate::inner::{Inner, Reclaim};
+use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     /// Whether a block may be cached, apart from room.
     pub(crate) fn refuse(&self, key: &K, class: Class, weight: u64) -> Option<Refusal> {
         if self.closed.load(Ordering::Acquire) {
@@ -28,7 +28,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Permit::ByOwner => return Some(Refusal::ByOwner),
             Permit::Closed => return Some(Refusal::Closed),
         }
-        let too_heavy = || weight > self.room.target() || weight >= u64::from(u32::MAX);
+        let too_heavy = || weight > self.capacity.target() || weight >= u64::from(u32::MAX);
         if too_heavy() && self.bound.is_some() && self.mode == Reclaim::Inline {
             // No thread looks whether there is less overhead now.
             self.reclaim_directly(0);
@@ -38,7 +38,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     pub(crate) fn count_refusal(&self, reason: Refusal, class: Class) {
         let row = match reason {
-            Refusal::NoRoom => CacheCounters::REFUSED_NO_ROOM,
+            Refusal::NoCapacity => CacheCounters::REFUSED_NO_CAPACITY,
             Refusal::TooHeavy => CacheCounters::REFUSED_TOO_HEAVY,
             Refusal::ByOwner => CacheCounters::REFUSED_BY_OWNER,
             Refusal::Closed => CacheCounters::REFUSED_CLOSED,
@@ -54,29 +54,29 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         value: V,
         attributes: Attributes,
     ) -> Result<(), Refused<V>> {
-        let attributes = self.as_policy_sees(attributes);
+        let attributes = self.policy_attributes(attributes);
         let class = attributes.class;
         let hash = self.hash(&key);
         let weight = (self.weigher)(&key, &value).max(1);
         let refused = (self.refuse(&key, class, weight))
-            .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoRoom));
+            .or_else(|| (!self.reserve(weight)).then_some(Refusal::NoCapacity));
         if let Some(reason) = refused {
-            return Err(self.turn_away(hash, &key, value, reason, class));
+            return Err(self.refuse_insert(hash, &key, value, reason, class));
         }
-        if let Some(second) = self.active_second() {
-            return self.insert_over(second, hash, key, value, (weight as u32, attributes));
+        if let Some(secondary) = self.active_secondary() {
+            return self.insert_over(secondary, hash, key, value, (weight as u32, attributes));
         }
         let Ok(header) = self.slab.take() else {
-            self.room.release(weight);
-            return Err(self.turn_away(hash, &key, value, Refusal::NoMemory, class));
+            self.capacity.release(weight);
+            return Err(self.refuse_insert(hash, &key, value, Refusal::NoMemory, class));
         };
         // SAFETY: fresh from the slab, so this thread's alone.
         unsafe {
             header.as_ref().occupy(key, weight as u32, Some(value), self.sampled(hash, attributes))
         };
         match self.link(hash, &key, header, class) {
-            Ok(met) => {
-                let frequent = self.note_met(&met, hash, header, attributes);
+            Ok(previous) => {
+                let frequent = self.note_previous(&previous, hash, header, attributes);
                 self.enter(header, class, attributes.hint, frequent);
                 Ok(())
             }
@@ -85,13 +85,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 let value = unsafe { header.as_ref().retract(true) };
                 let value = value.expect("occupied with a value");
                 self.slab.give(header);
-                self.room.release(weight);
-                Err(self.turn_away(hash, &key, value, reason, class))
+                self.capacity.release(weight);
+                Err(self.refuse_insert(hash, &key, value, reason, class))
             }
         }
     }
 
-    pub(crate) fn turn_away(
+    pub(crate) fn refuse_insert(
         &self,
         hash: u64,
         key: &K,
@@ -112,7 +112,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         key: &K,
         header: NonNull<Header<K, V>>,
         class: Class,
-    ) -> Result<Met<K, V>, Refusal> {
+    ) -> Result<PreviousEntry<K, V>, Refusal> {
         let mut locked = self.index.lock(hash);
         // Asked again under the lock: a close that passes the barrier after this sees the header.
         if let Some(reason) = self.refuse(key, class, 0) {
@@ -142,31 +142,32 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         (hash, header): (u64, NonNull<Header<K, V>>),
         bits: u64,
         cause: Cause,
-    ) -> Result<Met<K, V>, Full> {
+    ) -> Result<PreviousEntry<K, V>, Full> {
         let slot = Self::slot_of(hash, header);
         // SAFETY: the caller occupies it.
         let h = unsafe { header.as_ref() };
         match known {
-            Known::Resident(place, address) => {
+            Known::Resident(slot_ref, address) => {
                 h.announce(bits);
                 // First the slot, then the old header: a reader that finds the old one invalid looks at
                 // the slot again.
-                locked.replace(place, slot);
+                locked.replace(slot_ref, slot);
                 let old = Self::header_at(address);
                 // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
                 // remover finds the slot taken and does the rest.
                 let before = unsafe { old.as_ref() }.retire(cause);
-                Ok(before.map_or(Met::Nothing, |before| Met::Resident(old, before)))
+                Ok(before
+                    .map_or(PreviousEntry::Nothing, |before| PreviousEntry::Resident(old, before)))
             }
-            Known::Ghost(place, ghost) => {
+            Known::Ghost(slot_ref, ghost) => {
                 h.announce(bits);
-                locked.replace(place, slot);
-                Ok(Met::Ghost(GhostList::from_number(ghost.ghost_list()), ghost))
+                locked.replace(slot_ref, slot);
+                Ok(PreviousEntry::Ghost(GhostList::from_number(ghost.ghost_list()), ghost))
             }
             Known::Nothing => {
                 locked.insert(slot, &|address| self.hash_of(address))?;
                 h.announce(bits);
-                Ok(Met::Nothing)
+                Ok(PreviousEntry::Nothing)
             }
         }
     }
@@ -181,14 +182,14 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// the time would be a stream of newcomers to them, each used once more soon, which only a clock keeps.
     pub(crate) fn sampled(&self, hash: u64, attributes: Attributes) -> (Class, bool) {
         let class = attributes.class;
-        (class, attributes.hint == Hint::Normal && self.shadows.samples(hash, class))
+        (class, attributes.hint == Hint::Normal && self.simulations.samples(hash, class))
     }
 
     /// Draws the consequences of what a new header, whose pin the caller holds and which is in no list yet, met in the
     /// index. True if it begins in mfu.
-    pub(crate) fn note_met(
+    pub(crate) fn note_previous(
         &self,
-        met: &Met<K, V>,
+        previous: &PreviousEntry<K, V>,
         hash: u64,
         header: NonNull<Header<K, V>>,
         attributes: Attributes,
@@ -198,9 +199,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let weight = h.weight();
         let mut frequency = Frequency::default();
         let (mut frequent, mut ghost_of) = (false, None);
-        match *met {
-            Met::Nothing => {}
-            Met::Ghost(list, ghost) => {
+        match *previous {
+            PreviousEntry::Nothing => {}
+            PreviousEntry::Ghost(list, ghost) => {
                 let row = if list.frequent {
                     CacheCounters::GHOST_HITS_MFU
                 } else {
@@ -210,10 +211,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 ghost_of = Some(list);
                 frequency = ghost.ghost_uses(self.policy.now());
             }
-            Met::Resident(old, before) => {
+            PreviousEntry::Resident(old, before) => {
                 // SAFETY: the pin that `retire` took.
                 frequency = unsafe { old.as_ref() }.frequency();
-                self.left(old, before, Cause::Replaced);
+                self.count_left(old, before, Cause::Replaced);
                 // SAFETY: as above.
                 unsafe { Self::unpin(NonNull::from(self), old) };
                 frequent = before.list() == Some(List::Mfu) || before.has(MARK);
@@ -223,35 +224,35 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         self.ghost_hits.note(ghost_of, weight);
         // One that is refused weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;
-        if sampled || self.shadows.wait_to_be_played() {
-            self.play(sampled.then_some((hash, attributes.class, weight)));
+        if sampled || self.simulations.should_replay() {
+            self.replay(sampled.then_some((hash, attributes.class, weight)));
         }
         frequent
     }
 
     /// Shows the shadows what has happened, a sampled block that comes in last, and follows them.
     #[cold]
-    fn play(&self, sampled: Option<(u64, Class, u32)>) {
+    fn replay(&self, sampled: Option<(u64, Class, u32)>) {
         let c = self.policy.capacity();
         let sizes = self.sizes();
-        let room = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
-        let Some(played) = self.shadows.note_miss(sampled, room) else { return };
+        let capacity = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
+        let Some(replayed) = self.simulations.note_miss(sampled, capacity) else { return };
         for class in Class::ALL {
             let n = class as usize;
-            if played.accesses[n] > 0 {
-                self.counters.add(CacheCounters::SHADOW_ACCESSES, n, played.accesses[n]);
+            if replayed.accesses[n] > 0 {
+                self.counters.add(CacheCounters::SIMULATION_ACCESSES, n, replayed.accesses[n]);
             }
-            if played.changes[n] > 0 {
-                self.counters.add(CacheCounters::RULE_CHANGES, n, played.changes[n]);
+            if replayed.changes[n] > 0 {
+                self.counters.add(CacheCounters::RULE_CHANGES, n, replayed.changes[n]);
             }
-            self.policy.follow(class, played.chosen[n]);
+            self.policy.follow(class, replayed.chosen[n]);
         }
     }
 
     /// Puts a valid, pinned header into its list, and unpins it.
     fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
-        let (home, mark) = self.home(class, hint, frequent);
-        let entered = self.enlist(header, class, home, |s| s.with(mark).unpinned());
+        let (initial_list, mark) = self.initial_list(class, hint, frequent);
+        let entered = self.enlist(header, class, initial_list, |s| s.with(mark).unpinned());
         if entered.is_none() {
             // SAFETY: the pin that the header was occupied with.
             unsafe { Self::unpin(NonNull::from(self), header) };
@@ -259,12 +260,12 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     /// The list in which a block begins, and its mark.
-    pub(crate) fn home(&self, class: Class, hint: Hint, frequent: bool) -> (List, u64) {
+    pub(crate) fn initial_list(&self, class: Class, hint: Hint, frequent: bool) -> (List, u64) {
         match (hint, frequent) {
             (_, true) => (List::Mfu, 0),
             (Hint::Normal, false) => (List::Mru, 0),
             (Hint::Once, false) => (List::Once, 0),
-            (Hint::Again, false) if self.policy.rule(class).contest => (List::Mfu, 0),
+            (Hint::Again, false) if self.policy.rule(class).admission => (List::Mfu, 0),
             // A clock has no use for mfu, whose blocks go first. It goes round once more.
             (Hint::Again, false) => (List::Mru, if self.tunables.plain_lru() { 0 } else { MARK }),
         }
@@ -277,8 +278,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         header: NonNull<Header<K, V>>,
         class: Class,
         list: List,
-        change: impl Fn(State) -> State,
-    ) -> Option<State> {
+        change: impl Fn(HeaderState) -> HeaderState,
+    ) -> Option<HeaderState> {
         // SAFETY: the caller holds a pin.
         let h = unsafe { header.as_ref() };
         // Read before the update, after which the header may be anybody's.
@@ -298,13 +299,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// Removes the block of that key. True if there was one.
     pub(crate) fn remove(&self, hash: u64, key: &K, cause: Cause) -> bool {
         let mut locked = self.index.lock(hash);
-        let Some((place, address)) = Self::find_key(&locked, key) else { return false };
+        let Some((slot_ref, address)) = Self::find_key(&locked, key) else { return false };
         let header = Self::header_at(address);
         // SAFETY: not freed while its slot is there.
         let Some(before) = unsafe { header.as_ref() }.retire(cause) else { return false };
-        locked.remove(place);
+        locked.remove(slot_ref);
         drop(locked);
-        self.left(header, before, cause);
+        self.count_left(header, before, cause);
         // SAFETY: the pin that `retire` took.
         unsafe { Self::unpin(NonNull::from(self), header) };
         // A block that was still loading was not there yet.
@@ -315,13 +316,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     pub(crate) fn unlink(&self, header: NonNull<Header<K, V>>, hash: u64) {
         let mut locked = self.index.lock(hash);
         let address = header.addr().get();
-        if let Some((place, _)) = locked.find_resident(|a| a == address) {
-            locked.remove(place);
+        if let Some((slot_ref, _)) = locked.find_resident(|a| a == address) {
+            locked.remove(slot_ref);
         }
     }
 
     /// Counts a retired block out of its list.
-    pub(crate) fn left(&self, header: NonNull<Header<K, V>>, before: State, cause: Cause) {
+    pub(crate) fn count_left(
+        &self,
+        header: NonNull<Header<K, V>>,
+        before: HeaderState,
+        cause: Cause,
+    ) {
         let Some(list) = before.list() else { return };
         // SAFETY: the caller holds a pin.
         let weight = unsafe { header.as_ref() }.weight();
@@ -332,10 +338,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 }
 
 /// What a new header met in the index.
-pub(crate) enum Met<K, V> {
+pub(crate) enum PreviousEntry<K, V> {
     Nothing,
     /// A ghost of that list, and the slot that it had.
     Ghost(GhostList, Slot),
     /// An older value, retired with a pin for the finder.
-    Resident(NonNull<Header<K, V>>, State),
+    Resident(NonNull<Header<K, V>>, HeaderState),
 }

@@ -41,24 +41,19 @@
 //!
 //! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy` and `shadow`
 //! say who goes, `evict`, `contest` and `reclaim` make them go, `room` bounds how much there is,
-//! `begin`, `load`, `filler` and `flight` bring blocks in, `owner`, `second` and `spare` serve pools and second levels.
+//! `begin`, `load`, `guard` and `flight` bring blocks in, `owner`, `second` and `spare` serve pools and second levels.
 //! `docs/locking.md` has the locks and the proofs.
 
 mod attributes;
-mod audit;
-mod begin;
 #[cfg(feature = "bench_internals")]
 pub mod bench_internals;
 mod builder;
-mod bury;
 mod cache;
 mod callbacks;
-mod contest;
+mod capacity;
 pub mod counters;
 mod error;
 mod evict;
-mod filler;
-mod flight;
 mod frequency;
 mod guard;
 mod header;
@@ -72,36 +67,26 @@ mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;
-mod overhead;
 mod owner;
 mod policy;
-mod reclaim;
-mod release;
-mod room;
-mod second;
-mod shadow;
-mod slab;
-mod spare;
-mod spill;
+mod secondary;
 mod stats;
-mod stay;
-mod sweep;
 pub mod tunables;
 
 pub use attributes::{Attributes, Cause, Class, Hint};
 pub use builder::Builder;
 pub use cache::{Cache, Owner};
 pub use callbacks::Evicted;
+pub use capacity::overhead::Overhead;
 pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
-pub use filler::{Begin, Filler, InFlight, Landing};
-pub use guard::{OwnedRef, Place, Ref};
+pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
-pub use overhead::Overhead;
+pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard};
 pub use owner::OwnerCaching;
-pub use second::{Candidate, SecondLevel, Writing};
-pub use spare::{NotTaken, SpareRoom};
+pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
+pub use secondary::{Candidate, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats};
 
 /// The example of the README compiles.

@@ -8,20 +8,20 @@ use std::time::Duration;
 use forebay_base::sync::Arc;
 
 use crate::attributes::Class;
+use crate::capacity::{self, Reserved};
+use crate::header::slab;
 use crate::header::{Header, Unpinned};
-use crate::room::{self, Reserved};
-use crate::slab;
 
 /// The throttle of a cache.
-pub struct Room(room::Room);
+pub struct Capacity(capacity::Capacity);
 
 /// A place in its queue.
-pub struct Ticket(Arc<room::Ticket>);
+pub struct Ticket(Arc<capacity::Ticket>);
 
-impl Room {
+impl Capacity {
     /// Room up to `limit`.
     pub fn new(target: u64, limit: u64) -> Self {
-        Self(room::Room::new(target, limit, 1))
+        Self(capacity::Capacity::new(target, limit, 1))
     }
     /// Room without waiting; none while somebody queues.
     pub fn reserve(&self, weight: u64) -> bool {
@@ -58,13 +58,13 @@ impl Room {
         self.0.grant();
     }
     /// Weight given out, once nothing else runs.
-    pub fn leased(&self) -> u64 {
+    pub fn reserved(&self) -> u64 {
         self.0.gather();
-        self.0.leased()
+        self.0.reserved()
     }
     /// Whether somebody queues.
-    pub fn is_awaited(&self) -> bool {
-        self.0.is_awaited()
+    pub fn has_waiters(&self) -> bool {
+        self.0.has_waiters()
     }
 }
 

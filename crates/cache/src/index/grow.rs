@@ -8,7 +8,7 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use super::entry::{Directory, Entry, MAX_DEPTH};
 use super::line::{self, GHOST_SPLIT_BITS, SLOTS, Slot};
 use super::memory::GRANULE_LINES;
-use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, Place};
+use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, SlotRef};
 
 /// The sizes of segments, in granules: each about a quarter more than the one before.
 const SIZES: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16];
@@ -54,7 +54,7 @@ impl Locked<'_> {
                 None => self.first_segment()?,
             };
             let fits = entry.count() < entry.granules() * GROW_AT;
-            if fits && self.place(entry, slot) {
+            if fits && self.try_store(entry, slot) {
                 tally(&self.partition.entries, 1);
                 return Ok(());
             }
@@ -63,15 +63,15 @@ impl Locked<'_> {
     }
 
     /// Takes an entry of this hash out.
-    pub(crate) fn remove(&mut self, place: Place) {
+    pub(crate) fn remove(&mut self, slot_ref: SlotRef) {
         let Some(entry) = self.entry() else { unreachable!("a place in an empty partition") };
-        let slot = place.get();
+        let slot = slot_ref.get();
         let lines = entry.lines();
         let home = line::home(slot.tag(), lines);
-        place.cell().store(Slot::EMPTY.0, Ordering::Release);
+        slot_ref.cell().store(Slot::EMPTY.0, Ordering::Release);
         // SAFETY: `home` is within the segment.
         let home = unsafe { entry.segment().add(home) };
-        if home != place.line {
+        if home != slot_ref.line {
             // SAFETY: as above.
             unsafe { home.as_ref() }.undisplace();
             tally(&self.partition.displaced, -1);
@@ -82,7 +82,7 @@ impl Locked<'_> {
     }
 
     /// Puts a slot into a segment; false if it is too full around the slot's home.
-    fn place(&self, entry: Entry, slot: Slot) -> bool {
+    fn try_store(&self, entry: Entry, slot: Slot) -> bool {
         let lines = entry.lines();
         let home = line::home(slot.tag(), lines);
         for distance in 0..=MAX_DISTANCE.min(lines - 1) {
@@ -147,7 +147,7 @@ impl Locked<'_> {
             let segment = self.index.memory.take(granules)?;
             let entry = Entry::new(segment, granules, depth, version);
             let displaced = self.partition.displaced.load(Ordering::Relaxed);
-            if slots.iter().all(|slot| self.place(entry, *slot)) {
+            if slots.iter().all(|slot| self.try_store(entry, *slot)) {
                 return Ok(Some(entry));
             }
             self.partition.displaced.store(displaced, Ordering::Relaxed);

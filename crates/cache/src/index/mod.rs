@@ -57,7 +57,7 @@ pub(crate) enum Visit<R> {
 
 /// What a glance at the home line of a hash shows.
 #[derive(Clone, Copy)]
-pub(crate) enum Glance {
+pub(crate) enum Probe {
     /// The address of the header of a resident slot with the right tag. Others can have the same tag.
     At(usize),
     /// There is no such entry.
@@ -138,10 +138,10 @@ impl Index {
     /// Looks for a resident entry where most lie, without taking a lock. Few instructions: while a processor waits for memory it begins
     /// what comes next, but looks only so far ahead.
     #[inline(always)]
-    pub(crate) fn glance(&self, hash: u64) -> Glance {
+    pub(crate) fn probe(&self, hash: u64) -> Probe {
         let partition = &self.partitions[partition_of(hash)];
         let word = partition.directory.load(Ordering::Acquire);
-        let Some(directory) = Directory::from_word(word) else { return Glance::Nothing };
+        let Some(directory) = Directory::from_word(word) else { return Probe::Nothing };
         // SAFETY: directories live as long as the index.
         let cell = unsafe { directory.cell(hash) };
         let entry = Entry(cell.load(Ordering::Acquire));
@@ -152,15 +152,15 @@ impl Index {
             home.with_top(line::resident_top(tag)).next().and_then(|n| home.slots.get(n))
         {
             let slot = Slot(cell.load(Ordering::Acquire));
-            return slot.resident_at(tag).map_or(Glance::Unclear, Glance::At);
+            return slot.resident_at(tag).map_or(Probe::Unclear, Probe::At);
         }
         if home.farthest() == 0
             && cell.load(Ordering::Acquire) == entry.0
             && partition.directory.load(Ordering::Acquire) == word
         {
-            return Glance::Nothing;
+            return Probe::Nothing;
         }
-        Glance::Unclear
+        Probe::Unclear
     }
 
     /// Finds a resident entry without taking a lock. `visit` is called with the address of each
@@ -352,7 +352,7 @@ pub(crate) struct Locked<'a> {
 
 /// Where an entry lies, while its partition stays locked.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct SlotRef {
     line: NonNull<Line>,
     slot: usize,
 }
@@ -360,15 +360,15 @@ pub(crate) struct Place {
 /// What the index has of a key.
 pub(crate) enum Known {
     /// The slot of a header, and its address.
-    Resident(Place, usize),
+    Resident(SlotRef, usize),
     /// That of a ghost, which tells its list, and when and how often its block was asked for.
-    Ghost(Place, Slot),
+    Ghost(SlotRef, Slot),
     Nothing,
 }
 
 impl Locked<'_> {
     /// Goes on with another hash of the same partition.
-    pub(crate) fn turn_to(&mut self, hash: u64) {
+    pub(crate) fn set_hash(&mut self, hash: u64) {
         debug_assert_eq!(partition_of(hash), partition_of(self.hash));
         self.hash = hash;
     }
@@ -404,8 +404,8 @@ impl Locked<'_> {
 
     /// The first slot with these top bits that is wanted.
     #[inline]
-    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
-        self.find_line(|line, here| Place::first(line, here, top, &wanted))
+    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<SlotRef> {
+        self.find_line(|line, here| SlotRef::first(line, here, top, &wanted))
     }
 
     /// What the index has of a key: its resident slot, for which `is_it` says yes as in [`find_resident`](Self::find_resident), or else its
@@ -415,24 +415,24 @@ impl Locked<'_> {
         let bits = split_bits(self.hash);
         let resident = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
         let mut ghost = None;
-        let place = self.find_line(|line, here| {
+        let slot_ref = self.find_line(|line, here| {
             let is_ghost = |slot: Slot| slot.ghost_matches(self.hash, bits);
-            ghost = ghost.or_else(|| Place::first(line, here, line::ghost_top(tag), is_ghost));
-            Place::first(line, here, line::resident_top(tag), resident)
+            ghost = ghost.or_else(|| SlotRef::first(line, here, line::ghost_top(tag), is_ghost));
+            SlotRef::first(line, here, line::resident_top(tag), resident)
         });
-        match (place, ghost) {
-            (Some(place), _) => Known::Resident(place, place.get().address()),
-            (None, Some(place)) => Known::Ghost(place, place.get()),
+        match (slot_ref, ghost) {
+            (Some(slot_ref), _) => Known::Resident(slot_ref, slot_ref.get().address()),
+            (None, Some(slot_ref)) => Known::Ghost(slot_ref, slot_ref.get()),
             (None, None) => Known::Nothing,
         }
     }
 
     /// The resident slot for which `is_it` says yes, asked with the address of each header of the
     /// right tag. Under the lock their keys may be read (rule 4 of `header.rs`).
-    pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(Place, usize)> {
+    pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(SlotRef, usize)> {
         let wanted = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
-        let place = self.find_slot(line::resident_top(line::tag(self.hash)), wanted)?;
-        Some((place, place.get().address()))
+        let slot_ref = self.find_slot(line::resident_top(line::tag(self.hash)), wanted)?;
+        Some((slot_ref, slot_ref.get().address()))
     }
 
     /// Whether there is a ghost of this hash.
@@ -443,7 +443,7 @@ impl Locked<'_> {
     }
 
     /// The ghost of this hash at exactly this place of that list.
-    pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
+    pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<SlotRef> {
         let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
         let top = line::ghost_top(line::tag(self.hash));
         self.find_slot(top, |slot| slot.without_uses() == wanted)
@@ -455,13 +455,13 @@ impl Locked<'_> {
     }
 
     /// Puts `slot`, of the same hash, in the place of another.
-    pub(crate) fn replace(&mut self, place: Place, slot: Slot) {
+    pub(crate) fn replace(&mut self, slot_ref: SlotRef, slot: Slot) {
         debug_assert_eq!(slot.tag(), line::tag(self.hash));
-        place.cell().store(slot.0, Ordering::Release);
+        slot_ref.cell().store(slot.0, Ordering::Release);
     }
 }
 
-impl Place {
+impl SlotRef {
     /// The first slot of a line with these top bits that is wanted.
     #[inline]
     fn first(
@@ -470,8 +470,8 @@ impl Place {
         top: u64,
         wanted: impl Fn(Slot) -> bool,
     ) -> Option<Self> {
-        let mut places = here.with_top(top).map(|slot| Self { line, slot });
-        places.find(|place| wanted(place.get()))
+        let mut slot_refs = here.with_top(top).map(|slot| Self { line, slot });
+        slot_refs.find(|slot_ref| wanted(slot_ref.get()))
     }
     fn cell(&self) -> &AtomicU64 {
         // SAFETY: made from a segment of a locked partition, whose memory is lines for ever.

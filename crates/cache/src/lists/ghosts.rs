@@ -132,8 +132,8 @@ impl Ghosts {
         let sublist = &self.sublists[nth];
         let (mut bytes, mut entries) = (0, 0);
         let mut ring = sublist.ring.lock();
-        for (ghost, place) in ghosts {
-            *place = self.stamp(nth, ring.push(ghost));
+        for (ghost, stamp) in ghosts {
+            *stamp = self.stamp(nth, ring.push(ghost));
             bytes += u64::from(ghost.weight);
             entries += 1;
         }
@@ -149,11 +149,11 @@ impl Ghosts {
     }
 
     /// Counts ghosts that were given a slot, and ghosts that have lost theirs.
-    pub(crate) fn count_slots(&self, made: u64, gone: u64) {
-        if made == gone {
+    pub(crate) fn count_slots(&self, made: u64, removed: u64) {
+        if made == removed {
             return;
         }
-        self.live.fetch_add(made.wrapping_sub(gone), Ordering::Relaxed);
+        self.live.fetch_add(made.wrapping_sub(removed), Ordering::Relaxed);
     }
 
     /// Takes up to `most` entries off the cold end of one sublist, each with its position.

@@ -35,9 +35,9 @@ pub(crate) struct Sublist {
     shift: u32,
     ring: Mutex<Ring<u32>>,
     /// Weights and numbers of blocks that came. Written under the ring's lock only.
-    came: Tally,
+    added: Tally,
     /// Weights and numbers of blocks that went.
-    went: Tally,
+    removed: Tally,
 }
 
 #[derive(Default)]
@@ -54,8 +54,8 @@ impl MultiList {
             nth: nth as u32,
             shift: sublists.trailing_zeros(),
             ring: Mutex::named("sublist", Ring::new()),
-            came: Tally::default(),
-            went: Tally::default(),
+            added: Tally::default(),
+            removed: Tally::default(),
         };
         Self { sublists: (0..sublists).map(|n| CachePadded::new(sublist(n))).collect() }
     }
@@ -108,38 +108,38 @@ impl Sublist {
         let add = |cell: &AtomicU64, n: u64| {
             cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         };
-        add(&self.came.bytes, u64::from(weight));
-        add(&self.came.blocks, 1);
+        add(&self.added.bytes, u64::from(weight));
+        add(&self.added.blocks, 1);
     }
 
     /// Counts blocks out: their states have just ceased to say that they are here.
     pub(crate) fn count_out(&self, bytes: u64, blocks: u64) {
         if blocks > 0 {
-            self.went.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.went.blocks.fetch_add(blocks, Ordering::Relaxed);
+            self.removed.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.removed.blocks.fetch_add(blocks, Ordering::Relaxed);
         }
     }
 
     /// Weights of the blocks whose state says that they are in this list.
     pub(crate) fn bytes(&self) -> u64 {
-        left(&self.came.bytes, &self.went.bytes)
+        difference(&self.added.bytes, &self.removed.bytes)
     }
 
     /// How many they are.
     pub(crate) fn blocks(&self) -> u64 {
-        left(&self.came.blocks, &self.went.blocks)
+        difference(&self.added.blocks, &self.removed.blocks)
     }
 
     /// Blocks that ever came and went, for the evenness of sublists.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        (self.came.blocks.load(Ordering::Relaxed), self.went.blocks.load(Ordering::Relaxed))
+        (self.added.blocks.load(Ordering::Relaxed), self.removed.blocks.load(Ordering::Relaxed))
     }
 }
 
 /// A block may be counted out by one thread before another has counted it in.
-fn left(came: &AtomicU64, went: &AtomicU64) -> u64 {
-    let left = came.load(Ordering::Relaxed).wrapping_sub(went.load(Ordering::Relaxed));
-    (left as i64).max(0) as u64
+fn difference(added: &AtomicU64, removed: &AtomicU64) -> u64 {
+    let difference = added.load(Ordering::Relaxed).wrapping_sub(removed.load(Ordering::Relaxed));
+    (difference as i64).max(0) as u64
 }
 
 /// One of several, each as likely as it has blocks. `below` gives a random number below its argument.

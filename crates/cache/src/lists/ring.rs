@@ -37,7 +37,7 @@ pub(crate) enum Hand {
 
 /// Up to where a queue was looked at, and when.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Peeked {
     /// Position of the first entry that was not shown.
     pub(crate) end: u64,
     slides: u64,
@@ -111,19 +111,19 @@ impl<T: Copy + Default> Ring<T> {
     }
 
     /// Shows up to `most` of the oldest entries, which stay. Returns what tells
-    /// [`pop_seen`](Self::pop_seen) which ones these were.
-    pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Seen {
+    /// [`pop_peeked`](Self::pop_peeked) which ones these were.
+    pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Peeked {
         let end = self.head.min(self.tail + most);
         for position in self.tail..end {
             let (block, slot) = self.at(position);
             f(position, self.blocks[block][slot]);
         }
-        Seen { end, slides: self.slides }
+        Peeked { end, slides: self.slides }
     }
 
     /// Pops those of the entries that `peek` has shown that lie below `end` and that nobody else has popped. If entries have been moved
     /// since, all stay: others may lie in their places.
-    pub(crate) fn pop_seen(&mut self, seen: Seen, end: u64) {
+    pub(crate) fn pop_peeked(&mut self, seen: Peeked, end: u64) {
         if seen.slides == self.slides && end > self.tail {
             self.advance_tail(end.min(seen.end));
         }
@@ -247,7 +247,7 @@ mod tests {
         Kill(usize),
         Compact(usize),
         Peek(u64),
-        PopSeen(usize),
+        PopPeeked(usize),
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -257,7 +257,7 @@ mod tests {
             3 => any::<usize>().prop_map(Op::Kill),
             2 => (1..700usize).prop_map(Op::Compact),
             2 => (0..40u64).prop_map(Op::Peek),
-            2 => any::<usize>().prop_map(Op::PopSeen),
+            2 => any::<usize>().prop_map(Op::PopPeeked),
         ];
         prop::collection::vec(op, 1..2000)
     }
@@ -268,26 +268,26 @@ mod tests {
         #[test]
         fn behaves_as_a_queue_with_positions(ops in ops()) {
             let mut ring = Ring::<u32>::new();
-            let mut twin: VecDeque<(u32, u64)> = VecDeque::new();
+            let mut model: VecDeque<(u32, u64)> = VecDeque::new();
             let (mut look, mut moved) = (None, false);
             for (i, op) in ops.into_iter().enumerate() {
                 match op {
                     Op::Push => {
                         let entry = i as u32 + 1;
-                        twin.push_back((entry, ring.push(entry)));
+                        model.push_back((entry, ring.push(entry)));
                     }
                     Op::Pop => {
                         // Entries that were killed, or vacated by a sweep, come out too.
                         while let Some((position, entry)) = ring.pop() {
-                            if twin.front() == Some(&(entry, position)) {
-                                twin.pop_front();
+                            if model.front() == Some(&(entry, position)) {
+                                model.pop_front();
                                 break;
                             }
-                            prop_assert!(!twin.contains(&(entry, position)));
+                            prop_assert!(!model.contains(&(entry, position)));
                         }
                     }
-                    Op::Kill(n) if !twin.is_empty() => {
-                        twin.remove(n % twin.len());
+                    Op::Kill(n) if !model.is_empty() => {
+                        model.remove(n % model.len());
                     }
                     Op::Kill(_) => {}
                     Op::Peek(most) => {
@@ -296,29 +296,29 @@ mod tests {
                         (look, moved) = (Some((seen, shown)), false);
                     }
                     // Who looks at entries has them leave before they are popped, unless they have been moved.
-                    Op::PopSeen(n) => if let Some((seen, shown)) = look.take() {
+                    Op::PopPeeked(n) => if let Some((seen, shown)) = look.take() {
                         let (left, rest) = shown.split_at(n % (shown.len() + 1));
-                        twin.retain(|entry| !left.contains(entry));
+                        model.retain(|entry| !left.contains(entry));
                         let end = rest.first().map_or(seen.end, |(_, position)| *position);
-                        ring.pop_seen(seen, end);
+                        ring.pop_peeked(seen, end);
                         prop_assert!(moved || ring.tail() >= end);
                     },
                     Op::Compact(most) => {
                         moved = true;
                         ring.compact(most, |entry, from, to| {
-                            let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                            let live = model.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
                             live.map(|(_, position)| *position = to).is_some()
                         });
                     }
                 }
-                for (entry, position) in &twin {
+                for (entry, position) in &model {
                     prop_assert_eq!(ring.get(*position), Some(*entry));
                 }
-                prop_assert!(twin.iter().is_sorted_by_key(|(_, position)| *position));
-                prop_assert!(ring.len() >= twin.len() as u64);
+                prop_assert!(model.iter().is_sorted_by_key(|(_, position)| *position));
+                prop_assert!(ring.len() >= model.len() as u64);
             }
             while !ring.compact(64, |entry, from, to| {
-                let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                let live = model.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
                 live.map(|(_, position)| *position = to).is_some()
             }) {}
         }

@@ -79,7 +79,7 @@ fn a_dropped_loader_hands_the_load_to_a_waiter() {
 #[test]
 fn a_dropped_waiter_costs_the_others_nothing() {
     let cache = inline_blocks(100);
-    let Begin::Vacant(filler) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::Vacant(guard) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
     let bell = Arc::new(Bell::default());
     let waiter = || {
         let load = || async { Err::<u64, _>("not asked") };
@@ -89,7 +89,7 @@ fn a_dropped_waiter_costs_the_others_nothing() {
     assert!(poll(&mut first, &bell).is_pending());
     assert!(poll(&mut second, &bell).is_pending());
     drop(first);
-    drop(filler.publish(3));
+    drop(guard.publish(3));
     let Poll::Ready(block) = poll(&mut second, &bell) else { panic!("the load has ended") };
     assert_eq!(*block.unwrap(), 3);
     drop(second);
@@ -103,19 +103,19 @@ fn cancelled_waits_leave_nothing_behind() {
     let cancelled = if cfg!(miri) { 300 } else { 1_000_000 };
     let cache = inline_blocks(100);
     let begin = || cache.begin(1, 1, Attributes::DATA).unwrap();
-    let Begin::Vacant(filler) = begin() else { panic!("it is empty") };
+    let Begin::Vacant(guard) = begin() else { panic!("it is empty") };
     let bell = Arc::new(Bell::default());
     let wait = |n: u64| {
         let load = || async { Err::<u64, _>("not asked") };
         let mut whole = Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, load));
-        let Begin::InFlight(flight) = begin() else { panic!("it is loading") };
-        let mut landing = Box::pin(flight.into_future());
+        let Begin::InFlight(in_flight) = begin() else { panic!("it is loading") };
+        let mut future = Box::pin(in_flight.into_future());
         match n % 3 {
             0 => assert!(poll(&mut whole, &bell).is_pending()),
-            1 => assert!(poll(&mut landing, &bell).is_pending()),
+            1 => assert!(poll(&mut future, &bell).is_pending()),
             _ => {}
         }
-        (whole, landing)
+        (whole, future)
     };
     let mut kept = vec![wait(0), wait(1)];
     for n in 0..cancelled {
@@ -125,12 +125,12 @@ fn cancelled_waits_leave_nothing_behind() {
     }
     kept.push(wait(0));
     assert_eq!(bell.rings.load(Ordering::SeqCst), 0);
-    drop(filler.publish(3));
+    drop(guard.publish(3));
     assert_eq!(bell.rings.load(Ordering::SeqCst), 3);
-    for (n, (mut whole, mut landing)) in kept.into_iter().enumerate() {
+    for (n, (mut whole, mut future)) in kept.into_iter().enumerate() {
         match n {
             1 => {
-                assert!(matches!(poll(&mut landing, &bell), Poll::Ready(Ok(block)) if *block == 3))
+                assert!(matches!(poll(&mut future, &bell), Poll::Ready(Ok(block)) if *block == 3))
             }
             _ => assert!(matches!(poll(&mut whole, &bell), Poll::Ready(Ok(block)) if *block == 3)),
         }
@@ -141,18 +141,18 @@ fn cancelled_waits_leave_nothing_behind() {
 #[test]
 fn only_the_last_waker_is_rung() {
     let cache = inline_blocks(100);
-    let Begin::Vacant(filler) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
-    let Begin::InFlight(flight) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::Vacant(guard) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::InFlight(in_flight) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
     let (old, new) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
-    let mut landing = Box::pin(flight.into_future());
-    assert!(poll(&mut landing, &old).is_pending());
-    assert!(poll(&mut landing, &new).is_pending());
-    drop(filler.publish(1));
+    let mut future = Box::pin(in_flight.into_future());
+    assert!(poll(&mut future, &old).is_pending());
+    assert!(poll(&mut future, &new).is_pending());
+    drop(guard.publish(1));
     assert_eq!(old.rings.load(Ordering::SeqCst), 0);
     assert_eq!(new.rings.load(Ordering::SeqCst), 1);
-    let Poll::Ready(block) = poll(&mut landing, &new) else { panic!("it has landed") };
+    let Poll::Ready(block) = poll(&mut future, &new) else { panic!("it has landed") };
     assert_eq!(*block.unwrap(), 1);
-    drop(landing);
+    drop(future);
     audit(&cache);
 }
 

@@ -182,7 +182,7 @@ fn a_useless_hash_is_refused_not_endured() {
                 }
             }
             match cache.begin(Useless(n + 10_000), 1, Attributes::DATA) {
-                Ok(Begin::Vacant(filler)) => drop(filler.publish(n + 10_000)),
+                Ok(Begin::Vacant(guard)) => drop(guard.publish(n + 10_000)),
                 Ok(_) => panic!("never asked for before"),
                 Err(LoadError::NoMemory(why)) => assert!(why.contains("hash"), "{why}"),
                 Err(other) => panic!("{other}"),
@@ -314,18 +314,18 @@ fn a_place_of_another_cache_finds_the_block_or_nothing() {
         from.insert(key, key).unwrap();
     }
     let places: Vec<_> =
-        (0..blocks).map(|key| from.get(&key).map(|block| block.place()).unwrap()).collect();
+        (0..blocks).map(|key| from.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
     // So large that a chunk of headers has one: most of the numbers are past what it can ever have.
     type Large = [u8; if cfg!(miri) { 2 << 10 } else { 1 << 20 }];
     let large = inline(10, |_, _: &Large| 1).build().unwrap();
     let small = inline_blocks(10);
     small.insert(1, 10).unwrap();
     let ask = || {
-        for place in &places {
-            large.approach(*place);
-            small.approach(*place);
-            assert!(large.get_at(*place, &1).is_none());
-            assert_eq!(small.get_at(*place, &1).as_deref(), Some(&10));
+        for hint in &places {
+            large.prefetch(*hint);
+            small.prefetch(*hint);
+            assert!(large.get_at(*hint, &1).is_none());
+            assert_eq!(small.get_at(*hint, &1).as_deref(), Some(&10));
         }
     };
     ask();
@@ -335,10 +335,10 @@ fn a_place_of_another_cache_finds_the_block_or_nothing() {
         emptied.insert(key, key).unwrap();
     }
     let hints: Vec<_> =
-        (0..blocks).map(|key| emptied.get(&key).map(|block| block.place()).unwrap()).collect();
+        (0..blocks).map(|key| emptied.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
     emptied.flush();
     emptied.resize(10);
-    assert!(hints.iter().zip(0..).all(|(place, key)| emptied.get_at(*place, &key).is_none()));
+    assert!(hints.iter().zip(0..).all(|(hint, key)| emptied.get_at(*hint, &key).is_none()));
     drop(from);
     ask();
     audit(&large);

@@ -62,13 +62,13 @@ fn owners_limit_what_is_cached() {
             assert_eq!(cache.contains(&key), kept);
             // One load for all who ask, cached or not.
             cache.remove(&key);
-            let Begin::Vacant(filler) = cache.begin(key, 1, attributes).unwrap() else { panic!() };
-            assert_eq!(filler.refusal(), (!kept).then_some(Refusal::ByOwner));
-            let Begin::InFlight(flight) = cache.begin(key, 1, attributes).unwrap() else {
+            let Begin::Vacant(guard) = cache.begin(key, 1, attributes).unwrap() else { panic!() };
+            assert_eq!(guard.refusal(), (!kept).then_some(Refusal::ByOwner));
+            let Begin::InFlight(in_flight) = cache.begin(key, 1, attributes).unwrap() else {
                 panic!()
             };
-            drop(filler.publish(live.value(7)));
-            assert_eq!(flight.wait().unwrap().payload(), 7);
+            drop(guard.publish(live.value(7)));
+            assert_eq!(in_flight.wait().unwrap().payload(), 7);
             assert_eq!(live.count() as u64, cache.stats().resident_blocks());
         }
         // From now on; what is cached stays.

@@ -72,16 +72,16 @@ fn a_load_may_be_joined_any_number_of_times() {
     let live = Live::default();
     let cache = inline(10, |_, _: &Counted| 1).build().unwrap();
     let begin = || cache.begin(1, 1, Attributes::DATA).unwrap();
-    let Begin::Vacant(filler) = begin() else { panic!("it is empty") };
+    let Begin::Vacant(guard) = begin() else { panic!("it is empty") };
     let mut flights = Vec::new();
     for _ in 0..MANY {
-        let Begin::InFlight(flight) = begin() else { panic!("it is loading") };
-        flights.push(flight);
+        let Begin::InFlight(in_flight) = begin() else { panic!("it is loading") };
+        flights.push(in_flight);
     }
     // Not a bit of the header's state is anything but what it should be.
     assert!(cache.get(&1).is_none());
-    drop(filler.publish(live.value(7)));
-    let blocks: Vec<_> = flights.into_iter().map(|flight| flight.wait().unwrap()).collect();
+    drop(guard.publish(live.value(7)));
+    let blocks: Vec<_> = flights.into_iter().map(|in_flight| in_flight.wait().unwrap()).collect();
     assert!(blocks.iter().all(|block| block.payload() == 7 && block.is_cached()));
     assert!(cache.remove(&1));
     assert_eq!(live.count(), 1);

@@ -111,7 +111,7 @@ fn blocks_hinted_once_push_nothing_out() {
 }
 
 #[test]
-fn new_versions_of_blocks_in_use_are_no_newcomers() {
+fn new_versions_of_blocks_in_use_begin_in_mfu() {
     // Ten blocks that are rewritten under new keys, looked at once between two versions, beside a stream of others.
     let kept = |attributes: Attributes| {
         let cache = inline_blocks(100);
@@ -248,7 +248,7 @@ fn floors_and_ceilings_hold_against_any_pressure() {
 
 #[test]
 fn references_right_after_an_insert_can_be_kept_from_counting() {
-    let contests = |permille: &str| {
+    let admissions = |permille: &str| {
         let cache = inline(1000, |_, _: &u64| 1)
             .tunable("correlated_window_permille", permille)
             .build()
@@ -260,12 +260,12 @@ fn references_right_after_an_insert_can_be_kept_from_counting() {
         }
         let stats = cache.stats();
         audit(&cache);
-        stats.counter("contests_won") + stats.counter("contests_lost")
+        stats.counter("admissions_won") + stats.counter("admissions_lost")
     };
     // Who was asked for once only goes without a contest.
-    let all = contests("0");
+    let all = admissions("0");
     assert!(all > 3000, "{all} contests");
-    let few = contests("500");
+    let few = admissions("500");
     assert!(few < 100, "{few} contests");
 }
 

@@ -110,15 +110,15 @@ impl World {
             }
             70..75 => match self.cache.begin(key, 1 + key % 3, attributes).unwrap() {
                 Begin::Hit(found) => self.check(key, &found, least),
-                Begin::InFlight(flight) if rng.below(2) == 0 => drop(flight),
-                Begin::InFlight(flight) => {
-                    if let Ok(found) = flight.wait() {
+                Begin::InFlight(in_flight) if rng.below(2) == 0 => drop(in_flight),
+                Begin::InFlight(in_flight) => {
+                    if let Ok(found) = in_flight.wait() {
                         self.check(key, &found, least);
                     }
                 }
-                Begin::Vacant(filler) if rng.below(4) == 0 => drop(filler),
-                Begin::Vacant(filler) => {
-                    let block = filler.publish(self.load(key));
+                Begin::Vacant(guard) if rng.below(4) == 0 => drop(guard),
+                Begin::Vacant(guard) => {
+                    let block = guard.publish(self.load(key));
                     self.check(key, &block, least);
                 }
             },

@@ -24,8 +24,8 @@ fn an_owner_leaves_nothing_behind() {
         let loader = {
             let world = world.clone();
             spawn(move || match world.cache.begin(OwnedKey(owner.get(), 2), 1, Attributes::DATA) {
-                Ok(Begin::Vacant(filler)) => drop(filler.publish(Block::new(&world.ledger, 2))),
-                Ok(Begin::InFlight(flight)) => drop(flight.wait()),
+                Ok(Begin::Vacant(guard)) => drop(guard.publish(Block::new(&world.ledger, 2))),
+                Ok(Begin::InFlight(in_flight)) => drop(in_flight.wait()),
                 Ok(Begin::Hit(block)) => drop(block),
                 Err(LoadError::Closed) => {}
                 Err(other) => panic!("{other}"),
@@ -109,7 +109,7 @@ fn closing_races_everything() {
                 world.get(0);
                 world.get(1);
                 match world.cache().begin(2, 1, Attributes::DATA) {
-                    Ok(Begin::Vacant(filler)) => drop(filler.publish(world.block(2, 0))),
+                    Ok(Begin::Vacant(guard)) => drop(guard.publish(world.block(2, 0))),
                     Ok(_) => {}
                     Err(error) => assert!(matches!(error, LoadError::Closed)),
                 }
@@ -156,10 +156,10 @@ fn guards_outlive_the_cache() {
         let again = held.clone();
         let other = world.cache().get_owned(&1).unwrap();
         world.cache().remove(&1);
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(2, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(2, 1, Attributes::DATA) else {
             panic!("it is not there")
         };
-        let Ok(Begin::InFlight(flight)) = world.cache().begin(2, 1, Attributes::DATA) else {
+        let Ok(Begin::InFlight(in_flight)) = world.cache().begin(2, 1, Attributes::DATA) else {
             panic!("it is being loaded")
         };
         let block = world.block(2, 0);
@@ -174,13 +174,13 @@ fn guards_outlive_the_cache() {
                 other.check(1);
             }),
             spawn(move || match below(3) {
-                0 => drop(filler),
-                1 => filler.fail(LoadError::Abandoned),
-                _ => filler.publish(block).check(2),
+                0 => drop(guard),
+                1 => guard.fail(LoadError::Abandoned),
+                _ => guard.publish(block).check(2),
             }),
             spawn(move || {
                 if below(2) == 0 {
-                    if let Ok(block) = flight.wait() {
+                    if let Ok(block) = in_flight.wait() {
                         block.check(2);
                     }
                 }
@@ -194,17 +194,17 @@ fn guards_outlive_the_cache() {
 
 /// A filler whose block is heavier than it said evicts on its own thread while the cache is dropped.
 #[test]
-fn a_filler_evicts_while_the_cache_is_dropped() {
+fn a_load_guard_evicts_while_the_cache_is_dropped() {
     check(24_000, || {
         let mut world = World::inline(3);
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(9, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(9, 1, Attributes::DATA) else {
             panic!("it is not there")
         };
         world.insert(0);
         world.insert(1);
         let block = world.block(9, 2 * crate::harness::WEIGHT);
         let cache = world.take_cache();
-        let publisher = spawn(move || filler.publish(block).check(9));
+        let publisher = spawn(move || guard.publish(block).check(9));
         drop(cache);
         join([publisher]);
         world.assert_gone();

@@ -17,7 +17,7 @@ const DEAD: u8 = 2;
 
 /// Which blocks live. Ordinary atomics: the ledger is no part of what is checked.
 pub(crate) struct Ledger {
-    fates: [AtomicU8; MOST_BLOCKS],
+    life_states: [AtomicU8; MOST_BLOCKS],
     next: AtomicUsize,
     /// Contradictions that blocks have met with.
     faults: AtomicUsize,
@@ -26,7 +26,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            fates: std::array::from_fn(|_| AtomicU8::new(0)),
+            life_states: std::array::from_fn(|_| AtomicU8::new(0)),
             next: AtomicUsize::new(0),
             faults: AtomicUsize::new(0),
         })
@@ -46,7 +46,7 @@ impl Ledger {
 
     /// How many blocks have not been dropped.
     pub(crate) fn alive(&self) -> usize {
-        self.fates.iter().filter(|fate| fate.load(Ordering::Relaxed) == ALIVE).count()
+        self.life_states.iter().filter(|state| state.load(Ordering::Relaxed) == ALIVE).count()
     }
 }
 
@@ -62,14 +62,14 @@ impl Block {
     /// The first version of a block of `key`.
     pub(crate) fn new(ledger: &Arc<Ledger>, key: u64) -> Self {
         let id = ledger.next.fetch_add(1, Ordering::Relaxed);
-        ledger.fates[id].store(ALIVE, Ordering::Relaxed);
+        ledger.life_states[id].store(ALIVE, Ordering::Relaxed);
         Self { key, version: 0, id, ledger: ledger.clone() }
     }
 
     /// Panics unless this is a block of `key` that has not been dropped.
     pub(crate) fn check(&self, key: u64) {
-        let fate = self.ledger.fates[self.id].load(Ordering::Relaxed);
-        if fate != ALIVE {
+        let state = self.ledger.life_states[self.id].load(Ordering::Relaxed);
+        if state != ALIVE {
             self.ledger.fault(format!("a block of {} was read after its drop", self.key));
         }
         if self.key != key {
@@ -80,8 +80,8 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let fate = self.ledger.fates[self.id].swap(DEAD, Ordering::Relaxed);
-        if fate != ALIVE {
+        let state = self.ledger.life_states[self.id].swap(DEAD, Ordering::Relaxed);
+        if state != ALIVE {
             self.ledger.fault(format!("a block of {} was dropped twice", self.key));
         }
     }

@@ -41,7 +41,7 @@ fn inserts_evictions_removals_and_marks_race() {
 /// Newcomers meet rivals, and go over to mfu: both are in nobody's list while others use and remove them. The shadows take
 /// accesses to blocks while others note theirs.
 #[test]
-fn contests_race_uses_removals_and_each_other() {
+fn admission_races_uses_removals_and_itself() {
     check(4500, || {
         let world = Arc::new(World::build(4, |builder| {
             builder.reclaim(Reclaim::Inline).tunable("evict_batch_limit", "2")

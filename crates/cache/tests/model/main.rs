@@ -21,13 +21,13 @@
 #![cfg(forebay_model)]
 
 mod close;
-mod flight;
 mod harness;
 mod header;
 mod index;
 mod lists;
 mod owned;
-mod second;
+mod secondary;
+mod single_flight;
 mod slab;
 mod spill;
 mod throttle;

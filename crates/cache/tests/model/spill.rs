@@ -79,14 +79,14 @@ fn joined_past_the_bounds() {
     check(9000, || {
         let world = Arc::new(World::inline(10));
         let begin = |world: &World| match world.cache().begin(KEY, 1, Attributes::DATA) {
-            Ok(Begin::InFlight(flight)) => Some(flight),
+            Ok(Begin::InFlight(in_flight)) => Some(in_flight),
             Ok(Begin::Hit(block)) => {
                 block.check(KEY);
                 None
             }
             Ok(Begin::Vacant(_)) | Err(_) => panic!("it is loading, or here"),
         };
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(KEY, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(KEY, 1, Attributes::DATA) else {
             panic!("it is empty")
         };
         let flights: Vec<_> = (0..6).map(|_| begin(&world)).collect();
@@ -94,16 +94,16 @@ fn joined_past_the_bounds() {
             let world = world.clone();
             spawn(move || {
                 let more: Vec<_> = (0..5).map(|_| begin(&world)).collect();
-                for flight in more.into_iter().flatten() {
+                for in_flight in more.into_iter().flatten() {
                     match below(2) {
-                        0 => drop(flight),
-                        _ => flight.wait().expect("it is published").check(KEY),
+                        0 => drop(in_flight),
+                        _ => in_flight.wait().expect("it is published").check(KEY),
                     }
                 }
             })
         };
         let leaver = spawn(move || drop(flights));
-        drop(filler.publish(world.block(KEY, 0)));
+        drop(guard.publish(world.block(KEY, 0)));
         join([joiner, leaver]);
         World::end(world);
     });

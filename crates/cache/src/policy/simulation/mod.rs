@@ -1,0 +1,294 @@
+//! Shadow caches: which rule would have done best, found out on a sample.
+//!
+//! For each class there is a shadow of each of the policy's rules: a small cache of keys that does to the
+//! sampled blocks what the policy would do under that rule, with a share of the room as large as the
+//! sample's share of the blocks. (Waldspurger et al., "Cache Modeling and Optimization using Miniature
+//! Simulations", ATC 2017.) A block is sampled by its hash; a cache of up to [`MAX_BLOCKS`] blocks is sampled
+//! whole, and each time that a shadow outgrows that, half of the sample goes. So shadows cost a fixed amount of memory and,
+//! with many blocks, next to no time.
+//!
+//! What shadows see: a block that comes in, and a hit on a sampled one. The header of such a block has a flag in
+//! its state word, which a hit has in its hand; so other hits pay nothing. Accesses go through the tap
+//! (`access_buffer.rs`), and who brings a sampled block in, or finds the tap half full, takes them out and plays them, if nobody else is at it.
+//!
+//! What they do not see: removals, blocks hinted `once` or `again`, pins, blocks that are refused. They are all
+//! asked the same, so that the comparison is fair all the same.
+//!
+//! Locking: `simulations`, a leaf lock, only ever tried but for `clear` and the figures of memory.
+
+pub(crate) mod access_buffer;
+mod choice;
+mod miniature;
+#[cfg(all(test, not(forebay_model)))]
+mod tests;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use forebay_base::sync::Mutex;
+use forebay_base::sync::atomic::{AtomicU64, Ordering};
+
+use crate::attributes::Class;
+use crate::policy::admission::{FIRST_RULE, RULES};
+use access_buffer::{Access, AccessBuffer};
+use choice::Choice;
+use miniature::Miniature;
+
+/// Blocks in a shadow; beyond, the sample is halved.
+const MAX_BLOCKS: u64 = if cfg!(forebay_model) { 4 } else { 512 };
+/// Keys that the shadows of a class know together; beyond, too.
+const MAX_KEYS: usize = 8 * MAX_BLOCKS as usize;
+/// Blocks in a shadow that is full; below, the sample is doubled.
+const MIN_BLOCKS: u64 = MAX_BLOCKS / 8;
+
+/// The part of a hash by which blocks are sampled and shadows know them: 39 bits.
+#[inline]
+pub(crate) fn sample_key(hash: u64) -> u64 {
+    hash >> 25
+}
+
+pub(crate) struct Simulations {
+    /// By class. A block is sampled if its key has none of these bits.
+    masks: [AtomicU64; 2],
+    access_buffer: AccessBuffer,
+    of_class: Mutex<[Simulation; 2]>,
+}
+
+/// What happened when accesses were played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReplayOutcome {
+    /// Accesses by class.
+    pub(crate) accesses: [u64; 2],
+    /// Times that another rule was chosen, by class.
+    pub(crate) changes: [u64; 2],
+    /// The rules that are chosen now.
+    pub(crate) chosen: [usize; 2],
+}
+
+impl Simulations {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            masks: [AtomicU64::new(0), AtomicU64::new(0)],
+            access_buffer: AccessBuffer::new(shards),
+            of_class: Mutex::named("simulations", [Simulation::new(), Simulation::new()]),
+        }
+    }
+
+    /// Whether blocks of that hash are sampled now.
+    #[inline]
+    pub(crate) fn samples(&self, hash: u64, class: Class) -> bool {
+        sample_key(hash) & self.masks[class as usize].load(Ordering::Relaxed) == 0
+    }
+
+    /// A sampled block was hit: takes no lock.
+    pub(crate) fn note_hit(&self, hash: u64, class: Class, weight: u32) {
+        // Its header may have been sampled more generously.
+        if self.samples(hash, class) {
+            self.access_buffer.note(Access { key: sample_key(hash), class, weight });
+        }
+    }
+
+    /// Whether accesses should be played though no sampled block comes in: else those that are noted next are lost.
+    #[inline]
+    pub(crate) fn should_replay(&self) -> bool {
+        self.access_buffer.is_half_full()
+    }
+
+    /// A block comes in; a sampled one if it is told. Plays all accesses up to now, unless somebody else is at it. `capacity`
+    /// tells the bytes that a class could fill.
+    pub(crate) fn note_miss(
+        &self,
+        sampled: Option<(u64, Class, u32)>,
+        capacity: impl Fn(Class) -> u64,
+    ) -> Option<ReplayOutcome> {
+        let access =
+            sampled.map(|(hash, class, weight)| Access { key: sample_key(hash), class, weight });
+        let Some(mut simulations) = self.of_class.try_lock() else {
+            access.into_iter().for_each(|access| self.access_buffer.note(access));
+            return None;
+        };
+        let capacities = Class::ALL.map(capacity);
+        let mut replayed = ReplayOutcome::default();
+        let mut replay = |access: Access| {
+            let class = access.class as usize;
+            let simulation = &mut simulations[class];
+            if access.key & simulation.mask != 0 {
+                return;
+            }
+            replayed.accesses[class] += 1;
+            replayed.changes[class] += u64::from(simulation.access(access, capacities[class]));
+        };
+        self.access_buffer.take(&mut replay);
+        access.into_iter().for_each(&mut replay);
+        for (mask, simulation) in self.masks.iter().zip(&*simulations) {
+            mask.store(simulation.mask, Ordering::Relaxed);
+        }
+        replayed.chosen = [simulations[0].choice.chosen(), simulations[1].choice.chosen()];
+        Some(replayed)
+    }
+
+    /// Begins anew, but for the rules that are chosen.
+    pub(crate) fn clear(&self) {
+        let mut simulations = self.of_class.lock();
+        self.access_buffer.take(drop);
+        for (mask, simulation) in self.masks.iter().zip(&mut *simulations) {
+            let chosen = simulation.choice.chosen();
+            *simulation = Simulation::new();
+            simulation.choice = Choice::new(chosen);
+            mask.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.of_class.lock().iter().map(Simulation::memory_bytes).sum()
+    }
+}
+
+/// The shadows of a class.
+struct Simulation {
+    mask: u64,
+    slots: Slots,
+    miniatures: [Miniature; RULES.len()],
+    choice: Choice,
+}
+
+impl Simulation {
+    fn new() -> Self {
+        Self {
+            mask: 0,
+            slots: Slots::default(),
+            miniatures: RULES.map(Miniature::new),
+            choice: Choice::new(FIRST_RULE),
+        }
+    }
+
+    /// Plays an access, in a class that could fill `capacity`. True if another rule is chosen now.
+    fn access(&mut self, access: Access, capacity: u64) -> bool {
+        let capacity = capacity / (self.mask + 1);
+        let slot = self.slots.find_or_add(access.key, access.weight);
+        let mut hits = 0;
+        for (rule, miniature) in self.miniatures.iter_mut().enumerate() {
+            let tracked_before = miniature.tracks(slot);
+            hits |= u32::from(miniature.access(slot, capacity, &self.slots)) << rule;
+            let tracks = miniature.tracks(slot);
+            self.slots.trackers[slot as usize] += u8::from(tracks && !tracked_before);
+        }
+        let blocks = self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0);
+        let changed = self.choice.note(hits, blocks);
+        // Its entry goes too if it is too heavy for every shadow.
+        self.slots.release_if_untracked(slot);
+        self.release_forgotten();
+        self.adjust_sample(blocks, capacity);
+        changed
+    }
+
+    /// Keeps the sample in proportion.
+    fn adjust_sample(&mut self, blocks: u64, capacity: u64) {
+        if blocks > MAX_BLOCKS || self.slots.len() > MAX_KEYS {
+            self.mask = (self.mask << 1) | 1;
+            for slot in self.slots.all() {
+                if self.slots.keys[slot as usize] & self.mask != 0 {
+                    self.miniatures
+                        .iter_mut()
+                        .for_each(|miniature| miniature.forget(slot, &self.slots));
+                }
+            }
+            self.release_forgotten();
+            return;
+        }
+        let full =
+            self.miniatures.iter().any(|miniature| miniature.resident_bytes() > capacity / 8 * 7);
+        if blocks < MIN_BLOCKS && full && self.mask > 0 {
+            self.mask >>= 1;
+        }
+    }
+
+    /// Gives up the slots that no shadow knows any more.
+    fn release_forgotten(&mut self) {
+        for miniature in &mut self.miniatures {
+            for slot in miniature.forgotten() {
+                self.slots.trackers[slot as usize] -= 1;
+                self.slots.release_if_untracked(slot);
+            }
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.slots.memory_bytes() + self.miniatures.iter().map(Miniature::memory_bytes).sum::<u64>()
+    }
+}
+
+/// Numbers for the keys that the shadows of a class know.
+#[derive(Default)]
+struct Slots {
+    by_key: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
+    keys: Vec<u64>,
+    /// A block's weight when it was first seen, for as long as it is known.
+    weights: Vec<u32>,
+    /// How many shadows know it.
+    trackers: Vec<u8>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    fn weight(&self, slot: u32) -> u32 {
+        self.weights[slot as usize]
+    }
+
+    fn all(&self) -> Vec<u32> {
+        self.by_key.values().copied().collect()
+    }
+
+    fn find_or_add(&mut self, key: u64, weight: u32) -> u32 {
+        if let Some(slot) = self.by_key.get(&key) {
+            return *slot;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.keys.push(0);
+            self.weights.push(0);
+            self.trackers.push(0);
+            self.keys.len() as u32 - 1
+        });
+        let n = slot as usize;
+        (self.keys[n], self.weights[n], self.trackers[n]) = (key, weight, 0);
+        self.by_key.insert(key, slot);
+        slot
+    }
+
+    fn release_if_untracked(&mut self, slot: u32) {
+        let n = slot as usize;
+        if self.trackers[n] == 0 && self.by_key.remove(&self.keys[n]).is_some() {
+            self.free.push(slot);
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let each = size_of::<u64>() + 2 * size_of::<u32>() + 1;
+        // A table's entry and its control byte.
+        (self.keys.capacity() * each + self.by_key.capacity() * 17) as u64
+    }
+}
+
+/// Hashes what is a hash already.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 << 8) ^ u64::from(*byte);
+        }
+    }
+    fn write_u64(&mut self, key: u64) {
+        // The low bits choose the place in a table, the top ones tell its entries apart; a sampled key's low bits are zero.
+        self.0 = key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
