@@ -1,13 +1,21 @@
-//! Room: how much weight the cache holds, and waiting for some to come free.
+//! Capacity: the weight that the cache may hold, and the queue of inserters that wait for some.
 //!
-//! `reserved` is the one number that must not exceed the limit (target plus overflow). Threads
-//! do not update it block by block: a shard leases a *lot* and gives it out, so that `reserved` is an upper
-//! bound of what is resident, exact to the lots in the shards' hands. Small caches lease exactly.
+//! Invariants
 //!
-//! Past the limit, inserters queue: first come, first served, for a bounded time. While anyone queues,
-//! newcomers queue behind. Room is granted by whoever frees some.
+//! * `reserved` is never raised above the limit, which is the target `c` plus the overflow.
+//! * `reserved` is an upper bound of the resident weight. It exceeds it by the credits in the
+//!   shards.
+//! * While a ticket is in the queue, no other inserter gets capacity.
 //!
-//! Locking: `throttle`, a leaf lock.
+//! Threads do not update `reserved` for each block. A shard takes a *batch* of credits and spends
+//! them. A small cache has batches of zero bytes, so it counts exactly.
+//!
+//! Beyond the limit, inserters queue in FIFO order for a bounded time. The thread that releases
+//! capacity grants it to the queue.
+//!
+//! Locking: `throttle`, and `throttle-ticket` under it.
+//!
+//! Not here: eviction, and the wait itself as inserters see it (`reserve`).
 
 pub(crate) mod overhead;
 pub(crate) mod reserve;
@@ -23,12 +31,13 @@ use forebay_base::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex, thread_slot};
 
 pub(crate) struct Capacity {
-    /// `c`.
+    /// The target `c`.
     target: AtomicU64,
-    /// `c` and the overflow.
+    /// The target plus the overflow.
     limit: AtomicU64,
     batch: AtomicU64,
-    /// Past this, the reclaimer is called: the target, or less if it has to look in between.
+    /// Reservations beyond this wake the reclaimer: the target, or less if it must check the
+    /// overhead earlier.
     wake_at: AtomicU64,
     reserved: CachePadded<AtomicU64>,
     shards: Box<[CachePadded<AtomicI64>]>,
@@ -38,10 +47,10 @@ pub(crate) struct Capacity {
     granted: Condvar,
 }
 
-/// A place in the queue.
+/// One inserter's place in the queue.
 pub(crate) struct Ticket {
     weight: u64,
-    /// When it expires, on the cache's clock.
+    /// When it expires, by the cache's clock.
     deadline_ns: u64,
     state: Mutex<TicketState>,
 }
@@ -52,18 +61,19 @@ enum TicketState {
     Refused,
 }
 
-/// The answer to a request for room.
+/// The answer to a request for capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reserved {
-    /// Yes.
+    /// Reserved.
     Yes,
-    /// Yes, and the cache is now past its target, or should look: the reclaimer has work.
+    /// Reserved, and the reclaimer has work: the cache exceeds its target, or the overhead is due
+    /// for a check.
     YesAndReclaim,
-    /// Not now.
+    /// No capacity now.
     No,
 }
 
-/// Lots in a target: small enough that what the shards hold is of no account.
+/// Batches in a target, as a power of two. Small enough that the shards' credits do not matter.
 const BATCHES_SHIFT: u32 = if cfg!(forebay_model) { 4 } else { 12 };
 const BATCH_MAX: u64 = 1 << 20;
 
@@ -91,7 +101,7 @@ impl Capacity {
         self.batch.store((target >> BATCHES_SHIFT).min(BATCH_MAX), Ordering::Relaxed);
     }
 
-    /// Has the reclaimer called at `reserved`, if that is before the target. Until the next call.
+    /// Wakes the reclaimer once `reserved` exceeds this value, if that is below the target.
     pub(crate) fn set_wake_at(&self, reserved: u64) {
         self.wake_at.store(reserved.min(self.target()), Ordering::Relaxed);
     }
@@ -104,9 +114,10 @@ impl Capacity {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Weight resident or promised, as an upper bound.
+    /// Weight of resident blocks and reservations, as an upper bound, in bytes.
     pub(crate) fn reserved(&self) -> u64 {
-        // Below zero for a moment, if a shard's surplus is gathered while its thread gives it back.
+        // Negative for a moment if another thread gathers a shard's credits while this one returns
+        // some.
         (self.reserved.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
@@ -118,7 +129,7 @@ impl Capacity {
         &self.shards[thread_slot().index(self.shards.len())]
     }
 
-    /// Asks for room without waiting.
+    /// Reserves capacity without waiting.
     pub(crate) fn reserve(&self, weight: u64) -> Reserved {
         if self.has_waiters() {
             return Reserved::No;
@@ -167,10 +178,10 @@ impl Capacity {
         }
     }
 
-    /// Takes back what the shards have leased and not given out.
+    /// Returns the credits of all shards.
     pub(crate) fn gather(&self) {
         let idle: i64 = self.shards.iter().map(|s| s.swap(0, Ordering::Relaxed)).sum();
-        // A shard may have been in the middle of an attempt, and so below zero.
+        // Negative if a shard is in the middle of an attempt.
         if idle >= 0 {
             self.reserved.fetch_sub(idle as u64, Ordering::Relaxed);
         } else {
@@ -178,7 +189,7 @@ impl Capacity {
         }
     }
 
-    /// Gives room back, to the shard first.
+    /// Returns capacity, to the shard first.
     pub(crate) fn release(&self, weight: u64) {
         let batch = self.batch.load(Ordering::Relaxed) as i64;
         if weight as i64 <= batch && !self.has_waiters() {
@@ -194,7 +205,7 @@ impl Capacity {
         }
     }
 
-    /// Gives room back to all, and to those who wait for it.
+    /// Returns capacity to all threads, and grants it to the queue.
     pub(crate) fn release_all(&self, weight: u64) {
         self.reserved.fetch_sub(weight, Ordering::Relaxed);
         if self.has_waiters() {
@@ -202,7 +213,7 @@ impl Capacity {
         }
     }
 
-    /// Serves the queue, in order, as far as there is room.
+    /// Serves the queue in order while capacity lasts.
     pub(crate) fn grant(&self) {
         self.gather();
         let mut wake = Vec::new();
@@ -220,7 +231,7 @@ impl Capacity {
         wake_all(wake);
     }
 
-    /// The weight that the first in the queue waits for.
+    /// The weight that the first ticket in the queue waits for.
     pub(crate) fn first_in_queue(&self) -> Option<u64> {
         if !self.has_waiters() {
             return None;
@@ -238,7 +249,7 @@ impl Capacity {
         ticket
     }
 
-    /// Blocks until the ticket is granted (true), refused, or `timeout` is over (false).
+    /// Blocks until the ticket is granted (true), or refused or timed out (false).
     pub(crate) fn wait(&self, ticket: &Arc<Ticket>, timeout: Duration) -> bool {
         let mut queue = self.queue.lock();
         let mut timed_out = timeout.is_zero();
@@ -250,12 +261,13 @@ impl Capacity {
                 self.withdraw(&mut queue, ticket);
                 return false;
             }
-            // Spurious wake-ups start the time anew; they are as rare as grants to others.
+            // A spurious wake-up restarts the timeout. They are rare: one for each grant to others.
             timed_out = self.granted.wait_timeout(&mut queue, timeout);
         }
     }
 
-    /// Leaves the queue. True if room had been granted meanwhile, which is then the caller's.
+    /// Leaves the queue. True if the ticket was granted meanwhile; the capacity is then the
+    /// caller's.
     pub(crate) fn leave(&self, ticket: &Arc<Ticket>) -> bool {
         let mut queue = self.queue.lock();
         match ticket.outcome() {
@@ -274,7 +286,7 @@ impl Capacity {
         ticket.settle(TicketState::Refused);
     }
 
-    /// Refuses tickets whose time is over. Returns when the next one's is.
+    /// Refuses expired tickets. Returns the next deadline.
     pub(crate) fn expire(&self, now_ns: u64) -> Option<u64> {
         let mut wake = Vec::new();
         let mut queue = self.queue.lock();
@@ -294,10 +306,10 @@ impl Capacity {
     }
 }
 
-/// Wakes all, even if the waker of one panics.
+/// Wakes all, even if a waker panics.
 fn wake_all(wakers: Vec<Waker>) {
     for waker in wakers {
-        // The panic has been reported by its hook; there is nobody here to tell.
+        // The panic hook has reported it, and no caller here could handle it.
         let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
     }
 }
@@ -318,7 +330,7 @@ impl Ticket {
         }
     }
 
-    /// The outcome, or the promise to wake.
+    /// The outcome; or `None`, and `waker` is woken when there is one.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<bool> {
         let mut state = self.state.lock();
         match &mut *state {

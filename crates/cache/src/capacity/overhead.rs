@@ -1,4 +1,4 @@
-//! Memory that the cache uses beside the blocks, by kind. The hard bound counts it.
+//! Memory that the cache uses for itself, by kind. The hard bound includes it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,36 +6,36 @@ use crate::counters::CacheCounters;
 use crate::inner::CacheInner;
 use crate::key::Key;
 
-/// Bytes of overhead by kind.
+/// Bytes that the cache uses beside the blocks, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overhead {
-    /// Headers, free ones included.
+    /// Headers, including free ones.
     pub headers: u64,
-    /// The index's lines and directories.
+    /// Lines and directories of the index.
     pub index: u64,
-    /// The rings of the resident lists.
+    /// Rings of the resident lists.
     pub lists: u64,
-    /// The rings of the ghosts; their slots are in `index`.
+    /// Rings of the ghost lists. Their slots are in `index`.
     pub ghosts: u64,
-    /// Memory of headers and of the index that is resident and unused: the rest of huge pages, and
-    /// what waits to be used again.
+    /// Resident but unused memory of headers and index: the rest of huge pages, and memory kept for
+    /// reuse.
     pub slack: u64,
-    /// Counters, locks and tables that do not depend on the number of blocks, but for the policy's shadow caches, which
-    /// grow up to a few hundred blocks.
+    /// Counters, locks and tables whose size does not depend on the number of blocks, and the
+    /// miniature simulations, which grow with the first few hundred blocks.
     pub fixed: u64,
-    /// What the `overhead` function given to the builder tells, an arena's slack for instance.
+    /// Bytes that the builder's `overhead` function reports, such as an arena's slack.
     pub others: u64,
 }
 
 impl Overhead {
-    /// All kinds together.
+    /// The sum of all kinds.
     pub fn total(&self) -> u64 {
         let own = self.headers + self.index + self.lists + self.ghosts + self.slack + self.fixed;
         own.saturating_add(self.others)
     }
 }
 
-/// By kind. Takes every list's lock once.
+/// The overhead by kind. Takes the lock of each list once.
 pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> Overhead {
     let lists = inner.resident.iter().flatten().flat_map(|list| list.iter());
     Overhead {
@@ -49,8 +49,8 @@ pub(crate) fn by_kind<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>
     }
 }
 
-/// What the user's function tells. A panic in it must not cost an inserter its room: it is caught and
-/// counted, and tells nothing.
+/// Bytes that the user's function reports. A panic in it is caught and counted, and reports zero,
+/// so that it costs no inserter its capacity.
 fn others<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> u64 {
     let Some(tell) = inner.bound.as_ref().and_then(|b| b.others.as_ref()) else { return 0 };
     catch_unwind(AssertUnwindSafe(tell)).unwrap_or_else(|_| {
@@ -59,10 +59,10 @@ fn others<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> u64 {
     })
 }
 
-/// Counters' shards, owners' modes, magazines: about.
+/// Approximate size of the counters' shards, owners' modes and magazines.
 const FIXED: u64 = 128 << 10;
 
-/// All kinds together.
+/// The sum of all kinds.
 pub(crate) fn bytes<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) -> u64 {
     by_kind(inner).total()
 }

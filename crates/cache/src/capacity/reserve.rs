@@ -1,4 +1,9 @@
-//! Reserving capacity for a block: at once, after eviction, or after a bounded wait in FIFO order.
+//! Reserves capacity for a block: at once, after eviction, or after a bounded wait in FIFO order.
+//!
+//! An inserter beyond the limit evicts first, then queues. While others queue, it queues behind
+//! them.
+//!
+//! Locking: none held while it evicts or waits, except the queue's own (`throttle`).
 
 use std::future::Future;
 use std::pin::Pin as StdPin;
@@ -15,7 +20,7 @@ use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Room for a block; waits for it, within bounds, if there is none.
+    /// Reserves capacity. If there is none, evicts, then waits for a bounded time.
     pub(crate) fn reserve(&self, weight: u64) -> bool {
         match self.try_reserve(weight) {
             true => true,
@@ -23,7 +28,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Room for a block, without waiting.
+    /// Reserves capacity without waiting.
     pub(crate) fn try_reserve(&self, weight: u64) -> bool {
         match self.capacity.reserve(weight) {
             Reserved::Yes => true,
@@ -35,7 +40,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Past the limit: evicts, and waits if that does not help, behind all who wait already.
+    /// Beyond the limit: evicts, and if that frees too little, waits behind all earlier waiters.
     #[cold]
     pub(crate) fn reserve_slow(&self, weight: u64) -> bool {
         self.counters.add(CacheCounters::OVERFLOWS, 0, 1);
@@ -47,8 +52,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             if self.mode == Reclaim::Thread {
                 break;
             }
-            // What waits for the user's callback has kept its room; once that queue is full, what
-            // follows gives its room back at once.
+            // Values queued for the eviction callback keep their capacity. Once that queue is full,
+            // evicted values release theirs at once, so evicting again helps.
             if !evicted || self.callbacks.is_none() {
                 return false;
             }
@@ -64,12 +69,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         granted
     }
 
-    /// A place in the queue for room, with the reclaimer on its way.
+    /// Queues for capacity and wakes the reclaimer.
     fn queue_for_capacity(&self, weight: u64) -> Arc<Ticket> {
         self.counters.add(CacheCounters::THROTTLE_WAITS, 0, 1);
         let wait_ns = u64::from(self.tunables.overflow_wait_ms()) * 1_000_000;
         let ticket = self.capacity.queue_up(weight, self.clock.now_ns() + wait_ns);
-        // Room may have come free before the ticket was in the queue.
+        // Capacity may have been released before the ticket was in the queue.
         self.capacity.grant();
         if self.closed.load(Ordering::SeqCst) {
             self.refuse_waiters();
@@ -78,14 +83,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         ticket
     }
 
-    /// Makes a reservation fit a block's true weight. Says why if that cannot be.
+    /// Adjusts a reservation to the block's true weight. Returns the reason if that fails.
     pub(crate) fn adjust(&self, reserved: u64, weight: u64) -> Option<Refusal> {
         if weight > self.capacity.target() || weight >= u64::from(u32::MAX) {
             return Some(Refusal::TooHeavy);
         }
         if weight > reserved {
             let more = weight - reserved;
-            // A filler must not block its thread; evicting on it is what `Inline` means.
+            // Publishing must not block the thread. With `Inline`, threads evict anyway.
             let inline = self.mode == Reclaim::Inline;
             if !(self.try_reserve(more) || inline && self.reserve_slow(more)) {
                 return Some(Refusal::NoCapacity);
@@ -104,7 +109,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// Waits for room without blocking a thread.
+/// Waits for capacity without blocking a thread. Resolves to false if the wait times out.
 pub(crate) struct CapacityFuture<'a, K: Key, V: Send + Sync + 'static> {
     inner: &'a CacheInner<K, V>,
     weight: u64,
@@ -112,7 +117,7 @@ pub(crate) struct CapacityFuture<'a, K: Key, V: Send + Sync + 'static> {
 }
 
 impl<'a, K: Key, V: Send + Sync + 'static> CapacityFuture<'a, K, V> {
-    /// The outcome at once, or a place in the queue.
+    /// The outcome if it is known at once, as the error; else a ticket in the queue.
     pub(crate) fn new(inner: &'a CacheInner<K, V>, weight: u64) -> Result<Self, bool> {
         if inner.mode == Reclaim::Inline {
             return Err(inner.reserve_slow(weight));

@@ -1,4 +1,11 @@
-//! The public face of loading: [`Cache::begin`], and what stands on it.
+//! The public interface of loading: [`Cache::begin`] and the calls that build on it.
+//!
+//! The order of an attempt is: hit, reserve capacity, install the loading header, ask the secondary
+//! cache (`load`). A block whose capacity could not be reserved is loaded and handed out uncached.
+//! A load that was withdrawn is begun again. After [`MAX_SECONDARY_ATTEMPTS`] withdrawals the
+//! secondary cache is bypassed, since it may be the one that withdraws.
+//!
+//! Locking: none held while a caller waits or loads.
 
 use std::future::Future;
 
@@ -11,20 +18,20 @@ use crate::key::Key;
 use crate::load::Step;
 use crate::load::load_guard::Begin;
 
-/// Loads of a block that are given up before it is begun without asking the second level, which may be the one that
-/// gives them up.
+/// Withdrawn loads of a block after which the secondary cache is bypassed.
 const MAX_SECONDARY_ATTEMPTS: u32 = 4;
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
-    /// Finds a block, joins its load, or begins one: the primitive under
-    /// [`get_or_load`](Self::get_or_load).
+    /// Finds a block, joins its load, or begins a load. [`get_or_load`](Self::get_or_load) builds
+    /// on it.
     ///
-    /// `weight` is what the block will weigh, in bytes, as far as is known; room for it is reserved before
-    /// the load begins (waiting for it, within bounds), and set right when it is published. A block
-    /// that finds no room, or that its owner does not want cached, is loaded and handed out all the same:
-    /// to the caller and to all who wait, uncached.
+    /// `weight` is the expected weight of the block in bytes. Capacity for it is reserved before
+    /// the load begins, which may wait for a bounded time, and adjusted when the block is
+    /// published. A block without capacity, or one that its owner does not cache, is loaded and
+    /// handed to the caller and all waiters, uncached.
     ///
     /// # Errors
+    ///
     /// [`LoadError::Closed`] and [`LoadError::NoMemory`].
     pub fn begin(
         &self,
@@ -35,11 +42,14 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.begin_blocking(key, weight, attributes, true)
     }
 
-    /// As [`begin`](Self::begin), without asking the second level: for who knows that it cannot have the block, or has been
-    /// let down by it.
+    /// Does the same as [`begin`](Self::begin) without asking the secondary cache.
+    ///
+    /// For callers that know that the secondary cache does not have the block, or whose last load
+    /// it withdrew.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    ///
+    /// As for [`begin`](Self::begin).
     pub fn begin_without_secondary(
         &self,
         key: K,
@@ -66,10 +76,12 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// As [`begin`](Self::begin), waiting for room without blocking the thread. Needs no runtime.
+    /// Does the same as [`begin`](Self::begin), and waits for capacity without blocking the thread.
+    /// Needs no runtime.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    ///
+    /// As for [`begin`](Self::begin).
     pub async fn begin_async(
         &self,
         key: K,
@@ -101,7 +113,9 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// The block of that key, loaded if need be: by `load`, or by whoever is loading it already.
+    /// Returns the block, loading it with `load` if it is neither cached nor being loaded.
+    ///
+    /// `load` must not request the same key: it would wait for itself.
     ///
     /// ```
     /// # use forebay_cache::{Attributes, Cache};
@@ -115,10 +129,10 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     /// ```
     ///
     /// # Errors
-    /// The loader's error, whoever ran it. If the loader panics, so does this call, and those who
-    /// wait get [`LoadError::Panicked`]. A load that somebody else gives up is begun anew.
     ///
-    /// `load` must not ask for the same key: it would wait for itself.
+    /// The loader's error, whichever thread ran the loader. If the loader panics, so does this
+    /// call, and the waiters get [`LoadError::Panicked`]. A load that another thread abandons is
+    /// begun again.
     pub fn get_or_load<E>(
         &self,
         key: K,
@@ -150,11 +164,14 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Needs no runtime: it works
-    /// under any executor. Dropping the future gives the load up; others that wait for it begin anew.
+    /// Does the same as [`get_or_load`](Self::get_or_load) with an asynchronous loader.
+    ///
+    /// Needs no runtime: it works under any executor. Dropping the future abandons the load, and
+    /// its waiters begin again.
     ///
     /// # Errors
-    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
     pub async fn get_or_load_async<E, F>(
         &self,
         key: K,

@@ -1,4 +1,15 @@
-//! Loading: one load a block, however many ask for it.
+//! The load guard, which publishes or fails a load, and the handles by which others wait for the
+//! load.
+//!
+//! Invariants
+//!
+//! * A loading header has one guard. The guard holds a pin, so the header stays in use.
+//! * A guard ends its load exactly once: it publishes, fails, withdraws, or is dropped.
+//! * A load that did not get capacity is published to its waiters and retired at once. It is not
+//!   cached.
+//!
+//! Locking: the sublist's lock when it publishes; `index-partition` when it removes the slot;
+//! `in-flight-loads` when it wakes waiters. Never two of them.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -17,43 +28,43 @@ use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::load::single_flight::{LoadOutcome, LoadWaiter};
 
-/// The answer of [`Cache::begin`](crate::Cache::begin).
+/// The result of [`Cache::begin`](crate::Cache::begin).
 #[derive(Debug)]
 pub enum Begin<'a, K: Key, V: Send + Sync + 'static> {
-    /// The block is here.
+    /// The block is cached.
     Hit(Ref<'a, K, V>),
-    /// Somebody is loading it: wait, poll, or leave a callback.
+    /// Another thread is loading the block. Wait for it, poll, or register a callback.
     InFlight(InFlight<K, V>),
-    /// It is not here, and the caller is to load it.
+    /// The block is not cached. The caller loads it.
     Vacant(LoadGuard<K, V>),
 }
 
-/// The duty to load a block, and the right to publish it. Others that ask for the block wait for it.
+/// The right and the duty to publish a block. Other requests for the block wait for it.
 ///
-/// Dropped unpublished, it gives the load up: waiters get [`LoadError::Abandoned`], or
-/// [`LoadError::Panicked`] if it is dropped by a panic.
+/// Dropping it unpublished abandons the load: waiters get [`LoadError::Abandoned`], or
+/// [`LoadError::Panicked`] if a panic drops it.
 pub struct LoadGuard<K: Key, V: Send + Sync + 'static> {
     pub(crate) header: NonNull<Header<K, V>>,
     pub(crate) inner: NonNull<CacheInner<K, V>>,
     pub(crate) hash: u64,
     pub(crate) attributes: Attributes,
-    /// Whether a ghost has proven reuse.
+    /// Whether the block begins in MFU.
     pub(crate) frequent: bool,
     /// Why the block will not be cached, if it will not.
     pub(crate) refusal: Option<Refusal>,
 }
 
-// SAFETY: as for guards; the filler writes a `V` that it is given, and reads a `K`.
+// SAFETY: as for references; the guard writes a `V` that it is given, and reads a `K`.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for LoadGuard<K, V> {}
 // SAFETY: shared access reads only the key.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for LoadGuard<K, V> {}
 
-/// A load that somebody else has begun. Dropping it gives up the wait, not the load.
+/// A load that another thread has begun. Dropping it ends the wait, not the load.
 pub struct InFlight<K: Key, V: Send + Sync + 'static> {
-    /// Until the wait is over, or somebody else has taken it over.
+    /// Taken when the wait ends, or by the callback.
     pin: Option<LoadingPin<K, V>>,
     waiter: Arc<LoadWaiter>,
-    /// The seat's.
+    /// The waiter's number.
     number: u64,
 }
 
@@ -63,9 +74,9 @@ pub(crate) struct LoadingPin<K: Key, V: Send + Sync + 'static> {
     pub(crate) inner: NonNull<CacheInner<K, V>>,
 }
 
-// SAFETY: as for guards.
+// SAFETY: as for references.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for LoadingPin<K, V> {}
-// SAFETY: as for guards.
+// SAFETY: as for references.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for LoadingPin<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> LoadingPin<K, V> {
@@ -73,7 +84,7 @@ impl<K: Key, V: Send + Sync + 'static> LoadingPin<K, V> {
         outcome?;
         let (inner, header) = (self.inner, self.header);
         std::mem::forget(self);
-        // SAFETY: the pin is handed over; the load ended well, so the header is filled.
+        // SAFETY: the pin is handed over; the load succeeded, so the header is filled.
         Ok(unsafe { OwnedRef::from_pin(inner.as_ref(), header) })
     }
 }
@@ -86,7 +97,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for LoadingPin<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> InFlight<K, V> {
-    /// Waits in a seat for the load of a pinned header.
+    /// Waits for the load of a pinned header.
     pub(crate) fn new(pin: LoadingPin<K, V>, (number, waiter): (u64, Arc<LoadWaiter>)) -> Self {
         Self { pin: Some(pin), waiter, number }
     }
@@ -95,17 +106,20 @@ impl<K: Key, V: Send + Sync + 'static> InFlight<K, V> {
         self.pin.take().expect("there until the wait is over")
     }
 
-    /// Blocks until the load has ended. Never call it on the thread that is to load the block.
+    /// Blocks until the load has ended. Never call it on the thread that loads the block.
     ///
     /// # Errors
+    ///
     /// The load's error, which every waiter gets.
     pub fn wait(mut self) -> Result<OwnedRef<K, V>, LoadError> {
         let outcome = self.waiter.wait();
         self.take_pin().into_outcome(outcome)
     }
 
-    /// Runs `f` when the load has ended, on the thread that ends it; at once if it has. `f` should
-    /// be short. A panic in it is caught and counted (not if it runs at once).
+    /// Runs `f` when the load has ended, on the thread that ends it; at once if it has ended
+    /// already.
+    ///
+    /// `f` should be short. A panic in it is caught and counted, unless it runs at once.
     pub fn on_ready(mut self, f: impl FnOnce(Result<OwnedRef<K, V>, LoadError>) + Send + 'static) {
         let pin = self.take_pin();
         self.waiter.on_ready(Box::new(move |outcome| f(pin.into_outcome(outcome))));
@@ -121,7 +135,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for InFlight<K, V> {
     }
 }
 
-/// The future of an [`InFlight`]; needs no runtime. Dropping it gives up the wait.
+/// The future of an [`InFlight`] load. Needs no runtime. Dropping it ends the wait.
 pub struct LoadFuture<K: Key, V: Send + Sync + 'static> {
     in_flight: Option<InFlight<K, V>>,
 }
@@ -153,25 +167,25 @@ impl<K: Key, V: Send + Sync + 'static> IntoFuture for InFlight<K, V> {
 impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
     /// The key of the block to load.
     pub fn key(&self) -> &K {
-        // SAFETY: the filler holds a pin.
+        // SAFETY: the guard holds a pin.
         unsafe { self.header.as_ref().key() }
     }
 
-    /// How the block is to be cached.
+    /// Class and hint of the block.
     pub fn attributes(&self) -> Attributes {
         self.attributes
     }
 
-    /// Why the block will be handed out without being cached, if that is known already.
+    /// Why the block will be handed out uncached, if that is known already.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refusal
     }
 
-    /// Publishes the block and wakes all who wait for it. It is returned pinned, cached or not.
+    /// Publishes the block and wakes all waiters. Returns the block pinned, cached or not.
     pub fn publish(self, value: V) -> OwnedRef<K, V> {
-        // SAFETY: the filler's pin keeps the cache alive, and its key readable.
+        // SAFETY: the guard's pin keeps the cache alive, and its key readable.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
-        // The weigher is the user's: if it panics, the filler is dropped and tells the waiters.
+        // If the user's weigher panics, the guard is dropped and tells the waiters.
         let weight = (inner.weigher)(self.key(), &value).max(1);
         let reserved = u64::from(header.weight());
         let refusal = self.refusal.or_else(|| inner.adjust(reserved, weight));
@@ -182,17 +196,17 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         self.publish_weighed(value, kept, refusal)
     }
 
-    /// As [`publish`](Self::publish), of a block that holds `kept` of the room.
+    /// Publishes a block that holds `kept` bytes of capacity.
     pub(crate) fn publish_weighed(
         self,
         value: V,
         kept: u32,
         refusal: Option<Refusal>,
     ) -> OwnedRef<K, V> {
-        // SAFETY: the filler's pin keeps the cache alive.
+        // SAFETY: the guard's pin keeps the cache alive.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: this is the header's filler, and it has not been filled.
+        // SAFETY: this is the header's guard, and it has not been filled.
         unsafe { header.fill(value, kept) };
         let before = match refusal {
             None => {
@@ -208,13 +222,13 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         if before.has(WAITERS) {
             inner.complete_load(this.header, &Ok(()));
         }
-        // SAFETY: the filler's pin is handed over; the header is filled.
+        // SAFETY: the guard's pin is handed over; the header is filled.
         unsafe { OwnedRef::from_pin(inner, this.header) }
     }
 
-    /// Makes a filled block that is not to be cached available to those who wait for it.
+    /// Makes a filled but uncached block available to its waiters.
     fn hand_out(&self, refusal: Option<Refusal>) -> HeaderState {
-        // SAFETY: the filler's pin.
+        // SAFETY: the guard's pin.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         let class = self.attributes.class;
         match refusal {
@@ -222,13 +236,13 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
                 inner.unlink(self.header, self.hash);
                 inner.count_refusal(reason, class);
             }
-            // Removed or overwritten while it loaded.
+            // Removed or overwritten during the load.
             None => inner.counters.add(CacheCounters::REFUSED_OUTDATED, class as usize, 1),
         }
         self.end(header, FILLED)
     }
 
-    /// Ends the loading of a block that is not cached. Returns the state before.
+    /// Ends the load of a block that is not cached. Returns the state before.
     fn end(&self, header: &Header<K, V>, bits: u64) -> HeaderState {
         let ended = header.update(|s| {
             let s = if s.has(RETIRED) { s } else { s.retired_by_holder(Cause::Uncached) };
@@ -237,34 +251,36 @@ impl<K: Key, V: Send + Sync + 'static> LoadGuard<K, V> {
         ended.expect("this update never declines")
     }
 
-    /// Gives the load up with an error, which every waiter gets. It is not cached: whoever asks next
-    /// loads again.
+    /// Ends the load with an error, which every waiter gets. Errors are not cached: the next
+    /// request loads again.
     pub fn fail(self, error: LoadError) {
         std::mem::ManuallyDrop::new(self).fail_with(error);
     }
 
     fn fail_with(&self, error: LoadError) {
-        // SAFETY: the filler's pin.
+        // SAFETY: the guard's pin.
         let inner = unsafe { self.inner.as_ref() };
         inner.counters.add(CacheCounters::LOADS_FAILED, self.attributes.class as usize, 1);
         self.end_without_block(error);
     }
 
-    /// Gives the load up without an error: it leaves nothing behind, and is not counted as failed. Who waits gets
-    /// [`LoadError::Abandoned`], and should begin anew, as [`get_or_load`](crate::Cache::get_or_load) does. For a second level that
-    /// turns out not to have the block.
+    /// Ends the load without an error and without counting it as failed.
+    ///
+    /// Waiters get [`LoadError::Abandoned`] and should begin again, as
+    /// [`get_or_load`](crate::Cache::get_or_load) does. For a secondary cache that cannot supply
+    /// the block after all.
     pub fn withdraw(self) {
         std::mem::ManuallyDrop::new(self).end_without_block(LoadError::Abandoned);
     }
 
     fn end_without_block(&self, error: LoadError) {
-        // SAFETY: the filler's pin.
+        // SAFETY: the guard's pin.
         let (inner, header) = unsafe { (self.inner.as_ref(), self.header.as_ref()) };
         inner.unlink(self.header, self.hash);
         if self.end(header, 0).has(WAITERS) {
             inner.complete_load(self.header, &Err(error));
         }
-        // SAFETY: the filler's pin, given up here.
+        // SAFETY: the guard's pin, given up here.
         unsafe { CacheInner::unpin_owned(self.inner, self.header) };
     }
 }
@@ -279,7 +295,7 @@ impl<K: Key, V: Send + Sync + 'static> Drop for LoadGuard<K, V> {
 
 impl<K: Key + fmt::Debug, V: Send + Sync + 'static> fmt::Debug for LoadGuard<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Filler").field("key", self.key()).finish_non_exhaustive()
+        f.debug_struct("LoadGuard").field("key", self.key()).finish_non_exhaustive()
     }
 }
 

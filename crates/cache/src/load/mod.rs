@@ -1,4 +1,21 @@
-//! Beginning a load: finding the block, joining its load, or becoming its loader.
+//! Loading: how a request finds a block, joins its load, or becomes its loader.
+//!
+//! The order of one attempt (`CacheInner::begin`):
+//!
+//! 1. Look the block up. A hit ends the attempt.
+//! 2. Reserve capacity for the declared weight. Without capacity, the caller waits and tries again.
+//! 3. Install a header in state loading, under the partition's lock. If the key has a valid or
+//!    loading header by now, take that one instead.
+//! 4. Offer the load to the secondary cache, unless it is bypassed (`begin`). It keeps the guard or
+//!    hands it back.
+//!
+//! Invariants
+//!
+//! * A key has at most one loading header in the index, so at most one load is in flight.
+//! * A block whose capacity could not be reserved is loaded and handed out uncached.
+//! * A reservation is returned on every path that does not install the header.
+//!
+//! Locking: `index-partition` for step 3, then `in-flight-loads` to join; never both.
 
 mod begin;
 pub(crate) mod load_guard;
@@ -18,30 +35,32 @@ use crate::key::Key;
 use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin};
 use crate::load::single_flight::LoadOutcome;
 
-/// What a request found under the partition's lock.
+/// The answer of the index under the partition's lock.
 enum Claim<K, V> {
-    /// The caller's header is in the index now, loading.
+    /// The caller's header was installed, loading.
     Mine(PreviousEntry<K, V>),
-    /// Pinned: the block is here after all.
+    /// The block is cached by now. It is pinned.
     Hit(NonNull<Header<K, V>>, HeaderState),
-    /// Pinned: somebody is loading it.
+    /// Another thread is loading the block. Its header is pinned.
     Loading(NonNull<Header<K, V>>),
     /// The owner or the cache is closed.
     Closed,
-    /// No memory for the index.
+    /// The index has no memory.
     Full(String),
 }
 
-/// How far a request has come.
+/// The result of one attempt.
 pub(crate) enum Step<'a, K: Key, V: Send + Sync + 'static> {
     Ready(Begin<'a, K, V>),
-    /// There is no room for the block; wait for some, and ask again with the outcome.
+    /// There is no capacity. Wait for some and try again with the outcome.
     NoCapacity,
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// One attempt at `begin`. `reservation` is the outcome of having waited for room, if the caller has; `ask_secondary` says whether
-    /// the second level may take the load over.
+    /// One attempt at `begin`.
+    ///
+    /// `reservation` is the outcome of a wait for capacity, if the caller has waited.
+    /// `ask_secondary` permits the secondary cache to take over the load.
     pub(crate) fn begin(
         &self,
         key: K,
@@ -118,10 +137,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Begin::Hit(unsafe { Ref::from_pin(self, header) })
     }
 
-    /// Puts `mine` into the index, unless the block is there or being loaded.
+    /// Installs `mine` in the index, unless the block is cached or being loaded.
     fn claim(&self, hash: u64, key: &K, mine: NonNull<Header<K, V>>, class: Class) -> Claim<K, V> {
         let mut locked = self.index.lock(hash);
-        // Asked again under the lock: a close that passes the barrier after this sees the header.
+        // Checked again under the lock: a close that passes the barrier later sees the header.
         if self.refuse(key, class, 0) == Some(Refusal::Closed) {
             return Claim::Closed;
         }
@@ -131,12 +150,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         {
             return found;
         }
-        // One that is on its way out: whoever retired it finds the slot taken.
+        // The key may have a retired header. The thread that retired it finds the slot taken.
         let put = self.put(&mut locked, known, (hash, mine), LOADING, Cause::Replaced);
         put.map_or_else(|full| Claim::Full(full.to_string()), Claim::Mine)
     }
 
-    /// The block, or its load, if there is either.
+    /// Pins the block, or its load, if there is one.
     fn pin_present(&self, hash: u64, key: &K) -> Option<Claim<K, V>> {
         let locked = self.index.lock(hash);
         let (_, address) = Self::find_key(&locked, key)?;
@@ -148,7 +167,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         locked.find_resident(|address| unsafe { Self::header_at(address).as_ref().key() == key })
     }
 
-    /// Pins a header that was found under its partition's lock, unless it is retired.
+    /// Pins a header found under its partition's lock, unless it is retired.
     fn pin_found(&self, header: NonNull<Header<K, V>>) -> Option<Claim<K, V>> {
         // SAFETY: headers are type-stable, and this one is not freed while its slot is there.
         let h = unsafe { header.as_ref() };
@@ -158,7 +177,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(if before.has(VALID) { Claim::Hit(header, before) } else { Claim::Loading(header) })
     }
 
-    /// Turns what was found into an answer; `None` if the load that was found has failed meanwhile.
+    /// Converts a claim to an answer; `None` if the load that was found has failed meanwhile.
     fn settle(&self, claim: Claim<K, V>) -> Result<Option<Begin<'_, K, V>>, LoadError> {
         match claim {
             Claim::Hit(header, before) => Ok(Some(self.hit(header, before))),
@@ -167,11 +186,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             Claim::Closed => Err(LoadError::Closed),
             Claim::Full(why) => Err(LoadError::NoMemory(why)),
-            Claim::Mine(_) => unreachable!("its caller has a filler"),
+            Claim::Mine(_) => unreachable!("its caller has a load guard"),
         }
     }
 
-    /// Waits for the load of a pinned header, or takes its block if it has ended well.
+    /// Waits for the load of a pinned header, or returns its block if the load has succeeded
+    /// already.
     fn join(&self, pin: LoadingPin<K, V>) -> Option<Begin<'_, K, V>> {
         // SAFETY: pinned.
         let h = unsafe { pin.header.as_ref() };
@@ -189,23 +209,23 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(self.hit(header, state))
     }
 
-    /// Lets the second level load the block, if it has it.
+    /// Offers the load to the secondary cache, which takes it if it has the block.
     fn offer_load(&self, guard: LoadGuard<K, V>) -> Begin<'_, K, V> {
         let Some(secondary) = self.active_secondary() else { return Begin::Vacant(guard) };
         let header = guard.header;
         let class = guard.attributes.class as usize;
-        // SAFETY: the filler holds a pin.
+        // SAFETY: the guard holds a pin.
         unsafe { self.pin_again(header) };
         let pin = LoadingPin { header, inner: guard.inner };
-        // The seat is taken before the filler goes: the load may end before `load` returns. If the filler
-        // comes back, the wait is given up.
+        // Join before the guard goes: the load may end before `load` returns. If the guard comes
+        // back, the wait is dropped.
         let loading = || {
             // SAFETY: pinned above.
             let h = unsafe { header.as_ref() };
             h.update(|s| Some(s.with(WAITERS))).is_some()
         };
         let waiter = self.in_flight.join(header.addr().get(), loading);
-        let in_flight = InFlight::new(pin, waiter.expect("a filler's load is in flight"));
+        let in_flight = InFlight::new(pin, waiter.expect("a guard's load is in flight"));
         match secondary.load(guard) {
             Ok(()) => {
                 self.counters.add(CacheCounters::SECONDARY_HITS, class, 1);
@@ -213,13 +233,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             }
             Err(guard) => {
                 let same = (guard.header, guard.inner) == (header, NonNull::from(self));
-                assert!(same, "the second level has handed back the filler of another load");
+                assert!(same, "the secondary cache returned the guard of another load");
                 Begin::Vacant(guard)
             }
         }
     }
 
-    /// Tells all who wait for a header how its load ended. The caller holds a pin.
+    /// Tells all waiters of a header how its load ended. The caller holds a pin.
     pub(crate) fn complete_load(&self, header: NonNull<Header<K, V>>, outcome: &LoadOutcome) {
         let panicked = self.in_flight.complete(header.addr().get(), outcome);
         self.counters.add(CacheCounters::PANICS_CAUGHT, 0, panicked);

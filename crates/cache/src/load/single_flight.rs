@@ -1,11 +1,12 @@
-//! Waiting for a load that somebody else has begun (single flight).
+//! Single flight: the waiters of loads in flight.
 //!
-//! A request that joins a load holds a pin on its header, so that the block cannot go
-//! before the request has seen it, and leaves a [`LoadWaiter`] in the table of flights. Whoever ends the load
-//! takes the seats and settles them, in the order in which they were taken. Who gives up waiting takes its seat
-//! back. Nothing is allocated for a load that nobody joins.
+//! A request that joins a load pins the load's header, so the block stays until the request has
+//! seen it. It adds a [`LoadWaiter`] to this table. The thread that ends the load takes all waiters
+//! of the header and notifies them in the order in which they joined. A request that gives up
+//! removes its waiter. A load without waiters allocates nothing.
 //!
-//! Locking: `loads` (sharded by header), then nothing; `flight-waiter` is a leaf lock.
+//! Locking: `in-flight-loads`, sharded by header; `load-waiter` is a leaf lock. Callbacks and
+//! wakers run without locks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,13 +18,13 @@ use crate::error::LoadError;
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
 
-/// How a load ended: the header is filled, or an error.
+/// How a load ended: with a filled header, or an error.
 pub(crate) type LoadOutcome = Result<(), LoadError>;
 
-/// Run once, when the load has ended.
+/// Called once, when the load has ended.
 pub(crate) type Callback = Box<dyn FnOnce(LoadOutcome) + Send>;
 
-/// One request's place among those that wait for a load.
+/// One request that waits for a load.
 pub(crate) struct LoadWaiter {
     state: Mutex<WaiterState>,
     settled: Condvar,
@@ -33,11 +34,11 @@ enum WaiterState {
     Waiting(Option<Waker>),
     Callback(Callback),
     Settled(LoadOutcome),
-    /// Its callback has taken the ending.
+    /// The callback has taken the outcome.
     Done,
 }
 
-/// What is to be done once no lock is held any more.
+/// The notification of a waiter, delivered without locks.
 pub(crate) enum Notice {
     None,
     Wake(Waker),
@@ -96,12 +97,12 @@ impl LoadWaiter {
                 None
             }
             WaiterState::Callback(_) | WaiterState::Done => {
-                unreachable!("one way of waiting a seat")
+                unreachable!("a waiter waits in one way")
             }
         }
     }
 
-    /// Runs `callback` when the load ends, at once if it has.
+    /// Runs `callback` when the load ends; at once if it has ended.
     pub(crate) fn on_ready(&self, callback: Callback) {
         let mut state = self.state.lock();
         if let WaiterState::Settled(outcome) = &*state {
@@ -114,16 +115,16 @@ impl LoadWaiter {
     }
 }
 
-/// All seats.
+/// The waiters of all loads.
 pub(crate) struct InFlightLoads {
     shards: Box<[Mutex<Shard>]>,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// By header; those of one by their numbers.
+    /// By header, then by the waiter's number.
     waiters: HashMap<usize, BTreeMap<u64, Arc<LoadWaiter>>>,
-    /// The next seat's number: none is used twice, so that nobody gives up another's seat.
+    /// The next waiter's number. No number is reused, so no request removes another one's waiter.
     next: u64,
 }
 
@@ -137,8 +138,8 @@ impl InFlightLoads {
         &self.shards[(header >> 6) % SHARDS]
     }
 
-    /// Takes a seat for the header, if `still_loading` (asked under the flight's lock) says that its
-    /// ending has yet to be told. Returns it with its number.
+    /// Adds a waiter for the header, if `still_loading` says that the load has not been completed.
+    /// `still_loading` is called under the shard's lock. Returns the waiter and its number.
     pub(crate) fn join(
         &self,
         header: usize,
@@ -154,7 +155,7 @@ impl InFlightLoads {
         Some((number, waiter))
     }
 
-    /// Gives up a seat, unless the load has ended.
+    /// Removes a waiter, unless the load has ended.
     pub(crate) fn leave(&self, header: usize, number: u64) {
         let mut shard = self.shard(header).lock();
         let Some(waiters) = shard.waiters.get_mut(&header) else { return };
@@ -163,12 +164,12 @@ impl InFlightLoads {
             shard.waiters.remove(&header);
         }
         drop(shard);
-        // Not under the lock: with it goes a waker.
+        // Outside of the lock, because it may drop a waker.
         drop(waiter);
     }
 
-    /// Tells all who wait for the header how its load ended. Returns how many of their callbacks and
-    /// wakers panicked: that must not keep the others from hearing of it.
+    /// Tells all waiters of the header how its load ended. Returns how many of their callbacks and
+    /// wakers panicked. A panic does not keep other waiters from being notified.
     pub(crate) fn complete(&self, header: usize, outcome: &LoadOutcome) -> u64 {
         let waiters = self.shard(header).lock().waiters.remove(&header).unwrap_or_default();
         let settle = |waiter: &Arc<LoadWaiter>| waiter.settle(outcome.clone());
@@ -178,7 +179,7 @@ impl InFlightLoads {
         notices.into_iter().map(|notice| u64::from(panicked(notice))).sum()
     }
 
-    /// Seats that are taken, for audits.
+    /// The number of waiters, for audits.
     pub(crate) fn waiters(&self) -> usize {
         let of =
             |shard: &Mutex<Shard>| shard.lock().waiters.values().map(BTreeMap::len).sum::<usize>();
@@ -197,7 +198,7 @@ mod tests {
         let others = [join(64), join(128)];
         let rounds = if cfg!(miri) { 300 } else { 1_000_000 };
         for n in 0..rounds {
-            // Now of the header that somebody else waits for, now of one that nobody does.
+            // Alternates between a header with another waiter and one without.
             let header = 64 << (2 * (n % 2));
             let numbers = [join(header), join(header)];
             numbers.into_iter().for_each(|number| loads.leave(header, number));
@@ -207,7 +208,7 @@ mod tests {
             loads.shards.iter().map(|s| s.lock().waiters.capacity()).max().unwrap()
         };
         assert!(of_headers(&loads) < 10, "the table has grown: {}", of_headers(&loads));
-        // Too late, and twice: nobody else's seat is given up.
+        // Late and repeated removals affect no other waiter.
         assert_eq!(loads.complete(64, &Ok(())), 0);
         let again = join(64);
         loads.leave(64, others[0]);

@@ -1,13 +1,19 @@
-//! The hook for a second level behind this cache.
+//! The secondary cache: the trait by which a slower cache, such as L2, stands behind this one.
 //!
-//! The cache does not know what a second level is made of. It tells it of three things: blocks that are
-//! near the cold end and may be worth keeping ([`SecondaryCache::offer`]), loads that it may be able to
-//! answer ([`SecondaryCache::load`]), and keys whose old content must never come back
-//! ([`SecondaryCache::forget`]). A block that the second level is writing out is not evicted meanwhile: its
-//! [`Writing`] guard holds a pin, and the evictor passes it over and counts it. Since the second level
-//! has an index of its own, there is no header that lives on the second level only, and a
-//! completed write has no lock to meet: dropping the guard is one atomic update (`docs/locking.md` has
-//! the proof that R1's retry cannot occur).
+//! This cache makes three kinds of calls: it offers blocks near the cold end
+//! ([`SecondaryCache::offer`]), offers loads ([`SecondaryCache::load`]), and tells which keys have
+//! changed ([`SecondaryCache::forget`]).
+//!
+//! Invariants
+//!
+//! * A block that the secondary cache is writing is not evicted: its [`Writing`] guard holds a pin.
+//! * The secondary cache has its own index, so no header exists only for it.
+//! * Completing a write takes no lock: dropping the guard is one atomic update.
+//! * Once an insert or a removal returns, no load returns older content of that key from the
+//!   secondary cache. `docs/locking.md` has the proof.
+//!
+//! Locking: `index-partition` to take over a slot. No lock is held while the secondary cache is
+//! called, except `reclaim` or `evict-scratch` of the evictor.
 
 mod offer;
 pub(crate) mod warm_up;
@@ -25,59 +31,72 @@ use crate::insert::PreviousEntry;
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
 
-/// A second level. All calls come from threads of the cache or of its users; none may call back into the
-/// same cache except through what it is handed.
+/// A cache behind this one, such as L2.
 ///
-/// A key must name content that never changes hands: closing an owner does not tell the second level, and
-/// its number may be given to another (see [`Cache::close_owner`](crate::Cache::close_owner)).
+/// Threads of the cache and of its users make the calls. An implementation must not call the same
+/// cache, except through its arguments.
+///
+/// A key must never name other content later. Closing an owner is not reported, and its number may
+/// be reused (see [`Cache::close_owner`](crate::Cache::close_owner)).
 pub trait SecondaryCache<K: Key, V: Send + Sync + 'static>: Send + Sync + 'static {
-    /// Blocks near the cold end, oldest first, whether this level has them or not: it alone knows what it has at the moment.
-    /// Take those that are worth writing with [`Candidate::write`]; must not block for I/O. Called by the reclaimer.
+    /// Offers blocks near the cold end, oldest first. Some may be stored already.
+    ///
+    /// Take blocks to write with [`Candidate::write`]. Must not block for I/O. Called by the
+    /// evictor.
     fn offer(&self, candidates: Vec<Candidate<K, V>>);
 
-    /// These blocks have left memory though their content still stands, whether they were offered or not: a level that has
-    /// them has the only copy now. Unless a load has brought one back meanwhile. Must not block.
+    /// Reports keys whose blocks were evicted from memory, offered or not, while their content is
+    /// still valid.
+    ///
+    /// A stored block is the only copy now, unless a load has brought it back meanwhile. Must not
+    /// block.
     fn evicted(&self, keys: &[K]) {
         let _ = keys;
     }
 
-    /// Whether letting go of this block would cost a write, since this level does not have it and takes blocks like it, as far as
-    /// that can be told. Asked of a block that could as well stay as another. Must not block.
+    /// Whether evicting this block would cause a write: it is not stored, and blocks like it are
+    /// admitted. May be an estimate.
+    ///
+    /// Asked for blocks that could as well stay. Must not block.
     fn would_write(&self, key: &K, class: Class) -> bool {
         let _ = (key, class);
         false
     }
 
-    /// A load begins. If this level has the block, it keeps the filler, and publishes it when its I/O
-    /// is done, from any thread; else it hands the filler back at once. If it turns out that it cannot give the block
-    /// after all, it [withdraws](Filler::withdraw) the filler, and hands the next one of that key back: those who wait begin
-    /// anew, and a level that goes on taking fillers that it withdraws has them passed over it.
+    /// Offers a load that begins.
+    ///
+    /// If the block is stored, keep the guard and publish the block when its read completes, on any
+    /// thread. Otherwise return the guard at once. If the block cannot be supplied after all,
+    /// [withdraw](LoadGuard::withdraw) the guard and return the next guard for that key. Waiters
+    /// begin again. After a few withdrawals the load is no longer offered.
     ///
     /// # Errors
-    /// The filler, when this level does not have the block. The cache panics if it is another's.
+    ///
+    /// The guard, if the block is not stored. The cache panics if it is another load's guard.
     fn load(&self, guard: LoadGuard<K, V>) -> Result<(), LoadGuard<K, V>>;
 
-    /// The key's content has changed or is gone: what this level has of it must never be returned
-    /// again, not even after a crash. May block until that is so.
+    /// Ensures that older content of the key is never returned again, not even after a crash. May
+    /// block until that is durable.
     fn forget(&self, key: &K);
 
-    /// Whether there is a level behind this at the moment. While it says no, the cache works as if it had none:
-    /// nothing is offered, nothing asked for, nothing told, and inserters evict for themselves. It is asked often: no more than a
-    /// relaxed load.
+    /// Whether a secondary cache is attached at the moment.
     ///
-    /// What changes meanwhile is not told: only a level whose keys name content that never changes, or one that has nothing
-    /// and never will have anything of before, may ever say no.
+    /// While this is false, the cache behaves as if it had none: it makes no calls, and inserters
+    /// evict without offering. It is called often, so it should cost no more than a relaxed load.
+    ///
+    /// Changes during that time are not reported. So return false only if keys name immutable
+    /// content, or if nothing is stored and nothing older ever will be.
     fn is_active(&self) -> bool {
         true
     }
 }
 
-/// A block that a second level may write.
+/// A block offered to the secondary cache.
 pub struct Candidate<K: Key, V: Send + Sync + 'static> {
     block: OwnedRef<K, V>,
-    /// Its class.
+    /// Class of the block.
     pub class: Class,
-    /// Whether it is in mfu, or has been looked up in mru: it has proven reuse.
+    /// Whether the block is in MFU, or was hit in MRU.
     pub reused: bool,
 }
 
@@ -86,26 +105,27 @@ impl<K: Key, V: Send + Sync + 'static> Candidate<K, V> {
         Self { block, class, reused }
     }
 
-    /// Its key.
+    /// Key of the block.
     pub fn key(&self) -> &K {
         self.block.key()
     }
 
-    /// Its value.
+    /// Value of the block.
     pub fn value(&self) -> &V {
         &self.block
     }
 
-    /// Keeps the block from being evicted until the guard goes. `None` if it is being written already,
-    /// or has left the cache.
+    /// Protects the block from eviction until the guard is dropped. `None` if it is being written
+    /// already, or has left the cache.
     pub fn write(self) -> Option<Writing<K, V>> {
         self.try_write().ok()
     }
 
-    /// As [`write`](Self::write), but gives the candidate back instead of dropping it: that may be the last pin of a value, whose
-    /// drop must not run under a lock.
+    /// Does the same as [`write`](Self::write), but returns the candidate instead of dropping it.
+    /// Dropping may release the last pin and drop the value, which must not happen under a lock.
     ///
     /// # Errors
+    ///
     /// The candidate.
     pub fn try_write(self) -> Result<Writing<K, V>, Self> {
         let begun = self
@@ -129,32 +149,35 @@ impl<K: Key + fmt::Debug, V: Send + Sync + 'static> fmt::Debug for Candidate<K, 
     }
 }
 
-/// A block that is being written to the second level.
+/// A block that is being written to the secondary cache. Dropping it ends the protection from
+/// eviction.
 pub struct Writing<K: Key, V: Send + Sync + 'static> {
     block: OwnedRef<K, V>,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writing<K, V> {
-    /// Its key.
+    /// Key of the block.
     pub fn key(&self) -> &K {
         self.block.key()
     }
 
-    /// Whether it was removed, overwritten or flushed since: there is no use in writing it. If not, it may be the next
-    /// moment: [`stored`](Self::stored) decides.
+    /// Whether the block was removed, overwritten or flushed meanwhile. If true, there is no need
+    /// to write it. If false, that may change at any moment: [`stored`](Self::stored) decides.
     pub fn is_outdated(&self) -> bool {
         !is_current(self.block.header().state())
     }
 
-    /// The block has been written. False if it was removed or overwritten meanwhile, so that what was written is outdated and
-    /// must never be returned. A second level calls this and makes the block findable in one step as [`SecondaryCache::load`]
-    /// and [`SecondaryCache::forget`] see it, under a lock of its own for instance.
+    /// Ends a completed write. False if the block was removed or overwritten meanwhile: then the
+    /// written copy is outdated and must never be returned.
+    ///
+    /// Call this and insert the block into the index in one step with respect to
+    /// [`SecondaryCache::load`] and [`SecondaryCache::forget`], for instance under one lock.
     pub fn stored(self) -> bool {
         !self.is_outdated()
     }
 }
 
-/// Whether a block that is being written is still what its key stands for.
+/// Whether a block that is being written is still the content of its key.
 fn is_current(state: HeaderState) -> bool {
     state.has(FILLED) && !state.has(RETIRED)
 }
@@ -172,24 +195,24 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writing<K, V> {
     }
 }
 
-/// The duty to fill a slot, and what was in it.
+/// A guard for the slot, and the entry that was in it.
 type TakenOver<K, V> = (LoadGuard<K, V>, PreviousEntry<K, V>);
 
-/// Changing a key's content where there is a second level.
+/// Changing a key's content while there is a secondary cache.
 ///
-/// Neither order of "let go of the old block" and "forget it" will do: if the second level forgets first,
-/// a write of the old block may end after that; if the cache lets go first, a load may bring the
-/// old content back from the second level before that forgets it. So the old block's slot goes to a
-/// header that is loading, in one step, before the second level forgets: a write that ends later hears
-/// that it is outdated, and who asks for the key waits until it is forgotten.
+/// Neither order of "retire the old block" and "forget the key" is correct. If the secondary cache
+/// forgets first, a write of the old block may complete later. If the block is retired first, a
+/// load may return the old content before it is forgotten. So the slot first goes to a loading
+/// header, in one step. A write that completes later finds its block outdated, and requests for the
+/// key wait until it is forgotten.
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// The second level, if there is one at the moment.
+    /// The secondary cache, if it is active.
     #[inline]
     pub(crate) fn active_secondary(&self) -> Option<&dyn SecondaryCache<K, V>> {
         self.secondary.as_deref().filter(|secondary| secondary.is_active())
     }
 
-    /// Removes a block, from the second level too. True if it was cached.
+    /// Removes a block, also from the secondary cache. True if it was cached.
     pub(crate) fn remove_everywhere(&self, hash: u64, key: &K, cause: Cause) -> bool {
         let Some(secondary) = self.active_secondary() else { return self.remove(hash, key, cause) };
         match self.take_over(hash, key, 0, Attributes::DATA, cause) {
@@ -211,7 +234,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 guard.withdraw();
                 was_cached
             }
-            // Closed, or without memory for a header: then as well as can be.
+            // Closed, or no memory for a header. Forgetting before and after the removal is the
+            // best that is possible.
             Err(_) => {
                 secondary.forget(key);
                 let was_cached = self.remove(hash, key, cause);
@@ -221,7 +245,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Puts a value in for which there is room, over any other of that key on either level.
+    /// Replaces the block of a key in both caches. The capacity is reserved already.
     pub(crate) fn insert_over(
         &self,
         secondary: &dyn SecondaryCache<K, V>,
@@ -249,7 +273,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Puts a loading header in the place of whatever the index has for that key.
+    /// Puts a loading header into the key's slot, in place of any other entry.
     fn take_over(
         &self,
         hash: u64,

@@ -1,4 +1,9 @@
-//! Offering blocks to the secondary cache before they are evicted, and telling it which ones have left.
+//! Offers blocks to the secondary cache before they are evicted, and reports which were evicted.
+//!
+//! A hand in each ring marks how far blocks were offered (`Hand::Offer`). The evictor stops at a
+//! block that was not offered yet, and the next offer comes first.
+//!
+//! Locking: `sublist`, one at a time. None is held while the secondary cache is called.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,12 +21,12 @@ use crate::lists::ring::Hand;
 use crate::policy::Sizes;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Whether blocks are offered to a second level before they are evicted.
+    /// Whether blocks are offered before they are evicted.
     pub(crate) fn offers(&self) -> bool {
         self.tunables.offer_ahead() > 0 && self.active_secondary().is_some()
     }
 
-    /// Offers what the eviction of `goal` bytes will come to, and a little more.
+    /// Offers the blocks that an eviction of `goal` bytes will examine, and a few more.
     pub(crate) fn offer_to_secondary(&self, goal: u64) {
         let Some(secondary) = self.active_secondary() else { return };
         let candidates = self.candidates(goal);
@@ -33,7 +38,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Tells the second level that these blocks have left memory.
+    /// Reports to the secondary cache that these blocks were evicted.
     pub(crate) fn notify_evicted(&self, gone: &[K]) {
         let Some(secondary) = self.active_secondary().filter(|_| !gone.is_empty()) else { return };
         if catch_unwind(AssertUnwindSafe(|| secondary.evicted(gone))).is_err() {
@@ -41,16 +46,19 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Blocks near the cold ends that the second level has not been offered yet: a part of those that `goal` bytes will be found among,
-    /// and a few more. Not many at once: the later a block is offered, the more is known of it. While mru gives up its blocks, mfu loses one
-    /// now and then, to a newcomer; most of what comes to its cold end stays, and would be in both places from then on.
+    /// Blocks near the cold ends that were not offered yet: a part of those among which `goal`
+    /// bytes will be found, and a few more.
+    ///
+    /// Few at once, because more is known of a block that is offered later. While MRU gives up
+    /// blocks, MFU loses one now and then to a candidate. Most blocks at its cold end stay, and
+    /// would be in both caches from then on.
     fn candidates(&self, goal: u64) -> Vec<Candidate<K, V>> {
         let mut candidates = Vec::new();
         let ahead = self.tunables.offer_ahead() as usize;
         if ahead == 0 {
             return candidates;
         }
-        // Blocks with the hint `Once` are not offered, but while there are some they go first.
+        // Blocks hinted `Once` are not offered, but they are evicted first.
         let sizes = Sizes { once: [0; 2], ..self.sizes() };
         let giving = self.policy.next_list(&sizes, &self.tunables);
         for (list, class) in
@@ -63,7 +71,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let gives = giving == Some((list, class));
             for sublist in multilist.iter() {
                 let ahead = if list == List::Mru || gives {
-                    // And a quarter of its share of what goes.
+                    // Plus a quarter of the sublist's share of the goal.
                     let blocks = u128::from(sublist.blocks());
                     let share = u128::from(goal) * blocks / u128::from(bytes.max(1));
                     ahead + (share / 4).min(blocks) as usize
@@ -83,7 +91,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         candidates
     }
 
-    /// The block at a place if it may go; `gives`: its list has to give up what it has.
+    /// The block at this position if it may be evicted. `gives`: its list has to give up blocks.
     fn candidate(&self, id: u32, at: (List, Class, u32), gives: bool) -> Option<Candidate<K, V>> {
         let (list, class, position) = at;
         let header = self.slab.by_id(id)?;
@@ -99,8 +107,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(Candidate::new(block, class, list == List::Mfu || before.has(MARK)))
     }
 
-    /// Whether the evictor may let go of a block when it comes to it, as far as that can be told. One that stays comes by again.
-    /// `gives`: its list has to give up what it has.
+    /// Whether the evictor would probably evict this block when it reaches it. A block that stays
+    /// is considered again later. `gives`: its list has to give up blocks.
     fn may_go(
         &self,
         state: HeaderState,
@@ -110,9 +118,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> bool {
         let admission = self.policy.rule(class).admission;
         match list {
-            // It goes at once, or meets a rival, and most of them lose.
+            // Evicted at once, or compared with a victim; most candidates lose.
             List::Mru if admission => true,
-            // A rival goes only if it is used as little as those that lose.
+            // A victim loses only if it has as few uses as the last one that lost.
             List::Mfu if admission && !gives => {
                 let uses = h.frequency().count(self.policy.now());
                 !state.has(MARK)
@@ -122,7 +130,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Every block that is not being written, up to `most` at once; but for those that are used once.
+    /// Passes all blocks that are not being written to `take`, up to `most` at once, except blocks
+    /// hinted `Once`.
     pub(crate) fn candidates_everywhere(
         &self,
         most: usize,

@@ -1,13 +1,17 @@
-//! Room that nobody needs, for a second level that puts back what it has before anybody asks for it.
+//! Warm-up: a secondary cache fills free capacity after a restart, before blocks are requested.
 //!
-//! After a restart memory is empty, and the second level knows what was there. What it puts back is not a use: it counts as no
-//! miss and no hit, the shadows do not see it, and it is to take room from nobody. So it stops well before the target (several threads
-//! can pass that mark by a block each), and for good once anything was evicted: from then on it is for the policy to say what is
-//! worth its room.
+//! Warm-up is not use. It counts as neither hit nor miss, and the simulations do not see it. It
+//! takes no capacity from other blocks: it stops below the target, and ends for good with the first
+//! eviction, because from then on the policy decides. Several threads may exceed the mark by one
+//! block each.
 //!
-//! A block is put in as a load is published, and for the same reason: the key's slot is taken first, and only then is the giver
-//! asked whether what it has is still what the key stands for. Whoever overwrites or removes the key afterwards takes the slot over, and
-//! whoever did so before has told the second level.
+//! A block is inserted as a load is published, and for the same reason. The key's slot is claimed
+//! first. Then the secondary cache checks that its block is still current. A thread that changes
+//! the key later takes the slot over; a thread that changed it earlier has told the secondary
+//! cache.
+//!
+//! Locking: `index-partition` to claim; `reclaim` to refresh the target of a cache with a hard
+//! bound.
 
 use std::ptr::NonNull;
 
@@ -24,34 +28,36 @@ use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::load::load_guard::LoadGuard;
 
-/// So much of the target is left free, as a part of it.
+/// The share of the target that warm-up leaves free: one in this many bytes.
 const FREE_SHARE: u64 = 16;
 
-/// Why a block was not put into room that is spare.
+/// Why warm-up did not insert a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WarmUpRefusal {
-    /// The cache has it, or is loading it.
+    /// It is cached or being loaded.
     AlreadyCached,
-    /// The cache has let go of it before.
+    /// It was evicted before: its ghost is remembered.
     EvictedBefore,
-    /// No room is spare, or something was evicted since.
+    /// There is no free capacity, or a block was evicted since.
     NoCapacity,
-    /// Its owner does not want it cached.
+    /// Its owner does not cache it.
     ByOwner,
     /// Its owner, or the cache, is closed.
     Closed,
     /// No memory for the cache's own structures.
     NoMemory,
-    /// It is not what its key stands for any more.
+    /// It is no longer the content of its key.
     Outdated,
 }
 
-/// A cache's spare room, see [`Cache::warm_up`]. As long as it lives, it keeps the cache's memory, but not its blocks; once the cache
-/// is dropped, nothing is taken any more.
+/// Inserts blocks into free capacity; see [`Cache::warm_up`].
+///
+/// It keeps the cache's memory alive, but not its blocks. Once the cache is dropped, it inserts
+/// nothing.
 pub struct WarmUp<K: Key, V: Send + Sync + 'static> {
     inner: NonNull<CacheInner<K, V>>,
-    /// Evictions before it was asked for.
+    /// Evictions before the warm-up began.
     evicted: u64,
 }
 
@@ -61,8 +67,8 @@ unsafe impl<K: Key, V: Send + Sync + 'static> Send for WarmUp<K, V> {}
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for WarmUp<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
-    /// The room that nobody needs as of now, to be filled with blocks that were worth keeping once. None is left from the first eviction
-    /// on.
+    /// Begins a warm-up: blocks that were cached before a restart may fill free capacity until the
+    /// first eviction.
     pub fn warm_up(&self) -> WarmUp<K, V> {
         let inner = self.inner();
         inner.hold();
@@ -72,11 +78,11 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
 
 impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {
     fn inner(&self) -> &CacheInner<K, V> {
-        // SAFETY: the hold that was taken with it.
+        // SAFETY: the hold taken by `warm_up`.
         unsafe { self.inner.as_ref() }
     }
 
-    /// Bytes of room that are spare. Some work: to be asked once for many blocks.
+    /// Free capacity in bytes. Sums counters, so call it once for many blocks.
     pub fn bytes(&self) -> u64 {
         let inner = self.inner();
         if inner.closed.load(Ordering::Acquire) || inner.evicted() != self.evicted {
@@ -85,7 +91,7 @@ impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {
         inner.warm_up_limit().saturating_sub(inner.capacity.reserved())
     }
 
-    /// Whether the cache has a block, or is about to. Does not count as a use.
+    /// Whether the block is cached or being loaded. Does not count as a use.
     pub fn has(&self, key: &K) -> bool {
         let inner = self.inner();
         let hash = inner.hash(key);
@@ -93,11 +99,14 @@ impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {
         CacheInner::<K, V>::find_key(&locked, key).is_some()
     }
 
-    /// Puts a block in, if there is room that nobody needs, the cache does not have it, and it is not being loaded. The key's slot is taken
-    /// first; then `is_current` is asked whether the value is what the key stands for.
+    /// Inserts a block if there is free capacity and it is neither cached nor being loaded.
+    ///
+    /// The key's slot is claimed first. Then `is_current` is asked whether the value is still the
+    /// content of its key.
     ///
     /// # Errors
-    /// Why it was not put in.
+    ///
+    /// Why the block was not inserted.
     pub fn put(
         &self,
         key: K,
@@ -124,19 +133,20 @@ impl<K: Key, V: Send + Sync + 'static> WarmUp<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Blocks that were evicted to make room.
+    /// Blocks evicted for capacity.
     fn evicted(&self) -> u64 {
         self.counters.sum(CacheCounters::LEFT.at(Cause::Capacity as usize))
     }
 
-    /// How much of the target spare room ends at.
+    /// The reserved weight at which warm-up ends.
     fn warm_up_limit(&self) -> u64 {
         let target = self.capacity.target();
         target - target / FREE_SHARE
     }
 
-    /// Room for a block, up to the mark. What overhead leaves is looked at again wherever the reclaimer would do so: it shrinks as blocks
-    /// come in, and the reclaimer may be late.
+    /// Reserves capacity below the limit of warm-up. Refreshes the hard bound whenever the
+    /// reclaimer would be called: capacity shrinks as overhead grows, and the reclaimer may be
+    /// late.
     fn reserve_warm_up(&self, weight: u64) -> bool {
         let fits =
             |more: u64| self.capacity.reserved().saturating_add(more) <= self.warm_up_limit();
@@ -169,7 +179,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Puts a loading header of that weight into the index, if there is nothing of its key.
+    /// Installs a loading header of that weight, if the index has no entry of the key.
     fn claim_slot(
         &self,
         key: K,
@@ -180,7 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let header = self.slab.take().map_err(|_| WarmUpRefusal::NoMemory)?;
         // SAFETY: fresh from the slab, so this thread's alone.
         let h = unsafe { header.as_ref() };
-        // Whatever is said of its past, it comes back under the key that it had.
+        // Whatever its hint, the block returns under its old key.
         let known = Attributes { hint: Hint::Normal, ..attributes };
         // SAFETY: as above.
         unsafe { h.occupy(key, weight, None, self.sampled(hash, known)) };
@@ -190,7 +200,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             self.slab.give(header);
             return Err(why);
         }
-        // It was worth keeping: it begins as a block that was asked for once.
+        // The block begins with one use.
         h.set_frequency(Frequency::default().used(self.policy.now()));
         let inner = NonNull::from(self);
         Ok(LoadGuard { header, inner, hash, attributes, frequent: false, refusal: None })
@@ -204,7 +214,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         class: Class,
     ) -> Result<(), WarmUpRefusal> {
         let mut locked = self.index.lock(hash);
-        // Asked again under the lock: a close that passes the barrier after this sees the header.
+        // Checked again under the lock: a close that passes the barrier later sees the header.
         self.check_allowed(key, class, 0)?;
         if Self::find_key(&locked, key).is_some() {
             return Err(WarmUpRefusal::AlreadyCached);
@@ -223,7 +233,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
 
 impl<K: Key, V: Send + Sync + 'static> Drop for WarmUp<K, V> {
     fn drop(&mut self) {
-        // SAFETY: the hold that was taken with it, given up once and last.
+        // SAFETY: the hold taken by `warm_up`, given up once and last.
         unsafe { CacheInner::release(self.inner) };
     }
 }
