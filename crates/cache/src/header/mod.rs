@@ -1,42 +1,40 @@
 //! The header: the descriptor of one block, and the protocol of its state word.
 //!
-//! Everything about a header that changes together lies in one atomic word:
+//! All parts of a header that change together are in one atomic word:
 //!
 //! | bits | name | who changes it |
 //! |---|---|---|
-//! | 0–16 | pins | anyone who holds or takes a pin |
-//! | 17 | `SAMPLED`: its hits are told to the shadows | who occupies it |
-//! | 18 | `VALID`: may be pinned by a lookup | set by the publisher; cleared by who retires |
-//! | 19 | `MARK`: looked up since the evictor last came by | set by a hit; cleared by the evictor |
+//! | 0–16 | pins | any thread that holds or takes a pin |
+//! | 17 | `SAMPLED`: the simulations see its hits | its occupier |
+//! | 18 | `VALID`: lookups may pin it | set by the publisher; cleared by the thread that retires it |
+//! | 19 | `MARK`: hit since the evictor last examined it | set by a hit; cleared by the evictor |
 //! | 20 | class | the publisher, before it is reachable |
-//! | 21–22 | the list it is in | the publisher (under the sublist's lock), then the evictor |
-//! | 23 | `WRITING`: the second level is writing it | the second level's guard, which holds a pin |
-//! | 24 | `RETIRED`: on its way out | whoever evicts, removes or replaces; never cleared but by freeing |
-//! | 25 | `LOADING`: a filler will publish or abandon it | the filler |
-//! | 26 | `WAITERS`: the filler must wake somebody | who joins, while `LOADING` |
-//! | 27 | `SPILLED`: more pins are counted in `spill` | who spills or refills, under the lock of `spill` |
+//! | 21–22 | its list | the publisher, under the sublist's lock; then the evictor |
+//! | 23 | `WRITING`: the secondary cache is writing it | the `Writing` guard, which holds a pin |
+//! | 24 | `RETIRED`: on its way out | the thread that evicts, removes or replaces it; cleared by freeing only |
+//! | 25 | `LOADING`: a load guard will publish or abandon it | the load guard |
+//! | 26 | `WAITERS`: the load guard must wake waiters | a thread that joins, while `LOADING` |
+//! | 27 | `SPILLED`: `spill` counts more pins | the thread that spills or refills, under the lock of `spill` |
 //! | 28–30 | cause of retirement; all ones: orphaned, see `CacheInner::hold` | with `RETIRED` |
 //! | 31 | `FILLED`: the value is initialised | the publisher |
-//! | 32–63 | position in its sublist's ring (in no list, and when free: generation) | the publisher and the evictor, under the sublist's lock |
+//! | 32–63 | position in its sublist's ring; generation if it is free or in no list | the publisher and the evictor, under the sublist's lock |
 //!
-//! The rules (proved under the model checker in `tests/model`):
+//! The rules, which the model checks in `tests/model` verify:
 //!
-//! 1. *Pin and verify.* A lookup pins with a compare-and-swap from a state that is
-//!    `VALID`; success means that the header was valid at that instant and cannot be
-//!    freed until unpinned. Only then are `K` and `V` read. No pin is ever taken on a
-//!    header that is not in use, so that a free header's memory has no stray writers
-//!    and may be wiped or reused at once.
-//! 2. *Retire once.* `RETIRED` is set by one compare-and-swap, which also clears `VALID`
-//!    and takes a pin: its winner removes the header from the index. From then on pins only
-//!    fall.
-//! 3. *Last one out frees.* Whoever brings the pins of a retired header to zero owns it
-//!    alone. It takes the value out, and keeps one pin while it disposes of it, so that a close that
-//!    waits for what is in use waits for the value's drop; whoever brings the pins to zero again (a
-//!    sweep may have looked at the key meanwhile) gives the header back. A header with pins elsewhere
-//!    (`SPILLED`) has some in the word as well, so that zero in the word means that there are none.
-//! 4. A header stays referenced by its index slot only while not freed: the slot is
-//!    cleared or replaced, under its partition's lock, before the retiring pin goes. Hence
-//!    under that lock the key of any header found in a slot may be read without a pin.
+//! 1. *Pin and verify.* A lookup pins with a compare-and-swap from a `VALID` state. If it succeeds,
+//!    the header was valid at that instant and is not freed before it is unpinned. Only then are
+//!    key and value read. No thread pins a header that is not in use. So nothing writes to a free
+//!    header, and its memory may be wiped or reused at once.
+//! 2. *Retire once.* One compare-and-swap sets `RETIRED`, clears `VALID` and takes a pin. The
+//!    thread that succeeds removes the header from the index. From then on pins only decrease.
+//! 3. *The last pin frees.* The thread that brings the pins of a retired header to zero owns it. It
+//!    takes the value out and keeps one pin while it drops the value, so a close that waits for the
+//!    header also waits for the drop. A sweep may have pinned the header meanwhile to read its key.
+//!    So the thread that brings the pins to zero again returns the header. A `SPILLED` header has
+//!    pins in its word too, so zero in the word means that there are none.
+//! 4. *The slot goes first.* The index slot of a header is cleared or replaced, under its
+//!    partition's lock, before the retiring pin is released. So under that lock, the key of a
+//!    header found in a slot may be read without a pin.
 
 mod release;
 pub(crate) mod slab;
@@ -57,18 +55,18 @@ pub(crate) use state::{
     FILLED, HeaderState, LOADING, List, MARK, PIN, RETIRED, SAMPLED, VALID, WAITERS, WRITING,
 };
 
-/// The descriptor of one block. A cache line for keys of up to 24 bytes with values of up to 16.
+/// The descriptor of one block. One cache line for keys of up to 24 bytes and values of up to 16.
 #[repr(C, align(64))]
 pub(crate) struct Header<K, V> {
     state: AtomicU64,
-    /// Weight of a block in use; the next free header of a free one.
+    /// Weight of a block in use; next free header of a free one.
     weight: AtomicU32,
-    /// Place in the slab; set when the header is carved, before its first use.
+    /// Number in the slab. Set when the header is carved, before its first use.
     id: AtomicU32,
-    /// Counts the uses of the header.
+    /// Number of uses of the header, wrapping.
     generation: AtomicU32,
-    /// When and how often the block was asked for: `Frequency`'s bits. Written by who brings the block in, then by evictors; two
-    /// of them may overwrite each other's count of one use.
+    /// When and how often the block was used, as `Frequency` bits. Written by the thread that
+    /// inserts the block, then by evictors, which may overwrite each other's count of one use.
     frequency: AtomicU32,
     key: UnsafeCell<MaybeUninit<K>>,
     value: UnsafeCell<MaybeUninit<V>>,
@@ -77,8 +75,8 @@ pub(crate) struct Header<K, V> {
 #[cfg(not(any(forebay_model, feature = "counting")))]
 const _: () = assert!(size_of::<Header<[u64; 3], [u64; 2]>>() == 64, "a header outgrew its line");
 
-// SAFETY: zero is the state of a free header, whose key and value nobody reads; state, weight and
-// id are atomic, and key and value are read only by owners of a pin.
+// SAFETY: zero is the state of a free header, whose key and value no thread reads; state, weight
+// and id are atomic, and key and value are read only by owners of a pin.
 unsafe impl<K, V> ZeroInit for Header<K, V> {
     fn zero() -> Self {
         Self {
@@ -97,7 +95,7 @@ unsafe impl<K, V> ZeroInit for Header<K, V> {
     }
 }
 
-/// What a header held.
+/// The parts taken out of a header.
 pub(crate) struct Contents<K, V> {
     pub(crate) state: HeaderState,
     pub(crate) key: K,
@@ -105,14 +103,14 @@ pub(crate) struct Contents<K, V> {
     pub(crate) weight: u32,
 }
 
-/// What has become of a header when a pin was given up.
+/// What is left to do after a pin was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unpinned {
-    /// Nothing has to be done.
+    /// Nothing.
     Kept,
-    /// The caller owns it alone, and must free it.
+    /// The caller owns the header and must free it.
     Last,
-    /// Pins have to be moved back into its word.
+    /// The caller must move spilled pins back into the word.
     Sparse,
 }
 
@@ -122,16 +120,18 @@ impl<K: Copy, V> Header<K, V> {
         HeaderState(self.state.load(Ordering::Acquire))
     }
 
-    /// Rule 1. Also sets the mark, so that a hit is one atomic update. Returns the state before.
+    /// Pins a valid header (rule 1). Also sets `mark`, so a hit is one atomic update. Returns the
+    /// state before.
     ///
     /// # Errors
-    /// What was met instead: not valid, or crowded.
+    ///
+    /// The state found, if it is not valid or has too many pins.
     #[inline(always)]
     pub(crate) fn try_pin(&self, mark: u64) -> Result<HeaderState, HeaderState> {
-        // Acquire, so that a slot that is read again after an invalid header is read after it.
+        // Acquire: a slot that is read again after an invalid header is read after it.
         let mut state = self.state.load(Ordering::Acquire);
         loop {
-            // Both at once: whether it may be pinned, and whether the word has room for a pin.
+            // One test for both: valid, and not crowded.
             if state & (VALID | CROWDED) != VALID {
                 return Err(HeaderState(state));
             }
@@ -147,14 +147,14 @@ impl<K: Copy, V> Header<K, V> {
         }
     }
 
-    /// Makes an anonymous header loading or valid. Only its occupier can have a pin on it before.
+    /// Makes an anonymous header loading or valid. Until then only its occupier has a pin on it.
     pub(crate) fn announce(&self, bits: u64) {
         let state = self.state.load(Ordering::Relaxed);
         debug_assert!(HeaderState(state).pins() == 1 && state & (VALID | LOADING | RETIRED) == 0);
         self.state.store(state | bits, Ordering::Release);
     }
 
-    /// Rule 3.
+    /// Releases a pin (rule 3).
     #[inline]
     #[must_use]
     pub(crate) fn unpin(&self) -> Unpinned {
@@ -165,8 +165,8 @@ impl<K: Copy, V> Header<K, V> {
         }
         if before.is_spilled() {
             if before.pins() == PIN {
-                // Thousands of threads are between the update above and the refill that each owes. The next
-                // one would take from the bits beyond the pins.
+                // Thousands of threads are between the update above and the refill that each owes.
+                // The next one would borrow from other bits.
                 std::process::abort();
             }
             let sparse = HeaderState(before.0 - PIN).is_sparse();
@@ -179,9 +179,8 @@ impl<K: Copy, V> Header<K, V> {
         Unpinned::Last
     }
 
-    /// As [`unpin`](Self::unpin), if nothing has to be done then. `None` if the header is retired or has
-    /// pins elsewhere: then nothing is done, so that the caller can first make sure that the cache
-    /// outlives what follows.
+    /// Releases a pin if nothing is left to do then. `None`, without a change, if the header is
+    /// retired or has spilled pins: the caller must first ensure that the cache outlives the rest.
     #[must_use]
     pub(crate) fn unpin_simply(&self) -> Option<()> {
         let simple = |s: HeaderState| s.0 & (RETIRED | SPILLED) == 0;
@@ -208,13 +207,14 @@ impl<K: Copy, V> Header<K, V> {
         }
     }
 
-    /// One attempt to go from exactly `from` to `to`.
+    /// Changes the state from exactly `from` to `to`, in one attempt.
     pub(crate) fn change(&self, from: HeaderState, to: HeaderState) -> bool {
         let result = self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
         result.is_ok()
     }
 
-    /// Rule 2. Returns the state before, or `None` if somebody else has retired it.
+    /// Retires the header (rule 2). Returns the state before, or `None` if it was not in use or is
+    /// retired already.
     pub(crate) fn retire(&self, cause: Cause) -> Option<HeaderState> {
         self.update(|s| {
             let in_use = s.has(VALID) || s.has(LOADING);
@@ -222,10 +222,11 @@ impl<K: Copy, V> Header<K, V> {
         })
     }
 
-    /// Begins the use of a free header, anonymously.
+    /// Begins the use of a free header. Its state is anonymous.
     ///
     /// # Safety
-    /// The caller owns the header alone.
+    ///
+    /// The caller owns the header.
     pub(crate) unsafe fn occupy(
         &self,
         key: K,
@@ -234,7 +235,7 @@ impl<K: Copy, V> Header<K, V> {
         (class, sampled): (Class, bool),
     ) {
         debug_assert!(self.state().is_free());
-        // SAFETY: a free header's key and value are nobody's but the caller's.
+        // SAFETY: only the owner of a free header accesses its key and value.
         unsafe {
             (*self.key.get()).write(key);
             if let Some(value) = value {
@@ -251,29 +252,33 @@ impl<K: Copy, V> Header<K, V> {
     /// Writes the value of a loading header.
     ///
     /// # Safety
-    /// The caller is its filler, and the header is not yet `FILLED`.
+    ///
+    /// The caller has its load guard, and the header is not yet `FILLED`.
     pub(crate) unsafe fn fill(&self, value: V, weight: u32) {
-        // SAFETY: nobody reads the value before `FILLED`.
+        // SAFETY: no thread reads the value before `FILLED`.
         unsafe { (*self.value.get()).write(value) };
         self.weight.store(weight, Ordering::Relaxed);
     }
 
-    /// As [`vacate`](Self::vacate) for an anonymous header; returns the value it was occupied with.
+    /// Frees an anonymous header. Returns the value that it was occupied with.
     ///
     /// # Safety
-    /// The caller is its occupier, has not announced it, and says truly whether it has a value.
+    ///
+    /// The caller is its occupier, has not announced it, and `has_value` is true exactly if it has
+    /// a value.
     pub(crate) unsafe fn retract(&self, has_value: bool) -> Option<V> {
-        // SAFETY: by contract nobody else has seen the header, and the value was written.
+        // SAFETY: by contract no other thread has seen the header, and the value was written.
         let value = has_value.then(|| unsafe { (*self.value.get()).assume_init_read() });
         self.set_free();
         value
     }
 
-    /// Takes out of a header what it holds, weight and value if it was filled, and leaves it retired with
-    /// one pin, the caller's. `None` if it holds nothing any more.
+    /// Takes weight and value out of a header and leaves it retired, with one pin, the caller's.
+    /// `None` if it is empty already.
     ///
     /// # Safety
-    /// The caller owns the header alone (rule 3), and it is out of the index.
+    ///
+    /// The caller owns the header (rule 3), and it is out of the index.
     pub(crate) unsafe fn empty(&self) -> Option<Contents<K, V>> {
         let state = HeaderState(self.state.load(Ordering::Relaxed));
         let weight = self.weight.load(Ordering::Relaxed);
@@ -283,15 +288,16 @@ impl<K: Copy, V> Header<K, V> {
         // SAFETY: by contract.
         let contents = unsafe { self.contents() };
         self.weight.store(0, Ordering::Relaxed);
-        // Nobody changes a retired state without a pin, so that no update is lost.
+        // No thread changes a retired state without a pin, so no update is lost.
         self.state.store(state.without(FILLED).pinned().0, Ordering::Release);
         Some(contents)
     }
 
-    /// Moves out of a header what it holds: nothing of it may be read afterwards.
+    /// Moves key, value and weight out of a header. None of them may be read from it afterwards.
     ///
     /// # Safety
-    /// The caller owns the header alone, and it is retired.
+    ///
+    /// The caller owns the header, and it is retired.
     pub(crate) unsafe fn contents(&self) -> Contents<K, V> {
         let state = HeaderState(self.state.load(Ordering::Relaxed));
         let weight = self.weight.load(Ordering::Relaxed);
@@ -305,7 +311,8 @@ impl<K: Copy, V> Header<K, V> {
     /// Makes an empty header free. Returns its last state.
     ///
     /// # Safety
-    /// The caller owns the header alone (rule 3), and it is out of the index and empty.
+    ///
+    /// The caller owns the header (rule 3). It is empty and out of the index.
     pub(crate) unsafe fn vacate(&self) -> HeaderState {
         let state = HeaderState(self.state.load(Ordering::Relaxed));
         self.set_free();
@@ -317,7 +324,10 @@ impl<K: Copy, V> Header<K, V> {
         self.state.store(HeaderState::free(generation).0, Ordering::Release);
     }
 
+    /// Reads the key.
+    ///
     /// # Safety
+    ///
     /// The caller holds a pin, or the lock of the partition in which a slot refers to this header.
     #[inline]
     pub(crate) unsafe fn key(&self) -> &K {
@@ -325,8 +335,11 @@ impl<K: Copy, V> Header<K, V> {
         unsafe { (*self.key.get()).assume_init_ref() }
     }
 
+    /// Reads the value.
+    ///
     /// # Safety
-    /// The caller holds a pin whose state was `VALID`, or knows that the header is `FILLED`.
+    ///
+    /// The caller holds a pin taken from a `VALID` state, or knows that the header is `FILLED`.
     #[inline]
     pub(crate) unsafe fn value(&self) -> &V {
         // SAFETY: written before `FILLED`, which `VALID` implies, and unchanged until freed.
@@ -337,21 +350,21 @@ impl<K: Copy, V> Header<K, V> {
     pub(crate) fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
     }
-    /// When and how often the block was asked for.
+    /// When and how often the block was used.
     pub(crate) fn frequency(&self) -> Frequency {
         Frequency::from_bits(self.frequency.load(Ordering::Relaxed))
     }
     pub(crate) fn set_frequency(&self, frequency: Frequency) {
         self.frequency.store(frequency.bits(), Ordering::Relaxed);
     }
-    /// Place in the slab.
+    /// Number in the slab.
     pub(crate) fn id(&self) -> u32 {
         self.id.load(Ordering::Relaxed)
     }
     pub(crate) fn set_id(&self, id: u32) {
         self.id.store(id, Ordering::Relaxed);
     }
-    /// Of a free header: the next in its chunk's list.
+    /// The next header in the chunk's free list. For free headers only.
     pub(crate) fn next_free(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
     }

@@ -1,4 +1,13 @@
-//! Giving up pins, and what the last one frees: values, room, headers, and the cache itself.
+//! Releases pins, and frees what the last pin leaves: the value, capacity, the header, and the
+//! cache itself.
+//!
+//! Invariants
+//!
+//! * A value is dropped by the thread that releases the last pin, or by the evictor.
+//! * Each header that is pinned when the `Cache` is dropped becomes a hold on `CacheInner`.
+//!
+//! Locking: none held while values are dropped. `slab-magazine`, `released` or `callback-queue` for
+//! one step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -12,25 +21,27 @@ use crate::header::{Contents, Header, HeaderState, RETIRED, Unpinned};
 use crate::inner::CacheInner;
 use crate::key::Key;
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Gives up a pin of a borrowed guard.
+    /// Releases a pin of a borrowed reference.
     ///
     /// # Safety
+    ///
     /// The caller holds the pin, and something else keeps the cache alive during this call.
     #[inline]
     pub(crate) unsafe fn unpin(inner: NonNull<Self>, header: NonNull<Header<K, V>>) {
         // SAFETY: by contract.
         match unsafe { header.as_ref() }.unpin() {
             Unpinned::Kept => {}
-            // SAFETY: by contract; the header is this thread's alone now.
+            // SAFETY: by contract; this thread owns the header now.
             Unpinned::Last => unsafe { inner.as_ref().free(header) },
             // SAFETY: by contract.
             Unpinned::Sparse => unsafe { inner.as_ref() }.refill(header),
         }
     }
 
-    /// Gives up a pin that may outlive the `Cache`.
+    /// Releases a pin that may outlive the `Cache`.
     ///
     /// # Safety
+    ///
     /// The caller holds the pin.
     #[inline]
     pub(crate) unsafe fn unpin_owned(inner: NonNull<Self>, header: NonNull<Header<K, V>>) {
@@ -46,10 +57,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Frees a header whose last pin has gone: drops the value and gives room and header back.
+    /// Frees a header after its last pin was released: drops the value, returns capacity and
+    /// header.
     ///
     /// # Safety
-    /// The caller owns the header alone (rule 3 of `header.rs`) and keeps the cache alive.
+    ///
+    /// The caller owns the header (rule 3 in `header`) and keeps the cache alive.
     pub(crate) unsafe fn free(&self, header: NonNull<Header<K, V>>) {
         // SAFETY: by contract.
         let state = unsafe { self.finish(header, |weight| self.capacity.release(weight)) };
@@ -59,10 +72,12 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Disposes of what a header holds, and makes it free: the caller gives it back then, and calls
-    /// [`note_freed`](Self::note_freed). `None` if a sweep looks at it at this moment, and so will free it.
+    /// Drops the contents of a header and makes it free. The caller then returns it to the slab and
+    /// calls [`note_freed`](Self::note_freed). `None` if a sweep has pinned it meanwhile and will
+    /// free it.
     ///
     /// # Safety
+    ///
     /// As for [`free`](Self::free).
     pub(crate) unsafe fn finish(
         &self,
@@ -82,10 +97,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(unsafe { h.vacate() })
     }
 
-    /// As [`finish`](Self::finish), for a victim of the evictor: retired without other pins and for
-    /// [`Cause::Capacity`], it can have got none since.
+    /// Finishes a header that the evictor has retired. No other thread can have pinned it since: it
+    /// was retired without pins, for [`Cause::Capacity`].
     ///
     /// # Safety
+    ///
     /// The caller has retired it so, and taken it out of the index.
     pub(crate) unsafe fn finish_evicted(
         &self,
@@ -101,7 +117,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         unsafe { h.vacate() }
     }
 
-    /// Hands a value to the user's callback, or drops it and gives its room back.
+    /// Passes a value to the user's callback, or drops it and returns its capacity.
     fn dispose(&self, contents: Contents<K, V>, release: impl FnOnce(u64)) {
         let Contents { state, key, value, weight } = contents;
         let (cause, weight) = (state.cause(), u64::from(weight));
@@ -124,22 +140,24 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Drops what is the user's. A panic in that must not end the evictor, nor lose room: it is caught
-    /// and counted.
+    /// Drops a value of the user's. A panic is caught and counted, so that it neither ends the
+    /// evictor nor loses capacity.
     fn drop_value<T>(&self, value: T) {
         if std::mem::needs_drop::<T>() && catch_unwind(AssertUnwindSafe(|| drop(value))).is_err() {
             self.counters.add(CacheCounters::PANICS_CAUGHT, 0, 1);
         }
     }
 
-    /// Tells those who wait for it that a header is free.
+    /// Tells closing threads that a header was freed, and ends the header's hold if it was
+    /// orphaned.
     pub(crate) fn note_freed(&self, state: HeaderState) {
         if self.closers.load(Ordering::SeqCst) > 0 {
             *self.released.0.lock() += 1;
             self.released.1.notify_all();
         }
         if state.is_orphaned() {
-            // SAFETY: the hold that `orphan` took for this header; the caller has its own.
+            // SAFETY: the hold that `orphan_the_pinned` took for this header; the caller has its
+            // own.
             unsafe { Self::release(NonNull::from(self)) };
         }
     }
@@ -149,26 +167,27 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.holds.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a hold; the last one frees the cache.
+    /// Releases a hold. The last one frees the cache.
     ///
     /// # Safety
+    ///
     /// The caller has a hold, and does not use `inner` afterwards.
     pub(crate) unsafe fn release(inner: NonNull<Self>) {
         // SAFETY: the hold keeps it alive.
         if unsafe { inner.as_ref() }.holds.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
-            // SAFETY: made by `Box::leak` in the builder, and nobody holds it any more.
+            // SAFETY: made by `Box::leak` in the builder, and this was the last hold.
             drop(unsafe {
                 Box::from_raw(std::ptr::with_exposed_provenance_mut::<Self>(inner.addr().get()))
             });
         }
     }
 
-    /// Turns the pins that outlive the `Cache` into holds.
+    /// Converts the pins that outlive the `Cache` to holds.
     pub(crate) fn orphan_the_pinned(&self) {
         self.slab.for_each(|header| {
             self.hold();
-            // Victims are their evictor's alone, which holds something else of the cache.
+            // Headers retired for capacity belong to their evictor, which has another hold.
             let outlives =
                 |s: HeaderState| s.has(RETIRED) && s.pins() > 0 && s.cause() != Cause::Capacity;
             // SAFETY: headers are type-stable.

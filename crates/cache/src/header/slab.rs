@@ -1,15 +1,17 @@
 //! Type-stable memory for headers.
 //!
-//! Headers live in chunks of 2 MiB of address space that stay mapped until the cache goes, so that
-//! a lookup with an outdated slot reads a header, free or another's, never an unmapped page.
-//! Chunks that have become empty give their pages back at once: rule 1 of `header.rs` says that
-//! nobody writes to a header that is not in use, so nothing has to be waited for.
+//! Invariants
 //!
-//! Free headers are kept a chunk; a few are in magazines, one a shard, so that an insert takes only
-//! its shard's lock. The lowest chunk with room is filled first, so that the highest drain.
+//! * Chunks of 2 MiB of address space stay mapped while the cache exists. A lookup with an outdated
+//!   slot reads some header, free or reused, and never an unmapped page.
+//! * An empty chunk returns its pages at once. By rule 1 of `header` nothing writes to headers that
+//!   are not in use, so it need not wait for readers.
 //!
-//! Locking: `slab-magazine` and `slab-central` are never held together, nor is another lock
-//! taken under either.
+//! Each chunk has a list of free headers. Each shard has a magazine of a few, so that an insert
+//! takes only its shard's lock. The lowest chunk with free headers is used first, so that high
+//! chunks drain.
+//!
+//! Locking: `slab-magazine` and `slab-central`, never both, and no other lock under either.
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
@@ -26,31 +28,31 @@ const CHUNK_BYTES: usize = 2 << 20;
 #[cfg(any(miri, forebay_model))]
 const CHUNK_BYTES: usize = 4 << 10;
 
-/// Headers moved between a magazine and the chunks at a time.
+/// Headers moved between a magazine and the chunks at once.
 const BATCH: usize = if cfg!(any(miri, forebay_model)) { 4 } else { 32 };
-/// End of a list of free headers. Ids count from 1, so that zeroed memory names none.
+/// End of a free list. Ids start at 1, so zeroed memory refers to no header.
 const NONE: u32 = 0;
-/// Chunks at most: ids have 32 bits, and 2 MiB each is far beyond any machine's memory.
+/// Maximum number of chunks. Ids have 32 bits; 2 MiB each is far beyond any machine's memory.
 const MAX_CHUNKS: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 1 << 17 };
 
-/// Headers of one cache.
+/// The headers of one cache.
 pub(crate) struct Slab<K, V> {
     magazines: Box<[CachePadded<Mutex<Vec<NonNull<Header<K, V>>>>>]>,
     central: Mutex<Central<K, V>>,
-    /// Chunk number to first header. Written once a chunk.
+    /// First header of each chunk. Each is written once.
     starts: StableChunk<Start>,
     /// Headers carved out of chunks.
     carved: AtomicU64,
-    /// Bytes of pages that are or may be resident: the sum over the chunks.
+    /// Bytes of pages that may be resident, of all chunks.
     resident: AtomicU64,
     /// The size of a page.
     page: PageSize,
-    /// Chunks up to this one would hold all headers in use: free headers of later ones are not for
-    /// magazines, so that these chunks drain.
+    /// The chunks up to this one could hold all headers in use. Free headers of later chunks bypass
+    /// the magazines, so that those chunks drain.
     dense: AtomicUsize,
 }
 
-// SAFETY: the slab owns its headers' memory; what crosses threads through it are `K` and `V`.
+// SAFETY: the slab owns its headers' memory; only `K` and `V` cross threads through it.
 unsafe impl<K: Send, V: Send> Send for Slab<K, V> {}
 // SAFETY: as above; shared access goes through the locks and the headers' state words.
 unsafe impl<K: Send + Sync, V: Send + Sync> Sync for Slab<K, V> {}
@@ -71,7 +73,7 @@ struct Central<K, V> {
     chunks: Vec<Chunk<K, V>>,
     /// Chunks with free or uncarved headers.
     with_free: BTreeSet<usize>,
-    /// Carved chunks all of whose headers are free: one is kept for the next insert.
+    /// A carved chunk whose headers are all free, kept for the next insert.
     spare: Option<usize>,
     /// Free headers of all chunks.
     free_count: usize,
@@ -82,18 +84,18 @@ struct Chunk<K, V> {
     /// First free header.
     free: u32,
     free_count: usize,
-    /// Headers in use so far since the chunk was last empty; the rest is untouched memory.
+    /// Headers carved since the chunk was last empty. The rest is untouched memory.
     carved: usize,
-    /// Bytes of whole pages, from the start on, that were touched since they were last given back.
+    /// Bytes of whole pages from the start that were touched since they were last returned.
     resident: usize,
-    /// The chunk is one huge page: all of it is resident.
+    /// The chunk is one huge page, so all of it is resident.
     huge: bool,
 }
 
 impl<K: Copy, V> Slab<K, V> {
     const PER_CHUNK: usize = CHUNK_BYTES / size_of::<Header<K, V>>();
 
-    /// Chunk bytes that headers take.
+    /// Bytes of a chunk that headers occupy.
     const CARVED_BYTES: usize = Self::PER_CHUNK * size_of::<Header<K, V>>();
 
     pub(crate) fn new(page: PageSize, shards: usize) -> Result<Self, vm::Error> {
@@ -119,16 +121,17 @@ impl<K: Copy, V> Slab<K, V> {
         })
     }
 
-    /// A free header, for the caller alone.
+    /// Takes a free header, which the caller owns.
     ///
     /// # Errors
-    /// When the system has no more memory to map.
+    ///
+    /// The system has no more memory to map.
     pub(crate) fn take(&self) -> Result<NonNull<Header<K, V>>, vm::Error> {
         let magazine = &self.magazines[thread_slot().index(self.magazines.len())];
         {
             let mut magazine = magazine.lock();
             if let Some(header) = magazine.pop() {
-                // The next one to be taken was last used by an evictor, perhaps on another processor.
+                // An evictor used the next header last, perhaps on another processor.
                 if let Some(next) = magazine.last() {
                     hint::prefetch(next.as_ptr());
                 }
@@ -146,7 +149,7 @@ impl<K: Copy, V> Slab<K, V> {
         Ok(header)
     }
 
-    /// Returns a header that `Header::vacate` has made free.
+    /// Returns a free header.
     pub(crate) fn give(&self, header: NonNull<Header<K, V>>) {
         let mut magazine = self.magazines[thread_slot().index(self.magazines.len())].lock();
         magazine.push(header);
@@ -158,8 +161,8 @@ impl<K: Copy, V> Slab<K, V> {
         self.give_back(&surplus);
     }
 
-    /// Returns many at once, and empties `headers`: as many as fit to the magazine, since this thread may
-    /// use them next.
+    /// Returns free headers and empties `headers`. As many as fit go to the magazine, because this
+    /// thread may use them next.
     pub(crate) fn give_all(&self, headers: &mut Vec<NonNull<Header<K, V>>>) {
         let dense = self.dense.load(Ordering::Relaxed);
         let mut magazine = self.magazines[thread_slot().index(self.magazines.len())].lock();
@@ -177,7 +180,7 @@ impl<K: Copy, V> Slab<K, V> {
         headers.clear();
     }
 
-    /// Returns many at once, past the magazines.
+    /// Returns free headers to their chunks.
     pub(crate) fn give_back(&self, headers: &[NonNull<Header<K, V>>]) {
         if headers.is_empty() {
             return;
@@ -204,7 +207,7 @@ impl<K: Copy, V> Slab<K, V> {
         self.note_density(&central);
     }
 
-    /// Empties the calling thread's magazine, when it will not take from it soon.
+    /// Empties the calling thread's magazine, for a thread that will not take from it soon.
     pub(crate) fn empty_magazine(&self) {
         let magazine = &self.magazines[thread_slot().index(self.magazines.len())];
         let idle = std::mem::take(&mut *magazine.lock());
@@ -216,12 +219,12 @@ impl<K: Copy, V> Slab<K, V> {
         self.dense.store(in_use / Self::PER_CHUNK, Ordering::Relaxed);
     }
 
-    /// Keeps one empty chunk, and gives the pages of any other back.
+    /// Keeps one empty chunk, and returns the pages of any other.
     fn emptied(&self, central: &mut Central<K, V>, at: usize) {
         match central.spare {
             Some(spare) if spare == at => {}
             Some(spare) => {
-                // The lower one is the better spare.
+                // Keep the lower one.
                 let (keep, wipe) = (spare.min(at), spare.max(at));
                 central.spare = Some(keep);
                 self.wipe(central, wipe);
@@ -237,7 +240,7 @@ impl<K: Copy, V> Slab<K, V> {
         self.carved.fetch_sub(chunk.carved as u64, Ordering::Relaxed);
         chunk.memory.advise_huge(false);
         chunk.huge = false;
-        // SAFETY: all headers of the chunk are free and in its own list, so nobody writes them.
+        // SAFETY: all headers of the chunk are free and in its own list, so no thread writes them.
         if unsafe { chunk.memory.release(0, Self::PER_CHUNK) } {
             self.resident.fetch_sub(chunk.resident as u64, Ordering::Relaxed);
             chunk.resident = 0;
@@ -249,7 +252,7 @@ impl<K: Copy, V> Slab<K, V> {
         (chunk.free, chunk.free_count, chunk.carved) = (NONE, 0, 0);
     }
 
-    /// Gives back whatever memory has no header in use, magazines included.
+    /// Returns all memory without headers in use, including that of the magazines.
     pub(crate) fn trim(&self) {
         for magazine in &self.magazines {
             let idle = std::mem::take(&mut *magazine.lock());
@@ -263,20 +266,20 @@ impl<K: Copy, V> Slab<K, V> {
         }
     }
 
-    /// Makes a huge page of the first chunk that is half full and has none: fewer address translations
-    /// for lookups. The reclaimer's work, since it takes a moment.
+    /// Makes the first chunk that is at least half full a huge page, to reduce address translations
+    /// of lookups. Takes a moment, so the reclaimer calls it.
     pub(crate) fn collapse(&self) {
         let wanted = |c: &Chunk<K, V>| !c.huge && c.carved >= Self::PER_CHUNK / 2;
         let mut central = self.central.lock();
         let Some(chunk) = central.chunks.iter_mut().find(|c| wanted(c)) else { return };
         chunk.memory.collapse();
         self.touch(chunk, Self::CARVED_BYTES);
-        // Where the kernel cannot do it, there is no use in asking again; what is counted then is what
-        // a huge page would take.
+        // If the kernel cannot do it, do not ask again. The size of a huge page is counted all the
+        // same.
         chunk.huge = true;
     }
 
-    /// Counts the pages under the first `bytes` of a chunk.
+    /// Counts the pages of the first `bytes` bytes of a chunk as resident.
     fn touch(&self, chunk: &mut Chunk<K, V>, bytes: usize) {
         let resident = self.page.round_up(bytes).max(chunk.resident);
         self.resident.fetch_add((resident - chunk.resident) as u64, Ordering::Relaxed);
@@ -328,7 +331,7 @@ impl<K: Copy, V> Slab<K, V> {
         let align = CHUNK_BYTES.min(2 << 20);
         let memory = StableChunk::<Header<K, V>>::new(self.page, Self::PER_CHUNK, align)?;
         let start = memory.as_ptr().as_ptr().expose_provenance();
-        // A small cache stays small; one that has filled a chunk gets huge pages for the next.
+        // A small cache stays small. Once it has filled a chunk, the next chunks are huge pages.
         let huge = at > 0;
         memory.advise_huge(huge);
         let mut chunk = Chunk { memory, free: NONE, free_count: 0, carved: 0, resident: 0, huge };
@@ -340,11 +343,11 @@ impl<K: Copy, V> Slab<K, V> {
         Ok(())
     }
 
-    /// The header of that id, or `None` if there is no such chunk. Any id is allowed.
+    /// The header of that id, or `None` if there is no such chunk. Accepts any id.
     #[inline]
     pub(crate) fn by_id(&self, id: u32) -> Option<NonNull<Header<K, V>>> {
         let at = id.checked_sub(1)? as usize;
-        // An id may be of another cache, whose headers are smaller.
+        // The id may come from another cache, whose headers are smaller.
         if at / Self::PER_CHUNK >= MAX_CHUNKS {
             return None;
         }
@@ -357,7 +360,7 @@ impl<K: Copy, V> Slab<K, V> {
         Some(unsafe { start.add(at % Self::PER_CHUNK) })
     }
 
-    /// Calls `f` with every header that may be in use. What begins meanwhile may be missed.
+    /// Calls `f` with each header that may be in use. May miss headers whose use begins meanwhile.
     pub(crate) fn for_each(&self, mut f: impl FnMut(NonNull<Header<K, V>>)) {
         let mut at = 0;
         loop {
@@ -375,17 +378,17 @@ impl<K: Copy, V> Slab<K, V> {
         }
     }
 
-    /// Bytes of headers that were ever used since their chunk was last empty.
+    /// Bytes of headers carved since their chunks were last empty.
     pub(crate) fn bytes(&self) -> u64 {
         self.carved.load(Ordering::Relaxed) * size_of::<Header<K, V>>() as u64
     }
 
-    /// Bytes beyond those that are or may be resident: the rest of pages, huge ones among them.
+    /// Resident bytes beyond those: the rest of pages, including huge ones.
     pub(crate) fn slack_bytes(&self) -> u64 {
         self.resident.load(Ordering::Relaxed).saturating_sub(self.bytes())
     }
 
-    /// Headers taken and not given back. Exact when nothing else runs.
+    /// Headers taken and not returned. Exact if nothing else runs.
     pub(crate) fn in_use(&self) -> u64 {
         let idle: usize = self.magazines.iter().map(|m| m.lock().len()).sum();
         let central = self.central.lock();
@@ -428,7 +431,7 @@ mod tests {
 
     #[test]
     fn an_id_of_another_slab_finds_a_header_of_this_one_or_none() {
-        // As few headers a chunk as there can be, so that most ids are past the last chunk.
+        // As few headers per chunk as possible, so that most ids are beyond the last chunk.
         let slab = Slab::<u64, [u8; super::CHUNK_BYTES / 2]>::new(PageSize::system(), 1).unwrap();
         let header = slab.take().unwrap();
         // SAFETY: taken above, and the slab lives.
@@ -455,11 +458,12 @@ mod tests {
             lives.push(h.state().life());
         }
         lives.dedup();
-        // A lookup that found the same life twice would take the block for absent in between.
+        // A lookup that found the same life twice would conclude that the block was absent in
+        // between.
         assert_eq!(lives.len(), 4, "{lives:?}");
     }
 
-    /// Bytes that the slab says are resident.
+    /// Bytes that the slab counts as resident.
     #[cfg(not(miri))]
     fn resident<K: Copy, V>(slab: &Slab<K, V>) -> u64 {
         slab.bytes() + slab.slack_bytes()

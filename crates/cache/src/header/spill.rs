@@ -1,17 +1,18 @@
 //! Pins beyond those that a header's word can count.
 //!
-//! A header may have any number of pins, as a value in an `Arc` may have any number of owners: guards are
-//! cloned, kept in vectors, forgotten. The word counts tens of thousands, which is all that is needed where nobody
-//! tries to have more. Whoever finds a word *crowded* first *spills*: moves a batch of its pins into the table
-//! here. Pins are not told apart: all are given up at the word, and whoever leaves it *sparse* then *refills* it from
-//! the table. So neither taking nor giving up a pin costs more than before, nor can it fail.
+//! A header may have any number of pins: references may be cloned, kept in vectors, or leaked. The
+//! word counts tens of thousands, enough for all ordinary use. A thread that finds the word
+//! *crowded* first *spills*: it moves a batch of pins to the table here. All pins are released at
+//! the word, and a thread that leaves it *sparse* *refills* it from the table. So pinning never
+//! fails, and costs no more than without the table.
 //!
 //! Invariants
-//! * A header has an entry here while its word says `SPILLED`: both change under the lock. Hence a header with an entry
-//!   has pins, and is in use.
-//! * The word of such a header has pins. Each thread that leaves it sparse refills it before it does
-//!   anything else, so that its pins would reach zero only if as many threads as a sparse word has pins
-//!   were between the two at once; `Header::unpin` ends the process then.
+//!
+//! * A header has an entry here exactly while its word has `SPILLED`. Both change under the lock.
+//!   So a header with an entry has pins and is in use.
+//! * The word of such a header has pins. Each thread that leaves it sparse refills it before it
+//!   does anything else. The word could reach zero only if half as many threads as a crowded word
+//!   has pins were between these two steps at once. `Header::unpin` then ends the process.
 //!
 //! Locking: `spilled-pins`, a leaf lock.
 
@@ -25,7 +26,7 @@ use crate::header::{Header, HeaderState, VALID};
 use crate::inner::CacheInner;
 use crate::key::Key;
 
-/// Batches of pins, by the address of the header.
+/// Batches of pins, by header address.
 pub(crate) struct SpilledPins {
     batches: Mutex<HashMap<usize, u64>>,
 }
@@ -35,16 +36,18 @@ impl SpilledPins {
         Self { batches: Mutex::named("spilled-pins", HashMap::new()) }
     }
 
-    /// Headers with pins here, for audits.
+    /// Headers with spilled pins, for audits.
     pub(crate) fn headers(&self) -> usize {
         self.batches.lock().len()
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Pins a header in the state that `change` makes of its own, unless that declines. Returns the state before.
+    /// Pins a header and changes its state by `change`, unless that declines. Returns the state
+    /// before.
     ///
-    /// `change` says yes only to a state in which the header is in use, and nobody owns it alone.
+    /// `change` must accept only states of headers that are in use and not owned by a single
+    /// thread.
     pub(crate) fn pin_if(
         &self,
         h: &Header<K, V>,
@@ -64,9 +67,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// One more pin for a holder of one.
+    /// Adds a pin for a thread that has one.
     ///
     /// # Safety
+    ///
     /// The caller holds a pin on the header.
     pub(crate) unsafe fn pin_again(&self, header: NonNull<Header<K, V>>) {
         // SAFETY: headers are type-stable.
@@ -74,10 +78,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         debug_assert!(pinned.is_some_and(|before| before.pins() > 0));
     }
 
-    /// As `Header::try_pin` of a header that has just been crowded.
+    /// Pins a header that was crowded a moment ago.
     ///
     /// # Errors
-    /// What was met instead: not valid.
+    ///
+    /// The state found, if it is not valid.
     #[cold]
     #[inline(never)]
     pub(crate) fn pin_crowded(
@@ -94,8 +99,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Moves pins of a header out of its word, if that is crowded. The caller need not have a pin: a crowded
-    /// header is in use, whatever block it has by now.
+    /// Moves pins out of the word of a crowded header. The caller needs no pin: a crowded header is
+    /// in use, whatever block it has by now.
     #[cold]
     fn spill(&self, h: &Header<K, V>) {
         let mut batches = self.spilled.batches.lock();
@@ -104,8 +109,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Moves pins of a header back into its word, if that is sparse. The caller's pin has gone; the
-    /// header has an entry only if it is in use, whatever block it has by now.
+    /// Moves pins back into the word of a sparse header. The caller's pin is released already. If
+    /// the header has an entry it is in use, whatever block it has by now.
     #[cold]
     pub(crate) fn refill(&self, header: NonNull<Header<K, V>>) {
         let mut batches = self.spilled.batches.lock();

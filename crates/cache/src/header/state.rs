@@ -1,19 +1,20 @@
 //! The state word of a header: its bits, and the changes from one state to the next.
 //!
-//! The table at the head of the module `header` says who may change which bits. Nothing here touches memory.
+//! The table at the head of the module `header` says who may change which bits. Nothing here
+//! accesses memory.
 
 use crate::attributes::{Cause, Class};
 
 const PIN_BITS: u32 = 17;
 pub(crate) const PIN: u64 = 1;
 const PINS: u64 = (1 << PIN_BITS) - 1;
-/// With so many pins in the word, who wants another one spills first; but for the one pin that retiring
-/// takes. One bit, so that one test tells it.
+/// With this many pins in the word, a thread that wants another spills first. Only the pin of
+/// retirement is exempt. A single bit, so that one test finds it.
 pub(super) const CROWDED: u64 = 1 << if cfg!(forebay_model) { 3 } else { PIN_BITS - 1 };
-/// Pins that are moved at a time: out of a word that is crowded, or back into one that is sparse.
+/// Pins moved at once, out of a crowded word or back into a sparse one.
 const SPILL: u64 = CROWDED / 4;
-/// With fewer pins in the word, and others spilled, some are moved back. Far from what a spill leaves,
-/// so that a pin that comes and goes does not move them each time.
+/// With fewer pins in the word and others spilled, some are moved back. Far below what a spill
+/// leaves, so that a pin that comes and goes does not move them each time.
 const SPARSE: u64 = CROWDED / 2;
 pub(crate) const SAMPLED: u64 = 1 << 17;
 pub(crate) const VALID: u64 = 1 << 18;
@@ -32,7 +33,7 @@ const CAUSE: u64 = 7 << CAUSE_SHIFT;
 pub(crate) const FILLED: u64 = 1 << 31;
 const POSITION_SHIFT: u32 = 32;
 
-/// The resident lists, by their number in the state word. 0 means not in a list.
+/// The resident lists, by their number in the state word. Zero means none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum List {
     Mru = 1,
@@ -50,25 +51,25 @@ impl List {
 pub(crate) struct HeaderState(pub(crate) u64);
 
 impl HeaderState {
-    /// *Anonymous*: in use by its filler or inserter alone, who has the one pin. Nobody else may pin
-    /// or retire it before it is announced. The position of a block in no list is its header's
-    /// generation, so that [`life`](Self::life) tells its uses apart.
+    /// *Anonymous*: its load guard or inserter has the only pin. No other thread may pin or retire
+    /// it before it is announced. In no list, the position is the header's generation, so that
+    /// [`life`](Self::life) tells its uses apart.
     pub(crate) fn anonymous(class: Class, sampled: bool, generation: u32) -> Self {
         let generation = u64::from(generation) << POSITION_SHIFT;
         let sampled = if sampled { SAMPLED } else { 0 };
         Self(PIN | sampled | ((class as u64) << CLASS_SHIFT) | generation)
     }
-    /// A header that is not in use. It keeps its generation, so that a lookup that meets it free twice learns
+    /// A free header. It keeps its generation, so that a lookup that finds it free twice knows
     /// whether it was used in between.
     pub(super) fn free(generation: u32) -> Self {
         Self(u64::from(generation) << POSITION_SHIFT)
     }
-    /// Whether the header is not in use.
+    /// Whether the header is free.
     pub(crate) fn is_free(self) -> bool {
         self.0 & ((1 << POSITION_SHIFT) - 1) == 0
     }
-    /// What of the state changes only with the use of the header, or when its block leaves its place: if
-    /// it is the same twice, it was so in between.
+    /// The part of the state that changes only with the use of the header, or when its block moves.
+    /// If it is equal twice, it was equal in between.
     #[inline]
     pub(crate) fn life(self) -> u64 {
         self.0 & !(PINS | MARK | WRITING | WAITERS | SPILLED | FILLED)
@@ -77,24 +78,24 @@ impl HeaderState {
     pub(crate) fn has(self, bit: u64) -> bool {
         self.0 & bit != 0
     }
-    /// The pins in the word: zero if there are none at all, and fewer than there are if `SPILLED`.
+    /// The pins in the word. Zero if there are none at all; fewer than all if `SPILLED`.
     #[inline]
     pub(crate) fn pins(self) -> u64 {
         self.0 & PINS
     }
-    /// Whether the header has been announced and not yet freed: valid, or kept by somebody's pin
-    /// (loading, retired). Not one that the evictor has retired: it owns that alone.
+    /// Whether the header was announced and not freed: valid, or kept by a pin while loading or
+    /// retired. False for headers retired by the evictor, which it owns.
     pub(crate) fn is_in_use(self) -> bool {
         let victim = self.has(RETIRED) && self.cause() == Cause::Capacity;
         let kept = self.pins() > 0 && (self.has(LOADING) || self.has(RETIRED)) && !victim;
         self.has(VALID) || kept
     }
-    /// Whether pins have to be spilled before there may be another one.
+    /// Whether pins must be spilled before another one is taken.
     #[inline]
     pub(crate) fn is_crowded(self) -> bool {
         self.pins() >= CROWDED
     }
-    /// With pins moved out of the word.
+    /// With a batch of pins moved out of the word.
     pub(crate) fn spilled(self) -> Self {
         debug_assert!(self.is_crowded());
         Self((self.0 - SPILL) | SPILLED)
@@ -103,12 +104,12 @@ impl HeaderState {
     pub(crate) fn is_spilled(self) -> bool {
         self.0 & SPILLED != 0
     }
-    /// Whether spilled pins have to be moved back.
+    /// Whether spilled pins must be moved back.
     #[inline]
     pub(crate) fn is_sparse(self) -> bool {
         self.is_spilled() && self.pins() < SPARSE
     }
-    /// With pins moved back into the word; `all`: none are left elsewhere.
+    /// With a batch of pins moved back into the word. `all`: no others are spilled.
     pub(crate) fn refilled(self, all: bool) -> Self {
         debug_assert!(self.is_sparse());
         Self(if all { (self.0 & !SPILLED) + SPILL } else { self.0 + SPILL })
@@ -130,7 +131,7 @@ impl HeaderState {
     pub(crate) fn class_index(self) -> usize {
         ((self.0 >> CLASS_SHIFT) & 1) as usize
     }
-    /// The number of the list (0 for none) and the class in one number: twice the one plus the other.
+    /// Twice the number of the list (0 for none), plus the number of the class.
     #[inline]
     pub(crate) fn list_and_class(self) -> usize {
         ((self.0 & (LIST | CLASS)) >> CLASS_SHIFT) as usize
@@ -152,29 +153,29 @@ impl HeaderState {
     pub(crate) fn without(self, bits: u64) -> Self {
         Self(self.0 & !bits)
     }
-    /// One pin more.
+    /// With one more pin.
     #[inline]
     pub(crate) fn pinned(self) -> Self {
         Self(self.0 + PIN)
     }
-    /// One pin fewer.
+    /// With one pin less.
     #[inline]
     pub(crate) fn unpinned(self) -> Self {
         debug_assert!(self.pins() > 0);
         Self(self.0 - PIN)
     }
-    /// Retired, and counted among the holds of a cache that has been dropped.
+    /// Retired, and counted as a hold on a cache that was dropped.
     pub(crate) fn orphaned(self) -> Self {
         Self(self.0 | CAUSE)
     }
     pub(crate) fn is_orphaned(self) -> bool {
         self.0 & CAUSE == CAUSE
     }
-    /// Retired for `cause`, by the holder of a pin, who keeps it.
+    /// Retired for `cause` by the holder of a pin, which keeps it.
     pub(crate) fn retired_by_holder(self, cause: Cause) -> Self {
         Self(self.retired(cause).0 - PIN)
     }
-    /// Retired for `cause`, with one pin more.
+    /// Retired for `cause`, with one more pin.
     pub(crate) fn retired(self, cause: Cause) -> Self {
         Self(((self.0 & !VALID & !CAUSE) | RETIRED | ((cause as u64) << CAUSE_SHIFT)) + PIN)
     }
