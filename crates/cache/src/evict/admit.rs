@@ -1,9 +1,15 @@
-//! The contest: whether a newcomer at the cold end of mru stays, or a block of mfu.
+//! The evictor's side of admission: a batch of candidates from MRU, each compared with a victim of
+//! MFU.
 //!
-//! Newcomers are taken off mru in batches, as everywhere; rivals are read from the cold end of one sublist of mfu as they
-//! are needed, and taken off together at the end (`stay.rs`). Both are in nobody's way from then on, as `evict.rs` says. The one that stays is pushed to the warm end
-//! of mfu, when the batch ends; the other is retired. Nothing is locked while two are compared, so that anything may happen to either meanwhile: then the
-//! update of its state fails, and it is looked at again.
+//! `policy::admission` decides which of the two stays. The block that stays is requeued at the warm
+//! end of MFU when the batch ends; the other is retired. Candidates are popped in batches. Victims
+//! are read from the cold end of one MFU sublist as they are needed, and popped together at the end
+//! (`requeue`).
+//!
+//! No lock is held during a comparison. If one of the two blocks is used or removed meanwhile, the
+//! update of its state fails, and the candidate is examined again.
+//!
+//! Locking: `sublist`, one at a time, around the comparisons.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -23,30 +29,30 @@ use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::policy::admission::MOVES_PER_CANDIDATE;
 
-/// Entries of mfu that are looked at to find one rival: some are pinned, or of blocks long gone.
+/// MFU entries examined to find one victim. Some are pinned or stale.
 const MAX_EXAMINED: u32 = 16;
 
-/// A block that was taken off its sublist, as it was then.
+/// A block whose ring entry was taken, with its state at that time.
 struct Inspected<K, V> {
     header: NonNull<Header<K, V>>,
     state: HeaderState,
     weight: u32,
-    /// Its uses, its mark included.
+    /// Uses, including an uncounted mark.
     uses: Frequency,
 }
 
-/// What has left the sublists of a contest.
+/// Blocks that left the sublists of a batch.
 #[derive(Default)]
 struct AdmissionSums {
-    /// Victims.
+    /// Retired from MRU.
     mru: Out,
     mfu: Out,
-    /// What has gone over from mru to mfu.
+    /// Moved from MRU to MFU.
     moved: Out,
 }
 
 impl<K, V> Inspected<K, V> {
-    /// A rival that stays, in the `m`th sublist of mfu.
+    /// Requeues a victim that stays, in the `m`th MFU sublist.
     fn requeued(&self, m: usize, count: Option<Counter>) -> Requeued<K, V> {
         let (header, position) = (self.header, self.state.position());
         Requeued { header, from: List::Mfu, position, to: (List::Mfu, m), count }
@@ -54,8 +60,8 @@ impl<K, V> Inspected<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// One batch of newcomers, of which the first may go over to mfu as long as mru has `mru_excess` more bytes than
-    /// it may keep. Returns the bytes freed.
+    /// Handles one batch of candidates. The first may move to MFU without admission, up to
+    /// `mru_excess` bytes. Returns the bytes freed.
     pub(crate) fn admit_batch(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -109,7 +115,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         freed
     }
 
-    /// Decides what becomes of a newcomer.
+    /// Decides the outcome of one candidate.
     fn judge_candidate(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -172,13 +178,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 scratch.requeued.push(victim.requeued(m, None));
                 return Judged::Retired(weight);
             }
-            // One of them was used meanwhile, or has gone.
+            // One of the two was used or removed meanwhile.
             scratch.requeued.push(victim.requeued(m, None));
         }
     }
 
-    /// Whether the second level would write the block if it went. If the one that stays in its stead is there already, it is in both
-    /// places from then on, and the other one takes a place as well: that is not worth a difference that may be chance.
+    /// Whether the secondary cache would write the victim if it were evicted. If the candidate is
+    /// stored there already, keeping it would put one block into both caches and cost a write. A
+    /// lead that may be chance is not worth that.
     fn would_be_written(&self, victim: &Inspected<K, V>, class: Class) -> bool {
         let Some(secondary) = self.active_secondary() else { return false };
         // SAFETY: headers are type-stable.
@@ -194,7 +201,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         })
     }
 
-    /// A block of mfu that may go: the coldest that is not marked, or the second that is looked at.
+    /// The MFU block to compare: the coldest unmarked one, or the second one examined.
     fn find_victim(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -218,7 +225,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         None
     }
 
-    /// What stands at an entry that was taken, if it is still there.
+    /// State, weight and uses of the block of a ring entry, if it is still there.
     fn inspect(
         &self,
         header: NonNull<Header<K, V>>,
@@ -235,7 +242,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(Inspected { header, state, weight: h.weight(), uses })
     }
 
-    /// Retires a newcomer that has lost, if it is as it was judged. Its mark, if it has one, is counted.
+    /// Retires a candidate that was not admitted, if it is unchanged. Counts its mark as a use.
     fn retire_candidate(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -243,7 +250,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Option<RetiredBlock<K, V>> {
         let retired = self.try_retire(candidate.header, candidate.state)?;
         if candidate.state.has(MARK) {
-            // SAFETY: retired by this thread just now, so that nobody else changes it.
+            // SAFETY: retired by this thread just now, so no other thread changes it.
             let h = unsafe { candidate.header.as_ref() };
             h.set_frequency(h.frequency().used(self.policy.now()));
             scratch.uses += u64::from(candidate.weight);
@@ -252,7 +259,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// Why a block cannot go now: what to count.
+/// The counter of the reason why a block cannot be evicted now.
 fn in_use(state: HeaderState) -> Option<Counter> {
     if state.has(WRITING) {
         return Some(CacheCounters::EVICT_SKIPPED_WRITING);

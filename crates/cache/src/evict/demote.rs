@@ -1,10 +1,12 @@
-//! The end of a batch of victims: ghosts take their places in the index, and what they held is given back.
+//! Demotion: replaces a batch of retired blocks by ghosts, then frees their headers and capacity.
 //!
-//! An index line, a header and a lock are touched once for all that is to be done with them: victims remember what their
-//! ghosts need while their headers are at hand; their index lines are asked for when they are retired, and those of the ghosts that
-//! have to go before any is looked at; and a partition is locked once for all victims and old ghosts of it.
+//! Each index line, header and lock is touched once per batch. A retired block keeps the data of
+//! its ghost. Its index line is prefetched when it is retired; the lines of surplus ghosts are
+//! prefetched before the first is removed. A partition is locked once for all its retired blocks
+//! and surplus ghosts.
 //!
-//! Locking: `ghost-sublist`, then `index-partition`, one after the other; `slab-magazine` at the end.
+//! Locking: `ghost-sublist`, then `index-partition`, one after the other; `slab-magazine` at the
+//! end.
 
 use std::ptr::NonNull;
 
@@ -17,29 +19,29 @@ use crate::inner::CacheInner;
 use crate::key::{Key, OwnerId};
 use crate::lists::ghosts::{Ghost, GhostList, Ghosts};
 
-/// A retired block, on its way out.
+/// A block that the evictor has retired.
 pub(crate) struct RetiredBlock<K, V> {
     pub(crate) header: NonNull<Header<K, V>>,
     pub(crate) hash: u64,
     pub(crate) weight: u32,
     pub(crate) owner: OwnerId,
-    /// Its ghost's place in the ring of its list; [`NO_GHOST`] if it is not remembered.
+    /// Position of its ghost; [`NO_GHOST`] if it leaves none.
     pub(crate) ghost: u64,
 }
 
 pub(crate) const NO_GHOST: u64 = u64::MAX;
 
-/// Old ghosts that are forgotten at once, at most, unless more victims come at once.
+/// Surplus ghosts removed at once, unless more blocks are evicted at once.
 const MAX_TRIMMED: usize = 64;
-/// End of a partition's items.
+/// End of a partition's list.
 const NONE: u32 = u32::MAX;
 
-/// Numbers of items by the partition of their hash: a list for each, threaded through one vector.
+/// Numbers of items by the partition of their hash: a linked list for each, in one vector.
 pub(crate) struct ByPartition {
-    /// The item that was added last; of partitions that are in `used`.
+    /// The last item of each partition in `used`.
     last: [u32; PARTITIONS],
     used: u64,
-    /// The item of the same partition that was added before.
+    /// The previous item of the same partition.
     before: Vec<u32>,
 }
 
@@ -61,7 +63,8 @@ impl ByPartition {
         self.used |= 1 << at;
     }
 
-    /// Calls `each` with the last item of each partition that has some; [`from`](Self::from) tells the others.
+    /// Calls `each` with the last item of each partition that has items. [`from`](Self::from)
+    /// iterates over the others.
     fn each_partition(&self, mut each: impl FnMut(usize)) {
         let mut used = self.used;
         while used != 0 {
@@ -70,7 +73,7 @@ impl ByPartition {
         }
     }
 
-    /// An item, and those of its partition that were added before it.
+    /// An item and the earlier items of its partition.
     fn from(&self, item: usize) -> impl Iterator<Item = usize> {
         let before = |item: &usize| Some(self.before[*item]).filter(|i| *i != NONE);
         std::iter::successors(Some(item), move |item| before(item).map(|i| i as usize))
@@ -83,8 +86,9 @@ impl ByPartition {
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Ends the victims of a batch, from the `n`th sublist of a list, and those of mfu in contests, from the `m`th: a ghost takes the place
-    /// of each in the index. As many of the oldest ghosts are forgotten, if there are too many.
+    /// Finishes the retired blocks of a batch: those of the `n`th sublist of `list`, and those of
+    /// the `m`th MFU sublist that admission has retired. Replaces each by a ghost. Removes as many
+    /// of the oldest ghosts if there are too many.
     pub(crate) fn demote(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -111,7 +115,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let mut released = 0;
         for retired in &scratch.retired {
-            // SAFETY: retired by this thread for room, and out of the index: nobody pins it any more.
+            // SAFETY: retired by this thread for capacity and out of the index, so no other thread
+            // pins it.
             let state = unsafe { self.finish_evicted(retired.header, |w| released += w) };
             scratch.headers.push(retired.header);
             self.note_freed(state);
@@ -136,7 +141,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Notes victims in their ghost list, if they are to be remembered.
+    /// Adds ghosts of retired blocks to their ghost list, unless the list keeps none.
     fn push_ghosts(&self, retired: &mut [RetiredBlock<K, V>], class: Class, list: List, n: usize) {
         if retired.is_empty() || list == List::Once || self.tunables.ghost_percent() == 0 {
             return;
@@ -154,7 +159,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         (list, &self.ghosts[list.number()])
     }
 
-    /// Gives the victims' slots to their ghosts, and takes those of the trimmed ghosts of a list out.
+    /// Replaces the slots of retired blocks by their ghosts', and removes the slots of trimmed
+    /// ghosts.
     fn replace_by_ghosts(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -200,7 +206,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.counters.add(CacheCounters::GHOSTS_TRIMMED, of.class as usize, removed);
     }
 
-    /// True if the victim's slot is now its ghost's.
+    /// True if the slot is now the ghost's.
     fn replace_by_ghost(
         &self,
         locked: &mut Locked<'_>,
@@ -208,7 +214,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         (list, ghosts): (GhostList, &Ghosts),
     ) -> bool {
         let address = retired.header.addr().get();
-        // If an insert of the same key has taken the slot, there is nothing to remember.
+        // If an insert of the same key has taken the slot, no ghost is needed.
         let Some((slot_ref, _)) = locked.find_resident(|a| a == address) else { return false };
         if retired.ghost == NO_GHOST || ghosts.is_over(retired.ghost) {
             locked.remove(slot_ref);
@@ -221,7 +227,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         true
     }
 
-    /// Forgets the oldest ghosts of lists that remember too much.
+    /// Removes the oldest ghosts of lists that have too many.
     pub(crate) fn trim_ghosts(&self, scratch: &mut Scratch<K, V>) {
         while let Some(list) = self.take_surplus(scratch, MAX_TRIMMED) {
             let Scratch { trimmed, groups, .. } = scratch;
@@ -229,8 +235,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Takes up to `most` of the oldest ghosts off a ring that remembers too much, and asks for their index lines. Who calls it takes their slots
-    /// out of the index.
+    /// Pops up to `most` of the oldest ghosts of a list that has too many, and prefetches their
+    /// index lines. The caller removes their slots.
     fn take_surplus(&self, scratch: &mut Scratch<K, V>, most: usize) -> Option<GhostList> {
         let now = self.policy.now();
         let remembered = |list: GhostList| self.ghosts[list.number()].remembered(now);
@@ -242,14 +248,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let most = (surplus / average.max(1)).clamp(1, most as u64) as usize;
         let n = ghosts.draw(|all| scratch.rng.below(all))?;
         ghosts.pop(n, most, &mut scratch.trimmed);
-        // None, if they were counted and not pushed yet.
+        // None if they were counted but not pushed yet.
         let some = !scratch.trimmed.is_empty();
         scratch.trimmed.retain(|(_, ghost)| ghost.weight > 0);
         scratch.trimmed.iter().for_each(|(_, ghost)| self.index.prefetch(ghost.hash));
         some.then_some(list)
     }
 
-    /// Takes the slots of ghosts whose entries have left their ring out of the index.
+    /// Removes the slots of popped ghosts.
     fn unlink_ghosts(
         &self,
         list: GhostList,
@@ -271,7 +277,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.count_trimmed(list, removed);
     }
 
-    /// Forgets the ghosts for which `wanted` says yes.
+    /// Removes the ghosts whose owner is `wanted`.
     pub(crate) fn remove_ghosts(&self, wanted: impl Fn(OwnerId) -> bool) {
         for (number, ghosts) in self.ghosts.iter().enumerate() {
             let mut found = ghosts.extract(|ghost| wanted(ghost.owner()));
@@ -281,7 +287,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// Takes the slot of a ghost out of the index, if it is still there: its block may have come back.
+/// Removes the slot of a ghost. False if its block has come back and has taken the slot.
 fn remove_ghost(locked: &mut Locked<'_>, list: GhostList, position: u64) -> bool {
     let slot_ref = locked.find_ghost_at(list.number(), position);
     slot_ref.map(|slot_ref| locked.remove(slot_ref)).is_some()

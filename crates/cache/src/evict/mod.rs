@@ -1,12 +1,20 @@
-//! The evictor. Several threads can evict at once; each has a [`Scratch`] of its own.
+//! The evictor. Several threads can evict at once; each has its own [`Scratch`].
 //!
-//! A batch is taken off the cold end of one sublist under its lock and then handled without any: what is
-//! popped is in nobody's way, and a block that is removed or used meanwhile shows it in its state. The
-//! blocks that are to stay (marked, pinned, being written) are pushed again, all under one lock (`requeue_to.rs`); the position in a state is
-//! changed in the same update, so that no block is ever in two rings by its state, or in none.
+//! 1. Pop a batch off the cold end of one sublist, under its lock.
+//! 2. Judge each block without a lock: requeue it (`requeue`), or retire it. In MRU, admission
+//!    compares candidates with victims of MFU (`admit`).
+//! 3. Replace the retired blocks by ghosts and free them, together (`demote`).
 //!
-//! A victim is retired by a compare-and-swap from exactly the state that was judged, without pins; so a hit
-//! that comes first keeps the block, and one that comes later misses. All victims of a batch are ended together (`demote.rs`).
+//! Invariants
+//!
+//! * By its state, a block is in exactly one ring. The position in a state changes in the same
+//!   update that moves the block.
+//! * A block is retired by a compare-and-swap from exactly the state that was judged, without pins.
+//!   A hit that comes first keeps the block; a later one misses.
+//!
+//! `reclaim` decides when and how much to evict. `sweep` removes blocks by a predicate.
+//!
+//! Locking: `evict-scratch`, then one other lock at a time.
 
 mod admit;
 pub(crate) mod demote;
@@ -33,45 +41,45 @@ use crate::lists::ring::Hand;
 use crate::lists::{Sublist, draw};
 use crate::policy::Sizes;
 
-/// What the evictor uses again and again.
+/// Vectors that a thread reuses from one eviction to the next.
 pub(crate) struct Scratch<K, V> {
     pub(crate) rng: SmallRng,
     pub(crate) taken: Vec<(u32, NonNull<Header<K, V>>)>,
     pub(crate) retired: Vec<RetiredBlock<K, V>>,
-    /// Victims of mfu in contests.
+    /// Blocks of MFU that admission has retired.
     pub(crate) mfu_retired: Vec<RetiredBlock<K, V>>,
     pub(crate) requeued: Vec<Requeued<K, V>>,
     pub(crate) victims: Victims<K, V>,
-    /// Weight of the uses that a batch has found.
+    /// Weight of the marks that a batch has counted as uses.
     pub(crate) uses: u64,
-    /// Old ghosts that are to be forgotten.
+    /// Surplus ghosts to remove.
     pub(crate) trimmed: Vec<(u64, Ghost)>,
     pub(crate) groups: ByPartition,
-    /// Headers of victims.
+    /// Headers of retired blocks.
     pub(crate) headers: Vec<NonNull<Header<K, V>>>,
-    /// Keys of what has gone in this pass, if a second level wants to know.
+    /// Keys evicted in this pass, for an active secondary cache.
     pub(crate) evicted_keys: Vec<K>,
-    /// Whether blocks have to be offered to the second level before they go.
+    /// Whether blocks must be offered to the secondary cache before they are evicted.
     only_offered: bool,
-    /// Whether a batch has come to one that was not.
+    /// Whether a batch has reached a block that was not offered.
     unoffered: bool,
-    /// Weight freed since the reclaimer was last called to look after memory.
+    /// Bytes evicted since the reclaimer was last called for maintenance.
     since_maintenance: u64,
 }
 
 // SAFETY: between passes the vectors are empty; within one, only their owner uses them.
 unsafe impl<K: Send, V: Send> Send for Scratch<K, V> {}
 
-/// What became of a pass.
+/// The outcome of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PassOutcome {
-    /// Whether it freed what it was asked to.
+    /// Whether it reached its goal.
     pub(crate) enough: bool,
     /// Bytes freed.
     pub(crate) freed: u64,
-    /// Whether it ended early, since what comes next has to be offered to the second level first.
+    /// Whether it ended early at a block that must be offered to the secondary cache first.
     pub(crate) unoffered: bool,
-    /// Whether so much has gone that memory should be looked after.
+    /// Whether enough was evicted for maintenance to be due.
     pub(crate) maintenance_due: bool,
 }
 
@@ -96,18 +104,18 @@ impl<K, V> Scratch<K, V> {
     }
 }
 
-/// Entries of blocks long gone that a ring may hold beside twice those of its blocks.
+/// Stale entries that a ring may hold beyond the number of its blocks.
 const COMPACT_SLACK: u64 = if cfg!(forebay_model) { 4 } else { 4096 };
-/// Entries that compaction looks at before it lets go of the list's lock.
+/// Entries that one step of compaction examines under the list's lock.
 const COMPACT_STEP: usize = if cfg!(forebay_model) { 2 } else { 256 };
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Evicts until `goal` bytes are free that were not, or nothing more can go; with `only_offered` until it comes to a block that an
-    /// active second level has not been offered.
+    /// Evicts until `goal` bytes are freed or no block can be evicted. With `only_offered`, stops
+    /// at a block that was not offered to an active secondary cache.
     pub(crate) fn evict(&self, goal: u64, only_offered: bool) -> PassOutcome {
         let maintenance_interval_bytes = self.maintenance_interval_bytes();
         self.counters.add(CacheCounters::EVICT_PASSES, 0, 1);
-        // First: a mark that should not count must not save a block.
+        // First, so that a mark that should not count saves no block.
         self.mature();
         let mut locked = self.scratch();
         let scratch = &mut *locked;
@@ -142,7 +150,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         PassOutcome { enough: freed >= goal, freed, unoffered, maintenance_due }
     }
 
-    /// Something to work with, of this thread's shard if nobody has that.
+    /// A free scratch, this thread's own if possible.
     fn scratch(&self) -> MutexGuard<'_, Scratch<K, V>> {
         let shards = self.scratches.len();
         let mine = thread_slot().index(shards);
@@ -150,7 +158,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         free.unwrap_or_else(|| self.scratches[mine].lock())
     }
 
-    /// One batch from one sublist. Returns the bytes freed.
+    /// Handles one batch from one sublist. Returns the bytes freed.
     fn evict_batch(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -162,7 +170,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let from = self.list(list, class);
         let Some(n) = self.draw_sublist(scratch, exhausted, list, class) else { return 0 };
         self.take(scratch, (from.nth(n), list), goal);
-        // An empty ring's blocks are just being counted out.
+        // The blocks of an empty ring are being counted out by another thread.
         let mut kept = u64::from(scratch.taken.is_empty());
         let (mut freed, mut out) = (0, Out::default());
         for i in 0..scratch.taken.len() {
@@ -187,7 +195,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         freed
     }
 
-    /// A sublist that is worth a look; `None` if the list has none, which is noted.
+    /// Draws a sublist that is not exhausted. If there is none, notes that the list is exhausted.
     pub(crate) fn draw_sublist(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -208,8 +216,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         drawn
     }
 
-    /// Takes entries off the cold end: as many as should do if they are of average weight, and none that has to be offered to
-    /// the second level first.
+    /// Pops entries off the cold end: as many as reach the goal at average weight, and none that
+    /// must be offered first.
     pub(crate) fn take(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -233,7 +241,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Decides what becomes of an entry.
+    /// Decides the outcome of one entry.
     fn judge(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -281,7 +289,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some(RetiredBlock { header, hash, weight, owner, ghost: NO_GHOST })
     }
 
-    /// Tells the policy of the uses that a batch has found.
+    /// Reports the uses that a batch has counted to the policy.
     pub(crate) fn count_uses(&self, scratch: &mut Scratch<K, V>) {
         let uses = std::mem::take(&mut scratch.uses);
         if uses > 0 {
@@ -289,13 +297,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Lets the policy and the ghosts' counts know of all ghost hits so far.
+    /// Passes all pending ghost hits to the policy and to the ghosts' counts.
     pub(crate) fn learn(&self, sizes: &Sizes) {
         let removed = |list: usize, count| self.ghosts[list].count_slots(0, count);
         self.policy.learn(&self.ghost_hits, sizes, removed);
     }
 
-    /// Squeezes entries of blocks long gone out of the rings.
+    /// Removes stale entries from the rings.
     pub(crate) fn compact_rings(&self) {
         for list in List::ALL {
             for class in Class::ALL {
@@ -322,7 +330,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         done
     }
 
-    /// Clears the marks of mru blocks that have left the correlated-reference window.
+    /// Clears the marks of MRU blocks that leave the correlated-reference window.
     pub(crate) fn mature(&self) {
         let permille = u64::from(self.tunables.correlated_window_permille());
         if permille == 0 {
@@ -346,13 +354,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// What a pass has looked at in vain: pins on one list must not protect the others.
+/// The sublists that a pass has examined in vain. Pinned blocks of one list must not protect the
+/// other lists.
 #[derive(Default)]
 pub(crate) struct Exhausted {
-    /// Blocks of a sublist that stayed since it last gave one up. When they outnumber its blocks
-    /// twice (since a mark is good for one stay), the pass is done with it.
+    /// Blocks requeued since the sublist last gave one up. When there are more than twice its
+    /// blocks, it is exhausted: a mark saves a block once.
     kept: HashMap<(List, Class, usize), u64>,
-    /// Lists with all of whose sublists it is done.
+    /// Lists whose sublists are all exhausted.
     lists: Vec<(List, Class)>,
 }
 
@@ -364,7 +373,7 @@ impl Exhausted {
         self.kept.get(&(list, class, n)).copied().unwrap_or(0)
     }
 
-    /// Notes the outcome of a batch: how many stayed, or zero if something went.
+    /// Notes the outcome of a batch: the number of requeued blocks, or zero if it freed any.
     pub(crate) fn note(&mut self, list: List, class: Class, n: usize, kept: u64) {
         if kept > 0 {
             *self.kept.entry((list, class, n)).or_default() += kept;
@@ -373,14 +382,14 @@ impl Exhausted {
         }
     }
 
-    /// Something new has come to a sublist.
+    /// A block was added to the sublist.
     pub(crate) fn reopen(&mut self, list: List, class: Class, n: usize) {
         self.note(list, class, n, 0);
         self.lists.retain(|l| *l != (list, class));
     }
 }
 
-/// Weights and numbers of blocks that have left a sublist.
+/// Weight and number of blocks that left a sublist.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Out {
     pub(crate) bytes: u64,
@@ -401,19 +410,19 @@ impl std::ops::AddAssign for Out {
     }
 }
 
-/// What became of an entry.
+/// The outcome of one ring entry.
 pub(crate) enum Judged {
-    /// Its block had left before.
+    /// Stale: its block had left before.
     Gone,
-    /// It is to be pushed again.
+    /// To be requeued in the same list.
     Requeued,
-    /// The same, to another list.
+    /// To be requeued in another list.
     Moves(List),
-    /// It leaves, of this weight.
+    /// Retired; its weight in bytes.
     Retired(u32),
 }
 
-/// Whether a state says that its block is at that place, and still the cache's.
+/// Whether the state is valid and names this position.
 pub(crate) fn is_at(state: HeaderState, list: List, class: Class, position: u32) -> bool {
     state.has(VALID)
         && state.list() == Some(list)
@@ -421,7 +430,7 @@ pub(crate) fn is_at(state: HeaderState, list: List, class: Class, position: u32)
         && state.position() == position
 }
 
-/// Where a block goes that is not to be evicted now, and what to count; `None` for a victim.
+/// The list in which a block is requeued and what to count; `None` to evict it.
 fn requeue_to(state: HeaderState, list: List) -> Option<(List, Option<Counter>)> {
     if state.has(WRITING) {
         return Some((list, Some(CacheCounters::EVICT_SKIPPED_WRITING)));

@@ -1,12 +1,18 @@
-//! Reclaim: who evicts, when and how much, and the thread that does it.
+//! Reclaim: which thread evicts, when and how much; and the reclaimer thread.
 //!
-//! An inserter that leases room past the target evicts that much and a share, on its own thread: what it frees it
-//! uses next, and neither travels to another processor. The reclaimer, a thread, looks after memory every so many
-//! evictions, serves the second level, and is called when an inserter finds too little that can go. Past the
-//! overflow limit an inserter evicts again, and if that does not help it waits, first come, first served (with
-//! [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its work). Evicting never waits for a
-//! lock that a user can hold: it meets users' blocks through their state words only, and runs no user code but
-//! `V`'s drop (which must not block) and the second level's `offer`, `evicted` and `would_write` (which must not either).
+//! * An inserter whose batch of credits exceeds the target evicts the excess and a share more, on
+//!   its own thread. It soon reuses what it frees, so neither moves to another processor.
+//! * The reclaimer maintains memory after every so many evictions, offers blocks to the secondary
+//!   cache, and evicts when inserters free too little.
+//! * Beyond the overflow limit an inserter evicts again, then waits (`capacity::reserve`).
+//! * With [`Reclaim::Inline`](crate::Reclaim::Inline) there is no reclaimer, and inserters do its
+//!   work.
+//!
+//! Invariant: eviction never waits for a lock that user code can hold. It sees users' blocks
+//! through their state words only. It runs the drop of `V`, and `offer`, `evicted` and
+//! `would_write` of the secondary cache, which must not block.
+//!
+//! Locking: `reclaim` for a pass of the reclaimer; `reclaim-signal` to sleep.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -18,24 +24,24 @@ use crate::evict::PassOutcome;
 use crate::inner::{CacheInner, Reclaim};
 use crate::key::Key;
 
-/// After a pass that fell short, others may first use up what holds it: the next one waits.
+/// Pause after a pass that fell short, so that users can first release what they hold.
 const PAUSE: Duration = Duration::from_millis(2);
-/// An inserter past the limit evicts this part of the overflow, if its block needs no more.
+/// An inserter beyond the limit evicts at least one part in this many of the overflow.
 const DIRECT_SHARE: u64 = 16;
-/// What an inserter past the target evicts beside what it has leased, as a part of the overflow: what it frees
-/// should still be in its processor's cache when it is used again.
+/// An inserter beyond the target evicts its excess plus one part in this many of the overflow. What
+/// it frees should still be in its processor's cache when it is reused.
 const INSERTERS_SHARE: u64 = 64;
-/// An inserter that evicts for itself looks after memory every so many times.
+/// With `Inline`, memory is maintained after this many evictions.
 const MAINTAIN_EVERY: u64 = if cfg!(forebay_model) { 2 } else { 64 };
-/// After so many offers in a row after which nothing could go, blocks go that were not offered.
+/// After this many offers in a row without an eviction, blocks are evicted unoffered.
 const MAX_VAIN_OFFERS: u32 = 2;
-/// How often the reclaimer looks after memory when nobody calls.
+/// Interval of maintenance when no thread calls for it.
 const TICK: Duration = Duration::from_secs(1);
-/// How often it does while inserters wait for room.
+/// The interval while inserters wait for capacity.
 const TICK_WITH_WAITERS: Duration = Duration::from_millis(10);
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// There is more than the target: evict, or have the reclaimer do it.
+    /// Evicts, or wakes the reclaimer, because the cache exceeds its target.
     pub(crate) fn request_reclaim(&self) {
         match self.mode {
             Reclaim::Inline => {
@@ -45,9 +51,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Past the target: the inserter that has leased too much evicts as much and a share, so that most
-    /// inserts evict nothing. The reclaimer is called for what an inserter does not do: to look after memory, to
-    /// offer blocks to a second level, and when too little could go.
+    /// Evicts the excess and a share more, so that most inserts evict nothing. Wakes the reclaimer
+    /// if maintenance is due, if blocks must be offered to the secondary cache, or if too little
+    /// could be evicted.
     fn evict_share(&self) {
         let share = self.overflow() / INSERTERS_SHARE;
         let over = self.reserved_resident().saturating_sub(self.capacity.target());
@@ -68,8 +74,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Evicts on the calling thread: until `extra` more bytes would fit the target if the inserter is
-    /// the evictor, else a share that is worth the trouble. True if something went, and all that should.
+    /// Evicts on the calling thread: with `Inline` until `extra` more bytes fit the target, else at
+    /// least a share. True if it reached its goal.
     pub(crate) fn reclaim_directly(&self, extra: u64) -> bool {
         let inline = self.mode == Reclaim::Inline;
         if inline {
@@ -77,7 +83,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let mut over = (self.reserved_resident() + extra).saturating_sub(self.capacity.target());
         if extra > 0 {
-            // What waits for the user's callback may wait for long: others must go instead.
+            // Values may wait long for the user's callback. Evict others instead.
             over =
                 over.max((self.capacity.reserved() + extra).saturating_sub(self.capacity.limit()));
         }
@@ -97,24 +103,27 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         enough
     }
 
-    /// Weight that is leased, but for values that wait for the user's callback and go by themselves.
+    /// Reserved weight, without values that wait for the eviction callback: those will leave by
+    /// themselves.
     fn reserved_resident(&self) -> u64 {
         let leaving = self.callbacks.as_ref().map_or(0, |c| c.bytes());
         self.capacity.reserved().saturating_sub(leaving)
     }
 
-    /// Weight that a thread evicts before memory is looked after.
+    /// Weight that a thread evicts between two calls for maintenance.
     pub(crate) fn maintenance_interval_bytes(&self) -> u64 {
-        // Overhead within a bound must not grow far unseen; otherwise waking the reclaimer is the dearer part.
+        // With a hard bound, overhead must not grow far unseen. Otherwise waking the reclaimer
+        // costs more.
         if self.bound.is_some() { self.overflow() / 2 } else { self.capacity.target() / 16 }
     }
 
-    /// One pass of the reclaimer: down to a little below the target, and enough for those who wait.
+    /// One pass of the reclaimer: evicts to a little below the target, and enough for waiting
+    /// inserters. Maintains memory.
     pub(crate) fn reclaim_pass(&self) -> PassOutcome {
         let reclaim = self.reclaim.lock();
         self.refresh_bound();
         let target = self.capacity.target();
-        // A quarter of the overflow: inserters get the rest before they call again.
+        // A quarter of the overflow. Inserters use the rest before they call again.
         let slack = self.overflow() / 4;
         let reserved_resident = self.reserved_resident();
         let mut goal = if reserved_resident > target {
@@ -123,7 +132,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             0
         };
         if let Some(weight) = self.capacity.first_in_queue() {
-            // Not what stays only: the callback that it waits for may wait for room itself.
+            // Of all reserved weight: the callback that holds the rest may itself wait for
+            // capacity.
             let wanted = (self.capacity.reserved() + weight).saturating_sub(self.capacity.limit());
             goal = goal.max(wanted + slack.min(target / 2));
         }
@@ -142,8 +152,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         passed
     }
 
-    /// Evicts `goal` bytes, of blocks that the second level has been offered before, if there is one. But if those that it was offered
-    /// cannot go, since it is writing them, others go without: else the level's queue could fill all memory.
+    /// Evicts `goal` bytes of blocks that were offered to the secondary cache before, if there is
+    /// one. If offered blocks cannot be evicted because they are being written, evicts others
+    /// unoffered. Otherwise the write queue could fill all memory.
     fn offer_and_evict(&self, goal: u64) -> PassOutcome {
         let (mut freed, mut in_vain, mut maintenance_due) = (0, 0, false);
         loop {
@@ -158,7 +169,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Work that keeps memory in proportion; all of it is amortised over what made it necessary.
+    /// Keeps the memory of index and lists in proportion. The cost is amortised over the changes
+    /// that made it necessary.
     fn maintain(&self) {
         self.learn(&self.sizes());
         self.mature();
@@ -166,7 +178,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.index.balance();
     }
 
-    /// The body of the reclaimer's thread.
+    /// The body of the reclaimer thread.
     pub(crate) fn run_reclaimer(&self) {
         let mut pause = false;
         loop {
@@ -198,13 +210,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.refuse_waiters();
     }
 
-    /// Lets nobody wait for room that no reclaimer will bring.
+    /// Refuses waiting inserters when no reclaimer will free capacity for them.
     pub(crate) fn refuse_waiters(&self) {
         self.capacity.grant();
         self.capacity.expire(u64::MAX);
     }
 
-    /// The body of the callbacks' thread.
+    /// The body of the callback thread.
     pub(crate) fn run_callbacks(&self) {
         let Some(callbacks) = &self.callbacks else { return };
         while let Some(event) = callbacks.next() {

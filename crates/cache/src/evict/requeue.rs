@@ -1,12 +1,15 @@
-//! Blocks that the evictor has looked at and that stay: pushed to the warm end of a list, many under one lock.
+//! Requeues blocks that the evictor has examined and keeps: CLOCK's second chance.
 //!
-//! Such a block is in nobody's way meanwhile: its state still says where it was. If it is used before it is pushed,
-//! that counts; if it is removed, or another evictor has moved it, it is passed over. The position in its state is changed
-//! in the same update that tests this, under the lock of the ring that it enters.
+//! Requeued blocks are pushed to the warm end of a list, many under one lock. Until then their
+//! states still name their old positions. A block that is used meanwhile counts as used. A block
+//! that is removed, or moved by another evictor, is skipped. One update both tests this and stores
+//! the new position, under the lock of the ring that the block enters.
 //!
-//! *Rivals* are blocks at the cold end of a sublist of mfu, which a contest looks at one by one. They are read from the ring, not
-//! taken off, so that their headers can be asked for well before they are needed, however many that will be. Those that were looked at are taken off when they have been
-//! pushed again: each has left its place then, or is retired.
+//! *Victims* are the blocks at the cold end of an MFU sublist that admission examines. They are
+//! read from the ring without popping, so that their headers can be prefetched well ahead. After
+//! the examined ones were requeued or retired, their old entries are popped together.
+//!
+//! Locking: `sublist`, one at a time.
 
 use std::ptr::NonNull;
 
@@ -20,28 +23,28 @@ use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::lists::ring::{Peeked, Ring};
 
-/// Rivals that are read from the ring at once.
+/// Victims read from the ring at once.
 const MAX_VICTIMS: u64 = if cfg!(forebay_model) { 2 } else { 128 };
-/// How far ahead of the contest their headers are asked for.
+/// Victims whose headers are prefetched ahead of admission.
 const AHEAD: usize = 16;
 
-/// A block that is to be pushed again.
+/// A block to requeue.
 pub(crate) struct Requeued<K, V> {
     pub(crate) header: NonNull<Header<K, V>>,
-    /// Where it was.
+    /// The list and position in which it was found.
     pub(crate) from: List,
     pub(crate) position: u32,
-    /// Where it goes: a list, and which sublist of it.
+    /// The list and sublist that it enters.
     pub(crate) to: (List, usize),
-    /// What to count if it does.
+    /// What to count when it enters.
     pub(crate) count: Option<Counter>,
 }
 
-/// Blocks at the cold end of one sublist of mfu.
+/// The victims read from one MFU sublist.
 pub(crate) struct Victims<K, V> {
-    /// Each with its position in the ring.
+    /// Ring position and header of each.
     found: Vec<(u64, NonNull<Header<K, V>>)>,
-    /// Those before this one have been looked at.
+    /// Index of the first one that was not examined.
     next: usize,
     peeked: Peeked,
 }
@@ -63,7 +66,7 @@ impl<K, V> Victims<K, V> {
         Some(next)
     }
 
-    /// Position of the first one that was not looked at.
+    /// Position of the first one that was not examined.
     fn end(&self) -> u64 {
         self.found.get(self.next).map_or(self.peeked.end, |(position, _)| *position)
     }
@@ -76,7 +79,8 @@ impl<K, V> Victims<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Pushes the blocks that go to one sublist. Returns the sum of those that have come from another list.
+    /// Requeues the blocks that enter one sublist. Returns the sum of those that come from another
+    /// list.
     pub(crate) fn push_requeued(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -118,8 +122,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         came
     }
 
-    /// Pushes a block, unless it has left the place where it was. Its mark, if it has one, is a use. Returns its weight and the state
-    /// before.
+    /// Requeues a block if it is still at its old position. A mark counts as a use and is cleared.
+    /// Returns the weight and the state before.
     fn push_again(
         &self,
         ring: &mut Ring<u32>,
@@ -141,7 +145,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 continue;
             }
             if state.has(MARK) {
-                // Before an evictor can find it in its new place.
+                // Before another evictor can find it at its new position.
                 h.set_frequency(h.frequency().used(self.policy.now()));
             }
             ring.push(id);
@@ -152,8 +156,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// The next rival in the `m`th sublist of mfu, with its position. About `wanted` newcomers need one. Adds to `came` what
-    /// `advance_victims` returns.
+    /// The next victim in the `m`th MFU sublist, with its position. `wanted` is the expected number
+    /// of candidates that need one. Adds to `came` as [`advance_victims`](Self::advance_victims)
+    /// returns.
     pub(crate) fn next_victim(
         &self,
         scratch: &mut Scratch<K, V>,
@@ -164,7 +169,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         let next = match scratch.victims.next() {
             Some(next) => next,
             None => {
-                // Those that were looked at come by again if there are no others.
+                // If there are no others, examined blocks are examined again.
                 *came +=
                     self.advance_victims(scratch, class, m, MAX_VICTIMS.min(2 * wanted as u64 + 2));
                 scratch.victims.next()?
@@ -173,8 +178,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Some((self.list(List::Mfu, class).nth(m).stamp(next.0), next.1))
     }
 
-    /// Pushes the blocks that go to a sublist of mfu, takes the rivals off its ring that were looked at, and reads up to
-    /// `more`. Returns the sum of those that have come from another list.
+    /// Requeues the blocks that enter an MFU sublist, pops its examined victims, and reads up to
+    /// `more` new ones. Returns the sum of blocks that come from another list.
     pub(crate) fn advance_victims(
         &self,
         scratch: &mut Scratch<K, V>,

@@ -1,6 +1,8 @@
-//! Sweeps: removing whatever a predicate names, and waiting until nobody uses it any more.
+//! Sweeps: remove all blocks that match a predicate, and wait until no thread uses them.
 //!
-//! A sweep walks the headers, not the lists: it finds blocks in whatever state they are.
+//! A sweep walks the headers, not the lists, so it finds blocks in every state.
+//!
+//! Locking: `index-partition` for one block at a time; `released` to wait.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -14,14 +16,14 @@ use crate::key::Key;
 use crate::load::load_guard::LoadingPin;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Retires every block that `wanted` says yes to. Returns how many, and how many that it said yes to
-    /// are still in use by somebody.
+    /// Retires all blocks for which `wanted` is true. Returns how many, and how many such blocks
+    /// are still in use.
     pub(crate) fn sweep(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) -> (u64, u64) {
         self.sweep_noting(cause, wanted, |_, _| {})
     }
 
-    /// As [`sweep`](Self::sweep); `leaving` is called with those whose last pin has gone, or that an
-    /// evictor is ending: they cannot be asked whose they are any more.
+    /// Sweeps, and calls `leaving` for headers whose last pin was released, or which an evictor is
+    /// finishing. Their keys cannot be read any more.
     fn sweep_noting(
         &self,
         cause: Cause,
@@ -39,9 +41,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
                 }
                 return;
             };
-            // Given up by its drop, even if `wanted`, which is the user's, panics.
+            // Released by its drop, even if the user's `wanted` panics.
             let _pin = LoadingPin { header, inner: NonNull::from(self) };
-            // SAFETY: pinned, so that the key stays; it was written before the header was in use.
+            // SAFETY: pinned, so the key stays; it was written before the header was in use.
             let key = unsafe { *h.key() };
             if wanted(&key, before.class()) {
                 let hash = self.hash(&key);
@@ -61,10 +63,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         (removed, in_use)
     }
 
-    /// Sweeps until nothing that `wanted` says yes to is in use any more.
+    /// Sweeps until no block for which `wanted` is true is in use.
     pub(crate) fn sweep_and_wait(&self, cause: Cause, wanted: impl Fn(&K, Class) -> bool) {
         self.closers.fetch_add(1, Ordering::SeqCst);
-        // No insert that began before is left half-way.
+        // Inserts that began before have finished.
         self.index.barrier();
         loop {
             let seen = *self.released.0.lock();
@@ -73,7 +75,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             let note = |header, state: HeaderState| leaving.push((header, state.life()));
             let (_, in_use) = self.sweep_noting(cause, &wanted, note);
             if in_use == 0 {
-                // Those that the sweep met, not those that others evict meanwhile: it ends.
+                // Waits for the headers that this sweep has seen, not for those that others evict
+                // meanwhile. So it ends.
                 leaving.into_iter().for_each(|(header, life)| self.wait_for_end(header, life));
                 break;
             }
@@ -82,7 +85,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.closers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Waits until a retired header is free.
+    /// Waits until a retired header was freed.
     fn wait_for_end(&self, header: NonNull<Header<K, V>>, life: u64) {
         loop {
             let seen = *self.released.0.lock();
@@ -95,11 +98,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Waits until more than `seen` headers have been freed.
+    /// Waits until more than `seen` headers were freed.
     fn wait_for_release(&self, seen: u64) {
         let mut released = self.released.0.lock();
         if *released == seen {
-            // The time bounds only the cost of a wake-up that a sweep's own pins swallowed.
+            // The timeout bounds the cost of a wake-up lost to a sweep's own pins.
             self.released.1.wait_timeout(&mut released, Duration::from_millis(10));
         }
     }

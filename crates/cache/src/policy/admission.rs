@@ -1,24 +1,28 @@
-//! Admission: which of two blocks stays, and how much of a class MRU may hold.
+//! Admission: decides whether a candidate from MRU or a victim from MFU stays.
+//!
+//! A [`Rule`] sets the share of MRU in its class and the way in which two blocks are compared. The
+//! simulations choose among [`RULES`]. Everything here is a pure function; the evictor's side is in
+//! `evict::admit`.
 
 use crate::frequency::Frequency;
 
-/// How much of a class's room is meant for mru, and what becomes of a newcomer.
+/// The share of MRU in its class, and how a candidate is compared with a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     mru_percent: u32,
-    /// Whether newcomers meet rivals. Else mru is a clock.
+    /// Whether candidates are compared with victims. If false, MRU is a CLOCK.
     pub(crate) admission: bool,
-    /// Whether a contest is about when they were asked for, rather than how often.
+    /// Whether reuse distances are compared, rather than the number of uses.
     by_reuse_distance: bool,
 }
 
 impl Rule {
-    /// The bytes meant for mru, of a class that has `capacity`.
+    /// The target of MRU in bytes, in a class of `capacity` bytes.
     pub(crate) fn share(self, capacity: u64) -> u64 {
         (u128::from(capacity) * u128::from(self.mru_percent) / 100) as u64
     }
 
-    /// Whether a newcomer that was asked for at least twice is to stay, rather than its rival.
+    /// Whether a candidate with at least two uses stays rather than the victim.
     pub(crate) fn prefers(self, candidate: Frequency, victim: Frequency, now: u32) -> bool {
         if self.by_reuse_distance {
             victim.age(now) > candidate.gap()
@@ -27,7 +31,7 @@ impl Rule {
         }
     }
 
-    /// Whether a newcomer that is preferred is so by a single use: that may be chance.
+    /// Whether the candidate leads by a single use only, which may be chance.
     pub(crate) fn is_narrow(self, candidate: Frequency, victim: Frequency, now: u32) -> bool {
         !self.by_reuse_distance && candidate.count(now) <= victim.count(now) + 1
     }
@@ -36,14 +40,14 @@ impl Rule {
         Self { mru_percent, admission: true, by_reuse_distance: false }
     }
 
-    /// Whether mru has to give up a block, rather than mfu, in a class with that in mru and that in both.
+    /// Whether MRU gives up a block rather than MFU, in a class of `capacity` bytes.
     pub(crate) fn takes_from_mru(self, mru: u64, capacity: u64) -> bool {
         let slack = if self.admission { slack(capacity) } else { 0 };
         mru > 0 && mru + slack >= self.share(capacity)
     }
 }
 
-/// The rules, in the order of the label `rule` of the counters.
+/// The rules, in the order of the counters' label `rule`.
 pub(crate) const RULES: [Rule; 5] = [
     Rule { mru_percent: 1, admission: true, by_reuse_distance: true },
     Rule::by_count(5),
@@ -51,23 +55,23 @@ pub(crate) const RULES: [Rule; 5] = [
     Rule::by_count(50),
     Rule { mru_percent: 100, admission: false, by_reuse_distance: false },
 ];
-/// The rule that a cache begins with.
+/// The rule of a new cache.
 pub(crate) const FIRST_RULE: usize = 1;
-/// Blocks that go over from mru to mfu with each newcomer, while mru has too much.
+/// Blocks that move from MRU to MFU for each candidate while MRU exceeds its target.
 pub(crate) const MOVES_PER_CANDIDATE: u32 = 3;
-/// What mru may have more or less than is meant for it: blocks of different weights, and the other class, make it
-/// stray a little, which says nothing about any block.
+/// Tolerated deviation of MRU from its target. Different weights and the other class cause small
+/// deviations.
 fn slack(capacity: u64) -> u64 {
     capacity / 32
 }
 
-/// Whether blocks go over from mru to mfu: from when mru has a little more than is meant for it, as it has when the
-/// rule has changed, until it has no more.
+/// Whether blocks move from MRU to MFU without admission. Begins when MRU exceeds its target by
+/// more than the slack, as after a change of the rule; ends at the target.
 pub(crate) fn rebalances(did: bool, mru: u64, mru_target: u64, capacity: u64) -> bool {
     if did { mru > mru_target } else { mru > mru_target + slack(capacity) }
 }
 
-/// What mru could give up, of what it has, to have what is meant for it: never all.
+/// Bytes of MRU above its target. MRU never gives up all.
 pub(crate) fn surplus(mru: u64, mru_target: u64) -> u64 {
     mru.saturating_sub(mru_target.max(1))
 }

@@ -1,47 +1,54 @@
-//! The policy: how much room each state and class should have, and who goes next.
+//! The policy: the target size of each state and class, and the list that gives up the next block.
 //!
-//! A new block enters *mru*; *mfu* has what has proven its worth. When room is needed, the coldest block of mru, the
-//! *newcomer*, meets the coldest block of mfu, its *rival*, and the one that was asked for more often stays, in mfu.
-//! All that differs between workloads is how long a newcomer may wait for its second use: the share of the room that
-//! is mru's. It follows from small simulations. In full:
+//! A new block enters *mru*. *mfu* holds blocks that have proven reuse. When capacity is needed,
+//! the *candidate*, the coldest block of mru, is compared with the *victim*, the coldest block of
+//! mfu. The block with more uses stays, in mfu. Workloads differ in how long a candidate may wait
+//! for its second use, which is the share of mru. Miniature simulations choose it. In detail:
 //!
-//! 1. *Hits move nothing.* A hit sets a mark; the evictor acts on it when it meets the block (Bansal and
-//!    Modha, "CAR: Clock with Adaptive Replacement", FAST 2004).
-//! 2. *Frequency* is what is counted at misses and marks: a miss counts one, and so does a mark when it is met; hits in
-//!    between count nothing, which keeps bursts of references from looking like popularity. Headers have the count and the time of the
-//!    last use, ghosts keep them, a miss that meets its ghost takes them up again. Time passes, and counts fade, with the weight of what
-//!    is used (`frequency.rs`).
-//! 3. *The contest.* The newcomer is the coldest of mru. One that was asked for once only goes at once: a scan touches nothing else. Else
-//!    its rival is the coldest block of mfu that is not marked, or the second that is looked at. If the newcomer was
-//!    asked for more often, it takes the rival's place; else it goes, and the rival moves to the warm end, so that not
-//!    always the same block is asked. On a tie the older one stays: of a loop that does not fit, a part
-//!    stays put and hits. (The window, the admission by frequency and the tie are W-TinyLFU's: Einziger, Friedman and Manes, ACM ToS
-//!    2017; there the window is an LRU list and the frequency an estimate that sees every hit.) A lead of a single use does not decide
-//!    against a rival that a second level would have to write: it may be chance.
-//! 4. *The rules.* mru is meant to have 5, 20 or 50 % of the room of its class. Or 1 %, and then not the number of uses decides a contest but
-//!    their distance: the newcomer stays if its last two uses are less apart than its rival's last one is
-//!    ago, so that what a phase has left behind goes at once, however popular it was (Jiang and Zhang, "LIRS", SIGMETRICS 2002). Or
-//!    all of it, and then there is no contest: a marked block goes round in mru, which is a clock. The shares win on popularity,
-//!    the distance on loops, the clock where only recency tells. Which rule is in force is decided by sampled
-//!    shadow caches of each (`shadow/`).
-//! 5. *Changes of the rule* move nothing at once. When mru has more than it is meant to have, a few of its coldest
-//!    blocks go over to mfu with each newcomer, without a contest; when it has less, mfu gives up its coldest.
-//! 6. *Classes.* There is a mru, a mfu, two ghost lists and a rule for each class, metadata and data, and a balance
-//!    `m` between them: the bytes meant for metadata. A ghost hit moves `m` towards its class as ARC moves its
-//!    `p` (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003): by its weight times the ratio
-//!    of the other class's ghosts to its own class's, at least one. So the class whose ghosts are hit
-//!    more often *per byte remembered* gains room. `m` binds only when the cache is full.
-//! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, 200 by default, but [`MIN_GHOSTS`] may stay in any
-//!    cache: what is told from fewer is chance. Of the two lists of a class the one with the oldest gives way.
-//! 8. *Hints.* Blocks hinted `once` have a list of their own that is evicted first and leaves no ghosts; a
-//!    marked one moves to mru. Blocks hinted `again` begin in mfu, or marked in mru if that is a clock; the shadows see nothing of them.
-//! 9. *Batches.* The evictor works in batches from random sublists, so that order is exact only within one.
-//! 10. References that follow an insertion at once (the correlated-reference window, off by default)
-//!     can be kept from counting: a hand clears the marks of blocks as they leave the window.
+//! 1. *Hits move nothing.* A hit sets a mark, and the evictor acts on it (Bansal and Modha, "CAR:
+//!    Clock with Adaptive Replacement", FAST 2004).
+//! 2. *Frequency* counts misses and examined marks. Hits in between count once, so bursts do not
+//!    look like popularity. Headers store the count and the time of the last use. Ghosts keep both,
+//!    and a ghost hit restores them. Time is the weight of all uses; counts decay with it
+//!    (`frequency`).
+//! 3. *Admission.* A candidate with one use is evicted, so a scan changes nothing else. Otherwise
+//!    the victim is the coldest unmarked block of mfu, or the second one examined. If the candidate
+//!    has more uses it replaces the victim. Otherwise it is evicted and the victim moves to the
+//!    warm end. On a tie the victim stays, so a part of a loop that does not fit stays and hits.
+//!    Window, frequency and tie follow W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: A Highly
+//!    Efficient Cache Admission Policy", ACM ToS 2017), whose window is LRU and whose frequency
+//!    counts every hit. A lead of one use, which may be chance, does not suffice if the secondary
+//!    cache would have to write the victim.
+//! 4. *Rules.* The share of mru in its class is 5, 20 or 50 %. Or it is 1 %, and reuse distances
+//!    are compared instead: the candidate stays if the gap between its last two uses is shorter
+//!    than the time since the victim's last use. So blocks of a past phase are evicted however
+//!    popular they were (Jiang and Zhang, "LIRS", SIGMETRICS 2002). Or it is 100 % without
+//!    admission, and mru is a CLOCK. Shares win on popularity, distances on loops, the CLOCK where
+//!    only recency counts. `simulation` chooses the rule.
+//! 5. *Changes of the rule* move nothing at once. While mru exceeds its target, a few of its
+//!    coldest blocks move to mfu for each candidate, without admission. While it is below, mfu
+//!    gives up its coldest blocks.
+//! 6. *Classes.* Metadata and data each have mru, mfu, two ghost lists and a rule. The balance `m`
+//!    is the target of metadata in bytes. A ghost hit moves `m` towards its class as ARC moves `p`
+//!    (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003): by its
+//!    weight, times the ratio of the other class's ghosts to its own, at least one. So the class
+//!    with more ghost hits *per remembered byte* grows. `m` matters only while the cache is full.
+//! 7. *Ghosts* of a class are bounded by `ghost_percent` of `c`, but [`MIN_GHOSTS`] may always
+//!    stay: fewer would tell nothing. Of the two lists of a class, the one with the oldest ghost
+//!    gives way.
+//! 8. *Hints.* Blocks hinted `once` have their own list, which is evicted first and leaves no
+//!    ghosts. A marked one moves to mru. Blocks hinted `again` begin in mfu, or marked in mru if
+//!    that is a CLOCK. The simulations see neither.
+//! 9. *Batches.* The evictor takes batches from random sublists, so order is exact only within a
+//!    batch.
+//! 10. *Correlated references*, off by default: a hand clears the marks of blocks that leave the
+//!     window, so references soon after the insertion do not count.
 //!
-//! Sizes are bytes of weight, not blocks; who was asked for more often is compared block by block, whatever they weigh.
+//! Sizes are bytes of weight. Uses are compared block by block, whatever the weights.
 //! `docs/decisions/0087-admission-by-uses-and-simulated-rules.md` has the reasons, and
-//! `docs/benchmarks.md` the experiments that led here.
+//! `docs/benchmarks.md` the experiments.
+//!
+//! Locking: none. All fields are relaxed atomics; `docs/locking.md` says who writes them.
 
 pub(crate) mod admission;
 pub(crate) mod simulation;
@@ -57,12 +64,12 @@ use crate::lists::ghosts::GhostList;
 use crate::tunables::CacheTunables;
 use admission::{FIRST_RULE, RULES, Rule, rebalances, surplus};
 
-/// An epoch of frequencies ends when so many times the capacity has been used.
+/// An epoch of frequencies ends when this many times the capacity was used.
 pub(crate) const EPOCH_CAPACITIES: u64 = 20;
-/// As many ghosts are remembered in any cache.
+/// Number of ghosts that may always stay.
 pub(crate) const MIN_GHOSTS: u64 = if cfg!(forebay_model) { 2 } else { 512 };
 
-/// How many ticks such uses are, by weight times `TICKS`, and what is left over.
+/// Ticks in `parts` (weight of uses, times `TICKS`), and the remainder.
 pub(crate) fn ticks(parts: u64, capacity: u64) -> (u32, u64) {
     let tick = capacity.max(1).saturating_mul(EPOCH_CAPACITIES);
     if parts < tick { (0, parts) } else { ((parts / tick) as u32, parts % tick) }
@@ -79,7 +86,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Makes a list look empty.
+    /// Makes a list appear empty.
     pub(crate) fn hide(&mut self, list: List, class: Class) {
         let list = match list {
             List::Mru => &mut self.t1,
@@ -91,7 +98,7 @@ impl Sizes {
     pub(crate) fn resident(&self, class: usize) -> u64 {
         self.t1[class] + self.t2[class] + self.once[class]
     }
-    /// What mru and mfu of a class have between them.
+    /// Bytes of MRU and MFU of a class.
     fn shared(&self, class: usize) -> u64 {
         self.t1[class] + self.t2[class]
     }
@@ -100,14 +107,14 @@ impl Sizes {
     }
 }
 
-/// Ghost hits that the policy has not learnt of yet, by shard, so that inserts that meet ghosts share
-/// no line. The evictor collects them when it decides.
+/// Ghost hits and inserted weight that the policy has not collected yet, by shard, so that inserts
+/// share no cache line.
 pub(crate) struct GhostHits {
     shards: Box<[CachePadded<Hits>]>,
 }
 
-/// By `GhostList::number`: weight in the upper bits, number of hits in the lower ones, so that a hit is
-/// one update. And the weight of all blocks that came in.
+/// By `GhostList::number`: weight in the upper bits, number of hits in the lower bits, so that a
+/// hit is one update. The last field is the weight of all inserted blocks.
 #[derive(Default)]
 struct Hits([AtomicU64; 4], AtomicU64);
 
@@ -118,9 +125,10 @@ impl GhostHits {
         Self { shards: (0..shards).map(|_| CachePadded::new(Hits::default())).collect() }
     }
 
-    /// A block of that weight came in, whose ghost was still in that list, if in any. Evictions collect the hits long
-    /// before their number overflows, since every ghost hit brings a block in. Of the weight of all blocks, some may be lost or told twice if
-    /// threads share a shard, which shortens or lengthens an epoch by as much.
+    /// Notes that a block of this weight was inserted, and which list its ghost was in, if any.
+    /// Evictions collect the hits long before their number overflows, because each hit inserts a
+    /// block. Threads that share a shard may lose or repeat some of the inserted weight, which
+    /// changes the length of an epoch a little.
     pub(crate) fn note(&self, ghost: Option<GhostList>, weight: u32) {
         let Hits(hits, uses) = &*self.shards[thread_slot().index(self.shards.len())];
         if let Some(list) = ghost {
@@ -130,13 +138,13 @@ impl GhostHits {
         uses.store(uses.load(Ordering::Relaxed).wrapping_add(weight.into()), Ordering::Relaxed);
     }
 
-    /// Weight of the blocks that came in; it is forgotten here.
+    /// Takes the weight of inserted blocks.
     fn drain_uses(&self) -> u64 {
         let waiting = self.shards.iter().filter(|s| s.1.load(Ordering::Relaxed) > 0);
         waiting.map(|s| s.1.swap(0, Ordering::Relaxed)).sum()
     }
 
-    /// Weight and number of the hits by list; they are forgotten here.
+    /// Takes weight and number of the hits of each list.
     fn drain(&self) -> [(u64, u64); 4] {
         let sum = |n: usize| {
             let waiting = self.shards.iter().filter(|s| s.0[n].load(Ordering::Relaxed) > 0);
@@ -155,19 +163,19 @@ impl GhostHits {
 }
 
 pub(crate) struct Policy {
-    /// `c`.
+    /// The target `c`.
     capacity: AtomicU64,
-    /// The rule of each class, by its place in `RULES`.
+    /// Index of each class's rule in `RULES`.
     rules: [AtomicUsize; 2],
-    /// `m`, the bytes meant for metadata.
+    /// `m`, the target of metadata in bytes.
     metadata: AtomicU64,
-    /// Of frequencies.
+    /// The clock of frequencies.
     tick: AtomicU32,
     /// Weight of uses in this tick, times `TICKS`.
     used: AtomicU64,
-    /// Whether blocks go over from mru to mfu, by class.
+    /// Whether blocks move from MRU to MFU without admission, by class.
     rebalancing: [AtomicBool; 2],
-    /// One list for all, and no contest.
+    /// One list for all blocks and no admission.
     plain_lru: bool,
 }
 
@@ -189,14 +197,14 @@ impl Policy {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Follows a change of `c`: `m` keeps its share.
+    /// Changes `c`. `m` keeps its share.
     pub(crate) fn set_capacity(&self, capacity: u64) {
         let before = self.capacity.swap(capacity, Ordering::Relaxed).max(1);
         let metadata = u128::from(self.metadata.load(Ordering::Relaxed)) * u128::from(capacity);
         self.metadata.store((metadata / u128::from(before)) as u64, Ordering::Relaxed);
     }
 
-    /// The number of the rule that is in force for a class.
+    /// The number of the class's current rule.
     pub(crate) fn rule_number(&self, class: Class) -> usize {
         self.rules[class as usize].load(Ordering::Relaxed)
     }
@@ -205,19 +213,20 @@ impl Policy {
         RULES[self.rule_number(class)]
     }
 
-    /// Has a class follow a rule from now on.
+    /// Changes the rule of a class.
     pub(crate) fn follow(&self, class: Class, rule: usize) {
         if !self.plain_lru && self.rule_number(class) != rule {
             self.rules[class as usize].store(rule, Ordering::Relaxed);
         }
     }
 
-    /// The bytes meant for mru of a class.
+    /// The target of MRU of a class in bytes.
     pub(crate) fn p(&self, class: Class, sizes: &Sizes) -> u64 {
         self.rule(class).share(sizes.shared(class as usize))
     }
 
-    /// How much of mru of a class is to go over to mfu: never all, since what is new must be asked for first.
+    /// Bytes of MRU that should move to MFU without admission. Never all of MRU: new blocks must be
+    /// requested again first.
     pub(crate) fn mru_excess(&self, class: Class, sizes: &Sizes) -> u64 {
         let n = class as usize;
         let (mru, mru_target) = (sizes.t1[n], self.p(class, sizes));
@@ -229,28 +238,28 @@ impl Policy {
         if rebalances { surplus(mru, mru_target) } else { 0 }
     }
 
-    /// The tick in which uses are counted now.
+    /// The current tick.
     pub(crate) fn now(&self) -> u32 {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// Counts uses, by which time passes.
+    /// Counts uses, which advance the clock.
     pub(crate) fn count_uses(&self, weight: u64) {
         let parts = weight.saturating_mul(u64::from(TICKS));
         let parts = self.used.fetch_add(parts, Ordering::Relaxed).saturating_add(parts);
         let passed = ticks(parts, self.capacity());
         if passed.0 > 0 {
-            // Two at once may both end a tick, or lose a part of one.
+            // Two threads may both end a tick, or lose a part of one.
             self.used.store(passed.1, Ordering::Relaxed);
             self.tick.fetch_add(passed.0, Ordering::Relaxed);
         }
     }
 
-    /// The bytes meant for a class, within its floor and ceiling.
+    /// The target of a class in bytes, within its floor and ceiling.
     pub(crate) fn target(&self, class: Class, tunables: &CacheTunables) -> u64 {
         let c = self.capacity();
         let percent = |p: u32| (u128::from(c) * u128::from(p) / 100) as u64;
-        // Data's floor is metadata's ceiling, and the other way round.
+        // The floor of data is the ceiling of metadata, and the reverse.
         let floor = percent(tunables.metadata_floor_percent())
             .max(c - percent(tunables.data_ceiling_percent()));
         let ceiling = percent(tunables.metadata_ceiling_percent())
@@ -263,8 +272,8 @@ impl Policy {
         }
     }
 
-    /// Adapts `m` to the ghost hits since it was last called, and the epoch to the blocks that came in. Tells `removed`
-    /// how many ghosts of which list have lost their slots.
+    /// Adapts `m` to the ghost hits, and the clock to the inserted weight, since the last call.
+    /// Calls `removed` with the number of ghosts of each list that lost their slots.
     pub(crate) fn learn(&self, hits: &GhostHits, sizes: &Sizes, removed: impl Fn(usize, u64)) {
         let c = self.capacity();
         let used = hits.drain_uses();
@@ -283,14 +292,14 @@ impl Policy {
                 let ratio = (others as f64 / own.max(1) as f64).max(1.0);
                 (bytes as f64 * ratio).min(c as f64) as i64
             };
-            // The ghosts that were hit count among the ghosts still, as in the paper.
+            // The ghosts that were hit still count as ghosts, as in the paper.
             let toward = step(sizes.ghosts(class), sizes.ghosts(other));
             let toward = if list.class == Class::Metadata { toward } else { -toward };
             add(&self.metadata, toward, c);
         }
     }
 
-    /// Which list the next victim comes from; `None` if nothing is resident.
+    /// The list that gives up the next block; `None` if nothing is resident.
     pub(crate) fn next_list(
         &self,
         sizes: &Sizes,
@@ -305,7 +314,7 @@ impl Policy {
             (m, _) if m > target => Class::Metadata,
             _ => Class::Data,
         };
-        // Blocks that were hinted go first, whichever class's turn it is.
+        // Blocks hinted `once` go first, whichever class exceeds its target.
         if let Some(once) = Class::ALL.into_iter().find(|c| sizes.once[*c as usize] > 0) {
             return Some((List::Once, once));
         }
@@ -314,8 +323,9 @@ impl Policy {
         Some((if from_t1 { List::Mru } else { List::Mfu }, class))
     }
 
-    /// Which ghosts are too many, and by how many bytes, given the weight and number that each ring remembers and the age
-    /// of its oldest: of a class's two lists the one with the older ones gives way.
+    /// A list with too many ghosts, and its surplus in bytes. `remembered` returns weight and
+    /// number of a list's ghosts and the age of the oldest. Of a class's two lists, the one with
+    /// the older ghost gives way.
     pub(crate) fn surplus_ghosts(
         &self,
         remembered: impl Fn(GhostList) -> (u64, u64, u32),
@@ -370,7 +380,7 @@ mod tests {
         let policy = Policy::new(1000, false);
         hit(&policy, MRU_DATA_GHOSTS, 5, Sizes { b1: [0, 10], b2: [0, 40], ..Sizes::default() });
         assert_eq!(policy.target(Class::Data, &CacheTunables::default()), 505);
-        // Metadata is remembered less, so that a hit of it weighs more.
+        // Metadata has fewer ghosts, so a hit of one counts more.
         let metadata = GhostList { frequent: true, class: Class::Metadata };
         hit(&policy, metadata, 5, Sizes { b1: [10, 10], b2: [0, 40], ..Sizes::default() });
         assert_eq!(policy.target(Class::Data, &CacheTunables::default()), 480);
@@ -397,7 +407,8 @@ mod tests {
                 policy.mru_excess(Class::Data, &sizes(mru_target + more, 100 - mru_target - more))
             };
             if rule.admission {
-                // A little is no matter; but once it flows, it flows until mru has what it should have.
+                // A small excess is tolerated. Once blocks move, they move until MRU is at its
+                // target.
                 assert_eq!([0, 3, 5, 3, 1, 0, 3].map(mru_excess), [0, 0, 5, 3, 1, 0, 0]);
                 // The last block stays.
                 assert_eq!(
@@ -429,7 +440,8 @@ mod tests {
     fn admission_compares_uses_or_gaps() {
         let now = 1000;
         let candidate = Frequency::of(1, now - 50).used(now);
-        // Asked for often, but not for longer than it took the newcomer to come back; and the other way round.
+        // `steady` has many uses, but its last one is more recent than the candidate's gap is long.
+        // `stale` is the opposite.
         let (steady, stale) = (Frequency::of(9, now - 50), Frequency::of(1, now - 51));
         let [by_reuse_distance, by_count, ..] = super::admission::RULES;
         assert!(

@@ -1,10 +1,14 @@
-//! The tap: how accesses to sampled blocks reach the shadows, without a lock and without an order to keep.
+//! The access buffer: passes accesses of sampled blocks to the simulations, without a lock and
+//! without ordering.
 //!
-//! A ring of words a shard. Who meets a sampled block stores one word there, with plain stores; who holds the
-//! shadows' lock takes words out, each by a swap, so that none is taken twice. Threads that share a shard, and
-//! may write over each other, lose words; so do those that find the ring full, which costs them two loads:
-//! nobody empties it while nothing is inserted. What is lost is a sample less. An access is whole in
-//! its one word, so that nothing depends on the order of stores.
+//! Each shard has a ring of words. A hit on a sampled block stores one word, with plain stores. The
+//! holder of the simulations' lock takes words by swap, so none is taken twice. An access is whole
+//! in its word, so the order of stores does not matter.
+//!
+//! Accesses may be lost: threads that share a shard may overwrite each other's, and a full ring
+//! drops new ones at the cost of two loads. A lost access is only a smaller sample.
+//!
+//! Locking: none to add; `simulations` to take.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,7 +16,7 @@ use forebay_base::sync::thread_slot;
 
 use crate::attributes::Class;
 
-/// Words of a ring, a power of two.
+/// Words per ring, a power of two.
 const WORDS: usize = if cfg!(forebay_model) { 2 } else { 256 };
 
 /// An access to a sampled block.
@@ -24,7 +28,7 @@ pub(crate) struct Access {
     pub(crate) weight: u32,
 }
 
-// A word: the key, the class, and the weight as mantissa and exponent. No word is zero, since no weight is.
+// A word: key, class, and weight as mantissa and exponent. Never zero, because no weight is zero.
 const KEY_SHIFT: u32 = 25;
 const CLASS_SHIFT: u32 = 24;
 const EXPONENT_SHIFT: u32 = 20;
@@ -57,9 +61,9 @@ pub(crate) struct AccessBuffer {
 
 struct Shard {
     words: [AtomicU64; WORDS],
-    /// Words ever stored, about. Written by the shard's threads.
+    /// Words ever stored, approximately. Written by the shard's threads.
     stored: AtomicU32,
-    /// Words ever taken. Written under the shadows' lock.
+    /// Words ever taken. Written under the simulations' lock.
     taken: AtomicU32,
 }
 
@@ -81,8 +85,8 @@ impl AccessBuffer {
         stored.wrapping_sub(shard.taken.load(Ordering::Relaxed)) >= WORDS as u32 / 2
     }
 
-    /// Notes an access, if there is room. One like the last says nothing new: a block that is asked for again and again
-    /// must not crowd out the others.
+    /// Adds an access unless the ring is full. Drops repetitions of the last one, so that a single
+    /// hot block does not crowd out the others.
     pub(crate) fn note(&self, access: Access) {
         let shard = &self.shards[thread_slot().index(self.shards.len())];
         let stored = shard.stored.load(Ordering::Relaxed);
@@ -98,12 +102,12 @@ impl AccessBuffer {
         shard.stored.store(stored.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Takes all accesses out, in each shard's order. One caller at a time.
+    /// Takes all accesses, in each shard's order. One caller at a time.
     pub(crate) fn take(&self, mut each: impl FnMut(Access)) {
         for shard in &self.shards {
             let stored = shard.stored.load(Ordering::Relaxed);
             let taken = shard.taken.load(Ordering::Relaxed);
-            // A thread that was held up may have set `stored` back.
+            // A delayed thread may have set `stored` back.
             let waiting = stored.wrapping_sub(taken);
             if waiting == 0 {
                 continue;

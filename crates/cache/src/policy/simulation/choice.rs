@@ -1,30 +1,34 @@
-//! Which rule's shadow does best.
+//! Chooses the rule whose simulation has the most hits.
 //!
-//! Each rule has a *lead*: by how many hits it is ahead of the chosen one, from the moment at which it was last
-//! behind. So a rule that has become better is seen at once, however long it was worse before: that is the test by which a
-//! change in a series is found earliest (Page, "Continuous Inspection Schemes", Biometrika 1954; CUSUM). The chosen rule is left for
-//! the one with the longest lead, when that is more than chance would explain and
-//! more than a part of a shadow's blocks. Only accesses that hit in one of the two and not in the other say anything, and
-//! of `n` such accesses the difference strays by about the root of `n` (McNemar's test); since it is looked at
-//! after each of them, and its best moment counts, the bar is higher than for a single look. So rules that do equally well are
-//! not changed to and fro.
+//! Each rule has a *lead*: the hits by which it exceeds the chosen rule, counted from the moment
+//! when it was last behind. So an improvement shows at once, however bad the rule was before. This
+//! is CUSUM, the fastest test for a change in a series (Page, "Continuous Inspection Schemes",
+//! Biometrika 1954).
+//!
+//! The rule with the longest lead replaces the chosen one when the lead exceeds both chance and a
+//! part of a simulation's blocks. Only *discordant* accesses, which hit under one of the two rules,
+//! are informative. The difference of `n` such accesses varies by about the root of `n` (McNemar's
+//! test). It is tested after each access and the best moment counts, so the threshold is higher
+//! than for a single test. So equally good rules do not alternate.
+//!
+//! Locking: `simulations`.
 
 use crate::policy::admission::RULES;
 
-/// Accesses in which two rules differ are remembered this long, about, as a multiple of the blocks in a shadow.
+/// Decay time of discordant accesses, as a multiple of the blocks in a simulation.
 const HORIZON: f64 = 16.0;
-/// Fewest blocks for which that is reckoned.
+/// Minimum number of blocks for the decay time.
 const MIN_BLOCKS: u64 = 16;
-/// A lead is believed when it is more than so many times what chance would explain.
+/// A lead must exceed this multiple of its standard deviation.
 const THRESHOLD: f64 = 5.0;
 
-/// And when it comes to this part of the blocks in a shadow: what differs at first is that one rule lets go of the
-/// oldest blocks sooner than the other, and to follow another rule costs hits.
+/// A lead must exceed this part of the blocks in a simulation. At first, two rules differ in how
+/// soon they evict the oldest blocks, and changing the rule costs hits.
 const MIN_LEAD_PART: f64 = 8.0;
 
 pub(super) struct Choice {
     leads: [f64; RULES.len()],
-    /// Accesses in which a rule and the chosen one differed, of which old ones count less and less.
+    /// Discordant accesses between a rule and the chosen one, with exponential decay.
     discordant: [f64; RULES.len()],
     chosen: usize,
 }
@@ -38,11 +42,11 @@ impl Choice {
         self.chosen
     }
 
-    /// Notes in which shadows an access hit: a bit a rule. `blocks` are in a shadow. True if another rule is
-    /// chosen now.
+    /// Notes an access. Bit `n` of `hits` says whether it hit under rule `n`. `blocks` is the
+    /// number of blocks in a simulation. True if the chosen rule changes.
     pub(super) fn note(&mut self, hits: u32, blocks: u64) -> bool {
         if hits == 0 || hits == (1 << RULES.len()) - 1 {
-            // A block that every shadow has, or none, says nothing, however often it is asked for.
+            // An access that hits under all rules or under none is not informative.
             return false;
         }
         let keep = 1.0 - 1.0 / (HORIZON * blocks.max(MIN_BLOCKS) as f64);
@@ -63,7 +67,8 @@ impl Choice {
             return false;
         }
         self.chosen = best;
-        // What two rules differ in was counted against the old choice; at least the difference of their leads is known.
+        // Discordant accesses were counted against the old rule. At least the differences of the
+        // leads are known.
         for rule in 0..RULES.len() {
             self.discordant[rule] = (self.leads[rule] - lead).abs();
             self.leads[rule] = 0.0;
@@ -82,12 +87,12 @@ mod tests {
     fn a_better_rule_is_chosen_and_an_equal_one_is_not() {
         let mut choice = Choice::new(1);
         let mut rng = SmallRng::from_seed(3);
-        // All hit half of the time, each by itself: now and then one is ahead by chance, but rarely
-        // so far that it is believed.
+        // All rules hit half of the time, independently. One may lead by chance, but rarely by
+        // enough to be chosen.
         let changes = (0..20_000).filter(|_| choice.note(rng.below(32) as u32, 100)).count();
         println!("{changes} changes between equals in 20000 accesses");
         assert!(changes < 100, "{changes}");
-        // Rule 4 hits a tenth more often.
+        // Rule 4 hits more often by a tenth.
         for _ in 0..5000 {
             let chance = rng.below(10) == 0;
             choice.note(rng.below(32) as u32 | if chance { 16 } else { 0 }, 100);

@@ -1,7 +1,9 @@
-//! A shadow cache: the policy under one rule, on the keys of sampled blocks, without values.
+//! A miniature: the policy under one rule, applied to the keys of sampled blocks, without values.
 //!
-//! What it does with a block is what the evictor does with one (`evict.rs`, `admit.rs`), one at a time and in
-//! the order of one list. Keys are numbers of slots, which all shadows of a class share.
+//! It handles a block as the evictor does (`evict`), one block at a time and in the order of a
+//! single list. Keys are slot numbers that all miniatures of a class share.
+//!
+//! Locking: `simulations`.
 
 use super::Slots;
 use crate::frequency::{Frequency, TICKS};
@@ -41,7 +43,7 @@ impl Chain {
     const EMPTY: Self = Self { coldest: NONE, warmest: NONE, bytes: 0, blocks: 0 };
 }
 
-/// What a ghost's slot keeps of a frequency.
+/// The frequency as a ghost's slot would store it.
 pub(super) fn remembered(frequency: Frequency, now: u32) -> Frequency {
     Slot::EMPTY.with_uses(frequency, now).ghost_uses(now)
 }
@@ -49,15 +51,15 @@ pub(super) fn remembered(frequency: Frequency, now: u32) -> Frequency {
 pub(super) struct Miniature {
     rule: Rule,
     nodes: Vec<Node>,
-    /// By `ListId`, less one.
+    /// By `ListId`, minus one.
     chains: [Chain; 3],
-    /// The tick of now.
+    /// The current tick.
     now: u32,
     /// Weight of uses in this tick, times `TICKS`.
     used: u64,
-    /// Whether blocks go over from mru to mfu.
+    /// Whether blocks move from MRU to MFU without admission.
     rebalancing: bool,
-    /// What it has forgotten since it was last asked.
+    /// Slots forgotten since the last call of `forgotten`.
     forgotten: Vec<u32>,
 }
 
@@ -91,7 +93,7 @@ impl Miniature {
             as u64
     }
 
-    /// What was forgotten since the last call, each slot once.
+    /// The slots forgotten since the last call, each once.
     pub(super) fn forgotten(&mut self) -> std::vec::Drain<'_, u32> {
         self.forgotten.drain(..)
     }
@@ -118,14 +120,14 @@ impl Miniature {
             self.nodes[n].frequency = Frequency::default();
         }
         self.count_use(slot, capacity, slots);
-        self.make_room(weight, capacity, slots);
+        self.free_capacity(weight, capacity, slots);
         self.nodes[n].marked = false;
         self.push(slot, ListId::Mru, slots);
         self.trim_ghosts(capacity, slots);
         false
     }
 
-    /// Forgets a block, wherever it is.
+    /// Removes a block from its list.
     pub(super) fn forget(&mut self, slot: u32, slots: &Slots) {
         if self.tracks(slot) {
             self.unlink(slot, slots);
@@ -133,7 +135,7 @@ impl Miniature {
         }
     }
 
-    fn make_room(&mut self, weight: u64, capacity: u64, slots: &Slots) {
+    fn free_capacity(&mut self, weight: u64, capacity: u64, slots: &Slots) {
         let mut rebalanced = 0;
         while self.resident_bytes() + weight > capacity {
             let (mru, mfu) = (self.chain(ListId::Mru), self.chain(ListId::Mfu));
@@ -160,7 +162,7 @@ impl Miniature {
         }
     }
 
-    /// One of the newcomer and a block of mfu goes.
+    /// Compares the candidate with a victim of MFU and demotes one of them.
     fn admit(&mut self, candidate: u32, capacity: u64, slots: &Slots) {
         let uses = self.uses(candidate);
         if uses.count(self.now) <= 1 || self.chain(ListId::Mfu).blocks == 0 {
@@ -181,7 +183,7 @@ impl Miniature {
         }
     }
 
-    /// The coldest block that is not marked goes; those that are get a second chance.
+    /// Demotes the coldest unmarked block. Marked ones are requeued.
     fn evict_unmarked(&mut self, list: ListId, capacity: u64, slots: &Slots) {
         loop {
             let coldest = self.chain(list).coldest;
@@ -192,7 +194,7 @@ impl Miniature {
         }
     }
 
-    /// Takes the mark off, and counts it. True if there was one.
+    /// Clears the mark and counts it. True if there was one.
     fn unmark(&mut self, slot: u32, capacity: u64, slots: &Slots) -> bool {
         let marked = std::mem::take(&mut self.nodes[slot as usize].marked);
         if marked {
@@ -268,7 +270,8 @@ impl Miniature {
         self.nodes[slot as usize].list = ListId::Unknown;
     }
 
-    /// Panics if sums, links and places contradict each other. Returns how many blocks it knows.
+    /// Panics if sums, links and list ids contradict each other. Returns the number of blocks
+    /// tracked.
     #[cfg(all(test, not(forebay_model)))]
     pub(super) fn audit(&self, slots: &Slots) -> usize {
         let mut known = 0;

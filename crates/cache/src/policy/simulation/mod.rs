@@ -1,20 +1,22 @@
-//! Shadow caches: which rule would have done best, found out on a sample.
+//! Miniature simulations: find the rule that does best, on a sample of the blocks.
 //!
-//! For each class there is a shadow of each of the policy's rules: a small cache of keys that does to the
-//! sampled blocks what the policy would do under that rule, with a share of the room as large as the
-//! sample's share of the blocks. (Waldspurger et al., "Cache Modeling and Optimization using Miniature
-//! Simulations", ATC 2017.) A block is sampled by its hash; a cache of up to [`MAX_BLOCKS`] blocks is sampled
-//! whole, and each time that a shadow outgrows that, half of the sample goes. So shadows cost a fixed amount of memory and,
-//! with many blocks, next to no time.
+//! For each class and rule there is a small cache of keys ([`miniature`]). It applies the policy
+//! under that rule to the sampled blocks, with the sample's share of the capacity (Waldspurger et
+//! al., "Cache Modeling and Optimization using Miniature Simulations", ATC 2017). Blocks are
+//! sampled by hash. A cache of up to [`MAX_BLOCKS`] blocks is sampled whole. Whenever a miniature
+//! outgrows that, the sample is halved. So the memory is bounded, and with many blocks the time is
+//! negligible.
 //!
-//! What shadows see: a block that comes in, and a hit on a sampled one. The header of such a block has a flag in
-//! its state word, which a hit has in its hand; so other hits pay nothing. Accesses go through the tap
-//! (`access_buffer.rs`), and who brings a sampled block in, or finds the tap half full, takes them out and plays them, if nobody else is at it.
+//! The simulations see inserted blocks and hits on sampled blocks. The header of a sampled block
+//! has a flag in its state word, so other hits pay nothing. Accesses pass through the
+//! [`access_buffer`]. A thread that inserts a sampled block, or finds its ring half full, replays
+//! all accesses, unless another thread does.
 //!
-//! What they do not see: removals, blocks hinted `once` or `again`, pins, blocks that are refused. They are all
-//! asked the same, so that the comparison is fair all the same.
+//! They do not see removals, refused blocks, pins, and blocks hinted `once` or `again`. All rules
+//! see the same accesses, so the comparison is fair.
 //!
-//! Locking: `simulations`, a leaf lock, only ever tried but for `clear` and the figures of memory.
+//! Locking: `simulations`, a leaf lock. Inserters only try it; `clear` and the sum of memory wait
+//! for it.
 
 pub(crate) mod access_buffer;
 mod choice;
@@ -34,14 +36,14 @@ use access_buffer::{Access, AccessBuffer};
 use choice::Choice;
 use miniature::Miniature;
 
-/// Blocks in a shadow; beyond, the sample is halved.
+/// Blocks in a miniature above which the sample is halved.
 const MAX_BLOCKS: u64 = if cfg!(forebay_model) { 4 } else { 512 };
-/// Keys that the shadows of a class know together; beyond, too.
+/// Keys of all miniatures of a class above which the sample is halved.
 const MAX_KEYS: usize = 8 * MAX_BLOCKS as usize;
-/// Blocks in a shadow that is full; below, the sample is doubled.
+/// Blocks in a full miniature below which the sample is doubled.
 const MIN_BLOCKS: u64 = MAX_BLOCKS / 8;
 
-/// The part of a hash by which blocks are sampled and shadows know them: 39 bits.
+/// The 39 bits of a hash by which blocks are sampled and identified.
 #[inline]
 pub(crate) fn sample_key(hash: u64) -> u64 {
     hash >> 25
@@ -54,14 +56,14 @@ pub(crate) struct Simulations {
     of_class: Mutex<[Simulation; 2]>,
 }
 
-/// What happened when accesses were played.
+/// The outcome of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReplayOutcome {
     /// Accesses by class.
     pub(crate) accesses: [u64; 2],
-    /// Times that another rule was chosen, by class.
+    /// Changes of the chosen rule, by class.
     pub(crate) changes: [u64; 2],
-    /// The rules that are chosen now.
+    /// The chosen rules, by class.
     pub(crate) chosen: [usize; 2],
 }
 
@@ -80,26 +82,27 @@ impl Simulations {
         sample_key(hash) & self.masks[class as usize].load(Ordering::Relaxed) == 0
     }
 
-    /// A sampled block was hit: takes no lock.
+    /// Notes a hit on a sampled block. Takes no lock.
     pub(crate) fn note_hit(&self, hash: u64, class: Class, weight: u32) {
-        // Its header may have been sampled more generously.
+        // The header was sampled when the sample was larger, perhaps.
         if self.samples(hash, class) {
             self.access_buffer.note(Access { key: sample_key(hash), class, weight });
         }
     }
 
-    /// Whether accesses should be played though no sampled block comes in: else those that are noted next are lost.
+    /// Whether accesses should be replayed even though no sampled block was inserted, because the
+    /// ring is about to drop some.
     #[inline]
     pub(crate) fn should_replay(&self) -> bool {
         self.access_buffer.is_half_full()
     }
 
-    /// A block comes in; a sampled one if it is told. Plays all accesses up to now, unless somebody else is at it. `capacity`
-    /// tells the bytes that a class could fill.
+    /// Notes an insertion, with the block if it is sampled, and replays all accesses unless another
+    /// thread does. `capacity_of` returns the bytes that a class could fill.
     pub(crate) fn note_miss(
         &self,
         sampled: Option<(u64, Class, u32)>,
-        capacity: impl Fn(Class) -> u64,
+        capacity_of: impl Fn(Class) -> u64,
     ) -> Option<ReplayOutcome> {
         let access =
             sampled.map(|(hash, class, weight)| Access { key: sample_key(hash), class, weight });
@@ -107,7 +110,7 @@ impl Simulations {
             access.into_iter().for_each(|access| self.access_buffer.note(access));
             return None;
         };
-        let capacities = Class::ALL.map(capacity);
+        let capacities = Class::ALL.map(capacity_of);
         let mut replayed = ReplayOutcome::default();
         let mut replay = |access: Access| {
             let class = access.class as usize;
@@ -127,7 +130,7 @@ impl Simulations {
         Some(replayed)
     }
 
-    /// Begins anew, but for the rules that are chosen.
+    /// Restarts the simulations. The chosen rules stay.
     pub(crate) fn clear(&self) {
         let mut simulations = self.of_class.lock();
         self.access_buffer.take(drop);
@@ -145,7 +148,7 @@ impl Simulations {
     }
 }
 
-/// The shadows of a class.
+/// The miniatures of a class.
 struct Simulation {
     mask: u64,
     slots: Slots,
@@ -163,7 +166,8 @@ impl Simulation {
         }
     }
 
-    /// Plays an access, in a class that could fill `capacity`. True if another rule is chosen now.
+    /// Replays an access in a class that could fill `capacity` bytes. True if the chosen rule
+    /// changes.
     fn access(&mut self, access: Access, capacity: u64) -> bool {
         let capacity = capacity / (self.mask + 1);
         let slot = self.slots.find_or_add(access.key, access.weight);
@@ -176,14 +180,14 @@ impl Simulation {
         }
         let blocks = self.miniatures.iter().map(Miniature::blocks).max().unwrap_or(0);
         let changed = self.choice.note(hits, blocks);
-        // Its entry goes too if it is too heavy for every shadow.
+        // No miniature has it if it is too heavy for all.
         self.slots.release_if_untracked(slot);
         self.release_forgotten();
         self.adjust_sample(blocks, capacity);
         changed
     }
 
-    /// Keeps the sample in proportion.
+    /// Halves or doubles the sample if a miniature is too large or too small.
     fn adjust_sample(&mut self, blocks: u64, capacity: u64) {
         if blocks > MAX_BLOCKS || self.slots.len() > MAX_KEYS {
             self.mask = (self.mask << 1) | 1;
@@ -204,7 +208,7 @@ impl Simulation {
         }
     }
 
-    /// Gives up the slots that no shadow knows any more.
+    /// Releases the slots that no miniature tracks.
     fn release_forgotten(&mut self) {
         for miniature in &mut self.miniatures {
             for slot in miniature.forgotten() {
@@ -219,14 +223,14 @@ impl Simulation {
     }
 }
 
-/// Numbers for the keys that the shadows of a class know.
+/// Numbers for the keys that the miniatures of a class track.
 #[derive(Default)]
 struct Slots {
     by_key: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
     keys: Vec<u64>,
-    /// A block's weight when it was first seen, for as long as it is known.
+    /// A block's weight when it was first seen, while it is tracked.
     weights: Vec<u32>,
-    /// How many shadows know it.
+    /// How many miniatures track it.
     trackers: Vec<u8>,
     free: Vec<u32>,
 }
@@ -269,12 +273,12 @@ impl Slots {
 
     fn memory_bytes(&self) -> u64 {
         let each = size_of::<u64>() + 2 * size_of::<u32>() + 1;
-        // A table's entry and its control byte.
+        // An entry of the table and its control byte.
         (self.keys.capacity() * each + self.by_key.capacity() * 17) as u64
     }
 }
 
-/// Hashes what is a hash already.
+/// Hashes values that are hashes already.
 #[derive(Default)]
 struct Hashed(u64);
 
@@ -288,7 +292,8 @@ impl Hasher for Hashed {
         }
     }
     fn write_u64(&mut self, key: u64) {
-        // The low bits choose the place in a table, the top ones tell its entries apart; a sampled key's low bits are zero.
+        // The table uses the low bits for the bucket and the top bits to tell entries apart. The
+        // low bits of a sampled key are zero.
         self.0 = key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 }

@@ -1,4 +1,4 @@
-//! A shadow against a naive twin, and the sample's proportions.
+//! A miniature against a naive model, and the proportions of the sample.
 
 use std::collections::HashMap;
 
@@ -101,7 +101,7 @@ impl Naive {
             let from_mfu =
                 !self.mfu.is_empty() && !self.rule.takes_from_mru(self.bytes(&self.mru), capacity);
             if from_mfu || !self.rule.admission {
-                // A clock.
+                // CLOCK.
                 let victim = if from_mfu { self.mfu.remove(0) } else { self.mru.remove(0) };
                 match self.unmark(victim, capacity) {
                     true if from_mfu => self.mfu.push(victim),
@@ -166,7 +166,7 @@ proptest! {
             let slot = slots.find_or_add(key, weight as u32);
             let hit = miniature.access(slot, capacity, &slots);
             prop_assert_eq!(hit, naive.access(key, weight, capacity), "at {}", step);
-            // Slots of this test stay, so that their keys may be compared.
+            // This test keeps its slots, so keys may be compared.
             drop(miniature.forgotten());
             if step % 500 == 499 {
                 let known = miniature.audit(&slots);
@@ -181,8 +181,8 @@ fn data(hash: u64) -> Access {
     Access { key: sample_key(hash), class: Class::Data, weight: 1 }
 }
 
-/// The sample is thinned out as the cache grows, and becomes denser again when it shrinks; memory is bounded, and no
-/// slot is lost.
+/// The sample shrinks as the cache grows, and grows again when it shrinks. Memory is bounded, and
+/// no slot is lost.
 #[test]
 fn the_sample_stays_in_proportion() {
     let (mut simulation, mut rng) = (Simulation::new(), SmallRng::from_seed(5));
@@ -233,7 +233,7 @@ fn the_sample_stays_in_proportion() {
     audit(&simulation);
 }
 
-/// Above the bound at which the sample is doubled.
+/// Above the bound below which the sample is doubled.
 const MIN_DENSE_BLOCKS: u64 = super::MIN_BLOCKS / 2;
 
 #[test]
@@ -245,7 +245,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     for i in 0..20_000u64 {
         let replayed = simulations
             .note_miss(Some((hash(i % 130), Class::Data, 1)), capacity)
-            .expect("nobody else is at it");
+            .expect("no other thread replays");
         chosen = replayed.chosen[Class::Data as usize];
     }
     assert_eq!(chosen, 0, "a loop that does not fit");
@@ -255,7 +255,7 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
         simulations.note_hit(hash(key), Class::Data, 1);
         let replayed = simulations
             .note_miss(Some((hash(key), Class::Data, 1)), capacity)
-            .expect("nobody else is at it");
+            .expect("no other thread replays");
         assert_eq!(replayed.accesses, [0, 2], "the hit is played before the miss");
         chosen = replayed.chosen[Class::Data as usize];
     }
@@ -263,6 +263,6 @@ fn a_loop_and_a_drift_lead_to_opposite_rules() {
     simulations.clear();
     let replayed = simulations
         .note_miss(Some((1, Class::Metadata, 1)), capacity)
-        .expect("nobody else is at it");
+        .expect("no other thread replays");
     assert_eq!((replayed.chosen[Class::Data as usize], replayed.accesses), (chosen, [1, 0]));
 }
