@@ -1,4 +1,4 @@
-//! The index against a naive twin, white-box: structure, counts and memory are looked at too.
+//! The index against a naive model. White-box: checks structure, counts and memory too.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use super::line::{self, Slot};
 use super::{Full, Index, MAX_DISTANCE, Probe, Visit};
 use crate::frequency::{Frequency, TICKS};
 
-/// A hash of a key; distinct keys have distinct ones.
+/// Hashes a key. Distinct keys have distinct hashes.
 fn mix(key: u64) -> u64 {
     let mut h = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +23,7 @@ fn mix(key: u64) -> u64 {
     h ^ (h >> 31)
 }
 
-/// Where the header of a key would be.
+/// The address of a key's header.
 fn address_of(key: u64) -> usize {
     (key as usize + 1) * 64
 }
@@ -42,7 +42,7 @@ struct IndexModel {
     index: Index,
     hash: fn(u64) -> u64,
     entries: HashMap<u64, EntryKind>,
-    /// Keys in `entries`, to pick from.
+    /// The keys of `entries`.
     keys: Vec<u64>,
     position: u64,
 }
@@ -65,7 +65,7 @@ impl IndexModel {
         EntryKind::Ghost((self.position % 4) as usize, self.position * 3)
     }
 
-    /// Returns how many entries had to be looked at to make room.
+    /// Returns how many entries were examined to grow.
     fn insert(&mut self, key: u64, kind: EntryKind) -> Result<usize, Full> {
         let slot = self.slot(key, kind);
         let moved = Cell::new(0);
@@ -101,7 +101,7 @@ impl IndexModel {
         locked.remove(slot_ref.expect("it is there"));
     }
 
-    /// One key, by every way of looking for it.
+    /// Checks one key, by each kind of lookup.
     fn check(&self, key: u64) {
         let hash = (self.hash)(key);
         let mut visited = Vec::new();
@@ -110,7 +110,7 @@ impl IndexModel {
             if address == address_of(key) { Visit::Found(()) } else { Visit::Missed(0) }
         });
         match self.index.probe(hash) {
-            // Nobody changes the index meanwhile: what `find` visits is all that there is.
+            // No other thread changes the index, so `find` visits all entries.
             Probe::At(address) => {
                 let other = key_at(address);
                 assert_eq!(line::tag((self.hash)(other)), line::tag(hash));
@@ -133,7 +133,7 @@ impl IndexModel {
         }
     }
 
-    /// How many of its residents are the first that a glance shows.
+    /// Residents that a probe finds first.
     fn probed(&self) -> usize {
         let at_once = |key: &&u64| {
             let seen = self.index.probe((self.hash)(**key));
@@ -142,7 +142,7 @@ impl IndexModel {
         self.keys.iter().filter(at_once).count()
     }
 
-    /// Everything: each entry, the structure, the counts.
+    /// Checks each entry, the structure and the counts.
     fn audit(&self) {
         self.keys.iter().for_each(|key| self.check(*key));
         let (mut slots, mut displaced, mut segments, mut chain, mut granules) = (0, 0, 0, 0, 0);
@@ -206,7 +206,7 @@ fn up_and_down(seed: u64) {
     let mut audit_at = 10;
     while growing || !model.keys.is_empty() {
         let len = model.keys.len() as u64;
-        // Two steps on and one back, or the other way round.
+        // Two steps forward and one back, or the reverse.
         let inserts = rng.below(3) < if growing { 2 } else { 1 };
         if len == 0 || inserts {
             let ghost = rng.below(3) == 0;
@@ -241,7 +241,7 @@ fn up_and_down(seed: u64) {
     model.index.trim();
     let stats = model.index.stats();
     assert_eq!((stats.entries, stats.collisions), (0, 0));
-    // A granule a partition remains, each in a page of its own at worst, and the directories.
+    // Each partition keeps one granule, at worst each in its own page, and the directories.
     let partitions = model.index.partitions.len() as u64;
     assert!(model.index.memory.bytes().0 <= partitions << 10, "{stats:?}");
     assert!(model.index.stats().resident_bytes <= partitions * (4096 + 1024), "{stats:?}");
@@ -267,7 +267,7 @@ fn growth_alone_costs_sixteen_bytes_an_entry() {
     println!("at worst {worst:.2} bytes an entry; {:?}", model.index.stats());
     assert!(cfg!(miri) || worst <= 16.0, "{worst} bytes an entry");
     let probed = model.probed() as f64 / most as f64;
-    assert!(probed > 0.8, "a glance shows {probed} of the entries");
+    assert!(probed > 0.8, "a probe shows {probed} of the entries");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_useless_hash_is_refused_and_harms_few() {
         match model.insert(key, EntryKind::Resident) {
             Ok(_) => {}
             Err(Full::Collisions) => {
-                // Or a good one whose home line is among the few that the bad ones have filled.
+                // Also a good hash, if the bad ones have filled its home line.
                 refused += u64::from(key % 4 == 0);
                 good_refused += u64::from(key % 4 != 0);
             }
@@ -326,7 +326,7 @@ fn readers_find_what_stays_while_writers_come_and_go() {
     };
     let readers: Vec<_> = (0..2).map(|_| spawn_named("reader", reader.clone()).unwrap()).collect();
     for round in 1..4 {
-        // Up by splits, down by merges.
+        // Grows by splits, shrinks by merges.
         let keys = STAY..STAY + 30_000 * round;
         for key in keys.clone() {
             let slot = Slot::resident(mix(key), address_of(key));
@@ -346,13 +346,13 @@ fn readers_find_what_stays_while_writers_come_and_go() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
-    /// Short lives with a hash that fills few lines, which makes every step happen early.
+    /// Short sequences with a hash that fills few lines, so that each kind of step happens early.
     #[test]
     fn behaves_as_its_model(
         ops in prop::collection::vec((0..5u8, any::<u32>()), 1..3000),
         with_tags in any::<bool>(),
     ) {
-        // Tags close together, or all zero, as the top bits of empty slots: long chains.
+        // Tags close together, or all zero as in empty slots: long chains.
         let mut model = IndexModel::new(match with_tags {
             true => |key| (mix(key) & !0x1f_ffff) | (mix(key) & 0x1_ffff),
             false => |key| mix(key) & !0x1f_ffff,
@@ -386,7 +386,7 @@ proptest! {
     }
 }
 
-/// All slots of a line are compared at once; its naive twin looks at one after the other.
+/// All slots of a line are compared at once. The model compares one after the other.
 #[test]
 fn a_line_has_the_slots_that_a_naive_search_finds() {
     let mut rng = SmallRng::from_seed(1);
@@ -394,7 +394,7 @@ fn a_line_has_the_slots_that_a_naive_search_finds() {
     let tops = tags.map(|tag| [line::resident_top(tag), line::ghost_top(tag)]).concat();
     for _ in 0..2_000 {
         let line = line::Line::zero();
-        // The first word is not a slot, whatever it looks like.
+        // The first word is no slot, whatever its bits are.
         let word = |rng: &mut SmallRng| {
             let hash = tags[rng.below(tags.len() as u64) as usize];
             match rng.below(3) {
@@ -421,8 +421,8 @@ fn a_line_has_the_slots_that_a_naive_search_finds() {
     }
 }
 
-/// What a ghost's slot keeps of a count: never more, never less than two thirds, and half for each epoch since; and of
-/// the last use its tick, if it is not long ago.
+/// A ghost's slot stores at most the true count, at least two thirds of it, and half for each epoch
+/// since. It stores the tick of the last use unless that is long ago.
 #[test]
 fn a_ghosts_slot_keeps_its_count_and_ages() {
     let ghost = Slot::ghost(0x1234_5678_9abc_def0, 5, 2, 77);
