@@ -1,14 +1,16 @@
-//! The cache proper: what lookups, inserts, removals and the evictor share, and the lookup itself.
+//! `CacheInner`: the state that lookups, inserts, removals and the evictor share.
 //!
 //! Invariants
-//! * Every header that is in use holds `header.weight()` of `capacity`; freeing it gives that back.
-//! * A header's bytes are counted in the sublist that its state names, from the update that names
-//!   it to the update that retires it or moves it on.
-//! * `CacheInner` lives while anyone *holds* it: the `Cache`, its threads, a guard that is dropping the
-//!   last pin, and, after the `Cache` was dropped, every header that was still pinned then.
 //!
-//! Locking: see `docs/locking.md`. No function here holds two locks, but for the index taking its
-//! memory's lock under a partition's, and the evictor holding `reclaim` outermost.
+//! * Each header in use holds `header.weight()` bytes of `capacity`. Freeing it returns them.
+//! * A block is counted in the sublist that its state names, from the update that names the sublist
+//!   until the update that retires or moves the block.
+//! * `CacheInner` lives while there is a *hold* on it. Holds belong to the `Cache`, to its threads,
+//!   to a reference that drops the last pin, and, after the `Cache` was dropped, to each header
+//!   that was still pinned.
+//!
+//! Locking: see `docs/locking.md`. No function here holds two locks, except that the index takes
+//! `index-memory` under a partition's lock, and that the evictor holds `reclaim` outermost.
 
 use std::hash::BuildHasher;
 use std::ptr::NonNull;
@@ -40,19 +42,19 @@ use crate::policy::{GhostHits, Policy, Sizes};
 use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
-/// Weighs a block, in bytes.
+/// Returns the weight of a block in bytes.
 pub(crate) type Weigher<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
-/// Tells bytes that count against the hard bound but are not the cache's.
+/// Returns bytes outside of the cache that count against the hard bound.
 pub(crate) type Overhead = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// Who evicts.
+/// Which thread evicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reclaim {
-    /// A thread of the cache's own; inserters wait for it past the overflow limit.
+    /// A thread of the cache. Inserters beyond the overflow limit wait for it.
     #[default]
     Thread,
-    /// The inserting thread, as soon as the target is passed: exact and deterministic with one
-    /// thread, for simulation and tests.
+    /// The inserting thread, as soon as the target is exceeded. Exact, and deterministic with one
+    /// thread: for simulation and tests.
     Inline,
 }
 
@@ -77,31 +79,31 @@ pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
     pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
-    /// By class, the uses of the block of mfu that lost a contest last.
+    /// By class, the uses of the MFU block that last lost to a candidate.
     pub(crate) last_victim_uses: [AtomicU32; 2],
     pub(crate) clock: Arc<dyn Clock>,
-    /// The hard bound, and what else counts against it.
+    /// The hard bound, if there is one.
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
-    /// Held by whoever sets targets and looks after memory; counts the times that inserters did.
+    /// Held to set targets and maintain memory. Counts the passes of inserters.
     pub(crate) reclaim: Mutex<u64>,
-    /// One for each thread that evicts.
+    /// One for each thread that evicts at the same time.
     pub(crate) scratches: Box<[CachePadded<Mutex<Scratch<K, V>>>]>,
     pub(crate) signal: ReclaimSignal,
     pub(crate) closed: AtomicBool,
-    /// Headers were freed while somebody waits for that.
+    /// Number of freed headers, for threads that wait for some; see `closers`.
     pub(crate) released: (Mutex<u64>, Condvar),
     pub(crate) closers: AtomicUsize,
     pub(crate) holds: AtomicUsize,
 }
 
-/// A bound on everything, blocks and overhead.
+/// The hard bound on blocks and overhead.
 pub(crate) struct Bound {
     pub(crate) bytes: forebay_base::sync::atomic::AtomicU64,
     pub(crate) others: Option<Overhead>,
 }
 
-/// How inserters call the reclaimer.
+/// Wakes and stops the reclaimer.
 pub(crate) struct ReclaimSignal {
     pub(crate) wanted: AtomicBool,
     pub(crate) state: Mutex<ReclaimSignalState>,
@@ -113,7 +115,7 @@ pub(crate) struct ReclaimSignalState {
     pub(crate) stop: bool,
 }
 
-/// Parts that the builder chooses.
+/// The parts that the builder chooses.
 pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) target: u64,
     pub(crate) limit: u64,
@@ -172,7 +174,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         })
     }
 
-    /// Plain LRU does not tell blocks apart.
+    /// With `plain_lru`, all blocks are treated alike.
     #[inline]
     pub(crate) fn policy_attributes(&self, attributes: Attributes) -> Attributes {
         if self.tunables.plain_lru() { Attributes::DATA } else { attributes }
@@ -201,11 +203,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// The header at an address that a slot of the index has.
+    /// The header at the address of a resident slot.
     #[inline]
     pub(crate) fn header_at(address: usize) -> NonNull<Header<K, V>> {
         let header = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: slots of residents are made from headers' addresses, which are not null.
+        // SAFETY: resident slots are made from headers' addresses, which are not null.
         unsafe { NonNull::new_unchecked(header) }
     }
 

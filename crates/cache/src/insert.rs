@@ -1,6 +1,6 @@
-//! Entering and leaving: how a block gets into the index and a list, and is taken out by a user.
+//! Inserts and removals: how a block enters index and list, and how a user's call takes it out.
 //!
-//! Locking: the partition's lock for the index, then, after it, the sublist's; never both.
+//! Locking: `index-partition` for the index, then `sublist`; never both.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 use crate::owner::Permit;
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// Whether a block may be cached, apart from room.
+    /// Why a block may not be cached, apart from a lack of capacity.
     pub(crate) fn refuse(&self, key: &K, class: Class, weight: u64) -> Option<Refusal> {
         if self.closed.load(Ordering::Acquire) {
             return Some(Refusal::Closed);
@@ -30,7 +30,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         let too_heavy = || weight > self.capacity.target() || weight >= u64::from(u32::MAX);
         if too_heavy() && self.bound.is_some() && self.mode == Reclaim::Inline {
-            // No thread looks whether there is less overhead now.
+            // Without a reclaimer, check whether the overhead has shrunk.
             self.reclaim_directly(0);
         }
         too_heavy().then_some(Refusal::TooHeavy)
@@ -47,7 +47,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.counters.add(row, class as usize, 1);
     }
 
-    /// Puts a value in, over any other of that key.
+    /// Inserts a value, replacing any other of that key.
     pub(crate) fn insert(
         &self,
         key: K,
@@ -99,13 +99,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         reason: Refusal,
         class: Class,
     ) -> Refused<V> {
-        // What is cached of this key is outdated now.
+        // The cached value of this key is outdated now.
         self.remove_everywhere(hash, key, Cause::Replaced);
         self.count_refusal(reason, class);
         Refused { reason, value }
     }
 
-    /// Makes a header reachable in place of whatever was there.
+    /// Makes a header reachable in place of the key's previous entry.
     fn link(
         &self,
         hash: u64,
@@ -114,7 +114,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         class: Class,
     ) -> Result<PreviousEntry<K, V>, Refusal> {
         let mut locked = self.index.lock(hash);
-        // Asked again under the lock: a close that passes the barrier after this sees the header.
+        // Checked again under the lock: a close that passes the barrier later sees the header.
         if let Some(reason) = self.refuse(key, class, 0) {
             return Err(reason);
         }
@@ -124,17 +124,18 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             .map_err(|_| Refusal::NoMemory)
     }
 
-    /// What the index has of a key, whose partition is locked.
+    /// The entry of a key, whose partition is locked.
     pub(crate) fn find_known(locked: &Locked<'_>, key: &K) -> Known {
         // SAFETY: headers in slots of a locked partition have keys that may be read.
         locked.find_known(|address| unsafe { Self::header_at(address).as_ref().key() == key })
     }
 
-    /// Puts a header, which the caller occupies, in the place of what is known of its key, and announces it. A header that was there is
-    /// retired for `cause`.
+    /// Stores a header, which the caller occupies, in place of the key's entry, and announces it.
+    /// Retires a previous header for `cause`.
     ///
     /// # Errors
-    /// When the index is full: then nothing has changed.
+    ///
+    /// The index is full. Nothing has changed.
     pub(crate) fn put(
         &self,
         locked: &mut Locked<'_>,
@@ -149,8 +150,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         match known {
             Known::Resident(slot_ref, address) => {
                 h.announce(bits);
-                // First the slot, then the old header: a reader that finds the old one invalid looks at
-                // the slot again.
+                // The slot first, then the old header: a reader that finds the old one invalid
+                // reads the slot again.
                 locked.replace(slot_ref, slot);
                 let old = Self::header_at(address);
                 // SAFETY: not freed before its slot was replaced; if retired already, its evictor or
@@ -178,15 +179,17 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.hash(unsafe { Self::header_at(address).as_ref().key() })
     }
 
-    /// A block's class, and whether its hits are told to the shadows. They know blocks by their keys: one that takes a new one all
-    /// the time would be a stream of newcomers to them, each used once more soon, which only a clock keeps.
+    /// The class of a block, and whether the simulations see its hits. They identify blocks by key.
+    /// A block that gets a new key with each version would look like a stream of new blocks with
+    /// one more use each, which only the CLOCK keeps.
     pub(crate) fn sampled(&self, hash: u64, attributes: Attributes) -> (Class, bool) {
         let class = attributes.class;
         (class, attributes.hint == Hint::Normal && self.simulations.samples(hash, class))
     }
 
-    /// Draws the consequences of what a new header, whose pin the caller holds and which is in no list yet, met in the
-    /// index. True if it begins in mfu.
+    /// Accounts for the previous entry of a new header: counts a ghost hit, takes over its uses,
+    /// frees an old header, and informs policy and simulations. True if the block begins in MFU.
+    /// The caller holds the new header's pin, and the header is in no list yet.
     pub(crate) fn note_previous(
         &self,
         previous: &PreviousEntry<K, V>,
@@ -222,7 +225,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
         h.set_frequency(frequency.used(self.policy.now()));
         self.ghost_hits.note(ghost_of, weight);
-        // One that is refused weighs nothing.
+        // A block that is not cached weighs nothing.
         let sampled = weight > 0 && self.sampled(hash, attributes).1;
         if sampled || self.simulations.should_replay() {
             self.replay(sampled.then_some((hash, attributes.class, weight)));
@@ -230,13 +233,14 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         frequent
     }
 
-    /// Shows the shadows what has happened, a sampled block that comes in last, and follows them.
+    /// Passes the new accesses to the simulations, the sampled block last, and adopts the chosen
+    /// rules.
     #[cold]
     fn replay(&self, sampled: Option<(u64, Class, u32)>) {
         let c = self.policy.capacity();
         let sizes = self.sizes();
-        let capacity = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
-        let Some(replayed) = self.simulations.note_miss(sampled, capacity) else { return };
+        let capacity_of = |class: Class| c.saturating_sub(sizes.resident(class.other() as usize));
+        let Some(replayed) = self.simulations.note_miss(sampled, capacity_of) else { return };
         for class in Class::ALL {
             let n = class as usize;
             if replayed.accesses[n] > 0 {
@@ -249,7 +253,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Puts a valid, pinned header into its list, and unpins it.
+    /// Adds a valid, pinned header to its list, and unpins it.
     fn enter(&self, header: NonNull<Header<K, V>>, class: Class, hint: Hint, frequent: bool) {
         let (initial_list, mark) = self.initial_list(class, hint, frequent);
         let entered = self.enlist(header, class, initial_list, |s| s.with(mark).unpinned());
@@ -266,13 +270,13 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
             (Hint::Normal, false) => (List::Mru, 0),
             (Hint::Once, false) => (List::Once, 0),
             (Hint::Again, false) if self.policy.rule(class).admission => (List::Mfu, 0),
-            // A clock has no use for mfu, whose blocks go first. It goes round once more.
+            // With the CLOCK, MFU is evicted first. Mark the block in MRU instead.
             (Hint::Again, false) => (List::Mru, if self.tunables.plain_lru() { 0 } else { MARK }),
         }
     }
 
-    /// Puts a pinned header into a list, in the same update as `change`. Returns the state before, or
-    /// `None` if the header was retired meanwhile; then nothing is changed.
+    /// Adds a pinned header to a list, in the same update as `change`. Returns the state before, or
+    /// `None`, without a change, if the header was retired meanwhile.
     pub(crate) fn enlist(
         &self,
         header: NonNull<Header<K, V>>,
@@ -282,7 +286,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     ) -> Option<HeaderState> {
         // SAFETY: the caller holds a pin.
         let h = unsafe { header.as_ref() };
-        // Read before the update, after which the header may be anybody's.
+        // Read before the update. After it the header may be reused.
         let (id, weight) = (h.id(), h.weight());
         let list = if self.tunables.plain_lru() { List::Mru } else { list };
         let sublist = self.list(list, class).mine();
@@ -308,11 +312,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.count_left(header, before, cause);
         // SAFETY: the pin that `retire` took.
         unsafe { Self::unpin(NonNull::from(self), header) };
-        // A block that was still loading was not there yet.
+        // A block that was still loading was not cached.
         before.has(FILLED)
     }
 
-    /// Takes a retired header's slot out of the index, if it is still there.
+    /// Removes a retired header's slot from the index, if it is still there.
     pub(crate) fn unlink(&self, header: NonNull<Header<K, V>>, hash: u64) {
         let mut locked = self.index.lock(hash);
         let address = header.addr().get();
@@ -321,7 +325,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// Counts a retired block out of its list.
+    /// Subtracts a retired block from its list.
     pub(crate) fn count_left(
         &self,
         header: NonNull<Header<K, V>>,
@@ -337,11 +341,11 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// What a new header met in the index.
+/// The entry that a new header replaces in the index.
 pub(crate) enum PreviousEntry<K, V> {
     Nothing,
-    /// A ghost of that list, and the slot that it had.
+    /// A ghost of that list, and its slot.
     Ghost(GhostList, Slot),
-    /// An older value, retired with a pin for the finder.
+    /// An older header, retired with a pin for the caller, and its state before.
     Resident(NonNull<Header<K, V>>, HeaderState),
 }

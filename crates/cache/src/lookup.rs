@@ -1,8 +1,12 @@
-//! Lookups: from a key to its block, pinned. A hit takes no lock and writes to no shared line but its header's.
+//! Lookups: from a key to its block, pinned. A hit takes no lock, and writes to no shared cache
+//! line except the block's header.
 //!
-//! While a processor waits for memory it begins what comes next, but looks only so far ahead: some hundred instructions. The lines
-//! that a lookup needs (of the index, the header, the block) are seldom in the processor's cache, so that what counts is how many
-//! lookups lie within its view. Hence few instructions, and no branch that often depends on what memory has yet to bring.
+//! A processor that waits for memory executes ahead, for some hundred instructions. The lines that
+//! a lookup needs (index, header, block) are seldom in its cache. So throughput depends on how many
+//! lookups fit into that window. Hence the hit path has few instructions, and no branch that often
+//! depends on memory that is still to arrive.
+//!
+//! Locking: none.
 
 use std::ptr::NonNull;
 
@@ -16,12 +20,13 @@ use crate::index::{Probe, Visit};
 use crate::inner::CacheInner;
 use crate::key::Key;
 
-/// Keys that are looked up side by side: what they need has to fit into what a processor asks memory for at once.
+/// Keys that `get_many` looks up at once. Limited by the memory accesses that a processor can have
+/// in flight.
 const SIDE_BY_SIDE: usize = 16;
 
 impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
-    /// The block of that key, pinned and counted as used, if it is there: the lock-free hit. What most hits do is here, and
-    /// calls nothing; all else is done by functions that are called last, so that nothing has to be kept for when they return.
+    /// Returns the block, pinned and counted as used. The fast path is inlined. Slow paths are tail
+    /// calls, so nothing is saved across them.
     #[inline(always)]
     pub(crate) fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
         let hash = self.hash(key);
@@ -32,7 +37,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     fn get_probed(&self, probe: Probe, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
         match probe {
             Probe::At(address) => {
-                // SAFETY: the slots of residents are of this cache's headers.
+                // SAFETY: resident slots refer to this cache's headers.
                 unsafe {
                     self.get_from(Self::header_at(address), key, || self.get_scanned(hash, key))
                 }
@@ -42,8 +47,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// As [`get`](Self::get) for each key, the next ones' lines being on their way while one is waited for: first all lines of the index, then all
-    /// headers. A block is found if it was there when it was pinned, as with one key.
+    /// Looks up several keys with overlapping memory accesses: first prefetches all lines of the
+    /// index, then all headers. Each block is found as of its pin, as in a single lookup.
     pub(crate) fn get_many<'a>(&'a self, keys: &[K], found: &mut Vec<Option<Ref<'a, K, V>>>) {
         found.clear();
         found.reserve(keys.len());
@@ -66,7 +71,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// As [`get`](Self::get), after a look at the place where the block was.
+    /// Looks at the hinted header first.
     #[inline]
     pub(crate) fn get_at(&self, hint: SlotHint, key: &K) -> Option<Ref<'_, K, V>> {
         match self.slab.by_id(hint.0) {
@@ -76,9 +81,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// The block of a header, if it has that key; else what `otherwise` finds.
+    /// Returns the block of a header if it has that key, else the result of `otherwise`.
     ///
     /// # Safety
+    ///
     /// It is a header of this cache, used or free.
     #[inline(always)]
     unsafe fn get_from<'a>(
@@ -115,7 +121,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         self.get(key)
     }
 
-    /// Gives up the caller's pin on another key's block.
+    /// Releases the pin on a block of another key.
     #[cold]
     #[inline(never)]
     fn unpin_other(&self, other: NonNull<Header<K, V>>) {
@@ -140,7 +146,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         None
     }
 
-    /// Pins the block of that key, if it is there, without counting it. Returns the state before.
+    /// Pins the block without counting a hit. Returns the state before.
     #[inline]
     pub(crate) fn pin(
         &self,
@@ -151,7 +157,8 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         match self.index.probe(hash) {
             Probe::At(address) => {
                 let header = Self::header_at(address);
-                // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
+                // SAFETY: headers are type-stable: never unmapped while the index that refers to
+                // them lives.
                 match unsafe { self.pin_if_key(header, key, mark) } {
                     Ok(before) => Some((header, before)),
                     Err(_) => self.pin_scanned(hash, key, mark),
@@ -162,7 +169,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         }
     }
 
-    /// As [`pin`](Self::pin), if a glance at the index was not enough.
+    /// Scans the index, after a probe that did not suffice.
     #[inline(never)]
     fn pin_scanned(
         &self,
@@ -180,9 +187,10 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         })
     }
 
-    /// Pins a block if it has that key. Returns the state before, or what was met instead.
+    /// Pins a header if it has that key. Returns the state before, or the state found instead.
     ///
     /// # Safety
+    ///
     /// It is a header of this cache, used or free.
     #[inline(always)]
     unsafe fn pin_if_key(
@@ -205,7 +213,7 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
         Err(before)
     }
 
-    /// Counts a hit on a block that the caller has pinned.
+    /// Counts a hit on a pinned block.
     #[inline]
     pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) {
         self.counters.add_at(hits_of(before), 1);
@@ -223,9 +231,9 @@ impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
     }
 }
 
-/// The counter of hits on a block that is in this state.
+/// The counter of hits for a block's state.
 #[inline]
 fn hits_of(state: HeaderState) -> usize {
-    // The four rows stand in the order of list numbers, and are split by class.
+    // The four rows are in the order of list numbers, each split by class.
     CacheCounters::HITS_NEW.at(0) + state.list_and_class()
 }

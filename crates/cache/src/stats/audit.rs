@@ -1,4 +1,6 @@
-//! A structural walk: every structure against every other. For tests, when nothing else runs.
+//! The audit: checks every structure against every other. For tests, while nothing else runs.
+//!
+//! Locking: `reclaim`, and each other lock for a step.
 
 use std::collections::HashMap;
 
@@ -33,21 +35,21 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) 
         let key = unsafe { h.key() };
         let hash = inner.hash(key);
         let slot = inner.index.lock(hash).find_resident(|a| a == header.addr().get());
-        assert!(slot.is_some(), "a header that is in use has no slot: {state:?}");
+        assert!(slot.is_some(), "a header in use has no slot: {state:?}");
         linked += 1;
         if !state.has(VALID) {
             return;
         }
-        assert_eq!(state.pins(), 0, "somebody holds a pin: {state:?}");
+        assert_eq!(state.pins(), 0, "a pin was not released: {state:?}");
         let list = state.list().unwrap_or_else(|| panic!("valid, but in no list: {state:?}"));
         let sum = by_list.entry((list as usize, state.class_index())).or_default();
         *sum = (sum.0 + u64::from(h.weight()), sum.1 + 1);
         let position = (list as usize, state.class_index(), state.position());
         let other = listed.insert(position, header.addr().get());
-        assert_eq!(other, None, "two headers in one place: {state:?}");
+        assert_eq!(other, None, "two headers at one position: {state:?}");
     });
-    assert_eq!(in_use, inner.slab.in_use(), "headers that were neither used nor given back");
-    assert_eq!(inner.in_flight.waiters(), 0, "somebody waits for a load");
+    assert_eq!(in_use, inner.slab.in_use(), "headers neither in use nor returned");
+    assert_eq!(inner.in_flight.waiters(), 0, "waiters of loads remain");
     assert_eq!(inner.spilled.headers(), spilled, "headers with spilled pins");
     for list in List::ALL {
         for class in Class::ALL {
@@ -69,10 +71,10 @@ pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(inner: &CacheInner<K, V>) 
     }
     assert!(listed.is_empty(), "{} blocks are in no ring: they can never be evicted", listed.len());
     linked += audit_ghosts(inner);
-    assert_eq!(inner.index.stats().entries, linked, "slots that nothing stands behind");
+    assert_eq!(inner.index.stats().entries, linked, "index slots without a block or ghost");
     inner.capacity.gather();
     let queued = inner.callbacks.as_ref().map_or(0, |c| c.bytes());
-    assert_eq!(inner.capacity.reserved(), weights + queued, "room that nobody has");
+    assert_eq!(inner.capacity.reserved(), weights + queued, "capacity that no block holds");
     drop(reclaim);
 }
 

@@ -1,4 +1,7 @@
-//! What the cache holds and has done, as one value and one printer.
+//! The statistics of a cache, as one value with one printer.
+//!
+//! Locking: takes each partition's and each list's lock once. The numbers are from slightly
+//! different instants.
 
 pub(crate) mod audit;
 
@@ -16,50 +19,50 @@ use crate::inner::CacheInner;
 use crate::key::Key;
 use crate::lists::ghosts::GhostList;
 
-/// The state of a cache at about one instant. Weights in bytes, as the weigher tells.
+/// The statistics of a cache, at about one instant. Weights are in bytes.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// `c`: the weight that the cache should hold.
+    /// The target `c`: the weight that the cache should hold.
     pub capacity: u64,
-    /// The weight past which inserters wait: `c` and the overflow.
+    /// The weight beyond which inserters wait: `c` plus the overflow.
     pub limit: u64,
     /// The hard bound, if the cache was built with one.
     pub bound: Option<u64>,
-    /// Weight resident or reserved by loads; an upper bound.
+    /// Weight of resident blocks and reservations, as an upper bound.
     pub reserved: u64,
-    /// What is in each state, by class.
+    /// Sizes of each state, by class.
     pub states: Vec<StateStats>,
-    /// `p` of metadata and data: the weight meant for mru.
+    /// `p`: the target weight of MRU, of metadata and of data.
     pub p: [u64; 2],
-    /// The weight meant for metadata; the rest is meant for data.
+    /// The target weight of metadata. The rest of `c` is for data.
     pub metadata_target: u64,
-    /// Memory beside the blocks.
+    /// Memory of the cache itself.
     pub overhead: Overhead,
-    /// The index.
+    /// Size and quality of the index.
     pub index: IndexStats,
-    /// How long inserters waited for room, in nanoseconds.
+    /// Waits of inserters for capacity, in nanoseconds.
     pub throttle_wait_ns: HistogramSnapshot,
     /// All counters.
     pub counters: Vec<CounterValue>,
 }
 
-/// What is in one state of one class.
+/// The size of one state of one class.
 #[derive(Clone, Debug)]
 pub struct StateStats {
     /// `mru`, `mfu`, `once`, `mru_ghost` or `mfu_ghost`.
     pub state: &'static str,
-    /// The class.
+    /// Class of the blocks.
     pub class: Class,
-    /// Weight of its blocks, or of the blocks that its ghosts remember.
+    /// Weight of its blocks, or of the evicted blocks of its ghosts.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of blocks or ghosts.
     pub blocks: u64,
-    /// Blocks that ever came to and left each sublist. Empty for ghosts.
+    /// Blocks ever added to and removed from each sublist. Empty for ghosts.
     pub sublist_traffic: Vec<(u64, u64)>,
 }
 
 impl StateStats {
-    /// How uneven the sublists are: the busiest one's inserts over the mean. 1 is even.
+    /// Unevenness of the sublists: inserts of the busiest one, divided by the mean. 1 is even.
     pub fn unevenness(&self) -> f64 {
         let inserts = || self.sublist_traffic.iter().map(|(inserts, _)| *inserts as f64);
         let mean = inserts().sum::<f64>() / self.sublist_traffic.len().max(1) as f64;
@@ -112,22 +115,22 @@ impl Stats {
         }
     }
 
-    /// The counter of that name, summed over its labels; zero for a name that is not in the table.
+    /// The counter of that name, summed over its labels. Zero if there is none of that name.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.iter().filter(|c| c.name == name).map(|c| c.value).sum()
     }
 
-    /// Requests that found their block, by whatever call.
+    /// Requests that found their block.
     pub fn hits(&self) -> u64 {
         ["hits_new", "hits_mru", "hits_mfu", "hits_once"].iter().map(|n| self.counter(n)).sum()
     }
 
-    /// Requests that did not, those that joined a load in flight included.
+    /// Requests that did not find their block, including those that joined a load in flight.
     pub fn misses(&self) -> u64 {
         ["lookups_missed", "misses", "in_flight_joins"].iter().map(|n| self.counter(n)).sum()
     }
 
-    /// Hits among all requests; 0 if there were none.
+    /// Hits divided by requests; 0 without requests.
     pub fn hit_ratio(&self) -> f64 {
         let (hits, misses) = (self.hits() as f64, self.misses() as f64);
         if hits == 0.0 { 0.0 } else { hits / (hits + misses) }
@@ -143,7 +146,7 @@ impl Stats {
         self.resident().map(|s| s.blocks).sum()
     }
 
-    /// Blocks remembered.
+    /// Ghosts.
     pub fn ghosts(&self) -> u64 {
         self.states.iter().filter(|s| s.state.ends_with("ghost")).map(|s| s.blocks).sum()
     }
@@ -198,7 +201,7 @@ impl fmt::Display for Stats {
         if w.count > 0 {
             writeln!(
                 f,
-                "waits for room: {} p50 {} ns p99 {} ns",
+                "waits for capacity: {} p50 {} ns p99 {} ns",
                 w.count,
                 w.quantile(0.5),
                 w.quantile(0.99)
