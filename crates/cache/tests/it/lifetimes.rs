@@ -1,4 +1,5 @@
-//! Who may outlive whom; closing; drops: each value once, and at once.
+//! Lifetimes of caches, references and loads; closing; each value is dropped once, as soon as
+//! possible.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,7 +147,7 @@ fn close_waits_for_pins_and_loads() {
             told.store(true, Ordering::SeqCst);
         });
         wait_until("it closes", || !cache.contains(&1));
-        // From here on nothing comes in.
+        // From here on all inserts are refused.
         wait_until("it refuses", || cache.insert(9, live.value(9)).is_err());
         thread::sleep(Duration::from_millis(20));
         assert!(!done.load(Ordering::SeqCst), "closed under a pin");

@@ -1,5 +1,4 @@
-//! Single flight: one load a block however many ask, errors for everybody, and what ends a load
-//! early.
+//! Single flight: one load per block, errors for all waiters, and loads that end early.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,7 +68,7 @@ fn an_error_reaches_every_waiter_and_is_not_cached() {
                 s.spawn(|| {
                     let outcome = cache.get_or_load(1, 1, Attributes::DATA, || {
                         loads.fetch_add(1, Ordering::Relaxed);
-                        // Everybody else has joined before this load ends.
+                        // All others have joined before this load ends.
                         wait_until("all have joined", || {
                             cache.stats().counter("in_flight_joins") == THREADS - 1
                         });
@@ -174,7 +173,7 @@ fn on_ready_hears_of_every_ending() {
     let guard = vacant(&cache, 2);
     listen(in_flight(&cache, 2));
     guard.fail(LoadError::failed("no"));
-    assert_eq!(tells.try_recv().unwrap().unwrap_err(), "the block could not be loaded: no");
+    assert_eq!(tells.try_recv().unwrap().unwrap_err(), "cannot load the block: no");
 
     let guard = vacant(&cache, 3);
     let late = in_flight(&cache, 3);
@@ -182,7 +181,7 @@ fn on_ready_hears_of_every_ending() {
     listen(late);
     assert_eq!(tells.try_recv().unwrap(), Ok((3, 8)), "at once if it has ended");
 
-    // The block may have been removed by the time; who waited gets it all the same.
+    // The block may have been removed by now. Waiters get it all the same.
     let guard = vacant(&cache, 4);
     let late = in_flight(&cache, 4);
     drop(guard.publish(8));
@@ -232,13 +231,13 @@ fn a_removal_or_an_insert_makes_a_load_outdated() {
     let guard = vacant(&cache, 1);
     let waiter = in_flight(&cache, 1);
     assert!(!cache.remove(&1), "it was not there yet");
-    // A later request begins anew: it must not see what was read before the removal.
+    // A later request loads again: it must not see the content read before the removal.
     let second = vacant(&cache, 1);
     let block = guard.publish(live.value(1));
     assert_eq!((block.payload(), waiter.wait().unwrap().payload()), (1, 1));
     assert!(!cache.contains(&1));
     drop(block);
-    assert_eq!(live.count(), 0, "nobody has it any more");
+    assert_eq!(live.count(), 0, "no reference is left");
     drop(second.publish(live.value(2)));
     assert_eq!(cache.get(&1).unwrap().payload(), 2);
 

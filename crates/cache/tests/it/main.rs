@@ -1,6 +1,6 @@
 //! Integration tests of the cache, through its public interface.
 //!
-//! Every test ends with a structural audit of its cache where the cache is still there.
+//! A test ends with an audit of its cache if the cache still exists.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,8 +1,8 @@
-//! Random operations on the cache and on a naive twin: one thread, which evicts itself.
+//! Random operations on the cache and on a reference model. One thread, which evicts itself.
 //!
-//! The twin keeps the last value of every key. A cache may forget a value; what it may never do
-//! is return another one. Beside that: sizes stay within the capacity, what has just been
-//! inserted is there, refusals have their reason, and the audit passes.
+//! The model keeps the last value of every key. The cache may forget a value, but never returns
+//! another one. Sizes stay within the capacity, a block is there right after its insert, refusals
+//! have their reason, and the audit passes.
 
 use std::collections::HashMap;
 
@@ -59,7 +59,7 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     })
 }
 
-/// Mostly small, at times heavier than the cache, rarely absurd.
+/// Mostly small, sometimes heavier than the cache, rarely absurd.
 fn weight() -> impl Strategy<Value = u64> {
     prop_oneof![40 => 1..8u64, 4 => 8..60u64, 1 => 100..300u64, 1 => any::<u64>()]
 }
@@ -118,7 +118,7 @@ struct Value {
 struct Load {
     guard: LoadGuard<BlockKey, Value>,
     waiters: Vec<InFlight<BlockKey, Value>>,
-    /// Something has happened to its key since it began.
+    /// The key has changed since the load began.
     outdated: bool,
 }
 
@@ -175,7 +175,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Whether everything could be evicted if need be.
+    /// Whether all blocks could be evicted.
     fn is_loose(&self) -> bool {
         self.pins.is_empty() && self.loads.is_empty()
     }
@@ -185,7 +185,7 @@ impl ReferenceModel {
         assert_eq!(Some(&found.version), self.last.get(&key), "not the last value of {key:?}");
     }
 
-    /// Loads of this key that are under way will not be cached.
+    /// Loads of these keys that are in flight will not be cached.
     fn outdate(&mut self, wanted: impl Fn(&BlockKey) -> bool) {
         self.last.retain(|key, _| !wanted(key));
         for load in self.loads.iter_mut().filter(|l| wanted(l.guard.key())) {
@@ -262,7 +262,7 @@ impl ReferenceModel {
             Begin::Hit(found) => self.check_found(key, &found),
             Begin::InFlight(in_flight) => {
                 let load = self.loads.iter_mut().find(|l| !l.outdated && *l.guard.key() == key);
-                load.expect("somebody loads it").waiters.push(in_flight);
+                load.expect("it is being loaded").waiters.push(in_flight);
             }
             Begin::Vacant(guard) => {
                 assert_eq!(*guard.key(), key);
@@ -326,7 +326,7 @@ impl ReferenceModel {
         self.cache.audit();
         let stats = self.cache.stats();
         assert_eq!(stats.capacity, self.capacity);
-        assert_eq!(self.live.count() as u64, stats.resident_blocks(), "values that nobody has");
+        assert_eq!(self.live.count() as u64, stats.resident_blocks(), "values that no block holds");
         let found = self.last.keys().filter(|key| self.cache.contains(key)).count();
         assert_eq!(found as u64, stats.resident_blocks(), "blocks that were never inserted");
         let bytes = self.last.keys().filter_map(|key| self.cache.get(key)).map(|v| v.weight.max(1));
@@ -438,7 +438,7 @@ impl ReferenceModel {
         }
         if self.is_loose() {
             if self.cache.stats().resident_bytes() > self.capacity {
-                // Shrunk while something was pinned; whoever inserts next would see to it.
+                // The cache shrank while something was pinned. The next insert would evict.
                 self.cache.resize(self.capacity);
             }
             let stats = self.cache.stats();

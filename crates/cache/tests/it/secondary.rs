@@ -1,4 +1,4 @@
-//! The second level's hook, with a test double: a map in memory that is written by hand.
+//! The secondary cache's interface, with a test double: a map in memory, written by hand.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,46 +12,46 @@ use forebay_cache::{
 
 use crate::support::{audit, block_on, wait_until};
 
-/// A load, and what it will find.
+/// A load and its result.
 type Read = (LoadGuard<u64, u64>, u64);
 
 #[derive(Default)]
 struct Double {
     stored: Mutex<HashMap<u64, u64>>,
     writing: Mutex<Vec<Writing<u64, u64>>>,
-    /// Keys and whether they had proven reuse, in order.
+    /// Offered keys with class and `reused`, in order.
     offered: Mutex<Vec<(u64, Class, bool)>>,
     forgotten: Mutex<Vec<u64>>,
-    /// Keys that have left memory, as it was told.
+    /// Keys that were reported as evicted.
     evicted: Mutex<Vec<u64>>,
-    /// Begin writes of what is offered, instead of declining.
+    /// Begin writes of offered blocks instead of declining.
     takes: AtomicBool,
     panics: AtomicBool,
-    /// The next time that it is asked what would be written.
+    /// Panic at the next `would_write`.
     panics_when_asked: AtomicBool,
-    /// Writes at once at most; 0 for no bound.
+    /// Maximum number of writes at once; 0 for no limit.
     queue: AtomicU64,
-    /// Say that what is let go of would be written.
+    /// The answer of `would_write`.
     writes: AtomicBool,
     loads: AtomicU64,
-    /// There is nothing behind the hook.
+    /// The secondary cache is not active.
     absent: AtomicBool,
     /// Loads that are taken over and then withdrawn, before others are answered.
     withdraws: AtomicU64,
-    /// Where loads are answered, if not at once.
+    /// The thread that answers loads, if they are not answered at once.
     elsewhere: Mutex<Option<mpsc::Sender<Read>>>,
-    /// Run at the end of the next `forget`.
+    /// Called at the end of the next `forget`.
     after_forget: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Double {
-    /// Ends all writes as a device would.
+    /// Completes all writes as a device would.
     fn complete(&self) -> usize {
         let writes = std::mem::take(&mut *self.writing.lock().unwrap());
         let count = writes.len();
         for writing in writes {
             let (key, value) = (*writing.key(), *writing);
-            // Findable and stored in one step.
+            // Stored and indexed in one step.
             let mut stored = self.stored.lock().unwrap();
             if writing.stored() {
                 stored.insert(key, value);
@@ -63,7 +63,7 @@ impl Double {
 
 impl SecondaryCache<u64, u64> for Double {
     fn offer(&self, candidates: Vec<Candidate<u64, u64>>) {
-        assert!(!self.panics.swap(false, Ordering::SeqCst), "a bug in the second level");
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "a bug in the secondary cache");
         let mut offered = self.offered.lock().unwrap();
         for candidate in candidates {
             assert_eq!(*candidate.key() % 1000, *candidate.value() % 1000);
@@ -81,7 +81,10 @@ impl SecondaryCache<u64, u64> for Double {
     }
 
     fn would_write(&self, _key: &u64, _class: Class) -> bool {
-        assert!(!self.panics_when_asked.swap(false, Ordering::SeqCst), "a bug in the second level");
+        assert!(
+            !self.panics_when_asked.swap(false, Ordering::SeqCst),
+            "a bug in the secondary cache"
+        );
         self.writes.load(Ordering::SeqCst)
     }
 
@@ -158,19 +161,19 @@ fn what_is_near_the_cold_end_is_offered_once_oldest_first() {
     let stats = cache.stats();
     let moved = (stats.counter("promoted") + stats.counter("overflowed")) as usize;
     assert!(all <= keys.len() + moved, "only what went over to mfu may be offered twice: {stats}");
-    // Of a cache that has just become full, some of the oldest go over to mfu.
+    // In a cache that has just become full, some of the oldest blocks move to mfu.
     assert!((50..=70 + moved).contains(&keys.len()), "{} offered of 50 evicted", keys.len());
     assert_eq!(cache.stats().counter("secondary_offered"), all as u64);
     audit(&cache);
 }
 
 #[test]
-fn what_leaves_mru_to_make_room_was_offered_before() {
+fn blocks_evicted_from_mru_were_offered_before() {
     for takes in [false, true] {
         let double = Arc::new(Double::default());
         let cache = Cache::builder()
             .capacity(10_000)
-            // One is as heavy as many others: much goes at once for it.
+            // One block is as heavy as many others, so many are evicted for it.
             .weigher(|key, _| if *key == 777_777 { 300 } else { 1 })
             .reclaim(Reclaim::Inline)
             .seed(1)
@@ -190,7 +193,7 @@ fn what_leaves_mru_to_make_room_was_offered_before() {
         assert!(gone.len() >= 250 && of_mfu < 50, "{of_mfu} of {}", gone.len());
         let offered: Vec<u64> = double.offered.lock().unwrap().iter().map(|o| o.0).collect();
         let unoffered = gone.iter().filter(|key| !offered.contains(key)).count() as u64;
-        // One of mfu is offered only if it is used as little as those that lose.
+        // A block of mfu is offered only if it has as few uses as those that lose.
         assert!(unoffered <= of_mfu, "{unoffered} of {} that went, {of_mfu} from mfu", gone.len());
         double.complete();
         audit(&cache);
@@ -205,7 +208,7 @@ fn a_victim_that_would_have_to_be_written_does_not_lose_by_a_single_use() {
         double.panics_when_asked.store(writes, Ordering::SeqCst);
         let mut rng = forebay_base::rng::SmallRng::from_seed(5);
         for _ in 0..50_000 {
-            // Skewed, so that what is asked for often differs by a use or two.
+            // Skewed, so that the uses of frequent blocks often differ by one or two.
             let key = (0..2).fold(rng.below(2000), |below, _| rng.below(1 + below));
             if cache.get(&key).is_none() {
                 cache.insert(key, key).unwrap();
@@ -213,18 +216,18 @@ fn a_victim_that_would_have_to_be_written_does_not_lose_by_a_single_use() {
         }
         audit(&cache);
         let stats = cache.stats();
-        // What the level does not answer does not hold up evictions.
+        // A panicking secondary cache does not stop evictions.
         assert_eq!(stats.counter("panics_caught"), u64::from(writes));
         (stats.counter("admissions_won"), stats.counter("admissions_lost"))
     };
     let (easily, _) = won(false);
     let (narrowly, lost) = won(true);
-    assert!(narrowly < easily * 2 / 3, "{narrowly} and {easily} contests were won");
+    assert!(narrowly < easily * 2 / 3, "{narrowly} and {easily} admissions were won");
     assert!(narrowly > 0 && lost > 0, "more than a single use still decides: {narrowly}, {lost}");
 }
 
 #[test]
-fn what_makes_room_or_is_flushed_is_told_and_what_is_removed_is_not() {
+fn evicted_and_flushed_blocks_are_reported_and_removed_ones_are_not() {
     let (cache, double) = with_double(100, 10);
     for key in 0..1000 {
         let hint = if key % 7 == 0 { Hint::Once } else { Hint::Normal };
@@ -257,7 +260,7 @@ fn both_lists_and_classes_are_offered_and_counted_once_but_not_once_blocks() {
     }
     for key in 0..5 {
         for key in [key, 1000 + key] {
-            // An overwrite of a block in use goes to mfu.
+            // An overwrite of a used block enters mfu.
             cache.get(&key).unwrap();
             let class = if key < 1000 { Attributes::METADATA } else { Attributes::DATA };
             cache.insert_with(key, key % 1000, class).unwrap();
@@ -281,7 +284,7 @@ fn what_mfu_has_to_give_up_was_offered_before() {
     let (cache, double) = with_double(200, 4);
     for key in 0..400 {
         cache.insert(key, key).unwrap();
-        // So it goes to mfu, and mru has less than it is meant to have.
+        // So it enters mfu, and mru is below its target.
         cache.get(&key).unwrap();
         cache.insert(key, key).unwrap();
     }
@@ -301,14 +304,15 @@ fn what_is_being_written_is_not_evicted_and_what_is_stored_is_offered_again_befo
     double.takes.store(true, Ordering::SeqCst);
     for key in 0..61 {
         let inserted = cache.insert(key, key);
-        // All sixty are being written: there is no room for the last one.
+        // All sixty are being written, so there is no capacity for the last one.
         assert_eq!(inserted.is_ok(), key < 60);
     }
     let stats = cache.stats();
     assert!(stats.counter("evict_skipped_writing") >= 60, "{stats}");
     assert_eq!(stats.resident_blocks(), 60);
     assert_eq!(double.complete(), 60);
-    // The level may have lost them meanwhile: it hears of each once more before it leaves memory.
+    // The secondary cache may have lost them meanwhile. Each is offered once more before it is
+    // evicted.
     double.takes.store(false, Ordering::SeqCst);
     (0..60).for_each(|key| drop(cache.get(&key).unwrap()));
     let before = double.offered.lock().unwrap().len();
@@ -321,7 +325,7 @@ fn what_is_being_written_is_not_evicted_and_what_is_stored_is_offered_again_befo
     }
     double.takes.store(true, Ordering::SeqCst);
     audit(&cache);
-    // And the second level answers for those that have gone.
+    // The secondary cache answers for those that were evicted.
     for key in 0..60 {
         let block = cache.get_or_load(key, 1, Attributes::DATA, fail).unwrap();
         assert_eq!(*block, key);
@@ -343,7 +347,7 @@ fn loads_are_answered_from_another_thread() {
     let device = thread::spawn(move || {
         for (guard, value) in requests {
             match value % 10 {
-                // Rot on the device: the load is given up, which is a miss.
+                // A damaged block on the device: the load fails.
                 9 => guard.fail(LoadError::failed("rot")),
                 _ => drop(guard.publish(value)),
             }
@@ -353,7 +357,7 @@ fn loads_are_answered_from_another_thread() {
         let block = cache.get_or_load(key, 1, Attributes::DATA, fail);
         assert_eq!(block.ok().map(|b| *b), (key % 10 != 9).then_some(key));
     }
-    // Joined by others, awaited, and unknown to the second level.
+    // Joined by others, waited for, and unknown to the secondary cache.
     thread::scope(|s| {
         for _ in 0..4 {
             s.spawn(|| {
@@ -395,7 +399,7 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
         cache.insert(key, key).unwrap();
     }
     assert!(cache.insert(10, 10).is_err(), "all are being written");
-    // Refused too, but the old one is gone all the same.
+    // Refused too, but the older value is removed all the same.
     assert!(cache.insert(1, 1001).is_err());
     assert!(cache.remove(&2));
     assert_eq!(double.complete(), 10);
@@ -405,8 +409,8 @@ fn a_write_that_an_overwrite_or_removal_met_is_outdated() {
     audit(&cache);
 }
 
-/// The write of the old value ends at the worst moment: the second level has just forgotten the key, or
-/// is about to.
+/// The write of the old value completes at the worst moment: the secondary cache has just forgotten
+/// the key, or is about to.
 #[test]
 fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
     for removal in [false, true] {
@@ -421,13 +425,13 @@ fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
             double.takes.store(false, Ordering::SeqCst);
             let key = 5;
             assert!(double.writing.lock().unwrap().iter().any(|w| *w.key() == key));
-            // Room for the new one.
+            // Makes capacity for the new one.
             cache.resize(20);
             let (inner, held) = (double.clone(), cache.clone());
             *double.after_forget.lock().unwrap() = Some(Box::new(move || {
                 inner.complete();
                 if load_meanwhile {
-                    // Whoever asks now must not bring the old one back either.
+                    // Requests at this moment must not bring the old value back either.
                     if let Begin::Hit(block) = held.begin(key, 1, Attributes::DATA).unwrap() {
                         assert_ne!(*block, key);
                     }
@@ -449,7 +453,7 @@ fn a_write_that_ends_during_an_overwrite_or_removal_never_comes_back() {
 }
 
 #[test]
-fn without_a_level_behind_it_the_hook_is_not_used() {
+fn an_inactive_secondary_cache_is_not_called() {
     for mode in [Reclaim::Inline, Reclaim::Thread] {
         let double = Arc::new(Double::default());
         double.absent.store(true, Ordering::Relaxed);
@@ -474,7 +478,7 @@ fn without_a_level_behind_it_the_hook_is_not_used() {
         assert_eq!(double.loads.load(Ordering::SeqCst), 0);
         assert!(double.offered.lock().unwrap().is_empty());
         assert!(double.forgotten.lock().unwrap().is_empty());
-        // From here on it is there.
+        // Active from here on.
         double.absent.store(false, Ordering::Relaxed);
         double.takes.store(false, Ordering::SeqCst);
         assert_eq!(*cache.get_or_load(5000, 1, Attributes::DATA, fail).unwrap(), 5000);
@@ -492,14 +496,14 @@ fn without_a_level_behind_it_the_hook_is_not_used() {
 fn who_waits_for_a_load_that_is_withdrawn_begins_anew() {
     let (cache, double) = with_double(100, 10);
     double.stored.lock().unwrap().extend((0..10).map(|key| (key, key)));
-    // Twice withdrawn, then answered.
+    // Withdrawn twice, then answered.
     double.withdraws.store(2, Ordering::SeqCst);
     assert_eq!(*cache.get_or_load(0, 1, Attributes::DATA, fail).unwrap(), 0);
     assert_eq!(double.loads.load(Ordering::SeqCst), 3);
     double.withdraws.store(2, Ordering::SeqCst);
     let load = || async { fail() };
     assert_eq!(*block_on(cache.get_or_load_async(1, 1, Attributes::DATA, load)).unwrap(), 1);
-    // A level that goes on so is passed over, and the block loaded.
+    // If it goes on withdrawing, it is bypassed and the block is loaded.
     double.withdraws.store(u64::MAX, Ordering::SeqCst);
     let own = cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, String>(2002)).unwrap();
     assert_eq!(*own, 2002);
@@ -508,18 +512,18 @@ fn who_waits_for_a_load_that_is_withdrawn_begins_anew() {
     let own = block_on(cache.get_or_load_async(3, 1, Attributes::DATA, load)).unwrap();
     assert_eq!(*own, 2003);
     drop(own);
-    // By hand: the wait ends with what says that it is to be begun anew.
+    // With `begin`, the wait ends with the error that asks for another begin.
     let Begin::InFlight(in_flight) = cache.begin(4, 1, Attributes::DATA).unwrap() else {
-        panic!("the level took no load over")
+        panic!("the secondary cache took no load over")
     };
     assert!(matches!(in_flight.wait(), Err(LoadError::Abandoned)));
     let asked = double.loads.load(Ordering::SeqCst);
     let Begin::Vacant(guard) = cache.begin_without_secondary(4, 1, Attributes::DATA).unwrap()
     else {
-        panic!("somebody is loading it")
+        panic!("it is being loaded")
     };
     drop(guard.publish(4));
-    assert_eq!(double.loads.load(Ordering::SeqCst), asked, "the level was asked");
+    assert_eq!(double.loads.load(Ordering::SeqCst), asked, "the secondary cache was asked");
     let stats = cache.stats();
     assert_eq!(stats.counter("loads_failed"), 0, "{stats}");
     audit(&cache);
@@ -576,7 +580,11 @@ fn all_blocks_that_are_not_being_written_are_offered_in_batches() {
     };
     assert_eq!(count(&cache), 25, "what is being written is not handed out");
     assert_eq!(double.complete(), 26);
-    assert_eq!(count(&cache), 51, "what is stored is: only the level knows for how long it has it");
+    assert_eq!(
+        count(&cache),
+        51,
+        "stored blocks are offered too: only the secondary cache knows how long it keeps them"
+    );
     audit(&cache);
 }
 
@@ -607,7 +615,7 @@ fn a_panic_in_load_is_the_callers_and_leaves_nothing() {
     impl SecondaryCache<u64, u64> for Broken {
         fn offer(&self, _: Vec<Candidate<u64, u64>>) {}
         fn load(&self, _: LoadGuard<u64, u64>) -> Result<(), LoadGuard<u64, u64>> {
-            panic!("a bug in the second level")
+            panic!("a bug in the secondary cache")
         }
         fn forget(&self, _: &u64) {}
     }
@@ -693,7 +701,7 @@ fn the_hook_holds_under_load() {
     audit(&cache);
 }
 
-/// A level that takes the first load over, and hands that one's filler back for the second.
+/// Takes over the first load, and returns its guard for the second.
 #[derive(Default)]
 struct Mixer(Mutex<Option<LoadGuard<u64, u64>>>);
 
@@ -718,7 +726,7 @@ fn a_load_guard_that_is_handed_back_must_be_of_the_same_load() {
         let Begin::InFlight(in_flight) = first.begin(1, 1, Attributes::DATA).unwrap() else {
             panic!()
         };
-        // The guard would say that it borrows this cache, and be of the other one.
+        // The reference would claim to borrow this cache but belong to the other.
         let mixed = || drop(cache.get_or_load(2, 1, Attributes::DATA, || Ok::<_, LoadError>(2)));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(mixed)).is_err());
         assert!(matches!(in_flight.wait(), Err(LoadError::Panicked)));

@@ -1,4 +1,4 @@
-//! The overflow limit, the queue of inserters, and what happens when nothing can be evicted.
+//! The overflow limit, the queue of inserters, and a cache in which nothing can be evicted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use forebay_cache::{Attributes, Begin, Cache, Class, Hint, Reclaim, Refusal};
 
 use crate::support::{LONG, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
 
-/// Fills the cache to its limit and pins everything in it.
+/// Fills the cache to its limit and pins all blocks.
 fn full_of_pins(cache: &Cache<u64, u64>) -> Vec<forebay_cache::OwnedRef<u64, u64>> {
     let mut pins = Vec::new();
     for key in 0.. {
@@ -52,7 +52,7 @@ fn pins_on_one_list_do_not_keep_the_others_from_being_evicted() {
             for key in 0..60 {
                 cache.insert_with(key, key, here).unwrap();
                 if frequent {
-                    // An overwrite of a block that was looked up goes to mfu.
+                    // An overwrite of a used block enters mfu.
                     cache.get(&key).unwrap();
                     cache.insert_with(key, key, here).unwrap();
                 }
@@ -86,7 +86,7 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
     assert_eq!((refused.reason, refused.value), (Refusal::NoCapacity, 77));
     let block = cache.get_or_load(1001, 1, Attributes::DATA, || Ok::<_, String>(78)).unwrap();
     assert_eq!(*block, 78);
-    assert!(!cache.contains(&1001), "there was no room for it");
+    assert!(!cache.contains(&1001), "there was no capacity for it");
     drop(block);
     drop(pins);
     cache.insert(1000, 77).unwrap();
@@ -104,7 +104,7 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     assert!(stats.throttle_wait_ns.count >= 1);
     assert!(stats.counter("evict_not_enough") > 0);
     assert!(stats.counter("evict_skipped_pinned") > 0);
-    // A load is handed out uncached, to the loader and to all who join it.
+    // A load is handed out uncached, to the loader and to all waiters.
     match cache.begin(1 << 41, 1, Attributes::DATA).unwrap() {
         Begin::Vacant(guard) => {
             assert_eq!(guard.refusal(), Some(Refusal::NoCapacity));
@@ -140,7 +140,7 @@ fn who_waits_is_served_first_come_first_served() {
         .map(|n| {
             let (inner, told) = (cache.clone(), told.clone());
             let thread = thread::spawn(move || {
-                // A load that is not published cannot be evicted for the next one.
+                // A load in flight cannot be evicted for the next one.
                 match inner.begin((1 << 40) + n, 1, Attributes::DATA).unwrap() {
                     Begin::Vacant(guard) => told.send((n, guard)).unwrap(),
                     other => panic!("{other:?}"),
@@ -154,7 +154,7 @@ fn who_waits_is_served_first_come_first_served() {
         .collect();
     let mut loads = Vec::new();
     for n in 0..8 {
-        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "served without room");
+        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "granted without capacity");
         pins.pop();
         let (served, guard) = tells.recv_timeout(LONG).unwrap();
         assert_eq!(served, n, "served out of turn");
@@ -180,7 +180,7 @@ fn a_dropped_async_wait_leaves_the_queue() {
         drop(waiting);
     }
     drop(pins);
-    // Nobody is in front.
+    // No one is ahead in the queue.
     cache.insert(1 << 41, 1).unwrap();
     audit(&cache);
 }
@@ -245,7 +245,7 @@ fn a_reservation_that_was_too_small_is_set_right_or_refused() {
         .build()
         .unwrap();
     for key in 0..500u64 {
-        // Declared 1, weighs up to 100.
+        // Declared weight 1, true weight up to 100.
         let value = 1 + key % 100;
         let block = cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(value));
         assert_eq!(*block.unwrap(), value);
@@ -257,7 +257,8 @@ fn a_reservation_that_was_too_small_is_set_right_or_refused() {
         0,
         "everything that was cached can go\n{stats}"
     );
-    // Declared too heavy, weighs little: known only when it is there, so it was not reserved for.
+    // Declared too heavy, true weight small. That is known only after the load, so nothing was
+    // reserved.
     let block = cache.get_or_load(9999, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap();
     assert_eq!(*block, 1);
     drop(block);

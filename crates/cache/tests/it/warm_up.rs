@@ -1,4 +1,4 @@
-//! Room that nobody needs: what is put there, and what is not.
+//! Warm-up: which blocks it inserts into free capacity, and which not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ fn it_is_filled_up_to_the_mark_without_a_use_or_an_eviction() {
     }
     assert_eq!(stats.resident_blocks(), stats.counter("inserts"));
     assert!((0..150).all(|n| cache.get(&key(n)).is_some_and(|value| *value == n)));
-    // They are as good as any others: newcomers push them out.
+    // They compete as any others do: new blocks evict them.
     (1000..2000).for_each(|n| cache.insert(key(n), n).unwrap());
     assert!(cache.stats().counter("left") > 0);
     assert_eq!(warm_up.bytes(), 0, "something was evicted");
@@ -74,7 +74,7 @@ fn what_blocks_cost_beside_their_weight_is_seen_while_they_come_in() {
     while warm_up.put(key(puts.load(Ordering::Relaxed)), 0, Attributes::DATA, || true).is_ok() {
         puts.fetch_add(1, Ordering::Relaxed);
     }
-    // The reclaimer, which would look at it too, may not have run at all.
+    // The reclaimer, which would refresh the bound too, may not have run at all.
     let stats = cache.stats();
     let total = stats.reserved + stats.overhead.total();
     assert!(total <= BOUND, "{} and {:?}", stats.reserved, stats.overhead);
@@ -95,7 +95,7 @@ fn what_is_there_or_loading_or_remembered_stays_as_it_is() {
         Err(WarmUpRefusal::AlreadyCached)
     );
     let Begin::Vacant(guard) = cache.begin(key(2), WEIGHT, Attributes::DATA).unwrap() else {
-        panic!("nobody has it");
+        panic!("it is not cached");
     };
     assert!(warm_up.has(&key(2)));
     assert_eq!(
@@ -104,7 +104,7 @@ fn what_is_there_or_loading_or_remembered_stays_as_it_is() {
     );
     drop(guard.publish(20));
     assert_eq!((*cache.get(&key(1)).unwrap(), *cache.get(&key(2)).unwrap()), (10, 20));
-    // What was evicted is remembered, and not for this to bring back.
+    // Evicted blocks have ghosts, and warm-up does not bring them back.
     (1000..1400).for_each(|n| cache.insert(key(n), n).unwrap());
     let gone = (1000..1400).find(|n| !cache.contains(&key(*n))).expect("not all of them fit");
     (1000..1400).filter(|n| *n != gone).for_each(|n| _ = cache.remove(&key(n)));
@@ -120,17 +120,17 @@ fn what_is_there_or_loading_or_remembered_stays_as_it_is() {
 }
 
 #[test]
-fn the_slot_is_taken_before_it_is_asked_whether_the_value_is_current() {
+fn the_slot_is_claimed_before_the_value_is_checked() {
     let cache = std::sync::Arc::new(cache());
     let warm_up = cache.warm_up();
     let outdated = warm_up.put(key(1), 1, Attributes::DATA, || {
-        assert!(!cache.contains(&key(1)), "nobody sees it yet");
+        assert!(!cache.contains(&key(1)), "it is not visible yet");
         assert!(warm_up.has(&key(1)), "but it is being loaded");
         false
     });
     assert_eq!(outdated, Err(WarmUpRefusal::Outdated));
     assert!(!warm_up.has(&key(1)));
-    // Who overwrites it in between has the last word.
+    // A thread that overwrites the key in between wins.
     let put = warm_up.put(key(1), 1, Attributes::METADATA, || {
         cache.insert(key(1), 2).unwrap();
         true
@@ -140,7 +140,7 @@ fn the_slot_is_taken_before_it_is_asked_whether_the_value_is_current() {
     assert_eq!(put, Ok(()));
     assert!(!cache.contains(&key(3)));
     assert_eq!(cache.stats().resident_blocks(), 1);
-    // One who waits for it gets it.
+    // A waiter gets it.
     let waiter = std::sync::Mutex::new(None);
     let put = warm_up.put(key(4), 40, Attributes::DATA, || {
         let Begin::InFlight(in_flight) = cache.begin(key(4), WEIGHT, Attributes::DATA).unwrap()

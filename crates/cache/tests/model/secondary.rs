@@ -1,5 +1,5 @@
-//! The second level's guards against the evictor and removals, with a double that keeps what it is
-//! offered and ends it on another thread.
+//! The secondary cache's guards against the evictor and removals, with a double that keeps offered
+//! blocks and finishes them on another thread.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use forebay_cache::{Candidate, LoadGuard, Reclaim, SecondaryCache, Writing};
 use crate::harness::{Block, Ledger, World};
 use forebay_base::model::{below, check, join, spawn};
 
-/// A second level in memory.
+/// A secondary cache in memory.
 struct Double {
     writing: Mutex<Vec<Writing<u64, Block>>>,
     loads: Mutex<Vec<LoadGuard<u64, Block>>>,
@@ -29,7 +29,7 @@ impl Double {
         })
     }
 
-    /// Ends the writes and loads that have begun.
+    /// Completes the writes and loads that have begun.
     fn step(&self, ledger: &Arc<Ledger>) {
         let writing = std::mem::take(&mut *self.writing.lock());
         for block in writing {
@@ -40,7 +40,7 @@ impl Double {
             } else {
                 self.stored.lock().insert(key, version);
                 if !block.stored() {
-                    // Removed meanwhile: what was written is outdated.
+                    // Removed meanwhile: the written copy is outdated.
                     self.stored.lock().remove(&key);
                 }
             }
@@ -94,8 +94,8 @@ fn world(double: &Arc<Double>) -> Arc<World> {
     }))
 }
 
-/// Writes begin and end while blocks are evicted, removed and overwritten; loads come from the second
-/// level, on its thread.
+/// Writes begin and end while blocks are evicted, removed and overwritten. Loads are answered by
+/// the secondary cache, on its thread.
 #[test]
 fn writes_and_loads_race_evictions_and_removals() {
     check(6000, || {
@@ -113,7 +113,7 @@ fn writes_and_loads_race_evictions_and_removals() {
                     let load = || Ok::<_, forebay_cache::LoadError>(world.block(key, 1));
                     match world.cache().begin(key, 1, forebay_cache::Attributes::DATA).unwrap() {
                         forebay_cache::Begin::Hit(block) => block.check(key),
-                        // The double may never get round to it: the wait is given up.
+                        // The double may never answer: the wait is given up.
                         forebay_cache::Begin::InFlight(in_flight) => drop(in_flight),
                         forebay_cache::Begin::Vacant(guard) => {
                             guard.publish(load().unwrap()).check(key);
@@ -134,7 +134,7 @@ fn writes_and_loads_race_evictions_and_removals() {
     });
 }
 
-/// A block that is being written stays, whatever the evictor does; a remover takes it all the same.
+/// A block that is being written is not evicted. A remover takes it all the same.
 #[test]
 fn what_is_being_written_stays() {
     check(6000, || {

@@ -1,5 +1,5 @@
-//! Single flight: one load at a time, one ending for everyone who waits, whoever publishes, fails,
-//! drops, removes or overwrites.
+//! Single flight: one load at a time, and one outcome for all waiters, whichever thread publishes,
+//! fails, drops, removes or overwrites.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use forebay_base::model::{below, check, join, spawn};
 
 const KEY: u64 = 1;
 
-/// Ends a load in one of the three ways there are. True if it was published.
+/// Ends a load in one of three ways. True if it was published.
 fn end_load(world: &World, guard: LoadGuard<u64, Block>, version: u64) -> bool {
     match below(4) {
         0 => drop(guard),
@@ -28,7 +28,7 @@ fn begin(world: &World) -> Begin<'_, u64, Block> {
     world.cache().begin(KEY, 1, Attributes::DATA).expect("nothing is closed")
 }
 
-/// Without removals, no two loads of a key overlap, and a block that was loaded is never loaded again.
+/// Without removals, no two loads of a key overlap, and a loaded block is never loaded again.
 #[test]
 fn one_load_at_a_time() {
     check(12_000, || {
@@ -52,7 +52,7 @@ fn one_load_at_a_time() {
                     assert_eq!(published.load(Ordering::Relaxed), 0, "loaded although it is there");
                     shuttle::thread::yield_now();
                     loading.fetch_sub(1, Ordering::Relaxed);
-                    // Counted before it can be seen.
+                    // Counted before it is visible.
                     match below(4) {
                         0 => drop(guard),
                         1 => guard.fail(LoadError::failed("the disk is gone")),
@@ -71,7 +71,7 @@ fn one_load_at_a_time() {
     });
 }
 
-/// Every way of waiting gets exactly one ending: blocking, callback, future, and giving up the wait.
+/// Every kind of wait gets exactly one outcome: blocking, callback, future, and giving up.
 #[test]
 fn every_waiter_gets_one_ending() {
     check(9000, || {
@@ -99,21 +99,21 @@ fn every_waiter_gets_one_ending() {
                 }
             })
         };
-        // The filler's own thread begins last, so that some waiters find the load in flight.
+        // The loader's thread begins last, so that some waiters find the load in flight.
         let threads = [waiter(0), waiter(1), waiter(2), waiter(3)];
         end_load(&world, guard, 0);
         join(threads);
         let counter = |name| world.cache().stats().counter(name);
-        // The one that dropped its wait may have joined or not.
+        // The thread that dropped its wait may have joined or not.
         let joined = counter("in_flight_joins") as usize;
         let ended = endings.load(Ordering::Relaxed);
         assert!(ended == joined || ended + 1 == joined, "{ended} endings of {joined} waiters");
-        // Whoever came after a load that failed has been given a filler, and dropped it.
+        // Requests after a failed load got a load guard and dropped it.
         World::end(world);
     });
 }
 
-/// A load that is removed or overwritten meanwhile is handed out, and not cached.
+/// A load that is removed or overwritten meanwhile is handed out uncached.
 #[test]
 fn removals_and_overwrites_race_loads() {
     check(12_000, || {
@@ -145,7 +145,7 @@ fn removals_and_overwrites_race_loads() {
     });
 }
 
-/// What a load finds when it is published is never older than what was inserted meanwhile.
+/// The content of a published load is never older than a value inserted meanwhile.
 #[test]
 fn an_outdated_load_does_not_replace_an_insert() {
     check(9000, || {
@@ -154,7 +154,7 @@ fn an_outdated_load_does_not_replace_an_insert() {
             let world = world.clone();
             spawn(move || {
                 if let Begin::Vacant(guard) = begin(&world) {
-                    // What is read here is older than what anybody inserts from now on.
+                    // This content is older than any value inserted from now on.
                     drop(guard.publish(world.block(KEY, 1)));
                 }
             })
@@ -168,7 +168,7 @@ fn an_outdated_load_does_not_replace_an_insert() {
             })
         };
         world.cache().insert(KEY, world.block(KEY, 2)).unwrap();
-        let version = world.cache().get(&KEY).expect("inserted, and nobody removes it").version;
+        let version = world.cache().get(&KEY).expect("inserted, and not removed").version;
         assert_eq!(version, 2, "an outdated load has come over an insert");
         join([loader, waiter]);
         assert_eq!(world.cache().get(&KEY).unwrap().version, 2);
@@ -176,15 +176,15 @@ fn an_outdated_load_does_not_replace_an_insert() {
     });
 }
 
-/// Loads that find no room are handed out uncached, to those who wait as well; weights that were
-/// declared wrongly are set right.
+/// Loads without capacity are handed out uncached, to waiters too. Wrong declared weights are
+/// corrected.
 #[test]
-fn loads_without_room_reach_their_waiters() {
+fn loads_without_capacity_reach_their_waiters() {
     check(9000, || {
         let world = Arc::new(World::inline(2));
         world.insert(5);
         world.insert(6);
-        // Pinned, so that there is nothing to evict for a while.
+        // Pinned, so that nothing can be evicted for a while.
         let held = [world.cache().get_owned(&5), world.cache().get_owned(&6)];
         let asker = |weight: u64| {
             let world = world.clone();

@@ -1,4 +1,4 @@
-//! Pins beyond what a header's word counts. The word is crowded with 8 pins in this build.
+//! Pins beyond those that a header's word counts. In this build 8 pins crowd a word.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use forebay_base::model::{below, check, join, spawn};
 
 const KEY: u64 = 1;
 
-/// Takes up to `most` pins in different ways, and gives them up in any order.
+/// Takes up to `most` pins in different ways, and releases them in any order.
 fn come_and_go(world: &World, mut guards: Vec<OwnedRef<u64, Block>>, most: usize) {
     for _ in 0..most {
         let more = match below(3) {
             0 => world.cache().get_owned(&KEY),
             1 => match world.cache().begin(KEY, 1, Attributes::DATA).expect("nothing is closed") {
                 Begin::Hit(block) => Some(block.into_owned()),
-                // Removed: the filler is dropped.
+                // Removed: the load guard is dropped.
                 _ => None,
             },
             _ => Some(guards[0].clone()),
@@ -32,7 +32,8 @@ fn come_and_go(world: &World, mut guards: Vec<OwnedRef<u64, Block>>, most: usize
     guards.into_iter().for_each(|guard| guard.check(KEY));
 }
 
-/// Guards come and go past the word's bounds, while the block is removed: it lives as long as any of them, and is freed once.
+/// References exceed the word's count while the block is removed. The block lives as long as any of
+/// them, and is freed once.
 #[test]
 fn spilled_pins_keep_the_block() {
     check(12_000, || {
@@ -53,7 +54,7 @@ fn spilled_pins_keep_the_block() {
     });
 }
 
-/// The evictor never takes a block whose pins are elsewhere.
+/// The evictor never evicts a block whose pins are spilled.
 #[test]
 fn spilled_pins_keep_the_block_from_the_evictor() {
     check(6000, || {
@@ -73,7 +74,7 @@ fn spilled_pins_keep_the_block_from_the_evictor() {
     });
 }
 
-/// A load that is joined past the word's bounds, some of whose waiters give up.
+/// More waiters join a load than the word counts. Some give up.
 #[test]
 fn joined_past_the_bounds() {
     check(9000, || {

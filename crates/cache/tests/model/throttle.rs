@@ -1,5 +1,5 @@
-//! Waiting for room: first come first served, nothing granted twice or lost, whoever times out, gives up
-//! or leaves; alone, and under the whole cache with the reclaimer's thread.
+//! Waiting for capacity: FIFO order, and no capacity granted twice or lost, whichever thread times
+//! out, gives up or leaves. Alone, and in a whole cache with its reclaimer thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use forebay_cache::{Attributes, Begin, Reclaim};
 use crate::harness::{WEIGHT, World};
 use forebay_base::model::{below, check, join, spawn};
 
-/// Weight that is out is never more than the limit, and all of it comes back.
+/// The reserved weight never exceeds the limit, and all of it is returned.
 #[test]
-fn no_room_is_lost_or_granted_twice() {
+fn no_capacity_is_lost_or_granted_twice() {
     check(18_000, || {
         let capacity = Arc::new(Capacity::new(2, 3));
         let out = Arc::new(AtomicU64::new(0));
@@ -40,11 +40,11 @@ fn no_room_is_lost_or_granted_twice() {
         }
         join(threads);
         assert!(!capacity.has_waiters());
-        assert_eq!(capacity.reserved(), 0, "room that nobody has");
+        assert_eq!(capacity.reserved(), 0, "capacity that no block holds");
     });
 }
 
-/// The same where shards hold lots.
+/// The same with batches of credits in shards.
 #[test]
 fn batches_come_back() {
     check(9000, || {
@@ -63,21 +63,21 @@ fn batches_come_back() {
         };
         let threads = [asker(3), asker(2), asker(60)];
         for _ in 0..3 {
-            // Attempts under way may be counted, but never less than nothing is out.
+            // Attempts in progress may be counted, so it may exceed the limit by as much.
             assert!(capacity.reserved() <= 68 + 65);
         }
         join(threads);
-        assert_eq!(capacity.reserved(), 0, "room that nobody has");
+        assert_eq!(capacity.reserved(), 0, "capacity that no block holds");
     });
 }
 
-/// Nobody is served while somebody who came before still waits.
+/// No ticket is granted while an earlier one waits.
 #[test]
 fn first_come_first_served() {
     check(12_000, || {
         let capacity = Arc::new(Capacity::new(2, 2));
         assert!(capacity.reserve(2));
-        // The first is the heavier one: the second would fit sooner.
+        // The first is heavier: the second would fit sooner.
         let tickets = Arc::new([capacity.queue_up(2), capacity.queue_up(1)]);
         let waiter = |n: usize| {
             let (capacity, tickets) = (capacity.clone(), tickets.clone());
@@ -92,15 +92,18 @@ fn first_come_first_served() {
         };
         let threads = [waiter(0), waiter(1)];
         capacity.release(1);
-        assert!(!capacity.reserve(1) || !capacity.has_waiters(), "a newcomer passed the queue");
+        assert!(
+            !capacity.reserve(1) || !capacity.has_waiters(),
+            "a later inserter passed the queue"
+        );
         capacity.release(1);
         join(threads);
-        // The newcomer above, if it got in, keeps what it has.
+        // The inserter above keeps its capacity if it got some.
         assert!(capacity.reserved() <= 1);
     });
 }
 
-/// Inserters past the limit and the reclaimer's thread; blocks are inserted or come back.
+/// Inserters beyond the limit and the reclaimer thread. Blocks are inserted or returned.
 #[test]
 fn inserters_wait_for_the_reclaimer() {
     check(3600, || {
@@ -126,8 +129,8 @@ fn inserters_wait_for_the_reclaimer() {
     });
 }
 
-/// Loads wait for room as well, blocking and not, and give it back if they find the block there after all
-/// or are dropped while they wait.
+/// Loads wait for capacity as well, blocking and asynchronously. They return it if they find the
+/// block cached after all, or are dropped while they wait.
 #[test]
 fn loads_wait_for_the_reclaimer() {
     check(3600, || {
