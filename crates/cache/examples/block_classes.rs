@@ -1,4 +1,4 @@
-//! Loads blocks of both classes once each, however many threads ask, and reads the statistics.
+//! Loads blocks of both classes once each, from several threads, and prints statistics.
 //!
 //! ```sh
 //! cargo run -p forebay-cache --example block_classes
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .weigher(|_key, block| block.len() as u64)
         .build()?;
 
-    // Every tenth block leads to others: it competes in the class of metadata.
+    // Every tenth block refers to others, so its class is metadata.
     let loads = AtomicU64::new(0);
     let attributes = |key: u64| match key % 10 {
         0 => Attributes::METADATA,
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                         loads.fetch_add(1, Ordering::Relaxed);
                         Ok::<_, Infallible>(vec![key as u8; BLOCK_BYTES as usize])
                     });
-                    assert_eq!(block.expect("the cache has room")[0], key as u8);
+                    assert_eq!(block.expect("the cache has capacity")[0], key as u8);
                 }
             });
         }
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(stats.resident_blocks(), BLOCKS - 1);
     assert!(stats.hits() > 0);
 
-    // The whole picture, as text.
+    // All statistics as text.
     print!("{stats}");
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What a caller says of a block when it enters the cache.
+//! Class, hint and cause: what a caller says about a block, and why a block leaves.
 
-/// Kinds of block that compete for room as groups. The order is that of counter labels.
+/// Classes of blocks, which compete for capacity as groups. The order is that of counter labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// Blocks that lead to others: directories, indirect blocks, indexes.
+    /// Blocks that refer to others: directories, indirect blocks, indexes.
     Metadata = 0,
-    /// Everything else.
+    /// All other blocks.
     #[default]
     Data = 1,
 }
@@ -22,26 +22,26 @@ impl Class {
     }
 }
 
-/// What the caller knows of a block's future.
+/// The caller's knowledge of a block's future use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Hint {
-    /// Nothing.
+    /// None.
     #[default]
     Normal,
-    /// It will probably not be asked for again (a scan). Such a block leaves before any other,
-    /// so that it never pushes one out, unless it is asked for again after all.
+    /// Probably not requested again, as in a scan. Such a block is evicted before all others,
+    /// unless it is requested again after all.
     Once,
-    /// It is a new version, under a new key, of a block that was used before: it enters as a block that was asked for
-    /// more than once. Who writes blocks to new places tells by this that what left under the old key came back.
+    /// A new version, under a new key, of a block that was used before. It begins as a block with
+    /// several uses. For callers that write blocks to new places.
     Again,
 }
 
-/// How a block is to be cached.
+/// Class and hint of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// Its class.
+    /// Class of the block.
     pub class: Class,
-    /// What is known of its future.
+    /// Expected use of the block.
     pub hint: Hint,
 }
 
@@ -51,12 +51,12 @@ impl Attributes {
     /// A normal metadata block.
     pub const METADATA: Self = Self { class: Class::Metadata, hint: Hint::Normal };
 
-    /// The same, used once.
+    /// The same with [`Hint::Once`].
     pub const fn once(self) -> Self {
         Self { hint: Hint::Once, ..self }
     }
 
-    /// The same, used before.
+    /// The same with [`Hint::Again`].
     pub const fn again(self) -> Self {
         Self { hint: Hint::Again, ..self }
     }
@@ -65,17 +65,17 @@ impl Attributes {
 /// Why a block left the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// To make room.
+    /// Evicted for capacity.
     Capacity = 0,
-    /// [`remove`](crate::Cache::remove) named it.
+    /// Removed by [`remove`](crate::Cache::remove).
     Removed = 1,
-    /// An insert of the same key took its place.
+    /// Replaced by an insert of the same key.
     Replaced = 2,
-    /// A flush.
+    /// Flushed.
     Flushed = 3,
     /// Its owner was closed.
     OwnerClosed = 4,
-    /// It was handed to its caller without being cached: no room, too heavy, or its owner's wish.
+    /// Handed to its caller uncached: no capacity, too heavy, or not cached for its owner.
     Uncached = 5,
     /// The cache was closed or dropped.
     Closed = 6,

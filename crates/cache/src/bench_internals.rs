@@ -1,11 +1,11 @@
-//! The index by itself, for `forebay-bench index`. Not a stable interface.
+//! The index alone, for `forebay-bench index`. Not a stable interface.
 
 use crate::index::line::Slot;
 use crate::index::{Index, Visit};
 
 pub use crate::index::IndexStats;
 
-/// The cache's index without its headers: a place stands for a header's address.
+/// The cache's index without headers. Numbers stand for headers' addresses.
 pub struct BareIndex(Index);
 
 impl Default for BareIndex {
@@ -15,23 +15,24 @@ impl Default for BareIndex {
 }
 
 impl BareIndex {
-    /// Adds an entry. `hash_of` tells the hash of a place that was added before. False if there was no room to grow.
-    pub fn insert(&self, hash: u64, place: usize, hash_of: impl Fn(usize) -> u64) -> bool {
-        let address = |place: usize| (place + 1) * 64;
-        let slot = Slot::resident(hash, address(place));
+    /// Adds an entry. `hash_of` returns the hash of a number that was added before. False if there
+    /// is no memory to grow.
+    pub fn insert(&self, hash: u64, number: usize, hash_of: impl Fn(usize) -> u64) -> bool {
+        let address = |number: usize| (number + 1) * 64;
+        let slot = Slot::resident(hash, address(number));
         self.0.lock(hash).insert(slot, &|address| hash_of(address / 64 - 1)).is_ok()
     }
 
-    /// The place of the entry of this hash for which `is_it` says yes. Takes no lock.
+    /// The number of this hash for which `is_it` is true. Takes no lock.
     #[inline]
     pub fn find(&self, hash: u64, mut is_it: impl FnMut(usize) -> bool) -> Option<usize> {
         self.0.find(hash, |address| {
-            let place = address / 64 - 1;
-            if is_it(place) { Visit::Found(place) } else { Visit::Missed(address as u64) }
+            let number = address / 64 - 1;
+            if is_it(number) { Visit::Found(number) } else { Visit::Missed(address as u64) }
         })
     }
 
-    /// What it holds and how well.
+    /// Size and quality of the index.
     pub fn stats(&self) -> IndexStats {
         self.0.stats()
     }

@@ -1,4 +1,4 @@
-//! Building a cache.
+//! The builder of a cache.
 
 use std::ptr::NonNull;
 
@@ -11,14 +11,14 @@ use forebay_base::sync::thread::{JoinHandle, spawn_named};
 
 use crate::cache::Cache;
 use crate::callbacks::{Callbacks, Evicted};
+use crate::capacity::overhead;
 use crate::error::BuildError;
-use crate::inner::{Bound, Inner, Overhead, Parts, Reclaim, Weigher};
+use crate::inner::{Bound, CacheInner, CacheParts, Overhead, Reclaim, Weigher};
 use crate::key::Key;
-use crate::overhead;
-use crate::second::SecondLevel;
+use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
-/// Describes a cache; made by [`Cache::builder`].
+/// Configures a cache. Made by [`Cache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct Builder<K: Key, V: Send + Sync + 'static> {
     capacity: Option<u64>,
@@ -26,7 +26,7 @@ pub struct Builder<K: Key, V: Send + Sync + 'static> {
     overhead: Option<Overhead>,
     weigher: Weigher<K, V>,
     on_evict: Option<Box<dyn Fn(Evicted<K, V>) + Send + Sync>>,
-    second: Option<Arc<dyn SecondLevel<K, V>>>,
+    secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     mode: Reclaim,
@@ -41,7 +41,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             overhead: None,
             weigher: Box::new(|_, _| size_of::<V>() as u64),
             on_evict: None,
-            second: None,
+            secondary: None,
             clock: None,
             seed: None,
             mode: Reclaim::Thread,
@@ -49,70 +49,72 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         }
     }
 
-    /// The weight of blocks to hold: the policy's capacity `c`. What the cache needs for itself comes on
-    /// top (80 bytes a block and 30 for one that is remembered, about).
+    /// Sets the weight of blocks to hold in bytes: the policy's target `c`. The cache's own memory
+    /// comes on top: about 80 bytes per block and 30 per ghost.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
         self
     }
 
-    /// A hard bound on everything in bytes: blocks, headers, index, ghosts, and what
-    /// [`overhead`](Self::overhead) tells. The capacity is what that leaves, and follows it.
+    /// Sets a hard bound in bytes on blocks, headers, index, ghosts, and the bytes that
+    /// [`overhead`](Self::overhead) reports. The capacity is the rest, and follows it.
     pub fn bound(mut self, bytes: u64) -> Self {
         self.bound = Some(bytes);
         self
     }
 
-    /// Tells bytes that count against the [`bound`](Self::bound) though the weigher does not see them: the
-    /// slack of the arena that the blocks come from, for instance. Called often; must be cheap.
+    /// Sets a function that reports bytes which count against the [`bound`](Self::bound) but which
+    /// the weigher does not see, such as an arena's slack. It is called often and must be cheap.
     ///
-    /// Evicting a block must not make it more for long: memory that is free for the next block is to be
-    /// given back (purge the arena when its slack is more than a few percent) before it is told. Else
-    /// room is taken from blocks for what evicted blocks have left, until there are none.
+    /// Evicting a block must not raise it for long. Return free memory before reporting it, for
+    /// instance purge the arena when its slack exceeds a few percent. Otherwise the memory of
+    /// evicted blocks counts against the others, until no block is left.
     pub fn overhead(mut self, bytes: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         self.overhead = Some(Box::new(bytes));
         self
     }
 
-    /// Weighs a block, in bytes; at least 1 is taken. By default, the size of `V` itself: right only
-    /// if it owns nothing.
+    /// Sets the function that weighs a block, in bytes; at least 1 is used. The default is the size
+    /// of `V`, which is right only if `V` owns no memory.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Box::new(weigh);
         self
     }
 
-    /// Is called with every block that has left the cache, on a thread of its own; it may block. If it
-    /// falls behind by more than the tunable `callback_queue`, blocks are dropped without it and counted.
+    /// Sets a function that is called with each block that has left the cache. It runs on its own
+    /// thread and may block. If more blocks than the tunable `callback_queue` wait for it, further
+    /// ones are dropped without it and counted.
     pub fn on_evict(mut self, f: impl Fn(Evicted<K, V>) + Send + Sync + 'static) -> Self {
         self.on_evict = Some(Box::new(f));
         self
     }
 
-    /// A second level behind this one.
-    pub fn second_level(mut self, second: Arc<dyn SecondLevel<K, V>>) -> Self {
-        self.second = Some(second);
+    /// Attaches a secondary cache.
+    pub fn secondary_cache(mut self, secondary: Arc<dyn SecondaryCache<K, V>>) -> Self {
+        self.secondary = Some(secondary);
         self
     }
 
-    /// Who evicts; a thread of the cache's own by default.
+    /// Sets which thread evicts. The default is a thread of the cache.
     pub fn reclaim(mut self, mode: Reclaim) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets a tunable; `docs/tunables.md` lists them. Checked by [`build`](Self::build).
+    /// Sets a tunable, see `docs/tunables.md`. [`build`](Self::build) checks it.
     pub fn tunable(mut self, name: &str, value: &str) -> Self {
         self.tunables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The seed of the hash and of the evictor's choices; from the system by default.
+    /// Sets the seed of the hash and of the evictor's random choices. The default comes from the
+    /// system.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// The clock by which waits are measured; the system's by default.
+    /// Sets the clock that measures waits. The default is the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
@@ -121,7 +123,8 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     /// Builds the cache and starts its threads.
     ///
     /// # Errors
-    /// When capacity or a tunable is wrong, or the system gives no memory or no thread.
+    ///
+    /// The capacity or a tunable is invalid, or the system provides no memory or no thread.
     pub fn build(self) -> Result<Cache<K, V>, BuildError> {
         let capacity = self.capacity.or(self.bound).filter(|c| *c > 0);
         let capacity = capacity.ok_or(BuildError::NoCapacity)?;
@@ -142,7 +145,7 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
         };
         let limit = capacity.saturating_add(capacity >> tunables.overflow_shift());
         let has_callbacks = self.on_evict.is_some();
-        let inner = Inner::new(Parts {
+        let inner = CacheInner::new(CacheParts {
             target: capacity,
             limit,
             shards: (2 * cpus).next_power_of_two().max(if cfg!(forebay_model) { 1 } else { 4 }),
@@ -151,14 +154,14 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
             tunables,
             weigher: self.weigher,
             callbacks: self.on_evict.map(Callbacks::new),
-            second: self.second,
+            secondary: self.secondary,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock::default())),
             bound: self.bound.map(|b| Bound { bytes: AtomicU64::new(b), others: self.overhead }),
             mode: self.mode,
         })?;
         if let Some(bound) = self.bound {
             inner.refresh_bound();
-            if inner.room.target() == 0 {
+            if inner.capacity.target() == 0 {
                 return Err(BuildError::BoundTooSmall { bound, overhead: overhead::bytes(&inner) });
             }
         }
@@ -166,46 +169,46 @@ impl<K: Key, V: Send + Sync + 'static> Builder<K, V> {
     }
 }
 
-/// Puts the cache on the heap and starts its threads.
+/// Moves the cache to the heap and starts its threads.
 fn start<K: Key, V: Send + Sync + 'static>(
-    inner: Inner<K, V>,
+    inner: CacheInner<K, V>,
     has_callbacks: bool,
 ) -> Result<Cache<K, V>, BuildError> {
     let mode = inner.mode;
     let inner = NonNull::from(Box::leak(Box::new(inner)));
-    // For the last release, which may come from a guard's shared borrow.
+    // For the last release, which may come from a shared borrow of a guard.
     inner.as_ptr().expose_provenance();
-    // From here the cache's drop ends what has been started.
+    // From here on, dropping the cache ends the threads that were started.
     let mut cache = Cache::from_hold(inner, Vec::new());
     if mode == Reclaim::Thread {
-        cache.adopt_thread(spawn(inner, "forebay-reclaim", Inner::run_reclaimer)?);
+        cache.adopt_thread(spawn(inner, "forebay-reclaim", CacheInner::run_reclaimer)?);
     }
     if has_callbacks {
-        cache.adopt_thread(spawn(inner, "forebay-evicted", Inner::run_callbacks)?);
+        cache.adopt_thread(spawn(inner, "forebay-evicted", CacheInner::run_callbacks)?);
     }
     Ok(cache)
 }
 
-struct Held<K: Key, V: Send + Sync + 'static>(NonNull<Inner<K, V>>);
+struct InnerHold<K: Key, V: Send + Sync + 'static>(NonNull<CacheInner<K, V>>);
 
-// SAFETY: `Inner` is shared between threads by design; see `Cache`.
-unsafe impl<K: Key, V: Send + Sync + 'static> Send for Held<K, V> {}
+// SAFETY: `CacheInner` is shared between threads by design; see `Cache`.
+unsafe impl<K: Key, V: Send + Sync + 'static> Send for InnerHold<K, V> {}
 
-impl<K: Key, V: Send + Sync + 'static> Drop for Held<K, V> {
+impl<K: Key, V: Send + Sync + 'static> Drop for InnerHold<K, V> {
     fn drop(&mut self) {
         // SAFETY: this type is a hold.
-        unsafe { Inner::release(self.0) };
+        unsafe { CacheInner::release(self.0) };
     }
 }
 
 fn spawn<K: Key, V: Send + Sync + 'static>(
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
     name: &str,
-    body: fn(&Inner<K, V>),
+    body: fn(&CacheInner<K, V>),
 ) -> Result<JoinHandle<()>, BuildError> {
     // SAFETY: the caller has a hold.
     unsafe { inner.as_ref() }.hold();
-    let held = Held(inner);
+    let held = InnerHold(inner);
     let run = move || {
         let held = held;
         // SAFETY: the thread's hold keeps it alive.

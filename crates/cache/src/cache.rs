@@ -1,4 +1,4 @@
-//! The public face of the cache.
+//! The public interface of the cache: [`Cache`] and [`Owner`]. Loading is in `load::begin`.
 
 use std::ptr::NonNull;
 
@@ -10,35 +10,35 @@ use forebay_base::tunables::TunableError;
 use crate::attributes::{Attributes, Cause, Class};
 use crate::builder::Builder;
 use crate::error::{OwnerError, Refused};
-use crate::guard::{OwnedRef, Place, Ref};
-use crate::inner::Inner;
+use crate::guard::{OwnedRef, Ref, SlotHint};
+use crate::inner::CacheInner;
 use crate::key::{Key, OwnerId};
 use crate::owner::{MAX_OWNERS, OwnerCaching};
-use crate::second::Candidate;
+use crate::secondary::Candidate;
 use crate::stats::Stats;
 use crate::tunables::CacheTunables;
 
 /// An adaptive replacement cache whose hits take no lock.
 ///
-/// Share it between threads by reference or in an `Arc`. The crate's front page has an overview and
-/// examples.
+/// Share it between threads by reference or in an `Arc`. The crate's documentation has an overview
+/// and examples.
 ///
-/// Dropping the cache drops its blocks, but for those that an [`OwnedRef`] or an unfinished load still
-/// pins: they go, and the cache's memory with them, when the last such pin does.
+/// Dropping the cache drops its blocks, except those that an [`OwnedRef`] or an unfinished load
+/// pins. They are dropped, and the cache's memory is freed, with the last such pin.
 /// [`close`](Self::close) waits for that instead.
 pub struct Cache<K: Key, V: Send + Sync + 'static> {
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-// SAFETY: all access to `Inner` is shared and synchronised by its own locks and atomics; keys and
-// values cross threads, which the bounds allow.
+// SAFETY: all access to `CacheInner` is shared and synchronised by its own locks and atomics; keys
+// and values cross threads, which the bounds allow.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Cache<K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Cache<K, V> {}
 
 impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
-    /// Describes a cache to build.
+    /// Returns a builder.
     ///
     /// ```
     /// let cache = forebay_cache::Cache::<u64, Vec<u8>>::builder()
@@ -52,32 +52,36 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
     }
 
     /// Takes over a hold on `inner`.
-    pub(crate) fn from_hold(inner: NonNull<Inner<K, V>>, threads: Vec<JoinHandle<()>>) -> Self {
+    pub(crate) fn from_hold(
+        inner: NonNull<CacheInner<K, V>>,
+        threads: Vec<JoinHandle<()>>,
+    ) -> Self {
         Self { inner, threads: Mutex::named("cache-threads", threads) }
     }
 
-    /// A thread to end with the cache.
+    /// Adds a thread that ends with the cache.
     pub(crate) fn adopt_thread(&mut self, thread: JoinHandle<()>) {
         self.threads.get_mut().push(thread);
     }
 
     #[inline]
-    pub(crate) fn inner(&self) -> &Inner<K, V> {
+    pub(crate) fn inner(&self) -> &CacheInner<K, V> {
         // SAFETY: this cache's hold keeps it alive.
         unsafe { self.inner.as_ref() }
     }
 
-    /// The block of that key, pinned, if it is cached. Takes no lock, and writes to no shared line but the
-    /// block's own header.
+    /// Returns the block, pinned, if it is cached. Takes no lock, and writes to no shared cache
+    /// line except the block's header.
     #[inline]
     pub fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
         self.inner().get(key)
     }
 
-    /// As [`get`](Self::get) for each of the keys, for who needs several blocks and knows them beforehand: what the lookups need is fetched from
-    /// memory side by side, which takes a fraction of the time. `found` is emptied, and then has an entry for each key, in their order.
+    /// Looks up several keys at once, which takes a fraction of the time of single lookups.
     ///
-    /// The blocks stay pinned as long as they are in `found`: let them be few beside what the cache holds.
+    /// Memory accesses of the lookups overlap. `found` is cleared and then gets an entry for each
+    /// key, in order. The blocks stay pinned while they are in `found`, so let them be few compared
+    /// with the cache.
     ///
     /// ```
     /// # use forebay_cache::Cache;
@@ -92,31 +96,32 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         self.inner().get_many(keys, found);
     }
 
-    /// As [`get`](Self::get), for who remembers where the block was: looks there first, which spares a hit the index.
-    /// Any place is allowed; a wrong one costs a look.
+    /// Looks up a block where it was before, which saves a hit the index lookup.
+    ///
+    /// Any hint is allowed; a wrong one costs one comparison.
     ///
     /// ```
     /// # use forebay_cache::Cache;
     /// # let cache = Cache::<u64, u32>::builder().capacity(1 << 20).build()?;
     /// cache.insert(7, 70)?;
-    /// let place = cache.get(&7).map(|block| block.place()).unwrap_or_default();
-    /// assert_eq!(cache.get_at(place, &7).as_deref(), Some(&70));
+    /// let hint = cache.get(&7).map(|block| block.slot_hint()).unwrap_or_default();
+    /// assert_eq!(cache.get_at(hint, &7).as_deref(), Some(&70));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
-        self.inner().get_at(place, key)
+    pub fn get_at(&self, hint: SlotHint, key: &K) -> Option<Ref<'_, K, V>> {
+        self.inner().get_at(hint, key)
     }
 
-    /// Has the processor fetch what [`get_at`](Self::get_at) will look at, without waiting for it.
+    /// Prefetches the header that [`get_at`](Self::get_at) will read. Does not wait.
     #[inline]
-    pub fn approach(&self, place: Place) {
-        if let Some(header) = self.inner().slab.by_id(place.0) {
+    pub fn prefetch(&self, hint: SlotHint) {
+        if let Some(header) = self.inner().slab.by_id(hint.0) {
             forebay_base::sync::hint::prefetch(header.as_ptr());
         }
     }
 
-    /// As [`get`](Self::get), for replies that outlive the borrow.
+    /// Does the same as [`get`](Self::get), for a reference that outlives the borrow.
     #[inline]
     pub fn get_owned(&self, key: &K) -> Option<OwnedRef<K, V>> {
         self.get(key).map(Ref::into_owned)
@@ -131,69 +136,76 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         true
     }
 
-    /// Caches a normal data block, over any other of that key.
+    /// Inserts a normal data block, replacing any other block of that key.
     ///
     /// # Errors
-    /// When the block is not cached; it comes back with the reason. What was cached of that key is gone
-    /// all the same.
+    ///
+    /// The value and the reason, if it is not cached. An older block of that key is removed all the
+    /// same.
     pub fn insert(&self, key: K, value: V) -> Result<(), Refused<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
 
-    /// As [`insert`](Self::insert), of a given class and hint. May wait for room, see the tunable
+    /// Inserts a block with the given class and hint. May wait for capacity, see the tunable
     /// `overflow_wait_ms`.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert).
+    ///
+    /// As for [`insert`](Self::insert).
     pub fn insert_with(&self, key: K, value: V, attributes: Attributes) -> Result<(), Refused<V>> {
         self.inner().insert(key, value, attributes)
     }
 
-    /// Removes a block, or keeps one that is loading from being cached. True if it was cached. Those who
-    /// have it pinned keep it.
+    /// Removes a block. A block that is being loaded will not be cached. True if a block was
+    /// cached. Threads that have it pinned keep it.
     pub fn remove(&self, key: &K) -> bool {
         let inner = self.inner();
         inner.remove_everywhere(inner.hash(key), key, Cause::Removed)
     }
 
-    /// Empties the cache, its memory of evicted blocks included, and gives memory back to the system.
-    /// Blocks that are pinned leave the cache now and are freed with their last pin. Returns how many
-    /// blocks left.
+    /// Removes all blocks and ghosts, and returns memory to the system. Returns how many blocks
+    /// were removed.
+    ///
+    /// Pinned blocks leave the cache now, and are freed with their last pin.
     pub fn flush(&self) -> u64 {
         let inner = self.inner();
-        let (gone, _) = inner.sweep(Cause::Flushed, |_, _| true);
-        inner.forget_ghosts(|_| true);
-        inner.shadows.clear();
+        let (removed, _) = inner.sweep(Cause::Flushed, |_, _| true);
+        inner.remove_ghosts(|_| true);
+        inner.simulations.clear();
         self.trim();
-        gone
+        removed
     }
 
-    /// Removes every block for which `wanted` says yes. Returns how many.
+    /// Removes all blocks for which `wanted` is true. Returns how many.
     pub fn flush_where(&self, wanted: impl Fn(&K, Class) -> bool) -> u64 {
         self.inner().sweep(Cause::Flushed, wanted).0
     }
 
-    /// Hands all blocks that are not being written to `take`, up to `most` at once, wherever they are in the lists (but not
-    /// those with the hint `Once`): for whoever wants everything written before the cache closes. They are pinned as long as the candidates live. What
-    /// enters meanwhile may be missed.
+    /// Offers all blocks that are not being written to `take`, up to `most` at once.
+    ///
+    /// For callers that want all blocks written before the cache is closed. Blocks hinted `Once`
+    /// are not included, and blocks inserted meanwhile may be missed. The blocks are pinned while
+    /// the candidates live.
     pub fn offer_all(&self, most: usize, take: impl FnMut(Vec<Candidate<K, V>>)) {
         self.inner().candidates_everywhere(most, take);
     }
 
-    /// Gives memory that is not needed at the moment back to the system.
+    /// Returns unused memory to the system.
     pub fn trim(&self) {
         let inner = self.inner();
         inner.compact_rings();
         inner.slab.trim();
         inner.index.trim();
-        // The rings' blocks are the C allocator's.
+        // The rings' blocks come from the C allocator.
         forebay_base::memory::return_free_memory();
     }
 
-    /// Changes the capacity, or the hard bound if that is what the cache was built with, to `bytes`. A
-    /// smaller one is reached by the reclaimer, as fast as pinned blocks allow.
+    /// Sets the capacity in bytes; or the hard bound, if the cache was built with one.
+    ///
+    /// If it is smaller, the reclaimer evicts as far as pinned blocks allow.
     ///
     /// # Panics
+    ///
     /// If `bytes` is zero.
     pub fn resize(&self, bytes: u64) {
         assert!(
@@ -204,18 +216,20 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         match &inner.bound {
             Some(bound) => bound.bytes.store(bytes, Ordering::Relaxed),
             None => {
-                // The reclaimer sets it too; under its lock, the newer one stays.
+                // The reclaimer sets it too. Under its lock, the newer value stays.
                 let _reclaim = inner.reclaim.lock();
                 inner.set_target(bytes);
             }
         }
-        inner.want_reclaim();
+        inner.request_reclaim();
     }
 
-    /// Opens an owner: a number for keys to carry, by which what is theirs can be limited and removed.
+    /// Opens an owner: a number to put into keys, by which blocks can be limited and removed
+    /// together.
     ///
     /// # Errors
-    /// When too many are open, or the cache is closed.
+    ///
+    /// Too many owners are open, or the cache is closed.
     pub fn open_owner(&self, caching: OwnerCaching) -> Result<Owner<'_, K, V>, OwnerError> {
         if self.inner().closed.load(Ordering::Acquire) {
             return Err(OwnerError::Closed);
@@ -228,80 +242,85 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         Ok(Owner { cache: self, id })
     }
 
-    /// Changes what of an owner's blocks is cached from now on; blocks that are cached stay. False if
-    /// there is no such owner.
+    /// Sets which blocks of an owner are cached from now on. Cached blocks stay. False if the owner
+    /// is not open.
     pub fn set_owner_caching(&self, owner: OwnerId, caching: OwnerCaching) -> bool {
         self.inner().owners.set(owner, caching)
     }
 
-    /// Closes an owner: waits until nothing of its is loading or pinned, and leaves nothing of it behind,
-    /// neither blocks nor ghosts. Loads that begin meanwhile fail with [`LoadError::Closed`](crate::LoadError::Closed). False if there
-    /// is no such owner, or somebody else is closing it.
+    /// Closes an owner and removes all its blocks and ghosts. Waits until none of its blocks is
+    /// loading or pinned.
     ///
-    /// Never call it on a thread that has one of the owner's blocks pinned: it would wait for itself.
+    /// Loads that begin meanwhile fail with [`LoadError::Closed`](crate::LoadError::Closed). False
+    /// if the owner is not open, or another thread is closing it.
     ///
-    /// The number may be given to another owner afterwards. A second level is not told: keys that it may
-    /// still have must also carry something that is never used again (a pool's unique number, say).
+    /// Never call it on a thread that has one of the owner's blocks pinned: it would wait for
+    /// itself.
+    ///
+    /// The number may be reused for another owner. The secondary cache is not told. So keys that it
+    /// may still have must also contain something that is never reused, such as a pool's unique id.
     pub fn close_owner(&self, owner: OwnerId) -> bool {
         let inner = self.inner();
         if owner == OwnerId::NONE || !inner.owners.begin_close(owner) {
             return false;
         }
         inner.sweep_and_wait(Cause::OwnerClosed, |key, _| key.owner() == owner);
-        inner.forget_ghosts(|o| o == owner);
+        inner.remove_ghosts(|o| o == owner);
         inner.owners.end_close(owner);
         true
     }
 
-    /// What the cache holds and has done.
+    /// Returns the statistics.
     pub fn stats(&self) -> Stats {
         Stats::of(self.inner())
     }
 
-    /// The tunables; those that can be set at run time can be set here.
+    /// The tunables. Those that can be set at run time can be set here.
     pub fn tunables(&self) -> &CacheTunables {
         &self.inner().tunables
     }
 
-    /// Sets a tunable by its name.
+    /// Sets a tunable by name.
     ///
     /// # Errors
-    /// When the name, the value or the time is wrong; the error says what would be right.
+    ///
+    /// The name or value is invalid, or it cannot be set at run time. The error says what is valid.
     pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
         self.inner().tunables.set(name, value)?;
-        self.inner().want_reclaim();
+        self.inner().request_reclaim();
         Ok(())
     }
 
-    /// Waits until no eviction waits for the user's callback. While others go on evicting, that may
-    /// take as long as they do. Never call it from a callback: it would wait for itself.
+    /// Waits until no evicted block waits for the user's callback.
+    ///
+    /// Other threads may evict meanwhile, which prolongs the wait. Never call it from a callback:
+    /// it would wait for itself.
     pub fn drain_callbacks(&self) {
         if let Some(callbacks) = &self.inner().callbacks {
             callbacks.drain();
         }
     }
 
-    /// Ends the cache's work: nothing is cached or loaded any more, every block is removed, and when it
-    /// returns, every pin has gone, every callback has run and the cache's threads have ended. Lookups
-    /// find nothing afterwards, and inserts and loads are refused with an error.
+    /// Closes the cache: removes all blocks, and waits for all pins, callbacks and threads to end.
     ///
-    /// Never call it on a thread that has a block pinned, or from a callback: it would wait for itself.
+    /// Afterwards lookups find nothing, and inserts and loads fail. Never call it on a thread that
+    /// has a block pinned, or from a callback: it would wait for itself.
     pub fn close(&self) {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
         inner.sweep_and_wait(Cause::Closed, |_, _| true);
-        inner.forget_ghosts(|_| true);
+        inner.remove_ghosts(|_| true);
         self.end_threads();
         self.trim();
     }
 
     fn end_threads(&self) {
         self.inner().stop_threads();
-        // Held while they end: a second close returns no sooner than the first.
+        // Held until they have ended, so that a second close returns no sooner than the first.
         let mut threads = self.threads.lock();
         let here = forebay_base::sync::thread::current_id();
         for thread in threads.drain(..) {
-            // A callback may hold the last reference to the cache: its thread ends by itself.
+            // A callback may drop the last reference to the cache. Its thread ends by itself.
             if thread.thread().id() != here {
                 let joined = thread.join();
                 debug_assert!(joined.is_ok(), "a thread of the cache panicked");
@@ -309,11 +328,16 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         }
     }
 
-    /// Checks every structure against every other, and panics at the first contradiction. Nothing else may
-    /// use the cache meanwhile. For tests.
+    /// Checks every structure against every other.
+    ///
+    /// For tests. Nothing else may use the cache meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// At the first contradiction.
     #[doc(hidden)]
     pub fn audit(&self) {
-        crate::audit::audit(self.inner());
+        crate::stats::audit::audit(self.inner());
     }
 }
 
@@ -322,36 +346,36 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Cache<K, V> {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
         inner.index.barrier();
-        // Also after a close, which may have ended in a panic of the user's.
+        // Also after `close`, which a panic of user code may have ended early.
         inner.sweep(Cause::Closed, |_, _| true);
         self.end_threads();
         self.inner().orphan_the_pinned();
         // SAFETY: this cache's hold, given up once and last.
-        unsafe { Inner::release(self.inner) };
+        unsafe { CacheInner::release(self.inner) };
     }
 }
 
-/// An open owner; closed by [`close`](Self::close) or by dropping it.
+/// An open owner. Closed by [`close`](Self::close) or on drop.
 pub struct Owner<'a, K: Key, V: Send + Sync + 'static> {
     cache: &'a Cache<K, V>,
     id: OwnerId,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Owner<'_, K, V> {
-    /// The number for this owner's keys to carry.
+    /// The number to put into this owner's keys.
     pub fn id(&self) -> OwnerId {
         self.id
     }
 
-    /// Changes what is cached from now on.
+    /// Sets which blocks are cached from now on.
     pub fn set_caching(&self, caching: OwnerCaching) {
         self.cache.set_owner_caching(self.id, caching);
     }
 
-    /// See [`Cache::close_owner`].
+    /// Closes the owner; see [`Cache::close_owner`].
     pub fn close(self) {}
 
-    /// The number alone: the owner stays open until [`Cache::close_owner`].
+    /// Returns the number and leaves the owner open until [`Cache::close_owner`].
     pub fn into_id(self) -> OwnerId {
         let id = self.id;
         std::mem::forget(self);

@@ -1,8 +1,11 @@
-//! Eviction callbacks of users, run on a thread of their own.
+//! Eviction callbacks of users, which run on their own thread.
 //!
-//! A callback may block, take the user's locks, even call the cache: it can never stop reclaim (R1).
-//! The queue to it is bounded; what does not fit is dropped and counted, since waiting for a callback
-//! is just what reclaim must not do. A value keeps its room until its callback has taken it.
+//! Invariants
+//!
+//! * A callback cannot stop reclaim. It may block, take the user's locks, and call the cache.
+//! * The queue is bounded. Reclaim does not wait for it: events that do not fit are dropped and
+//!   counted.
+//! * A value holds its capacity until its callback has run.
 //!
 //! Locking: `callback-queue`, a leaf lock.
 
@@ -15,11 +18,11 @@ use crate::attributes::{Cause, Class};
 /// A block that has left the cache.
 #[derive(Debug)]
 pub struct Evicted<K, V> {
-    /// Its key.
+    /// Key of the block.
     pub key: K,
-    /// Its value, which was the cache's alone.
+    /// Value of the block. No other thread has it.
     pub value: V,
-    /// Its class.
+    /// Class of the block.
     pub class: Class,
     /// Why it left.
     pub cause: Cause,
@@ -32,16 +35,17 @@ pub(crate) type Callback<K, V> = Box<dyn Fn(Evicted<K, V>) + Send + Sync>;
 pub(crate) struct Callbacks<K, V> {
     pub(crate) run: Callback<K, V>,
     queue: Mutex<Queue<K, V>>,
-    /// For the thread: an event has come, or none will.
+    /// Signals the thread: an event was queued, or the queue was closed.
     arrived: Condvar,
-    /// For those who drain: a callback is done. With one condition variable for both, the one wake-up of an event could go to them.
+    /// Signals draining threads: a callback has run. Separate, so that the single wake-up of an
+    /// event cannot go to a draining thread.
     done: Condvar,
 }
 
 struct Queue<K, V> {
     events: VecDeque<Evicted<K, V>>,
     bytes: u64,
-    /// Whether the thread is in the middle of a callback.
+    /// Whether the thread is running a callback.
     busy: bool,
     closed: bool,
 }
@@ -53,7 +57,7 @@ impl<K, V> Callbacks<K, V> {
         Self { run, queue, arrived: Condvar::new(), done: Condvar::new() }
     }
 
-    /// Queues an event, or returns it if there is no room for it.
+    /// Queues an event, or returns it if the queue is full.
     pub(crate) fn push(
         &self,
         event: Evicted<K, V>,
@@ -72,7 +76,7 @@ impl<K, V> Callbacks<K, V> {
         Ok(())
     }
 
-    /// The next event; `None` once closed and empty. Marks the one before as done.
+    /// The next event; `None` once closed and empty. Marks the previous event as done.
     pub(crate) fn next(&self) -> Option<Evicted<K, V>> {
         let mut queue = self.queue.lock();
         queue.busy = false;
@@ -90,12 +94,12 @@ impl<K, V> Callbacks<K, V> {
         }
     }
 
-    /// Weight of the values that wait for their callback.
+    /// Weight of the queued values.
     pub(crate) fn bytes(&self) -> u64 {
         self.queue.lock().bytes
     }
 
-    /// Waits until every event so far has been handled.
+    /// Waits until the queue is empty and no callback is running.
     pub(crate) fn drain(&self) {
         let mut queue = self.queue.lock();
         while queue.busy || !queue.events.is_empty() {
@@ -103,7 +107,7 @@ impl<K, V> Callbacks<K, V> {
         }
     }
 
-    /// No events any more; the thread ends when it has handled those that are queued.
+    /// Closes the queue. The thread ends after the queued events.
     pub(crate) fn close(&self) {
         self.queue.lock().closed = true;
         self.arrived.notify_one();

@@ -1,45 +1,45 @@
-//! The counters of the cache. `docs/counters.md` is made from this table.
+//! The counters of the cache. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What the cache counts, since it was built.
+    /// Counts since the cache was built.
     pub table CacheCounters;
     labels class = ["metadata", "data"];
     labels rule = ["mru_1", "mru_5", "mru_20", "mru_50", "recency"];
     labels cause = ["capacity", "removed", "replaced", "flushed", "owner_closed", "uncached", "closed"];
 
-    /// Lookups answered by a block that was filled an instant ago and is not in a list yet.
+    /// Hits on a block that was just loaded and is in no list yet.
     hits_new: class;
-    /// Lookups answered by a block in the mru state.
+    /// Hits on a block in mru.
     hits_mru: class;
-    /// Lookups answered by a block in the mfu state.
+    /// Hits on a block in mfu.
     hits_mfu: class;
-    /// Lookups answered by a block that was hinted `once`.
+    /// Hits on a block hinted `once`.
     hits_once: class;
-    /// Lookups by `get` and its kin that found nothing; their class is not known.
+    /// Lookups by `get` and similar calls that found nothing. Their class is not known.
     lookups_missed;
-    /// Loads begun by `begin` and its kin because the block was not there.
+    /// Loads begun because the block was not cached.
     misses: class;
-    /// Requests that joined a load already in flight.
+    /// Requests that joined a load in flight.
     in_flight_joins: class;
-    /// Blocks asked for again whose ghost was in the mru ghost list.
+    /// Inserted blocks that had a ghost in the mru ghost list.
     ghost_hits_mru: class;
-    /// Blocks asked for again whose ghost was in the mfu ghost list.
+    /// Inserted blocks that had a ghost in the mfu ghost list.
     ghost_hits_mfu: class;
-    /// Blocks that entered the cache.
+    /// Blocks inserted.
     inserts: class;
-    /// Blocks not cached because no room came free in time.
-    refused_no_room: class;
+    /// Blocks not cached because no capacity became free in time.
+    refused_no_capacity: class;
     /// Blocks not cached because they are heavier than the cache.
     refused_too_heavy: class;
-    /// Blocks not cached because their owner does not want this class cached.
+    /// Blocks not cached because their owner does not cache this class.
     refused_by_owner: class;
-    /// Blocks not cached because their owner, or the cache, is closed or closing.
+    /// Blocks not cached because their owner or the cache is closed or closing.
     refused_closed: class;
-    /// Blocks not cached because memory for the index or for headers could not be had.
+    /// Blocks not cached because there was no memory for the index or for headers.
     refused_no_memory: class;
-    /// Loads whose block was removed or overwritten before it came; it was handed out but not cached.
+    /// Loads whose block was removed or overwritten meanwhile. It was handed out uncached.
     refused_outdated: class;
-    /// Loads that ended in an error, a panic or a dropped filler.
+    /// Loads that ended with an error, a panic or a dropped load guard.
     loads_failed: class;
     /// Evictions from mru.
     evicted_mru: class;
@@ -47,50 +47,51 @@ forebay_base::counters! {
     evicted_mfu: class;
     /// Evictions of blocks that were hinted `once`.
     evicted_once: class;
-    /// Blocks that left the cache, by cause.
+    /// Blocks that left the cache.
     left: cause;
-    /// Ghosts forgotten because they were too many.
+    /// Ghosts removed because there were too many.
     ghosts_trimmed: class;
-    /// Eviction passes that fell short of their target bytes.
+    /// Eviction passes that freed less than their goal.
     evict_not_enough;
-    /// Blocks that the evictor passed over because somebody was using them.
+    /// Blocks that the evictor requeued because they were pinned.
     evict_skipped_pinned: class;
-    /// Blocks that the evictor passed over because the second level was writing them.
+    /// Blocks that the evictor requeued because the secondary cache was writing them.
     evict_skipped_writing: class;
-    /// Entries of blocks long gone that the evictor passed over.
+    /// Stale list entries that the evictor skipped.
     evict_stale;
     /// Eviction passes.
     evict_passes;
-    /// Blocks that moved from mru to mfu because they were asked for more often than others, or from `once` to mru because they were looked up again.
+    /// Blocks that moved from mru to mfu by admission, or from `once` to mru after a hit.
     promoted: class;
-    /// Blocks of mfu that were evicted.
+    /// Blocks evicted from mfu, by admission or because mfu exceeded its share.
     demoted: class;
-    /// Newcomers that were asked for more often than their rival in mfu, and took its place.
-    contests_won: class;
-    /// Newcomers that were not, and were evicted in its stead.
-    contests_lost: class;
-    /// Blocks that went over from mru to mfu without a contest, because the rule means less for mru now.
+    /// Candidates of mru that had more uses than their victim in mfu and replaced it.
+    admissions_won: class;
+    /// Candidates of mru that did not have more uses than their victim in mfu and were evicted.
+    admissions_lost: class;
+    /// Blocks that moved from mru to mfu without admission because mru exceeded its share.
     overflowed: class;
-    /// Blocks evicted while a rule was in force for their class: mru is meant to have 1 (and the distance of uses decides, not their number), 5, 20 or 50 % of its room, or all.
+    /// Blocks evicted under each rule: mru's share of its class is 1 % (and reuse distances are
+    /// compared), 5, 20, 50 or 100 % (a CLOCK without admission).
     evicted_under: rule;
-    /// Times that the shadow caches led to another rule.
+    /// Changes of the rule by the miniature simulations.
     rule_changes: class;
-    /// Accesses to sampled blocks that the shadow caches have played.
-    shadow_accesses: class;
-    /// Times that the cache was found past its overflow limit.
+    /// Accesses to sampled blocks that the miniature simulations have replayed.
+    simulation_accesses: class;
+    /// Reservations that found the cache at its overflow limit.
     overflows;
-    /// Inserters that waited for room.
+    /// Inserters that waited for capacity.
     throttle_waits;
-    /// Inserters that waited in vain.
+    /// Inserters whose wait for capacity timed out.
     throttle_timeouts;
-    /// Blocks offered to the second level.
-    second_offered: class;
-    /// Loads that the second level took over.
-    second_hits: class;
+    /// Blocks offered to the secondary cache.
+    secondary_offered: class;
+    /// Loads that the secondary cache took over.
+    secondary_hits: class;
     /// Eviction callbacks that ran.
     callbacks_run;
-    /// Eviction callbacks that were dropped because too many were waiting.
+    /// Eviction callbacks dropped because too many were queued.
     callbacks_dropped;
-    /// Eviction callbacks, loaders' and the second level's calls that panicked.
+    /// Panics caught in callbacks, wakers, drops of values, and calls of the secondary cache.
     panics_caught;
 }

@@ -1,34 +1,34 @@
-//! What callers are told when something did not work.
+//! The errors of the cache.
 
 use std::error::Error;
 use std::fmt;
 
-// tidy: std, because errors are the user's, whose trait objects coerce into std's `Arc` alone.
+// tidy: std, because the user's trait objects coerce into std's `Arc` only.
 type SharedError = std::sync::Arc<dyn Error + Send + Sync>;
 
-/// Why a load gave no block. Cloned to every waiter; never cached.
+/// Why a load returned no block. Each waiter gets a clone. Never cached.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The loader failed; its error is the source. Ask again to load again.
-    #[error("the block could not be loaded: {0}")]
+    /// The loader failed; its error is the source. The next request loads again.
+    #[error("cannot load the block: {0}")]
     Failed(#[source] SharedError),
-    /// The loader panicked. Ask again to load again.
-    #[error("the loader of the block panicked")]
+    /// The loader panicked. The next request loads again.
+    #[error("cannot load the block: its loader panicked; request it again to retry")]
     Panicked,
-    /// The filler was dropped without a block: its load was given up. Ask again to load again.
-    #[error("the load of the block was given up")]
+    /// The load guard was dropped or withdrawn. The next request loads again.
+    #[error("the load of the block was abandoned; request it again to retry")]
     Abandoned,
-    /// The cache is closed. Open another.
-    #[error("the cache is closed")]
+    /// The cache or the key's owner is closed.
+    #[error("cannot load the block: the cache or the block's owner is closed")]
     Closed,
-    /// Memory for the cache's own structures could not be had. Free some and ask again.
-    #[error("no memory for the cache's own structures: {0}")]
+    /// There is no memory for the cache's own structures. Free some and request again.
+    #[error("no memory for the cache's own structures: {0}; free some and request the block again")]
     NoMemory(String),
 }
 
 impl LoadError {
-    /// A failure with `source` as its reason.
+    /// A failure with `source` as its cause.
     pub fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Failed(SharedError::from(source.into()))
     }
@@ -38,27 +38,27 @@ impl LoadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No room came free in time.
-    #[error("no room came free in time; try later, or give the cache more capacity")]
-    NoRoom,
-    /// It is heavier than the whole cache, or than 4 GiB.
-    #[error("it is heavier than the cache can hold")]
+    /// No capacity became free in time.
+    #[error("no capacity became free in time; try again later, or raise the capacity")]
+    NoCapacity,
+    /// Its weight exceeds the capacity or 4 GiB.
+    #[error("its weight exceeds the capacity of the cache or 4 GiB")]
     TooHeavy,
-    /// Its owner does not want this class cached.
+    /// Its owner does not cache this class.
     #[error("its owner does not cache blocks of this class")]
     ByOwner,
-    /// Its owner, or the cache, is closed or closing.
+    /// Its owner or the cache is closed or closing.
     #[error("its owner or the cache is closed")]
     Closed,
-    /// Memory for the cache's own structures could not be had.
-    #[error("no memory for the cache's own structures")]
+    /// There is no memory for the cache's own structures.
+    #[error("no memory for the cache's own structures; free some and try again")]
     NoMemory,
 }
 
-/// An insert that did not cache its value, which comes back. An older value of the same key is
-/// gone from the cache all the same: it would be outdated.
+/// A value that an insert did not cache. An older value of the same key was removed all the same,
+/// because it would be outdated.
 pub struct Refused<V> {
-    /// Why.
+    /// Why it was not cached.
     pub reason: Refusal,
     /// The value.
     pub value: V,
@@ -85,23 +85,23 @@ pub enum BuildError {
     /// Neither `capacity` nor `bound` was given, or it is zero.
     #[error("a cache needs a capacity above zero: call `capacity` or `bound`")]
     NoCapacity,
-    /// The bound leaves no room for blocks beside the cache's own structures.
+    /// The bound leaves no capacity for blocks.
     #[error(
-        "a bound of {bound} bytes leaves nothing for blocks: the cache's own structures need {overhead}"
+        "a bound of {bound} bytes is too small: the cache's own structures need {overhead} bytes"
     )]
     BoundTooSmall {
-        /// Bytes asked for.
+        /// The bound in bytes.
         bound: u64,
-        /// Bytes needed before the first block.
+        /// Bytes that the cache needs before the first block.
         overhead: u64,
     },
-    /// A tunable's name or value is wrong.
+    /// The name or value of a tunable is invalid.
     #[error(transparent)]
     Tunable(#[from] forebay_base::tunables::TunableError),
-    /// The system gave no memory.
+    /// The system provided no memory.
     #[error(transparent)]
     Memory(#[from] forebay_base::vm::Error),
-    /// The system gave no thread.
+    /// The system provided no thread.
     #[error("cannot start the cache's threads: {0}")]
     Thread(#[source] std::io::Error),
 }
@@ -110,13 +110,13 @@ pub enum BuildError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerError {
-    /// All numbers for owners are taken.
-    #[error("{limit} owners are open; close one first")]
+    /// All owner numbers are in use.
+    #[error("cannot open an owner: {limit} are open; close one first")]
     TooMany {
-        /// How many there can be.
+        /// The maximum number of open owners.
         limit: usize,
     },
     /// The cache is closed.
-    #[error("the cache is closed")]
+    #[error("cannot open an owner: the cache is closed")]
     Closed,
 }

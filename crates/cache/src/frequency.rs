@@ -1,16 +1,18 @@
-//! When and how often a block was asked for, as far as misses and marks tell, in 32 bits that age by themselves.
+//! Frequency: when and how often a block was used, in 32 bits that decay without being visited.
 //!
-//! Time is told in *ticks*, of which [`TICKS`] are an *epoch*; the policy says when one passes. A block has a count of
-//! uses, the tick of the last one, and the *gap* between the last two. Each end of an epoch that has passed since the last use halves
-//! what the count is worth, so that nothing has to walk over all blocks to age them (W-TinyLFU halves its whole
-//! sketch instead: Einziger, Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission
-//! Policy", ACM ToS 2017).
+//! Uses are counted at misses and at marks. Time is counted in *ticks*; [`TICKS`] are an *epoch*.
+//! The policy advances the time. A block has a count of uses, the tick of the last use, and the
+//! *gap* between the last two. Each end of an epoch since the last use halves the value of the
+//! count, so no pass over all blocks is needed. (W-TinyLFU halves its whole sketch: Einziger,
+//! Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM ToS 2017.)
 //!
 //! | bits | |
 //! |---|---|
-//! | 0–3 | the count, which stops at 15 |
-//! | 4–13 | the gap in ticks; all ones: as long, or longer, or there was no use before |
+//! | 0–3 | the count, at most 15 |
+//! | 4–13 | the gap in ticks; all ones: that long or longer, or no earlier use |
 //! | 14–31 | the low bits of the tick of the last use |
+//!
+//! Locking: none; a plain value.
 
 const COUNT_BITS: u32 = 4;
 const COUNT: u32 = (1 << COUNT_BITS) - 1;
@@ -19,10 +21,10 @@ const GAP_BITS: u32 = 10;
 const GAP: u32 = (1 << GAP_BITS) - 1;
 const LAST_SHIFT: u32 = GAP_SHIFT + GAP_BITS;
 const LAST: u32 = u32::MAX >> LAST_SHIFT;
-/// Ticks of an epoch.
+/// Ticks per epoch.
 pub(crate) const TICKS: u32 = 1 << 8;
 
-/// Uses of a block. The default is none.
+/// The uses of a block. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Frequency(u32);
 
@@ -35,31 +37,31 @@ impl Frequency {
         self.0
     }
 
-    /// So many uses, the last of them at `tick`; of the one before nothing is known.
+    /// A frequency with `count` uses, the last at `tick`. The use before it is unknown.
     pub(crate) fn of(count: u32, tick: u32) -> Self {
         Self(((tick & LAST) << LAST_SHIFT) | (GAP << GAP_SHIFT) | count.min(COUNT))
     }
 
-    /// Ticks since the last use; none if that is told to be later than `now`, as it is when another thread has counted it
-    /// meanwhile. They wrap: a block that nobody has asked for in half a thousand epochs looks young again for as long.
+    /// Ticks since the last use. Zero if the last use is after `now`, because another thread
+    /// counted it meanwhile. Wraps: a block not used for 512 epochs looks recent again for as long.
     pub(crate) fn age(self, now: u32) -> u32 {
         let age = now.wrapping_sub(self.0 >> LAST_SHIFT) & LAST;
         if age > LAST / 2 { 0 } else { age }
     }
 
-    /// Ticks between the last two uses, as far as that can be told: at most all ones.
+    /// Ticks between the last two uses, at most all ones.
     pub(crate) fn gap(self) -> u32 {
         (self.0 >> GAP_SHIFT) & GAP
     }
 
-    /// What the uses are worth now.
+    /// The decayed number of uses.
     pub(crate) fn count(self, now: u32) -> u32 {
         let into_epoch = (self.0 >> LAST_SHIFT) % TICKS;
         let epochs = (into_epoch + self.age(now)) / TICKS;
         (self.0 & COUNT).checked_shr(epochs).unwrap_or(0)
     }
 
-    /// One use more, now.
+    /// With one more use, now.
     #[must_use]
     pub(crate) fn used(self, now: u32) -> Self {
         let known = self.0 & COUNT > 0;
@@ -76,25 +78,26 @@ mod tests {
     use super::{COUNT, Frequency, GAP, TICKS};
 
     proptest! {
-        /// The twin halves its count at each end of an epoch, and counts beyond the cap no further. Its times do not wrap.
+        /// The model halves its count at each end of an epoch, and does not count beyond the
+        /// maximum. Its times do not wrap.
         #[test]
         fn ages_as_one_that_is_halved_each_epoch(steps in prop::collection::vec(0..2 * TICKS, 1..200), start in any::<u32>()) {
-            let (mut now, mut twin, mut frequency) = (u64::from(start), 0u32, Frequency::default());
+            let (mut now, mut model, mut frequency) = (u64::from(start), 0u32, Frequency::default());
             let (mut last, mut gap) = (None, u64::from(GAP));
-            // A block that was never asked for has no tick; its count is zero at all of them.
+            // A block without uses has no tick; its count is zero at all ticks.
             prop_assert_eq!(frequency.count(start), 0);
             for step in steps {
                 if step < TICKS {
                     let epoch = now / u64::from(TICKS);
                     now += u64::from(step);
-                    twin >>= now / u64::from(TICKS) - epoch;
+                    model >>= now / u64::from(TICKS) - epoch;
                 } else {
                     frequency = frequency.used(now as u32);
-                    twin = (twin + 1).min(COUNT);
+                    model = (model + 1).min(COUNT);
                     gap = last.map_or(u64::MAX, |last| now - last).min(u64::from(GAP));
                     last = Some(now);
                 }
-                prop_assert_eq!(frequency.count(now as u32), twin);
+                prop_assert_eq!(frequency.count(now as u32), model);
                 prop_assert_eq!(Frequency::from_bits(frequency.bits()), frequency);
                 if let Some(last) = last {
                     prop_assert_eq!(u64::from(frequency.age(now as u32)), now - last);

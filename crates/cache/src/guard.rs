@@ -1,4 +1,6 @@
-//! References to cached blocks: a pin each.
+//! References to cached blocks. Each holds a pin.
+//!
+//! Locking: none; taking and dropping a reference update the block's header only.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,102 +8,115 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use crate::header::{Header, RETIRED, VALID};
-use crate::inner::Inner;
+use crate::inner::CacheInner;
 use crate::key::Key;
 
-/// A pinned block, borrowed from its cache: cheap to take and to drop (one atomic update each, on
-/// the block's own header), and the block stays while it lives, even if the cache has let go of it.
+/// A pinned block, borrowed from its cache.
+///
+/// Taking and dropping it cost one atomic update each, of the block's header. The block lives as
+/// long as the reference, even if it leaves the cache.
 pub struct Ref<'a, K: Key, V: Send + Sync + 'static> {
     header: NonNull<Header<K, V>>,
-    inner: NonNull<Inner<K, V>>,
-    _cache: PhantomData<&'a Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
+    _cache: PhantomData<&'a CacheInner<K, V>>,
 }
 
-/// Where a cache had a block: a hint that saves looking for it, see
-/// [`Cache::get_at`](crate::Cache::get_at). It keeps nothing from being evicted, and never becomes invalid: it becomes useless.
+/// Where a cache had a block: saves an index lookup, see [`Cache::get_at`](crate::Cache::get_at).
+///
+/// It does not keep the block in the cache. An outdated hint is harmless.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place(pub(crate) u32);
+pub struct SlotHint(pub(crate) u32);
 
-impl Place {
-    /// No place: the block is looked for.
+impl SlotHint {
+    /// No hint: the index is searched.
     pub const UNKNOWN: Self = Self(0);
 }
 
-/// A pinned block that borrows nothing, for replies that travel with I/O. It holds the header's pin
-/// and no shared reference count; [`Cache::close`](crate::Cache::close) waits for it.
+/// A pinned block that borrows nothing, for replies that outlive the borrow. It holds the header's
+/// pin and no shared reference count. [`Cache::close`](crate::Cache::close) waits for it.
 pub struct OwnedRef<K: Key, V: Send + Sync + 'static> {
     header: NonNull<Header<K, V>>,
-    inner: NonNull<Inner<K, V>>,
+    inner: NonNull<CacheInner<K, V>>,
 }
 
-// SAFETY: a guard gives shared access to `K` and `V`, and its drop may drop a `V` here, so
-// that both bounds are needed; `Key` brings `K`'s.
+// SAFETY: a reference gives shared access to `K` and `V`, and its drop may drop a `V` here, so both
+// bounds are needed; `Key` brings `K`'s.
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for Ref<'_, K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for Ref<'_, K, V> {}
-// SAFETY: as above; what it points to lives while any pin does (`Inner::hold`).
+// SAFETY: as above; its target lives while any pin does (`CacheInner::hold`).
 unsafe impl<K: Key, V: Send + Sync + 'static> Send for OwnedRef<K, V> {}
 // SAFETY: as above.
 unsafe impl<K: Key, V: Send + Sync + 'static> Sync for OwnedRef<K, V> {}
 
 impl<'a, K: Key, V: Send + Sync + 'static> Ref<'a, K, V> {
+    /// Takes over a pin.
+    ///
     /// # Safety
+    ///
     /// The caller holds a pin on a filled header of `inner`, and hands it over.
     #[inline]
-    pub(crate) unsafe fn from_pin(inner: &'a Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+    pub(crate) unsafe fn from_pin(
+        inner: &'a CacheInner<K, V>,
+        header: NonNull<Header<K, V>>,
+    ) -> Self {
         Self { header, inner: NonNull::from(inner), _cache: PhantomData }
     }
 
-    /// The block's key.
+    /// Key of the block.
     #[inline]
     pub fn key(&self) -> &K {
-        // SAFETY: this guard holds a pin.
+        // SAFETY: this reference holds a pin.
         unsafe { self.header.as_ref().key() }
     }
 
-    /// Where the cache has the block at present.
+    /// Where the cache has the block now.
     #[inline]
-    pub fn place(&self) -> Place {
-        // SAFETY: this guard holds a pin.
-        Place(unsafe { self.header.as_ref() }.id())
+    pub fn slot_hint(&self) -> SlotHint {
+        // SAFETY: this reference holds a pin.
+        SlotHint(unsafe { self.header.as_ref() }.id())
     }
 
-    /// The same pin, borrowing nothing.
+    /// Converts it to a reference that borrows nothing, with the same pin.
     pub fn into_owned(self) -> OwnedRef<K, V> {
         let owned = OwnedRef { header: self.header, inner: self.inner };
         std::mem::forget(self);
         owned
     }
 
-    /// A second pin, borrowing nothing.
+    /// Takes a second pin, for a reference that borrows nothing.
     pub fn to_owned_ref(&self) -> OwnedRef<K, V> {
-        // SAFETY: this guard holds a pin, so that the header is in use, and the cache lives.
+        // SAFETY: this reference holds a pin, so the header is in use, and the cache lives.
         unsafe { self.inner.as_ref().pin_again(self.header) };
         OwnedRef { header: self.header, inner: self.inner }
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
+    /// Takes over a pin.
+    ///
     /// # Safety
+    ///
     /// The caller holds a pin on a filled header of `inner`, and hands it over.
-    pub(crate) unsafe fn from_pin(inner: &Inner<K, V>, header: NonNull<Header<K, V>>) -> Self {
+    pub(crate) unsafe fn from_pin(inner: &CacheInner<K, V>, header: NonNull<Header<K, V>>) -> Self {
         Self { header, inner: NonNull::from(inner) }
     }
 
-    /// The block's key.
+    /// Key of the block.
     pub fn key(&self) -> &K {
-        // SAFETY: this guard holds a pin.
+        // SAFETY: this reference holds a pin.
         unsafe { self.header.as_ref().key() }
     }
 
-    /// Whether the cache has this very block at the moment: it was cached when it was filled, and has not left since.
+    /// Whether this block is in the cache now: it was cached when it was filled, and has not left
+    /// since.
     pub fn is_cached(&self) -> bool {
         let state = self.header().state();
         state.has(VALID) && !state.has(RETIRED)
     }
 
-    /// The same pin, borrowing the cache that it belongs to.
-    pub(crate) fn lend(self, inner: &Inner<K, V>) -> Ref<'_, K, V> {
+    /// Converts it to a reference that borrows its cache, with the same pin.
+    pub(crate) fn lend(self, inner: &CacheInner<K, V>) -> Ref<'_, K, V> {
         debug_assert_eq!(self.inner, NonNull::from(inner));
         let block = Ref { header: self.header, inner: self.inner, _cache: PhantomData };
         std::mem::forget(self);
@@ -109,14 +124,14 @@ impl<K: Key, V: Send + Sync + 'static> OwnedRef<K, V> {
     }
 
     pub(crate) fn header(&self) -> &Header<K, V> {
-        // SAFETY: this guard holds a pin, so that the header is in use and its slab lives.
+        // SAFETY: this reference holds a pin, so the header is in use and its slab lives.
         unsafe { self.header.as_ref() }
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> Clone for OwnedRef<K, V> {
     fn clone(&self) -> Self {
-        // SAFETY: this guard holds a pin, so that the header is in use, and the cache lives.
+        // SAFETY: this reference holds a pin, so the header is in use, and the cache lives.
         unsafe { self.inner.as_ref().pin_again(self.header) };
         Self { header: self.header, inner: self.inner }
     }
@@ -126,7 +141,7 @@ impl<K: Key, V: Send + Sync + 'static> Deref for Ref<'_, K, V> {
     type Target = V;
     #[inline]
     fn deref(&self) -> &V {
-        // SAFETY: guards are made from pins on filled headers.
+        // SAFETY: references are made from pins on filled headers.
         unsafe { self.header.as_ref().value() }
     }
 }
@@ -135,7 +150,7 @@ impl<K: Key, V: Send + Sync + 'static> Deref for OwnedRef<K, V> {
     type Target = V;
     #[inline]
     fn deref(&self) -> &V {
-        // SAFETY: guards are made from pins on filled headers.
+        // SAFETY: references are made from pins on filled headers.
         unsafe { self.header().value() }
     }
 }
@@ -143,16 +158,16 @@ impl<K: Key, V: Send + Sync + 'static> Deref for OwnedRef<K, V> {
 impl<K: Key, V: Send + Sync + 'static> Drop for Ref<'_, K, V> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
-        unsafe { Inner::unpin(self.inner, self.header) };
+        // SAFETY: this reference holds a pin, which keeps both alive, and gives it up here.
+        unsafe { CacheInner::unpin(self.inner, self.header) };
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> Drop for OwnedRef<K, V> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this guard holds a pin, which keeps both alive, and gives it up here.
-        unsafe { Inner::unpin_owned(self.inner, self.header) };
+        // SAFETY: this reference holds a pin, which keeps both alive, and gives it up here.
+        unsafe { CacheInner::unpin_owned(self.inner, self.header) };
     }
 }
 

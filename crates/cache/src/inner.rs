@@ -1,14 +1,16 @@
-//! The cache proper: what lookups, inserts, removals and the evictor share, and the lookup itself.
+//! `CacheInner`: the state that lookups, inserts, removals and the evictor share.
 //!
 //! Invariants
-//! * Every header that is in use holds `header.weight()` of `room`; freeing it gives that back.
-//! * A header's bytes are counted in the sublist that its state names, from the update that names
-//!   it to the update that retires it or moves it on.
-//! * `Inner` lives while anyone *holds* it: the `Cache`, its threads, a guard that is dropping the
-//!   last pin, and, after the `Cache` was dropped, every header that was still pinned then.
 //!
-//! Locking: see `docs/locking.md`. No function here holds two locks, but for the index taking its
-//! memory's lock under a partition's, and the evictor holding `reclaim` outermost.
+//! * Each header in use holds `header.weight()` bytes of `capacity`. Freeing it returns them.
+//! * A block is counted in the sublist that its state names, from the update that names the sublist
+//!   until the update that retires or moves the block.
+//! * `CacheInner` lives while there is a *hold* on it. Holds belong to the `Cache`, to its threads,
+//!   to a reference that drops the last pin, and, after the `Cache` was dropped, to each header
+//!   that was still pinned.
+//!
+//! Locking: see `docs/locking.md`. No function here holds two locks, except that the index takes
+//! `index-memory` under a partition's lock, and that the evictor holds `reclaim` outermost.
 
 use std::hash::BuildHasher;
 use std::ptr::NonNull;
@@ -22,41 +24,41 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 
 use crate::attributes::{Attributes, Class};
 use crate::callbacks::Callbacks;
+use crate::capacity::Capacity;
 use crate::counters::CacheCounters;
 use crate::evict::Scratch;
-use crate::flight::Flights;
+use crate::header::slab::Slab;
+use crate::header::spill::SpilledPins;
 use crate::header::{Header, List};
 use crate::index::Index;
 use crate::index::line::Slot;
 use crate::key::Key;
 use crate::lists::MultiList;
 use crate::lists::ghosts::{GhostList, Ghosts};
+use crate::load::single_flight::InFlightLoads;
 use crate::owner::Owners;
+use crate::policy::simulation::Simulations;
 use crate::policy::{GhostHits, Policy, Sizes};
-use crate::room::Room;
-use crate::second::SecondLevel;
-use crate::shadow::Shadows;
-use crate::slab::Slab;
-use crate::spill::SpilledPins;
+use crate::secondary::SecondaryCache;
 use crate::tunables::CacheTunables;
 
-/// Weighs a block, in bytes.
+/// Returns the weight of a block in bytes.
 pub(crate) type Weigher<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
-/// Tells bytes that count against the hard bound but are not the cache's.
+/// Returns bytes outside of the cache that count against the hard bound.
 pub(crate) type Overhead = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// Who evicts.
+/// Which thread evicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reclaim {
-    /// A thread of the cache's own; inserters wait for it past the overflow limit.
+    /// A thread of the cache. Inserters beyond the overflow limit wait for it.
     #[default]
     Thread,
-    /// The inserting thread, as soon as the target is passed: exact and deterministic with one
-    /// thread, for simulation and tests.
+    /// The inserting thread, as soon as the target is exceeded. Exact, and deterministic with one
+    /// thread: for simulation and tests.
     Inline,
 }
 
-pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
+pub(crate) struct CacheInner<K: Key, V: Send + Sync + 'static> {
     pub(crate) hasher: foldhash::quality::FixedState,
     pub(crate) index: Index,
     pub(crate) slab: Slab<K, V>,
@@ -66,55 +68,55 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) ghosts: [Ghosts; 4],
     pub(crate) policy: Policy,
     pub(crate) ghost_hits: GhostHits,
-    pub(crate) shadows: Shadows,
-    pub(crate) room: Room,
+    pub(crate) simulations: Simulations,
+    pub(crate) capacity: Capacity,
     pub(crate) owners: Owners,
-    pub(crate) flights: Flights,
+    pub(crate) in_flight: InFlightLoads,
     pub(crate) spilled: SpilledPins,
     pub(crate) tunables: CacheTunables,
     pub(crate) counters: CacheCounters,
     pub(crate) throttle_wait_ns: AtomicHistogram,
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
-    pub(crate) second: Option<Arc<dyn SecondLevel<K, V>>>,
-    /// By class, the uses of the block of mfu that lost a contest last.
-    pub(crate) beaten: [AtomicU32; 2],
+    pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
+    /// By class, the uses of the MFU block that last lost to a candidate.
+    pub(crate) last_victim_uses: [AtomicU32; 2],
     pub(crate) clock: Arc<dyn Clock>,
-    /// The hard bound, and what else counts against it.
+    /// The hard bound, if there is one.
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
-    /// Held by whoever sets targets and looks after memory; counts the times that inserters did.
+    /// Held to set targets and maintain memory. Counts the passes of inserters.
     pub(crate) reclaim: Mutex<u64>,
-    /// One for each thread that evicts.
+    /// One for each thread that evicts at the same time.
     pub(crate) scratches: Box<[CachePadded<Mutex<Scratch<K, V>>>]>,
-    pub(crate) signal: Signal,
+    pub(crate) signal: ReclaimSignal,
     pub(crate) closed: AtomicBool,
-    /// Headers were freed while somebody waits for that.
+    /// Number of freed headers, for threads that wait for some; see `closers`.
     pub(crate) released: (Mutex<u64>, Condvar),
     pub(crate) closers: AtomicUsize,
     pub(crate) holds: AtomicUsize,
 }
 
-/// A bound on everything, blocks and overhead.
+/// The hard bound on blocks and overhead.
 pub(crate) struct Bound {
     pub(crate) bytes: forebay_base::sync::atomic::AtomicU64,
     pub(crate) others: Option<Overhead>,
 }
 
-/// How inserters call the reclaimer.
-pub(crate) struct Signal {
+/// Wakes and stops the reclaimer.
+pub(crate) struct ReclaimSignal {
     pub(crate) wanted: AtomicBool,
-    pub(crate) state: Mutex<SignalState>,
+    pub(crate) state: Mutex<ReclaimSignalState>,
     pub(crate) changed: Condvar,
 }
 
 #[derive(Default)]
-pub(crate) struct SignalState {
+pub(crate) struct ReclaimSignalState {
     pub(crate) stop: bool,
 }
 
-/// Parts that the builder chooses.
-pub(crate) struct Parts<K: Key, V: Send + Sync + 'static> {
+/// The parts that the builder chooses.
+pub(crate) struct CacheParts<K: Key, V: Send + Sync + 'static> {
     pub(crate) target: u64,
     pub(crate) limit: u64,
     pub(crate) shards: usize,
@@ -123,14 +125,14 @@ pub(crate) struct Parts<K: Key, V: Send + Sync + 'static> {
     pub(crate) tunables: CacheTunables,
     pub(crate) weigher: Weigher<K, V>,
     pub(crate) callbacks: Option<Callbacks<K, V>>,
-    pub(crate) second: Option<Arc<dyn SecondLevel<K, V>>>,
+    pub(crate) secondary: Option<Arc<dyn SecondaryCache<K, V>>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bound: Option<Bound>,
     pub(crate) mode: Reclaim,
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    pub(crate) fn new(parts: Parts<K, V>) -> Result<Self, forebay_base::vm::Error> {
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    pub(crate) fn new(parts: CacheParts<K, V>) -> Result<Self, forebay_base::vm::Error> {
         let lists = || std::array::from_fn(|_| MultiList::new(parts.sublists));
         Ok(Self {
             hasher: foldhash::quality::FixedState::with_seed(parts.seed),
@@ -140,18 +142,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             ghosts: std::array::from_fn(|_| Ghosts::new(parts.sublists)),
             policy: Policy::new(parts.target, parts.tunables.plain_lru()),
             ghost_hits: GhostHits::new(parts.shards),
-            shadows: Shadows::new(parts.shards),
-            room: Room::new(parts.target, parts.limit, parts.shards),
+            simulations: Simulations::new(parts.shards),
+            capacity: Capacity::new(parts.target, parts.limit, parts.shards),
             owners: Owners::new(),
-            flights: Flights::new(),
+            in_flight: InFlightLoads::new(),
             spilled: SpilledPins::new(),
             tunables: parts.tunables,
             counters: CacheCounters::default(),
             throttle_wait_ns: AtomicHistogram::default(),
             weigher: parts.weigher,
             callbacks: parts.callbacks,
-            second: parts.second,
-            beaten: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
+            secondary: parts.secondary,
+            last_victim_uses: std::array::from_fn(|_| AtomicU32::new(u32::MAX)),
             clock: parts.clock,
             bound: parts.bound,
             mode: parts.mode,
@@ -160,9 +162,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 .map(|n| Scratch::new(SmallRng::from_seed(parts.seed.wrapping_add(n))))
                 .map(|scratch| CachePadded::new(Mutex::named("evict-scratch", scratch)))
                 .collect(),
-            signal: Signal {
+            signal: ReclaimSignal {
                 wanted: AtomicBool::new(false),
-                state: Mutex::named("reclaim-signal", SignalState::default()),
+                state: Mutex::named("reclaim-signal", ReclaimSignalState::default()),
                 changed: Condvar::new(),
             },
             closed: AtomicBool::new(false),
@@ -172,9 +174,9 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         })
     }
 
-    /// Plain LRU does not tell blocks apart.
+    /// With `plain_lru`, all blocks are treated alike.
     #[inline]
-    pub(crate) fn as_policy_sees(&self, attributes: Attributes) -> Attributes {
+    pub(crate) fn policy_attributes(&self, attributes: Attributes) -> Attributes {
         if self.tunables.plain_lru() { Attributes::DATA } else { attributes }
     }
 
@@ -201,11 +203,11 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    /// The header at an address that a slot of the index has.
+    /// The header at the address of a resident slot.
     #[inline]
     pub(crate) fn header_at(address: usize) -> NonNull<Header<K, V>> {
         let header = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: slots of residents are made from headers' addresses, which are not null.
+        // SAFETY: resident slots are made from headers' addresses, which are not null.
         unsafe { NonNull::new_unchecked(header) }
     }
 

@@ -1,14 +1,14 @@
-//! Keys, and who owns them.
+//! Keys and their owners.
 
 use std::hash::Hash;
 
-/// Names the owner of a range of keys, a storage pool for instance. See
+/// Identifies the owner of a range of keys, such as a storage pool. See
 /// [`Cache::open_owner`](crate::Cache::open_owner).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(pub(crate) u16);
 
 impl OwnerId {
-    /// Keys that belong to nobody in particular; always cached.
+    /// The owner of keys that need none. Always cached.
     pub const NONE: Self = Self(0);
 
     /// The number to store in a key.
@@ -16,16 +16,15 @@ impl OwnerId {
         self.0
     }
 
-    /// The owner of that number, as stored in a key.
+    /// The owner of that number.
     pub fn from_raw(id: u16) -> Self {
         Self(id)
     }
 }
 
-/// What a cache can be looked up by: small, copied freely, never changing.
+/// A key of the cache: small, copied freely, immutable.
 ///
-/// Integers, byte arrays and pairs of keys are keys already. A type of your own says who owns
-/// it, if somebody does:
+/// Integers, byte arrays and pairs of keys implement it. Your own type may return its owner:
 ///
 /// ```
 /// use forebay_cache::{Key, OwnerId};
@@ -40,11 +39,12 @@ impl OwnerId {
 /// ```
 ///
 /// # Safety
-/// The cache relies on keys to find what it must not forget: `Hash` and `Eq` must depend on the key's value
-/// alone and give the same answers at all times, agree with each other, and not panic; nor may
-/// [`owner`](Self::owner). Derived implementations over plain data are right.
+///
+/// `Hash`, `Eq` and [`owner`](Self::owner) must depend only on the key's value, always give the
+/// same result, and not panic. `Hash` and `Eq` must agree. Derived implementations over plain data
+/// satisfy this.
 pub unsafe trait Key: Copy + Eq + Hash + Send + Sync + 'static {
-    /// Whose key this is.
+    /// The owner of this key.
     #[inline]
     fn owner(&self) -> OwnerId {
         OwnerId::NONE
@@ -62,7 +62,7 @@ keys!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize char bool);
 // SAFETY: plain data, whose `Hash` and `Eq` are std's.
 unsafe impl<const N: usize> Key for [u8; N] {}
 
-// SAFETY: by the parts' own promises.
+// SAFETY: by the contracts of the parts.
 unsafe impl<A: Key, B: Key> Key for (A, B) {
     fn owner(&self) -> OwnerId {
         self.0.owner()

@@ -1,9 +1,8 @@
 //! An adaptive replacement cache whose hits take no lock.
 //!
-//! [`Cache<K, V>`](Cache) holds values with a weight in bytes under small, copied keys. It adapts between
-//! recency and frequency, by what small simulations say, and between two classes of block, metadata and data; it loads each
-//! block once however many ask for it; and it keeps to a capacity, or to a hard bound on everything
-//! that it uses.
+//! [`Cache<K, V>`](Cache) maps small keys to values with a weight in bytes. It adapts between
+//! recency and frequency, and between metadata and data. It loads each block once, however many
+//! threads request it. It keeps to a capacity, or to a hard bound on all memory that it uses.
 //!
 //! ```
 //! use forebay_cache::{Attributes, Cache};
@@ -17,7 +16,7 @@
 //! cache.insert(1, vec![0; 8192])?;
 //! assert_eq!(cache.get(&1).map(|block| block.len()), Some(8192));
 //!
-//! // One load a block, however many threads ask.
+//! // One load per block, however many threads request it.
 //! let block = cache.get_or_load(2, 8192, Attributes::METADATA, || {
 //!     Ok::<_, std::io::Error>(vec![2; 8192]) // read it from a disk here
 //! })?;
@@ -27,38 +26,44 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! * A hit takes no lock, moves nothing, and writes to no shared line but the block's own header.
-//! * A value is dropped the moment the last pin goes, by whoever drops that pin, or by the evictor. So a
-//!   drop of `V` must not block, and must not call the cache: it may run under locks of the cache.
-//! * A block that is pinned is never evicted.
-//! * Past the overflow limit inserters wait for room, first come, first served, for a bounded time;
-//!   who finds none gets the block back, uncached and counted.
-//! * An error is never cached; it reaches everyone who waits for the load.
+//! * A hit takes no lock, moves no list entry, and writes to no shared cache line except the
+//!   block's header.
+//! * A pinned block is never evicted.
+//! * The thread that releases the last pin drops the value, or the evictor does. This may happen
+//!   under locks of the cache. So the drop of `V` must not block and must not call the cache.
+//! * Beyond the overflow limit inserters wait for capacity, in FIFO order and for a bounded time. A
+//!   block without capacity is returned uncached and counted.
+//! * Errors are never cached. All waiters of a load get its error.
 //!
-//! # Where things are
+//! # Modules
 //!
-//! `header` has the protocol of pins, `index` finds headers, `lists` keeps order, `policy` and `shadow`
-//! say who goes, `evict`, `contest` and `reclaim` make them go, `room` bounds how much there is,
-//! `begin`, `load`, `filler` and `flight` bring blocks in, `owner`, `second` and `spare` serve pools and second levels.
+//! | module | contains |
+//! |---|---|
+//! | `cache`, `builder`, `lookup`, `insert` | the interface, hits, inserts and removals |
+//! | `header` | block descriptors, the protocol of pins, their memory |
+//! | `index` | from hashes to headers and ghosts |
+//! | `lists` | the order of blocks and ghosts |
+//! | `policy` | which list gives up blocks; admission; miniature simulations |
+//! | `evict` | the evictor, the reclaimer, sweeps |
+//! | `capacity` | credits, waiting inserters, targets, overhead |
+//! | `load` | load guards and single flight |
+//! | `secondary` | the interface of L2, and warm-up |
+//! | `stats`, `counters`, `tunables` | observation and configuration |
+//!
 //! `docs/locking.md` has the locks and the proofs.
 
 mod attributes;
-mod audit;
-mod begin;
 #[cfg(feature = "bench_internals")]
 pub mod bench_internals;
 mod builder;
-mod bury;
 mod cache;
 mod callbacks;
-mod contest;
+mod capacity;
 pub mod counters;
 mod error;
 mod evict;
-mod filler;
-mod flight;
 mod frequency;
 mod guard;
 mod header;
@@ -72,36 +77,26 @@ mod lookup;
 #[cfg(forebay_model)]
 #[doc(hidden)]
 pub mod model;
-mod overhead;
 mod owner;
 mod policy;
-mod reclaim;
-mod release;
-mod room;
-mod second;
-mod shadow;
-mod slab;
-mod spare;
-mod spill;
+mod secondary;
 mod stats;
-mod stay;
-mod sweep;
 pub mod tunables;
 
 pub use attributes::{Attributes, Cause, Class, Hint};
 pub use builder::Builder;
 pub use cache::{Cache, Owner};
 pub use callbacks::Evicted;
+pub use capacity::overhead::Overhead;
 pub use error::{BuildError, LoadError, OwnerError, Refusal, Refused};
-pub use filler::{Begin, Filler, InFlight, Landing};
-pub use guard::{OwnedRef, Place, Ref};
+pub use guard::{OwnedRef, Ref, SlotHint};
 pub use index::IndexStats;
 pub use inner::Reclaim;
 pub use key::{Key, OwnerId};
-pub use overhead::Overhead;
+pub use load::load_guard::{Begin, InFlight, LoadFuture, LoadGuard};
 pub use owner::OwnerCaching;
-pub use second::{Candidate, SecondLevel, Writing};
-pub use spare::{NotTaken, SpareRoom};
+pub use secondary::warm_up::{WarmUp, WarmUpRefusal};
+pub use secondary::{Candidate, SecondaryCache, Writing};
 pub use stats::{StateStats, Stats};
 
 /// The example of the README compiles.

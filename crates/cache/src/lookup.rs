@@ -1,8 +1,12 @@
-//! Lookups: from a key to its block, pinned. A hit takes no lock and writes to no shared line but its header's.
+//! Lookups: from a key to its block, pinned. A hit takes no lock, and writes to no shared cache
+//! line except the block's header.
 //!
-//! While a processor waits for memory it begins what comes next, but looks only so far ahead: some hundred instructions. The lines
-//! that a lookup needs (of the index, the header, the block) are seldom in the processor's cache, so that what counts is how many
-//! lookups lie within its view. Hence few instructions, and no branch that often depends on what memory has yet to bring.
+//! A processor that waits for memory executes ahead, for some hundred instructions. The lines that
+//! a lookup needs (index, header, block) are seldom in its cache. So throughput depends on how many
+//! lookups fit into that window. Hence the hit path has few instructions, and no branch that often
+//! depends on memory that is still to arrive.
+//!
+//! Locking: none.
 
 use std::ptr::NonNull;
 
@@ -10,40 +14,41 @@ use forebay_base::sync::hint;
 
 use crate::attributes::Class;
 use crate::counters::CacheCounters;
-use crate::guard::{Place, Ref};
-use crate::header::{Header, MARK, SAMPLED, State, VALID};
-use crate::index::{Glance, Visit};
-use crate::inner::Inner;
+use crate::guard::{Ref, SlotHint};
+use crate::header::{Header, HeaderState, MARK, SAMPLED, VALID};
+use crate::index::{Probe, Visit};
+use crate::inner::CacheInner;
 use crate::key::Key;
 
-/// Keys that are looked up side by side: what they need has to fit into what a processor asks memory for at once.
+/// Keys that `get_many` looks up at once. Limited by the memory accesses that a processor can have
+/// in flight.
 const SIDE_BY_SIDE: usize = 16;
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// The block of that key, pinned and counted as used, if it is there: the lock-free hit. What most hits do is here, and
-    /// calls nothing; all else is done by functions that are called last, so that nothing has to be kept for when they return.
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    /// Returns the block, pinned and counted as used. The fast path is inlined. Slow paths are tail
+    /// calls, so nothing is saved across them.
     #[inline(always)]
     pub(crate) fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
         let hash = self.hash(key);
-        self.get_glanced(self.index.glance(hash), hash, key)
+        self.get_probed(self.index.probe(hash), hash, key)
     }
 
     #[inline(always)]
-    fn get_glanced(&self, glance: Glance, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
-        match glance {
-            Glance::At(address) => {
-                // SAFETY: the slots of residents are of this cache's headers.
+    fn get_probed(&self, probe: Probe, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
+        match probe {
+            Probe::At(address) => {
+                // SAFETY: resident slots refer to this cache's headers.
                 unsafe {
-                    self.get_from(Self::header_at(address), key, || self.get_looked_for(hash, key))
+                    self.get_from(Self::header_at(address), key, || self.get_scanned(hash, key))
                 }
             }
-            Glance::Nothing => self.count_miss(),
-            Glance::Unclear => self.get_looked_for(hash, key),
+            Probe::Nothing => self.count_miss(),
+            Probe::Unclear => self.get_scanned(hash, key),
         }
     }
 
-    /// As [`get`](Self::get) for each key, the next ones' lines being on their way while one is waited for: first all lines of the index, then all
-    /// headers. A block is found if it was there when it was pinned, as with one key.
+    /// Looks up several keys with overlapping memory accesses: first prefetches all lines of the
+    /// index, then all headers. Each block is found as of its pin, as in a single lookup.
     pub(crate) fn get_many<'a>(&'a self, keys: &[K], found: &mut Vec<Option<Ref<'a, K, V>>>) {
         found.clear();
         found.reserve(keys.len());
@@ -53,32 +58,33 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 *hash = self.hash(key);
                 self.index.prefetch(*hash);
             }
-            let mut glances = [Glance::Unclear; SIDE_BY_SIDE];
-            for (glance, hash) in glances.iter_mut().zip(&hashes).take(keys.len()) {
-                *glance = self.index.glance(*hash);
-                if let Glance::At(address) = glance {
+            let mut probes = [Probe::Unclear; SIDE_BY_SIDE];
+            for (probe, hash) in probes.iter_mut().zip(&hashes).take(keys.len()) {
+                *probe = self.index.probe(*hash);
+                if let Probe::At(address) = probe {
                     hint::prefetch(Self::header_at(*address).as_ptr());
                 }
             }
-            for ((key, hash), glance) in keys.iter().zip(hashes).zip(glances) {
-                found.push(self.get_glanced(glance, hash, key));
+            for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
+                found.push(self.get_probed(probe, hash, key));
             }
         }
     }
 
-    /// As [`get`](Self::get), after a look at the place where the block was.
+    /// Looks at the hinted header first.
     #[inline]
-    pub(crate) fn get_at(&self, place: Place, key: &K) -> Option<Ref<'_, K, V>> {
-        match self.slab.by_id(place.0) {
+    pub(crate) fn get_at(&self, hint: SlotHint, key: &K) -> Option<Ref<'_, K, V>> {
+        match self.slab.by_id(hint.0) {
             // SAFETY: ids are of this cache's headers.
-            Some(header) => unsafe { self.get_from(header, key, || self.get_elsewhere(key)) },
-            None => self.get_elsewhere(key),
+            Some(header) => unsafe { self.get_from(header, key, || self.get_by_key(key)) },
+            None => self.get_by_key(key),
         }
     }
 
-    /// The block of a header, if it has that key; else what `otherwise` finds.
+    /// Returns the block of a header if it has that key, else the result of `otherwise`.
     ///
     /// # Safety
+    ///
     /// It is a header of this cache, used or free.
     #[inline(always)]
     unsafe fn get_from<'a>(
@@ -92,7 +98,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let Ok(before) = h.try_pin(MARK) else { return otherwise() };
         // SAFETY: pinned from a valid state.
         if unsafe { h.key() } != key {
-            self.let_go(header);
+            self.unpin_other(header);
             return otherwise();
         }
         if before.has(SAMPLED) || !self.counters.try_add_at_exclusive(hits_of(before), 1) {
@@ -103,28 +109,32 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     }
 
     #[inline(never)]
-    fn get_looked_for(&self, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
-        match self.pin_looked_for(hash, key, MARK) {
+    fn get_scanned(&self, hash: u64, key: &K) -> Option<Ref<'_, K, V>> {
+        match self.pin_scanned(hash, key, MARK) {
             Some((header, before)) => self.count_hit_of(header, before),
             None => self.count_miss(),
         }
     }
 
     #[inline(never)]
-    fn get_elsewhere(&self, key: &K) -> Option<Ref<'_, K, V>> {
+    fn get_by_key(&self, key: &K) -> Option<Ref<'_, K, V>> {
         self.get(key)
     }
 
-    /// Gives up the caller's pin on another key's block.
+    /// Releases the pin on a block of another key.
     #[cold]
     #[inline(never)]
-    fn let_go(&self, other: NonNull<Header<K, V>>) {
+    fn unpin_other(&self, other: NonNull<Header<K, V>>) {
         // SAFETY: the caller's pin; the cache is borrowed.
         unsafe { Self::unpin(NonNull::from(self), other) };
     }
 
     #[inline(never)]
-    fn count_hit_of(&self, header: NonNull<Header<K, V>>, before: State) -> Option<Ref<'_, K, V>> {
+    fn count_hit_of(
+        &self,
+        header: NonNull<Header<K, V>>,
+        before: HeaderState,
+    ) -> Option<Ref<'_, K, V>> {
         self.count_hit(header, before);
         // SAFETY: pinned by the caller, from a valid state.
         Some(unsafe { Ref::from_pin(self, header) })
@@ -136,36 +146,37 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         None
     }
 
-    /// Pins the block of that key, if it is there, without counting it. Returns the state before.
+    /// Pins the block without counting a hit. Returns the state before.
     #[inline]
     pub(crate) fn pin(
         &self,
         hash: u64,
         key: &K,
         mark: u64,
-    ) -> Option<(NonNull<Header<K, V>>, State)> {
-        match self.index.glance(hash) {
-            Glance::At(address) => {
+    ) -> Option<(NonNull<Header<K, V>>, HeaderState)> {
+        match self.index.probe(hash) {
+            Probe::At(address) => {
                 let header = Self::header_at(address);
-                // SAFETY: headers are type-stable: never unmapped while the index that names them lives.
+                // SAFETY: headers are type-stable: never unmapped while the index that refers to
+                // them lives.
                 match unsafe { self.pin_if_key(header, key, mark) } {
                     Ok(before) => Some((header, before)),
-                    Err(_) => self.pin_looked_for(hash, key, mark),
+                    Err(_) => self.pin_scanned(hash, key, mark),
                 }
             }
-            Glance::Nothing => None,
-            Glance::Unclear => self.pin_looked_for(hash, key, mark),
+            Probe::Nothing => None,
+            Probe::Unclear => self.pin_scanned(hash, key, mark),
         }
     }
 
-    /// As [`pin`](Self::pin), if a glance at the index was not enough.
+    /// Scans the index, after a probe that did not suffice.
     #[inline(never)]
-    fn pin_looked_for(
+    fn pin_scanned(
         &self,
         hash: u64,
         key: &K,
         mark: u64,
-    ) -> Option<(NonNull<Header<K, V>>, State)> {
+    ) -> Option<(NonNull<Header<K, V>>, HeaderState)> {
         self.index.find(hash, |address| {
             let header = Self::header_at(address);
             // SAFETY: as in `pin`.
@@ -176,9 +187,10 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         })
     }
 
-    /// Pins a block if it has that key. Returns the state before, or what was met instead.
+    /// Pins a header if it has that key. Returns the state before, or the state found instead.
     ///
     /// # Safety
+    ///
     /// It is a header of this cache, used or free.
     #[inline(always)]
     unsafe fn pin_if_key(
@@ -186,7 +198,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         header: NonNull<Header<K, V>>,
         key: &K,
         mark: u64,
-    ) -> Result<State, State> {
+    ) -> Result<HeaderState, HeaderState> {
         // SAFETY: headers are type-stable.
         let h = unsafe { header.as_ref() };
         let before = match h.try_pin(mark) {
@@ -197,31 +209,31 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         if unsafe { h.key() } == key {
             return Ok(before);
         }
-        self.let_go(header);
+        self.unpin_other(header);
         Err(before)
     }
 
-    /// Counts a hit on a block that the caller has pinned.
+    /// Counts a hit on a pinned block.
     #[inline]
-    pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: State) {
+    pub(crate) fn count_hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) {
         self.counters.add_at(hits_of(before), 1);
         if before.has(SAMPLED) {
-            self.tell_shadows(header, before.class());
+            self.record_sampled_hit(header, before.class());
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_shadows(&self, header: NonNull<Header<K, V>>, class: Class) {
+    fn record_sampled_hit(&self, header: NonNull<Header<K, V>>, class: Class) {
         // SAFETY: pinned by the caller, from a state that was valid or is filled.
         let (h, key) = unsafe { (header.as_ref(), header.as_ref().key()) };
-        self.shadows.note_hit(self.hash(key), class, h.weight());
+        self.simulations.note_hit(self.hash(key), class, h.weight());
     }
 }
 
-/// The counter of hits on a block that is in this state.
+/// The counter of hits for a block's state.
 #[inline]
-fn hits_of(state: State) -> usize {
-    // The four rows stand in the order of list numbers, and are split by class.
+fn hits_of(state: HeaderState) -> usize {
+    // The four rows are in the order of list numbers, each split by class.
     CacheCounters::HITS_NEW.at(0) + state.list_and_class()
 }

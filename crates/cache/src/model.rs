@@ -1,6 +1,5 @@
-//! What the model checks in `tests/model` reach below the public interface: the throttle and the slab
-//! alone, where a check of the whole cache would need too many steps to get at them. Exists under
-//! `--cfg forebay_model` only.
+//! The throttle and the slab alone, for the model checks in `tests/model`. Checks of the whole
+//! cache would need too many steps to reach them. Exists under `--cfg forebay_model` only.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -8,26 +7,26 @@ use std::time::Duration;
 use forebay_base::sync::Arc;
 
 use crate::attributes::Class;
+use crate::capacity::{self, Reserved};
+use crate::header::slab;
 use crate::header::{Header, Unpinned};
-use crate::room::{self, Reserved};
-use crate::slab;
 
 /// The throttle of a cache.
-pub struct Room(room::Room);
+pub struct Capacity(capacity::Capacity);
 
-/// A place in its queue.
-pub struct Ticket(Arc<room::Ticket>);
+/// A ticket in its queue.
+pub struct Ticket(Arc<capacity::Ticket>);
 
-impl Room {
-    /// Room up to `limit`.
+impl Capacity {
+    /// Capacity up to `limit`.
     pub fn new(target: u64, limit: u64) -> Self {
-        Self(room::Room::new(target, limit, 1))
+        Self(capacity::Capacity::new(target, limit, 1))
     }
-    /// Room without waiting; none while somebody queues.
+    /// Reserves without waiting. Fails while others queue.
     pub fn reserve(&self, weight: u64) -> bool {
         self.0.reserve(weight) != Reserved::No
     }
-    /// Gives room back.
+    /// Returns capacity.
     pub fn release(&self, weight: u64) {
         self.0.release(weight);
     }
@@ -41,7 +40,7 @@ impl Room {
     pub fn wait(&self, ticket: &Ticket) -> bool {
         self.0.wait(&ticket.0, Duration::from_secs(1))
     }
-    /// Gives the place up; true if it was granted meanwhile.
+    /// Leaves the queue. True if the ticket was granted meanwhile.
     pub fn leave(&self, ticket: &Ticket) -> bool {
         self.0.leave(&ticket.0)
     }
@@ -57,26 +56,26 @@ impl Room {
     pub fn grant(&self) {
         self.0.grant();
     }
-    /// Weight given out, once nothing else runs.
-    pub fn leased(&self) -> u64 {
+    /// Reserved weight. Exact if nothing else runs.
+    pub fn reserved(&self) -> u64 {
         self.0.gather();
-        self.0.leased()
+        self.0.reserved()
     }
-    /// Whether somebody queues.
-    pub fn is_awaited(&self) -> bool {
-        self.0.is_awaited()
+    /// Whether the queue is not empty.
+    pub fn has_waiters(&self) -> bool {
+        self.0.has_waiters()
     }
 }
 
 /// Headers without a cache.
 pub struct Slab(slab::Slab<u64, u64>);
 
-/// One of its headers.
+/// A header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(NonNull<Header<u64, u64>>);
 
-// SAFETY: headers are type-stable while their slab lives, and the methods of `Slab` touch them with
-// atomic accesses, or as their owner.
+// SAFETY: headers are type-stable while their slab lives, and the methods of `Slab` access them
+// with atomics, or as their owner.
 unsafe impl Send for Handle {}
 
 impl Slab {
@@ -87,7 +86,7 @@ impl Slab {
                 .expect("memory for a small slab"),
         )
     }
-    /// A header, occupied and published with `key`.
+    /// Takes a header, occupies it and publishes it with `key`.
     pub fn take(&self, key: u64) -> Handle {
         let header = self.0.take().expect("memory for a small slab");
         // SAFETY: fresh from the slab, so this thread's alone.
@@ -98,21 +97,21 @@ impl Slab {
         let _ = h.unpin();
         Handle(header)
     }
-    /// Retires a header; whoever drops its last pin gives it back.
+    /// Retires a header. The thread that drops its last pin returns it.
     pub fn retire(&self, handle: Handle) {
         // SAFETY: headers are type-stable.
         let h = unsafe { handle.0.as_ref() };
-        assert!(h.retire(crate::Cause::Removed).is_some(), "retired by somebody else");
+        assert!(h.retire(crate::Cause::Removed).is_some(), "retired by another thread");
         self.unpin(handle);
     }
-    /// Pins a header that may be anything by now; its key if it was valid.
+    /// Pins a header in any state. Returns its key if it was valid.
     pub fn pin(&self, handle: Handle) -> Option<u64> {
         // SAFETY: headers are type-stable.
         let h = unsafe { handle.0.as_ref() };
         // SAFETY: pinned from a valid state.
         h.try_pin(0).ok().map(|_| unsafe { *h.key() })
     }
-    /// The key of a pinned header again.
+    /// The key of a pinned header.
     pub fn key(&self, handle: Handle) -> u64 {
         // SAFETY: the caller has pinned it.
         unsafe { *handle.0.as_ref().key() }
@@ -124,10 +123,10 @@ impl Slab {
         if h.unpin() != Unpinned::Last {
             return;
         }
-        // SAFETY: the last pin of a retired header has gone, and no index names it.
+        // SAFETY: the last pin of a retired header was released, and no index refers to it.
         let emptied = unsafe { h.empty() }.expect("it was filled");
         assert_eq!(emptied.value, Some(emptied.key));
-        assert_eq!(h.unpin(), Unpinned::Last, "nobody else pins a retired header");
+        assert_eq!(h.unpin(), Unpinned::Last, "no other thread pins a retired header");
         // SAFETY: as above.
         unsafe { h.vacate() };
         self.0.give(handle.0);
@@ -136,14 +135,14 @@ impl Slab {
     pub fn find_again(&self, handle: Handle) -> bool {
         // SAFETY: headers are type-stable.
         let id = unsafe { handle.0.as_ref() }.id();
-        // A chunk given back forgets the numbers of its headers.
+        // A returned chunk loses the numbers of its headers.
         id == 0 || self.0.by_id(id) == Some(handle.0)
     }
-    /// Gives memory back.
+    /// Returns memory to the system.
     pub fn trim(&self) {
         self.0.trim();
     }
-    /// Headers taken and not given back, once nothing else runs.
+    /// Headers in use. Exact if nothing else runs.
     pub fn in_use(&self) -> u64 {
         self.0.in_use()
     }

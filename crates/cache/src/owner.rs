@@ -1,23 +1,27 @@
-//! Owners of key ranges: what of theirs is cached, and leaving without a trace.
+//! Owners of key ranges: which of their blocks are cached, and how an owner is closed.
 //!
-//! An owner is a number that keys carry. Its mode is one atomic byte, read on every insert, never on a
-//! hit. Closing an owner sets the mode to closing, passes the index's barrier (so that every insert
-//! that saw the old mode has finished), and then removes what is there.
+//! An owner is a number in its keys. Its mode is one atomic byte, read by every insert and by no
+//! hit.
+//!
+//! Closing sets the mode to closing, then passes the index's barrier, so that all inserts that saw
+//! the old mode have finished. Then it removes the owner's blocks and ghosts.
+//!
+//! Locking: none; the barrier takes each partition's lock.
 
 use forebay_base::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use crate::attributes::Class;
 use crate::key::OwnerId;
 
-/// What of an owner's blocks is cached, as R5's machine limited it.
+/// Which blocks of an owner are cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OwnerCaching {
     /// Data and metadata.
     #[default]
     All,
-    /// Metadata only: data is handed through.
+    /// Metadata only. Data is handed out uncached.
     Metadata,
-    /// Nothing: every block is handed through.
+    /// None. All blocks are handed out uncached.
     None,
 }
 
@@ -32,12 +36,13 @@ const NOTHING: u8 = 4;
 
 pub(crate) struct Owners {
     modes: Box<[AtomicU8]>,
-    /// Where the search for a free number begins: an insert that was already waiting for room when its
-    /// owner was closed must not find the number open again, for somebody else.
+    /// Where the search for a free number begins. Numbers are reused late, so that an insert that
+    /// waited for capacity while its owner was closed does not find the number open for another
+    /// owner.
     next: AtomicUsize,
 }
 
-/// Whether a block may be cached, by its owner's wish.
+/// Whether an owner permits a block to be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Yes,
@@ -61,7 +66,7 @@ impl Owners {
         }
     }
 
-    /// A number that no key in the cache carries.
+    /// Opens an owner. No key in the cache has its number.
     pub(crate) fn open(&self, caching: OwnerCaching) -> Option<OwnerId> {
         let mode = mode_of(caching);
         let order = (Ordering::AcqRel, Ordering::Relaxed);
@@ -73,12 +78,12 @@ impl Owners {
         Some(OwnerId(number as u16))
     }
 
-    /// Changes what is cached from now on. False if the owner is not open.
+    /// Sets which blocks are cached from now on. False if the owner is not open.
     pub(crate) fn set(&self, owner: OwnerId, caching: OwnerCaching) -> bool {
         self.change(owner, mode_of(caching))
     }
 
-    /// No insert is permitted from now on. False if the owner is not open.
+    /// Permits no inserts from now on. False if the owner is not open.
     pub(crate) fn begin_close(&self, owner: OwnerId) -> bool {
         self.change(owner, CLOSING)
     }
@@ -97,7 +102,7 @@ impl Owners {
         false
     }
 
-    /// The number may be used again.
+    /// Makes the number available again.
     pub(crate) fn end_close(&self, owner: OwnerId) {
         self.modes[owner.0 as usize].store(FREE, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! What a hit costs, as the counting build counts it: `--features counting`.
+//! The cost of a hit as the counting build counts it: `--features counting`.
 #![allow(clippy::disallowed_methods, reason = "tests start threads themselves")]
 
 use std::thread;
@@ -18,10 +18,10 @@ fn filled() -> Cache<u64, u64> {
     cache
 }
 
-/// What `HITS` calls of `hit` cost the calling thread.
+/// The cost of `HITS` calls of `hit` on the calling thread.
 fn cost(mut hit: impl FnMut(u64)) -> Counts {
     let mut rng = SmallRng::from_seed(1);
-    // The thread's slot and counters' shard are made at its first use.
+    // The thread's slot and its counters' shard are made at their first use.
     hit(0);
     let before = count::thread();
     for _ in 0..HITS {
@@ -40,8 +40,8 @@ fn cost(mut hit: impl FnMut(u64)) -> Counts {
 #[test]
 fn a_hit_takes_no_lock_and_two_updates_of_its_own_header() {
     let cache = filled();
-    // Two a hit; and now and then a stranger's slot has the same tag, and its header is pinned to
-    // look at its key.
+    // Two per hit. Now and then another key's slot has the same tag, and its header is pinned to
+    // compare keys.
     let cheap = |cost: Counts| {
         let strangers = cost.rmw - 2 * HITS;
         assert!(strangers < HITS / 50, "{cost:?}");
@@ -87,7 +87,7 @@ fn hits_of_many_threads_take_no_lock_either() {
             s.spawn(|| {
                 let cost = cost(|key| assert_eq!(*cache.get(&key).unwrap(), key));
                 assert_eq!(cost.locks, 0);
-                // Two, strangers, and what threads that met on one header tried again.
+                // Two per hit, other keys' headers, and retries of threads that met on one header.
                 assert!(cost.rmw - cost.cas_failed < 2 * HITS + HITS / 50, "{cost:?}");
             });
         }

@@ -1,4 +1,7 @@
-//! The two words through which readers reach a segment: the directory and its entries.
+//! The two words by which readers reach a segment: the directory word, and an entry of the
+//! directory.
+//!
+//! Locking: readers load both without a lock; the holder of `index-partition` stores them.
 
 use std::ptr::NonNull;
 
@@ -8,18 +11,18 @@ use super::PARTITION_BITS;
 use super::line::{COUNT_SHIFT, Line, Slot};
 use super::memory::GRANULE_LINES;
 
-/// Address and depth of a directory, in one word: a reader needs both at once. Laid out for the reader, who shifts hash bits by
-/// the lower part, as it is, and gets the address with one shift.
+/// Address and depth of a directory, in one word, because a reader needs both at once. A reader
+/// shifts hash bits by the low part, and gets the address with one shift.
 ///
 /// | bits | |
 /// |---|---|
-/// | 0–15 | [`NUMBER_BITS`] less the depth |
+/// | 0–15 | [`NUMBER_BITS`] minus the depth |
 /// | 16–63 | address |
 #[derive(Clone, Copy)]
 pub(super) struct Directory(u64);
 
 const DIRECTORY_ADDRESS_SHIFT: u32 = 16;
-/// Hash bits below the partition's of which a cell's number is made: the top ones of these.
+/// Hash bits below the partition's from which a cell number is taken: the top ones of these.
 const NUMBER_BITS: u32 = 32;
 pub(super) const MAX_DEPTH: u32 = 30;
 
@@ -45,20 +48,26 @@ impl Directory {
     pub(super) fn len(self) -> usize {
         1 << self.depth()
     }
-    /// The number of the cell for `hash`.
+    /// The number of the cell of `hash`.
     #[inline]
     pub(super) fn number(self, hash: u64) -> usize {
         let bits = (hash >> (u64::BITS - PARTITION_BITS - NUMBER_BITS)) as u32;
         (u64::from(bits) >> (self.0 & 63)) as usize
     }
+    /// The cell of `hash`.
+    ///
     /// # Safety
-    /// The index that this directory belongs to lives, for as long as the answer is used.
+    ///
+    /// The index of this directory lives as long as the result is used.
     #[inline]
     pub(super) unsafe fn cell<'a>(self, hash: u64) -> &'a AtomicU64 {
         // SAFETY: by contract, and `number` is below the length.
         unsafe { self.nth(self.number(hash)) }
     }
+    /// The cell of that number.
+    ///
     /// # Safety
+    ///
     /// As for `cell`, and `number` is below `len`.
     #[inline]
     pub(super) unsafe fn nth<'a>(self, number: usize) -> &'a AtomicU64 {
@@ -69,12 +78,12 @@ impl Directory {
     }
 }
 
-/// A directory's entry: where a segment is, how large, its depth, and a version.
+/// An entry of a directory: address, size, depth and version of a segment.
 ///
 /// | bits | |
 /// |---|---|
 /// | 0–4 | granules |
-/// | 5–9 | depth: how many hash bits all its entries share below the partition's |
+/// | 5–9 | depth: the number of hash bits below the partition's that all entries share |
 /// | 10–25 | version: changes with every change of the segment |
 /// | 26–63 | address / 1 KiB |
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,10 +134,10 @@ impl Entry {
     }
 
     pub(super) fn all_lines<'a>(self) -> impl Iterator<Item = &'a Line> {
-        // SAFETY: within the segment, whose memory is lines for ever.
+        // SAFETY: within the segment, whose memory holds lines for ever.
         (0..self.lines()).map(move |i| unsafe { self.segment().add(i).as_ref() })
     }
-    /// The slots that are not empty, each with the number of its line.
+    /// The used slots, each with the number of its line.
     pub(super) fn slots(self) -> impl Iterator<Item = (usize, Slot)> {
         self.all_lines().enumerate().flat_map(|(i, line)| {
             line.slots
@@ -143,7 +152,7 @@ impl Entry {
         let first = unsafe { self.segment().as_ref() };
         (first.meta.load(Ordering::Relaxed) >> COUNT_SHIFT) as usize
     }
-    /// Adds to the number of entries. Writers only, one at a time.
+    /// Adds to the number of entries. For writers only, one at a time.
     pub(super) fn add_count(self, change: i64) {
         // SAFETY: a segment has at least one line.
         let first = unsafe { self.segment().as_ref() };

@@ -1,27 +1,30 @@
-//! Changes that add or remove entries, and the steps by which segments grow, split, shrink and merge.
+//! Adds and removes entries, and grows, splits, shrinks and merges segments.
 //!
-//! All under the partition's lock. A step builds a new segment beside the old one and then changes the
-//! directory's cells; readers see one or the other.
+//! Each step builds a new segment beside the old one and then changes the directory's cells.
+//! Readers see one or the other.
+//!
+//! Locking: the partition's lock throughout, and `index-memory` under it.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use super::entry::{Directory, Entry, MAX_DEPTH};
 use super::line::{self, GHOST_SPLIT_BITS, SLOTS, Slot};
 use super::memory::GRANULE_LINES;
-use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, Place};
+use super::{Full, Locked, MAX_DISTANCE, PARTITION_BITS, SlotRef};
 
-/// The sizes of segments, in granules: each about a quarter more than the one before.
+/// Sizes of segments in granules, each about a quarter larger than the one before.
 const SIZES: [usize; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16];
-/// A segment splits instead of growing beyond this.
+/// A segment of this size splits instead of growing.
 const MAX_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 2 } else { 16 };
 
-/// Entries in a granule at which a segment grows: 5.8 a line of seven.
+/// Entries per granule at which a segment grows: 5.8 per line of seven slots.
 const GROW_AT: usize = GRANULE_LINES * 58 / 10;
-/// Entries in a granule after a step that makes a segment smaller.
+/// Entries per granule after a segment was made smaller.
 const SHRINK_TO: usize = GRANULE_LINES * 47 / 10;
-/// Entries in a granule at which it does: far enough below that growth and shrinking do not alternate.
+/// Entries per granule at which a segment is made smaller. Far enough below that growing and
+/// shrinking do not alternate.
 const SHRINK_AT: usize = GRANULE_LINES * 24 / 10;
-/// Two neighbours whose entries together would fill no more than this share of a segment merge.
+/// Two neighbours merge if they have at most this many entries together.
 const MERGE_AT: usize = MAX_GRANULES * SHRINK_AT;
 
 /// Adds to a number that only the holder of the partition's lock writes.
@@ -29,7 +32,7 @@ fn tally(cell: &AtomicU64, change: i64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
 }
 
-/// Entries that one step moves at most.
+/// The most entries that one step moves.
 #[cfg(all(test, not(forebay_model)))]
 pub(super) const MAX_ENTRIES_MOVED: usize = MAX_GRANULES * GRANULE_LINES * SLOTS;
 
@@ -38,14 +41,15 @@ fn size_for(entries: usize, per_granule: usize) -> usize {
     SIZES.into_iter().find(|s| *s >= wanted).unwrap_or(MAX_GRANULES).min(MAX_GRANULES)
 }
 
-/// Computes a resident's hash from its header's address, under the partition's lock.
+/// Computes the hash of a resident's key from its header's address, under the partition's lock.
 pub(crate) type HashOf<'a> = &'a dyn Fn(usize) -> u64;
 
 impl Locked<'_> {
-    /// Adds an entry of this hash. `hash_of` is asked when a segment splits.
+    /// Adds an entry of this hash. Calls `hash_of` when a segment splits.
     ///
     /// # Errors
-    /// When there is no memory to grow, or the hash is useless; the entry is not inserted.
+    ///
+    /// There is no memory to grow, or too many keys have the same hash. The entry is not added.
     pub(crate) fn insert(&mut self, slot: Slot, hash_of: HashOf<'_>) -> Result<(), Full> {
         debug_assert_eq!(slot.tag(), line::tag(self.hash));
         loop {
@@ -54,7 +58,7 @@ impl Locked<'_> {
                 None => self.first_segment()?,
             };
             let fits = entry.count() < entry.granules() * GROW_AT;
-            if fits && self.place(entry, slot) {
+            if fits && self.try_store(entry, slot) {
                 tally(&self.partition.entries, 1);
                 return Ok(());
             }
@@ -62,16 +66,16 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes an entry of this hash out.
-    pub(crate) fn remove(&mut self, place: Place) {
+    /// Removes an entry of this hash.
+    pub(crate) fn remove(&mut self, slot_ref: SlotRef) {
         let Some(entry) = self.entry() else { unreachable!("a place in an empty partition") };
-        let slot = place.get();
+        let slot = slot_ref.get();
         let lines = entry.lines();
         let home = line::home(slot.tag(), lines);
-        place.cell().store(Slot::EMPTY.0, Ordering::Release);
+        slot_ref.cell().store(Slot::EMPTY.0, Ordering::Release);
         // SAFETY: `home` is within the segment.
         let home = unsafe { entry.segment().add(home) };
-        if home != place.line {
+        if home != slot_ref.line {
             // SAFETY: as above.
             unsafe { home.as_ref() }.undisplace();
             tally(&self.partition.displaced, -1);
@@ -81,8 +85,8 @@ impl Locked<'_> {
         self.shrink(entry);
     }
 
-    /// Puts a slot into a segment; false if it is too full around the slot's home.
-    fn place(&self, entry: Entry, slot: Slot) -> bool {
+    /// Stores a slot in a segment. False if the lines around its home are full.
+    fn try_store(&self, entry: Entry, slot: Slot) -> bool {
         let lines = entry.lines();
         let home = line::home(slot.tag(), lines);
         for distance in 0..=MAX_DISTANCE.min(lines - 1) {
@@ -124,7 +128,7 @@ impl Locked<'_> {
         Directory::from_word(word).expect("a segment has a directory")
     }
 
-    /// Points all cells of the segment that `number` lies in, at depth `depth`, to `entry`.
+    /// Points all cells of the segment of `number`, at depth `depth`, to `entry`.
     fn publish(&self, number: usize, depth: u32, entry: Entry) {
         let directory = self.directory();
         let span = 1usize << (directory.depth() - depth);
@@ -135,7 +139,7 @@ impl Locked<'_> {
         }
     }
 
-    /// A segment of the given slots, or of a larger size if they do not fit the wanted one.
+    /// Builds a segment of the given slots, with more granules if they do not fit.
     fn build(
         &self,
         slots: &[Slot],
@@ -147,7 +151,7 @@ impl Locked<'_> {
             let segment = self.index.memory.take(granules)?;
             let entry = Entry::new(segment, granules, depth, version);
             let displaced = self.partition.displaced.load(Ordering::Relaxed);
-            if slots.iter().all(|slot| self.place(entry, *slot)) {
+            if slots.iter().all(|slot| self.try_store(entry, *slot)) {
                 return Ok(Some(entry));
             }
             self.partition.displaced.store(displaced, Ordering::Relaxed);
@@ -180,14 +184,14 @@ impl Locked<'_> {
 
     fn split(&mut self, old: Entry, slots: &[Slot], hash_of: HashOf<'_>) -> Result<(), Full> {
         let depth = old.depth() + 1;
-        // Too full around one line, though far from full: splitting would not help.
+        // Too full around one line, but far from full. Splitting would not help.
         if depth > MAX_DEPTH || slots.len() < MAX_GRANULES * SHRINK_AT {
             return Err(Full::Collisions);
         }
         if self.directory().depth() < depth {
             self.double_directory();
         }
-        // The bit of the hash that tells the two halves apart.
+        // The hash bit that separates the two halves.
         let bit = u64::BITS - PARTITION_BITS - depth;
         let upper = |slot: &Slot| {
             if !slot.is_ghost() {
@@ -195,8 +199,8 @@ impl Locked<'_> {
             }
             (slot.ghost_split_bits() >> (GHOST_SPLIT_BITS - depth)) & 1 == 1
         };
-        // Ghosts carry their next split bits; beyond them (some 10^8 entries) nobody knows where they
-        // belong, and they are forgotten.
+        // Ghosts store their next split bits. Beyond those, at some 10^8 entries, their half is
+        // unknown and they are dropped.
         let known = |slot: &&Slot| !slot.is_ghost() || depth <= GHOST_SPLIT_BITS;
         let kept: Vec<Slot> = slots.iter().filter(known).copied().collect();
         let (high, low): (Vec<Slot>, Vec<Slot>) = kept.iter().partition(|slot| upper(slot));
@@ -240,7 +244,7 @@ impl Locked<'_> {
             let wanted = size_for(count.max(1), SHRINK_TO);
             if wanted < old.granules() {
                 let slots: Vec<Slot> = old.slots().map(|(_, slot)| slot).collect();
-                // Without memory for the smaller one, the larger one stays.
+                // Without memory for the smaller segment, the larger one stays.
                 if let Ok(Some(new)) = self.build(&slots, wanted, old.depth(), old.version() + 1) {
                     if new.granules() < old.granules() {
                         let number = self.directory().number(self.hash);
@@ -255,7 +259,7 @@ impl Locked<'_> {
         self.merge();
     }
 
-    /// Gives up a segment that was built and is not needed.
+    /// Frees a segment that was built and is not needed.
     fn discard(&self, new: Entry) {
         let steps = self.partition.steps.load(Ordering::Relaxed);
         self.forget(new);

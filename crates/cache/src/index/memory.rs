@@ -1,10 +1,10 @@
-//! Memory for segments: runs of granules out of type-stable chunks of 2 MiB.
+//! Memory of segments: runs of granules from type-stable chunks of 2 MiB.
 //!
-//! A chunk is only address space until it is used, never holds anything but lines, and stays mapped
-//! until the index goes: a reader with an outdated segment sees lines, if not its own.
+//! Invariants
 //!
-//! A granule is less than a page of the system: memory is counted, and given back, by whole pages,
-//! however large these are.
+//! * A chunk holds only lines, and stays mapped while the index exists. A reader with an outdated
+//!   segment reads lines, perhaps of another segment.
+//! * Memory is counted and returned in whole pages of the system, which are larger than a granule.
 //!
 //! Locking: `index-memory`, a leaf lock.
 
@@ -17,39 +17,41 @@ use forebay_base::vm::{self, PageSize, StableChunk};
 
 use super::line::Line;
 
-/// Lines of a granule, the unit of a segment's size.
+/// Lines per granule, the unit of a segment's size.
 pub(crate) const GRANULE_LINES: usize = if cfg!(forebay_model) { 1 } else { 16 };
 const GRANULE_BYTES: usize = GRANULE_LINES * 64;
-/// Granules of a chunk: 2 MiB, the largest allocation of the index.
+/// Granules per chunk: 2 MiB, the largest allocation of the index.
 const CHUNK_GRANULES: usize = if cfg!(any(miri, forebay_model)) { 64 } else { 2048 };
 const WORDS: usize = CHUNK_GRANULES / 64;
-/// Memory that may lie idle in an index of any size.
+/// Idle memory allowed in an index of any size.
 const IDLE_BYTES: u64 = 256 << 10;
-/// And beside that, as a part of what is used.
+/// Additional idle memory allowed, as a part of the used memory: one in this many bytes.
 const IDLE_SHARE: u64 = 8;
-/// So much of a huge page may lie idle for ever: less than the share above, so that this alone is no reason to look for more.
+/// Idle memory of a huge page that is never returned. Less than the share above, so that it alone
+/// does not trigger another search.
 const SPARED_BYTES: usize = CHUNK_GRANULES * GRANULE_BYTES / 16;
 
 pub(crate) struct Memory {
     page: PageSize,
     chunks: Mutex<Vec<Chunk>>,
-    /// Bytes of granules handed out.
+    /// Bytes of granules in use.
     used: AtomicU64,
-    /// Bytes of pages of which a granule was touched since they were last given back to the system.
+    /// Bytes of pages with a granule that was touched since the page was last returned.
     touched: AtomicU64,
 }
 
 struct Chunk {
-    /// Granules of a page.
+    /// Granules per page.
     per_page: usize,
     lines: StableChunk<Line>,
     used: [u64; WORDS],
     touched: [u64; WORDS],
     used_count: usize,
-    /// No run of this many granules is free: what a search has found out, until granules are given back. A large
-    /// index has many chunks with a few scattered free granules, which must not be searched each time.
+    /// A search found no run of this many free granules. Reset when granules are returned. A large
+    /// index has many chunks with few scattered free granules, which should not be searched each
+    /// time.
     none_of: usize,
-    /// The chunk is one huge page: all of it is resident.
+    /// The chunk is one huge page, so all of it is resident.
     huge: bool,
 }
 
@@ -71,10 +73,11 @@ impl Memory {
         }
     }
 
-    /// A run of `granules` zero granules.
+    /// Takes a run of `granules` zeroed granules.
     ///
     /// # Errors
-    /// When the system has no more memory to map.
+    ///
+    /// The system has no more memory to map.
     pub(crate) fn take(&self, granules: usize) -> Result<NonNull<Line>, vm::Error> {
         let mut chunks = self.chunks.lock();
         let mut all = chunks.iter_mut().enumerate();
@@ -84,7 +87,8 @@ impl Memory {
             None => {
                 // Aligned so that a granule's address has ten zero bits, see `Entry`.
                 let lines = StableChunk::new(self.page, CHUNK_GRANULES * GRANULE_LINES, 2 << 20)?;
-                // A small index stays small; one that has filled a chunk gets huge pages for the next.
+                // A small index stays small. Once it has filled a chunk, the next chunks are huge
+                // pages.
                 let huge = !chunks.is_empty();
                 lines.advise_huge(huge);
                 let resident = if huge { CHUNK_GRANULES * GRANULE_BYTES } else { 0 };
@@ -100,10 +104,10 @@ impl Memory {
         for granule in first..first + granules {
             set(&mut chunk.used, granule, true);
             if get(&chunk.touched, granule) {
-                // SAFETY: the granule is free, so that only outdated readers look at it.
+                // SAFETY: the granule is free, so only outdated readers look at it.
                 unsafe { chunk.lines.wipe(granule * GRANULE_LINES, GRANULE_LINES) };
             } else {
-                // The first one makes the page resident.
+                // The first granule makes the page resident.
                 let added =
                     if chunk.is_touched(granule / chunk.per_page) { 0 } else { chunk.page_bytes() };
                 self.touched.fetch_add(added as u64, Ordering::Relaxed);
@@ -137,7 +141,7 @@ impl Memory {
         }
     }
 
-    /// Gives all pages without a granule in use back to the system, but for locked ones.
+    /// Returns all pages without a granule in use to the system, except locked ones.
     pub(crate) fn trim(&self) {
         let mut chunks = self.chunks.lock();
         for chunk in chunks.iter_mut() {
@@ -145,9 +149,10 @@ impl Memory {
         }
     }
 
-    /// Keeps memory that no segment uses in proportion: gives it back when it is more than a share of what is used, but for the few
-    /// free pages of a huge one; and makes a huge page of a chunk if that leaves it well below: else one would undo the other, again
-    /// and again, and each time all processors would be told.
+    /// Keeps idle memory in proportion. Returns it if it exceeds its share of the used memory,
+    /// except the few free pages of a huge page. Otherwise makes a chunk a huge page, if idle
+    /// memory stays well below the share. Without that distance the two would undo each other again
+    /// and again, with a TLB shootdown each time.
     pub(crate) fn balance(&self) {
         let (used, touched) = self.bytes();
         let allowed = (IDLE_BYTES + used / IDLE_SHARE) as usize;
@@ -237,15 +242,15 @@ impl Chunk {
             let dirty = (first..page).filter(|page| self.is_touched(*page)).count();
             if dirty > 0 {
                 if self.huge {
-                    // Else the kernel might make it whole again.
+                    // Otherwise the kernel might make it a huge page again.
                     self.lines.advise_huge(false);
                     self.huge = false;
                 }
-                // SAFETY: the granules are free, so that only outdated readers look at them.
+                // SAFETY: the granules are free, so only outdated readers look at them.
                 let released = unsafe {
                     self.lines.release(run.start * GRANULE_LINES, run.len() * GRANULE_LINES)
                 };
-                // Otherwise they are locked, stay resident, and are wiped before their next use.
+                // Locked pages stay resident, and are wiped before their next use.
                 if released {
                     run.for_each(|g| set(&mut self.touched, g, false));
                     touched.fetch_sub((dirty * self.page_bytes()) as u64, Ordering::Relaxed);
@@ -267,11 +272,11 @@ mod tests {
     use super::{CHUNK_GRANULES, GRANULE_BYTES, Line, Memory};
 
     fn first_slot(run: NonNull<Line>) -> &'static AtomicU64 {
-        // SAFETY: tests look at runs only while the memory that they are of lives.
+        // SAFETY: tests look at runs only while their memory lives.
         unsafe { &run.as_ref().slots[0] }
     }
 
-    /// A granule that is in use keeps its page, whatever else on that page is free.
+    /// A granule in use keeps its page, whatever else on that page is free.
     #[test]
     fn pages_of_any_size_go_back_only_when_all_their_granules_are_free() {
         for kib in [16, 64] {
@@ -280,7 +285,7 @@ mod tests {
             let taken: Vec<_> = (0..CHUNK_GRANULES).map(|_| memory.take(1).unwrap()).collect();
             taken.iter().for_each(|run| first_slot(*run).store(7, Relaxed));
             assert_eq!(memory.bytes(), (2 << 20, 2 << 20));
-            // All but one of each page of the first half, and but one of all of the second.
+            // Keeps one granule of each page of the first half, and one of the second half.
             let kept = |i: &usize| {
                 if *i < CHUNK_GRANULES / 2 { i % per_page == 5 } else { *i == CHUNK_GRANULES - 1 }
             };
@@ -290,7 +295,7 @@ mod tests {
             assert!(live.iter().all(|i| first_slot(taken[*i]).load(Relaxed) == 7), "{kib} KiB");
             let used = (live.len() * GRANULE_BYTES) as u64;
             assert_eq!(memory.bytes(), (used, (1 << 20) + (kib << 10) as u64), "{kib} KiB");
-            // What is taken again is zero, be its page an old or a new one.
+            // Granules taken again are zero, on old and new pages.
             let again: Vec<_> = free.iter().map(|_| memory.take(1).unwrap()).collect();
             assert!(again.iter().all(|run| first_slot(*run).load(Relaxed) == 0));
             assert_eq!(memory.bytes(), (2 << 20, 2 << 20));
@@ -332,14 +337,15 @@ mod tests {
         assert_eq!(memory.bytes(), (0, 0));
     }
 
-    /// What is idle comes into proportion, and then stays as it is: no page is given back that is asked for again.
+    /// Idle memory reaches its proportion and then stays as it is: no page is returned and then
+    /// needed again.
     #[test]
     fn balancing_ends() {
         for percent in (10..=250).step_by(15) {
             let memory = Memory::new(PageSize::system());
             let runs = CHUNK_GRANULES / 16 * percent / 100;
             let taken: Vec<_> = (0..runs).map(|_| memory.take(16).unwrap()).collect();
-            // Holes here and there.
+            // Scattered holes.
             taken.iter().step_by(9).for_each(|run| memory.give(*run, 16));
             let seen = (0..16).map(|_| {
                 memory.balance();
@@ -348,7 +354,7 @@ mod tests {
                 touched
             });
             let seen: Vec<u64> = seen.collect();
-            // At first pages are given back, and then a chunk may become a huge page.
+            // First pages are returned, then a chunk may become a huge page.
             assert!(seen[8..].iter().all(|touched| *touched == seen[8]), "{percent}: {seen:?}");
             assert_eq!(memory.bytes().0, ((runs - runs.div_ceil(9)) * 16 * GRANULE_BYTES) as u64);
         }

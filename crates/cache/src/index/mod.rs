@@ -1,26 +1,26 @@
-//! The index: from keys to headers and ghosts, read without locks, growing and shrinking in small
-//! steps.
+//! The index: maps hashes to headers and ghosts. Lookups take no lock, and it grows and shrinks in
+//! small steps.
 //!
-//! The top bits of a hash choose a *partition*; each is an extendible hash table of its own: a
-//! directory of *segments* of 1 to 16 granules (1 KiB each), each an open-addressed table of lines
-//! (`line.rs`). A segment that fills is replaced by one that is a quarter larger; at 16
-//! granules it splits in two. One that empties is replaced by a smaller one, and two small
-//! neighbours merge. So nothing is sized by guess, no step moves more than
-//! `MAX_GRANULES * GRANULE_LINES * SLOTS` entries, and no allocation is larger than 2 MiB.
-//! (Fagin et al., "Extendible Hashing", 1979; here segments do not all double at once, since those of
-//! a uniform hash would all be half empty at the same time.)
+//! The top bits of a hash choose a *partition*. Each partition is an extendible hash table: a
+//! directory of *segments* of 1 to 16 granules (1 KiB each). A segment is an open-addressed table
+//! of lines (`line`). A full segment is replaced by one that is a quarter larger, and splits in two
+//! at 16 granules. An emptied one is replaced by a smaller one, and two small neighbours merge. So
+//! no size is guessed, no step moves more than `MAX_GRANULES * GRANULE_LINES * SLOTS` entries, and
+//! no allocation exceeds 2 MiB. (Fagin et al., "Extendible Hashing", 1979. There, all segments of a
+//! uniform hash would split at the same time and then be half empty.)
 //!
 //! Invariants
+//!
 //! * A key's entry lies in the segment that its hash selects, at or after its home line.
-//! * A resident slot's header is not freed before the slot is cleared (rule 4 of `header.rs`).
-//! * Entries never move within a segment; a replaced segment's memory is lines for ever.
+//! * A resident slot is cleared before its header is freed (rule 4 of `header`).
+//! * Entries never move within a segment. The memory of a replaced segment holds lines for ever.
 //!
-//! Locking: writers hold their partition's lock (`index-partition`); `index-memory` is taken under
-//! it. Readers take none: they load the directory word and the directory's entry, scan, and, if they
-//! found nothing, check that both words are unchanged. Every change of a segment changes its entry's
-//! version, so that a reader that ran against one begins again.
+//! Locking: writers hold `index-partition`, and take `index-memory` under it. Readers take no lock.
+//! They load the directory word and the directory's entry, scan, and on a miss check that both
+//! words are unchanged. Every change of a segment changes its entry's version, so a reader that
+//! overlaps one starts again.
 //!
-//! Deliberately not here: what a slot's entry *is*. Pinning and comparing keys is the caller's.
+//! Not here: pins and keys. Callers pin headers and compare keys.
 
 mod entry;
 mod grow;
@@ -43,26 +43,27 @@ use memory::Memory;
 /// Hash bits that choose the partition.
 const PARTITION_BITS: u32 = if cfg!(any(miri, forebay_model)) { 1 } else { 6 };
 pub(crate) const PARTITIONS: usize = 1 << PARTITION_BITS;
-/// Lines beyond its home line in which an entry may lie.
+/// Lines after its home line in which an entry may lie.
 const MAX_DISTANCE: usize = 8;
 
-/// What a visitor makes of a resident slot with the right tag.
+/// A visitor's verdict on a resident slot with the right tag.
 pub(crate) enum Visit<R> {
-    /// It is the one.
+    /// The header was found.
     Found(R),
-    /// It is another key's, or its header is not valid: free, loading or retired. Two equal numbers say
-    /// that it was so at every instant between.
+    /// The header has another key or is not valid: free, loading or retired. Two equal numbers mean
+    /// that this was so at every instant in between.
     Missed(u64),
 }
 
-/// What a glance at the home line of a hash shows.
+/// The result of a probe of a hash's home line.
 #[derive(Clone, Copy)]
-pub(crate) enum Glance {
-    /// The address of the header of a resident slot with the right tag. Others can have the same tag.
+pub(crate) enum Probe {
+    /// Address of the header of a resident slot with the right tag. Other slots may have the same
+    /// tag.
     At(usize),
     /// There is no such entry.
     Nothing,
-    /// It takes [more](Index::find) than a glance: an entry can lie in another line, or somebody is changing things.
+    /// A [scan](Index::find) is needed: an entry may lie in another line, or a writer is active.
     Unclear,
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Index {
 }
 
 struct Partition {
-    /// A `Directory` word; zero while the partition has never had an entry.
+    /// A `Directory` word. Zero until the partition's first entry.
     directory: AtomicU64,
     lock: Mutex<Writer>,
     entries: AtomicU64,
@@ -81,40 +82,40 @@ struct Partition {
     steps: AtomicU64,
 }
 
-/// What only a partition's writer uses.
+/// State that only a partition's writer uses.
 struct Writer {
-    /// All directories this partition has had. A reader may look at an old one at any time, so they
-    /// stay; each is half of the next, so that they come to less than twice the last.
+    /// All directories that this partition has had. A reader may look at an old one at any time, so
+    /// they are kept. Each is half the next, so all of them are less than twice the last.
     directories: Vec<Box<[AtomicU64]>>,
 }
 
-/// What the index holds and how well; see [`Stats`](crate::Stats).
+/// Size and quality of the index; see [`Stats`](crate::Stats).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexStats {
     /// Residents and ghosts.
     pub entries: u64,
-    /// Entries that do not lie in their home line.
+    /// Entries outside of their home line.
     pub collisions: u64,
-    /// Most lines of 64 bytes that a lookup has to visit.
+    /// The most lines of 64 bytes that a lookup visits.
     pub longest_chain: u64,
     /// Segments.
     pub segments: u64,
-    /// Times that a segment was replaced, split or merged.
+    /// Replacements, splits and merges of segments.
     pub resize_steps: u64,
     /// Bytes of segments and directories in use.
     pub used_bytes: u64,
-    /// Bytes that are or may be resident, free granules included.
+    /// Bytes that may be resident, including free granules.
     pub resident_bytes: u64,
 }
 
-/// The partition of a hash. Changes of one partition can share a lock.
+/// The partition of a hash. Changes within one partition can share a lock.
 #[inline]
 pub(crate) fn partition_of(hash: u64) -> usize {
     (hash >> (u64::BITS - PARTITION_BITS)) as usize
 }
 
-/// The hash bits below those that choose the partition: the directory uses the top `depth` of
-/// them, and ghosts carry the top [`GHOST_SPLIT_BITS`].
+/// The hash bits below the partition's. The directory uses the top `depth` of them, and ghosts
+/// store the top [`GHOST_SPLIT_BITS`].
 fn split_bits(hash: u64) -> u64 {
     (hash << PARTITION_BITS) >> (u64::BITS - GHOST_SPLIT_BITS)
 }
@@ -135,36 +136,37 @@ impl Index {
         }
     }
 
-    /// Looks for a resident entry where most lie, without taking a lock. Few instructions: while a processor waits for memory it begins
-    /// what comes next, but looks only so far ahead.
+    /// Looks for a resident entry in the home line, where most entries lie. Takes no lock. Has few
+    /// instructions: a processor that waits for memory executes ahead, but only for a limited
+    /// number of instructions.
     #[inline(always)]
-    pub(crate) fn glance(&self, hash: u64) -> Glance {
+    pub(crate) fn probe(&self, hash: u64) -> Probe {
         let partition = &self.partitions[partition_of(hash)];
         let word = partition.directory.load(Ordering::Acquire);
-        let Some(directory) = Directory::from_word(word) else { return Glance::Nothing };
+        let Some(directory) = Directory::from_word(word) else { return Probe::Nothing };
         // SAFETY: directories live as long as the index.
         let cell = unsafe { directory.cell(hash) };
         let entry = Entry(cell.load(Ordering::Acquire));
         let tag = line::tag(hash);
-        // SAFETY: within the segment, whose memory is lines for ever.
+        // SAFETY: within the segment, whose memory holds lines for ever.
         let home = unsafe { entry.segment().add(line::home(tag, entry.lines())).as_ref() };
         if let Some(cell) =
             home.with_top(line::resident_top(tag)).next().and_then(|n| home.slots.get(n))
         {
             let slot = Slot(cell.load(Ordering::Acquire));
-            return slot.resident_at(tag).map_or(Glance::Unclear, Glance::At);
+            return slot.resident_at(tag).map_or(Probe::Unclear, Probe::At);
         }
         if home.farthest() == 0
             && cell.load(Ordering::Acquire) == entry.0
             && partition.directory.load(Ordering::Acquire) == word
         {
-            return Glance::Nothing;
+            return Probe::Nothing;
         }
-        Glance::Unclear
+        Probe::Unclear
     }
 
-    /// Finds a resident entry without taking a lock. `visit` is called with the address of each
-    /// header whose slot has the tag of `hash`.
+    /// Finds a resident entry without a lock. Calls `visit` with the address of each header whose
+    /// slot has the tag of `hash`.
     #[inline]
     pub(crate) fn find<R>(&self, hash: u64, mut visit: impl FnMut(usize) -> Visit<R>) -> Option<R> {
         let partition = &self.partitions[partition_of(hash)];
@@ -195,7 +197,7 @@ impl Index {
         let home = line::home(line::tag(hash), lines);
         let (mut at, mut distance, mut farthest) = (home, 0, 0);
         loop {
-            // SAFETY: `at` is within the segment, and segments' memory is lines for ever.
+            // SAFETY: `at` is within the segment, and segments' memory holds lines for ever.
             let line = unsafe { entry.segment().add(at).as_ref() };
             if distance == 0 {
                 farthest = line.farthest().min(MAX_DISTANCE);
@@ -210,9 +212,9 @@ impl Index {
                     Visit::Found(found) => return Scan::Found(found),
                     Visit::Missed(seen) => seen,
                 };
-                // The slot may have been given another header meanwhile: an overwrite puts the new
-                // one there before it retires the old. Even if the slot has the same header, that may
-                // have gone, been used again and come back; the second visit tells.
+                // The slot may have another header by now: an overwrite stores the new header
+                // before it retires the old one. Even if the slot has the same header, that may
+                // have been freed, reused and stored again. The second visit tells.
                 if cell.load(Ordering::Acquire) != slot.0 {
                     return Scan::Again;
                 }
@@ -230,7 +232,7 @@ impl Index {
         }
     }
 
-    /// Brings the home line of `hash` into the processor's cache.
+    /// Prefetches the home line of `hash`.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         let word = self.partitions[partition_of(hash)].directory.load(Ordering::Acquire);
@@ -249,19 +251,19 @@ impl Index {
         Locked { index: self, partition, writer: partition.lock.lock(), hash }
     }
 
-    /// Waits until every change that was under way has been made: a barrier.
+    /// Waits until all changes in progress have finished.
     pub(crate) fn barrier(&self) {
         for partition in self.partitions.iter() {
             drop(partition.lock.lock());
         }
     }
 
-    /// Keeps memory in proportion, and has that of a large index lie in huge pages.
+    /// Keeps memory in proportion, and makes that of a large index huge pages.
     pub(crate) fn balance(&self) {
         self.memory.balance();
     }
 
-    /// Gives unused memory back to the system.
+    /// Returns unused memory to the system.
     pub(crate) fn trim(&self) {
         self.memory.trim();
     }
@@ -271,7 +273,7 @@ impl Index {
         self.memory.bytes().0 + self.fixed_bytes()
     }
 
-    /// Bytes that are or may be resident though no segment uses them. Cheap.
+    /// Bytes that may be resident but are in no segment. Cheap.
     pub(crate) fn idle_bytes(&self) -> u64 {
         let (used, touched) = self.memory.bytes();
         touched.saturating_sub(used)
@@ -305,7 +307,7 @@ impl Index {
         stats
     }
 
-    /// Calls `f` with every slot that is not empty, a partition at a time under its lock.
+    /// Calls `f` with each used slot, one partition at a time under its lock.
     #[cfg(all(test, not(forebay_model)))]
     pub(crate) fn for_each_slot(&self, mut f: impl FnMut(Slot)) {
         for partition in self.partitions.iter() {
@@ -342,7 +344,7 @@ impl Partition {
     }
 }
 
-/// A partition that is locked for changes to the entries of one hash.
+/// A partition locked for changes to the entries of one hash.
 pub(crate) struct Locked<'a> {
     index: &'a Index,
     partition: &'a Partition,
@@ -350,25 +352,25 @@ pub(crate) struct Locked<'a> {
     hash: u64,
 }
 
-/// Where an entry lies, while its partition stays locked.
+/// The place of an entry while its partition stays locked.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct SlotRef {
     line: NonNull<Line>,
     slot: usize,
 }
 
-/// What the index has of a key.
+/// The entry of a key.
 pub(crate) enum Known {
-    /// The slot of a header, and its address.
-    Resident(Place, usize),
-    /// That of a ghost, which tells its list, and when and how often its block was asked for.
-    Ghost(Place, Slot),
+    /// Slot and address of a header.
+    Resident(SlotRef, usize),
+    /// Slot of a ghost, and its content: list, and when and how often the block was used.
+    Ghost(SlotRef, Slot),
     Nothing,
 }
 
 impl Locked<'_> {
-    /// Goes on with another hash of the same partition.
-    pub(crate) fn turn_to(&mut self, hash: u64) {
+    /// Continues with another hash of the same partition.
+    pub(crate) fn set_hash(&mut self, hash: u64) {
         debug_assert_eq!(partition_of(hash), partition_of(self.hash));
         self.hash = hash;
     }
@@ -379,7 +381,7 @@ impl Locked<'_> {
         Some(Entry(unsafe { directory.cell(self.hash) }.load(Ordering::Relaxed)))
     }
 
-    /// Shows the lines in which an entry of this hash can lie, until one of them has what is looked for.
+    /// Passes the lines that can hold an entry of this hash to `look`, until it returns a result.
     #[inline]
     fn find_line<R>(&self, mut look: impl FnMut(NonNull<Line>, &Line) -> Option<R>) -> Option<R> {
         let entry = self.entry()?;
@@ -389,7 +391,7 @@ impl Locked<'_> {
         loop {
             // SAFETY: within the segment.
             let line = unsafe { entry.segment().add(line::at(home, distance, lines)) };
-            // SAFETY: segments' memory is lines for ever.
+            // SAFETY: segments' memory holds lines for ever.
             let here = unsafe { line.as_ref() };
             if distance == 0 {
                 farthest = here.farthest();
@@ -402,37 +404,37 @@ impl Locked<'_> {
         }
     }
 
-    /// The first slot with these top bits that is wanted.
+    /// The first slot with these top bits for which `wanted` is true.
     #[inline]
-    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<Place> {
-        self.find_line(|line, here| Place::first(line, here, top, &wanted))
+    fn find_slot(&self, top: u64, wanted: impl Fn(Slot) -> bool) -> Option<SlotRef> {
+        self.find_line(|line, here| SlotRef::first(line, here, top, &wanted))
     }
 
-    /// What the index has of a key: its resident slot, for which `is_it` says yes as in [`find_resident`](Self::find_resident), or else its
-    /// ghost. The lines are gone through once.
+    /// The entry of a key: the resident slot for which `is_it` is true, as for
+    /// [`find_resident`](Self::find_resident), or else its ghost. Visits each line once.
     pub(crate) fn find_known(&self, is_it: impl Fn(usize) -> bool) -> Known {
         let tag = line::tag(self.hash);
         let bits = split_bits(self.hash);
         let resident = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
         let mut ghost = None;
-        let place = self.find_line(|line, here| {
+        let slot_ref = self.find_line(|line, here| {
             let is_ghost = |slot: Slot| slot.ghost_matches(self.hash, bits);
-            ghost = ghost.or_else(|| Place::first(line, here, line::ghost_top(tag), is_ghost));
-            Place::first(line, here, line::resident_top(tag), resident)
+            ghost = ghost.or_else(|| SlotRef::first(line, here, line::ghost_top(tag), is_ghost));
+            SlotRef::first(line, here, line::resident_top(tag), resident)
         });
-        match (place, ghost) {
-            (Some(place), _) => Known::Resident(place, place.get().address()),
-            (None, Some(place)) => Known::Ghost(place, place.get()),
+        match (slot_ref, ghost) {
+            (Some(slot_ref), _) => Known::Resident(slot_ref, slot_ref.get().address()),
+            (None, Some(slot_ref)) => Known::Ghost(slot_ref, slot_ref.get()),
             (None, None) => Known::Nothing,
         }
     }
 
-    /// The resident slot for which `is_it` says yes, asked with the address of each header of the
-    /// right tag. Under the lock their keys may be read (rule 4 of `header.rs`).
-    pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(Place, usize)> {
+    /// The resident slot for which `is_it` is true. `is_it` gets the address of each header with
+    /// the right tag, and may read its key (rule 4 of `header`).
+    pub(crate) fn find_resident(&self, is_it: impl Fn(usize) -> bool) -> Option<(SlotRef, usize)> {
         let wanted = |slot: Slot| slot.resident_matches(self.hash) && is_it(slot.address());
-        let place = self.find_slot(line::resident_top(line::tag(self.hash)), wanted)?;
-        Some((place, place.get().address()))
+        let slot_ref = self.find_slot(line::resident_top(line::tag(self.hash)), wanted)?;
+        Some((slot_ref, slot_ref.get().address()))
     }
 
     /// Whether there is a ghost of this hash.
@@ -442,8 +444,8 @@ impl Locked<'_> {
         self.find_slot(top, |slot| slot.ghost_matches(self.hash, bits)).is_some()
     }
 
-    /// The ghost of this hash at exactly this place of that list.
-    pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<Place> {
+    /// The ghost of this hash at exactly this position of that list.
+    pub(crate) fn find_ghost_at(&self, list: usize, position: u64) -> Option<SlotRef> {
         let wanted = Slot::ghost(self.hash, split_bits(self.hash), list, position);
         let top = line::ghost_top(line::tag(self.hash));
         self.find_slot(top, |slot| slot.without_uses() == wanted)
@@ -454,15 +456,15 @@ impl Locked<'_> {
         Slot::ghost(self.hash, split_bits(self.hash), list, position)
     }
 
-    /// Puts `slot`, of the same hash, in the place of another.
-    pub(crate) fn replace(&mut self, place: Place, slot: Slot) {
+    /// Replaces a slot by one of the same hash.
+    pub(crate) fn replace(&mut self, slot_ref: SlotRef, slot: Slot) {
         debug_assert_eq!(slot.tag(), line::tag(self.hash));
-        place.cell().store(slot.0, Ordering::Release);
+        slot_ref.cell().store(slot.0, Ordering::Release);
     }
 }
 
-impl Place {
-    /// The first slot of a line with these top bits that is wanted.
+impl SlotRef {
+    /// The first slot of a line with these top bits for which `wanted` is true.
     #[inline]
     fn first(
         line: NonNull<Line>,
@@ -470,11 +472,11 @@ impl Place {
         top: u64,
         wanted: impl Fn(Slot) -> bool,
     ) -> Option<Self> {
-        let mut places = here.with_top(top).map(|slot| Self { line, slot });
-        places.find(|place| wanted(place.get()))
+        let mut slot_refs = here.with_top(top).map(|slot| Self { line, slot });
+        slot_refs.find(|slot_ref| wanted(slot_ref.get()))
     }
     fn cell(&self) -> &AtomicU64 {
-        // SAFETY: made from a segment of a locked partition, whose memory is lines for ever.
+        // SAFETY: made from a segment of a locked partition, whose memory holds lines for ever.
         unsafe { &self.line.as_ref().slots[self.slot] }
     }
     fn get(&self) -> Slot {
@@ -482,11 +484,11 @@ impl Place {
     }
 }
 
-/// Why the index could not take an entry.
+/// Why an entry could not be added.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Full {
     #[error(transparent)]
     Memory(#[from] vm::Error),
-    #[error("dozens of keys have the same hash: the key's `Hash` does not tell them apart")]
+    #[error("too many keys have the same hash; improve the key's `Hash`")]
     Collisions,
 }

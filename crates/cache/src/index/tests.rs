@@ -1,4 +1,4 @@
-//! The index against a naive twin, white-box: structure, counts and memory are looked at too.
+//! The index against a naive model. White-box: checks structure, counts and memory too.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -12,10 +12,10 @@ use proptest::prelude::*;
 
 use super::grow::MAX_ENTRIES_MOVED;
 use super::line::{self, Slot};
-use super::{Full, Glance, Index, MAX_DISTANCE, Visit};
+use super::{Full, Index, MAX_DISTANCE, Probe, Visit};
 use crate::frequency::{Frequency, TICKS};
 
-/// A hash of a key; distinct keys have distinct ones.
+/// Hashes a key. Distinct keys have distinct hashes.
 fn mix(key: u64) -> u64 {
     let mut h = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +23,7 @@ fn mix(key: u64) -> u64 {
     h ^ (h >> 31)
 }
 
-/// Where the header of a key would be.
+/// The address of a key's header.
 fn address_of(key: u64) -> usize {
     (key as usize + 1) * 64
 }
@@ -33,40 +33,40 @@ fn key_at(address: usize) -> u64 {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EntryKind {
     Resident,
     Ghost(usize, u64),
 }
 
-struct Twin {
+struct IndexModel {
     index: Index,
     hash: fn(u64) -> u64,
-    entries: HashMap<u64, Kind>,
-    /// Keys in `entries`, to pick from.
+    entries: HashMap<u64, EntryKind>,
+    /// The keys of `entries`.
     keys: Vec<u64>,
     position: u64,
 }
 
-impl Twin {
+impl IndexModel {
     fn new(hash: fn(u64) -> u64) -> Self {
         Self { index: Index::new(), hash, entries: HashMap::new(), keys: Vec::new(), position: 0 }
     }
 
-    fn slot(&self, key: u64, kind: Kind) -> Slot {
+    fn slot(&self, key: u64, kind: EntryKind) -> Slot {
         let hash = (self.hash)(key);
         match kind {
-            Kind::Resident => Slot::resident(hash, address_of(key)),
-            Kind::Ghost(list, position) => self.index.lock(hash).ghost_slot(list, position),
+            EntryKind::Resident => Slot::resident(hash, address_of(key)),
+            EntryKind::Ghost(list, position) => self.index.lock(hash).ghost_slot(list, position),
         }
     }
 
-    fn some_ghost(&mut self) -> Kind {
+    fn some_ghost(&mut self) -> EntryKind {
         self.position += 1;
-        Kind::Ghost((self.position % 4) as usize, self.position * 3)
+        EntryKind::Ghost((self.position % 4) as usize, self.position * 3)
     }
 
-    /// Returns how many entries had to be looked at to make room.
-    fn insert(&mut self, key: u64, kind: Kind) -> Result<usize, Full> {
+    /// Returns how many entries were examined to grow.
+    fn insert(&mut self, key: u64, kind: EntryKind) -> Result<usize, Full> {
         let slot = self.slot(key, kind);
         let moved = Cell::new(0);
         let hash_of = |address| {
@@ -79,29 +79,29 @@ impl Twin {
         Ok(moved.get())
     }
 
-    fn replace(&mut self, at: usize, kind: Kind) {
+    fn replace(&mut self, at: usize, kind: EntryKind) {
         let key = self.keys[at];
         let slot = self.slot(key, kind);
         let mut locked = self.index.lock((self.hash)(key));
-        let place = match self.entries[&key] {
-            Kind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
-            Kind::Ghost(list, position) => locked.find_ghost_at(list, position),
+        let slot_ref = match self.entries[&key] {
+            EntryKind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
+            EntryKind::Ghost(list, position) => locked.find_ghost_at(list, position),
         };
-        locked.replace(place.expect("it is there"), slot);
+        locked.replace(slot_ref.expect("it is there"), slot);
         self.entries.insert(key, kind);
     }
 
     fn remove(&mut self, at: usize) {
         let key = self.keys.swap_remove(at);
         let mut locked = self.index.lock((self.hash)(key));
-        let place = match self.entries.remove(&key).expect("it is there") {
-            Kind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
-            Kind::Ghost(list, position) => locked.find_ghost_at(list, position),
+        let slot_ref = match self.entries.remove(&key).expect("it is there") {
+            EntryKind::Resident => locked.find_resident(|a| a == address_of(key)).map(|f| f.0),
+            EntryKind::Ghost(list, position) => locked.find_ghost_at(list, position),
         };
-        locked.remove(place.expect("it is there"));
+        locked.remove(slot_ref.expect("it is there"));
     }
 
-    /// One key, by every way of looking for it.
+    /// Checks one key, by each kind of lookup.
     fn check(&self, key: u64) {
         let hash = (self.hash)(key);
         let mut visited = Vec::new();
@@ -109,22 +109,22 @@ impl Twin {
             visited.push(address);
             if address == address_of(key) { Visit::Found(()) } else { Visit::Missed(0) }
         });
-        match self.index.glance(hash) {
-            // Nobody changes the index meanwhile: what `find` visits is all that there is.
-            Glance::At(address) => {
+        match self.index.probe(hash) {
+            // No other thread changes the index, so `find` visits all entries.
+            Probe::At(address) => {
                 let other = key_at(address);
                 assert_eq!(line::tag((self.hash)(other)), line::tag(hash));
-                assert!(matches!(self.entries.get(&other), Some(Kind::Resident)), "{other}");
+                assert!(matches!(self.entries.get(&other), Some(EntryKind::Resident)), "{other}");
             }
-            Glance::Nothing => assert!(found.is_none(), "{key} was overlooked"),
-            Glance::Unclear => {}
+            Probe::Nothing => assert!(found.is_none(), "{key} was overlooked"),
+            Probe::Unclear => {}
         }
         let locked = self.index.lock(hash);
         let resident = locked.find_resident(|a| a == address_of(key)).is_some();
         assert_eq!(found.is_some(), resident);
         match self.entries.get(&key) {
-            Some(Kind::Resident) => assert!(resident, "{key} is lost"),
-            Some(Kind::Ghost(list, position)) => {
+            Some(EntryKind::Resident) => assert!(resident, "{key} is lost"),
+            Some(EntryKind::Ghost(list, position)) => {
                 assert!(!resident);
                 assert!(locked.find_ghost_at(*list, *position).is_some(), "ghost of {key} is lost");
                 assert!(locked.has_ghost());
@@ -133,16 +133,16 @@ impl Twin {
         }
     }
 
-    /// How many of its residents are the first that a glance shows.
-    fn glanced(&self) -> usize {
+    /// Residents that a probe finds first.
+    fn probed(&self) -> usize {
         let at_once = |key: &&u64| {
-            let seen = self.index.glance((self.hash)(**key));
-            matches!(seen, Glance::At(address) if address == address_of(**key))
+            let seen = self.index.probe((self.hash)(**key));
+            matches!(seen, Probe::At(address) if address == address_of(**key))
         };
         self.keys.iter().filter(at_once).count()
     }
 
-    /// Everything: each entry, the structure, the counts.
+    /// Checks each entry, the structure and the counts.
     fn audit(&self) {
         self.keys.iter().for_each(|key| self.check(*key));
         let (mut slots, mut displaced, mut segments, mut chain, mut granules) = (0, 0, 0, 0, 0);
@@ -199,36 +199,36 @@ const MOST: u64 = if cfg!(miri) { 600 } else { 100_000 };
 
 /// Grows to `MOST` entries and shrinks to none, with residents becoming ghosts and back on the way.
 fn up_and_down(seed: u64) {
-    let mut twin = Twin::new(mix);
+    let mut model = IndexModel::new(mix);
     let mut rng = SmallRng::from_seed(seed);
     let (mut next, mut worst) = (0u64, 0);
     let mut growing = true;
     let mut audit_at = 10;
-    while growing || !twin.keys.is_empty() {
-        let len = twin.keys.len() as u64;
-        // Two steps on and one back, or the other way round.
+    while growing || !model.keys.is_empty() {
+        let len = model.keys.len() as u64;
+        // Two steps forward and one back, or the reverse.
         let inserts = rng.below(3) < if growing { 2 } else { 1 };
         if len == 0 || inserts {
             let ghost = rng.below(3) == 0;
-            let kind = if ghost { twin.some_ghost() } else { Kind::Resident };
-            worst = worst.max(twin.insert(next, kind).expect("there is memory"));
+            let kind = if ghost { model.some_ghost() } else { EntryKind::Resident };
+            worst = worst.max(model.insert(next, kind).expect("there is memory"));
             next += 1;
         } else {
-            twin.remove(rng.below(len) as usize);
+            model.remove(rng.below(len) as usize);
         }
-        if let Some(len @ 1..) = Some(twin.keys.len() as u64) {
+        if let Some(len @ 1..) = Some(model.keys.len() as u64) {
             let at = rng.below(len) as usize;
-            let other = match twin.entries[&twin.keys[at]] {
-                Kind::Resident => twin.some_ghost(),
-                Kind::Ghost(..) => Kind::Resident,
+            let other = match model.entries[&model.keys[at]] {
+                EntryKind::Resident => model.some_ghost(),
+                EntryKind::Ghost(..) => EntryKind::Resident,
             };
-            twin.replace(at, other);
-            twin.check(twin.keys[rng.below(len) as usize]);
+            model.replace(at, other);
+            model.check(model.keys[rng.below(len) as usize]);
         }
-        twin.check(rng.below(next + 1));
-        let len = twin.keys.len() as u64;
+        model.check(rng.below(next + 1));
+        let len = model.keys.len() as u64;
         if growing && len >= audit_at || !growing && len <= audit_at {
-            twin.audit();
+            model.audit();
             audit_at = if growing { audit_at * 10 } else { audit_at / 10 };
         }
         if growing && len == MOST {
@@ -236,15 +236,15 @@ fn up_and_down(seed: u64) {
             audit_at = MOST / 10;
         }
     }
-    twin.audit();
+    model.audit();
     assert!(worst > 0 && worst <= MAX_ENTRIES_MOVED, "{worst} entries moved by one insert");
-    twin.index.trim();
-    let stats = twin.index.stats();
+    model.index.trim();
+    let stats = model.index.stats();
     assert_eq!((stats.entries, stats.collisions), (0, 0));
-    // A granule a partition remains, each in a page of its own at worst, and the directories.
-    let partitions = twin.index.partitions.len() as u64;
-    assert!(twin.index.memory.bytes().0 <= partitions << 10, "{stats:?}");
-    assert!(twin.index.stats().resident_bytes <= partitions * (4096 + 1024), "{stats:?}");
+    // Each partition keeps one granule, at worst each in its own page, and the directories.
+    let partitions = model.index.partitions.len() as u64;
+    assert!(model.index.memory.bytes().0 <= partitions << 10, "{stats:?}");
+    assert!(model.index.stats().resident_bytes <= partitions * (4096 + 1024), "{stats:?}");
 }
 
 #[test]
@@ -254,32 +254,32 @@ fn every_entry_is_findable_while_it_grows_and_shrinks() {
 
 #[test]
 fn growth_alone_costs_sixteen_bytes_an_entry() {
-    let mut twin = Twin::new(mix);
+    let mut model = IndexModel::new(mix);
     let most = if cfg!(miri) { 500 } else { 200_000 };
     let mut worst = 0.0f64;
     for key in 0..most {
-        twin.insert(key, Kind::Resident).unwrap();
+        model.insert(key, EntryKind::Resident).unwrap();
         if key >= most / 8 && key % (most / 64) == 0 {
-            worst = worst.max(twin.index.stats().used_bytes as f64 / (key + 1) as f64);
+            worst = worst.max(model.index.stats().used_bytes as f64 / (key + 1) as f64);
         }
     }
-    twin.audit();
-    println!("at worst {worst:.2} bytes an entry; {:?}", twin.index.stats());
+    model.audit();
+    println!("at worst {worst:.2} bytes an entry; {:?}", model.index.stats());
     assert!(cfg!(miri) || worst <= 16.0, "{worst} bytes an entry");
-    let glanced = twin.glanced() as f64 / most as f64;
-    assert!(glanced > 0.8, "a glance shows {glanced} of the entries");
+    let probed = model.probed() as f64 / most as f64;
+    assert!(probed > 0.8, "a probe shows {probed} of the entries");
 }
 
 #[test]
 fn a_useless_hash_is_refused_and_harms_few() {
     // Every fourth key has the same hash.
-    let mut twin = Twin::new(|key| if key % 4 == 0 { 42 } else { mix(key) });
+    let mut model = IndexModel::new(|key| if key % 4 == 0 { 42 } else { mix(key) });
     let (mut refused, mut good_refused) = (0, 0);
     for key in 0..if cfg!(miri) { 300 } else { 20_000 } {
-        match twin.insert(key, Kind::Resident) {
+        match model.insert(key, EntryKind::Resident) {
             Ok(_) => {}
             Err(Full::Collisions) => {
-                // Or a good one whose home line is among the few that the bad ones have filled.
+                // Also a good hash, if the bad ones have filled its home line.
                 refused += u64::from(key % 4 == 0);
                 good_refused += u64::from(key % 4 != 0);
             }
@@ -287,11 +287,11 @@ fn a_useless_hash_is_refused_and_harms_few() {
         }
     }
     assert!(refused > 0 && good_refused * 100 <= refused, "{refused}, {good_refused} good");
-    twin.audit();
-    while !twin.keys.is_empty() {
-        twin.remove(twin.keys.len() / 2);
+    model.audit();
+    while !model.keys.is_empty() {
+        model.remove(model.keys.len() / 2);
     }
-    twin.audit();
+    model.audit();
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn readers_find_what_stays_while_writers_come_and_go() {
     };
     let readers: Vec<_> = (0..2).map(|_| spawn_named("reader", reader.clone()).unwrap()).collect();
     for round in 1..4 {
-        // Up by splits, down by merges.
+        // Grows by splits, shrinks by merges.
         let keys = STAY..STAY + 30_000 * round;
         for key in keys.clone() {
             let slot = Slot::resident(mix(key), address_of(key));
@@ -334,8 +334,8 @@ fn readers_find_what_stays_while_writers_come_and_go() {
         }
         for key in keys {
             let mut locked = index.lock(mix(key));
-            let (place, _) = locked.find_resident(|a| a == address_of(key)).unwrap();
-            locked.remove(place);
+            let (slot_ref, _) = locked.find_resident(|a| a == address_of(key)).unwrap();
+            locked.remove(slot_ref);
         }
         index.trim();
     }
@@ -346,55 +346,55 @@ fn readers_find_what_stays_while_writers_come_and_go() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
-    /// Short lives with a hash that fills few lines, which makes every step happen early.
+    /// Short sequences with a hash that fills few lines, so that each kind of step happens early.
     #[test]
-    fn behaves_as_its_twin(
+    fn behaves_as_its_model(
         ops in prop::collection::vec((0..5u8, any::<u32>()), 1..3000),
         with_tags in any::<bool>(),
     ) {
-        // Tags close together, or all zero, as the top bits of empty slots: long chains.
-        let mut twin = Twin::new(match with_tags {
+        // Tags close together, or all zero as in empty slots: long chains.
+        let mut model = IndexModel::new(match with_tags {
             true => |key| (mix(key) & !0x1f_ffff) | (mix(key) & 0x1_ffff),
             false => |key| mix(key) & !0x1f_ffff,
         });
         let mut next = 0;
         for (op, n) in ops {
-            let at = n as usize % twin.keys.len().max(1);
+            let at = n as usize % model.keys.len().max(1);
             match op {
                 0 | 1 => {
                     let ghost = n % 3 == 0;
-                    let kind = if ghost { twin.some_ghost() } else { Kind::Resident };
-                    if twin.insert(next, kind).is_ok() {
-                        twin.check(next);
+                    let kind = if ghost { model.some_ghost() } else { EntryKind::Resident };
+                    if model.insert(next, kind).is_ok() {
+                        model.check(next);
                     }
                     next += 1;
                 }
-                2 if !twin.keys.is_empty() => {
-                    let key = twin.keys[at];
-                    twin.remove(at);
-                    twin.check(key);
+                2 if !model.keys.is_empty() => {
+                    let key = model.keys[at];
+                    model.remove(at);
+                    model.check(key);
                 }
-                3 if !twin.keys.is_empty() => {
-                    let kind = twin.some_ghost();
-                    twin.replace(at, kind);
+                3 if !model.keys.is_empty() => {
+                    let kind = model.some_ghost();
+                    model.replace(at, kind);
                 }
-                4 if !twin.keys.is_empty() => twin.replace(at, Kind::Resident),
+                4 if !model.keys.is_empty() => model.replace(at, EntryKind::Resident),
                 _ => {}
             }
         }
-        twin.audit();
+        model.audit();
     }
 }
 
-/// All slots of a line are compared at once; its naive twin looks at one after the other.
+/// All slots of a line are compared at once. The model compares one after the other.
 #[test]
-fn a_line_has_the_slots_that_its_twin_finds() {
+fn a_line_has_the_slots_that_a_naive_search_finds() {
     let mut rng = SmallRng::from_seed(1);
     let tags = [0, 1, 2, 0x10_0000, 0x1f_fffe, 0x1f_ffff];
     let tops = tags.map(|tag| [line::resident_top(tag), line::ghost_top(tag)]).concat();
     for _ in 0..2_000 {
         let line = line::Line::zero();
-        // The first word is not a slot, whatever it looks like.
+        // The first word is no slot, whatever its bits are.
         let word = |rng: &mut SmallRng| {
             let hash = tags[rng.below(tags.len() as u64) as usize];
             match rng.below(3) {
@@ -409,8 +409,8 @@ fn a_line_has_the_slots_that_its_twin_finds() {
         line.slots.iter().for_each(|slot| slot.store(word(&mut rng).0, Ordering::Relaxed));
         for top in &tops {
             let naive = |n: &usize| line.slots[*n].load(Ordering::Relaxed) >> 42 == *top;
-            let twin: Vec<usize> = (0..line::SLOTS).filter(naive).collect();
-            assert_eq!(line.with_top(*top).collect::<Vec<_>>(), twin, "{top:x}");
+            let model: Vec<usize> = (0..line::SLOTS).filter(naive).collect();
+            assert_eq!(line.with_top(*top).collect::<Vec<_>>(), model, "{top:x}");
         }
         for slot in line.slots.iter().map(|slot| Slot(slot.load(Ordering::Relaxed))) {
             for tag in tags {
@@ -421,8 +421,8 @@ fn a_line_has_the_slots_that_its_twin_finds() {
     }
 }
 
-/// What a ghost's slot keeps of a count: never more, never less than two thirds, and half for each epoch since; and of
-/// the last use its tick, if it is not long ago.
+/// A ghost's slot stores at most the true count, at least two thirds of it, and half for each epoch
+/// since. It stores the tick of the last use unless that is long ago.
 #[test]
 fn a_ghosts_slot_keeps_its_count_and_ages() {
     let ghost = Slot::ghost(0x1234_5678_9abc_def0, 5, 2, 77);

@@ -1,15 +1,20 @@
-//! Ghosts: the memory of blocks that were evicted.
+//! Ghosts: entries that remember evicted blocks.
 //!
-//! A ghost is a slot in the index and an entry of 16 bytes in a ring, 24 to 29 bytes in all. The
-//! slot names the list and the position in its ring, and says when and how often the block was asked for; the entry has the hash, by which the slot is found
-//! when the ghost's time is over. A ghost lives as long as its slot: an insert that meets one (a *ghost
-//! hit*) takes the slot, under the partition's lock, and does not touch the ring; its entry is passed
-//! over when its time comes. So a ring remembers the latest evictions, up to a bound on their weights,
-//! whether their blocks have come back or not.
+//! A ghost is an index slot and an entry of 16 bytes in a ring, 24 to 29 bytes in all. The slot
+//! holds list, position, and when and how often the block was used. The ring entry holds the hash,
+//! by which the slot is found when the entry is popped.
 //!
-//! Whoever makes a slot for an entry checks, under the same lock, that the entry is still in the ring
-//! ([`Ghosts::is_over`]); whoever takes entries off the ring says so before it looks for their slots.
-//! Hence no slot is left behind.
+//! Invariants
+//!
+//! * A ghost exists as long as its slot. An insert that finds it (a *ghost hit*) takes the slot
+//!   under the partition's lock and does not touch the ring. The ring entry is skipped when it is
+//!   popped. So a ring remembers the latest evictions up to a bound on their weight, whether their
+//!   blocks have come back or not.
+//! * No slot outlives its ring entry. The thread that makes the slot checks under the partition's
+//!   lock that the entry is still in the ring ([`Ghosts::is_over`]). The thread that pops entries
+//!   raises `over` before it looks for their slots.
+//!
+//! Locking: `ghost-sublist`, a leaf lock.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::Mutex;
@@ -20,7 +25,7 @@ use super::ring::Ring;
 use crate::attributes::Class;
 use crate::key::OwnerId;
 
-/// The ghost lists, one a state and class.
+/// A ghost list. There is one per state and class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GhostList {
     pub(crate) frequent: bool,
@@ -36,14 +41,14 @@ impl GhostList {
     }
 }
 
-/// What is remembered of a block. A weight of zero marks an entry whose content was taken out.
+/// The ring entry of an evicted block. A weight of zero marks an entry whose content was taken out.
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(C)]
 pub(crate) struct Ghost {
     pub(crate) hash: u64,
     pub(crate) weight: u32,
     owner: u16,
-    /// The low bits of the tick at which its block was evicted.
+    /// The low bits of the tick of the eviction.
     tick: u16,
 }
 
@@ -61,29 +66,30 @@ impl Ghost {
 /// The ghosts of one state and class.
 pub(crate) struct Ghosts {
     sublists: Box<[CachePadded<GhostSublist>]>,
-    /// There are two to the power of it.
+    /// Binary logarithm of the number of sublists.
     shift: u32,
-    /// Weights of all entries in the rings.
+    /// Weight of all entries in the rings.
     bytes: AtomicU64,
-    /// Those that have a slot.
+    /// Entries with a slot.
     live: AtomicU64,
 }
 
 struct GhostSublist {
     ring: Mutex<Ring<Ghost>>,
-    /// Entries below this position have been taken off.
+    /// Entries below this position were popped.
     over: AtomicU64,
     /// Entries in the ring. Written under its lock only.
     entries: AtomicU64,
-    /// The tick of the entry at the cold end, if there is one. Likewise.
+    /// The tick of the coldest entry, if there is one. Written under the lock only.
     oldest: AtomicU32,
 }
 
-/// More sublists would leave too few bits of a slot for a position in one.
+/// More sublists would leave too few bits of a slot for the position.
 const MAX_SUBLISTS: usize = 16;
 
 impl GhostSublist {
-    /// Adds to the number of entries. The caller holds the ring's lock, and shows the ring as it is now.
+    /// Adds `change` to the number of entries. The caller holds the ring's lock and passes the ring
+    /// as it is now.
     fn count(&self, ring: &Ring<Ghost>, change: u64) {
         let entries = self.entries.load(Ordering::Relaxed);
         self.entries.store(entries.wrapping_add(change), Ordering::Relaxed);
@@ -94,7 +100,7 @@ impl GhostSublist {
 }
 
 impl Ghosts {
-    /// With `sublists` of them, a power of two, or fewer.
+    /// Makes `sublists` sublists, or [`MAX_SUBLISTS`] if that is less. Must be a power of two.
     pub(crate) fn new(sublists: usize) -> Self {
         assert!(sublists.is_power_of_two());
         let sublist = || GhostSublist {
@@ -112,17 +118,17 @@ impl Ghosts {
         }
     }
 
-    /// The sublist that a position names, and the position in its ring.
+    /// The sublist of a stamped position, and the position in its ring.
     fn at(&self, position: u64) -> (&GhostSublist, u64) {
         (&self.sublists[position as usize & (self.sublists.len() - 1)], position >> self.shift)
     }
 
-    /// A position that names the sublist too.
+    /// A position that includes the number of its sublist.
     fn stamp(&self, sublist: usize, position: u64) -> u64 {
         (position << self.shift) | sublist as u64
     }
 
-    /// Remembers blocks of the `nth` sublist of their list, and tells the place of each.
+    /// Adds ghosts of blocks of the `nth` sublist, and stores the stamped position of each.
     pub(crate) fn push_all<'a>(
         &self,
         nth: usize,
@@ -132,31 +138,31 @@ impl Ghosts {
         let sublist = &self.sublists[nth];
         let (mut bytes, mut entries) = (0, 0);
         let mut ring = sublist.ring.lock();
-        for (ghost, place) in ghosts {
-            *place = self.stamp(nth, ring.push(ghost));
+        for (ghost, stamp) in ghosts {
+            *stamp = self.stamp(nth, ring.push(ghost));
             bytes += u64::from(ghost.weight);
             entries += 1;
         }
-        // Under the lock: who pops them takes them off the sum.
+        // Under the lock: a thread that pops the entries subtracts their weight.
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         sublist.count(&ring, entries);
     }
 
-    /// Whether an entry has been taken off its ring: then it must not have a slot.
+    /// Whether an entry was popped. Then it must not have a slot.
     pub(crate) fn is_over(&self, position: u64) -> bool {
         let (sublist, position) = self.at(position);
         sublist.over.load(Ordering::SeqCst) > position
     }
 
-    /// Counts ghosts that were given a slot, and ghosts that have lost theirs.
-    pub(crate) fn count_slots(&self, made: u64, gone: u64) {
-        if made == gone {
+    /// Counts ghosts that got a slot, and ghosts that lost theirs.
+    pub(crate) fn count_slots(&self, made: u64, removed: u64) {
+        if made == removed {
             return;
         }
-        self.live.fetch_add(made.wrapping_sub(gone), Ordering::Relaxed);
+        self.live.fetch_add(made.wrapping_sub(removed), Ordering::Relaxed);
     }
 
-    /// Takes up to `most` entries off the cold end of one sublist, each with its position.
+    /// Pops up to `most` of the oldest entries of one sublist, each with its position.
     pub(crate) fn pop(&self, nth: usize, most: usize, out: &mut Vec<(u64, Ghost)>) {
         let start = out.len();
         let sublist = &self.sublists[nth];
@@ -170,7 +176,7 @@ impl Ghosts {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Takes the content of all entries for which `wanted` says yes out, and returns it.
+    /// Takes the content of all entries for which `wanted` is true out of the rings.
     pub(crate) fn extract(&self, wanted: impl Fn(&Ghost) -> bool) -> Vec<(u64, Ghost)> {
         let mut out = Vec::new();
         for (nth, sublist) in self.sublists.iter().enumerate() {
@@ -203,13 +209,13 @@ impl Ghosts {
         out
     }
 
-    /// The number of a sublist, each as likely as it has entries; `None` if there are none.
+    /// Draws a sublist with probability proportional to its entries; `None` if there are none.
     pub(crate) fn draw(&self, below: impl FnOnce(u64) -> u64) -> Option<usize> {
         draw(self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)), below)
     }
 
-    /// Weight and number of the entries in the rings, those of blocks that came back included, and how long ago
-    /// the oldest one's block was evicted, in ticks.
+    /// Weight and number of all entries, including those whose blocks came back, and the age of the
+    /// oldest in ticks.
     pub(crate) fn remembered(&self, now: u32) -> (u64, u64, u32) {
         let filled = self.sublists.iter().filter(|s| s.entries.load(Ordering::Relaxed) > 0);
         let ages = filled.map(|s| now.wrapping_sub(s.oldest.load(Ordering::Relaxed)));
@@ -221,24 +227,25 @@ impl Ghosts {
         self.sublists.iter().map(|s| s.entries.load(Ordering::Relaxed)).sum()
     }
 
-    /// Ghosts: entries that have a slot.
+    /// Entries with a slot.
     pub(crate) fn count(&self) -> u64 {
-        // Slots are counted after they are made, so that the sum can be behind for a moment.
+        // Slots are counted after they are made, so the sum may be negative for a moment.
         (self.live.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
-    /// Weights of the blocks that ghosts stand for: of all entries, the share that has a slot.
+    /// Weight of the blocks that ghosts stand for: that of all entries, times the share with a
+    /// slot.
     pub(crate) fn bytes(&self) -> u64 {
         let (bytes, all) = (self.bytes.load(Ordering::Relaxed), self.entries());
         let live = self.count().min(all);
         match bytes.checked_mul(live) {
-            // This is asked for often, and a division of 128 bits is long.
+            // Called often, and a division of 128 bits is slow.
             Some(product) => product / all.max(1),
             None => (u128::from(bytes) * u128::from(live) / u128::from(all.max(1))) as u64,
         }
     }
 
-    /// Bytes of memory held by the rings.
+    /// Memory of the rings in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.sublists.iter().map(|s| s.ring.lock().bytes()).sum()
     }

@@ -1,17 +1,14 @@
-//! The lists: the order in which blocks, and the memory of blocks, came.
+//! The lists: the order of resident blocks ([`MultiList`]) and of ghosts ([`ghosts`]).
 //!
-//! A [`MultiList`] stands for one state and class; it is split into sublists with a lock each.
-//! A thread adds to a sublist of its own (shared by as many threads as there are more of them than
-//! sublists), so that adding moves no cache line between processors; a header's position names the
-//! sublist. The evictor draws a sublist by its number of blocks: then a block stays as long
-//! whichever thread brought it, however unevenly they bring. A sublist is a [`ring::Ring`]: a
-//! queue of header numbers, pushed at the head and taken at the tail. There are no links in the
-//! headers. A block that leaves the cache before its turn stays in the ring as a number that no
-//! longer fits its header's state and position, and is passed over (or squeezed out by
-//! [`ring::Ring::compact`]). So removal takes no list lock, and a list is touched on insert and by the
-//! evictor only.
+//! A multilist stands for one state and class, and is split into sublists with a lock each. A
+//! thread adds to its own sublist, so adding moves no cache line between processors. A header's
+//! position includes the number of the sublist. The evictor draws a sublist with probability
+//! proportional to its blocks, so a block stays equally long whichever thread has inserted it.
 //!
-//! Ghosts are kept likewise, see [`ghosts`].
+//! A sublist is a [`ring::Ring`] of header numbers, pushed at the head and popped at the tail.
+//! Headers have no links. A block that leaves the cache early stays in the ring as a stale number,
+//! which no longer matches its header's state. The evictor skips it, or [`ring::Ring::compact`]
+//! removes it. So removal takes no list lock. Only inserts and the evictor touch a list.
 //!
 //! Locking: `sublist` and `ghost-sublist` are leaf locks, never more than one at a time.
 
@@ -24,20 +21,20 @@ use forebay_base::sync::{Mutex, MutexGuard, thread_slot};
 
 use ring::Ring;
 
-/// One state of one class.
+/// The blocks of one state and class.
 pub(crate) struct MultiList {
     sublists: Box<[CachePadded<Sublist>]>,
 }
 
 pub(crate) struct Sublist {
-    /// Which one, of two to the power of `shift`.
+    /// Number of this sublist, below two to the power of `shift`.
     nth: u32,
     shift: u32,
     ring: Mutex<Ring<u32>>,
-    /// Weights and numbers of blocks that came. Written under the ring's lock only.
-    came: Tally,
-    /// Weights and numbers of blocks that went.
-    went: Tally,
+    /// Weight and number of blocks that were added. Written under the ring's lock only.
+    added: Tally,
+    /// Weight and number of blocks that were removed.
+    removed: Tally,
 }
 
 #[derive(Default)]
@@ -47,25 +44,25 @@ struct Tally {
 }
 
 impl MultiList {
-    /// With `sublists` of them, a power of two.
+    /// Makes `sublists` sublists, a power of two.
     pub(crate) fn new(sublists: usize) -> Self {
         assert!(sublists.is_power_of_two());
         let sublist = |nth: usize| Sublist {
             nth: nth as u32,
             shift: sublists.trailing_zeros(),
             ring: Mutex::named("sublist", Ring::new()),
-            came: Tally::default(),
-            went: Tally::default(),
+            added: Tally::default(),
+            removed: Tally::default(),
         };
         Self { sublists: (0..sublists).map(|n| CachePadded::new(sublist(n))).collect() }
     }
 
-    /// The one that the calling thread adds to.
+    /// The sublist to which the calling thread adds.
     pub(crate) fn mine(&self) -> &Sublist {
         &self.sublists[thread_slot().index(self.sublists.len())]
     }
 
-    /// The one that a header's position names.
+    /// The sublist of a stamped position.
     pub(crate) fn at(&self, stamp: u32) -> &Sublist {
         &self.sublists[stamp as usize & (self.sublists.len() - 1)]
     }
@@ -96,53 +93,54 @@ impl Sublist {
         self.ring.lock()
     }
 
-    /// A position in the ring as a header's state keeps it: in 32 bits, the lowest of which name the
-    /// sublist, so that a ring's entry cannot mean a header that was reused elsewhere.
+    /// A ring position as a header's state stores it: 32 bits, of which the lowest are the number
+    /// of the sublist. So a ring entry cannot match a header that was reused in another sublist.
     pub(crate) fn stamp(&self, position: u64) -> u32 {
         ((position << self.shift) as u32) | self.nth
     }
 
-    /// Counts a block in: its state has just come to say that it is here. The caller holds the ring's
-    /// lock, so that this takes no atomic update.
+    /// Counts a block whose state has just changed to this list. The caller holds the ring's lock,
+    /// so this is no atomic update.
     pub(crate) fn count_in(&self, _locked: &Ring<u32>, weight: u32) {
         let add = |cell: &AtomicU64, n: u64| {
             cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         };
-        add(&self.came.bytes, u64::from(weight));
-        add(&self.came.blocks, 1);
+        add(&self.added.bytes, u64::from(weight));
+        add(&self.added.blocks, 1);
     }
 
-    /// Counts blocks out: their states have just ceased to say that they are here.
+    /// Subtracts blocks whose states have just left this list.
     pub(crate) fn count_out(&self, bytes: u64, blocks: u64) {
         if blocks > 0 {
-            self.went.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.went.blocks.fetch_add(blocks, Ordering::Relaxed);
+            self.removed.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.removed.blocks.fetch_add(blocks, Ordering::Relaxed);
         }
     }
 
-    /// Weights of the blocks whose state says that they are in this list.
+    /// Weight of the blocks whose state names this list.
     pub(crate) fn bytes(&self) -> u64 {
-        left(&self.came.bytes, &self.went.bytes)
+        difference(&self.added.bytes, &self.removed.bytes)
     }
 
-    /// How many they are.
+    /// Number of the blocks whose state names this list.
     pub(crate) fn blocks(&self) -> u64 {
-        left(&self.came.blocks, &self.went.blocks)
+        difference(&self.added.blocks, &self.removed.blocks)
     }
 
-    /// Blocks that ever came and went, for the evenness of sublists.
+    /// Blocks ever added and removed, for the unevenness of sublists.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        (self.came.blocks.load(Ordering::Relaxed), self.went.blocks.load(Ordering::Relaxed))
+        (self.added.blocks.load(Ordering::Relaxed), self.removed.blocks.load(Ordering::Relaxed))
     }
 }
 
-/// A block may be counted out by one thread before another has counted it in.
-fn left(came: &AtomicU64, went: &AtomicU64) -> u64 {
-    let left = came.load(Ordering::Relaxed).wrapping_sub(went.load(Ordering::Relaxed));
-    (left as i64).max(0) as u64
+/// A block may be subtracted by one thread before another has added it.
+fn difference(added: &AtomicU64, removed: &AtomicU64) -> u64 {
+    let difference = added.load(Ordering::Relaxed).wrapping_sub(removed.load(Ordering::Relaxed));
+    (difference as i64).max(0) as u64
 }
 
-/// One of several, each as likely as it has blocks. `below` gives a random number below its argument.
+/// Draws an index with probability proportional to its blocks. `below` returns a random number
+/// below its argument.
 pub(crate) fn draw(
     blocks: impl Iterator<Item = u64> + Clone,
     below: impl FnOnce(u64) -> u64,
@@ -157,6 +155,6 @@ pub(crate) fn draw(
         }
         drawn -= blocks;
     }
-    // The numbers may have changed since they were added up; then it is the last.
+    // The numbers may have changed since they were summed. Then it is the last index.
     last
 }

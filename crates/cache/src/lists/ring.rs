@@ -1,43 +1,45 @@
-//! A queue in blocks whose entries have positions: numbers that only grow.
+//! A queue whose entries have positions, which only increase.
 //!
-//! Entries are pushed at the head and popped at the tail. Any entry can be read or set by its
-//! position while it is in the queue. Memory comes and goes in blocks, so that a
-//! long queue never moves.
+//! Entries are pushed at the head and popped at the tail. An entry can be read or set by its
+//! position while it is in the queue. Memory is allocated and freed in blocks, so a long queue
+//! never moves.
+//!
+//! Locking: none; a sublist wraps it in a mutex.
 
 use std::collections::VecDeque;
 
-/// Entries of a block.
+/// Entries per block.
 const BLOCK: usize = if cfg!(any(miri, forebay_model)) { 4 } else { 512 };
 
 pub(crate) struct Ring<T> {
-    /// The first one holds the tail, the last one the head.
+    /// The first block has the tail, the last one the head.
     blocks: VecDeque<Box<[T; BLOCK]>>,
-    /// One block kept back, so that a queue that stays as long does not allocate.
+    /// A block kept for reuse, so that a queue of constant length does not allocate.
     spare: Option<Box<[T; BLOCK]>>,
     /// Position of the oldest entry.
     tail: u64,
-    /// Position that the next entry will have.
+    /// Position of the next entry.
     head: u64,
-    /// See `compact`.
+    /// State of an unfinished `compact`.
     sweep: Option<Sweep>,
     /// Steps of compaction so far.
     slides: u64,
-    /// Entries before these have been passed by a hand, see `Hand`.
+    /// Position up to which each `Hand` has passed.
     hands: [u64; 2],
 }
 
-/// What walks along a queue ahead of its tail, meeting each entry once.
+/// A pointer that moves along a queue ahead of its tail and visits each entry once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hand {
     /// Clears marks as blocks leave the correlated-reference window.
     Mature = 0,
-    /// Offers blocks to the second level.
+    /// Offers blocks to the secondary cache.
     Offer = 1,
 }
 
-/// Up to where a queue was looked at, and when.
+/// The range that `peek` has shown, and the compaction step at that time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Peeked {
     /// Position of the first entry that was not shown.
     pub(crate) end: u64,
     slides: u64,
@@ -45,9 +47,9 @@ pub(crate) struct Seen {
 
 #[derive(Clone, Copy)]
 struct Sweep {
-    /// Entries at or above this position have been looked at.
+    /// Entries at or above this position were examined.
     read: u64,
-    /// Live ones were moved to this position and above.
+    /// Live entries were moved to this position and above.
     write: u64,
 }
 
@@ -64,7 +66,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Entries, live or not.
+    /// Entries, live or stale.
     pub(crate) fn len(&self) -> u64 {
         self.head - self.tail
     }
@@ -82,7 +84,7 @@ impl<T: Copy + Default> Ring<T> {
         self.tail
     }
 
-    /// Where in `blocks` a position lies.
+    /// Block and index of a position.
     fn at(&self, position: u64) -> (usize, usize) {
         let first = self.tail / BLOCK as u64;
         ((position / BLOCK as u64 - first) as usize, (position % BLOCK as u64) as usize)
@@ -110,20 +112,20 @@ impl<T: Copy + Default> Ring<T> {
         Some((position, entry))
     }
 
-    /// Shows up to `most` of the oldest entries, which stay. Returns what tells
-    /// [`pop_seen`](Self::pop_seen) which ones these were.
-    pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Seen {
+    /// Shows up to `most` of the oldest entries without popping them. Pass the result to
+    /// [`pop_peeked`](Self::pop_peeked).
+    pub(crate) fn peek(&self, most: u64, mut f: impl FnMut(u64, T)) -> Peeked {
         let end = self.head.min(self.tail + most);
         for position in self.tail..end {
             let (block, slot) = self.at(position);
             f(position, self.blocks[block][slot]);
         }
-        Seen { end, slides: self.slides }
+        Peeked { end, slides: self.slides }
     }
 
-    /// Pops those of the entries that `peek` has shown that lie below `end` and that nobody else has popped. If entries have been moved
-    /// since, all stay: others may lie in their places.
-    pub(crate) fn pop_seen(&mut self, seen: Seen, end: u64) {
+    /// Pops the peeked entries below `end` that are still in the queue. If entries were moved
+    /// since, pops none: other entries may be in their positions.
+    pub(crate) fn pop_peeked(&mut self, seen: Peeked, end: u64) {
         if seen.slides == self.slides && end > self.tail {
             self.advance_tail(end.min(seen.end));
         }
@@ -152,8 +154,8 @@ impl<T: Copy + Default> Ring<T> {
             self.spare = self.blocks.pop_front();
         }
         if self.is_empty() {
-            // The head's block, if it has one: its entries are all gone. Positions go on at
-            // the start of a block, so that block and position stay in step.
+            // All entries of the head's block are gone. Positions continue at the start of a block,
+            // so that block and position stay aligned.
             while let Some(block) = self.blocks.pop_front() {
                 self.spare = Some(block);
             }
@@ -165,12 +167,12 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Up to where a hand has passed: it meets entries below this no more.
+    /// The position up to which a hand has passed.
     pub(crate) fn passed(&self, hand: Hand) -> u64 {
         self.hands[hand as usize]
     }
 
-    /// Shows a hand the entries below `end` that it has not passed yet, oldest first, at most `most`.
+    /// Shows a hand the entries below `end` that it has not passed, oldest first, at most `most`.
     pub(crate) fn pass(&mut self, hand: Hand, end: u64, most: usize, mut f: impl FnMut(u64, T)) {
         let start = self.hands[hand as usize].max(self.tail);
         let end = end.min(self.head).min(start + most as u64);
@@ -182,13 +184,14 @@ impl<T: Copy + Default> Ring<T> {
         self.hands[hand as usize] = start.max(end);
     }
 
-    /// Squeezes out entries that are not live, in steps of at most `most` entries, without changing
-    /// the order of the rest: slides live entries towards the head, newest first, and then drops the
-    /// front. `slide(entry, from, to)` says whether an entry is live and, if so, notes its new
-    /// position. Returns true when a sweep is complete.
+    /// Removes stale entries in steps of at most `most` entries, and keeps the order of the others.
     ///
-    /// Between steps the queue is whole: what a sweep has vacated reads as `T::default()`, and
-    /// what has been pushed meanwhile lies above it.
+    /// It slides live entries towards the head, newest first, and then drops the tail.
+    /// `slide(entry, from, to)` returns whether an entry is live and, if so, stores its new
+    /// position. Returns true when the sweep is complete.
+    ///
+    /// Between steps the queue is consistent: vacated entries read as `T::default()`, and entries
+    /// pushed meanwhile lie above them.
     pub(crate) fn compact(
         &mut self,
         most: usize,
@@ -218,14 +221,14 @@ impl<T: Copy + Default> Ring<T> {
         true
     }
 
-    /// Bytes of memory held.
+    /// Memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let blocks = self.blocks.len() + usize::from(self.spare.is_some());
         (blocks * BLOCK * size_of::<T>() + self.blocks.capacity() * size_of::<Box<[T; BLOCK]>>())
             as u64
     }
 
-    /// Gives memory back that a long queue has left behind.
+    /// Frees memory that a long queue has left.
     pub(crate) fn trim(&mut self) {
         self.spare = None;
         self.blocks.shrink_to_fit();
@@ -247,7 +250,7 @@ mod tests {
         Kill(usize),
         Compact(usize),
         Peek(u64),
-        PopSeen(usize),
+        PopPeeked(usize),
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -257,37 +260,37 @@ mod tests {
             3 => any::<usize>().prop_map(Op::Kill),
             2 => (1..700usize).prop_map(Op::Compact),
             2 => (0..40u64).prop_map(Op::Peek),
-            2 => any::<usize>().prop_map(Op::PopSeen),
+            2 => any::<usize>().prop_map(Op::PopPeeked),
         ];
         prop::collection::vec(op, 1..2000)
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 128 }))]
-        /// The twin keeps live entries with the position that the ring last told of.
+        /// The model keeps live entries with the position that the ring last reported.
         #[test]
         fn behaves_as_a_queue_with_positions(ops in ops()) {
             let mut ring = Ring::<u32>::new();
-            let mut twin: VecDeque<(u32, u64)> = VecDeque::new();
+            let mut model: VecDeque<(u32, u64)> = VecDeque::new();
             let (mut look, mut moved) = (None, false);
             for (i, op) in ops.into_iter().enumerate() {
                 match op {
                     Op::Push => {
                         let entry = i as u32 + 1;
-                        twin.push_back((entry, ring.push(entry)));
+                        model.push_back((entry, ring.push(entry)));
                     }
                     Op::Pop => {
-                        // Entries that were killed, or vacated by a sweep, come out too.
+                        // Stale and vacated entries are popped too.
                         while let Some((position, entry)) = ring.pop() {
-                            if twin.front() == Some(&(entry, position)) {
-                                twin.pop_front();
+                            if model.front() == Some(&(entry, position)) {
+                                model.pop_front();
                                 break;
                             }
-                            prop_assert!(!twin.contains(&(entry, position)));
+                            prop_assert!(!model.contains(&(entry, position)));
                         }
                     }
-                    Op::Kill(n) if !twin.is_empty() => {
-                        twin.remove(n % twin.len());
+                    Op::Kill(n) if !model.is_empty() => {
+                        model.remove(n % model.len());
                     }
                     Op::Kill(_) => {}
                     Op::Peek(most) => {
@@ -295,30 +298,31 @@ mod tests {
                         let seen = ring.peek(most, |position, entry| shown.push((entry, position)));
                         (look, moved) = (Some((seen, shown)), false);
                     }
-                    // Who looks at entries has them leave before they are popped, unless they have been moved.
-                    Op::PopSeen(n) => if let Some((seen, shown)) = look.take() {
+                    // Entries that were examined leave before they are popped, unless they were
+                    // moved.
+                    Op::PopPeeked(n) => if let Some((seen, shown)) = look.take() {
                         let (left, rest) = shown.split_at(n % (shown.len() + 1));
-                        twin.retain(|entry| !left.contains(entry));
+                        model.retain(|entry| !left.contains(entry));
                         let end = rest.first().map_or(seen.end, |(_, position)| *position);
-                        ring.pop_seen(seen, end);
+                        ring.pop_peeked(seen, end);
                         prop_assert!(moved || ring.tail() >= end);
                     },
                     Op::Compact(most) => {
                         moved = true;
                         ring.compact(most, |entry, from, to| {
-                            let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                            let live = model.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
                             live.map(|(_, position)| *position = to).is_some()
                         });
                     }
                 }
-                for (entry, position) in &twin {
+                for (entry, position) in &model {
                     prop_assert_eq!(ring.get(*position), Some(*entry));
                 }
-                prop_assert!(twin.iter().is_sorted_by_key(|(_, position)| *position));
-                prop_assert!(ring.len() >= twin.len() as u64);
+                prop_assert!(model.iter().is_sorted_by_key(|(_, position)| *position));
+                prop_assert!(ring.len() >= model.len() as u64);
             }
             while !ring.compact(64, |entry, from, to| {
-                let live = twin.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
+                let live = model.iter_mut().find(|(e, p)| (*e, *p) == (entry, from));
                 live.map(|(_, position)| *position = to).is_some()
             }) {}
         }

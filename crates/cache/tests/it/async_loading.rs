@@ -1,4 +1,4 @@
-//! The async forms, under an executor of a few lines.
+//! The asynchronous interface, under an executor of a few lines.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use forebay_cache::{Attributes, Begin, LoadError};
 
 use crate::support::{Bell, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
 
-/// Pending once, and wakes at once.
+/// Pending once, then wakes at once.
 #[derive(Default)]
 struct Yield(bool);
 
@@ -67,7 +67,7 @@ fn a_dropped_loader_hands_the_load_to_a_waiter() {
     assert!(poll(&mut second, &bell).is_pending());
     let rings = bell.rings.load(Ordering::SeqCst);
     drop(first);
-    assert!(bell.rings.load(Ordering::SeqCst) > rings, "nobody woke the waiter");
+    assert!(bell.rings.load(Ordering::SeqCst) > rings, "no thread woke the waiter");
     match poll(&mut second, &bell) {
         Poll::Ready(block) => assert_eq!(*block.unwrap(), 2),
         Poll::Pending => panic!("it should have loaded the block itself"),
@@ -79,7 +79,7 @@ fn a_dropped_loader_hands_the_load_to_a_waiter() {
 #[test]
 fn a_dropped_waiter_costs_the_others_nothing() {
     let cache = inline_blocks(100);
-    let Begin::Vacant(filler) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::Vacant(guard) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
     let bell = Arc::new(Bell::default());
     let waiter = || {
         let load = || async { Err::<u64, _>("not asked") };
@@ -89,48 +89,48 @@ fn a_dropped_waiter_costs_the_others_nothing() {
     assert!(poll(&mut first, &bell).is_pending());
     assert!(poll(&mut second, &bell).is_pending());
     drop(first);
-    drop(filler.publish(3));
+    drop(guard.publish(3));
     let Poll::Ready(block) = poll(&mut second, &bell) else { panic!("the load has ended") };
     assert_eq!(*block.unwrap(), 3);
     drop(second);
     audit(&cache);
 }
 
-/// Waits on one load are begun and given up in every way there is. Each seat has a clone of its waker, so that the bell's
-/// references tell how many seats there are.
+/// Waits on one load begin and end in every way there is. Each waiter has a clone of its waker, so
+/// the bell's references count the waiters.
 #[test]
 fn cancelled_waits_leave_nothing_behind() {
     let cancelled = if cfg!(miri) { 300 } else { 1_000_000 };
     let cache = inline_blocks(100);
     let begin = || cache.begin(1, 1, Attributes::DATA).unwrap();
-    let Begin::Vacant(filler) = begin() else { panic!("it is empty") };
+    let Begin::Vacant(guard) = begin() else { panic!("it is empty") };
     let bell = Arc::new(Bell::default());
     let wait = |n: u64| {
         let load = || async { Err::<u64, _>("not asked") };
         let mut whole = Box::pin(cache.get_or_load_async(1, 1, Attributes::DATA, load));
-        let Begin::InFlight(flight) = begin() else { panic!("it is loading") };
-        let mut landing = Box::pin(flight.into_future());
+        let Begin::InFlight(in_flight) = begin() else { panic!("it is loading") };
+        let mut future = Box::pin(in_flight.into_future());
         match n % 3 {
             0 => assert!(poll(&mut whole, &bell).is_pending()),
-            1 => assert!(poll(&mut landing, &bell).is_pending()),
+            1 => assert!(poll(&mut future, &bell).is_pending()),
             _ => {}
         }
-        (whole, landing)
+        (whole, future)
     };
     let mut kept = vec![wait(0), wait(1)];
     for n in 0..cancelled {
         drop(wait(n));
         // The two that are kept, and this function's.
-        assert_eq!(Arc::strong_count(&bell), 3, "after {n} waits that were given up");
+        assert_eq!(Arc::strong_count(&bell), 3, "after {n} abandoned waits");
     }
     kept.push(wait(0));
     assert_eq!(bell.rings.load(Ordering::SeqCst), 0);
-    drop(filler.publish(3));
+    drop(guard.publish(3));
     assert_eq!(bell.rings.load(Ordering::SeqCst), 3);
-    for (n, (mut whole, mut landing)) in kept.into_iter().enumerate() {
+    for (n, (mut whole, mut future)) in kept.into_iter().enumerate() {
         match n {
             1 => {
-                assert!(matches!(poll(&mut landing, &bell), Poll::Ready(Ok(block)) if *block == 3))
+                assert!(matches!(poll(&mut future, &bell), Poll::Ready(Ok(block)) if *block == 3))
             }
             _ => assert!(matches!(poll(&mut whole, &bell), Poll::Ready(Ok(block)) if *block == 3)),
         }
@@ -141,18 +141,18 @@ fn cancelled_waits_leave_nothing_behind() {
 #[test]
 fn only_the_last_waker_is_rung() {
     let cache = inline_blocks(100);
-    let Begin::Vacant(filler) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
-    let Begin::InFlight(flight) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::Vacant(guard) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
+    let Begin::InFlight(in_flight) = cache.begin(1, 1, Attributes::DATA).unwrap() else { panic!() };
     let (old, new) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
-    let mut landing = Box::pin(flight.into_future());
-    assert!(poll(&mut landing, &old).is_pending());
-    assert!(poll(&mut landing, &new).is_pending());
-    drop(filler.publish(1));
+    let mut future = Box::pin(in_flight.into_future());
+    assert!(poll(&mut future, &old).is_pending());
+    assert!(poll(&mut future, &new).is_pending());
+    drop(guard.publish(1));
     assert_eq!(old.rings.load(Ordering::SeqCst), 0);
     assert_eq!(new.rings.load(Ordering::SeqCst), 1);
-    let Poll::Ready(block) = poll(&mut landing, &new) else { panic!("it has landed") };
+    let Poll::Ready(block) = poll(&mut future, &new) else { panic!("the load has ended") };
     assert_eq!(*block.unwrap(), 1);
-    drop(landing);
+    drop(future);
     audit(&cache);
 }
 
@@ -186,7 +186,7 @@ fn errors_and_panics_of_async_loaders() {
 }
 
 #[test]
-fn an_async_request_waits_for_room_without_a_thread() {
+fn an_async_request_waits_for_capacity_without_a_thread() {
     let cache =
         Arc::new(threaded_blocks(100).tunable("overflow_wait_ms", "60000").build().unwrap());
     let mut pins = Vec::new();
@@ -203,7 +203,7 @@ fn an_async_request_waits_for_room_without_a_thread() {
     });
     wait_until("it waits", || cache.stats().counter("throttle_waits") == 1);
     pins.pop();
-    assert_eq!(join("room came free", waiter), (5, true));
+    assert_eq!(join("capacity became free", waiter), (5, true));
     drop(pins);
     audit(&cache);
 }

@@ -1,4 +1,4 @@
-//! Input that makes no sense: refused with a reason, or harmless.
+//! Invalid input is refused with a reason, or harmless.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -17,7 +17,7 @@ fn builder() -> forebay_cache::Builder<u64, u64> {
 }
 
 #[test]
-fn a_cache_without_room_is_not_built() {
+fn a_cache_without_capacity_is_not_built() {
     assert!(matches!(Cache::<u64, u64>::builder().build(), Err(BuildError::NoCapacity)));
     assert!(matches!(builder().capacity(0).build(), Err(BuildError::NoCapacity)));
     let bound = |bytes| Cache::<u64, u64>::builder().bound(bytes).build();
@@ -25,7 +25,7 @@ fn a_cache_without_room_is_not_built() {
     match bound(1000) {
         Err(BuildError::BoundTooSmall { bound: 1000, overhead }) => {
             assert!(overhead > 1000);
-            // And what the error says is enough is enough.
+            // The size that the error asks for is sufficient.
             let cache = bound(overhead + 4096).unwrap();
             assert!(cache.stats().capacity > 0);
             audit(&cache);
@@ -98,7 +98,7 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
             let refused = cache.insert(1, weight).unwrap_err();
             assert_eq!((refused.reason, refused.value), (Refusal::TooHeavy, weight));
             assert!(!cache.contains(&1), "the older one would be outdated");
-            // Said at once, or found when it is there.
+            // Refused at once, or when the block is there.
             for declared in [weight, 0, 1, 1000] {
                 let block =
                     cache.get_or_load(2, declared, Attributes::DATA, || Ok::<_, String>(weight));
@@ -111,7 +111,7 @@ fn blocks_heavier_than_the_cache_are_handed_back() {
         assert_eq!(cache.stats().counter("refused_too_heavy"), 25);
         audit(&cache);
     }
-    // In a cache beyond any weight, too.
+    // Also in a cache beyond any weight.
     let cache = inline(u64::MAX, |_, v: &u64| *v).build().unwrap();
     assert_eq!(cache.insert(1, u64::MAX).unwrap_err().reason, Refusal::TooHeavy);
     for key in 0..1000 {
@@ -182,7 +182,7 @@ fn a_useless_hash_is_refused_not_endured() {
                 }
             }
             match cache.begin(Useless(n + 10_000), 1, Attributes::DATA) {
-                Ok(Begin::Vacant(filler)) => drop(filler.publish(n + 10_000)),
+                Ok(Begin::Vacant(guard)) => drop(guard.publish(n + 10_000)),
                 Ok(_) => panic!("never asked for before"),
                 Err(LoadError::NoMemory(why)) => assert!(why.contains("hash"), "{why}"),
                 Err(other) => panic!("{other}"),
@@ -203,7 +203,7 @@ fn a_useless_hash_is_refused_not_endured() {
     }
 }
 
-/// The evictor's batches meet ghosts of one hash, too.
+/// The evictor's batches contain ghosts of one hash, too.
 #[test]
 fn a_useless_hash_with_evictions_stays_whole() {
     let cache = Cache::<Useless, u32>::builder()
@@ -243,7 +243,7 @@ fn a_panicking_drop_is_caught_and_counted() {
         cache.remove(&198);
         drop(pin);
         cache.flush();
-        // The reclaimer may be in the middle of the last one.
+        // The reclaimer may be handling the last one.
         wait_until("every panic is counted", || cache.stats().counter("panics_caught") >= 201);
         let stats = cache.stats();
         assert_eq!((stats.counter("panics_caught"), stats.resident_blocks()), (201, 0));
@@ -305,40 +305,40 @@ fn keys_of_nobodys_owner_are_refused() {
     audit(&cache);
 }
 
-/// A place is a number: of any cache, at any time.
+/// A slot hint is a number, of any cache and at any time.
 #[test]
-fn a_place_of_another_cache_finds_the_block_or_nothing() {
+fn a_slot_hint_of_another_cache_finds_the_block_or_nothing() {
     let blocks: u64 = if cfg!(miri) { 500 } else { 200_000 };
     let from = inline_blocks(blocks);
     for key in 0..blocks {
         from.insert(key, key).unwrap();
     }
     let places: Vec<_> =
-        (0..blocks).map(|key| from.get(&key).map(|block| block.place()).unwrap()).collect();
-    // So large that a chunk of headers has one: most of the numbers are past what it can ever have.
+        (0..blocks).map(|key| from.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
+    // So large that a chunk has one header: most numbers are beyond any chunk.
     type Large = [u8; if cfg!(miri) { 2 << 10 } else { 1 << 20 }];
     let large = inline(10, |_, _: &Large| 1).build().unwrap();
     let small = inline_blocks(10);
     small.insert(1, 10).unwrap();
     let ask = || {
-        for place in &places {
-            large.approach(*place);
-            small.approach(*place);
-            assert!(large.get_at(*place, &1).is_none());
-            assert_eq!(small.get_at(*place, &1).as_deref(), Some(&10));
+        for hint in &places {
+            large.prefetch(*hint);
+            small.prefetch(*hint);
+            assert!(large.get_at(*hint, &1).is_none());
+            assert_eq!(small.get_at(*hint, &1).as_deref(), Some(&10));
         }
     };
     ask();
-    // Of a cache that is gone, and of one that was emptied.
+    // Hints of a dropped cache, and of one that was emptied.
     let emptied = inline_blocks(blocks);
     for key in 0..blocks {
         emptied.insert(key, key).unwrap();
     }
     let hints: Vec<_> =
-        (0..blocks).map(|key| emptied.get(&key).map(|block| block.place()).unwrap()).collect();
+        (0..blocks).map(|key| emptied.get(&key).map(|block| block.slot_hint()).unwrap()).collect();
     emptied.flush();
     emptied.resize(10);
-    assert!(hints.iter().zip(0..).all(|(place, key)| emptied.get_at(*place, &key).is_none()));
+    assert!(hints.iter().zip(0..).all(|(hint, key)| emptied.get_at(*hint, &key).is_none()));
     drop(from);
     ask();
     audit(&large);

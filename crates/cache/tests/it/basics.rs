@@ -1,4 +1,4 @@
-//! What a user sees first.
+//! The basic operations.
 
 use forebay_cache::{Attributes, Cache, Reclaim};
 
@@ -35,7 +35,7 @@ fn many_are_found_in_their_order_and_counted_like_one() {
         cache.insert(i, i * 2).unwrap();
     }
     let mut found = Vec::new();
-    // More than are looked up side by side, some of them missing and some twice.
+    // More keys than are looked up at once, some missing and some twice.
     let keys: Vec<u64> = (80..120).chain(90..110).collect();
     cache.get_many(&keys, &mut found);
     let wanted: Vec<_> = keys.iter().map(|key| (*key < 100).then_some(key * 2)).collect();
@@ -43,7 +43,7 @@ fn many_are_found_in_their_order_and_counted_like_one() {
     let hits = wanted.iter().flatten().count() as u64;
     let stats = cache.stats();
     assert_eq!((stats.counter("hits_mru"), stats.counter("lookups_missed")), (hits, 60 - hits));
-    // They are pinned as long as they are there.
+    // The blocks are pinned while they are in `found`.
     assert!(cache.remove(&99));
     assert_eq!(found[19].as_deref(), Some(&198));
     cache.get_many(&[99, 1], &mut found);

@@ -1,4 +1,4 @@
-//! Eviction callbacks: on a thread of their own, and never in the way of reclaim (R1).
+//! Eviction callbacks: on their own thread, and never in the way of reclaim.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,8 @@ impl Gate {
     }
 }
 
-/// Opens a gate when a test ends, also by a panic: else the cache's drop would wait for ever.
+/// Opens the gate when a test ends, also by a panic. Otherwise the cache's drop would wait for
+/// ever.
 struct OpenAtEnd(Arc<Gate>);
 
 impl Drop for OpenAtEnd {
@@ -60,7 +61,7 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     expect(2, 20, Class::Data, Cause::Replaced);
     assert_eq!(cache.flush_where(|key, _| *key == 2), 1);
     expect(2, 21, Class::Data, Cause::Flushed);
-    // A value's room is given back when its callback has ended, which has only been heard to begin.
+    // A value's capacity is released when its callback has ended; so far it has only begun.
     cache.drain_callbacks();
     for key in 0..1001 {
         cache.insert(key, key).unwrap();
@@ -70,14 +71,14 @@ fn every_way_out_is_told_with_its_cause_on_a_thread_of_its_own() {
     assert_eq!(cache.flush_where(|key, _| *key < 990 && *key > 970), 19);
     let flushed: HashSet<_> = tells.iter().take(19).map(|(k, _, _, why, _)| (k, why)).collect();
     assert_eq!(flushed, (971..990).map(|key| (key, Cause::Flushed)).collect());
-    // What was never cached has not left the cache.
+    // A block that was never cached has not left the cache.
     drop(cache.get_or_load(99, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap());
     drop(cache.get_or_load(98, 1, Attributes::DATA, || Err::<u64, _>("no")));
     audit(&cache);
     cache.close();
     let closed: HashSet<_> = tells.try_iter().map(|(k, _, _, why, _)| (k, why)).collect();
     assert!(closed.iter().all(|(_, why)| *why == Cause::Closed));
-    // As many as the queue could take; the others are counted.
+    // As many as the queue holds. The others are counted.
     let stats = cache.stats();
     assert_eq!(closed.len() as u64 + stats.counter("callbacks_dropped"), 981);
     assert_eq!(stats.counter("callbacks_run"), 23 + closed.len() as u64);
@@ -106,7 +107,7 @@ fn a_blocked_callback_does_not_stop_reclaim_and_the_queue_is_bounded() {
             cache.insert(key, live.value(key)).unwrap();
         }
         let stats = cache.stats();
-        // One in hand and twenty in the queue; their weight still counts.
+        // One in the callback and twenty in the queue. Their weight still counts.
         assert!(live.count() as u64 <= stats.limit + 1, "{stats}");
         assert!(stats.counter("callbacks_dropped") > 10_000, "{stats}");
         assert_eq!(stats.counter("callbacks_run"), 0);
@@ -181,7 +182,7 @@ fn a_callback_may_call_the_cache() {
             .on_evict(move |event| {
                 let Some(cache) = seen.lock().unwrap().upgrade() else { return };
                 if event.cause == Cause::Capacity && event.value < 3 {
-                    // It comes back, a few times.
+                    // It is inserted again, a few times.
                     let _ = cache.insert(event.key, event.value + 1);
                 }
                 cache.get(&(event.key + 1));
@@ -192,7 +193,7 @@ fn a_callback_may_call_the_cache() {
         let cache = Arc::new(cache);
         *shared.lock().unwrap() = Arc::downgrade(&cache);
         for key in 0..3000 {
-            // Two threads that evict for themselves may take each other's room.
+            // Two threads that evict for themselves may take each other's capacity.
             let inserted = cache.insert(key, 0);
             assert!(inserted.is_ok() || mode == Reclaim::Inline);
         }
@@ -260,7 +261,7 @@ fn dropping_the_cache_runs_what_is_queued() {
     join("it drops", dropper);
     assert_eq!(live.count(), 1);
     assert!(ran.load(Ordering::SeqCst) <= 299);
-    // Its callback thread has ended: it is dropped, and that is counted by nobody any more.
+    // The callback thread has ended: the value is dropped without a callback or a count.
     drop(kept);
     assert_eq!(live.count(), 0);
 }

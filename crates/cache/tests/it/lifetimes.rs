@@ -1,4 +1,5 @@
-//! Who may outlive whom; closing; drops: each value once, and at once.
+//! Lifetimes of caches, references and loads; closing; each value is dropped once, as soon as
+//! possible.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,28 +75,28 @@ fn guards_outlive_the_cache() {
 }
 
 #[test]
-fn fillers_and_waiters_outlive_the_cache() {
+fn load_guards_and_waiters_outlive_the_cache() {
     for publish in [true, false] {
         let (cache, live) = counted(Reclaim::Thread);
         let begin = |key| cache.begin(key, 1, Attributes::DATA).unwrap();
-        let Begin::Vacant(filler) = begin(1) else { panic!() };
-        let flight = |begun: Begin<'_, u64, Counted>| -> InFlight<u64, Counted> {
-            let Begin::InFlight(flight) = begun else { panic!() };
-            flight
+        let Begin::Vacant(guard) = begin(1) else { panic!() };
+        let in_flight = |begun: Begin<'_, u64, Counted>| -> InFlight<u64, Counted> {
+            let Begin::InFlight(in_flight) = begun else { panic!() };
+            in_flight
         };
-        let (waits, dropped) = (flight(begin(1)), flight(begin(1)));
+        let (waits, dropped) = (in_flight(begin(1)), in_flight(begin(1)));
         drop(cache);
         drop(dropped);
-        assert_eq!(*filler.key(), 1);
+        assert_eq!(*guard.key(), 1);
         if publish {
-            let block = filler.publish(live.value(5));
+            let block = guard.publish(live.value(5));
             assert_eq!(live.count(), 1);
             let waited = waits.wait().unwrap();
             drop(block);
             assert_eq!((live.count(), waited.payload()), (1, 5));
             drop(waited);
         } else {
-            drop(filler);
+            drop(guard);
             assert!(matches!(waits.wait(), Err(LoadError::Abandoned)));
         }
         assert_eq!(live.count(), 0);
@@ -113,7 +114,7 @@ fn guards_drop_while_the_cache_does() {
         let threads: Vec<_> = (0..3)
             .map(|t| {
                 let guards: Vec<_> = (0..20).filter_map(|key| cache.get_owned(&key)).collect();
-                let Begin::Vacant(filler) = cache.begin(1000 + t, 1, Attributes::DATA).unwrap()
+                let Begin::Vacant(guard) = cache.begin(1000 + t, 1, Attributes::DATA).unwrap()
                 else {
                     panic!()
                 };
@@ -121,7 +122,7 @@ fn guards_drop_while_the_cache_does() {
                 thread::spawn(move || {
                     guards.iter().for_each(|guard| assert_eq!(*guard.key(), guard.payload()));
                     drop(guards);
-                    drop(filler.publish(value));
+                    drop(guard.publish(value));
                 })
             })
             .collect();
@@ -138,7 +139,7 @@ fn close_waits_for_pins_and_loads() {
         let cache = Arc::new(cache);
         cache.insert(1, live.value(1)).unwrap();
         let pin = cache.get_owned(&1).unwrap();
-        let Begin::Vacant(filler) = cache.begin(2, 1, Attributes::DATA).unwrap() else { panic!() };
+        let Begin::Vacant(guard) = cache.begin(2, 1, Attributes::DATA).unwrap() else { panic!() };
         let (inner, done) = (cache.clone(), Arc::new(AtomicBool::new(false)));
         let told = done.clone();
         let closer = thread::spawn(move || {
@@ -146,14 +147,14 @@ fn close_waits_for_pins_and_loads() {
             told.store(true, Ordering::SeqCst);
         });
         wait_until("it closes", || !cache.contains(&1));
-        // From here on nothing comes in.
+        // From here on all inserts are refused.
         wait_until("it refuses", || cache.insert(9, live.value(9)).is_err());
         thread::sleep(Duration::from_millis(20));
         assert!(!done.load(Ordering::SeqCst), "closed under a pin");
         drop(pin);
         thread::sleep(Duration::from_millis(20));
         assert!(!done.load(Ordering::SeqCst), "closed under a load");
-        drop(filler.publish(live.value(2)));
+        drop(guard.publish(live.value(2)));
         join("it closes", closer);
         assert_eq!(live.count(), 0);
         audit(&cache);

@@ -1,5 +1,4 @@
-//! Single flight: one load a block however many ask, errors for everybody, and what ends a load
-//! early.
+//! Single flight: one load per block, errors for all waiters, and loads that end early.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +6,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use forebay_cache::{Attributes, Begin, Cache, Filler, InFlight, LoadError};
+use forebay_cache::{Attributes, Begin, Cache, InFlight, LoadError, LoadGuard};
 
 use crate::support::{
     Counted, Live, audit, inline, inline_blocks, join, threaded_blocks, wait_until,
@@ -16,9 +15,9 @@ use crate::support::{
 fn vacant<V: Send + Sync + std::fmt::Debug + 'static>(
     cache: &Cache<u64, V>,
     key: u64,
-) -> Filler<u64, V> {
+) -> LoadGuard<u64, V> {
     match cache.begin(key, 1, Attributes::DATA).unwrap() {
-        Begin::Vacant(filler) => filler,
+        Begin::Vacant(guard) => guard,
         other => panic!("{other:?}"),
     }
 }
@@ -28,7 +27,7 @@ fn in_flight<V: Send + Sync + std::fmt::Debug + 'static>(
     key: u64,
 ) -> InFlight<u64, V> {
     match cache.begin(key, 1, Attributes::DATA).unwrap() {
-        Begin::InFlight(flight) => flight,
+        Begin::InFlight(in_flight) => in_flight,
         other => panic!("{other:?}"),
     }
 }
@@ -69,7 +68,7 @@ fn an_error_reaches_every_waiter_and_is_not_cached() {
                 s.spawn(|| {
                     let outcome = cache.get_or_load(1, 1, Attributes::DATA, || {
                         loads.fetch_add(1, Ordering::Relaxed);
-                        // Everybody else has joined before this load ends.
+                        // All others have joined before this load ends.
                         wait_until("all have joined", || {
                             cache.stats().counter("in_flight_joins") == THREADS - 1
                         });
@@ -117,16 +116,16 @@ fn a_panic_in_the_loader_is_its_callers_and_an_error_for_the_others() {
 }
 
 #[test]
-fn a_dropped_filler_passes_the_load_on() {
+fn a_dropped_load_guard_passes_the_load_on() {
     let cache = Arc::new(threaded_blocks(100).build().unwrap());
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     let direct = in_flight(&cache, 1);
     let inner = cache.clone();
     let waiter = thread::spawn(move || {
         *inner.get_or_load(1, 1, Attributes::DATA, || Ok::<_, String>(9)).unwrap()
     });
     wait_until("both wait", || cache.stats().counter("in_flight_joins") == 2);
-    drop(filler);
+    drop(guard);
     assert!(matches!(direct.wait(), Err(LoadError::Abandoned)));
     assert_eq!(join("the waiter loads it", waiter), 9);
     assert_eq!(*cache.get(&1).unwrap(), 9);
@@ -141,11 +140,11 @@ fn a_panicking_weigher_abandons_the_load_and_inserts_nothing() {
         _ => 1,
     });
     let cache = cache.build().unwrap();
-    let filler = vacant(&cache, 1);
-    let flight = in_flight(&cache, 1);
+    let guard = vacant(&cache, 1);
+    let in_flight = in_flight(&cache, 1);
     let bad = live.value(13);
-    assert!(catch_unwind(AssertUnwindSafe(|| filler.publish(bad))).is_err());
-    assert!(matches!(flight.wait(), Err(LoadError::Panicked)));
+    assert!(catch_unwind(AssertUnwindSafe(|| guard.publish(bad))).is_err());
+    assert!(matches!(in_flight.wait(), Err(LoadError::Panicked)));
     assert!(catch_unwind(AssertUnwindSafe(|| cache.insert(1, live.value(13)))).is_err());
     assert_eq!(live.count(), 0);
     cache.insert(1, live.value(1)).unwrap();
@@ -157,35 +156,35 @@ fn a_panicking_weigher_abandons_the_load_and_inserts_nothing() {
 fn on_ready_hears_of_every_ending() {
     let cache = inline_blocks(100);
     let (told, tells) = mpsc::channel();
-    let listen = |flight: InFlight<u64, u64>| {
+    let listen = |in_flight: InFlight<u64, u64>| {
         let told = told.clone();
-        flight.on_ready(move |outcome| {
+        in_flight.on_ready(move |outcome| {
             let told_of = outcome.map(|block| (*block.key(), *block)).map_err(|e| e.to_string());
             told.send(told_of).unwrap();
         });
     };
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     listen(in_flight(&cache, 1));
     listen(in_flight(&cache, 1));
     assert!(tells.try_recv().is_err());
-    drop(filler.publish(7));
+    drop(guard.publish(7));
     assert_eq!(tells.try_iter().collect::<Vec<_>>(), [Ok((1, 7)), Ok((1, 7))]);
 
-    let filler = vacant(&cache, 2);
+    let guard = vacant(&cache, 2);
     listen(in_flight(&cache, 2));
-    filler.fail(LoadError::failed("no"));
-    assert_eq!(tells.try_recv().unwrap().unwrap_err(), "the block could not be loaded: no");
+    guard.fail(LoadError::failed("no"));
+    assert_eq!(tells.try_recv().unwrap().unwrap_err(), "cannot load the block: no");
 
-    let filler = vacant(&cache, 3);
+    let guard = vacant(&cache, 3);
     let late = in_flight(&cache, 3);
-    drop(filler.publish(8));
+    drop(guard.publish(8));
     listen(late);
     assert_eq!(tells.try_recv().unwrap(), Ok((3, 8)), "at once if it has ended");
 
-    // The block may have been removed by the time; who waited gets it all the same.
-    let filler = vacant(&cache, 4);
+    // The block may have been removed by now. Waiters get it all the same.
+    let guard = vacant(&cache, 4);
     let late = in_flight(&cache, 4);
-    drop(filler.publish(8));
+    drop(guard.publish(8));
     assert!(cache.remove(&4));
     listen(late);
     assert_eq!(tells.try_recv().unwrap(), Ok((4, 8)));
@@ -195,11 +194,11 @@ fn on_ready_hears_of_every_ending() {
 #[test]
 fn a_panicking_callback_keeps_nobody_from_hearing() {
     let cache = inline_blocks(100);
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     let first = in_flight(&cache, 1);
     in_flight(&cache, 1).on_ready(|_| panic!("in a callback"));
     let last = in_flight(&cache, 1);
-    let block = filler.publish(7);
+    let block = guard.publish(7);
     assert_eq!((*block, *first.wait().unwrap(), *last.wait().unwrap()), (7, 7, 7));
     drop(block);
     assert_eq!(cache.stats().counter("panics_caught"), 1);
@@ -210,7 +209,7 @@ fn a_panicking_callback_keeps_nobody_from_hearing() {
 #[test]
 fn a_callback_may_use_the_cache() {
     let cache = Arc::new(inline_blocks(10));
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     let inner = Arc::downgrade(&cache);
     in_flight(&cache, 1).on_ready(move |outcome| {
         let cache = inner.upgrade().unwrap();
@@ -220,7 +219,7 @@ fn a_callback_may_use_the_cache() {
         }
         cache.remove(&1);
     });
-    drop(filler.publish(7));
+    drop(guard.publish(7));
     assert!(!cache.contains(&1));
     audit(&cache);
 }
@@ -229,27 +228,27 @@ fn a_callback_may_use_the_cache() {
 fn a_removal_or_an_insert_makes_a_load_outdated() {
     let live = Live::default();
     let cache = inline(100, |_, _: &Counted| 1).build().unwrap();
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     let waiter = in_flight(&cache, 1);
     assert!(!cache.remove(&1), "it was not there yet");
-    // A later request begins anew: it must not see what was read before the removal.
+    // A later request loads again: it must not see the content read before the removal.
     let second = vacant(&cache, 1);
-    let block = filler.publish(live.value(1));
+    let block = guard.publish(live.value(1));
     assert_eq!((block.payload(), waiter.wait().unwrap().payload()), (1, 1));
     assert!(!cache.contains(&1));
     drop(block);
-    assert_eq!(live.count(), 0, "nobody has it any more");
+    assert_eq!(live.count(), 0, "no reference is left");
     drop(second.publish(live.value(2)));
     assert_eq!(cache.get(&1).unwrap().payload(), 2);
 
-    let filler = vacant(&cache, 2);
+    let guard = vacant(&cache, 2);
     cache.insert(2, live.value(3)).unwrap();
-    drop(filler.publish(live.value(4)));
+    drop(guard.publish(live.value(4)));
     assert_eq!(cache.get(&2).unwrap().payload(), 3, "the insert was later");
 
-    let filler = vacant(&cache, 3);
+    let guard = vacant(&cache, 3);
     cache.flush();
-    drop(filler.publish(live.value(5)));
+    drop(guard.publish(live.value(5)));
     assert!(!cache.contains(&3));
     assert_eq!(cache.stats().counter("refused_outdated"), 3);
     assert_eq!(cache.stats().resident_blocks(), live.count() as u64);
@@ -259,26 +258,26 @@ fn a_removal_or_an_insert_makes_a_load_outdated() {
 #[test]
 fn a_dropped_wait_leaves_the_load_and_its_other_waiters_alone() {
     let cache = inline_blocks(100);
-    let filler = vacant(&cache, 1);
+    let guard = vacant(&cache, 1);
     drop(in_flight(&cache, 1));
     let waits = in_flight(&cache, 1);
     drop(in_flight(&cache, 1));
-    drop(filler.publish(4));
+    drop(guard.publish(4));
     assert_eq!(*waits.wait().unwrap(), 4);
     audit(&cache);
 }
 
 #[test]
-fn fillers_and_flights_travel_between_threads() {
+fn load_guards_and_in_flight_loads_travel_between_threads() {
     let cache = inline_blocks(100);
-    let filler = vacant(&cache, 1);
-    let flight = in_flight(&cache, 1);
-    let waiter = thread::spawn(move || flight.wait().map(|block| *block));
-    let filler = thread::spawn(move || {
+    let guard = vacant(&cache, 1);
+    let in_flight = in_flight(&cache, 1);
+    let waiter = thread::spawn(move || in_flight.wait().map(|block| *block));
+    let guard = thread::spawn(move || {
         thread::sleep(Duration::from_millis(2));
-        *filler.publish(11)
+        *guard.publish(11)
     });
-    assert_eq!(join("it publishes", filler), 11);
+    assert_eq!(join("it publishes", guard), 11);
     assert_eq!(join("it is told", waiter).unwrap(), 11);
     audit(&cache);
 }
@@ -297,7 +296,7 @@ fn a_block_whose_ghost_is_met_outlives_those_that_were_asked_for_once() {
     }
     let stats = cache.stats();
     assert!(cache.contains(&gone), "{stats}");
-    assert!(stats.counter("contests_won") + stats.counter("overflowed") > 0, "{stats}");
+    assert!(stats.counter("admissions_won") + stats.counter("overflowed") > 0, "{stats}");
     audit(&cache);
 }
 

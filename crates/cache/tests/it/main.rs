@@ -1,6 +1,6 @@
 //! Integration tests of the cache, through its public interface.
 //!
-//! Every test ends with a structural audit of its cache where the cache is still there.
+//! A test ends with an audit of its cache if the cache still exists.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -17,10 +17,10 @@ mod memory;
 mod owners;
 mod pins;
 mod policy;
-mod second_level;
-mod spare;
+mod reference_model;
+mod secondary;
 mod stress;
 mod support;
 mod textbook;
 mod throttle;
-mod twin;
+mod warm_up;

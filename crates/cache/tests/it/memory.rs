@@ -1,4 +1,4 @@
-//! Memory: what a block, a ghost and an index entry cost, and the hard bound.
+//! Memory: the cost of a block, a ghost and an index entry, and the hard bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::support::{audit, full, wait_until};
 #[test]
 fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     let blocks = if full() { 4_000_000 } else { 1_000_000 };
-    // The largest key and value that the promise is made for.
+    // The largest key and value for which the cost is promised.
     let cache = Cache::<[u8; 24], [u64; 2]>::builder()
         .capacity(blocks)
         .weigher(|_, _| 1)
@@ -35,7 +35,7 @@ fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     println!("{blocks} blocks: header {header:.2}, index {index:.2}, list {list:.2} bytes a block");
     println!("index resident {:.2}", o.index as f64 / n);
     assert_eq!(stats.resident_blocks(), blocks);
-    // Whole chunks: the last one may be half empty.
+    // Whole chunks. The last one may be half empty.
     assert!(header <= 65.0, "{header}");
     assert!(index <= 16.0, "{index}");
     assert!(list <= 8.0, "{list}");
@@ -52,7 +52,7 @@ fn a_block_costs_at_most_80_bytes_and_a_ghost_32() {
     assert!(slot <= 16.0 && ring + slot <= 32.5, "{ring} {slot}");
     assert!(stats.overhead.headers as f64 / n <= 66.0);
     audit(&cache);
-    // All of it comes back.
+    // All of it is returned.
     cache.flush();
     assert!(cache.stats().overhead.total() < 2 << 20, "{}", cache.stats());
 }
@@ -61,8 +61,8 @@ fn rss() -> u64 {
     rss_bytes().expect("the system tells")
 }
 
-/// A storm of loads of blocks from an arena under a hard bound. Returns the bound and how far resident
-/// memory grew at most.
+/// Many loads of arena blocks under a hard bound. Returns the bound and the largest growth of
+/// resident memory.
 #[expect(clippy::too_many_lines, reason = "one scenario, read from top to bottom")]
 fn storm(
     bound: u64,
@@ -73,8 +73,8 @@ fn storm(
     let before = rss();
     let arena =
         Arena::new(ArenaConfig { limit_bytes: bound, huge_pages: HugePages::Auto }).unwrap();
-    // Free memory would serve the next block, but it counts until it is given back: only what
-    // cannot be given back may take room from blocks.
+    // Free memory would serve the next block, but it counts until it is returned. Only memory that
+    // cannot be returned may reduce the capacity.
     let source = arena.clone();
     let slack = move || {
         if source.slack_bytes() > bound / 64 {
@@ -106,7 +106,7 @@ fn storm(
                     for i in 0..loads / threads {
                         let bytes = len(&mut rng);
                         let load = || {
-                            // Room is reserved before memory is taken.
+                            // Capacity is reserved before memory is taken.
                             let mut block = arena.alloc(bytes)?;
                             block.fill(i as u8);
                             Ok::<_, forebay_base::arena::AllocError>(block)
@@ -147,14 +147,15 @@ fn storm(
     assert!(stats.resident_bytes() + stats.overhead.total() <= bound + bound / 10, "{stats}");
     assert!(stats.resident_bytes() >= bound / 2, "the bound is not used\n{stats}");
     audit(&cache);
-    // Given back, all of it.
+    // All of it was returned.
     cache.close();
     arena.purge();
     assert_eq!(arena.used_bytes(), 0);
     (bound, grown)
 }
 
-/// In a process of its own, since resident memory is the process's: the others' tests run beside it.
+/// In its own process, because resident memory is that of the process, and other tests run at the
+/// same time.
 fn alone(test: &str, body: impl FnOnce()) {
     const MARK: &str = "FOREBAY_ALONE";
     if std::env::var_os(MARK).is_some() {
@@ -178,7 +179,7 @@ fn within(bound_and_grown: (u64, u64)) {
 #[test]
 fn the_bound_holds_for_blocks_of_all_sizes() {
     alone("memory::the_bound_holds_for_blocks_of_all_sizes", || {
-        // As many of 512 bytes to 1 KiB as of half a MiB to one.
+        // As many blocks of 512 bytes to 1 KiB as of 512 KiB to 1 MiB.
         let len = |rng: &mut SmallRng| {
             let size = 512usize << rng.below(11);
             size + rng.below(size as u64 + 1) as usize
@@ -213,7 +214,7 @@ fn the_bound_holds_when_sizes_change() {
         let (bound, threads, loads) =
             if full() { (256 << 20, 32, 200_000) } else { (64 << 20, 8, 8000) };
         let calls = AtomicU64::new(0);
-        // Phases: small blocks leave pages behind that large ones cannot use.
+        // Phases: small blocks leave pages that large ones cannot use.
         within(storm(bound, threads, loads, |rng| {
             let phase = calls.fetch_add(1, Ordering::Relaxed) * 8 / loads;
             if phase.is_multiple_of(2) {
@@ -245,7 +246,7 @@ fn a_bound_follows_a_resize() {
     assert_eq!(cache.stats().bound, Some(8 << 20));
     cache.resize(2 << 20);
     wait_until("it keeps to its smaller bound", || within(2 << 20));
-    // What the user tells counts.
+    // The bytes that the user reports count.
     cache.resize(8 << 20);
     fill();
     others.store(4 << 20, Ordering::Relaxed);
@@ -253,7 +254,7 @@ fn a_bound_follows_a_resize() {
     wait_until("others' bytes are left to them", || within(8 << 20));
     assert!(cache.stats().resident_bytes() < 4 << 20);
     others.store(1 << 30, Ordering::Relaxed);
-    // Nothing is left for blocks: they are refused, and nothing breaks.
+    // No capacity is left for blocks. They are refused, and nothing else happens.
     wait_until("all of it is gone", || cache.insert(1, 1).is_err());
     others.store(0, Ordering::Relaxed);
     wait_until("it recovers", || cache.insert(1, 1).is_ok());

@@ -1,4 +1,4 @@
-//! Several owners on one cache: what each lets be cached, and leaving without a trace.
+//! Several owners of one cache: which blocks each lets be cached, and closing.
 
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,18 +60,18 @@ fn owners_limit_what_is_cached() {
             let load = || Ok::<_, String>(live.value(block));
             assert_eq!(cache.get_or_load(key, 1, attributes, load).unwrap().payload(), block);
             assert_eq!(cache.contains(&key), kept);
-            // One load for all who ask, cached or not.
+            // One load for all requests, cached or not.
             cache.remove(&key);
-            let Begin::Vacant(filler) = cache.begin(key, 1, attributes).unwrap() else { panic!() };
-            assert_eq!(filler.refusal(), (!kept).then_some(Refusal::ByOwner));
-            let Begin::InFlight(flight) = cache.begin(key, 1, attributes).unwrap() else {
+            let Begin::Vacant(guard) = cache.begin(key, 1, attributes).unwrap() else { panic!() };
+            assert_eq!(guard.refusal(), (!kept).then_some(Refusal::ByOwner));
+            let Begin::InFlight(in_flight) = cache.begin(key, 1, attributes).unwrap() else {
                 panic!()
             };
-            drop(filler.publish(live.value(7)));
-            assert_eq!(flight.wait().unwrap().payload(), 7);
+            drop(guard.publish(live.value(7)));
+            assert_eq!(in_flight.wait().unwrap().payload(), 7);
             assert_eq!(live.count() as u64, cache.stats().resident_blocks());
         }
-        // From now on; what is cached stays.
+        // From now on. Cached blocks stay.
         let here = cache.stats().resident_blocks();
         owner.set_caching(OwnerCaching::None);
         assert_eq!(cache.stats().resident_blocks(), here);
@@ -142,7 +142,7 @@ fn a_close_waits_for_the_owners_pins_and_loads_only() {
             closed.store(true, Ordering::SeqCst);
         });
         wait_until("it closes", || !cache.contains(&key(mine, 2)));
-        assert!(!cache.close_owner(mine), "somebody else is closing it");
+        assert!(!cache.close_owner(mine), "another thread is closing it");
         assert!(!cache.set_owner_caching(mine, OwnerCaching::All));
         let late =
             cache.get_or_load(key(mine, 3), 1, Attributes::DATA, || Ok::<_, String>(live.value(3)));
@@ -181,7 +181,7 @@ fn ghosts_go_with_their_owner() {
     audit(&cache);
 }
 
-/// One pool's life: opened, used by two threads at once, closed; nothing of it remains.
+/// The life of one pool: opened, used by two threads at once, closed. Nothing of it remains.
 fn pool_life(cache: &Cache<PoolKey, Counted>, rounds: u64, tag: u64) {
     for round in 0..rounds {
         let live = Live::default();
@@ -195,7 +195,7 @@ fn pool_life(cache: &Cache<PoolKey, Counted>, rounds: u64, tag: u64) {
                 let outcome = cache
                     .get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(live.value(mine)));
                 match outcome {
-                    // Of this life of the number, not of an earlier one.
+                    // Of this use of the number, not of an earlier one.
                     Ok(block) => assert_eq!(block.payload(), mine),
                     Err(LoadError::Closed) => return,
                     Err(other) => panic!("{other}"),
@@ -245,7 +245,7 @@ fn owners_come_and_go_under_load() {
             thread::spawn(move || pool_life(&cache, rounds, tag))
         })
         .collect();
-    // And somebody with nobody's keys, all the while.
+    // And a thread with keys without owner, all the time.
     let mut i = 0;
     while threads.iter().any(|t| !t.is_finished()) {
         let key = PoolKey { owner: OwnerId::NONE, block: i % 500 };

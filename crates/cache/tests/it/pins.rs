@@ -1,4 +1,4 @@
-//! More pins on one block than its header's word can count, taken in every way there is.
+//! More pins on one block than its header's word counts, taken in every way there is.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use forebay_cache::{Attributes, Begin, OwnedRef};
 
 use crate::support::{Counted, Live, audit, inline, inline_blocks, seed};
 
-/// Guards of a word are 65,536 at the most; this is past what 18 bits can count.
+/// A word counts at most 65,536 pins; this exceeds even 18 bits.
 const MANY: usize = (1 << 18) + 3;
 
 #[test]
@@ -26,7 +26,7 @@ fn a_block_may_have_any_number_of_guards() {
         owned.push(owned[0].clone());
         owned.push(cache.get_owned(&1).unwrap());
     }
-    // It is pinned, so that it stays.
+    // It is pinned, so it stays.
     for key in 2..100 {
         cache.insert(key, live.value(key)).unwrap();
     }
@@ -34,7 +34,7 @@ fn a_block_may_have_any_number_of_guards() {
     assert!(cache.remove(&1));
     cache.flush();
     assert_eq!(live.count(), 1);
-    // In any order: the pins move to and fro.
+    // In random order, so that pins are spilled and refilled.
     let mut rng = SmallRng::from_seed(seed("guards"));
     while owned.len() > 1 || !borrowed.is_empty() {
         let at = rng.below((owned.len() + borrowed.len()) as u64) as usize;
@@ -72,16 +72,16 @@ fn a_load_may_be_joined_any_number_of_times() {
     let live = Live::default();
     let cache = inline(10, |_, _: &Counted| 1).build().unwrap();
     let begin = || cache.begin(1, 1, Attributes::DATA).unwrap();
-    let Begin::Vacant(filler) = begin() else { panic!("it is empty") };
+    let Begin::Vacant(guard) = begin() else { panic!("it is empty") };
     let mut flights = Vec::new();
     for _ in 0..MANY {
-        let Begin::InFlight(flight) = begin() else { panic!("it is loading") };
-        flights.push(flight);
+        let Begin::InFlight(in_flight) = begin() else { panic!("it is loading") };
+        flights.push(in_flight);
     }
-    // Not a bit of the header's state is anything but what it should be.
+    // All bits of the header's state are correct.
     assert!(cache.get(&1).is_none());
-    drop(filler.publish(live.value(7)));
-    let blocks: Vec<_> = flights.into_iter().map(|flight| flight.wait().unwrap()).collect();
+    drop(guard.publish(live.value(7)));
+    let blocks: Vec<_> = flights.into_iter().map(|in_flight| in_flight.wait().unwrap()).collect();
     assert!(blocks.iter().all(|block| block.payload() == 7 && block.is_cached()));
     assert!(cache.remove(&1));
     assert_eq!(live.count(), 1);
@@ -105,7 +105,7 @@ fn a_block_may_be_offered_any_number_of_times() {
     audit(&cache);
 }
 
-/// Guards that are forgotten never go: the block stays for good, and can still be used.
+/// Leaked references are never released: the block stays for good, and can still be used.
 #[test]
 fn guards_may_be_forgotten() {
     let live = Live::default();
@@ -125,7 +125,7 @@ fn guards_may_be_forgotten() {
     assert_eq!(live.count(), 1);
 }
 
-/// The last guards outlive the cache, and its memory with them.
+/// The last references outlive the cache, and keep its memory.
 #[test]
 fn many_guards_outlive_the_cache() {
     let live = Live::default();

@@ -1,5 +1,5 @@
-//! What stays and what goes: R5's pattern, hints, floors and ceilings, the correlated-reference window,
-//! resizing, and textbook ARC's hit ratio.
+//! The policy: loops and scans, hints, floors and ceilings, the correlated-reference window,
+//! resizing, and hit ratios compared with textbook ARC.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -26,7 +26,8 @@ fn request(cache: &Cache<u64, u64>, key: u64, attributes: Attributes) -> bool {
     hit
 }
 
-/// R5's pattern; returns the share of the loop's accesses that hit after `warm_up` passes.
+/// A loop beside a stream. Returns the share of the loop's accesses that hit after `warm_up`
+/// passes.
 fn r5(cache: &Cache<u64, u64>, capacity: u64, passes: u64, warm_up: u64) -> f64 {
     let loop_blocks = capacity * 2 / 5;
     let (mut hits, mut all, mut stream) = (0, 0, 1 << 40);
@@ -73,7 +74,7 @@ fn it_holds_for_blocks_of_many_sizes() {
     let capacity = 8 << 20;
     let weigh = |key: &u64, _: &u64| 512 << (key % 6);
     let cache = inline(capacity, weigh).tunable("sublists", "0").build().unwrap();
-    // 10.5 half-kilobytes a block on average.
+    // 10.5 half-kilobytes per block on average.
     let ratio = r5(&cache, capacity / 5376, 6, 2);
     println!("r5: blocks of 512 to 16384 bytes: {ratio:.4} of the loop hits");
     assert!(ratio >= 0.95, "{ratio:.4}\n{}", cache.stats());
@@ -83,7 +84,7 @@ fn it_holds_for_blocks_of_many_sizes() {
 #[test]
 fn blocks_hinted_once_push_nothing_out() {
     let cache = inline_blocks(1000);
-    // A mixture: some frequent, some recent, both classes.
+    // A mixture of frequent and recent blocks of both classes.
     for key in 0..1000 {
         let attributes = if key % 2 == 0 { Attributes::DATA } else { Attributes::METADATA };
         cache.insert_with(key, key, attributes).unwrap();
@@ -111,8 +112,9 @@ fn blocks_hinted_once_push_nothing_out() {
 }
 
 #[test]
-fn new_versions_of_blocks_in_use_are_no_newcomers() {
-    // Ten blocks that are rewritten under new keys, looked at once between two versions, beside a stream of others.
+fn new_versions_of_blocks_in_use_begin_in_mfu() {
+    // Ten blocks that are rewritten under new keys, with one hit between two versions, beside a
+    // stream of others.
     let kept = |attributes: Attributes| {
         let cache = inline_blocks(100);
         let mut lost = 0;
@@ -140,8 +142,9 @@ fn new_versions_of_blocks_in_use_are_no_newcomers() {
 
 #[test]
 fn blocks_that_are_rewritten_under_new_keys_all_the_time_outlast_a_stream() {
-    // R5: leaves of directories, each looked at, taken out to be changed, and put back under a new key when the group is
-    // written; beside them blocks that are rewritten once a group, and new dnodes, some of which are read once more.
+    // Directory leaves: each is read, changed, and written under a new key with the transaction
+    // group. Beside them blocks that are rewritten once per group, and new dnodes, some of which
+    // are read once more.
     const LEAVES: u64 = 380;
     let again = Attributes::METADATA.again();
     let key = |block: u64, version: u64| (block << 32) | version;
@@ -230,14 +233,14 @@ fn floors_and_ceilings_hold_against_any_pressure() {
         }
     }
     assert!(class_bytes(&cache, Class::Metadata) <= 201, "{}", cache.stats());
-    // While there is data to cache, that is.
+    // While there is data to cache.
     cache.flush_where(|_, class| class == Class::Data);
     for key in 0..1500 {
         request(&cache, key, Attributes::METADATA);
     }
     assert_eq!(class_bytes(&cache, Class::Metadata), 1000);
     audit(&cache);
-    // And at run time.
+    // Also at run time.
     cache.set_tunable("data_floor_percent", "50").unwrap();
     for key in 0..1500 {
         request(&cache, (1 << 40) + key, Attributes::DATA);
@@ -248,25 +251,25 @@ fn floors_and_ceilings_hold_against_any_pressure() {
 
 #[test]
 fn references_right_after_an_insert_can_be_kept_from_counting() {
-    let contests = |permille: &str| {
+    let admissions = |permille: &str| {
         let cache = inline(1000, |_, _: &u64| 1)
             .tunable("correlated_window_permille", permille)
             .build()
             .unwrap();
         for key in 0..5000 {
             cache.insert(key, key).unwrap();
-            // The same file, read a second time at once; never again.
+            // The same file is read once more at once, and never again.
             cache.get(&key).unwrap();
         }
         let stats = cache.stats();
         audit(&cache);
-        stats.counter("contests_won") + stats.counter("contests_lost")
+        stats.counter("admissions_won") + stats.counter("admissions_lost")
     };
-    // Who was asked for once only goes without a contest.
-    let all = contests("0");
-    assert!(all > 3000, "{all} contests");
-    let few = contests("500");
-    assert!(few < 100, "{few} contests");
+    // A candidate with one use is evicted without a comparison.
+    let all = admissions("0");
+    assert!(all > 3000, "{all} admissions");
+    let few = admissions("500");
+    assert!(few < 100, "{few} admissions");
 }
 
 #[test]
@@ -287,13 +290,14 @@ fn a_resize_takes_effect_and_memory_comes_back() {
         assert!(large.resident_blocks() > 390_000 && large.ghosts() > 300_000, "{large}");
         cache.resize(2000);
         wait_until("it has shrunk", || cache.stats().resident_blocks() <= 2031);
-        // A little traffic, as ever.
+        // A little traffic.
         fill(1_000_000..1_010_000);
         let small = cache.stats();
         assert_eq!(small.capacity, 2000);
         let (l, s) = (large.overhead, small.overhead);
         println!("resize, {mode:?}: from {l:?}\nto {s:?}");
-        // A chunk of headers goes back when the last block in it has gone, and those that stay lie anywhere.
+        // A chunk of headers is returned when its last block has left, and the blocks that stay lie
+        // anywhere.
         assert!(s.headers < l.headers / 2, "headers");
         assert!(s.index < l.index / 4, "index");
         assert!(s.ghosts < l.ghosts / 8, "ghosts");
@@ -334,7 +338,7 @@ fn resizes_under_load_settle() {
     audit(&cache);
 }
 
-/// Hit ratios of ours and of the textbook's ARC on the same requests.
+/// Hit ratios of the cache and of textbook ARC on the same requests.
 fn against_textbook(
     name: &str,
     capacity: u64,

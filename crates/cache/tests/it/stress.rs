@@ -1,5 +1,7 @@
-//! Many threads, mixed operations, a small cache. Values carry their key and a version; writers of a key
-//! take turns, so that no reader may ever see a version older than one that it knows of.
+//! Many threads, mixed operations, a small cache.
+//!
+//! Values carry their key and a version. Writers of a key take turns, so no reader may see a
+//! version older than one that it knows of.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +21,12 @@ fn payload(key: u64, version: u64) -> u64 {
 struct World {
     cache: Cache<u64, Counted>,
     live: Live,
-    /// The version that writers have last written, under the key's lock.
+    /// The version last written, under the key's lock.
     versions: Vec<Mutex<u64>>,
-    /// What is known to be in effect: no read that starts later may find less.
+    /// The version that is known to be in effect. A read that starts later must not find an older
+    /// one.
     settled: Vec<AtomicU64>,
-    /// Versions that are being written or have been.
+    /// Versions that are being written or were written.
     started: Vec<AtomicU64>,
 }
 
@@ -46,7 +49,7 @@ impl World {
         }
     }
 
-    /// Checks what a read that began when `least` was settled has found.
+    /// Checks the result of a read that began when `least` was settled.
     fn check(&self, key: u64, found: &Counted, least: u64) {
         let (its_key, version) = (found.payload() >> 40, found.payload() & ((1 << 40) - 1));
         assert_eq!(its_key, key, "another key's value");
@@ -58,7 +61,7 @@ impl World {
         self.settled[key as usize].load(Ordering::SeqCst)
     }
 
-    /// A new version, by insert or by removal.
+    /// Writes a new version, by insert or by removal.
     fn write(&self, key: u64, removal: bool, attributes: Attributes) {
         let mut version = self.versions[key as usize].lock().unwrap();
         *version += 1;
@@ -66,13 +69,13 @@ impl World {
         if removal {
             self.cache.remove(&key);
         } else {
-            // Refused or not, what was there is outdated.
+            // Refused or not, the older value is outdated.
             drop(self.cache.insert_with(key, self.live.value(payload(key, *version)), attributes));
         }
         self.settled[key as usize].store(*version, Ordering::SeqCst);
     }
 
-    /// Reads from "disk", which is written before the cache.
+    /// Reads from the "disk", which is written before the cache.
     fn load(&self, key: u64) -> Counted {
         self.live.value(payload(key, self.started[key as usize].load(Ordering::SeqCst)))
     }
@@ -92,7 +95,7 @@ impl World {
                         let owned = found.to_owned_ref();
                         drop(found);
                         thread::yield_now();
-                        // What is pinned does not change.
+                        // A pinned value does not change.
                         self.check(key, &owned, least);
                     }
                 }
@@ -110,15 +113,15 @@ impl World {
             }
             70..75 => match self.cache.begin(key, 1 + key % 3, attributes).unwrap() {
                 Begin::Hit(found) => self.check(key, &found, least),
-                Begin::InFlight(flight) if rng.below(2) == 0 => drop(flight),
-                Begin::InFlight(flight) => {
-                    if let Ok(found) = flight.wait() {
+                Begin::InFlight(in_flight) if rng.below(2) == 0 => drop(in_flight),
+                Begin::InFlight(in_flight) => {
+                    if let Ok(found) = in_flight.wait() {
                         self.check(key, &found, least);
                     }
                 }
-                Begin::Vacant(filler) if rng.below(4) == 0 => drop(filler),
-                Begin::Vacant(filler) => {
-                    let block = filler.publish(self.load(key));
+                Begin::Vacant(guard) if rng.below(4) == 0 => drop(guard),
+                Begin::Vacant(guard) => {
+                    let block = guard.publish(self.load(key));
                     self.check(key, &block, least);
                 }
             },
@@ -148,7 +151,7 @@ impl World {
     /// At rest: nothing is lost, nothing is left over.
     fn audit(&self) {
         audit(&self.cache);
-        // The reclaimer may be at its last pass still, between taking a block out and dropping it.
+        // The reclaimer's last pass may be between removing a block and dropping it.
         let settled = || self.live.count() as u64 == self.cache.stats().resident_blocks();
         for _ in 0..1000 {
             if settled() {
@@ -205,7 +208,7 @@ fn a_storm_in_which_all_evict() {
     storm(Reclaim::Inline, 4, "a_storm_in_which_all_evict");
 }
 
-/// One hot key, overwritten all the time: readers must always find it, and never an older one.
+/// One hot key, overwritten all the time. Readers always find it, and never an older version.
 #[test]
 fn an_overwritten_key_is_never_missed() {
     let live = Live::default();
@@ -236,7 +239,7 @@ fn an_overwritten_key_is_never_missed() {
     audit(&cache);
 }
 
-/// Blocks that fit are all there, whatever others do to theirs.
+/// Blocks that fit are all there, whatever other threads do to theirs.
 #[test]
 fn what_fits_stays() {
     let cache = Cache::<u64, u64>::builder().capacity(1 << 20).weigher(|_, _| 1).build().unwrap();

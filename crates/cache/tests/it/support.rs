@@ -1,4 +1,4 @@
-//! What the tests share: caches of known size, values that count their drops, a small executor.
+//! Shared by the tests: caches of known size, values that count their drops, a small executor.
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Builder, Cache, Key, Reclaim};
 
-/// A wait of this length means that something hangs. Nothing is measured by it.
+/// A wait of this length means that something hangs. No time is measured by it.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 pub(crate) use forebay_base::testing::full;
@@ -35,17 +35,17 @@ pub(crate) fn inline<V: Send + Sync + 'static>(
         .tunable("sublists", "1")
 }
 
-/// As `inline`, of blocks of weight one.
+/// As `inline`, with blocks of weight one.
 pub(crate) fn inline_blocks(capacity: u64) -> Cache<u64, u64> {
     inline(capacity, |_, _| 1).build().unwrap()
 }
 
-/// A cache with a reclaimer's thread, of blocks of weight one.
+/// A cache with a reclaimer thread and blocks of weight one.
 pub(crate) fn threaded_blocks(capacity: u64) -> Builder<u64, u64> {
     Cache::builder().capacity(capacity).weigher(|_, _| 1).seed(1)
 }
 
-/// Waits until `done` says yes.
+/// Waits until `done` returns true.
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -60,13 +60,13 @@ pub(crate) fn join<T>(what: &str, thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Audits a cache that nobody uses; the reclaimer and the callbacks first come to rest.
+/// Audits a cache that no thread uses. Waits until reclaimer and callbacks are idle.
 pub(crate) fn audit<K: Key, V: Send + Sync + 'static>(cache: &Cache<K, V>) {
     cache.drain_callbacks();
     cache.audit();
 }
 
-/// Counts values that live.
+/// Counts live values.
 #[derive(Clone, Default)]
 pub(crate) struct Live {
     count: Arc<AtomicI64>,
@@ -90,7 +90,7 @@ impl Live {
     }
 }
 
-/// A value that proves that it was not torn, and is counted.
+/// A counted value that detects torn writes.
 pub(crate) struct Counted {
     payload: u64,
     whole: u64,
@@ -143,7 +143,7 @@ impl Bell {
     }
 }
 
-/// The whole of an executor.
+/// The whole executor.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let bell = Arc::new(Bell::default());
     let waker = Waker::from(bell.clone());

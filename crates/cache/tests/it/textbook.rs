@@ -1,5 +1,5 @@
-//! ARC as Megiddo and Modha print it (FAST 2003, figure 4): the oracle of the hit ratio. Slow
-//! and simple.
+//! ARC as Megiddo and Modha print it (FAST 2003, figure 4): the oracle of the hit ratio. Slow and
+//! simple.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ pub(crate) struct TextbookArc {
     c: usize,
     p: f64,
     clock: u64,
-    /// By age: the first one is the LRU end.
+    /// By age. The first is the LRU end.
     lists: [BTreeMap<u64, u64>; 4],
     index: HashMap<u64, (Place, u64)>,
 }
@@ -99,7 +99,7 @@ impl TextbookArc {
 #[test]
 fn it_keeps_to_its_size_and_adapts() {
     let mut arc = TextbookArc::new(10);
-    // A loop of 4 beside a scan: the loop is kept once it has been seen twice.
+    // A loop of 4 beside a scan: the loop stays once it was seen twice.
     let mut hits = 0;
     for i in 0..10_000u64 {
         hits += u64::from(arc.request(i % 4));

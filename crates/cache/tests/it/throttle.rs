@@ -1,4 +1,4 @@
-//! The overflow limit, the queue of inserters, and what happens when nothing can be evicted.
+//! The overflow limit, the queue of inserters, and a cache in which nothing can be evicted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use forebay_cache::{Attributes, Begin, Cache, Class, Hint, Reclaim, Refusal};
 
 use crate::support::{LONG, audit, block_on, inline_blocks, join, threaded_blocks, wait_until};
 
-/// Fills the cache to its limit and pins everything in it.
+/// Fills the cache to its limit and pins all blocks.
 fn full_of_pins(cache: &Cache<u64, u64>) -> Vec<forebay_cache::OwnedRef<u64, u64>> {
     let mut pins = Vec::new();
     for key in 0.. {
@@ -32,7 +32,7 @@ fn one_pinned_once_block_does_not_stop_eviction() {
         cache.insert(key, key).unwrap();
     }
     assert!(cache.contains(&(1 << 40)));
-    assert_eq!(cache.stats().counter("refused_no_room"), 0);
+    assert_eq!(cache.stats().counter("refused_no_capacity"), 0);
     assert_eq!(cache.stats().resident_blocks(), 100);
     drop(pin);
     audit(&cache);
@@ -52,7 +52,7 @@ fn pins_on_one_list_do_not_keep_the_others_from_being_evicted() {
             for key in 0..60 {
                 cache.insert_with(key, key, here).unwrap();
                 if frequent {
-                    // An overwrite of a block that was looked up goes to mfu.
+                    // An overwrite of a used block enters mfu.
                     cache.get(&key).unwrap();
                     cache.insert_with(key, key, here).unwrap();
                 }
@@ -65,7 +65,7 @@ fn pins_on_one_list_do_not_keep_the_others_from_being_evicted() {
                 cache.insert_with(key, key, here).unwrap();
             }
             let stats = cache.stats();
-            assert_eq!(stats.counter("refused_no_room"), 0, "{frequent} {class:?}\n{stats}");
+            assert_eq!(stats.counter("refused_no_capacity"), 0, "{frequent} {class:?}\n{stats}");
             assert!(pins.iter().enumerate().all(|(key, pin)| **pin == key as u64));
             drop(pins);
             audit(&cache);
@@ -83,10 +83,10 @@ fn everything_pinned_inline_refuses_at_once_and_gives_the_value_back() {
         })
         .collect();
     let refused = cache.insert(1000, 77).unwrap_err();
-    assert_eq!((refused.reason, refused.value), (Refusal::NoRoom, 77));
+    assert_eq!((refused.reason, refused.value), (Refusal::NoCapacity, 77));
     let block = cache.get_or_load(1001, 1, Attributes::DATA, || Ok::<_, String>(78)).unwrap();
     assert_eq!(*block, 78);
-    assert!(!cache.contains(&1001), "there was no room for it");
+    assert!(!cache.contains(&1001), "there was no capacity for it");
     drop(block);
     drop(pins);
     cache.insert(1000, 77).unwrap();
@@ -98,21 +98,22 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     let cache = threaded_blocks(200).tunable("overflow_wait_ms", "30").build().unwrap();
     let pins = full_of_pins(&cache);
     let refused = cache.insert(1 << 40, 77).unwrap_err();
-    assert_eq!((refused.reason, refused.value), (Refusal::NoRoom, 77));
+    assert_eq!((refused.reason, refused.value), (Refusal::NoCapacity, 77));
     let stats = cache.stats();
     assert_eq!(stats.counter("throttle_timeouts"), 1);
     assert!(stats.throttle_wait_ns.count >= 1);
     assert!(stats.counter("evict_not_enough") > 0);
     assert!(stats.counter("evict_skipped_pinned") > 0);
-    // A load is handed out uncached, to the loader and to all who join it.
+    // A load is handed out uncached, to the loader and to all waiters.
     match cache.begin(1 << 41, 1, Attributes::DATA).unwrap() {
-        Begin::Vacant(filler) => {
-            assert_eq!(filler.refusal(), Some(Refusal::NoRoom));
-            let Begin::InFlight(flight) = cache.begin(1 << 41, 1, Attributes::DATA).unwrap() else {
+        Begin::Vacant(guard) => {
+            assert_eq!(guard.refusal(), Some(Refusal::NoCapacity));
+            let Begin::InFlight(in_flight) = cache.begin(1 << 41, 1, Attributes::DATA).unwrap()
+            else {
                 panic!("the load is in flight");
             };
-            let block = filler.publish(5);
-            assert_eq!(*flight.wait().unwrap(), 5);
+            let block = guard.publish(5);
+            assert_eq!(*in_flight.wait().unwrap(), 5);
             assert_eq!(*block, 5);
         }
         other => panic!("{other:?}"),
@@ -123,7 +124,7 @@ fn everything_pinned_with_a_thread_ends_in_a_bounded_wait() {
     );
     assert_eq!(*refused.unwrap(), 6);
     assert!(!cache.contains(&(1 << 42)));
-    assert_eq!(cache.stats().counter("refused_no_room"), 3);
+    assert_eq!(cache.stats().counter("refused_no_capacity"), 3);
     drop(pins);
     cache.insert(1 << 40, 77).unwrap();
     audit(&cache);
@@ -139,9 +140,9 @@ fn who_waits_is_served_first_come_first_served() {
         .map(|n| {
             let (inner, told) = (cache.clone(), told.clone());
             let thread = thread::spawn(move || {
-                // A load that is not published cannot be evicted for the next one.
+                // A load in flight cannot be evicted for the next one.
                 match inner.begin((1 << 40) + n, 1, Attributes::DATA).unwrap() {
-                    Begin::Vacant(filler) => told.send((n, filler)).unwrap(),
+                    Begin::Vacant(guard) => told.send((n, guard)).unwrap(),
                     other => panic!("{other:?}"),
                 }
             });
@@ -153,12 +154,12 @@ fn who_waits_is_served_first_come_first_served() {
         .collect();
     let mut loads = Vec::new();
     for n in 0..8 {
-        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "served without room");
+        assert!(tells.recv_timeout(Duration::from_millis(20)).is_err(), "granted without capacity");
         pins.pop();
-        let (served, filler) = tells.recv_timeout(LONG).unwrap();
+        let (served, guard) = tells.recv_timeout(LONG).unwrap();
         assert_eq!(served, n, "served out of turn");
-        assert_eq!(filler.refusal(), None);
-        loads.push(filler);
+        assert_eq!(guard.refusal(), None);
+        loads.push(guard);
     }
     drop(loads);
     threads.into_iter().for_each(|t| join("an inserter ends", t));
@@ -179,7 +180,7 @@ fn a_dropped_async_wait_leaves_the_queue() {
         drop(waiting);
     }
     drop(pins);
-    // Nobody is in front.
+    // No one is ahead in the queue.
     cache.insert(1 << 41, 1).unwrap();
     audit(&cache);
 }
@@ -244,15 +245,20 @@ fn a_reservation_that_was_too_small_is_set_right_or_refused() {
         .build()
         .unwrap();
     for key in 0..500u64 {
-        // Declared 1, weighs up to 100.
+        // Declared weight 1, true weight up to 100.
         let value = 1 + key % 100;
         let block = cache.get_or_load(key, 1, Attributes::DATA, || Ok::<_, String>(value));
         assert_eq!(*block.unwrap(), value);
         assert!(cache.stats().resident_bytes() <= 1000);
     }
     let stats = cache.stats();
-    assert_eq!(stats.counter("refused_no_room"), 0, "everything that was cached can go\n{stats}");
-    // Declared too heavy, weighs little: known only when it is there, so it was not reserved for.
+    assert_eq!(
+        stats.counter("refused_no_capacity"),
+        0,
+        "everything that was cached can go\n{stats}"
+    );
+    // Declared too heavy, true weight small. That is known only after the load, so nothing was
+    // reserved.
     let block = cache.get_or_load(9999, 1 << 40, Attributes::DATA, || Ok::<_, String>(1)).unwrap();
     assert_eq!(*block, 1);
     drop(block);

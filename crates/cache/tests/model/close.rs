@@ -1,5 +1,5 @@
-//! Endings: owners that close under load, a cache that closes or is dropped while others still hold
-//! what they got of it.
+//! Closing: owners that close under load; a cache that closes or is dropped while references and
+//! loads still exist.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ fn an_owner_leaves_nothing_behind() {
         let loader = {
             let world = world.clone();
             spawn(move || match world.cache.begin(OwnedKey(owner.get(), 2), 1, Attributes::DATA) {
-                Ok(Begin::Vacant(filler)) => drop(filler.publish(Block::new(&world.ledger, 2))),
-                Ok(Begin::InFlight(flight)) => drop(flight.wait()),
+                Ok(Begin::Vacant(guard)) => drop(guard.publish(Block::new(&world.ledger, 2))),
+                Ok(Begin::InFlight(in_flight)) => drop(in_flight.wait()),
                 Ok(Begin::Hit(block)) => drop(block),
                 Err(LoadError::Closed) => {}
                 Err(other) => panic!("{other}"),
@@ -36,7 +36,7 @@ fn an_owner_leaves_nothing_behind() {
             spawn(move || (0..2).for_each(|n| drop(world.cache.get(&OwnedKey(owner.get(), n)))))
         };
         assert!(world.cache.close_owner(owner));
-        // Sums of lists may lag behind while an evictor is in the middle of a batch.
+        // Sums of lists may be behind while an evictor handles a batch.
         assert_eq!(world.cache.stats().index.entries, 0, "a slot of the owner's is left");
         join([inserter, loader, reader]);
         let stats = world.cache.stats();
@@ -45,8 +45,8 @@ fn an_owner_leaves_nothing_behind() {
     });
 }
 
-/// When a close returns, every value of the owner has been dropped, even those whose last pin another
-/// thread has given up.
+/// When a close returns, every value of the owner was dropped, even if another thread has released
+/// its last pin.
 #[test]
 fn an_owners_values_are_dropped_before_its_close_returns() {
     check(9000, || {
@@ -69,7 +69,8 @@ fn an_owners_values_are_dropped_before_its_close_returns() {
     });
 }
 
-/// Closing twice, at once, and closing what is not open: one of them closes, and the number stays usable.
+/// Closing twice at once, and closing an owner that is not open: one close succeeds, and the number
+/// stays usable.
 #[test]
 fn an_owner_is_closed_once() {
     check(3000, || {
@@ -85,7 +86,7 @@ fn an_owner_is_closed_once() {
         assert!(here != there, "closed once");
         assert!(!world.cache.close_owner(owner));
         assert!(!world.cache.close_owner(OwnerId::from_raw(u16::MAX)));
-        // Three numbers are all there are in this build.
+        // This build has three numbers.
         for _ in 0..2 {
             let all = [(); 3].map(|()| world.cache.open_owner(OwnerCaching::Metadata));
             assert!(all.iter().all(Result::is_ok), "its number cannot be used again");
@@ -109,7 +110,7 @@ fn closing_races_everything() {
                 world.get(0);
                 world.get(1);
                 match world.cache().begin(2, 1, Attributes::DATA) {
-                    Ok(Begin::Vacant(filler)) => drop(filler.publish(world.block(2, 0))),
+                    Ok(Begin::Vacant(guard)) => drop(guard.publish(world.block(2, 0))),
                     Ok(_) => {}
                     Err(error) => assert!(matches!(error, LoadError::Closed)),
                 }
@@ -124,7 +125,7 @@ fn closing_races_everything() {
     });
 }
 
-/// The same, with the reclaimer's thread, and callbacks on theirs.
+/// The same with a reclaimer thread and a callback thread.
 #[test]
 fn closing_ends_the_threads() {
     check(2400, || {
@@ -144,8 +145,8 @@ fn closing_ends_the_threads() {
     });
 }
 
-/// What outlives the cache keeps its insides alive, and the last of it frees them: references, loads
-/// in flight, and fillers that are published, failed or dropped by another thread.
+/// References, loads in flight and load guards that outlive the cache keep `CacheInner` alive, and
+/// the last of them frees it. Guards are published, failed or dropped by another thread.
 #[test]
 fn guards_outlive_the_cache() {
     check(15_000, || {
@@ -156,10 +157,10 @@ fn guards_outlive_the_cache() {
         let again = held.clone();
         let other = world.cache().get_owned(&1).unwrap();
         world.cache().remove(&1);
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(2, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(2, 1, Attributes::DATA) else {
             panic!("it is not there")
         };
-        let Ok(Begin::InFlight(flight)) = world.cache().begin(2, 1, Attributes::DATA) else {
+        let Ok(Begin::InFlight(in_flight)) = world.cache().begin(2, 1, Attributes::DATA) else {
             panic!("it is being loaded")
         };
         let block = world.block(2, 0);
@@ -174,13 +175,13 @@ fn guards_outlive_the_cache() {
                 other.check(1);
             }),
             spawn(move || match below(3) {
-                0 => drop(filler),
-                1 => filler.fail(LoadError::Abandoned),
-                _ => filler.publish(block).check(2),
+                0 => drop(guard),
+                1 => guard.fail(LoadError::Abandoned),
+                _ => guard.publish(block).check(2),
             }),
             spawn(move || {
                 if below(2) == 0 {
-                    if let Ok(block) = flight.wait() {
+                    if let Ok(block) = in_flight.wait() {
                         block.check(2);
                     }
                 }
@@ -192,26 +193,27 @@ fn guards_outlive_the_cache() {
     });
 }
 
-/// A filler whose block is heavier than it said evicts on its own thread while the cache is dropped.
+/// A load guard whose block is heavier than declared evicts on its own thread while the cache is
+/// dropped.
 #[test]
-fn a_filler_evicts_while_the_cache_is_dropped() {
+fn a_load_guard_evicts_while_the_cache_is_dropped() {
     check(24_000, || {
         let mut world = World::inline(3);
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(9, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(9, 1, Attributes::DATA) else {
             panic!("it is not there")
         };
         world.insert(0);
         world.insert(1);
         let block = world.block(9, 2 * crate::harness::WEIGHT);
         let cache = world.take_cache();
-        let publisher = spawn(move || filler.publish(block).check(9));
+        let publisher = spawn(move || guard.publish(block).check(9));
         drop(cache);
         join([publisher]);
         world.assert_gone();
     });
 }
 
-/// The same with threads of the cache's own, which must have ended by then.
+/// The same with threads of the cache, which must have ended by then.
 #[test]
 fn guards_outlive_the_cache_and_its_threads() {
     check(3000, || {

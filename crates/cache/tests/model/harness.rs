@@ -1,4 +1,4 @@
-//! What all model checks share: values that know when they died, and a cache of them.
+//! Shared by all model checks: values that record their drop, and a cache of them.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -9,48 +9,48 @@ use forebay_base::clock::Clock;
 use forebay_base::model::below;
 use forebay_cache::{Attributes, Builder, Cache, Reclaim};
 
-/// Values of one execution that a [`Ledger`] can tell apart.
+/// Values of one execution that a [`Ledger`] can distinguish.
 const MOST_BLOCKS: usize = 256;
 
 const ALIVE: u8 = 1;
 const DEAD: u8 = 2;
 
-/// Which blocks live. Ordinary atomics: the ledger is no part of what is checked.
+/// Which blocks live. Uses ordinary atomics: the ledger is not part of the check.
 pub(crate) struct Ledger {
-    fates: [AtomicU8; MOST_BLOCKS],
+    life_states: [AtomicU8; MOST_BLOCKS],
     next: AtomicUsize,
-    /// Contradictions that blocks have met with.
+    /// Contradictions that blocks have found.
     faults: AtomicUsize,
 }
 
 impl Ledger {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            fates: std::array::from_fn(|_| AtomicU8::new(0)),
+            life_states: std::array::from_fn(|_| AtomicU8::new(0)),
             next: AtomicUsize::new(0),
             faults: AtomicUsize::new(0),
         })
     }
 
-    /// Ends the execution; noted as well, since the cache catches panics of what it drops.
+    /// Ends the execution. Also counted, because the cache catches panics in drops.
     fn fault(&self, what: String) -> ! {
         self.faults.fetch_add(1, Ordering::Relaxed);
         panic!("{what}");
     }
 
-    /// Panics unless every block has been dropped, once.
+    /// Panics unless every block was dropped once.
     pub(crate) fn assert_gone(&self) {
         assert_eq!(self.faults.load(Ordering::Relaxed), 0, "a panic was caught, see above");
-        assert_eq!(self.alive(), 0, "blocks that nobody dropped");
+        assert_eq!(self.alive(), 0, "blocks that were not dropped");
     }
 
-    /// How many blocks have not been dropped.
+    /// Blocks that were not dropped.
     pub(crate) fn alive(&self) -> usize {
-        self.fates.iter().filter(|fate| fate.load(Ordering::Relaxed) == ALIVE).count()
+        self.life_states.iter().filter(|state| state.load(Ordering::Relaxed) == ALIVE).count()
     }
 }
 
-/// A value that knows its key, and that dies once.
+/// A value that knows its key and must be dropped once.
 pub(crate) struct Block {
     pub(crate) key: u64,
     pub(crate) version: u64,
@@ -62,14 +62,14 @@ impl Block {
     /// The first version of a block of `key`.
     pub(crate) fn new(ledger: &Arc<Ledger>, key: u64) -> Self {
         let id = ledger.next.fetch_add(1, Ordering::Relaxed);
-        ledger.fates[id].store(ALIVE, Ordering::Relaxed);
+        ledger.life_states[id].store(ALIVE, Ordering::Relaxed);
         Self { key, version: 0, id, ledger: ledger.clone() }
     }
 
-    /// Panics unless this is a block of `key` that has not been dropped.
+    /// Panics unless this is a block of `key` that was not dropped.
     pub(crate) fn check(&self, key: u64) {
-        let fate = self.ledger.fates[self.id].load(Ordering::Relaxed);
-        if fate != ALIVE {
+        let state = self.ledger.life_states[self.id].load(Ordering::Relaxed);
+        if state != ALIVE {
             self.ledger.fault(format!("a block of {} was read after its drop", self.key));
         }
         if self.key != key {
@@ -80,18 +80,18 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let fate = self.ledger.fates[self.id].swap(DEAD, Ordering::Relaxed);
-        if fate != ALIVE {
+        let state = self.ledger.life_states[self.id].swap(DEAD, Ordering::Relaxed);
+        if state != ALIVE {
             self.ledger.fault(format!("a block of {} was dropped twice", self.key));
         }
     }
 }
 
-/// A cache, and what must be gone when it is.
+/// A cache, and what must be freed with it.
 pub(crate) struct World {
     cache: Option<Cache<u64, Block>>,
     pub(crate) ledger: Arc<Ledger>,
-    /// A clone of it lives in the cache's insides.
+    /// A clone of it lives in `CacheInner`.
     token: Arc<()>,
 }
 
@@ -103,7 +103,7 @@ impl World {
         Self::build(capacity, |builder| builder.reclaim(Reclaim::Inline))
     }
 
-    /// A cache for `capacity` blocks, described further by `describe`.
+    /// A cache for `capacity` blocks, configured by `describe`.
     pub(crate) fn build(
         capacity: u64,
         describe: impl FnOnce(Builder<u64, Block>) -> Builder<u64, Block>,
@@ -133,13 +133,13 @@ impl World {
         block
     }
 
-    /// Puts a block in; the first version, of weight 1. False if there was no room: threads that
-    /// evict for themselves may lose to each other what they freed.
+    /// Inserts the first version of a block, of weight 1. False if there was no capacity: threads
+    /// that evict for themselves may take each other's.
     pub(crate) fn insert(&self, key: u64) -> bool {
         self.offer(key, Attributes::DATA)
     }
 
-    /// As [`insert`](Self::insert), of a given class and hint.
+    /// Inserts a block with the given class and hint.
     pub(crate) fn offer(&self, key: u64, attributes: Attributes) -> bool {
         match self.cache().insert_with(key, self.block(key, 0), attributes) {
             Ok(()) => true,
@@ -156,20 +156,20 @@ impl World {
         found.inspect(|block| block.check(key)).is_some()
     }
 
-    /// What must hold once all threads are done: the audit, before and after dropping the cache.
+    /// Checks at the end of all threads: the audit, before and after dropping the cache.
     pub(crate) fn end(world: Arc<Self>) {
         let world = Arc::into_inner(world).expect("all threads have ended");
         world.cache().audit();
         world.end_dropped();
     }
 
-    /// Drops the cache; nothing of it may be left.
+    /// Drops the cache. Nothing of it may be left.
     pub(crate) fn end_dropped(mut self) {
         drop(self.cache.take());
         self.assert_gone();
     }
 
-    /// Takes the cache out, to drop it while others still hold what they got of it.
+    /// Takes the cache out, to drop it while references exist.
     pub(crate) fn take_cache(&mut self) -> Cache<u64, Block> {
         self.cache.take().expect("there until it is dropped")
     }
@@ -183,7 +183,7 @@ impl World {
 /// Versions of a block at multiples of this weigh one more.
 pub(crate) const WEIGHT: u64 = 1000;
 
-/// A clock on which anything may have taken any time.
+/// A clock by which any step may take any time.
 #[derive(Default)]
 pub(crate) struct Hasty(AtomicUsize);
 
@@ -194,7 +194,7 @@ impl Clock for Hasty {
     }
 }
 
-/// `count` keys that fall into the same partition of the index.
+/// `count` keys in the same partition of the index.
 pub(crate) fn neighbours(count: usize) -> Vec<u64> {
     let hasher = FixedState::with_seed(SEED);
     (0..).filter(|key: &u64| hasher.hash_one(key) >> 63 == 0).take(count).collect()

@@ -1,5 +1,5 @@
 //! The header protocol through the public interface: hits against evictions, removals, overwrites,
-//! resizes and flushes, each of which frees headers that are used again at once.
+//! resizes and flushes, each of which frees headers that are reused at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use shuttle::thread::JoinHandle;
 use crate::harness::World;
 use forebay_base::model::{below, check, join, spawn};
 
-/// Overwrites key 1 with these versions, and tells of each when its insert has returned.
+/// Overwrites key 1 with these versions, and reports each when its insert has returned.
 fn overwrite(
     world: &Arc<World>,
     inserted: &Arc<AtomicU64>,
@@ -25,7 +25,7 @@ fn overwrite(
     })
 }
 
-/// Makes a header come and go.
+/// Makes a header be used and freed.
 fn come_and_go(world: &Arc<World>) -> JoinHandle<()> {
     let world = world.clone();
     spawn(move || {
@@ -34,9 +34,9 @@ fn come_and_go(world: &Arc<World>) -> JoinHandle<()> {
     })
 }
 
-/// A writer overwrites, another makes headers come and go; a reader must never miss the key, nor see a
-/// version older than the last whose insert had returned when the lookup began. (A version that is being
-/// inserted may be seen before the insert returns, and the one before it once more after that.)
+/// A writer overwrites, another thread uses and frees headers. A reader must never miss the key,
+/// nor see a version older than the last whose insert had returned when the lookup began. (A
+/// version may be seen before its insert returns, and the one before it once more after that.)
 #[test]
 fn an_overwritten_key_is_always_there() {
     check(18_000, || {
@@ -57,8 +57,8 @@ fn an_overwritten_key_is_always_there() {
     });
 }
 
-/// The same with the least that it takes for a header to leave a slot and come back to it while a lookup
-/// is on its way from the slot to the header and back.
+/// The same with the fewest steps by which a header can leave a slot and come back to it while a
+/// lookup is between the slot and the header.
 #[test]
 fn a_header_that_comes_back_to_its_slot_hides_nothing() {
     check(60_000, || {
@@ -74,7 +74,8 @@ fn a_header_that_comes_back_to_its_slot_hides_nothing() {
     });
 }
 
-/// As the first, for lookups of several keys side by side, between whose glances and pins more can happen.
+/// As the first, for lookups of several keys at once, between whose probes and pins more can
+/// happen.
 #[test]
 fn many_at_once_miss_nothing() {
     check(12_000, || {
@@ -100,7 +101,7 @@ fn many_at_once_miss_nothing() {
     });
 }
 
-/// As above, for `begin`, which must not start a load of a block that is there.
+/// As above, for `begin`, which must not load a block that is cached.
 #[test]
 fn an_overwritten_key_is_never_loaded() {
     check(9000, || {
@@ -120,7 +121,7 @@ fn an_overwritten_key_is_never_loaded() {
     });
 }
 
-/// Few headers, many keys: everything at once.
+/// Few headers and many keys: all operations at once.
 #[test]
 fn hits_race_everything() {
     check(9000, || {
@@ -152,7 +153,7 @@ fn hits_race_everything() {
     });
 }
 
-/// A pinned block outlives whatever takes it out of the cache, and is dropped by its last pin.
+/// A pinned block outlives its removal from the cache, and is dropped by its last pin.
 #[test]
 fn a_pin_keeps_what_the_cache_has_let_go() {
     check(9000, || {
@@ -185,7 +186,7 @@ fn a_pin_keeps_what_the_cache_has_let_go() {
     });
 }
 
-/// The target moves up and down, below what is held, while blocks come and go.
+/// The target moves up and down, below the resident weight, while blocks are inserted and evicted.
 #[test]
 fn resizes_and_flushes_race_inserts() {
     check(6000, || {
@@ -212,7 +213,7 @@ fn resizes_and_flushes_race_inserts() {
     });
 }
 
-/// A removal is told to exactly one remover, whoever else gets at the block.
+/// A removal is reported to exactly one remover, whatever else happens to the block.
 #[test]
 fn each_block_is_removed_once() {
     check(6000, || {

@@ -1,5 +1,5 @@
-//! The index under lookups without locks: a key that is there throughout is found, whatever happens to
-//! the segment it lies in.
+//! The index under lookups without locks: a key that is there throughout is found, whatever happens
+//! to its segment.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn a_key_is_found_while_segments_grow_split_shrink_and_merge() {
                 let peak = world.cache().stats().index.segments;
                 assert!(peak >= 3, "the segment has not split twice");
                 assert!(come.iter().all(|key| world.cache().remove(key)));
-                // What the last removal leaves behind need not have merged with all its neighbours.
+                // The remains of the last removals need not have merged with all neighbours.
                 let left = world.cache().stats().index;
                 assert!(left.segments < peak || left.resize_steps > peak, "nothing has shrunk");
             })
@@ -50,8 +50,8 @@ fn a_key_is_found_while_segments_grow_split_shrink_and_merge() {
     });
 }
 
-/// Two writers change the same partition; each finds what is its own at once, and nothing of it once
-/// it is removed.
+/// Two writers change the same partition. Each finds its own entries at once, and no longer after
+/// their removal.
 #[test]
 fn writers_of_one_partition_keep_each_others_keys() {
     check(3600, || {
@@ -77,7 +77,7 @@ fn writers_of_one_partition_keep_each_others_keys() {
     });
 }
 
-/// Ghosts take part in splits and merges; a ghost hit puts a resident in its slot.
+/// Ghosts take part in splits and merges. A ghost hit puts a resident in its slot.
 #[test]
 fn ghosts_move_with_their_segments() {
     check(2400, || {
@@ -102,7 +102,7 @@ fn ghosts_move_with_their_segments() {
     });
 }
 
-/// Memory of emptied segments is given back while readers may still look at it.
+/// Memory of emptied segments is returned while readers may still look at it.
 #[test]
 fn trimming_races_lookups() {
     check(2400, || {

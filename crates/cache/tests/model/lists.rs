@@ -1,5 +1,5 @@
-//! The multilists: no block is ever in no ring, or in two, whoever inserts, evicts, removes, marks and
-//! compacts at the same time. The audit looks at every header, ring, sum and ghost.
+//! The multilists: no block is ever in no ring or in two, while threads insert, evict, remove, mark
+//! and compact. The audit checks every header, ring, sum and ghost.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use forebay_cache::{Attributes, Reclaim};
 use crate::harness::World;
 use forebay_base::model::{below, check, join, spawn};
 
-/// Inserters evict, a remover takes blocks out of the evictor's hands, a reader marks them.
+/// Inserters evict, a remover takes blocks away from the evictor, a reader marks them.
 #[test]
 fn inserts_evictions_removals_and_marks_race() {
     check(9000, || {
@@ -38,15 +38,15 @@ fn inserts_evictions_removals_and_marks_race() {
     });
 }
 
-/// Newcomers meet rivals, and go over to mfu: both are in nobody's list while others use and remove them. The shadows take
-/// accesses to blocks while others note theirs.
+/// Candidates are compared with victims, and move to mfu, while other threads use and remove both.
+/// The simulations replay accesses while others are recorded.
 #[test]
-fn contests_race_uses_removals_and_each_other() {
+fn admission_races_uses_removals_and_itself() {
     check(4500, || {
         let world = Arc::new(World::build(4, |builder| {
             builder.reclaim(Reclaim::Inline).tunable("evict_batch_limit", "2")
         }));
-        // Asked for twice: worth a contest.
+        // Two uses, so that they are compared.
         for key in [0, 1, 2, 3, 4, 0, 1, 2] {
             if !world.get(key) {
                 world.insert(key);
@@ -72,7 +72,7 @@ fn contests_race_uses_removals_and_each_other() {
     });
 }
 
-/// Two sublists a state, so that a header freed from one is used again in the other while the evictor
+/// Two sublists per list, so that a header freed from one is reused in the other while the evictor
 /// of the first holds its number.
 #[test]
 fn headers_change_sublists_under_the_evictor() {
@@ -97,7 +97,7 @@ fn headers_change_sublists_under_the_evictor() {
     });
 }
 
-/// Entries of blocks long gone are squeezed out in steps, between which anything happens to the rest.
+/// Stale entries are removed in steps, between which the others may change.
 #[test]
 fn compaction_races_inserts_removals_and_the_evictor() {
     check(4500, || {
@@ -150,7 +150,7 @@ fn marks_mature_under_hits() {
     });
 }
 
-/// The reclaimer's thread, woken by inserters that do not wait.
+/// The reclaimer thread, woken by inserters that do not wait.
 #[test]
 fn the_reclaimers_thread_races_inserters() {
     check(2400, || {

@@ -1,4 +1,5 @@
-//! Headers alone: given out once at a time, and harmless to look at however outdated the look.
+//! The slab alone: each header has one owner at a time, and outdated lookups of headers are
+//! harmless.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +8,8 @@ use forebay_cache::model::Slab;
 
 use forebay_base::model::{below, check, join, spawn};
 
-/// Nobody has a header that another has; what is given back is used again; memory of empty chunks goes.
+/// No two threads own a header at once. Returned headers are reused. Memory of empty chunks is
+/// returned.
 #[test]
 fn a_header_has_one_owner() {
     check(7500, || {
@@ -36,8 +38,8 @@ fn a_header_has_one_owner() {
     });
 }
 
-/// Lookups that hold a header's address for ever pin it in any of its lives, or not at all; what they pin
-/// stays as it is until they let go.
+/// Lookups that keep a header's address pin it in any of its uses, or not at all. A pinned header
+/// does not change until it is unpinned.
 #[test]
 fn outdated_lookups_meet_wiped_and_reused_headers() {
     check(12_000, || {

@@ -1,4 +1,4 @@
-//! Pins beyond what a header's word counts. The word is crowded with 8 pins in this build.
+//! Pins beyond those that a header's word counts. In this build 8 pins crowd a word.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use forebay_base::model::{below, check, join, spawn};
 
 const KEY: u64 = 1;
 
-/// Takes up to `most` pins in different ways, and gives them up in any order.
+/// Takes up to `most` pins in different ways, and releases them in any order.
 fn come_and_go(world: &World, mut guards: Vec<OwnedRef<u64, Block>>, most: usize) {
     for _ in 0..most {
         let more = match below(3) {
             0 => world.cache().get_owned(&KEY),
             1 => match world.cache().begin(KEY, 1, Attributes::DATA).expect("nothing is closed") {
                 Begin::Hit(block) => Some(block.into_owned()),
-                // Removed: the filler is dropped.
+                // Removed: the load guard is dropped.
                 _ => None,
             },
             _ => Some(guards[0].clone()),
@@ -32,7 +32,8 @@ fn come_and_go(world: &World, mut guards: Vec<OwnedRef<u64, Block>>, most: usize
     guards.into_iter().for_each(|guard| guard.check(KEY));
 }
 
-/// Guards come and go past the word's bounds, while the block is removed: it lives as long as any of them, and is freed once.
+/// References exceed the word's count while the block is removed. The block lives as long as any of
+/// them, and is freed once.
 #[test]
 fn spilled_pins_keep_the_block() {
     check(12_000, || {
@@ -53,7 +54,7 @@ fn spilled_pins_keep_the_block() {
     });
 }
 
-/// The evictor never takes a block whose pins are elsewhere.
+/// The evictor never evicts a block whose pins are spilled.
 #[test]
 fn spilled_pins_keep_the_block_from_the_evictor() {
     check(6000, || {
@@ -73,20 +74,20 @@ fn spilled_pins_keep_the_block_from_the_evictor() {
     });
 }
 
-/// A load that is joined past the word's bounds, some of whose waiters give up.
+/// More waiters join a load than the word counts. Some give up.
 #[test]
 fn joined_past_the_bounds() {
     check(9000, || {
         let world = Arc::new(World::inline(10));
         let begin = |world: &World| match world.cache().begin(KEY, 1, Attributes::DATA) {
-            Ok(Begin::InFlight(flight)) => Some(flight),
+            Ok(Begin::InFlight(in_flight)) => Some(in_flight),
             Ok(Begin::Hit(block)) => {
                 block.check(KEY);
                 None
             }
             Ok(Begin::Vacant(_)) | Err(_) => panic!("it is loading, or here"),
         };
-        let Ok(Begin::Vacant(filler)) = world.cache().begin(KEY, 1, Attributes::DATA) else {
+        let Ok(Begin::Vacant(guard)) = world.cache().begin(KEY, 1, Attributes::DATA) else {
             panic!("it is empty")
         };
         let flights: Vec<_> = (0..6).map(|_| begin(&world)).collect();
@@ -94,16 +95,16 @@ fn joined_past_the_bounds() {
             let world = world.clone();
             spawn(move || {
                 let more: Vec<_> = (0..5).map(|_| begin(&world)).collect();
-                for flight in more.into_iter().flatten() {
+                for in_flight in more.into_iter().flatten() {
                     match below(2) {
-                        0 => drop(flight),
-                        _ => flight.wait().expect("it is published").check(KEY),
+                        0 => drop(in_flight),
+                        _ => in_flight.wait().expect("it is published").check(KEY),
                     }
                 }
             })
         };
         let leaver = spawn(move || drop(flights));
-        drop(filler.publish(world.block(KEY, 0)));
+        drop(guard.publish(world.block(KEY, 0)));
         join([joiner, leaver]);
         World::end(world);
     });

@@ -1,106 +1,109 @@
-//! Waiting for room: first come first served, nothing granted twice or lost, whoever times out, gives up
-//! or leaves; alone, and under the whole cache with the reclaimer's thread.
+//! Waiting for capacity: FIFO order, and no capacity granted twice or lost, whichever thread times
+//! out, gives up or leaves. Alone, and in a whole cache with its reclaimer thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_cache::model::Room;
+use forebay_cache::model::Capacity;
 use forebay_cache::{Attributes, Begin, Reclaim};
 
 use crate::harness::{WEIGHT, World};
 use forebay_base::model::{below, check, join, spawn};
 
-/// Weight that is out is never more than the limit, and all of it comes back.
+/// The reserved weight never exceeds the limit, and all of it is returned.
 #[test]
-fn no_room_is_lost_or_granted_twice() {
+fn no_capacity_is_lost_or_granted_twice() {
     check(18_000, || {
-        let room = Arc::new(Room::new(2, 3));
+        let capacity = Arc::new(Capacity::new(2, 3));
         let out = Arc::new(AtomicU64::new(0));
         let asker = |weight: u64| {
-            let (room, out) = (room.clone(), out.clone());
+            let (capacity, out) = (capacity.clone(), out.clone());
             spawn(move || {
                 for _ in 0..2 {
-                    let granted = room.reserve(weight) || {
-                        let ticket = room.queue_up(weight);
-                        if below(3) == 0 { room.leave(&ticket) } else { room.wait(&ticket) }
+                    let granted = capacity.reserve(weight) || {
+                        let ticket = capacity.queue_up(weight);
+                        if below(3) == 0 { capacity.leave(&ticket) } else { capacity.wait(&ticket) }
                     };
                     if granted {
                         let now = out.fetch_add(weight, Ordering::Relaxed) + weight;
                         assert!(now <= 3, "{now} of 3 are out");
                         shuttle::thread::yield_now();
                         out.fetch_sub(weight, Ordering::Relaxed);
-                        room.release(weight);
+                        capacity.release(weight);
                     }
                 }
             })
         };
         let threads = [asker(1), asker(2), asker(3)];
         if below(2) == 0 {
-            room.expire();
+            capacity.expire();
         }
         join(threads);
-        assert!(!room.is_awaited());
-        assert_eq!(room.leased(), 0, "room that nobody has");
+        assert!(!capacity.has_waiters());
+        assert_eq!(capacity.reserved(), 0, "capacity that no block holds");
     });
 }
 
-/// The same where shards hold lots.
+/// The same with batches of credits in shards.
 #[test]
-fn lots_come_back() {
+fn batches_come_back() {
     check(9000, || {
-        let room = Arc::new(Room::new(64, 68));
+        let capacity = Arc::new(Capacity::new(64, 68));
         let asker = |weight: u64| {
-            let room = room.clone();
+            let capacity = capacity.clone();
             spawn(move || {
                 let mut held = Vec::new();
                 for _ in 0..4 {
-                    if room.reserve(weight) {
+                    if capacity.reserve(weight) {
                         held.push(weight);
                     }
                 }
-                held.into_iter().for_each(|weight| room.release(weight));
+                held.into_iter().for_each(|weight| capacity.release(weight));
             })
         };
         let threads = [asker(3), asker(2), asker(60)];
         for _ in 0..3 {
-            // Attempts under way may be counted, but never less than nothing is out.
-            assert!(room.leased() <= 68 + 65);
+            // Attempts in progress may be counted, so it may exceed the limit by as much.
+            assert!(capacity.reserved() <= 68 + 65);
         }
         join(threads);
-        assert_eq!(room.leased(), 0, "room that nobody has");
+        assert_eq!(capacity.reserved(), 0, "capacity that no block holds");
     });
 }
 
-/// Nobody is served while somebody who came before still waits.
+/// No ticket is granted while an earlier one waits.
 #[test]
 fn first_come_first_served() {
     check(12_000, || {
-        let room = Arc::new(Room::new(2, 2));
-        assert!(room.reserve(2));
-        // The first is the heavier one: the second would fit sooner.
-        let tickets = Arc::new([room.queue_up(2), room.queue_up(1)]);
+        let capacity = Arc::new(Capacity::new(2, 2));
+        assert!(capacity.reserve(2));
+        // The first is heavier: the second would fit sooner.
+        let tickets = Arc::new([capacity.queue_up(2), capacity.queue_up(1)]);
         let waiter = |n: usize| {
-            let (room, tickets) = (room.clone(), tickets.clone());
+            let (capacity, tickets) = (capacity.clone(), tickets.clone());
             spawn(move || {
-                let granted = room.wait(&tickets[n]);
-                let first = room.outcome(&tickets[0]);
+                let granted = capacity.wait(&tickets[n]);
+                let first = capacity.outcome(&tickets[0]);
                 assert!(n == 0 || !granted || first.is_some(), "the second was served first");
                 if granted {
-                    room.release([2, 1][n]);
+                    capacity.release([2, 1][n]);
                 }
             })
         };
         let threads = [waiter(0), waiter(1)];
-        room.release(1);
-        assert!(!room.reserve(1) || !room.is_awaited(), "a newcomer passed the queue");
-        room.release(1);
+        capacity.release(1);
+        assert!(
+            !capacity.reserve(1) || !capacity.has_waiters(),
+            "a later inserter passed the queue"
+        );
+        capacity.release(1);
         join(threads);
-        // The newcomer above, if it got in, keeps what it has.
-        assert!(room.leased() <= 1);
+        // The inserter above keeps its capacity if it got some.
+        assert!(capacity.reserved() <= 1);
     });
 }
 
-/// Inserters past the limit and the reclaimer's thread; blocks are inserted or come back.
+/// Inserters beyond the limit and the reclaimer thread. Blocks are inserted or returned.
 #[test]
 fn inserters_wait_for_the_reclaimer() {
     check(3600, || {
@@ -120,14 +123,14 @@ fn inserters_wait_for_the_reclaimer() {
         };
         let inserted: u64 = join([inserter(0), inserter(3)]).into_iter().sum();
         let stats = world.cache().stats();
-        let refused = stats.counter("refused_no_room");
+        let refused = stats.counter("refused_no_capacity");
         assert_eq!(inserted + refused, 6);
         World::end(world);
     });
 }
 
-/// Loads wait for room as well, blocking and not, and give it back if they find the block there after all
-/// or are dropped while they wait.
+/// Loads wait for capacity as well, blocking and asynchronously. They return it if they find the
+/// block cached after all, or are dropped while they wait.
 #[test]
 fn loads_wait_for_the_reclaimer() {
     check(3600, || {
@@ -144,11 +147,13 @@ fn loads_wait_for_the_reclaimer() {
                         shuttle::future::block_on(begin)
                     };
                     match begun.expect("nothing is closed") {
-                        Begin::Vacant(filler) => {
+                        Begin::Vacant(guard) => {
                             let version = below(2) * WEIGHT;
-                            filler.publish(world.block(key, version)).check(key);
+                            guard.publish(world.block(key, version)).check(key);
                         }
-                        Begin::InFlight(flight) => flight.wait().expect("published").check(key),
+                        Begin::InFlight(in_flight) => {
+                            in_flight.wait().expect("published").check(key)
+                        }
                         Begin::Hit(block) => block.check(key),
                     }
                 }

@@ -1,0 +1,210 @@
+//! The public interface of loading: [`Cache::begin`] and the calls that build on it.
+//!
+//! The order of an attempt is: hit, reserve capacity, install the loading header, ask the secondary
+//! cache (`load`). A block whose capacity could not be reserved is loaded and handed out uncached.
+//! A load that was withdrawn is begun again. After [`MAX_SECONDARY_ATTEMPTS`] withdrawals the
+//! secondary cache is bypassed, since it may be the one that withdraws.
+//!
+//! Locking: none held while a caller waits or loads.
+
+use std::future::Future;
+
+use crate::attributes::Attributes;
+use crate::cache::Cache;
+use crate::capacity::reserve::CapacityFuture;
+use crate::error::LoadError;
+use crate::guard::{OwnedRef, Ref};
+use crate::key::Key;
+use crate::load::Step;
+use crate::load::load_guard::Begin;
+
+/// Withdrawn loads of a block after which the secondary cache is bypassed.
+const MAX_SECONDARY_ATTEMPTS: u32 = 4;
+
+impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
+    /// Finds a block, joins its load, or begins a load. [`get_or_load`](Self::get_or_load) builds
+    /// on it.
+    ///
+    /// `weight` is the expected weight of the block in bytes. Capacity for it is reserved before
+    /// the load begins, which may wait for a bounded time, and adjusted when the block is
+    /// published. A block without capacity, or one that its owner does not cache, is loaded and
+    /// handed to the caller and all waiters, uncached.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Closed`] and [`LoadError::NoMemory`].
+    pub fn begin(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_blocking(key, weight, attributes, true)
+    }
+
+    /// Does the same as [`begin`](Self::begin) without asking the secondary cache.
+    ///
+    /// For callers that know that the secondary cache does not have the block, or whose last load
+    /// it withdrew.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin`](Self::begin).
+    pub fn begin_without_secondary(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_blocking(key, weight, attributes, false)
+    }
+
+    fn begin_blocking(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        ask_secondary: bool,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        let inner = self.inner();
+        let mut reservation = None;
+        loop {
+            match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
+                Step::Ready(begin) => return Ok(begin),
+                Step::NoCapacity => reservation = Some(inner.reserve_slow(weight.max(1))),
+            }
+        }
+    }
+
+    /// Does the same as [`begin`](Self::begin), and waits for capacity without blocking the thread.
+    /// Needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin`](Self::begin).
+    pub async fn begin_async(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        self.begin_waiting(key, weight, attributes, true).await
+    }
+
+    async fn begin_waiting(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        ask_secondary: bool,
+    ) -> Result<Begin<'_, K, V>, LoadError> {
+        let inner = self.inner();
+        let mut reservation = None;
+        loop {
+            match inner.begin(key, weight, attributes, reservation, ask_secondary)? {
+                Step::Ready(begin) => return Ok(begin),
+                Step::NoCapacity => {
+                    reservation = Some(match CapacityFuture::new(inner, weight.max(1)) {
+                        Ok(waiting) => waiting.await,
+                        Err(outcome) => outcome,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Returns the block, loading it with `load` if it is neither cached nor being loaded.
+    ///
+    /// `load` must not request the same key: it would wait for itself.
+    ///
+    /// ```
+    /// # use forebay_cache::{Attributes, Cache};
+    /// # let cache = Cache::<u64, String>::builder().capacity(1 << 20).build()?;
+    /// let block = cache.get_or_load(7, 4096, Attributes::DATA, || {
+    ///     Ok::<_, std::io::Error>("read from disk".to_owned())
+    /// })?;
+    /// assert_eq!(*block, "read from disk");
+    /// assert!(cache.contains(&7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The loader's error, whichever thread ran the loader. If the loader panics, so does this
+    /// call, and the waiters get [`LoadError::Panicked`]. A load that another thread abandons is
+    /// begun again.
+    pub fn get_or_load<E>(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Ref<'_, K, V>, LoadError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let mut abandoned = 0;
+        loop {
+            let ask_secondary = abandoned < MAX_SECONDARY_ATTEMPTS;
+            match self.begin_blocking(key, weight, attributes, ask_secondary)? {
+                Begin::Hit(block) => return Ok(block),
+                Begin::InFlight(in_flight) => match in_flight.wait() {
+                    Err(LoadError::Abandoned) => abandoned += 1,
+                    outcome => return outcome.map(|block| self.lend(block)),
+                },
+                Begin::Vacant(guard) => match load() {
+                    Ok(value) => return Ok(self.lend(guard.publish(value))),
+                    Err(error) => {
+                        let error = LoadError::failed(error);
+                        guard.fail(error.clone());
+                        return Err(error);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Does the same as [`get_or_load`](Self::get_or_load) with an asynchronous loader.
+    ///
+    /// Needs no runtime: it works under any executor. Dropping the future abandons the load, and
+    /// its waiters begin again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`get_or_load`](Self::get_or_load).
+    pub async fn get_or_load_async<E, F>(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        load: impl FnOnce() -> F,
+    ) -> Result<Ref<'_, K, V>, LoadError>
+    where
+        F: Future<Output = Result<V, E>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let mut abandoned = 0;
+        loop {
+            let ask_secondary = abandoned < MAX_SECONDARY_ATTEMPTS;
+            match self.begin_waiting(key, weight, attributes, ask_secondary).await? {
+                Begin::Hit(block) => return Ok(block),
+                Begin::InFlight(in_flight) => match in_flight.await {
+                    Err(LoadError::Abandoned) => abandoned += 1,
+                    outcome => return outcome.map(|block| self.lend(block)),
+                },
+                Begin::Vacant(guard) => match load().await {
+                    Ok(value) => return Ok(self.lend(guard.publish(value))),
+                    Err(error) => {
+                        let error = LoadError::failed(error);
+                        guard.fail(error.clone());
+                        return Err(error);
+                    }
+                },
+            }
+        }
+    }
+
+    fn lend(&self, block: OwnedRef<K, V>) -> Ref<'_, K, V> {
+        block.lend(self.inner())
+    }
+}

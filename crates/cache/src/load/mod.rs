@@ -1,0 +1,247 @@
+//! Loading: how a request finds a block, joins its load, or becomes its loader.
+//!
+//! The order of one attempt (`CacheInner::begin`):
+//!
+//! 1. Look the block up. A hit ends the attempt.
+//! 2. Reserve capacity for the declared weight. Without capacity, the caller waits and tries again.
+//! 3. Install a header in state loading, under the partition's lock. If the key has a valid or
+//!    loading header by now, take that one instead.
+//! 4. Offer the load to the secondary cache, unless it is bypassed (`begin`). It keeps the guard or
+//!    hands it back.
+//!
+//! Invariants
+//!
+//! * A key has at most one loading header in the index, so at most one load is in flight.
+//! * A block whose capacity could not be reserved is loaded and handed out uncached.
+//! * A reservation is returned on every path that does not install the header.
+//!
+//! Locking: `index-partition` for step 3, then `in-flight-loads` to join; never both.
+
+mod begin;
+pub(crate) mod load_guard;
+pub(crate) mod single_flight;
+
+use std::ptr::NonNull;
+
+use crate::attributes::{Attributes, Cause, Class};
+use crate::counters::CacheCounters;
+use crate::error::{LoadError, Refusal};
+use crate::guard::Ref;
+use crate::header::{FILLED, Header, HeaderState, LOADING, MARK, RETIRED, VALID, WAITERS};
+use crate::index::{Known, Locked, SlotRef};
+use crate::inner::CacheInner;
+use crate::insert::PreviousEntry;
+use crate::key::Key;
+use crate::load::load_guard::{Begin, InFlight, LoadGuard, LoadingPin};
+use crate::load::single_flight::LoadOutcome;
+
+/// The answer of the index under the partition's lock.
+enum Claim<K, V> {
+    /// The caller's header was installed, loading.
+    Mine(PreviousEntry<K, V>),
+    /// The block is cached by now. It is pinned.
+    Hit(NonNull<Header<K, V>>, HeaderState),
+    /// Another thread is loading the block. Its header is pinned.
+    Loading(NonNull<Header<K, V>>),
+    /// The owner or the cache is closed.
+    Closed,
+    /// The index has no memory.
+    Full(String),
+}
+
+/// The result of one attempt.
+pub(crate) enum Step<'a, K: Key, V: Send + Sync + 'static> {
+    Ready(Begin<'a, K, V>),
+    /// There is no capacity. Wait for some and try again with the outcome.
+    NoCapacity,
+}
+
+impl<K: Key, V: Send + Sync + 'static> CacheInner<K, V> {
+    /// One attempt at `begin`.
+    ///
+    /// `reservation` is the outcome of a wait for capacity, if the caller has waited.
+    /// `ask_secondary` permits the secondary cache to take over the load.
+    pub(crate) fn begin(
+        &self,
+        key: K,
+        weight: u64,
+        attributes: Attributes,
+        mut reservation: Option<bool>,
+        ask_secondary: bool,
+    ) -> Result<Step<'_, K, V>, LoadError> {
+        let hash = self.hash(&key);
+        let weight = weight.max(1);
+        let attributes = self.policy_attributes(attributes);
+        let class = attributes.class;
+        loop {
+            if let Some((header, before)) = self.pin(hash, &key, MARK) {
+                self.return_reservation(reservation, weight);
+                return Ok(Step::Ready(self.hit(header, before)));
+            }
+            let refusal = match self.refuse(&key, class, weight) {
+                Some(Refusal::Closed) => {
+                    self.return_reservation(reservation, weight);
+                    return Err(LoadError::Closed);
+                }
+                refusal => refusal,
+            };
+            if refusal.is_none() && reservation.is_none() {
+                if self.try_reserve(weight) {
+                    reservation = Some(true);
+                } else if let Some(found) = self.pin_present(hash, &key) {
+                    match self.settle(found)? {
+                        Some(begin) => return Ok(Step::Ready(begin)),
+                        None => continue,
+                    }
+                } else {
+                    return Ok(Step::NoCapacity);
+                }
+            }
+            let reserved_it = refusal.is_none() && reservation == Some(true);
+            if refusal.is_some() {
+                self.return_reservation(reservation.take(), weight);
+            }
+            let refusal = refusal.or((!reserved_it).then_some(Refusal::NoCapacity));
+            let mine =
+                self.slab.take().inspect_err(|_| self.return_reservation(reservation, weight));
+            let mine = mine.map_err(|e| LoadError::NoMemory(e.to_string()))?;
+            let reserved = if reserved_it { weight as u32 } else { 0 };
+            // SAFETY: fresh from the slab, so this thread's alone.
+            unsafe { mine.as_ref().occupy(key, reserved, None, self.sampled(hash, attributes)) };
+            let claim = self.claim(hash, &key, mine, class);
+            if let Claim::Mine(previous) = claim {
+                let frequent = self.note_previous(&previous, hash, mine, attributes);
+                self.counters.add(CacheCounters::MISSES, class as usize, 1);
+                let inner = NonNull::from(self);
+                let guard = LoadGuard { header: mine, inner, hash, attributes, frequent, refusal };
+                let begin =
+                    if ask_secondary { self.offer_load(guard) } else { Begin::Vacant(guard) };
+                return Ok(Step::Ready(begin));
+            }
+            // SAFETY: not announced, and occupied without a value.
+            unsafe { mine.as_ref().retract(false) };
+            self.slab.give(mine);
+            let settled = self.settle(claim);
+            if !matches!(settled, Ok(None)) {
+                self.return_reservation(reservation, weight);
+            }
+            if let Some(begin) = settled? {
+                return Ok(Step::Ready(begin));
+            }
+        }
+    }
+
+    fn hit(&self, header: NonNull<Header<K, V>>, before: HeaderState) -> Begin<'_, K, V> {
+        self.count_hit(header, before);
+        // SAFETY: pinned by the caller, from a state that was valid or is filled.
+        Begin::Hit(unsafe { Ref::from_pin(self, header) })
+    }
+
+    /// Installs `mine` in the index, unless the block is cached or being loaded.
+    fn claim(&self, hash: u64, key: &K, mine: NonNull<Header<K, V>>, class: Class) -> Claim<K, V> {
+        let mut locked = self.index.lock(hash);
+        // Checked again under the lock: a close that passes the barrier later sees the header.
+        if self.refuse(key, class, 0) == Some(Refusal::Closed) {
+            return Claim::Closed;
+        }
+        let known = Self::find_known(&locked, key);
+        if let Known::Resident(_, address) = known
+            && let Some(found) = self.pin_found(Self::header_at(address))
+        {
+            return found;
+        }
+        // The key may have a retired header. The thread that retired it finds the slot taken.
+        let put = self.put(&mut locked, known, (hash, mine), LOADING, Cause::Replaced);
+        put.map_or_else(|full| Claim::Full(full.to_string()), Claim::Mine)
+    }
+
+    /// Pins the block, or its load, if there is one.
+    fn pin_present(&self, hash: u64, key: &K) -> Option<Claim<K, V>> {
+        let locked = self.index.lock(hash);
+        let (_, address) = Self::find_key(&locked, key)?;
+        self.pin_found(Self::header_at(address))
+    }
+
+    pub(crate) fn find_key(locked: &Locked<'_>, key: &K) -> Option<(SlotRef, usize)> {
+        // SAFETY: headers in slots of a locked partition have keys that may be read.
+        locked.find_resident(|address| unsafe { Self::header_at(address).as_ref().key() == key })
+    }
+
+    /// Pins a header found under its partition's lock, unless it is retired.
+    fn pin_found(&self, header: NonNull<Header<K, V>>) -> Option<Claim<K, V>> {
+        // SAFETY: headers are type-stable, and this one is not freed while its slot is there.
+        let h = unsafe { header.as_ref() };
+        let usable = |s: HeaderState| !s.has(RETIRED) && (s.has(VALID) || s.has(LOADING));
+        let mark = |s: HeaderState| if s.has(VALID) { s.with(MARK) } else { s };
+        let before = self.pin_if(h, |s| usable(s).then(|| mark(s)))?;
+        Some(if before.has(VALID) { Claim::Hit(header, before) } else { Claim::Loading(header) })
+    }
+
+    /// Converts a claim to an answer; `None` if the load that was found has failed meanwhile.
+    fn settle(&self, claim: Claim<K, V>) -> Result<Option<Begin<'_, K, V>>, LoadError> {
+        match claim {
+            Claim::Hit(header, before) => Ok(Some(self.hit(header, before))),
+            Claim::Loading(header) => {
+                Ok(self.join(LoadingPin { header, inner: NonNull::from(self) }))
+            }
+            Claim::Closed => Err(LoadError::Closed),
+            Claim::Full(why) => Err(LoadError::NoMemory(why)),
+            Claim::Mine(_) => unreachable!("its caller has a load guard"),
+        }
+    }
+
+    /// Waits for the load of a pinned header, or returns its block if the load has succeeded
+    /// already.
+    fn join(&self, pin: LoadingPin<K, V>) -> Option<Begin<'_, K, V>> {
+        // SAFETY: pinned.
+        let h = unsafe { pin.header.as_ref() };
+        let loading = || h.update(|s| s.has(LOADING).then(|| s.with(WAITERS))).is_some();
+        if let Some(waiter) = self.in_flight.join(pin.header.addr().get(), loading) {
+            self.counters.add(CacheCounters::IN_FLIGHT_JOINS, h.state().class_index(), 1);
+            return Some(Begin::InFlight(InFlight::new(pin, waiter)));
+        }
+        let state = h.state();
+        if !state.has(FILLED) {
+            return None;
+        }
+        let header = pin.header;
+        std::mem::forget(pin);
+        Some(self.hit(header, state))
+    }
+
+    /// Offers the load to the secondary cache, which takes it if it has the block.
+    fn offer_load(&self, guard: LoadGuard<K, V>) -> Begin<'_, K, V> {
+        let Some(secondary) = self.active_secondary() else { return Begin::Vacant(guard) };
+        let header = guard.header;
+        let class = guard.attributes.class as usize;
+        // SAFETY: the guard holds a pin.
+        unsafe { self.pin_again(header) };
+        let pin = LoadingPin { header, inner: guard.inner };
+        // Join before the guard goes: the load may end before `load` returns. If the guard comes
+        // back, the wait is dropped.
+        let loading = || {
+            // SAFETY: pinned above.
+            let h = unsafe { header.as_ref() };
+            h.update(|s| Some(s.with(WAITERS))).is_some()
+        };
+        let waiter = self.in_flight.join(header.addr().get(), loading);
+        let in_flight = InFlight::new(pin, waiter.expect("a guard's load is in flight"));
+        match secondary.load(guard) {
+            Ok(()) => {
+                self.counters.add(CacheCounters::SECONDARY_HITS, class, 1);
+                Begin::InFlight(in_flight)
+            }
+            Err(guard) => {
+                let same = (guard.header, guard.inner) == (header, NonNull::from(self));
+                assert!(same, "the secondary cache returned the guard of another load");
+                Begin::Vacant(guard)
+            }
+        }
+    }
+
+    /// Tells all waiters of a header how its load ended. The caller holds a pin.
+    pub(crate) fn complete_load(&self, header: NonNull<Header<K, V>>, outcome: &LoadOutcome) {
+        let panicked = self.in_flight.complete(header.addr().get(), outcome);
+        self.counters.add(CacheCounters::PANICS_CAUGHT, 0, panicked);
+    }
+}

@@ -1,0 +1,268 @@
+//! A miniature against a naive model, and the proportions of the sample.
+
+use std::collections::HashMap;
+
+use forebay_base::rng::SmallRng;
+use proptest::prelude::*;
+
+use super::miniature::{Miniature, remembered};
+use super::{MAX_BLOCKS, MAX_KEYS, Simulation, Simulations, Slots, sample_key};
+use crate::attributes::Class;
+use crate::frequency::{Frequency, TICKS};
+use crate::policy::admission::{MOVES_PER_CANDIDATE, RULES, Rule, rebalances, surplus};
+use crate::policy::simulation::access_buffer::Access;
+use crate::policy::{EPOCH_CAPACITIES, MIN_GHOSTS};
+
+/// The same rules over plain vectors of keys, coldest first.
+struct Naive {
+    rule: Rule,
+    weights: HashMap<u64, u64>,
+    mru: Vec<u64>,
+    mfu: Vec<u64>,
+    ghosts: Vec<u64>,
+    marked: Vec<u64>,
+    frequency: HashMap<u64, Frequency>,
+    now: u32,
+    /// In parts of a tick.
+    used: u64,
+    rebalancing: bool,
+}
+
+impl Naive {
+    fn new(rule: Rule) -> Self {
+        Self {
+            rule,
+            weights: HashMap::new(),
+            mru: Vec::new(),
+            mfu: Vec::new(),
+            ghosts: Vec::new(),
+            marked: Vec::new(),
+            frequency: HashMap::new(),
+            now: 0,
+            used: 0,
+            rebalancing: false,
+        }
+    }
+
+    fn bytes(&self, keys: &[u64]) -> u64 {
+        keys.iter().map(|key| self.weights[key]).sum()
+    }
+
+    fn count_use(&mut self, key: u64, capacity: u64) {
+        self.used += self.weights[&key] * u64::from(TICKS);
+        while self.used >= capacity * EPOCH_CAPACITIES {
+            (self.used, self.now) = (self.used - capacity * EPOCH_CAPACITIES, self.now + 1);
+        }
+        let frequency = self.frequency.entry(key).or_default();
+        *frequency = frequency.used(self.now);
+    }
+
+    fn unmark(&mut self, key: u64, capacity: u64) -> bool {
+        let marked = self.marked.contains(&key);
+        self.marked.retain(|k| *k != key);
+        if marked {
+            self.count_use(key, capacity);
+        }
+        marked
+    }
+
+    fn demote(&mut self, key: u64) {
+        self.ghosts.push(key);
+        let frequency = self.frequency.get_mut(&key).expect("it was asked for");
+        *frequency = remembered(*frequency, self.now);
+    }
+
+    fn count(&self, key: u64) -> u32 {
+        self.frequency[&key].count(self.now)
+    }
+
+    fn access(&mut self, key: u64, weight: u64, capacity: u64) -> bool {
+        if self.mru.contains(&key) || self.mfu.contains(&key) {
+            if !self.marked.contains(&key) {
+                self.marked.push(key);
+            }
+            return true;
+        }
+        let ghost = self.ghosts.contains(&key);
+        let weight = if ghost { self.weights[&key] } else { weight };
+        if weight > capacity {
+            return false;
+        }
+        if ghost {
+            self.ghosts.retain(|k| *k != key);
+        } else {
+            self.frequency.remove(&key);
+        }
+        self.weights.insert(key, weight);
+        self.count_use(key, capacity);
+        let mut rebalanced = 0;
+        while self.bytes(&self.mru) + self.bytes(&self.mfu) + weight > capacity {
+            let mru_target = self.rule.share(capacity);
+            let from_mfu =
+                !self.mfu.is_empty() && !self.rule.takes_from_mru(self.bytes(&self.mru), capacity);
+            if from_mfu || !self.rule.admission {
+                // CLOCK.
+                let victim = if from_mfu { self.mfu.remove(0) } else { self.mru.remove(0) };
+                match self.unmark(victim, capacity) {
+                    true if from_mfu => self.mfu.push(victim),
+                    true => self.mru.push(victim),
+                    false => self.demote(victim),
+                }
+                continue;
+            }
+            let mru_bytes = self.bytes(&self.mru);
+            let candidate = self.mru.remove(0);
+            self.unmark(candidate, capacity);
+            self.rebalancing = rebalances(self.rebalancing, mru_bytes, mru_target, capacity);
+            let fits = self.weights[&candidate] <= surplus(mru_bytes, mru_target);
+            if self.rebalancing && rebalanced < MOVES_PER_CANDIDATE && fits {
+                rebalanced += 1;
+                self.mfu.push(candidate);
+                continue;
+            }
+            rebalanced = 0;
+            let count = self.count(candidate);
+            if self.mfu.is_empty() || count <= 1 {
+                self.demote(candidate);
+                continue;
+            }
+            let mut victim = self.mfu.remove(0);
+            if self.unmark(victim, capacity) {
+                self.mfu.push(victim);
+                victim = self.mfu.remove(0);
+                self.unmark(victim, capacity);
+            }
+            let wins =
+                self.rule.prefers(self.frequency[&candidate], self.frequency[&victim], self.now);
+            let (stays, goes) = if wins { (candidate, victim) } else { (victim, candidate) };
+            self.mfu.push(stays);
+            self.demote(goes);
+        }
+        self.mru.push(key);
+        while self.ghosts.len() as u64 > MIN_GHOSTS && self.bytes(&self.ghosts) > 2 * capacity {
+            self.ghosts.remove(0);
+        }
+        false
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 48 }))]
+    #[test]
+    fn a_miniature_agrees_with_its_naive_model(
+        rule in 0..RULES.len(),
+        seed in any::<u64>(),
+        keys in 20..2000u64,
+        capacity in 10..300u64,
+        heaviest in 1..12u64,
+    ) {
+        let (mut miniature, mut naive) = (Miniature::new(RULES[rule]), Naive::new(RULES[rule]));
+        let (mut slots, mut rng) = (Slots::default(), SmallRng::from_seed(seed));
+        let mut capacity = capacity;
+        for step in 0..3000u64 {
+            // Some keys often, some in a loop.
+            let key = if rng.below(2) == 0 { rng.below(keys / 10 + 1) } else { step % keys };
+            let weight = 1 + key % heaviest;
+            let slot = slots.find_or_add(key, weight as u32);
+            let hit = miniature.access(slot, capacity, &slots);
+            prop_assert_eq!(hit, naive.access(key, weight, capacity), "at {}", step);
+            // This test keeps its slots, so keys may be compared.
+            drop(miniature.forgotten());
+            if step % 500 == 499 {
+                let known = miniature.audit(&slots);
+                prop_assert_eq!(known, naive.mru.len() + naive.mfu.len() + naive.ghosts.len());
+                capacity = 10 + rng.below(300);
+            }
+        }
+    }
+}
+
+fn data(hash: u64) -> Access {
+    Access { key: sample_key(hash), class: Class::Data, weight: 1 }
+}
+
+/// The sample shrinks as the cache grows, and grows again when it shrinks. Memory is bounded, and
+/// no slot is lost.
+#[test]
+fn the_sample_stays_in_proportion() {
+    let (mut simulation, mut rng) = (Simulation::new(), SmallRng::from_seed(5));
+    let audit = |simulation: &Simulation| {
+        let known: usize =
+            simulation.miniatures.iter().map(|miniature| miniature.audit(&simulation.slots)).sum();
+        let trackers: usize = simulation
+            .slots
+            .all()
+            .iter()
+            .map(|s| simulation.slots.trackers[*s as usize] as usize)
+            .sum();
+        assert_eq!(known, trackers);
+        assert_eq!(
+            simulation.slots.len() + simulation.slots.free.len(),
+            simulation.slots.keys.len()
+        );
+        assert!(simulation.slots.len() <= MAX_KEYS);
+    };
+    let mut replay = |simulation: &mut Simulation, keys: u64, accesses: u64, capacity: u64| {
+        for _ in 0..accesses {
+            let access = data(rng.below(keys).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            if access.key & simulation.mask == 0 {
+                simulation.access(access, capacity);
+            }
+        }
+    };
+    replay(&mut simulation, 300, 5000, 1000);
+    assert_eq!(simulation.mask, 0, "a small cache is sampled whole");
+    audit(&simulation);
+    replay(&mut simulation, 400_000, 1_000_000, 200_000);
+    let blocks = simulation.miniatures[0].blocks();
+    println!(
+        "200000 blocks: one of {}, {blocks} blocks, {} bytes",
+        simulation.mask + 1,
+        simulation.memory_bytes()
+    );
+    assert!((MIN_DENSE_BLOCKS..=MAX_BLOCKS).contains(&blocks), "{blocks}");
+    assert!(simulation.memory_bytes() < 1 << 20, "{}", simulation.memory_bytes());
+    audit(&simulation);
+    replay(&mut simulation, 400_000, 1_000_000, 2000);
+    println!(
+        "2000 blocks: one of {}, {} blocks",
+        simulation.mask + 1,
+        simulation.miniatures[0].blocks()
+    );
+    assert!((MIN_DENSE_BLOCKS..=MAX_BLOCKS).contains(&simulation.miniatures[0].blocks()));
+    audit(&simulation);
+}
+
+/// Above the bound below which the sample is doubled.
+const MIN_DENSE_BLOCKS: u64 = super::MIN_BLOCKS / 2;
+
+#[test]
+fn a_loop_and_a_drift_lead_to_opposite_rules() {
+    let simulations = Simulations::new(1);
+    let capacity = |_: Class| 100;
+    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut chosen = usize::MAX;
+    for i in 0..20_000u64 {
+        let replayed = simulations
+            .note_miss(Some((hash(i % 130), Class::Data, 1)), capacity)
+            .expect("no other thread replays");
+        chosen = replayed.chosen[Class::Data as usize];
+    }
+    assert_eq!(chosen, 0, "a loop that does not fit");
+    let mut rng = SmallRng::from_seed(1);
+    for i in 0..20_000u64 {
+        let key = (1 << 30) + i / 5 - rng.below(80).min(rng.below(80));
+        simulations.note_hit(hash(key), Class::Data, 1);
+        let replayed = simulations
+            .note_miss(Some((hash(key), Class::Data, 1)), capacity)
+            .expect("no other thread replays");
+        assert_eq!(replayed.accesses, [0, 2], "the hit is played before the miss");
+        chosen = replayed.chosen[Class::Data as usize];
+    }
+    assert_eq!(chosen, RULES.len() - 1, "nothing but recency counts");
+    simulations.clear();
+    let replayed = simulations
+        .note_miss(Some((1, Class::Metadata, 1)), capacity)
+        .expect("no other thread replays");
+    assert_eq!((replayed.chosen[Class::Data as usize], replayed.accesses), (chosen, [1, 0]));
+}
