@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let cache = open(&path)?;
     // It serves while it reads its log. Waiting makes the outcome of this example certain.
-    cache.level().wait_rebuilt();
+    cache.l2().wait_rebuilt();
     let mut rendered = 0;
     for key in 0..VALUES {
         let value = cache.get_or_load(key, || {
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(rendered, 1, "only the value that was removed");
 
     let stats = cache.stats();
-    println!("{} values on the device, health {:?}", stats.level.records, stats.level.health);
+    println!("{} values on the device, health {:?}", stats.l2.records, stats.l2.health);
     cache.close()?;
     Ok(())
 }

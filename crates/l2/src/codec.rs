@@ -10,7 +10,7 @@ pub const MAX_NOTE_BYTES: usize = 16;
 /// Why a block is not written to the level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum AdmissionRefusal {
     /// More is offered than may be written a second.
     Rate,
     /// The device does not keep up: too much waits to be written.
@@ -37,7 +37,7 @@ pub enum Refusal {
     CodecPanicked,
 }
 
-impl Refusal {
+impl AdmissionRefusal {
     /// All reasons, in the order of counter labels.
     pub const ALL: [Self; 12] = [
         Self::Rate,
@@ -110,7 +110,7 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason that is counted.
-    fn admit(&self, _key: &K, _class: Class) -> Result<(), Refusal> {
+    fn admit(&self, _key: &K, _class: Class) -> Result<(), AdmissionRefusal> {
         Ok(())
     }
 }

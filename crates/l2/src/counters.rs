@@ -2,10 +2,10 @@
 
 forebay_base::counters! {
     /// What a second level counts, since it was opened.
-    pub table LevelCounters;
+    pub table L2Counters;
     labels class = ["metadata", "data"];
-    labels passed = ["there", "let_go", "no_room", "no_memory", "unwanted", "unknown_owner", "undecodable", "rotten", "outdated"];
-    labels ending = ["done", "no_room", "no_keys", "off", "closed", "failed"];
+    labels skipped = ["cached", "evicted", "no_capacity", "no_memory", "unwanted", "unknown_owner", "undecodable", "corrupt", "outdated"];
+    labels outcome = ["done", "no_capacity", "no_keys", "disabled", "closed", "failed"];
     labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
 
     /// Blocks that the cache offered.
@@ -17,7 +17,7 @@ forebay_base::counters! {
     /// Blocks not taken, by reason.
     refused: reason;
     /// Blocks admitted that had left the cache before they could be written.
-    admitted_in_vain: class;
+    admitted_dropped: class;
     /// Blocks admitted that were not written, because a write failed, the level failed or ended before, or the codec panicked.
     admitted_lost: class;
     /// Blocks that were overwritten or removed before they were written, and left out, or while they were written.
@@ -41,13 +41,13 @@ forebay_base::counters! {
     /// Keys that could not be forgotten for good: the device had failed, the level was closed, or the codec panicked on the key.
     forget_failures;
     /// Blocks carried forward when the ring came round to them.
-    carried: class;
+    reinserted: class;
     /// Blocks that were worth carrying forward, and were lost for want of room or memory, or by a failed read.
-    carry_lost: class;
+    reinsert_lost: class;
     /// Blocks that the ring ran over.
-    overrun: class;
+    evicted: class;
     /// Blocks that the ring ran over and that memory had: they are offered again when memory lets go of them.
-    overrun_in_memory: class;
+    evicted_in_memory: class;
     /// Loads answered.
     hits: class;
     /// Loads of what the level does not have.
@@ -67,9 +67,9 @@ forebay_base::counters! {
     /// Loads whose read took too long and was given up.
     load_timeouts;
     /// Loads that found something else than was written.
-    load_rotten;
+    load_corrupt;
     /// Loads that the ring overtook: the block's segment was used again meanwhile.
-    load_overtaken;
+    load_evicted;
     /// Loads that found another key's block: both have the same identity.
     load_false_hits;
     /// Loads whose key or value the codec could not encode or decode, or found no memory for.
@@ -94,14 +94,14 @@ forebay_base::counters! {
     warmed: class;
     /// Blocks looked at for that and not put back: memory had them, had let them go, or had no room or memory; their dataset, or whatever their owner
     /// is, does not want them in memory or is not known; they cannot be decoded, are not what was written, or were outdated by then.
-    warm_passed: passed;
+    warm_up_skipped: skipped;
     /// Bytes read for that.
-    warm_bytes;
+    warm_up_bytes;
     /// Reads for that that failed.
-    warm_errors;
+    warm_up_errors;
     /// How it ended: all was looked at, memory had no room left, the codec cannot make keys, it was switched off, the level or the cache was closed, or the
     /// device failed.
-    warm_ended: ending;
+    warm_up_ended: outcome;
     /// Times that the level was emptied because it knew of what its user did not: that had been set back.
-    set_back;
+    rollbacks;
 }

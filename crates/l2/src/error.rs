@@ -7,7 +7,7 @@ use std::fmt;
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The device holds no level: make one.
-    NotALevel,
+    NotAnL2,
     /// The device holds something else, or the level of another: name another device, or force it.
     Foreign,
     /// Another version wrote it: open it with that one, or make it anew.
@@ -31,9 +31,9 @@ pub enum ErrorKind {
 }
 
 /// An error: its kind, what was being done to what, and the cause.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorRepr>);
 
-struct Inner {
+struct ErrorRepr {
     kind: ErrorKind,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -46,7 +46,7 @@ impl Error {
     /// An error of this kind; the message names the thing, and the way out if there is one.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), source: None }))
+        Self(Box::new(ErrorRepr { kind, message: message.into(), source: None }))
     }
 
     /// The same, with its cause.

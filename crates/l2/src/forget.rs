@@ -23,7 +23,7 @@
 //! A level that has failed voids its label rather than to let anything old come back. One that was closed does not: it is to be
 //! opened again. It forgets nothing any more and says so, and the cache in front of it is closed before it.
 //!
-//! Locking: `l2-pending` for a look; then the index's own, or `l2-feed`; never two at once.
+//! Locking: `l2-pending-forgets` for a look; then the index's own, or `l2-write-queue`; never two at once.
 
 use std::collections::HashMap;
 
@@ -31,50 +31,50 @@ use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Class, Key};
 
-use crate::counters::LevelCounters;
+use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inner::{Health, Inner};
-use crate::record::{Identity, Record, State};
+use crate::record::{KeyHash, Record, RecordState};
+use crate::shared::{Health, L2Shared};
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
 
 /// Who forgets what at the moment.
-pub(crate) struct Forgetting {
+pub(crate) struct PendingForgets {
     pending: Box<[Mutex<HashMap<u64, u32>>]>,
 }
 
-impl Forgetting {
+impl PendingForgets {
     pub(crate) fn new() -> Self {
-        let shard = || Mutex::named("l2-pending", HashMap::new());
+        let shard = || Mutex::named("l2-pending-forgets", HashMap::new());
         Self { pending: (0..SHARDS).map(|_| shard()).collect() }
     }
 
-    fn shard(&self, id: Identity) -> &Mutex<HashMap<u64, u32>> {
-        &self.pending[(id.0 >> 32) as usize % SHARDS]
+    fn shard(&self, hash: KeyHash) -> &Mutex<HashMap<u64, u32>> {
+        &self.pending[(hash.0 >> 32) as usize % SHARDS]
     }
 
     /// Registers one who forgets.
-    fn enter(&self, id: Identity) {
-        *self.shard(id).lock().entry(id.0).or_insert(0) += 1;
+    fn register(&self, hash: KeyHash) {
+        *self.shard(hash).lock().entry(hash.0).or_insert(0) += 1;
     }
 
     /// Whether more than one forgets it.
-    fn is_shared(&self, id: Identity) -> bool {
-        self.shard(id).lock().get(&id.0).is_some_and(|count| *count > 1)
+    fn is_shared(&self, hash: KeyHash) -> bool {
+        self.shard(hash).lock().get(&hash.0).is_some_and(|count| *count > 1)
     }
 
-    fn leave(&self, id: Identity) {
-        let mut shard = self.shard(id).lock();
-        if let Some(count) = shard.get_mut(&id.0) {
+    fn unregister(&self, hash: KeyHash) {
+        let mut shard = self.shard(hash).lock();
+        if let Some(count) = shard.get_mut(&hash.0) {
             *count -= 1;
             if *count == 0 {
-                shard.remove(&id.0);
+                shard.remove(&hash.0);
             }
         }
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// See the module's head.
     ///
     /// # Errors
@@ -82,85 +82,90 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     /// [`ErrorKind::Codec`] if the codec panicked on the key.
     pub(crate) fn forget(&self, key: &K) -> Result<()> {
         if self.status.is_closed() {
-            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+            return Err(self.forget_error(ErrorKind::Closed, "the level was closed"));
         }
-        let Some(id) = self.identity(key) else {
-            return Err(self.unforgotten(ErrorKind::Codec, "the codec panicked on its key"));
+        let Some(hash) = self.key_hash(key) else {
+            return Err(self.forget_error(ErrorKind::Codec, "the codec panicked on its key"));
         };
         if self.immutable_keys {
-            if self.index.take(id).is_some() {
-                self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
+            if self.index.take(hash).is_some() {
+                self.counters.add(L2Counters::FORGOTTEN, 0, 1);
             }
             return Ok(());
         }
-        self.forgetting.enter(id);
-        let outcome = self.forget_registered(id);
-        self.forgetting.leave(id);
+        self.pending_forgets.register(hash);
+        let outcome = self.forget_registered(hash);
+        self.pending_forgets.unregister(hash);
         outcome
     }
 
-    fn forget_registered(&self, id: Identity) -> Result<()> {
-        if !self.status.is_open() || !self.feed.wait_started() {
-            return self.forget_dead(id);
+    fn forget_registered(&self, hash: KeyHash) -> Result<()> {
+        if !self.status.is_open() || !self.write_queue.wait_started() {
+            return self.forget_without_log(hash);
         }
         let known = if self.rebuild.is_running() {
-            let place = self.ring.head();
-            let tomb =
-                Record { place, class: Class::Data, hits: 0, in_memory: false, state: State::Tomb };
-            if let Err(error) = self.index.insert(id, tomb, |_, _| true) {
+            let addr = self.ring.head();
+            let tombstone = Record {
+                addr,
+                class: Class::Data,
+                hits: 0,
+                in_memory: false,
+                state: RecordState::Tombstone,
+            };
+            if let Err(error) = self.index.insert(hash, tombstone, |_, _| true) {
                 // The rebuild could bring the old value in, and nothing would say that it is old.
                 self.fail(&format!("no memory to forget a key: {error}"));
-                return self.forget_dead_for_good();
+                return self.void_label_or_fail();
             }
             if !self.rebuild.is_running() {
                 // Nobody sweeps it any more.
-                self.index.remove_if_at(id, place);
+                self.index.remove_if_at(hash, addr);
             }
             true
         } else if self.rebuild.was_incomplete() {
             // It was cancelled after the look at the status: what the index does not have may be on the device.
-            return self.forget_dead(id);
+            return self.forget_without_log(hash);
         } else {
-            self.index.take(id).is_some()
+            self.index.take(hash).is_some()
         };
         // Asked after the look: who took the record out had registered before, and leaves once its tombstone is durable.
-        if !known && !self.forgetting.is_shared(id) {
+        if !known && !self.pending_forgets.is_shared(hash) {
             return Ok(());
         }
-        self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
-        if self.feed.bury(id) {
+        self.counters.add(L2Counters::FORGOTTEN, 0, 1);
+        if self.write_queue.write_tombstone(hash) {
             return Ok(());
         }
         // Whoever tries again is not to hear that there is nothing to forget.
-        let tomb = Record {
-            place: self.ring.head(),
+        let tombstone = Record {
+            addr: self.ring.head(),
             class: Class::Data,
             hits: 0,
             in_memory: false,
-            state: State::Tomb,
+            state: RecordState::Tombstone,
         };
-        let _ = self.index.insert(id, tomb, |_, _| true);
-        self.forget_dead_for_good()
+        let _ = self.index.insert(hash, tombstone, |_, _| true);
+        self.void_label_or_fail()
     }
 
     /// Forgets a key when nothing can be written any more.
-    fn forget_dead(&self, id: Identity) -> Result<()> {
+    fn forget_without_log(&self, hash: KeyHash) -> Result<()> {
         let known = self.rebuild.was_incomplete()
-            || self.index.find(id).is_some()
-            || self.forgetting.is_shared(id);
+            || self.index.find(hash).is_some()
+            || self.pending_forgets.is_shared(hash);
         if !known && !self.rebuild.is_running() {
             return Ok(());
         }
-        self.forget_dead_for_good()
+        self.void_label_or_fail()
     }
 
-    fn forget_dead_for_good(&self) -> Result<()> {
+    fn void_label_or_fail(&self) -> Result<()> {
         if self.voided.load(Ordering::Acquire) {
             return Ok(());
         }
         // Who closes a level wants to have it again, and whoever comes too late hears of it.
         if self.status.is_closed() {
-            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+            return Err(self.forget_error(ErrorKind::Closed, "the level was closed"));
         }
         if self.try_void() {
             return Ok(());
@@ -169,15 +174,15 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             Health::Failed { why, .. } => format!("the device has failed ({why})"),
             _ => "the level was removed".to_owned(),
         };
-        Err(self.unforgotten(ErrorKind::Closed, &why))
+        Err(self.forget_error(ErrorKind::Closed, &why))
     }
 
     /// The error of one whose key could not be forgotten.
-    fn unforgotten(&self, kind: ErrorKind, why: &str) -> Error {
+    fn forget_error(&self, kind: ErrorKind, why: &str) -> Error {
         if !self.immutable_keys {
-            self.counters.add(LevelCounters::FORGET_FAILURES, 0, 1);
+            self.counters.add(L2Counters::FORGET_FAILURES, 0, 1);
         }
-        let name = &self.medium.device.info().name;
+        let name = &self.io.device.info().name;
         let text = format!(
             "a value on {name} was not forgotten, because {why}: if that level is opened again, an old value may come back; forget it then, or make the level anew"
         );

@@ -1,7 +1,7 @@
 //! How a device is laid out: labels at both ends, segments between them.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::{FOOTER_HEAD_BYTES, LABEL_BYTES, PAGE_BYTES, PLACE_BYTES};
+use crate::format::{BATCH_EXTENT_BYTES, FOOTER_HEADER_BYTES, LABEL_BYTES, PAGE_BYTES};
 use crate::record::{MAX_BLOCK_UNITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS, UNIT_BYTES};
 
 /// Where segments begin: what lies between the first label and this is kept free.
@@ -11,12 +11,12 @@ pub(crate) const MIN_DEVICE_BYTES: u64 = 4 << 20;
 /// Segments of a device at least.
 const MIN_SEGMENTS: u64 = 4;
 /// Segments that a device is cut into, unless they would be too small or too large.
-const WANTED_SEGMENTS: u64 = 256;
+const TARGET_SEGMENTS: u64 = 256;
 /// Segments of a small device.
-const WANTED_SMALL_SEGMENTS: u64 = 16;
-const SMALLEST_USUAL_BYTES: u64 = 1 << 20;
-const SMALLEST_BYTES: u64 = 64 << 10;
-const LARGEST_BYTES: u64 = 256 << 20;
+const TARGET_SEGMENTS_SMALL: u64 = 16;
+const MIN_DEFAULT_SEGMENT_BYTES: u64 = 1 << 20;
+const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+const MAX_SEGMENT_BYTES: u64 = 256 << 20;
 /// Batches of a segment at most.
 const MAX_BATCHES: u64 = 4096;
 
@@ -50,13 +50,16 @@ impl Geometry {
             ));
         }
         let last_page = device_bytes / PAGE_BYTES * PAGE_BYTES - PAGE_BYTES;
-        let room = last_page - SEGMENTS_OFFSET;
-        let usual = (room / WANTED_SEGMENTS).clamp(SMALLEST_USUAL_BYTES, LARGEST_BYTES);
-        let usual = usual.min(room / WANTED_SMALL_SEGMENTS);
+        let space_bytes = last_page - SEGMENTS_OFFSET;
+        let default_bytes =
+            (space_bytes / TARGET_SEGMENTS).clamp(MIN_DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES);
+        let default_bytes = default_bytes.min(space_bytes / TARGET_SEGMENTS_SMALL);
         // As many as fit, and as large as so many can be: what is left over would be of no use to anybody.
-        let bytes = segment_bytes.unwrap_or_else(|| (room / (room / usual)).min(LARGEST_BYTES));
+        let bytes = segment_bytes.unwrap_or_else(|| {
+            (space_bytes / (space_bytes / default_bytes)).min(MAX_SEGMENT_BYTES)
+        });
         let bytes = bytes / PAGE_BYTES * PAGE_BYTES;
-        let segments = (room / bytes.max(1)).min(u64::from(MAX_SEGMENTS)) as u32;
+        let segments = (space_bytes / bytes.max(1)).min(u64::from(MAX_SEGMENTS)) as u32;
         Self { segment_bytes: bytes, segments, last_page }.checked().map_err(|why| {
             let text = format!("{name} cannot be cut into segments of {bytes} bytes: {why}");
             Error::new(ErrorKind::Invalid, text)
@@ -65,7 +68,7 @@ impl Geometry {
 
     /// The same, if it can be the layout of anything. Also said of what a label says.
     pub(crate) fn checked(self) -> std::result::Result<Self, &'static str> {
-        if !(SMALLEST_BYTES..=LARGEST_BYTES).contains(&self.segment_bytes) {
+        if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&self.segment_bytes) {
             return Err("segments have 64 KiB to 256 MiB");
         }
         if !self.segment_bytes.is_multiple_of(PAGE_BYTES) {
@@ -88,7 +91,7 @@ impl Geometry {
     }
 
     /// Where, in a segment, its first batch begins.
-    pub(crate) fn first_batch(&self) -> u64 {
+    pub(crate) fn first_batch_offset(&self) -> u64 {
         PAGE_BYTES
     }
 
@@ -99,7 +102,7 @@ impl Geometry {
 
     /// Bytes of a footer: whole pages.
     pub(crate) fn footer_bytes(&self) -> u64 {
-        let bytes = FOOTER_HEAD_BYTES + self.max_batches() * PLACE_BYTES;
+        let bytes = FOOTER_HEADER_BYTES + self.max_batches() * BATCH_EXTENT_BYTES;
         (bytes as u64).next_multiple_of(PAGE_BYTES)
     }
 
@@ -109,14 +112,14 @@ impl Geometry {
     }
 
     /// Bytes that batches of a segment can take.
-    pub(crate) fn batch_room(&self) -> u64 {
-        self.footer_offset() - self.first_batch()
+    pub(crate) fn batch_space_bytes(&self) -> u64 {
+        self.footer_offset() - self.first_batch_offset()
     }
 
     /// Bytes of a block with its header, at most.
     pub(crate) fn max_block_bytes(&self) -> u64 {
         // A log block of one page goes before it.
-        (self.batch_room() - PAGE_BYTES).min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES)
+        (self.batch_space_bytes() - PAGE_BYTES).min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES)
     }
 
     /// Units of a segment before its footer: no place is past them.
@@ -125,7 +128,7 @@ impl Geometry {
     }
 
     /// A guess of how many blocks the device will hold.
-    pub(crate) fn records_guess(&self) -> u64 {
+    pub(crate) fn estimated_records(&self) -> u64 {
         const USUAL_BYTES: u64 = 256;
         u64::from(self.segments) * self.segment_bytes / USUAL_BYTES
     }
@@ -152,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearly_all_of_a_device_is_in_segments() {
+    fn segments_cover_nearly_the_whole_device() {
         let sizes =
             (22..46).flat_map(|shift| [0, 1 << 12, 12_345_678].map(|more| (1u64 << shift) + more));
         for device_bytes in sizes {
@@ -163,14 +166,14 @@ mod tests {
             let left = device_bytes - segments * geometry.segment_bytes;
             let most = (segments + 2) * PAGE_BYTES + SEGMENTS_OFFSET + LABEL_BYTES as u64;
             // More only where segments are as large as they get.
-            let largest = geometry.segment_bytes == LARGEST_BYTES;
-            let most = if largest { 2 * LARGEST_BYTES } else { most };
+            let largest = geometry.segment_bytes == MAX_SEGMENT_BYTES;
+            let most = if largest { 2 * MAX_SEGMENT_BYTES } else { most };
             assert!(left <= most, "{left} bytes of {device_bytes} are left: {geometry:?}");
         }
     }
 
     #[test]
-    fn no_device_is_large_enough_for_a_label_at_the_end_of_all_numbers() {
+    fn used_bytes_saturates() {
         let last_page = u64::MAX / PAGE_BYTES * PAGE_BYTES;
         let geometry = Geometry { segment_bytes: 1 << 20, segments: 16, last_page };
         assert_eq!(geometry.checked(), Ok(geometry));

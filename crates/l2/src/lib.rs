@@ -1,7 +1,7 @@
 //! A persistent second level for a cache: a log of blocks on a device, in segments that are used in turn.
 //!
 //! * [`HybridCache`]: a cache in memory and on a device, for programs that want nothing else;
-//! * [`Level`]: the device's part alone, to be handed to a cache;
+//! * [`L2`]: the device's part alone, to be handed to a cache;
 //! * [`Codec`]: how keys and values of a cache become bytes, and what may be written.
 //!
 //! ```
@@ -42,41 +42,41 @@
 
 mod codec;
 mod counters;
+mod device_io;
 mod error;
-mod feed;
 mod forget;
 mod format;
 mod geometry;
 mod hybrid;
 mod index;
-mod inner;
+mod l2;
 mod label;
-mod level;
 mod load;
-mod medium;
 mod options;
+mod rebuild;
 mod record;
-mod recover;
 mod ring;
+mod shared;
 mod stats;
 mod tunables;
-mod warm;
+mod warm_up;
+mod write_queue;
 mod writer;
 
-pub use codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
-pub use counters::LevelCounters;
+pub use codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
+pub use counters::L2Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use hybrid::{
-    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, LevelKey, LevelValue,
+    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
 };
-pub use inner::Health;
+pub use l2::L2;
 pub use label::{LabelInfo, read_label};
-pub use level::Level;
-pub use options::LevelOptions;
-pub use recover::RebuildStats;
-pub use stats::LevelStats;
-pub use tunables::LevelTunables;
-pub use warm::{WarmUp, WarmUpEnd};
+pub use options::L2Options;
+pub use rebuild::RebuildStats;
+pub use shared::Health;
+pub use stats::L2Stats;
+pub use tunables::L2Tunables;
+pub use warm_up::{WarmUpOutcome, WarmUpStatus};
 
 /// The example of the README compiles.
 #[cfg(doctest)]

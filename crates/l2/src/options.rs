@@ -5,11 +5,11 @@ use forebay_base::clock::{Clock, SystemClock, SystemWallClock, WallClock};
 use forebay_base::rng::seed_from_system;
 use forebay_base::sync::Arc;
 
-use crate::tunables::LevelTunables;
+use crate::tunables::L2Tunables;
 
 /// How a level is made or opened.
 #[derive(Clone)]
-pub struct LevelOptions {
+pub struct L2Options {
     /// Whose level it is: a level that says otherwise is refused.
     pub owner: [u8; 16],
     /// Make it even if the device holds something else, or the level of another.
@@ -23,7 +23,7 @@ pub struct LevelOptions {
     /// what has the same key again may be something else.
     pub max_stamp: u64,
     /// Tunables.
-    pub tunables: Arc<LevelTunables>,
+    pub tunables: Arc<L2Tunables>,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// The time of day, for people.
@@ -36,7 +36,7 @@ pub struct LevelOptions {
     pub segment_bytes: Option<u64>,
 }
 
-impl LevelOptions {
+impl L2Options {
     /// The usual ones.
     pub fn new(owner: [u8; 16], arena: Arc<Arena>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl LevelOptions {
             create: false,
             immutable_keys: false,
             max_stamp: u64::MAX,
-            tunables: Arc::new(LevelTunables::default()),
+            tunables: Arc::new(L2Tunables::default()),
             clock: Arc::new(SystemClock::new()),
             wall_clock: Arc::new(SystemWallClock),
             seed: seed_from_system(),
@@ -55,9 +55,9 @@ impl LevelOptions {
     }
 }
 
-impl std::fmt::Debug for LevelOptions {
+impl std::fmt::Debug for L2Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LevelOptions")
+        f.debug_struct("L2Options")
             .field("owner", &self.owner)
             .field("force", &self.force)
             .field("create", &self.create)

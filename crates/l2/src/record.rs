@@ -18,11 +18,11 @@ pub(crate) const MAX_HITS: u8 = 3;
 /// A key, as index and log know it: the hash of its encoded bytes with the level's seed. Different keys may share one: the
 /// newest block of any of them stands for all, and its header says whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Identity(pub(crate) u64);
+pub(crate) struct KeyHash(pub(crate) u64);
 
 /// Where a block lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct BlockAddr {
     /// Number of the segment.
     pub(crate) segment: u32,
     /// First unit within the segment.
@@ -33,7 +33,7 @@ pub(crate) struct Place {
 
 /// What a record is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum State {
+pub(crate) enum RecordState {
     /// The block is there.
     Live,
     /// It is on its way.
@@ -41,28 +41,28 @@ pub(crate) enum State {
     /// Something is there that must not be returned; a tombstone is still needed to say so for good.
     Bad,
     /// A tombstone: older blocks are not to be returned.
-    Tomb,
+    Tombstone,
 }
 
 /// What the index knows of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) place: Place,
+    pub(crate) addr: BlockAddr,
     pub(crate) class: Class,
     /// Loads since it was written, up to [`MAX_HITS`].
     pub(crate) hits: u8,
     /// The cache has had the block since it was written or loaded, and has not said since that it let go of it.
     pub(crate) in_memory: bool,
-    pub(crate) state: State,
+    pub(crate) state: RecordState,
 }
 
 /// What became of a record that was put into the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inserted {
+pub(crate) enum InsertOutcome {
     /// Nothing was known of the identity.
-    Fresh,
+    Inserted,
     /// It took the place of this one.
     Replaced(Record),
     /// What is there is newer, and stays.
-    Older,
+    Stale,
 }

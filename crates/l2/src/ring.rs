@@ -11,7 +11,7 @@
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use crate::geometry::Geometry;
-use crate::record::{Place, UNIT_BYTES};
+use crate::record::{BlockAddr, UNIT_BYTES};
 
 /// What is known of the ring.
 pub(crate) struct Ring {
@@ -54,15 +54,15 @@ impl Ring {
 
     /// Whether `new` comes after `old` in the log, or at the same place.
     #[inline]
-    pub(crate) fn is_newer(&self, old: Place, new: Place) -> bool {
+    pub(crate) fn is_newer(&self, old: BlockAddr, new: BlockAddr) -> bool {
         (self.seq(new.segment), new.unit) >= (self.seq(old.segment), old.unit)
     }
 
     /// The end of the log, as the place of a tombstone that is to be written.
-    pub(crate) fn head(&self) -> Place {
+    pub(crate) fn head(&self) -> BlockAddr {
         let head = self.head.load(Ordering::Acquire);
         let segment = self.geometry.segment_of(head >> UNIT_BITS);
-        Place { segment, unit: (head & ((1 << UNIT_BITS) - 1)) as u32, units: 0 }
+        BlockAddr { segment, unit: (head & ((1 << UNIT_BITS) - 1)) as u32, units: 0 }
     }
 
     /// The log ends at `bytes` of the segment that is used as `seq` now. Before anything enters the index that lies there.
@@ -72,7 +72,7 @@ impl Ring {
     }
 
     /// The level is made anew: nothing is known of it, and nobody has used it yet.
-    pub(crate) fn empty(&self, guid: u64) {
+    pub(crate) fn reset(&self, guid: u64) {
         self.guid.store(guid, Ordering::Release);
         self.seqs.iter().for_each(|seq| seq.store(0, Ordering::Release));
         self.head.store(0, Ordering::Release);

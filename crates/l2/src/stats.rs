@@ -2,20 +2,20 @@
 
 use forebay_base::counters::CounterValue;
 
-use crate::inner::Health;
-use crate::recover::RebuildStats;
-use crate::warm::WarmUp;
+use crate::rebuild::RebuildStats;
+use crate::shared::Health;
+use crate::warm_up::WarmUpStatus;
 
 /// What a level says of itself. Its parts need not agree with each other to the last block.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LevelStats {
+pub struct L2Stats {
     /// How it is.
     pub health: Health,
     /// How the rebuild goes.
     pub rebuild: RebuildStats,
     /// How putting blocks back into memory goes.
-    pub warm_up: WarmUp,
+    pub warm_up: WarmUpStatus,
     /// Blocks that it knows of, those left out that are on their way or must not be returned.
     pub records: u64,
     /// Bytes of the device that segments take.
@@ -36,7 +36,7 @@ pub struct LevelStats {
     pub counters: Vec<CounterValue>,
 }
 
-impl LevelStats {
+impl L2Stats {
     /// The counters that are not zero, by name and label.
     pub fn short(&self) -> Vec<(&'static str, &'static str, u64)> {
         let some = self.counters.iter().filter(|value| value.value > 0);

@@ -2,7 +2,7 @@
 
 forebay_base::tunables! {
     /// Tunables of a second level. None has to be set.
-    pub table LevelTunables;
+    pub table L2Tunables;
 
     /// Bytes that are written to the device at once, if so much waits.
     batch_bytes: bytes = 1 << 20, 64 << 10..=16 << 20, build, "bytes";
@@ -23,7 +23,7 @@ forebay_base::tunables! {
     admit_all: bool = false, false..=true, runtime, "flag";
 
     /// Share of a segment that is carried forward when the ring comes round to it, at most.
-    carry_percent: u32 = 75, 0..=75, runtime, "percent";
+    reinsert_percent: u32 = 75, 0..=75, runtime, "percent";
 
     /// How long a load may wait for the device; then it is a miss.
     load_timeout_ms: u32 = 2000, 1..=600000, runtime, "ms";
@@ -41,7 +41,7 @@ forebay_base::tunables! {
     rebuild_threads: u32 = 0, 0..=64, build, "count";
 }
 
-impl LevelTunables {
+impl L2Tunables {
     /// Threads of the rebuild.
     pub(crate) fn threads(&self) -> usize {
         match self.rebuild_threads() {

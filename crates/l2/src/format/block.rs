@@ -25,8 +25,8 @@ struct BlockPhys {
     reserved: [u8; 2],
 }
 
-const HEAD_BYTES: usize = 24;
-const _: () = assert!(size_of::<BlockPhys>() == HEAD_BYTES);
+const BLOCK_HEADER_BYTES: usize = 24;
+const _: () = assert!(size_of::<BlockPhys>() == BLOCK_HEADER_BYTES);
 const COVERED_FROM: usize = 16;
 
 /// What the sums of a segment's blocks are seeded with.
@@ -43,9 +43,9 @@ impl BlockSeed {
     }
 }
 
-/// Bytes that a block takes whose key and note have `name_bytes`: whole units.
-pub(crate) fn block_bytes(name_bytes: usize, value_bytes: usize) -> u64 {
-    ((HEAD_BYTES + name_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
+/// Bytes that a block takes whose key and note have `key_note_bytes`: whole units.
+pub(crate) fn block_bytes(key_note_bytes: usize, value_bytes: usize) -> u64 {
+    ((BLOCK_HEADER_BYTES + key_note_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
 }
 
 /// Writes a block into `out`, which is as long as [`block_bytes`] says. `encode` writes the value.
@@ -56,18 +56,18 @@ pub(crate) fn seal_block(
     out: &mut [u8],
     encode: impl FnOnce(&mut [u8]),
 ) {
-    let head = BlockPhys {
+    let header = BlockPhys {
         checksum: [0; 16],
         value_bytes: (value_bytes as u32).into(),
         key_bytes: key.len() as u8,
         note_bytes: note.len() as u8,
         reserved: [0; 2],
     };
-    let note_from = HEAD_BYTES + key.len();
+    let note_from = BLOCK_HEADER_BYTES + key.len();
     let value_from = note_from + note.len();
     let end = value_from + value_bytes;
-    out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-    out[HEAD_BYTES..note_from].copy_from_slice(key);
+    out[..BLOCK_HEADER_BYTES].copy_from_slice(header.as_bytes());
+    out[BLOCK_HEADER_BYTES..note_from].copy_from_slice(key);
     out[note_from..value_from].copy_from_slice(note);
     encode(&mut out[value_from..end]);
     out[end..].fill(0);
@@ -85,15 +85,16 @@ pub(crate) struct Block<'a> {
 
 /// The block in `bytes`, if it was written to this use of the segment.
 pub(crate) fn verify_block(seed: BlockSeed, bytes: &[u8]) -> Option<Block<'_>> {
-    let (head, rest) = BlockPhys::ref_from_prefix(bytes).ok()?;
-    let (key_bytes, note_bytes) = (usize::from(head.key_bytes), usize::from(head.note_bytes));
-    let name_bytes = key_bytes + note_bytes;
-    let end = (HEAD_BYTES + name_bytes).checked_add(head.value_bytes.get() as usize)?;
+    let (header, rest) = BlockPhys::ref_from_prefix(bytes).ok()?;
+    let (key_bytes, note_bytes) = (usize::from(header.key_bytes), usize::from(header.note_bytes));
+    let key_note_bytes = key_bytes + note_bytes;
+    let end =
+        (BLOCK_HEADER_BYTES + key_note_bytes).checked_add(header.value_bytes.get() as usize)?;
     let covered = bytes.get(COVERED_FROM..end)?;
-    if head.checksum != xxh3_128_with_seed(covered, seed.0).to_le_bytes() {
+    if header.checksum != xxh3_128_with_seed(covered, seed.0).to_le_bytes() {
         return None;
     }
-    let (name, value) = rest.get(..end - HEAD_BYTES)?.split_at(name_bytes);
+    let (name, value) = rest.get(..end - BLOCK_HEADER_BYTES)?.split_at(key_note_bytes);
     let (key, note) = name.split_at(key_bytes);
     Some(Block { key, note, value })
 }

@@ -70,7 +70,7 @@ const COVERED_FROM: usize = 24;
 
 /// What is wrong with a page that should be a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LabelFault {
+pub(crate) enum LabelParseError {
     /// It begins otherwise.
     NoMagic,
     /// Its content is not what was written.
@@ -100,16 +100,16 @@ impl LabelPhys {
     }
 
     /// The label in a page: what somebody wrote as one, of whatever version; nothing in it has been looked at.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, LabelFault> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, LabelParseError> {
         let Ok((label, _)) = Self::read_from_prefix(bytes) else {
-            return Err(LabelFault::NoMagic);
+            return Err(LabelParseError::NoMagic);
         };
         // Another version's magic ends otherwise; what it has in common is the name.
         if label.magic.get() != MAGIC {
-            return Err(LabelFault::NoMagic);
+            return Err(LabelParseError::NoMagic);
         }
         if label.checksum != sum(&label.as_bytes()[COVERED_FROM..]) {
-            return Err(LabelFault::Checksum);
+            return Err(LabelParseError::Checksum);
         }
         Ok(label)
     }

@@ -17,12 +17,13 @@ mod segment;
 mod tests;
 
 pub(crate) use batch::{
-    BATCH_HEAD_BYTES, BatchHead, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
+    BATCH_HEADER_BYTES, BatchHeader, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
 };
 pub(crate) use block::{Block, BlockSeed, block_bytes, seal_block, verify_block};
 pub(crate) use label::{LABEL_BYTES, LabelPhys, MAX_FEATURES, VERSION, void_page};
 pub(crate) use segment::{
-    BatchPlace, FOOTER_HEAD_BYTES, Footer, FooterHead, PLACE_BYTES, SegmentHead, seal_footer,
+    BATCH_EXTENT_BYTES, BatchExtent, FOOTER_HEADER_BYTES, Footer, FooterHeader, SegmentHeader,
+    seal_footer,
 };
 
 /// What places and lengths of segments, logs and batches are multiples of, in bytes.

@@ -10,9 +10,9 @@ const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"forelseg");
 /// First bytes of a footer: "forelend".
 const FOOTER_MAGIC: u64 = u64::from_le_bytes(*b"forelend");
 /// Bytes of a footer before its places.
-pub(crate) const FOOTER_HEAD_BYTES: usize = 64;
+pub(crate) const FOOTER_HEADER_BYTES: usize = 64;
 /// Bytes of a place in a footer.
-pub(crate) const PLACE_BYTES: usize = 8;
+pub(crate) const BATCH_EXTENT_BYTES: usize = 8;
 
 /// The first page of a segment. Durable before anything else is written to the segment.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -45,7 +45,7 @@ const SEGMENT_COVERED_FROM: usize = 24;
 
 /// What a segment's header says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SegmentHead {
+pub(crate) struct SegmentHeader {
     /// Which use of the ring's segments this is.
     pub(crate) seq: u64,
     /// The youngest stamp of any block that was ever written to the level.
@@ -59,10 +59,10 @@ pub(crate) struct SegmentHead {
     pub(crate) previous_batches: u32,
 }
 
-impl SegmentHead {
+impl SegmentHeader {
     /// Writes the header's page, and returns the chain's value at the beginning of the segment.
     pub(crate) fn seal(&self, guid: u64, page: &mut [u8]) -> u64 {
-        let mut head = SegmentPhys {
+        let mut header = SegmentPhys {
             magic: SEGMENT_MAGIC.into(),
             checksum: [0; 16],
             guid: guid.into(),
@@ -74,28 +74,28 @@ impl SegmentHead {
             previous_batches: self.previous_batches.into(),
             unused: [0; 4028],
         };
-        head.checksum = sum(&head.as_bytes()[SEGMENT_COVERED_FROM..]);
-        page[..size_of::<SegmentPhys>()].copy_from_slice(head.as_bytes());
-        chain_of(&head.checksum)
+        header.checksum = sum(&header.as_bytes()[SEGMENT_COVERED_FROM..]);
+        page[..size_of::<SegmentPhys>()].copy_from_slice(header.as_bytes());
+        chain_of(&header.checksum)
     }
 
     /// The header in a page, if it is one of this level, and the chain's value.
     pub(crate) fn parse(guid: u64, page: &[u8]) -> Option<(Self, u64)> {
-        let (head, _) = SegmentPhys::ref_from_prefix(page).ok()?;
-        if head.magic.get() != SEGMENT_MAGIC || head.guid.get() != guid {
+        let (header, _) = SegmentPhys::ref_from_prefix(page).ok()?;
+        if header.magic.get() != SEGMENT_MAGIC || header.guid.get() != guid {
             return None;
         }
-        if head.checksum != sum(&head.as_bytes()[SEGMENT_COVERED_FROM..]) {
+        if header.checksum != sum(&header.as_bytes()[SEGMENT_COVERED_FROM..]) {
             return None;
         }
         let parsed = Self {
-            seq: head.seq.get(),
-            stamp: head.stamp.get(),
-            floor: (head.floor_seq.get(), head.floor_unit.get()),
-            previous_durable: head.previous_durable.get(),
-            previous_batches: head.previous_batches.get(),
+            seq: header.seq.get(),
+            stamp: header.stamp.get(),
+            floor: (header.floor_seq.get(), header.floor_unit.get()),
+            previous_durable: header.previous_durable.get(),
+            previous_batches: header.previous_batches.get(),
         };
-        Some((parsed, chain_of(&head.checksum)))
+        Some((parsed, chain_of(&header.checksum)))
     }
 }
 
@@ -127,31 +127,31 @@ struct FooterPhys {
     durable: U32,
 }
 
-const _: () = assert!(size_of::<FooterPhys>() == FOOTER_HEAD_BYTES);
+const _: () = assert!(size_of::<FooterPhys>() == FOOTER_HEADER_BYTES);
 const FOOTER_COVERED_FROM: usize = 24;
 
 /// Where a batch lies in its segment.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct BatchPlacePhys {
+struct BatchExtentPhys {
     /// Its first page.
     page: U32,
     /// Pages of its log block.
     log_pages: U32,
 }
 
-const _: () = assert!(size_of::<BatchPlacePhys>() == PLACE_BYTES);
+const _: () = assert!(size_of::<BatchExtentPhys>() == BATCH_EXTENT_BYTES);
 
 /// Where a batch lies in its segment, and how long its log block is, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BatchPlace {
+pub(crate) struct BatchExtent {
     pub(crate) offset: u64,
     pub(crate) log_bytes: u64,
 }
 
 /// What a footer says beside its places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FooterHead {
+pub(crate) struct FooterHeader {
     pub(crate) seq: u64,
     pub(crate) records: u64,
     pub(crate) stamp: u64,
@@ -160,36 +160,41 @@ pub(crate) struct FooterHead {
 }
 
 /// Writes a footer to the front of `out`, which has room for it.
-pub(crate) fn seal_footer(guid: u64, head: FooterHead, places: &[BatchPlace], out: &mut [u8]) {
-    let end = FOOTER_HEAD_BYTES + places.len() * PLACE_BYTES;
+pub(crate) fn seal_footer(
+    guid: u64,
+    header: FooterHeader,
+    extents: &[BatchExtent],
+    out: &mut [u8],
+) {
+    let end = FOOTER_HEADER_BYTES + extents.len() * BATCH_EXTENT_BYTES;
     let mut phys = FooterPhys {
         magic: FOOTER_MAGIC.into(),
         checksum: [0; 16],
         guid: guid.into(),
-        seq: head.seq.into(),
-        records: head.records.into(),
-        stamp: head.stamp.into(),
-        batches: (places.len() as u32).into(),
-        durable: head.durable.into(),
+        seq: header.seq.into(),
+        records: header.records.into(),
+        stamp: header.stamp.into(),
+        batches: (extents.len() as u32).into(),
+        durable: header.durable.into(),
     };
-    for (at, place) in places.iter().enumerate() {
-        let place = BatchPlacePhys {
-            page: ((place.offset / PAGE_BYTES) as u32).into(),
-            log_pages: ((place.log_bytes / PAGE_BYTES) as u32).into(),
+    for (at, extent) in extents.iter().enumerate() {
+        let extent = BatchExtentPhys {
+            page: ((extent.offset / PAGE_BYTES) as u32).into(),
+            log_pages: ((extent.log_bytes / PAGE_BYTES) as u32).into(),
         };
-        let from = FOOTER_HEAD_BYTES + at * PLACE_BYTES;
-        out[from..from + PLACE_BYTES].copy_from_slice(place.as_bytes());
+        let from = FOOTER_HEADER_BYTES + at * BATCH_EXTENT_BYTES;
+        out[from..from + BATCH_EXTENT_BYTES].copy_from_slice(extent.as_bytes());
     }
-    out[..FOOTER_HEAD_BYTES].copy_from_slice(phys.as_bytes());
+    out[..FOOTER_HEADER_BYTES].copy_from_slice(phys.as_bytes());
     phys.checksum = sum(&out[FOOTER_COVERED_FROM..end]);
-    out[..FOOTER_HEAD_BYTES].copy_from_slice(phys.as_bytes());
+    out[..FOOTER_HEADER_BYTES].copy_from_slice(phys.as_bytes());
 }
 
 /// A footer, as it lies in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Footer<'a> {
-    pub(crate) head: FooterHead,
-    places: &'a [BatchPlacePhys],
+    pub(crate) header: FooterHeader,
+    extents: &'a [BatchExtentPhys],
 }
 
 impl<'a> Footer<'a> {
@@ -205,18 +210,19 @@ impl<'a> Footer<'a> {
             return None;
         }
         let batches = phys.batches.get() as usize;
-        let end = batches.checked_mul(PLACE_BYTES)?.checked_add(FOOTER_HEAD_BYTES)?;
+        let end = batches.checked_mul(BATCH_EXTENT_BYTES)?.checked_add(FOOTER_HEADER_BYTES)?;
         if phys.checksum != sum(bytes.get(FOOTER_COVERED_FROM..end)?) {
             return None;
         }
-        let places = <[BatchPlacePhys]>::ref_from_bytes(rest.get(..batches * PLACE_BYTES)?).ok()?;
+        let extents =
+            <[BatchExtentPhys]>::ref_from_bytes(rest.get(..batches * BATCH_EXTENT_BYTES)?).ok()?;
         let (records, stamp) = (phys.records.get(), phys.stamp.get());
-        let head = FooterHead { seq, records, stamp, durable: phys.durable.get() };
-        let footer = Self { head, places };
+        let header = FooterHeader { seq, records, stamp, durable: phys.durable.get() };
+        let footer = Self { header, extents };
         let mut next = from;
-        for place in footer.places() {
-            let end = place.offset + place.log_bytes;
-            if place.offset < next || place.log_bytes == 0 || end > to {
+        for extent in footer.extents() {
+            let end = extent.offset + extent.log_bytes;
+            if extent.offset < next || extent.log_bytes == 0 || end > to {
                 return None;
             }
             next = end;
@@ -225,10 +231,10 @@ impl<'a> Footer<'a> {
     }
 
     /// Where the batches lie.
-    pub(crate) fn places(self) -> impl Iterator<Item = BatchPlace> + 'a {
-        self.places.iter().map(|place| BatchPlace {
-            offset: u64::from(place.page.get()) * PAGE_BYTES,
-            log_bytes: u64::from(place.log_pages.get()) * PAGE_BYTES,
+    pub(crate) fn extents(self) -> impl Iterator<Item = BatchExtent> + 'a {
+        self.extents.iter().map(|extent| BatchExtent {
+            offset: u64::from(extent.page.get()) * PAGE_BYTES,
+            log_bytes: u64::from(extent.log_pages.get()) * PAGE_BYTES,
         })
     }
 }

@@ -7,18 +7,18 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_cache::{BuildError, Cache, Key};
 use forebay_io::Device;
 
-use super::values::OwnCodec;
-use super::{Hook, HybridCache, LevelKey, LevelValue};
+use super::values::ValueCodec;
+use super::{HybridCache, L2Hook, L2Key, L2Value};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
-use crate::level::Level;
-use crate::options::LevelOptions;
-use crate::tunables::LevelTunables;
+use crate::l2::L2;
+use crate::options::L2Options;
+use crate::tunables::L2Tunables;
 
 /// Memory for I/O, if the user says nothing: it is only taken when it is needed.
 const IO_MEMORY_BYTES: u64 = 64 << 20;
 /// What a value is taken to weigh before any is known.
-const FIRST_WEIGHT: u64 = 256;
+const INITIAL_WEIGHT: u64 = 256;
 
 /// Describes a hybrid cache; made by [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
@@ -29,7 +29,7 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     capacity: Option<u64>,
     bound: Option<u64>,
     owner: [u8; 16],
-    anew: bool,
+    recreate: bool,
     force: bool,
     immutable_keys: bool,
     writes_on_close: bool,
@@ -37,13 +37,13 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     cache_tunables: Vec<(String, String)>,
-    level_tunables: Vec<(String, String)>,
+    l2_tunables: Vec<(String, String)>,
 }
 
-impl<K: LevelKey, V: LevelValue> HybridCache<K, V> {
-    /// A cache on that device. What it weighs is told by [`LevelValue::memory_bytes`].
+impl<K: L2Key, V: L2Value> HybridCache<K, V> {
+    /// A cache on that device. What it weighs is told by [`L2Value::memory_bytes`].
     pub fn builder(device: Arc<dyn Device>) -> HybridBuilder<K, V> {
-        HybridBuilder::new(device, Arc::new(OwnCodec::new()), |_, value| value.memory_bytes())
+        HybridBuilder::new(device, Arc::new(ValueCodec::new()), |_, value| value.memory_bytes())
     }
 }
 
@@ -60,8 +60,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             weigh: Arc::new(weigh),
             capacity: None,
             bound: None,
-            owner: tag_of(""),
-            anew: false,
+            owner: owner_tag(""),
+            recreate: false,
             force: false,
             immutable_keys: false,
             writes_on_close: true,
@@ -69,7 +69,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             clock: None,
             seed: None,
             cache_tunables: Vec::new(),
-            level_tunables: Vec::new(),
+            l2_tunables: Vec::new(),
         }
     }
 
@@ -88,14 +88,14 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
 
     /// Whose cache it is: a device that holds another's is refused. Change the name when what keys or bytes mean changes.
     pub fn name(mut self, name: &str) -> Self {
-        self.owner = tag_of(name);
+        self.owner = owner_tag(name);
         self
     }
 
     /// Begin with an empty device, whatever this cache has left there. By default, what is there is used, and a blank
     /// device is made ready.
-    pub fn anew(mut self) -> Self {
-        self.anew = true;
+    pub fn recreate(mut self) -> Self {
+        self.recreate = true;
         self
     }
 
@@ -142,26 +142,26 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
     }
 
     /// Sets a tunable of the level on the device.
-    pub fn level_tunable(mut self, name: &str, value: &str) -> Self {
-        self.level_tunables.push((name.to_owned(), value.to_owned()));
+    pub fn l2_tunable(mut self, name: &str, value: &str) -> Self {
+        self.l2_tunables.push((name.to_owned(), value.to_owned()));
         self
     }
 
     /// Opens the device, and begins to find out what it holds; the cache serves at once.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if an argument cannot be right; and those of [`Level::open`].
+    /// [`ErrorKind::Invalid`] if an argument cannot be right; and those of [`L2::open`].
     pub fn build(self) -> Result<HybridCache<K, V>> {
         let arena = Arena::new(ArenaConfig {
             limit_bytes: self.io_memory,
             huge_pages: HugePages::default(),
         });
         let arena = arena.map_err(|error| invalid("its memory for I/O").because(error))?;
-        let tunables = LevelTunables::default();
-        for (name, value) in &self.level_tunables {
+        let tunables = L2Tunables::default();
+        for (name, value) in &self.l2_tunables {
             tunables.set(name, value).map_err(|error| invalid("a tunable").because(error))?;
         }
-        let mut options = LevelOptions::new(self.owner, Arc::clone(&arena));
+        let mut options = L2Options::new(self.owner, Arc::clone(&arena));
         options.tunables = Arc::new(tunables);
         (options.force, options.create) = (self.force, true);
         options.immutable_keys = self.immutable_keys;
@@ -172,40 +172,35 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             options.clock = Arc::clone(clock);
         }
         let (device, codec) = (Arc::clone(&self.device), Arc::clone(&self.codec));
-        let level = match self.anew {
-            true => Level::create(device, codec, &options)?,
-            false => Level::open(device, codec, &options)?,
+        let l2 = match self.recreate {
+            true => L2::create(device, codec, &options)?,
+            false => L2::open(device, codec, &options)?,
         };
-        let cache = self.cache(&level, arena);
+        let cache = self.cache(&l2, arena);
         let cache = cache.map_err(|error| invalid("its memory").because(error))?;
-        level.warm_up(cache.spare_room());
+        l2.warm_up(cache.spare_room());
         Ok(HybridCache {
             cache,
-            level,
-            usual_weight: AtomicU64::new(FIRST_WEIGHT),
+            l2,
+            mean_weight: AtomicU64::new(INITIAL_WEIGHT),
             weigh: self.weigh,
             writes_on_close: self.writes_on_close,
             closing: AtomicBool::new(false),
         })
     }
 
-    fn cache(
-        &self,
-        level: &Arc<Level<K, V>>,
-        arena: Arc<Arena>,
-    ) -> Result<Cache<K, V>, BuildError> {
+    fn cache(&self, l2: &Arc<L2<K, V>>, arena: Arc<Arena>) -> Result<Cache<K, V>, BuildError> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
-            .second_level(Arc::new(Hook(Arc::clone(level))));
+            .second_level(Arc::new(L2Hook(Arc::clone(l2))));
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
         }
         if let Some(bytes) = self.bound {
-            let level = Arc::clone(level);
-            builder = builder
-                .bound(bytes)
-                .overhead(move || level.memory_bytes() + arena.committed_bytes());
+            let l2 = Arc::clone(l2);
+            builder =
+                builder.bound(bytes).overhead(move || l2.memory_bytes() + arena.committed_bytes());
         }
         if let Some(seed) = self.seed {
             builder = builder.seed(seed);
@@ -230,7 +225,7 @@ impl<K: Key, V: Send + Sync + 'static> std::fmt::Debug for HybridBuilder<K, V> {
 }
 
 /// What a name is on the device.
-fn tag_of(name: &str) -> [u8; 16] {
+fn owner_tag(name: &str) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
 }
 

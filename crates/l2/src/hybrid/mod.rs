@@ -32,28 +32,28 @@ use forebay_cache::{
 
 pub use builder::HybridBuilder;
 pub use memory::HybridMemory;
-pub use values::{LevelKey, LevelValue};
+pub use values::{L2Key, L2Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::level::Level;
-use crate::stats::LevelStats;
+use crate::l2::L2;
+use crate::stats::L2Stats;
 
 /// Lookups of a key that are given up by others before one goes past the level.
-const PATIENCE: u32 = 4;
+const MAX_ABANDONED_LOADS: u32 = 4;
 /// Blocks that are pinned at once while everything is written.
-const LOT: usize = 1024;
+const OFFER_BATCH: usize = 1024;
 
 forebay_base::sync::thread_local! {
     /// Why the level could not forget the last key that this thread had it forget.
-    static UNFORGOTTEN: RefCell<Option<Error>> = const { RefCell::new(None) };
+    static LAST_FORGET_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
 /// Values in memory, and more of them on a device that survive the program. See the example at the head of the crate.
 pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     cache: Cache<K, V>,
-    level: Arc<Level<K, V>>,
+    l2: Arc<L2<K, V>>,
     /// What a value has weighed lately: what is reserved for one whose weight is not known.
-    usual_weight: AtomicU64,
+    mean_weight: AtomicU64,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     writes_on_close: bool,
     /// Nothing is changed any more.
@@ -67,7 +67,7 @@ pub struct HybridStats {
     /// Of the memory.
     pub memory: Stats,
     /// Of the device.
-    pub level: LevelStats,
+    pub l2: L2Stats,
 }
 
 /// What did not work with an insert.
@@ -81,7 +81,7 @@ pub enum InsertError<V> {
     /// The device has failed, or the codec, in a way that an older value of the key may come back when it is opened again. In this
     /// process, it does not.
     #[error("an older value may come back: {error}")]
-    NotForgotten {
+    ForgetFailed {
         /// What happened, and what to do.
         #[source]
         error: Error,
@@ -91,9 +91,9 @@ pub enum InsertError<V> {
 }
 
 /// The level, as the cache sees it.
-struct Hook<K: Key, V: Send + Sync + 'static>(Arc<Level<K, V>>);
+struct L2Hook<K: Key, V: Send + Sync + 'static>(Arc<L2<K, V>>);
 
-impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
+impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2Hook<K, V> {
     fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         self.0.offer(candidates);
     }
@@ -106,22 +106,22 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
         self.0.would_write(key, class)
     }
 
-    fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
-        self.0.load(filler)
+    fn load(&self, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+        self.0.load(guard)
     }
 
     fn forget(&self, key: &K) {
         if let Err(error) = self.0.forget_checked(key) {
-            UNFORGOTTEN.with(|slot| *slot.borrow_mut() = Some(error));
+            LAST_FORGET_ERROR.with(|slot| *slot.borrow_mut() = Some(error));
         }
     }
 }
 
 /// Runs what has the level forget a key. An error if it could not.
-fn forgetting<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
-    UNFORGOTTEN.with(|slot| slot.borrow_mut().take());
+fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
+    LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take());
     let outcome = change();
-    (outcome, UNFORGOTTEN.with(|slot| slot.borrow_mut().take()))
+    (outcome, LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take()))
 }
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
@@ -138,8 +138,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     Err(LoadError::Abandoned) => {}
                     Err(_) => return None,
                 },
-                Ok(Begin::Vacant(filler)) => {
-                    filler.withdraw();
+                Ok(Begin::Vacant(guard)) => {
+                    guard.withdraw();
                     return None;
                 }
                 Err(_) => return None,
@@ -154,8 +154,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             return Some(value);
         }
         for attempt in 0.. {
-            let begun = match attempt < PATIENCE {
-                true => self.cache.begin_async(*key, self.usual(), self.attributes(key)).await,
+            let begun = match attempt < MAX_ABANDONED_LOADS {
+                true => {
+                    self.cache.begin_async(*key, self.expected_weight(), self.attributes(key)).await
+                }
                 false => self.begin(key, attempt),
             };
             match begun {
@@ -165,8 +167,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     Err(LoadError::Abandoned) => {}
                     Err(_) => return None,
                 },
-                Ok(Begin::Vacant(filler)) => {
-                    filler.withdraw();
+                Ok(Begin::Vacant(guard)) => {
+                    guard.withdraw();
                     return None;
                 }
                 Err(_) => return None,
@@ -176,19 +178,19 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     }
 
     fn begin(&self, key: &K, attempt: u32) -> Result<Begin<'_, K, V>, LoadError> {
-        match attempt < PATIENCE {
-            true => self.cache.begin(*key, self.usual(), self.attributes(key)),
-            false => self.cache.begin_past_second(*key, self.usual(), Attributes::DATA),
+        match attempt < MAX_ABANDONED_LOADS {
+            true => self.cache.begin(*key, self.expected_weight(), self.attributes(key)),
+            false => self.cache.begin_past_second(*key, self.expected_weight(), Attributes::DATA),
         }
     }
 
     /// How a value is to be cached of which only the device knows.
     fn attributes(&self, key: &K) -> Attributes {
-        Attributes { class: self.level.class_of(key).unwrap_or_default(), ..Attributes::DATA }
+        Attributes { class: self.l2.class_of(key).unwrap_or_default(), ..Attributes::DATA }
     }
 
-    fn usual(&self) -> u64 {
-        self.usual_weight.load(Ordering::Relaxed).max(1)
+    fn expected_weight(&self) -> u64 {
+        self.mean_weight.load(Ordering::Relaxed).max(1)
     }
 
     /// The value of that key, loaded if neither memory nor device have it: by `load`, or by whoever is loading it already.
@@ -219,8 +221,10 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let load = || load().inspect(|value| self.note_weight(&key, value));
-        self.cache.get_or_load(key, self.usual(), attributes, load).map(|value| value.into_owned())
+        let load = || load().inspect(|value| self.update_mean_weight(&key, value));
+        self.cache
+            .get_or_load(key, self.expected_weight(), attributes, load)
+            .map(|value| value.into_owned())
     }
 
     /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Dropping the future gives the load up.
@@ -236,15 +240,16 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         F: Future<Output = Result<V, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let load = async || load().await.inspect(|value| self.note_weight(&key, value));
-        let value = self.cache.get_or_load_async(key, self.usual(), Attributes::DATA, load).await;
+        let load = async || load().await.inspect(|value| self.update_mean_weight(&key, value));
+        let value =
+            self.cache.get_or_load_async(key, self.expected_weight(), Attributes::DATA, load).await;
         value.map(|value| value.into_owned())
     }
 
-    fn note_weight(&self, key: &K, value: &V) {
-        let (usual, now) = (self.usual(), (self.weigh)(key, value));
+    fn update_mean_weight(&self, key: &K, value: &V) {
+        let (expected_weight, now) = (self.expected_weight(), (self.weigh)(key, value));
         // Others may do the same at once: it is a guess in any case.
-        self.usual_weight.store((7 * usual + now) / 8, Ordering::Relaxed);
+        self.mean_weight.store((7 * expected_weight + now) / 8, Ordering::Relaxed);
     }
 
     /// Caches a value, over any other of that key. If the device has an older one, waits until it is durable that this one is
@@ -270,13 +275,13 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             let reason = forebay_cache::Refusal::Closed;
             return Err(InsertError::Refused(Refused { reason, value }));
         }
-        self.note_weight(&key, &value);
-        match forgetting(|| self.cache.insert_with(key, value, attributes)) {
+        self.update_mean_weight(&key, &value);
+        match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
             (Err(refused), None) => Err(InsertError::Refused(refused)),
             (outcome, Some(error)) => {
                 let value = outcome.err().map(|refused| refused.value);
-                Err(InsertError::NotForgotten { error, value })
+                Err(InsertError::ForgetFailed { error, value })
             }
         }
     }
@@ -289,7 +294,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     /// process, it does not. [`ErrorKind::Closed`] once the cache is being closed: then nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
         self.check_open()?;
-        match forgetting(|| self.cache.remove(key)) {
+        match capture_forget_error(|| self.cache.remove(key)) {
             (was_cached, None) => Ok(was_cached),
             (_, Some(error)) => Err(error),
         }
@@ -308,18 +313,18 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 
     fn write_all(&self) -> Result<()> {
         let mut outcome = Ok(());
-        self.cache.offer_all(LOT, |candidates| {
+        self.cache.offer_all(OFFER_BATCH, |candidates| {
             if outcome.is_ok() {
-                outcome = self.level.write_all(candidates);
+                outcome = self.l2.write_all(candidates);
             }
         });
         outcome?;
-        self.level.flush()
+        self.l2.flush()
     }
 
     /// What is in memory and on the device, and what was done.
     pub fn stats(&self) -> HybridStats {
-        HybridStats { memory: self.cache.stats(), level: self.level.stats() }
+        HybridStats { memory: self.cache.stats(), l2: self.l2.stats() }
     }
 
     /// The memory alone.
@@ -328,8 +333,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     }
 
     /// The device alone.
-    pub fn level(&self) -> &Arc<Level<K, V>> {
-        &self.level
+    pub fn l2(&self) -> &Arc<L2<K, V>> {
+        &self.l2
     }
 
     fn is_closing(&self) -> bool {
@@ -358,17 +363,19 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     pub fn close(&self) -> Result<()> {
         let first = !self.closing.swap(true, Ordering::AcqRel);
         let written = match self.writes_on_close && first {
-            true if self.level.is_own_thread() => {
-                Err(self.level.unwritten("its own thread closes it"))
+            true if self.l2.is_own_thread() => {
+                Err(self.l2.unwritten_error("its own thread closes it"))
             }
-            true if self.level.is_rebuilding() => {
+            true if self.l2.is_rebuilding() => {
                 let mut only_here = false;
                 // What was read from the device lately is known to be there.
-                let unknown = |candidate: &Candidate<K, V>| !self.level.has(candidate.key());
-                self.cache.offer_all(LOT, |candidates| only_here |= candidates.iter().any(unknown));
+                let unknown = |candidate: &Candidate<K, V>| !self.l2.has(candidate.key());
+                self.cache.offer_all(OFFER_BATCH, |candidates| {
+                    only_here |= candidates.iter().any(unknown)
+                });
                 match only_here {
                     false => Ok(()),
-                    true => Err(self.level.unwritten("it did not know yet what the device has")),
+                    true => Err(self.l2.unwritten_error("it did not know yet what the device has")),
                 }
             }
             true => self.write_all(),
@@ -376,7 +383,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         };
         // It waits for changes that have begun, and for blocks that wait to be written: the level is still at work.
         self.cache.close();
-        self.level.close();
+        self.l2.close();
         written
     }
 }
@@ -384,12 +391,12 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 /// The level goes first: a thread of it may be putting blocks into memory.
 impl<K: Key, V: Send + Sync + 'static> Drop for HybridCache<K, V> {
     fn drop(&mut self) {
-        self.level.close();
+        self.l2.close();
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> fmt::Debug for HybridCache<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HybridCache").field("level", &self.level.health()).finish_non_exhaustive()
+        f.debug_struct("HybridCache").field("l2", &self.l2.health()).finish_non_exhaustive()
     }
 }

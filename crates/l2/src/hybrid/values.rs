@@ -10,7 +10,7 @@ use crate::codec::Codec;
 ///
 /// The bytes must be the same in every run of the program: they are what a value is found by after a restart. Different
 /// keys give different bytes.
-pub trait LevelKey: Key {
+pub trait L2Key: Key {
     /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     const BYTES: usize;
 
@@ -27,7 +27,7 @@ pub trait LevelKey: Key {
 }
 
 /// A value that can be written to a device.
-pub trait LevelValue: Sized + Send + Sync + 'static {
+pub trait L2Value: Sized + Send + Sync + 'static {
     /// Bytes that [`encode`](Self::encode) will write.
     fn encoded_len(&self) -> usize;
 
@@ -46,7 +46,7 @@ pub trait LevelValue: Sized + Send + Sync + 'static {
 
 macro_rules! integers {
     ($($t:ty)*) => {$(
-        impl LevelKey for $t {
+        impl L2Key for $t {
             const BYTES: usize = size_of::<$t>();
             const DECODES: bool = true;
             fn encode(&self, out: &mut [u8]) {
@@ -57,7 +57,7 @@ macro_rules! integers {
             }
         }
 
-        impl LevelValue for $t {
+        impl L2Value for $t {
             fn encoded_len(&self) -> usize {
                 size_of::<$t>()
             }
@@ -75,7 +75,7 @@ macro_rules! integers {
 }
 integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
 
-impl<const N: usize> LevelKey for [u8; N] {
+impl<const N: usize> L2Key for [u8; N] {
     const BYTES: usize = N;
     const DECODES: bool = true;
     fn encode(&self, out: &mut [u8]) {
@@ -86,7 +86,7 @@ impl<const N: usize> LevelKey for [u8; N] {
     }
 }
 
-impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
+impl<A: L2Key, B: L2Key> L2Key for (A, B) {
     const BYTES: usize = A::BYTES + B::BYTES;
     fn encode(&self, out: &mut [u8]) {
         let (first, second) = out.split_at_mut(A::BYTES);
@@ -100,7 +100,7 @@ impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
     }
 }
 
-impl<const N: usize> LevelValue for [u8; N] {
+impl<const N: usize> L2Value for [u8; N] {
     fn encoded_len(&self) -> usize {
         N
     }
@@ -117,7 +117,7 @@ impl<const N: usize> LevelValue for [u8; N] {
 
 macro_rules! bytes {
     ($($t:ty)*) => {$(
-        impl LevelValue for $t {
+        impl L2Value for $t {
             fn encoded_len(&self) -> usize {
                 self.len()
             }
@@ -132,7 +132,7 @@ macro_rules! bytes {
 }
 bytes!(Vec<u8> Box<[u8]>);
 
-impl LevelValue for String {
+impl L2Value for String {
     fn encoded_len(&self) -> usize {
         self.len()
     }
@@ -145,15 +145,15 @@ impl LevelValue for String {
 }
 
 /// The codec of keys and values that say themselves how they become bytes.
-pub(super) struct OwnCodec<K, V>(PhantomData<fn() -> (K, V)>);
+pub(super) struct ValueCodec<K, V>(PhantomData<fn() -> (K, V)>);
 
-impl<K, V> OwnCodec<K, V> {
+impl<K, V> ValueCodec<K, V> {
     pub(super) fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
+impl<K: L2Key, V: L2Value> Codec<K, V> for ValueCodec<K, V> {
     fn key_bytes(&self) -> usize {
         K::BYTES
     }
@@ -181,7 +181,7 @@ impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
 mod tests {
     use super::*;
 
-    fn round<V: LevelValue + PartialEq + std::fmt::Debug>(value: V) {
+    fn round<V: L2Value + PartialEq + std::fmt::Debug>(value: V) {
         let mut bytes = vec![0; value.encoded_len()];
         value.encode(&mut bytes);
         assert_eq!(V::decode(&bytes), Some(value));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_value_are_refused() {
+    fn invalid_bytes_do_not_decode() {
         assert_eq!(u64::decode(&[1, 2, 3]), None);
         assert_eq!(<[u8; 4]>::decode(&[1, 2, 3]), None);
         assert_eq!(String::decode(&[0xff, 0xfe]), None);

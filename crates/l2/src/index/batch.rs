@@ -6,28 +6,28 @@
 
 use super::Index;
 use super::slot::Slot;
-use super::slots::NoMemory;
-use super::table::{Growth, Put};
-use crate::record::{Identity, Place, Record, State};
+use super::slot_array::NoMemory;
+use super::table::{Growth, PutOutcome};
+use crate::record::{BlockAddr, KeyHash, Record, RecordState};
 
 /// Records ahead for which slots are fetched.
-const AHEAD: usize = 8;
+const PREFETCH_DISTANCE: usize = 8;
 
 /// Records of a part of a partition that a batch is sorted into, at least.
 const PART_RECORDS: usize = 16;
 /// The most parts of a partition, as a power of two: more places to write to at once than fit into a cache would be
 /// slower.
-const MOST_PARTS_BITS: u32 = 4;
+const MAX_PART_BITS: u32 = 4;
 
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BatchOutcome {
     /// Records whose identity was not in the index.
-    pub(crate) fresh: u64,
+    pub(crate) inserted: u64,
     /// Records that took the place of older ones.
     pub(crate) replaced: u64,
     /// Records that were older than what is there.
-    pub(crate) older: u64,
+    pub(crate) stale: u64,
 }
 
 impl Index {
@@ -43,8 +43,8 @@ impl Index {
     /// If a number of a place does not fit into a slot.
     pub(crate) fn insert_batch(
         &self,
-        records: &[(Identity, Record)],
-        newer: impl Fn(Place, Place) -> bool,
+        records: &[(KeyHash, Record)],
+        newer: impl Fn(BlockAddr, BlockAddr) -> bool,
         expected: u64,
     ) -> Result<BatchOutcome, NoMemory> {
         // Hashes spread evenly, but some partitions get a little more than their share.
@@ -61,13 +61,13 @@ impl Index {
             }
             self.with(partition, |table| -> Result<(), NoMemory> {
                 for (at, slot) in slots.iter().enumerate() {
-                    if let Some(next) = slots.get(at + AHEAD) {
-                        table.approach(next.order());
+                    if let Some(next) = slots.get(at + PREFETCH_DISTANCE) {
+                        table.prefetch(next.order());
                     }
                     match table.put(*slot, &newer, growth)? {
-                        Put::Fresh => outcome.fresh += 1,
-                        Put::Replaced(_) => outcome.replaced += 1,
-                        Put::Older => outcome.older += 1,
+                        PutOutcome::Inserted => outcome.inserted += 1,
+                        PutOutcome::Replaced(_) => outcome.replaced += 1,
+                        PutOutcome::Stale => outcome.stale += 1,
                     }
                 }
                 Ok(())
@@ -80,15 +80,15 @@ impl Index {
     /// theirs); and where each partition ends.
     fn by_partition(
         &self,
-        records: &[(Identity, Record)],
+        records: &[(KeyHash, Record)],
     ) -> Result<(Vec<Slot>, Vec<usize>), NoMemory> {
         // As many parts of each partition as there are enough records for.
         let each = (records.len() / self.partitions.len() / PART_RECORDS).max(1);
-        let fine = each.ilog2().min(MOST_PARTS_BITS);
+        let fine = each.ilog2().min(MAX_PART_BITS);
         let shift = 64 - self.partition_bits - fine;
         let mut ends = vec![0usize; self.partitions.len() << fine];
-        for (id, _) in records {
-            ends[(id.0 >> shift) as usize] += 1;
+        for (hash, _) in records {
+            ends[(hash.0 >> shift) as usize] += 1;
         }
         let mut sum = 0;
         for end in &mut ends {
@@ -99,9 +99,9 @@ impl Index {
         let bytes = std::mem::size_of_val(records);
         sorted.try_reserve_exact(records.len()).map_err(|_| NoMemory::Heap { bytes })?;
         sorted.resize(records.len(), Slot::EMPTY);
-        for (id, record) in records {
-            let at = &mut ends[(id.0 >> shift) as usize];
-            sorted[*at] = Slot::new(*id, record);
+        for (hash, record) in records {
+            let at = &mut ends[(hash.0 >> shift) as usize];
+            sorted[*at] = Slot::new(*hash, record);
             *at += 1;
         }
         let last_parts = ends.into_iter().skip((1 << fine) - 1).step_by(1 << fine);
@@ -110,13 +110,13 @@ impl Index {
 
     /// Removes tombstones, and gives back what was expected and did not come. Returns how many there were.
     pub(crate) fn sweep_tombstones(&self) -> u64 {
-        self.retain(|slot| slot.state() != State::Tomb)
+        self.retain(|slot| slot.state() != RecordState::Tombstone)
     }
 
     /// Removes every record of a segment, of whatever state, by looking at all records of the index: for a segment
     /// that cannot say what is in it. Returns how many there were.
     pub(crate) fn remove_segment(&self, segment: u32) -> u64 {
-        self.retain(|slot| slot.place().segment != segment)
+        self.retain(|slot| slot.addr().segment != segment)
     }
 
     /// Removes everything and gives the memory back.
@@ -130,11 +130,11 @@ impl Index {
     }
 
     /// Shows every record to `f`, a partition at a time and under its lock: `f` must not use the index.
-    pub(crate) fn for_each(&self, mut f: impl FnMut(Identity, Record)) {
+    pub(crate) fn for_each(&self, mut f: impl FnMut(KeyHash, Record)) {
         for (number, partition) in self.partitions.iter().enumerate() {
             let table = partition.table.lock();
             for slot in table.iter() {
-                f(slot.identity(number, self.partition_bits), slot.record());
+                f(slot.key_hash(number, self.partition_bits), slot.record());
             }
         }
     }

@@ -16,7 +16,7 @@
 
 mod batch;
 mod slot;
-mod slots;
+mod slot_array;
 mod table;
 
 #[cfg(all(test, forebay_model))]
@@ -27,14 +27,14 @@ mod tests;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use slots::NoMemory;
+pub(crate) use slot_array::NoMemory;
 
-use crate::record::{Identity, Inserted, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record};
-use slot::{LEAST_PARTITION_BITS, Slot};
-use table::{Growth, Put, Table};
+use crate::record::{BlockAddr, InsertOutcome, KeyHash, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Record};
+use slot::{MIN_PARTITION_BITS, Slot};
+use table::{Growth, PutOutcome, Table};
 
 /// The most partitions, as a power of two.
-const MOST_PARTITION_BITS: u32 = 13;
+const MAX_PARTITION_BITS: u32 = 13;
 /// Records of a partition that more partitions would be better for.
 const PARTITION_RECORDS: u64 = 16_384;
 
@@ -66,8 +66,8 @@ impl Index {
             "segments of {units_per_segment} units are too long"
         );
         let wanted = (capacity_hint / PARTITION_RECORDS).max(1).next_power_of_two().ilog2();
-        let partition_bits = wanted.clamp(LEAST_PARTITION_BITS, MOST_PARTITION_BITS);
-        let shared_bits = (partition_bits - LEAST_PARTITION_BITS) as u8;
+        let partition_bits = wanted.clamp(MIN_PARTITION_BITS, MAX_PARTITION_BITS);
+        let shared_bits = (partition_bits - MIN_PARTITION_BITS) as u8;
         let partition = |_| Partition { table: Mutex::named("l2-index", Table::new(shared_bits)) };
         Self {
             partitions: (0..1usize << partition_bits).map(partition).collect(),
@@ -78,8 +78,8 @@ impl Index {
     }
 
     #[inline]
-    fn partition_of(&self, id: Identity) -> usize {
-        (id.0 >> (64 - self.partition_bits)) as usize
+    fn partition_of(&self, hash: KeyHash) -> usize {
+        (hash.0 >> (64 - self.partition_bits)) as usize
     }
 
     /// Runs `f` on the table of a partition, and keeps the counts.
@@ -101,32 +101,32 @@ impl Index {
 
     /// The record of an identity.
     #[inline]
-    pub(crate) fn find(&self, id: Identity) -> Option<Record> {
-        self.partitions[self.partition_of(id)].table.lock().find(id)
+    pub(crate) fn find(&self, hash: KeyHash) -> Option<Record> {
+        self.partitions[self.partition_of(hash)].table.lock().find(hash)
     }
 
-    /// One more hit for the record, if it is still the one at `place`. `to_memory`: its block goes to memory.
-    pub(crate) fn touch(&self, id: Identity, place: Place, to_memory: bool) {
-        let mut table = self.partitions[self.partition_of(id)].table.lock();
-        if let Some(slot) = table.at(id, place) {
+    /// One more hit for the record, if it is still the one at `addr`. `to_memory`: its block goes to memory.
+    pub(crate) fn touch(&self, hash: KeyHash, addr: BlockAddr, to_memory: bool) {
+        let mut table = self.partitions[self.partition_of(hash)].table.lock();
+        if let Some(slot) = table.at(hash, addr) {
             slot.hit();
             if to_memory {
-                slot.enter_memory();
+                slot.set_in_memory();
             }
         }
     }
 
     /// Memory has let go of the block of an identity, or has not got it after all.
-    pub(crate) fn leave_memory(&self, id: Identity) {
-        let mut table = self.partitions[self.partition_of(id)].table.lock();
-        if let Some(record) = table.find(id)
-            && let Some(slot) = table.at(id, record.place)
+    pub(crate) fn clear_in_memory(&self, hash: KeyHash) {
+        let mut table = self.partitions[self.partition_of(hash)].table.lock();
+        if let Some(record) = table.find(hash)
+            && let Some(slot) = table.at(hash, record.addr)
         {
-            slot.leave_memory();
+            slot.clear_in_memory();
         }
     }
 
-    /// Puts a record in. If there is one of the same identity, it is replaced if `newer(its place, the new place)`.
+    /// Puts a record in. If there is one of the same identity, it is replaced if `newer(its addr, the new addr)`.
     ///
     /// # Errors
     /// When there is no memory for it.
@@ -135,34 +135,34 @@ impl Index {
     /// If a number of the place does not fit into a slot; see [`Index::new`].
     pub(crate) fn insert(
         &self,
-        id: Identity,
+        hash: KeyHash,
         record: Record,
-        newer: impl Fn(Place, Place) -> bool,
-    ) -> Result<Inserted, NoMemory> {
-        let slot = Slot::new(id, &record);
+        newer: impl Fn(BlockAddr, BlockAddr) -> bool,
+    ) -> Result<InsertOutcome, NoMemory> {
+        let slot = Slot::new(hash, &record);
         let put =
-            self.with(self.partition_of(id), |table| table.put(slot, newer, Growth::Sparing))?;
+            self.with(self.partition_of(hash), |table| table.put(slot, newer, Growth::Gradual))?;
         Ok(match put {
-            Put::Fresh => Inserted::Fresh,
-            Put::Replaced(old) => Inserted::Replaced(old.record()),
-            Put::Older => Inserted::Older,
+            PutOutcome::Inserted => InsertOutcome::Inserted,
+            PutOutcome::Replaced(old) => InsertOutcome::Replaced(old.record()),
+            PutOutcome::Stale => InsertOutcome::Stale,
         })
     }
 
-    /// Changes the record if it is still the one at `place`: to what `f` makes of it, or to nothing. False if it was
+    /// Changes the record if it is still the one at `addr`: to what `f` makes of it, or to nothing. False if it was
     /// not there, and `f` was not called. `f` runs under the partition's lock and must not use the index.
     pub(crate) fn change(
         &self,
-        id: Identity,
-        place: Place,
+        hash: KeyHash,
+        addr: BlockAddr,
         f: impl FnOnce(Record) -> Option<Record>,
     ) -> bool {
-        self.with(self.partition_of(id), |table| {
-            let Some(slot) = table.at(id, place) else { return false };
+        self.with(self.partition_of(hash), |table| {
+            let Some(slot) = table.at(hash, addr) else { return false };
             match f(slot.record()) {
-                Some(record) => *slot = Slot::new(id, &record),
+                Some(record) => *slot = Slot::new(hash, &record),
                 None => {
-                    table.take(id, |_| true);
+                    table.take(hash, |_| true);
                     table.shrink();
                 }
             }
@@ -171,18 +171,18 @@ impl Index {
     }
 
     /// Takes the record of an identity out, whatever it is.
-    pub(crate) fn take(&self, id: Identity) -> Option<Record> {
-        self.take_if(id, |_| true)
+    pub(crate) fn take(&self, hash: KeyHash) -> Option<Record> {
+        self.take_if(hash, |_| true)
     }
 
-    /// Takes the record out if it is still the one at `place`.
-    pub(crate) fn remove_if_at(&self, id: Identity, place: Place) -> Option<Record> {
-        self.take_if(id, |slot| slot.place() == place)
+    /// Takes the record out if it is still the one at `addr`.
+    pub(crate) fn remove_if_at(&self, hash: KeyHash, addr: BlockAddr) -> Option<Record> {
+        self.take_if(hash, |slot| slot.addr() == addr)
     }
 
-    fn take_if(&self, id: Identity, wanted: impl Fn(Slot) -> bool) -> Option<Record> {
-        self.with(self.partition_of(id), |table| {
-            let taken = table.take(id, wanted)?;
+    fn take_if(&self, hash: KeyHash, wanted: impl Fn(Slot) -> bool) -> Option<Record> {
+        self.with(self.partition_of(hash), |table| {
+            let taken = table.take(hash, wanted)?;
             table.shrink();
             Some(taken.record())
         })

@@ -7,13 +7,13 @@
 
 mod close;
 mod codec;
+mod corruption;
 mod crash;
+mod failed_writes;
 mod faults;
 mod hybrid;
-mod life;
+mod lifecycle;
 mod own_threads;
-mod rot;
-mod set_back;
+mod rollback;
 mod support;
-mod unacknowledged;
-mod warm;
+mod warm_up;

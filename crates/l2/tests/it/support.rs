@@ -6,10 +6,10 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
-use forebay_l2::{Codec, Level, LevelOptions};
+use forebay_l2::{Codec, L2, L2Options};
 
 /// Whose levels the tests make.
-pub(crate) const OWNER: [u8; 16] = *b"tests of levels.";
+pub(crate) const OWNER: [u8; 16] = *b"owner of the L2s";
 
 /// A value that says which key's it is, which version of it, and that all of it is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +34,9 @@ impl Value {
 }
 
 /// Keys are numbers, values begin with their version.
-pub(crate) struct Numbers;
+pub(crate) struct NumberCodec;
 
-impl Codec<u64, Value> for Numbers {
+impl Codec<u64, Value> for NumberCodec {
     fn key_bytes(&self) -> usize {
         8
     }
@@ -77,8 +77,8 @@ pub(crate) fn arena() -> Arc<Arena> {
 }
 
 /// Options for tests: everything is admitted.
-pub(crate) fn options() -> LevelOptions {
-    let options = LevelOptions::new(OWNER, arena());
+pub(crate) fn options() -> L2Options {
+    let options = L2Options::new(OWNER, arena());
     options.tunables.set("admit_all", "true").unwrap();
     options.tunables.set("linger_ms", "1").unwrap();
     options.tunables.set("write_max_bytes_per_s", "64G").unwrap();
@@ -92,30 +92,30 @@ pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
 }
 
 /// A cache over a level.
-pub(crate) struct World {
-    pub(crate) level: Arc<Level<u64, Value>>,
+pub(crate) struct Fixture {
+    pub(crate) l2: Arc<L2<u64, Value>>,
     pub(crate) cache: Cache<u64, Value>,
 }
 
-impl World {
-    pub(crate) fn create(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
-        Self::over(Level::create(device.clone(), Arc::new(Numbers), options).unwrap())
+impl Fixture {
+    pub(crate) fn create(device: &Arc<dyn Device>, options: &L2Options) -> Self {
+        Self::over(L2::create(device.clone(), Arc::new(NumberCodec), options).unwrap())
     }
 
-    pub(crate) fn open(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
-        Self::over(Level::open(device.clone(), Arc::new(Numbers), options).unwrap())
+    pub(crate) fn open(device: &Arc<dyn Device>, options: &L2Options) -> Self {
+        Self::over(L2::open(device.clone(), Arc::new(NumberCodec), options).unwrap())
     }
 
     /// With memory for all that a test uses: what is in it goes to the level when the test says so.
-    pub(crate) fn over(level: Arc<Level<u64, Value>>) -> Self {
+    pub(crate) fn over(l2: Arc<L2<u64, Value>>) -> Self {
         let cache = Cache::builder()
             .capacity(1 << 30)
             .weigher(|_, value: &Value| value.bytes.len() as u64 + 64)
             .reclaim(Reclaim::Inline)
-            .second_level(level.clone())
+            .second_level(l2.clone())
             .build()
             .unwrap();
-        Self { level, cache }
+        Self { l2, cache }
     }
 
     /// Puts a value in; what the level had of the key is gone for good.
@@ -131,9 +131,9 @@ impl World {
     /// Has everything in memory written that is not on the level yet, durably, and drops it from memory.
     pub(crate) fn spill(&self) {
         self.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondLevel::offer(&*self.level, candidates);
+            forebay_cache::SecondLevel::offer(&*self.l2, candidates);
         });
-        self.level.flush().unwrap();
+        self.l2.flush().unwrap();
         self.cache.flush();
     }
 
@@ -153,8 +153,8 @@ impl World {
                     Err(LoadError::Abandoned) => {}
                     Err(error) => panic!("a load failed: {error}"),
                 },
-                Begin::Vacant(filler) => {
-                    filler.withdraw();
+                Begin::Vacant(guard) => {
+                    guard.withdraw();
                     return None;
                 }
             }
@@ -164,7 +164,7 @@ impl World {
 
     /// Ends both, the level first.
     pub(crate) fn close(self) {
-        self.level.close();
+        self.l2.close();
         self.cache.close();
         self.cache.audit();
     }

@@ -5,16 +5,16 @@ use std::time::Duration;
 use forebay_base::sync::{Condvar, Mutex};
 use forebay_cache::{Candidate, Key};
 
-use super::Queued;
-use crate::Refusal;
-use crate::counters::LevelCounters;
+use super::QueuedBlock;
+use crate::AdmissionRefusal;
+use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inner::Inner;
+use crate::shared::L2Shared;
 
 /// How often who waits for room in the queue looks.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// Queues all of them that may be written at all, whatever the rate and their prospects; waits while the queue is
     /// full, and while it is not known yet what the device holds.
     ///
@@ -25,24 +25,24 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return Err(self.not_open());
         }
         for candidate in candidates {
-            let wish = match self.wish(&candidate) {
-                Ok(Some(wish)) => wish,
+            let prepared = match self.prepare(&candidate) {
+                Ok(Some(prepared)) => prepared,
                 Ok(None) => continue,
                 Err(reason) => {
-                    self.refuse(reason);
+                    self.count_refusal(reason);
                     continue;
                 }
             };
-            self.wait_for_room()?;
+            self.wait_for_queue_space()?;
             let (class, since_ns) = (candidate.class, self.clock.now_ns());
             let Some(block) = candidate.write() else {
-                self.counters.add(LevelCounters::ADMITTED, class as usize, 1);
-                self.counters.add(LevelCounters::ADMITTED_IN_VAIN, class as usize, 1);
+                self.counters.add(L2Counters::ADMITTED, class as usize, 1);
+                self.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
                 continue;
             };
-            let (id, value_bytes, bytes) = (wish.id, wish.value_bytes, wish.bytes);
-            let queued = Queued { id, class, value_bytes, bytes, since_ns, block };
-            let refused = self.feed.with(|state| {
+            let (hash, value_bytes, bytes) = (prepared.hash, prepared.value_bytes, prepared.bytes);
+            let queued = QueuedBlock { hash, class, value_bytes, bytes, since_ns, block };
+            let refused = self.write_queue.with(|state| {
                 if state.stopping {
                     return Some(queued);
                 }
@@ -51,36 +51,37 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
                 None
             });
             if refused.is_some() {
-                self.refuse(Refusal::Removed);
+                self.count_refusal(AdmissionRefusal::Removed);
                 return Err(self.not_open());
             }
-            self.counters.add(LevelCounters::ADMITTED, class as usize, 1);
+            self.counters.add(L2Counters::ADMITTED, class as usize, 1);
         }
         Ok(())
     }
 
     /// Waits until the queue has room for one block more.
-    fn wait_for_room(&self) -> Result<()> {
-        let (batch, room) = (self.lot_bytes(), self.tunables.queue_bytes());
+    fn wait_for_queue_space(&self) -> Result<()> {
+        let (batch, queue_limit) = (self.batch_block_bytes(), self.tunables.queue_bytes());
         loop {
-            let (queued, stopping) = self.feed.with(|state| (state.queued_bytes, state.stopping));
+            let (queued, stopping) =
+                self.write_queue.with(|state| (state.queued_bytes, state.stopping));
             if stopping {
                 return Err(self.not_open());
             }
             if queued >= batch {
-                self.feed.wake();
+                self.write_queue.wake();
             }
-            if queued < room {
+            if queued < queue_limit {
                 return Ok(());
             }
             let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
-            condition.wait_timeout(&mut nobody.lock(), LOOK);
+            condition.wait_timeout(&mut nobody.lock(), POLL_INTERVAL);
         }
     }
 
     /// The error of whoever comes too late.
     pub(crate) fn not_open(&self) -> Error {
-        let name = &self.medium.device.info().name;
+        let name = &self.io.device.info().name;
         let text = format!("the second level on {name} failed or was closed: open it again");
         Error::new(ErrorKind::Closed, text)
     }

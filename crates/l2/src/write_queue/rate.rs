@@ -5,41 +5,46 @@
 //! that the device, or whoever shares it, has something better to do.
 
 /// A batch that takes so many times as long a byte as quick ones did lately says that the device is busy.
-const BUSY: u64 = 4;
+const BUSY_FACTOR: u64 = 4;
 /// One that takes less, in nanoseconds a MiB, does not: nobody has to wait for long.
-const NOT_BUSY_NS: u64 = 10_000_000;
+const MIN_BUSY_NS_PER_MIB: u64 = 10_000_000;
 /// How fast it is forgotten that batches were quicker: one part in so many a batch.
-const FORGETS: u64 = 64;
+const FAST_DECAY: u64 = 64;
 /// Of a second: what the bucket holds at most.
-const DEPTH: u64 = 4;
+const DEPTH_DIVISOR: u64 = 4;
 
 /// How much may be written a second, and now.
 #[derive(Clone, Debug)]
-pub(crate) struct Rate {
+pub(crate) struct WriteRate {
     /// Bytes a second.
     pub(crate) bytes_per_s: u64,
     tokens: u64,
     filled_ns: u64,
     /// Nanoseconds a MiB, of quick batches lately.
-    quick: u64,
+    fast_ns_per_mib: u64,
 }
 
 /// Bounds of a rate, in bytes a second.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct RateBounds {
     pub(crate) min: u64,
     pub(crate) max: u64,
 }
 
-impl Rate {
+impl WriteRate {
     /// A full bucket, as fast as allowed.
-    pub(crate) fn new(bounds: Bounds, now_ns: u64) -> Self {
+    pub(crate) fn new(bounds: RateBounds, now_ns: u64) -> Self {
         let bytes_per_s = bounds.max.max(bounds.min);
-        Self { bytes_per_s, tokens: bytes_per_s / DEPTH, filled_ns: now_ns, quick: u64::MAX }
+        Self {
+            bytes_per_s,
+            tokens: bytes_per_s / DEPTH_DIVISOR,
+            filled_ns: now_ns,
+            fast_ns_per_mib: u64::MAX,
+        }
     }
 
     /// Lets time pass.
-    pub(crate) fn fill(&mut self, bounds: Bounds, now_ns: u64) {
+    pub(crate) fn fill(&mut self, bounds: RateBounds, now_ns: u64) {
         self.bytes_per_s = self.bytes_per_s.min(bounds.max).max(bounds.min);
         let passed = u128::from(now_ns.saturating_sub(self.filled_ns));
         let bytes = (passed * u128::from(self.bytes_per_s) / 1_000_000_000) as u64;
@@ -49,9 +54,9 @@ impl Rate {
         }
     }
 
-    /// Takes a block's bytes, if there are any left; for a block that is not `wanted` much, if the bucket is half full.
-    pub(crate) fn take(&mut self, bytes: u64, wanted: bool) -> bool {
-        let reserve = if wanted { 0 } else { self.depth() / 2 };
+    /// Takes a block's bytes, if there are any left; for a block that is not `proven` much, if the bucket is half full.
+    pub(crate) fn take(&mut self, bytes: u64, proven: bool) -> bool {
+        let reserve = if proven { 0 } else { self.depth() / 2 };
         if self.tokens <= reserve {
             return false;
         }
@@ -66,7 +71,7 @@ impl Rate {
     }
 
     /// A batch took that long.
-    pub(crate) fn note(&mut self, bounds: Bounds, bytes: u64, took_ns: u64) {
+    pub(crate) fn record_batch(&mut self, bounds: RateBounds, bytes: u64, took_ns: u64) {
         // Short ones tell of the device's latency, not of what it moves.
         if bytes < 64 << 10 {
             return;
@@ -74,9 +79,9 @@ impl Rate {
         let now =
             u64::try_from((u128::from(took_ns) << 20) / u128::from(bytes)).unwrap_or(u64::MAX);
         let now = now.max(1);
-        let quick = self.quick.min(now);
-        let busy = now > NOT_BUSY_NS && now / BUSY > quick;
-        self.quick = quick + (now - quick) / FORGETS;
+        let fast_ns_per_mib = self.fast_ns_per_mib.min(now);
+        let busy = now > MIN_BUSY_NS_PER_MIB && now / BUSY_FACTOR > fast_ns_per_mib;
+        self.fast_ns_per_mib = fast_ns_per_mib + (now - fast_ns_per_mib) / FAST_DECAY;
         self.bytes_per_s = match busy {
             true => (self.bytes_per_s / 4 * 3).max(bounds.min),
             false => (self.bytes_per_s + self.bytes_per_s / 8).min(bounds.max).max(bounds.min),
@@ -84,7 +89,7 @@ impl Rate {
     }
 
     fn depth(&self) -> u64 {
-        (self.bytes_per_s / DEPTH).max(1 << 16)
+        (self.bytes_per_s / DEPTH_DIVISOR).max(1 << 16)
     }
 }
 
@@ -92,12 +97,12 @@ impl Rate {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { min: 1 << 20, max: 64 << 20 };
+    const BOUNDS: RateBounds = RateBounds { min: 1 << 20, max: 64 << 20 };
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn no_more_is_taken_than_time_has_brought() {
-        let mut rate = Rate::new(BOUNDS, 0);
+    fn the_bucket_grants_no_more_than_the_rate() {
+        let mut rate = WriteRate::new(BOUNDS, 0);
         let mut taken = 0;
         for ms in 1..=10_000 {
             rate.fill(BOUNDS, ms * 1_000_000);
@@ -105,26 +110,26 @@ mod tests {
                 taken += 8192;
             }
         }
-        let allowed = 10 * BOUNDS.max + BOUNDS.max / DEPTH;
+        let allowed = 10 * BOUNDS.max + BOUNDS.max / DEPTH_DIVISOR;
         assert!(taken <= allowed + 10_000 * 8192 && taken >= allowed * 9 / 10, "{taken}");
     }
 
     #[test]
-    fn a_busy_device_slows_it_down_and_a_quick_one_speeds_it_up() {
-        let mut rate = Rate::new(BOUNDS, 0);
-        rate.note(BOUNDS, 1 << 20, SECOND / 1000);
+    fn slow_batches_lower_the_rate_and_fast_batches_raise_it() {
+        let mut rate = WriteRate::new(BOUNDS, 0);
+        rate.record_batch(BOUNDS, 1 << 20, SECOND / 1000);
         assert_eq!(rate.bytes_per_s, BOUNDS.max);
-        (0..16).for_each(|_| rate.note(BOUNDS, 1 << 20, SECOND / 10));
+        (0..16).for_each(|_| rate.record_batch(BOUNDS, 1 << 20, SECOND / 10));
         assert_eq!(rate.bytes_per_s, BOUNDS.min);
-        (0..100).for_each(|_| rate.note(BOUNDS, 1 << 20, SECOND / 1000));
+        (0..100).for_each(|_| rate.record_batch(BOUNDS, 1 << 20, SECOND / 1000));
         assert_eq!(rate.bytes_per_s, BOUNDS.max);
     }
 
     #[test]
-    fn what_is_not_wanted_much_leaves_half() {
-        let mut rate = Rate::new(BOUNDS, 0);
-        let unwanted = (0..).take_while(|_| rate.take(8192, false)).count() as u64;
-        let wanted = (0..).take_while(|_| rate.take(8192, true)).count() as u64;
-        assert!(unwanted.abs_diff(wanted) <= 1, "{unwanted} and {wanted}");
+    fn unproven_blocks_leave_half_of_the_bucket() {
+        let mut rate = WriteRate::new(BOUNDS, 0);
+        let unproven = (0..).take_while(|_| rate.take(8192, false)).count() as u64;
+        let proven = (0..).take_while(|_| rate.take(8192, true)).count() as u64;
+        assert!(unproven.abs_diff(proven) <= 1, "{unproven} and {proven}");
     }
 }

@@ -15,36 +15,36 @@ use forebay_base::sync::Arc;
 use forebay_cache::{Class, Key};
 
 use super::Writer;
-use crate::format::{BatchPlace, BlockSeed, LogRecord, PAGE_BYTES, verify_block};
-use crate::record::{Identity, MAX_HITS, Place, Record, State, UNIT_BYTES};
+use crate::format::{BatchExtent, BlockSeed, LogRecord, PAGE_BYTES, verify_block};
+use crate::record::{BlockAddr, KeyHash, MAX_HITS, Record, RecordState, UNIT_BYTES};
 
 /// What the victim is gone through with.
-pub(super) struct Evacuation {
+pub(super) struct Reinsertion {
     segment: u32,
     pub(super) seq: u64,
-    pub(super) places: Vec<BatchPlace>,
+    pub(super) extents: Vec<BatchExtent>,
     /// Batches gone through.
-    done: usize,
+    batches_done: usize,
     /// Blocks of a lower rank are not worth it.
-    least_rank: usize,
+    min_rank: usize,
     /// Bytes that may still be carried.
-    left_bytes: u64,
+    budget_bytes: u64,
 }
 
 /// A block on its way to its new place.
-pub(super) struct Carried {
-    pub(super) id: Identity,
+pub(super) struct ReinsertedBlock {
+    pub(super) hash: KeyHash,
     pub(super) class: Class,
     /// Its hits as of now, halved.
     pub(super) hits: u8,
-    pub(super) old: Place,
+    pub(super) old: BlockAddr,
     seed: BlockSeed,
     buffer: Arc<Buffer>,
     /// Where it is in the buffer.
     at: usize,
 }
 
-impl Carried {
+impl ReinsertedBlock {
     /// Bytes of the block.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.old.units) * UNIT_BYTES
@@ -72,98 +72,100 @@ pub(super) fn rank(record: &Record) -> usize {
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     /// Finds out what of the next victim is worth carrying.
-    pub(super) fn plan_evacuation(&mut self) {
-        self.evacuation = None;
-        let geometry = self.inner.ring.geometry;
+    pub(super) fn plan_reinsertion(&mut self) {
+        self.reinsertion = None;
+        let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(self.next_seq);
-        let seq = self.inner.ring.seq(segment);
-        let share = u64::from(self.inner.tunables.carry_percent());
+        let seq = self.shared.ring.seq(segment);
+        let share = u64::from(self.shared.tunables.reinsert_percent());
         // While the rebuild runs, the index does not know yet what is there.
-        if seq == 0 || share == 0 || self.inner.rebuild.is_running() {
+        if seq == 0 || share == 0 || self.shared.rebuild.is_running() {
             return;
         }
-        let Some(places) = self.places_of(segment, seq) else { return };
+        let Some(extents) = self.batch_extents(segment, seq) else { return };
         let mut bytes_of = [0u64; RANKS];
-        for place in &places {
-            self.read_log(segment, seq, *place, |log| {
+        for extent in &extents {
+            self.read_log(segment, seq, *extent, |log| {
                 for record in log.records() {
-                    if let Some((_, units, rank)) = self.worth(segment, record) {
+                    if let Some((_, units, rank)) = self.current_rank(segment, record) {
                         bytes_of[rank] += u64::from(units) * UNIT_BYTES;
                     }
                 }
             });
         }
-        let room = geometry.batch_room() / 100 * share;
-        let (mut least_rank, mut sum) = (RANKS, 0);
+        let space_bytes = geometry.batch_space_bytes() / 100 * share;
+        let (mut min_rank, mut sum) = (RANKS, 0);
         // The rank that does not fit whole is carried as far as it does.
-        while least_rank > 1 && sum < room {
-            least_rank -= 1;
-            sum += bytes_of[least_rank];
+        while min_rank > 1 && sum < space_bytes {
+            min_rank -= 1;
+            sum += bytes_of[min_rank];
         }
         if sum == 0 {
             // Its places are known at least, for when it is purged.
-            least_rank = RANKS;
+            min_rank = RANKS;
         }
-        let left_bytes = room;
-        self.evacuation =
-            Some(Evacuation { segment, seq, places, done: 0, least_rank, left_bytes });
+        let budget_bytes = space_bytes;
+        self.reinsertion =
+            Some(Reinsertion { segment, seq, extents, batches_done: 0, min_rank, budget_bytes });
     }
 
     /// The block of a record that is still current, and its rank, if that is above 0.
-    fn worth(&self, segment: u32, record: LogRecord) -> Option<(Place, u32, usize)> {
+    fn current_rank(&self, segment: u32, record: LogRecord) -> Option<(BlockAddr, u32, usize)> {
         let LogRecord::Block { hash, unit, units, .. } = record else { return None };
-        let place = Place { segment, unit, units };
-        let known = self.inner.index.find(Identity(hash))?;
-        if known.place != place || known.state != State::Live {
+        let addr = BlockAddr { segment, unit, units };
+        let known = self.shared.index.find(KeyHash(hash))?;
+        if known.addr != addr || known.state != RecordState::Live {
             return None;
         }
         let rank = rank(&known);
-        (rank > 0).then_some((place, units, rank))
+        (rank > 0).then_some((addr, units, rank))
     }
 
-    /// Goes on through the victim, as far as the open segment will be full after this batch. Blocks go to `self.carried`, half a
+    /// Goes on through the victim, as far as the open segment will be full after this batch. Blocks go to `self.reinserted`, half a
     /// batch of them at most.
-    pub(super) fn evacuate(&mut self) {
-        let geometry = self.inner.ring.geometry;
+    pub(super) fn collect_reinserted(&mut self) {
+        let geometry = self.shared.ring.geometry;
         let Some(open) = &self.open else { return };
-        let batch = Self::buffer_bytes(&self.inner);
-        let most = batch / 2;
-        let after = open.offset - geometry.first_batch() + batch;
-        let full = after * 1000 / geometry.batch_room();
-        let used = (open.contents.places.len() * 1000 / geometry.max_batches()) as u64;
+        let batch = Self::buffer_bytes(&self.shared);
+        let max_bytes = batch / 2;
+        let after = open.offset - geometry.first_batch_offset() + batch;
+        let full = after * 1000 / geometry.batch_space_bytes();
+        let used = (open.contents.extents.len() * 1000 / geometry.max_batches()) as u64;
         // A little ahead, so that the last of it comes in time.
         let due = full.max(used) * 5 / 4 + 50;
-        let mut bytes: u64 = self.carried.iter().map(Carried::bytes).sum();
-        while bytes < most
-            && let Some(evacuation) = &mut self.evacuation
-            && evacuation.done < evacuation.places.len()
-            && (evacuation.done * 1000 / evacuation.places.len()) as u64 <= due
+        let mut bytes: u64 = self.reinserted.iter().map(ReinsertedBlock::bytes).sum();
+        while bytes < max_bytes
+            && let Some(reinsertion) = &mut self.reinsertion
+            && reinsertion.batches_done < reinsertion.extents.len()
+            && (reinsertion.batches_done * 1000 / reinsertion.extents.len()) as u64 <= due
         {
-            let place = evacuation.places[evacuation.done];
-            evacuation.done += 1;
-            if evacuation.least_rank < RANKS && evacuation.left_bytes > 0 {
-                bytes += self.evacuate_batch(place);
+            let extent = reinsertion.extents[reinsertion.batches_done];
+            reinsertion.batches_done += 1;
+            if reinsertion.min_rank < RANKS && reinsertion.budget_bytes > 0 {
+                bytes += self.collect_batch(extent);
             }
         }
     }
 
     /// Takes the worthy blocks of one batch along. Returns their bytes.
-    fn evacuate_batch(&mut self, place: BatchPlace) -> u64 {
-        let Some(evacuation) = &self.evacuation else { return 0 };
-        let (segment, seq) = (evacuation.segment, evacuation.seq);
-        let (least, mut left) = (evacuation.least_rank, evacuation.left_bytes);
-        let mut chosen: Vec<(Identity, Class, u8, Place)> = Vec::new();
-        self.read_log(segment, seq, place, |log| {
+    fn collect_batch(&mut self, extent: BatchExtent) -> u64 {
+        let Some(reinsertion) = &self.reinsertion else { return 0 };
+        let (segment, seq) = (reinsertion.segment, reinsertion.seq);
+        let (min_rank, mut budget_bytes) = (reinsertion.min_rank, reinsertion.budget_bytes);
+        let mut chosen: Vec<(KeyHash, Class, u8, BlockAddr)> = Vec::new();
+        self.read_log(segment, seq, extent, |log| {
             for record in log.records() {
                 let LogRecord::Block { hash, .. } = record else { continue };
-                let Some((place, units, rank)) = self.worth(segment, record) else { continue };
+                let Some((addr, units, rank)) = self.current_rank(segment, record) else {
+                    continue;
+                };
                 let bytes = u64::from(units) * UNIT_BYTES;
-                if rank < least || bytes > left {
+                if rank < min_rank || bytes > budget_bytes {
                     continue;
                 }
-                if let Some(known) = self.inner.index.find(Identity(hash)) {
-                    left -= bytes;
-                    chosen.push((Identity(hash), known.class, known.hits / 2, place));
+                if let Some(known) = self.shared.index.find(KeyHash(hash)) {
+                    budget_bytes -= bytes;
+                    chosen.push((KeyHash(hash), known.class, known.hits / 2, addr));
                 }
             }
         });
@@ -171,19 +173,19 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else { return 0 };
         let start = u64::from(first.3.unit) * UNIT_BYTES / PAGE_BYTES * PAGE_BYTES;
         let end = u64::from(last.3.unit + last.3.units) * UNIT_BYTES;
-        let at = self.inner.ring.geometry.offset(segment) + start;
+        let at = self.shared.ring.geometry.offset(segment) + start;
         let bytes = end.next_multiple_of(PAGE_BYTES).saturating_sub(start);
         let Some(buffer) = self.read(at, bytes).map(Arc::new) else { return 0 };
-        let seed = BlockSeed::new(self.inner.ring.guid(), seq);
-        let carried = chosen.into_iter().map(|(id, class, hits, old)| {
+        let seed = BlockSeed::new(self.shared.ring.guid(), seq);
+        let reinserted = chosen.into_iter().map(|(hash, class, hits, old)| {
             let at = (u64::from(old.unit) * UNIT_BYTES).saturating_sub(start) as usize;
-            Carried { id, class, hits, old, seed, buffer: Arc::clone(&buffer), at }
+            ReinsertedBlock { hash, class, hits, old, seed, buffer: Arc::clone(&buffer), at }
         });
-        let before = self.carried.len();
-        self.carried.extend(carried);
-        let bytes = self.carried[before..].iter().map(Carried::bytes).sum();
-        if let Some(evacuation) = &mut self.evacuation {
-            evacuation.left_bytes = left;
+        let before = self.reinserted.len();
+        self.reinserted.extend(reinserted);
+        let bytes = self.reinserted[before..].iter().map(ReinsertedBlock::bytes).sum();
+        if let Some(reinsertion) = &mut self.reinsertion {
+            reinsertion.budget_bytes = budget_bytes;
         }
         bytes
     }

@@ -7,38 +7,38 @@ use forebay_cache::Class;
 use forebay_io::fault::{Crash, Fault, FaultDevice, Rule};
 use forebay_io::record::{Event, Image, RecordDevice, RecordOptions};
 use forebay_io::{Device, Op, Request};
-use forebay_l2::LevelOptions;
+use forebay_l2::L2Options;
 
 use crate::crash;
-use crate::support::{World, arena, memory, options};
+use crate::support::{Fixture, arena, memory, options};
 
 const DEVICE: u64 = 4 << 20;
 const SEGMENT: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 /// Keys that are written at once.
-const LOT: u64 = 20;
+const BATCH: u64 = 20;
 
 /// Many small segments.
-fn narrow() -> LevelOptions {
-    LevelOptions { segment_bytes: Some(SEGMENT), ..options() }
+fn small_segments() -> L2Options {
+    L2Options { segment_bytes: Some(SEGMENT), ..options() }
 }
 
 /// Where the open segment begins, in a first life, and where the one after it does.
-fn open_segments(world: &World) -> [u64; 2] {
-    let segments = u64::from(world.level.label().segments);
-    let begun = world.level.stats().count("segments");
+fn open_segments(fixture: &Fixture) -> [u64; 2] {
+    let segments = u64::from(fixture.l2.label().segments);
+    let begun = fixture.l2.stats().count("segments");
     [begun - 1, begun].map(|nth| (64 << 10) + nth % segments * SEGMENT)
 }
 
 /// Writes keys from `first` on until the ring has used so many segments more. Returns the first key
 /// that was not written.
-fn fill(world: &World, first: u64, segments: u64, class: Class) -> u64 {
-    let until = world.level.stats().count("segments") + segments;
+fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
+    let until = fixture.l2.stats().count("segments") + segments;
     let mut next = first;
-    while world.level.stats().count("segments") < until {
-        (next..next + LOT).for_each(|key| world.insert_as(key, 1, 1000, class));
-        world.spill();
-        next += LOT;
+    while fixture.l2.stats().count("segments") < until {
+        (next..next + BATCH).for_each(|key| fixture.insert_as(key, 1, 1000, class));
+        fixture.spill();
+        next += BATCH;
     }
     next
 }
@@ -55,61 +55,61 @@ fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
 }
 
 #[test]
-fn a_batch_that_failed_and_is_there_brings_nothing_back() {
+fn failed_batches_that_reached_the_device_restore_nothing() {
     let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
     let device: Arc<dyn Device> = faults.clone();
-    let world = World::create(&device, &narrow());
-    let segments = u64::from(world.level.label().segments);
+    let fixture = Fixture::create(&device, &small_segments());
+    let segments = u64::from(fixture.l2.label().segments);
     // Metadata is carried forward: each segment has blocks of the one that is used again next.
-    let mut keys = fill(&world, 0, segments + 4, Class::Metadata);
-    assert!(world.level.stats().count("carried") > 0);
+    let mut keys = fill(&fixture, 0, segments + 4, Class::Metadata);
+    assert!(fixture.l2.stats().count("reinserted") > 0);
     // The next batches fail and are there; so do footers, which are not.
-    for begin in open_segments(&world) {
+    for begin in open_segments(&fixture) {
         let footer = begin + SEGMENT - PAGE;
         let batch = Rule::new(Fault::ErrorAfter(5)).on(Op::Write).within(begin + PAGE..footer);
         faults.add(batch.times(1));
         faults.add(Rule::new(Fault::Error(5)).on(Op::Write).within(footer..footer + PAGE));
     }
-    keys = fill(&world, keys, 4, Class::Metadata);
+    keys = fill(&fixture, keys, 4, Class::Metadata);
     let batches = faults.injected().iter().filter(|one| one.fault == Fault::ErrorAfter(5)).count();
     // Of the open segment only if there was room for one.
     assert!(batches == 1 || batches == 2, "{batches}");
     faults.clear();
     // What it has not got is removed without a write.
-    let gone: Vec<u64> = (0..keys).filter(|key| world.get(*key).is_none()).collect();
-    assert!(gone.len() as u64 > LOT, "the ring has come round");
+    let gone: Vec<u64> = (0..keys).filter(|key| fixture.get(*key).is_none()).collect();
+    assert!(gone.len() as u64 > BATCH, "the ring has come round");
     for key in &gone {
-        world.cache.remove(key);
-        world.level.forget_checked(key).unwrap();
+        fixture.cache.remove(key);
+        fixture.l2.forget_checked(key).unwrap();
     }
     let after = copy(&device);
-    world.close();
-    let world = World::open(&after, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.level.rebuild().damaged, 0);
+    fixture.close();
+    let fixture = Fixture::open(&after, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.l2.rebuild().damaged, 0);
     for key in gone {
-        assert_eq!(world.get(key).map(|value| value.version), None, "{key} of {keys}");
+        assert_eq!(fixture.get(key).map(|value| value.version), None, "{key} of {keys}");
     }
-    world.close();
+    fixture.close();
 }
 
 #[test]
-fn bad_records_go_with_their_segment() {
+fn bad_records_leave_the_index_with_their_segment() {
     let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
     let device: Arc<dyn Device> = faults.clone();
-    let world = World::create(&device, &narrow());
-    let segments = u64::from(world.level.label().segments);
-    let first = fill(&world, 0, 2, Class::Data);
-    let [open, _] = open_segments(&world);
+    let fixture = Fixture::create(&device, &small_segments());
+    let segments = u64::from(fixture.l2.label().segments);
+    let first = fill(&fixture, 0, 2, Class::Data);
+    let [open, _] = open_segments(&fixture);
     let batches = open + PAGE..open + SEGMENT - PAGE;
     let rule = Rule::new(Fault::Error(5)).on(Op::Write).within(batches).times(1);
     let rule = faults.add(rule);
-    let keys = fill(&world, first, segments + 2, Class::Data);
+    let keys = fill(&fixture, first, segments + 2, Class::Data);
     assert_eq!(faults.remove(rule), Some(1));
-    let found = (0..keys).filter(|key| world.get(*key).is_some()).count() as u64;
-    assert!(found > LOT && found < keys - LOT, "the ring has come round: {found} of {keys}");
-    assert_eq!(world.level.len(), found, "every record is of a block");
-    world.close();
+    let found = (0..keys).filter(|key| fixture.get(*key).is_some()).count() as u64;
+    assert!(found > BATCH && found < keys - BATCH, "the ring has come round: {found} of {keys}");
+    assert_eq!(fixture.l2.len(), found, "every record is of a block");
+    fixture.close();
 }
 
 /// Sectors of `after` that `before` has not, written to the device.
@@ -126,104 +126,104 @@ fn put_difference(device: &dyn Device, before: &Image, after: &Image) {
 }
 
 #[test]
-fn what_a_restart_has_found_is_not_lost_by_a_crash() {
+fn a_crash_after_a_rebuild_does_not_lose_a_tombstone_it_found() {
     let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
     let device: Arc<dyn Device> = recorder.clone();
-    let world = World::create(&device, &narrow());
-    world.insert(1, 1, 1000);
-    world.spill();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
     let begun = recorder.position();
-    world.level.forget_checked(&1).unwrap();
+    fixture.l2.forget_checked(&1).unwrap();
     let recording = recorder.recording();
-    world.close();
+    fixture.close();
     // The process ends when the tombstone has been written, before it is flushed.
     let is_flush = |event: &Event| matches!(event, Event::Flush);
     let flush = begun + recording.events()[begun..].iter().position(is_flush).unwrap();
     let crashed = recording.at(flush);
-    let medium = crash::memory(&crashed.at_least());
-    let faults = Arc::new(FaultDevice::new(medium.clone(), 7));
+    let backing = crash::memory(&crashed.at_least());
+    let faults = Arc::new(FaultDevice::new(backing.clone(), 7));
     faults.add(Rule::new(Fault::Volatile));
     put_difference(&*faults, &crashed.at_least(), &crashed.at_most());
     assert!(faults.volatile_bytes() > 0);
     let device: Arc<dyn Device> = faults.clone();
-    let world = World::open(&device, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.get(1).map(|value| value.version), None);
+    let fixture = Fixture::open(&device, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), None);
     // By the tombstone. Once that has left the index, this needs none.
-    while !world.level.is_empty() {
+    while !fixture.l2.is_empty() {
         std::thread::yield_now();
     }
-    world.level.forget_checked(&1).unwrap();
-    assert_eq!(world.level.stats().count("tombstones"), 0);
+    fixture.l2.forget_checked(&1).unwrap();
+    assert_eq!(fixture.l2.stats().count("tombstones"), 0);
     faults.crash(Crash::LoseAll).unwrap();
-    world.close();
-    let world = World::open(&medium, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.get(1).map(|value| value.version), None);
-    world.close();
+    fixture.close();
+    let fixture = Fixture::open(&backing, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), None);
+    fixture.close();
 }
 
 #[test]
-fn what_gets_there_after_a_restart_does_not_count() {
+fn batches_that_arrive_after_a_restart_do_not_count() {
     let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
     let device: Arc<dyn Device> = recorder.clone();
-    let world = World::create(&device, &narrow());
-    world.insert(1, 1, 1000);
-    world.spill();
+    let fixture = Fixture::create(&device, &small_segments());
+    fixture.insert(1, 1, 1000);
+    fixture.spill();
     let begun = recorder.position();
-    world.insert(2, 1, 1000);
-    world.spill();
+    fixture.insert(2, 1, 1000);
+    fixture.spill();
     let recording = recorder.recording();
-    world.close();
+    fixture.close();
     // The batch with the second key has not got there when the level is opened.
     let is_write = |event: &Event| matches!(event, Event::Write { .. });
     let batch = begun + recording.events()[begun..].iter().position(is_write).unwrap();
     let (before, after) = (recording.prefix(batch), recording.prefix(batch + 1));
-    let medium = crash::memory(&before);
-    let world = World::open(&medium, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.get(2).map(|value| value.version), None);
-    world.level.forget_checked(&2).unwrap();
-    assert_eq!(world.level.stats().count("tombstones"), 0);
-    put_difference(&*medium, &before, &after);
-    let crashed = copy(&medium);
-    world.close();
-    let world = World::open(&crashed, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.get(2).map(|value| value.version), None);
-    assert_eq!(world.get(1).map(|value| value.version), Some(1));
-    world.close();
+    let backing = crash::memory(&before);
+    let fixture = Fixture::open(&backing, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(2).map(|value| value.version), None);
+    fixture.l2.forget_checked(&2).unwrap();
+    assert_eq!(fixture.l2.stats().count("tombstones"), 0);
+    put_difference(&*backing, &before, &after);
+    let crashed = copy(&backing);
+    fixture.close();
+    let fixture = Fixture::open(&crashed, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(2).map(|value| value.version), None);
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(1));
+    fixture.close();
 }
 
 #[test]
-fn a_footer_is_tried_again() {
+fn footer_writes_are_retried() {
     let faults = Arc::new(FaultDevice::new(memory(DEVICE), 7));
     let device: Arc<dyn Device> = faults.clone();
-    let world = World::create(&device, &narrow());
-    let next = fill(&world, 0, 2, Class::Data);
-    let footer = open_segments(&world)[0] + SEGMENT - PAGE;
+    let fixture = Fixture::create(&device, &small_segments());
+    let next = fill(&fixture, 0, 2, Class::Data);
+    let footer = open_segments(&fixture)[0] + SEGMENT - PAGE;
     let rule = Rule::new(Fault::Error(5)).on(Op::Write).within(footer..footer + PAGE).times(2);
     let rule = faults.add(rule);
-    fill(&world, next, 1, Class::Data);
+    fill(&fixture, next, 1, Class::Data);
     assert_eq!(faults.remove(rule), Some(2));
     let page = device.run(Request::read(footer, arena().alloc(PAGE as usize).unwrap()));
     assert!(page.into_buffer().unwrap().starts_with(b"forelend"));
-    world.close();
+    fixture.close();
 }
 
 #[test]
 fn a_hole_in_the_newest_segment_is_not_hidden_by_a_crash_of_the_rebuild() {
     let recorder = Arc::new(RecordDevice::new(memory(DEVICE), RecordOptions::default()));
     let device: Arc<dyn Device> = recorder.clone();
-    let world = World::create(&device, &narrow());
-    (1..3).for_each(|key| world.insert(key, 1, 1000));
-    world.spill();
+    let fixture = Fixture::create(&device, &small_segments());
+    (1..3).for_each(|key| fixture.insert(key, 1, 1000));
+    fixture.spill();
     let begun = recorder.position();
-    world.level.forget_checked(&1).unwrap();
-    world.insert(3, 1, 1000);
-    world.spill();
+    fixture.l2.forget_checked(&1).unwrap();
+    fixture.insert(3, 1, 1000);
+    fixture.spill();
     let recording = recorder.recording();
-    world.close();
+    fixture.close();
     // The device loses the tombstone. The batch behind it knows that it was durable.
     let tombstone = recording.events()[begun..].iter().find_map(|event| match event {
         Event::Write { offset, .. } => Some(*offset),
@@ -237,17 +237,17 @@ fn a_hole_in_the_newest_segment_is_not_hidden_by_a_crash_of_the_rebuild() {
     let options = RecordOptions { base, ..RecordOptions::default() };
     let recorder = Arc::new(RecordDevice::new(damaged, options));
     let device: Arc<dyn Device> = recorder.clone();
-    let world = World::open(&device, &narrow());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.level.rebuild().damaged, 1);
+    let fixture = Fixture::open(&device, &small_segments());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.l2.rebuild().damaged, 1);
     let recording = recorder.recording();
-    world.close();
+    fixture.close();
     assert!(recording.len() > 0);
     for position in 0..=recording.len() {
-        let world = World::open(&crash::memory(&recording.prefix(position)), &narrow());
-        assert!(world.level.wait_rebuilt());
-        let found = world.get(1).map(|value| value.version);
+        let fixture = Fixture::open(&crash::memory(&recording.prefix(position)), &small_segments());
+        assert!(fixture.l2.wait_rebuilt());
+        let found = fixture.get(1).map(|value| value.version);
         assert_eq!(found, None, "at {position} of {}", recording.len());
-        world.close();
+        fixture.close();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A small array is on the heap. A large one has pages of its own, which the system moves by their
 //! tables when the array grows: so growth copies nothing, leaves no holes in the heap, and what
-//! [`Slots::bytes`] says is what is resident, but for pages that were never touched.
+//! [`SlotArray::bytes`] says is what is resident, but for pages that were never touched.
 
 use forebay_base::vm::{self, PageSize, Region};
 
@@ -10,7 +10,7 @@ use super::slot::Slot;
 
 /// An array of this many pages and more has pages of its own: what it cannot use of the last one is
 /// little then.
-const OWN_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 } else { 16 };
+const MIN_REGION_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 } else { 16 };
 
 /// There is no memory for the index.
 #[derive(Debug, thiserror::Error)]
@@ -24,12 +24,12 @@ pub(crate) enum NoMemory {
 }
 
 #[derive(Debug)]
-pub(super) enum Slots {
+pub(super) enum SlotArray {
     Heap(Vec<Slot>),
     Pages(Region),
 }
 
-impl Slots {
+impl SlotArray {
     pub(super) const fn none() -> Self {
         Self::Heap(Vec::new())
     }
@@ -85,10 +85,10 @@ impl Slots {
     }
 
     fn resize_by_pages(&mut self, page: PageSize, wanted: usize) -> Result<(), NoMemory> {
-        let own_pages = OWN_PAGES * page.bytes();
+        let min_region_bytes = MIN_REGION_PAGES * page.bytes();
         let bytes = wanted * size_of::<Slot>();
         match self {
-            Self::Heap(slots) if bytes < own_pages => {
+            Self::Heap(slots) if bytes < min_region_bytes => {
                 if let Some(more) = wanted.checked_sub(slots.len()) {
                     slots.try_reserve_exact(more).map_err(|_| NoMemory::Heap { bytes })?;
                 }
@@ -102,7 +102,7 @@ impl Slots {
                 *self = pages;
             }
             // The same array does not go to and fro between heap and pages.
-            Self::Pages(_) if bytes < own_pages / 2 => {
+            Self::Pages(_) if bytes < min_region_bytes / 2 => {
                 let mut slots = Vec::new();
                 slots.try_reserve_exact(wanted).map_err(|_| NoMemory::Heap { bytes })?;
                 slots.extend_from_slice(&self.as_slice()[..wanted]);
@@ -116,24 +116,24 @@ impl Slots {
 
 #[cfg(all(test, not(any(miri, forebay_model))))]
 mod tests {
-    use super::{OWN_PAGES, PageSize, Slot, Slots};
+    use super::{MIN_REGION_PAGES, PageSize, Slot, SlotArray};
 
     #[test]
-    fn an_array_has_whole_pages_of_its_own_whatever_the_size_of_a_page() {
+    fn large_arrays_use_whole_pages_for_every_page_size() {
         for kib in [16, 64] {
             let page = PageSize::of(kib << 10);
-            let own = OWN_PAGES * page.bytes() / size_of::<Slot>();
-            let mut slots = Slots::none();
+            let own = MIN_REGION_PAGES * page.bytes() / size_of::<Slot>();
+            let mut slots = SlotArray::none();
             slots.resize_by_pages(page, own - 1).unwrap();
-            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+            assert!(matches!(slots, SlotArray::Heap(_)), "{kib} KiB");
             for wanted in [own, own + 1, 3 * own + 5, own, own / 2 + 1] {
                 slots.resize_by_pages(page, wanted).unwrap();
-                assert!(matches!(slots, Slots::Pages(_)), "{kib} KiB");
+                assert!(matches!(slots, SlotArray::Pages(_)), "{kib} KiB");
                 assert!(slots.len() >= wanted && page.divides(slots.bytes()), "{kib} KiB");
                 assert!(slots.as_slice().iter().all(|slot| slot.is_empty()));
             }
             slots.resize_by_pages(page, own / 2 - 1).unwrap();
-            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+            assert!(matches!(slots, SlotArray::Heap(_)), "{kib} KiB");
         }
     }
 }

@@ -15,7 +15,7 @@
 //!   memory since.
 //! - What it holds is bounded: a lot of batches' records, and a few pieces on their way.
 //!
-//! Locking: `l2-warm` for a look, or for a wait until it has ended; nothing else is locked under it. `l2-warm-search` is held by one of its threads
+//! Locking: `l2-warm-up` for a look, or for a wait until it has ended; nothing else is locked under it. `l2-warm-up-scan` is held by one of its threads
 //! while that finds out which batches are next: over reads, and while it waits for the rebuild (`l2-rebuild`). Only its threads take it.
 //!
 //! # What it does not do
@@ -25,44 +25,44 @@
 //!
 //! It knows nothing of what the rebuild has read: it reads logs a second time, which are a hundredth of what there is.
 
-mod put;
-mod search;
+mod insert;
+mod scan;
 
 use forebay_base::sync::thread::{JoinHandle, spawn_named};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Key, SpareRoom};
 
-use crate::counters::LevelCounters;
-use crate::inner::Inner;
-use crate::medium::Trouble;
-use put::Pieces;
-use search::Search;
+use crate::counters::L2Counters;
+use crate::device_io::IoError;
+use crate::shared::L2Shared;
+use insert::ReadPlan;
+use scan::LogScan;
 
-/// How putting blocks back into memory goes, see [`Level::warm_up`](crate::Level::warm_up).
+/// How putting blocks back into memory goes, see [`L2::warm_up`](crate::Level::warm_up).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WarmUp {
+pub enum WarmUpStatus {
     /// Nobody has asked for it.
     #[default]
     NotAsked,
     /// It waits for the rebuild, or reads.
     Running,
     /// It has ended.
-    Ended(WarmUpEnd),
+    Ended(WarmUpOutcome),
 }
 
 /// How it ended. The order is that of counter labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum WarmUpEnd {
+pub enum WarmUpOutcome {
     /// All that the level has was looked at.
     Done = 0,
     /// Memory had no room left that nobody needed, or had to evict something, or there was no memory for reads.
-    NoRoom = 1,
+    NoCapacity = 1,
     /// The codec cannot make keys of what is written.
     NoKeys = 2,
     /// It was switched off.
-    Off = 3,
+    Disabled = 3,
     /// The level or the cache was closed.
     Closed = 4,
     /// The level's device has failed or hangs, there was no thread, or the cache's weigher panicked.
@@ -70,34 +70,34 @@ pub enum WarmUpEnd {
 }
 
 /// Whether it runs, and who waits for that.
-pub(crate) struct Warming {
-    state: Mutex<WarmUp>,
+pub(crate) struct WarmUpState {
+    state: Mutex<WarmUpStatus>,
     changed: Condvar,
 }
 
-impl Warming {
+impl WarmUpState {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::named("l2-warm", WarmUp::NotAsked), changed: Condvar::new() }
+        Self { state: Mutex::named("l2-warm-up", WarmUpStatus::NotAsked), changed: Condvar::new() }
     }
 
     /// False if it has begun before.
     pub(crate) fn begin(&self) -> bool {
         let mut state = self.state.lock();
-        let first = *state == WarmUp::NotAsked;
+        let first = *state == WarmUpStatus::NotAsked;
         if first {
-            *state = WarmUp::Running;
+            *state = WarmUpStatus::Running;
         }
         first
     }
 
-    pub(crate) fn state(&self) -> WarmUp {
+    pub(crate) fn state(&self) -> WarmUpStatus {
         *self.state.lock()
     }
 
     /// Waits until it does not run.
-    pub(crate) fn wait(&self) -> WarmUp {
+    pub(crate) fn wait(&self) -> WarmUpStatus {
         let mut state = self.state.lock();
-        while *state == WarmUp::Running {
+        while *state == WarmUpStatus::Running {
             self.changed.wait(&mut state);
         }
         *state
@@ -105,21 +105,21 @@ impl Warming {
 }
 
 /// What its threads share.
-struct Work<K: Key, V: Send + Sync + 'static> {
-    room: SpareRoom<K, V>,
-    search: Mutex<Search>,
+struct WarmUpJob<K: Key, V: Send + Sync + 'static> {
+    target: SpareRoom<K, V>,
+    scan: Mutex<LogScan>,
 }
 
 /// The other threads. They are waited for in every case: whoever is told that it has ended may take away what they use.
-struct Helpers(Vec<JoinHandle<WarmUpEnd>>);
+struct Helpers(Vec<JoinHandle<WarmUpOutcome>>);
 
 impl Helpers {
     /// Waits for them. How those ended that were not done, if any.
-    fn join(&mut self) -> Option<WarmUpEnd> {
+    fn join(&mut self) -> Option<WarmUpOutcome> {
         let mut end = None;
         for helper in self.0.drain(..) {
-            let other = helper.join().unwrap_or(WarmUpEnd::Failed);
-            if other != WarmUpEnd::Done {
+            let other = helper.join().unwrap_or(WarmUpOutcome::Failed);
+            if other != WarmUpOutcome::Done {
                 end = end.or(Some(other));
             }
         }
@@ -134,92 +134,92 @@ impl Drop for Helpers {
 }
 
 /// Tells how it has ended, also if it does so by a panic of the user's weigher.
-struct Ending<'a, K: Key, V: Send + Sync + 'static>(&'a Inner<K, V>, WarmUpEnd);
+struct EndGuard<'a, K: Key, V: Send + Sync + 'static>(&'a L2Shared<K, V>, WarmUpOutcome);
 
-impl<K: Key, V: Send + Sync + 'static> Drop for Ending<'_, K, V> {
+impl<K: Key, V: Send + Sync + 'static> Drop for EndGuard<'_, K, V> {
     fn drop(&mut self) {
         self.0.end_warm_up(self.1);
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     /// It has begun, and has ended so.
-    pub(crate) fn end_warm_up(&self, end: WarmUpEnd) {
-        self.counters.add(LevelCounters::WARM_ENDED, end as usize, 1);
-        *self.warming.state.lock() = WarmUp::Ended(end);
-        self.warming.changed.notify_all();
+    pub(crate) fn end_warm_up(&self, end: WarmUpOutcome) {
+        self.counters.add(L2Counters::WARM_UP_ENDED, end as usize, 1);
+        *self.warm_up_state.state.lock() = WarmUpStatus::Ended(end);
+        self.warm_up_state.changed.notify_all();
     }
 
     /// The thread's body.
-    pub(crate) fn warm_up(self: &Arc<Self>, room: SpareRoom<K, V>) {
+    pub(crate) fn warm_up(self: &Arc<Self>, target: SpareRoom<K, V>) {
         self.enter_thread();
-        let mut ending = Ending(self, WarmUpEnd::Failed);
-        ending.1 = match self.rebuild.wait_begun() {
-            Some(newest) => self.go_through(room, newest),
-            None => self.why_not_open(),
+        let mut end_guard = EndGuard(self, WarmUpOutcome::Failed);
+        end_guard.1 = match self.rebuild.wait_begun() {
+            Some(newest) => self.run_warm_up(target, newest),
+            None => self.closed_outcome(),
         };
     }
 
-    fn go_through(self: &Arc<Self>, room: SpareRoom<K, V>, newest: u64) -> WarmUpEnd {
-        let search = Mutex::named("l2-warm-search", Search::new(self, newest));
-        let work = Arc::new(Work { room, search });
+    fn run_warm_up(self: &Arc<Self>, target: SpareRoom<K, V>, newest: u64) -> WarmUpOutcome {
+        let scan = Mutex::named("l2-warm-up-scan", LogScan::new(self, newest));
+        let job = Arc::new(WarmUpJob { target, scan });
         let helpers = (1..self.tunables.warm_up_threads())
             .map_while(|number| {
-                let (inner, work) = (Arc::clone(self), Arc::clone(&work));
+                let (shared, job) = (Arc::clone(self), Arc::clone(&job));
                 let body = move || {
-                    inner.enter_thread();
-                    inner.work_off(&work)
+                    shared.enter_thread();
+                    shared.run_job(&job)
                 };
-                spawn_named(&format!("l2-warm-{number}"), body).ok()
+                spawn_named(&format!("l2-warm-up-{number}"), body).ok()
             })
             .collect();
         let mut helpers = Helpers(helpers);
-        let end = self.work_off(&work);
+        let end = self.run_job(&job);
         match (end, helpers.join()) {
-            (WarmUpEnd::Done, Some(other)) => other,
+            (WarmUpOutcome::Done, Some(other)) => other,
             _ => end,
         }
     }
 
-    fn work_off(&self, work: &Work<K, V>) -> WarmUpEnd {
+    fn run_job(&self, job: &WarmUpJob<K, V>) -> WarmUpOutcome {
         loop {
             if !self.status.is_open() {
-                return self.why_not_open();
+                return self.closed_outcome();
             }
-            if work.room.bytes() == 0 {
-                return WarmUpEnd::NoRoom;
+            if job.target.bytes() == 0 {
+                return WarmUpOutcome::NoCapacity;
             }
-            let batches = work.search.lock().next_batches(self);
+            let batches = job.scan.lock().next_batches(self);
             let found = match batches {
                 Ok(batches) if batches.is_empty() && !self.status.is_open() => {
-                    return self.why_not_open();
+                    return self.closed_outcome();
                 }
-                Ok(batches) if batches.is_empty() => return WarmUpEnd::Done,
-                Ok(batches) => self.blocks_of(&batches),
-                Err(trouble) => Err(trouble),
+                Ok(batches) if batches.is_empty() => return WarmUpOutcome::Done,
+                Ok(batches) => self.current_blocks(&batches),
+                Err(error) => Err(error),
             };
-            let put = match found {
-                Ok(found) => Pieces::of(self, &found).put(&work.room),
-                Err(trouble) => Err(self.why_not_read(&trouble)),
+            let insert = match found {
+                Ok(found) => ReadPlan::new(self, &found).run(&job.target),
+                Err(error) => Err(self.read_failure_outcome(&error)),
             };
-            if let Err(end) = put {
+            if let Err(end) = insert {
                 return end;
             }
         }
     }
 
-    fn why_not_open(&self) -> WarmUpEnd {
+    fn closed_outcome(&self) -> WarmUpOutcome {
         match self.status.refusal() {
-            Some(crate::Refusal::Failed) => WarmUpEnd::Failed,
-            _ => WarmUpEnd::Closed,
+            Some(crate::AdmissionRefusal::Failed) => WarmUpOutcome::Failed,
+            _ => WarmUpOutcome::Closed,
         }
     }
 
     /// What a read that did not even begin, or did not end, means.
-    fn why_not_read(&self, trouble: &Trouble) -> WarmUpEnd {
-        match trouble {
-            Trouble::NoMemory(_) => WarmUpEnd::NoRoom,
-            Trouble::Stalled(_) | Trouble::Device(_) => WarmUpEnd::Failed,
+    fn read_failure_outcome(&self, error: &IoError) -> WarmUpOutcome {
+        match error {
+            IoError::NoMemory(_) => WarmUpOutcome::NoCapacity,
+            IoError::Stalled(_) | IoError::Device(_) => WarmUpOutcome::Failed,
         }
     }
 }

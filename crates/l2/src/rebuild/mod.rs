@@ -38,7 +38,7 @@ use forebay_base::sync::{Condvar, Mutex};
 
 use crate::geometry::Geometry;
 
-pub(crate) use run::{nothing, run};
+pub(crate) use run::{finish_empty, run};
 
 /// What is known of a rebuild.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub struct RebuildStats {
 
 /// A rebuild.
 pub(crate) struct Rebuild {
-    state: Mutex<State>,
+    state: Mutex<RebuildState>,
     changed: Condvar,
     running: AtomicBool,
     stopped: AtomicBool,
@@ -81,16 +81,16 @@ pub(crate) struct Rebuild {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
+enum ReadState {
     /// Nobody has read it.
     Unread,
-    Now,
+    InProgress,
     /// It has been read, or is used again.
     Done,
 }
 
-struct State {
-    readings: Vec<Reading>,
+struct RebuildState {
+    read_states: Vec<ReadState>,
     /// Sequence numbers of what is to be read: from `oldest` to before `next`.
     oldest: u64,
     next: u64,
@@ -105,9 +105,9 @@ struct State {
 
 impl Rebuild {
     pub(crate) fn new(geometry: Geometry, strict: bool, now_ns: u64) -> Self {
-        let readings = vec![Reading::Unread; geometry.segments as usize];
-        let state = State {
-            readings,
+        let read_states = vec![ReadState::Unread; geometry.segments as usize];
+        let state = RebuildState {
+            read_states,
             oldest: 0,
             next: 0,
             newest: 0,
@@ -145,7 +145,7 @@ impl Rebuild {
 
     /// Whether blocks of the segment used as `seq` must not be served yet.
     #[inline]
-    pub(crate) fn hides(&self, seq: u64) -> bool {
+    pub(crate) fn is_hidden(&self, seq: u64) -> bool {
         seq < self.frontier.load(Ordering::Acquire)
     }
 
@@ -164,9 +164,9 @@ impl Rebuild {
         (state.oldest, state.next, state.newest) = (oldest, newest, newest);
         state.read = 1;
         let segment = self.geometry.segment_of(newest) as usize;
-        state.readings[segment] = Reading::Done;
+        state.read_states[segment] = ReadState::Done;
         self.first_ns.store(now_ns.saturating_sub(self.begun_ns), Ordering::Release);
-        self.advance(&state);
+        self.advance_frontier(&state);
         drop(state);
         self.changed.notify_all();
     }
@@ -178,15 +178,15 @@ impl Rebuild {
             state.next -= 1;
             let seq = state.next;
             let segment = self.geometry.segment_of(seq) as usize;
-            if state.readings[segment] != Reading::Unread {
+            if state.read_states[segment] != ReadState::Unread {
                 continue;
             }
             if seq < state.damage.0 {
                 // Nothing in it will be believed.
-                state.readings[segment] = Reading::Done;
+                state.read_states[segment] = ReadState::Done;
                 continue;
             }
-            state.readings[segment] = Reading::Now;
+            state.read_states[segment] = ReadState::InProgress;
             return Some(seq);
         }
         None
@@ -207,20 +207,20 @@ impl Rebuild {
     fn finish(&self, seq: u64) {
         let mut state = self.state.lock();
         let segment = self.geometry.segment_of(seq) as usize;
-        state.readings[segment] = Reading::Done;
+        state.read_states[segment] = ReadState::Done;
         state.read += 1;
-        self.advance(&state);
+        self.advance_frontier(&state);
         drop(state);
         self.changed.notify_all();
     }
 
     /// Moves the frontier as far as segments have been read without a gap.
-    fn advance(&self, state: &State) {
+    fn advance_frontier(&self, state: &RebuildState) {
         let mut frontier = self.frontier.load(Ordering::Relaxed).min(state.newest);
         // What is damaged itself is served at the end, when the rest of it has left the index.
         let stop = if state.damage > state.floor { state.damage.0 + 1 } else { state.damage.0 };
         while frontier > state.oldest.max(stop)
-            && state.readings[self.geometry.segment_of(frontier - 1) as usize] == Reading::Done
+            && state.read_states[self.geometry.segment_of(frontier - 1) as usize] == ReadState::Done
         {
             frontier -= 1;
         }
@@ -230,7 +230,7 @@ impl Rebuild {
     }
 
     /// Something before this place of the log could not be read.
-    fn damaged(&self, at: (u64, u32)) {
+    fn record_damage(&self, at: (u64, u32)) {
         let mut state = self.state.lock();
         state.damaged += 1;
         if self.strict {
@@ -239,7 +239,7 @@ impl Rebuild {
     }
 
     /// What came before this place of the log was given up in an earlier life.
-    fn damaged_before(&self, floor: (u64, u32)) {
+    fn adopt_floor(&self, floor: (u64, u32)) {
         let mut state = self.state.lock();
         if self.strict {
             state.damage = state.damage.max(floor);
@@ -253,7 +253,7 @@ impl Rebuild {
     }
 
     /// The same, if it has to be made durable yet.
-    fn fresh_damage(&self) -> Option<(u64, u32)> {
+    fn new_damage(&self) -> Option<(u64, u32)> {
         let state = self.state.lock();
         (state.damage > state.floor).then_some(state.damage)
     }
@@ -264,11 +264,11 @@ impl Rebuild {
             return;
         }
         let mut state = self.state.lock();
-        while state.readings[segment as usize] == Reading::Now && self.is_running() {
+        while state.read_states[segment as usize] == ReadState::InProgress && self.is_running() {
             self.changed.wait(&mut state);
         }
-        state.readings[segment as usize] = Reading::Done;
-        self.advance(&state);
+        state.read_states[segment as usize] = ReadState::Done;
+        self.advance_frontier(&state);
     }
 
     /// It is known what the device holds.
@@ -293,14 +293,14 @@ impl Rebuild {
     }
 
     /// Whether it is known of all segments from the newest to the one used as `seq` what is in them.
-    pub(crate) fn has_come_to(&self, seq: u64) -> bool {
-        !self.is_running() || !self.hides(seq)
+    pub(crate) fn has_reached(&self, seq: u64) -> bool {
+        !self.is_running() || !self.is_hidden(seq)
     }
 
     /// Waits until that is so. False if it will not be.
     pub(crate) fn wait_for(&self, seq: u64) -> bool {
         let mut state = self.state.lock();
-        while !self.has_come_to(seq) {
+        while !self.has_reached(seq) {
             self.changed.wait(&mut state);
         }
         drop(state);
@@ -342,6 +342,6 @@ impl Rebuild {
 
     /// Bytes of memory beside its own.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::from(self.geometry.segments) * size_of::<Reading>() as u64
+        u64::from(self.geometry.segments) * size_of::<ReadState>() as u64
     }
 }

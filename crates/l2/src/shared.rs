@@ -11,21 +11,21 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::Key;
 
-use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
-use crate::counters::LevelCounters;
-use crate::feed::{Feed, Rate, Seen, Worth};
-use crate::forget::Forgetting;
-use crate::format::{BATCH_HEAD_BYTES, block_bytes};
+use crate::codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
+use crate::counters::L2Counters;
+use crate::device_io::DeviceIo;
+use crate::forget::PendingForgets;
+use crate::format::{BATCH_HEADER_BYTES, block_bytes};
 use crate::index::Index;
 use crate::label::{self, LabelInfo};
 use crate::load::Loads;
-use crate::medium::Medium;
-use crate::options::LevelOptions;
-use crate::record::{Identity, MAX_BLOCK_UNITS, UNIT_BYTES};
-use crate::recover::Rebuild;
+use crate::options::L2Options;
+use crate::rebuild::Rebuild;
+use crate::record::{KeyHash, MAX_BLOCK_UNITS, UNIT_BYTES};
 use crate::ring::Ring;
-use crate::tunables::LevelTunables;
-use crate::warm::Warming;
+use crate::tunables::L2Tunables;
+use crate::warm_up::WarmUpState;
+use crate::write_queue::{AdmissionPolicy, FrequencySketch, WriteQueue, WriteRate};
 
 /// How a level is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,11 +65,11 @@ impl Status {
     }
 
     /// Why blocks are refused, if they are.
-    pub(crate) fn refusal(&self) -> Option<Refusal> {
+    pub(crate) fn refusal(&self) -> Option<AdmissionRefusal> {
         match self.0.load(Ordering::Acquire) {
             OPEN => None,
-            FAILED => Some(Refusal::Failed),
-            _ => Some(Refusal::Removed),
+            FAILED => Some(AdmissionRefusal::Failed),
+            _ => Some(AdmissionRefusal::Removed),
         }
     }
 
@@ -80,8 +80,8 @@ impl Status {
 }
 
 /// What all threads of a level share.
-pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
-    /// The user's: asked by [`Inner::ask`] only.
+pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
+    /// The user's: asked by [`L2Shared::with_codec`] only.
     codec: Arc<dyn Codec<K, V>>,
     note_bytes: usize,
     pub(crate) label: LabelInfo,
@@ -89,21 +89,21 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) max_stamp: u64,
     pub(crate) index: Index,
     pub(crate) ring: Ring,
-    pub(crate) medium: Medium,
+    pub(crate) io: DeviceIo,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) tunables: Arc<LevelTunables>,
-    pub(crate) counters: LevelCounters,
+    pub(crate) tunables: Arc<L2Tunables>,
+    pub(crate) counters: L2Counters,
     pub(crate) status: Status,
-    pub(crate) feed: Feed<K, V>,
+    pub(crate) write_queue: WriteQueue<K, V>,
     /// What was offered lately that the level did not have.
-    pub(crate) seen: Seen,
-    pub(crate) worth: Worth,
+    pub(crate) frequency_sketch: FrequencySketch,
+    pub(crate) admission: AdmissionPolicy,
     /// Whether all segments have been used.
-    pub(crate) came_round: AtomicBool,
-    pub(crate) forgetting: Forgetting,
+    pub(crate) has_wrapped: AtomicBool,
+    pub(crate) pending_forgets: PendingForgets,
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
-    pub(crate) warming: Warming,
+    pub(crate) warm_up_state: WarmUpState,
     /// Where the name of a level comes from that is made anew.
     pub(crate) seed: u64,
     /// What the label has as its user's mark.
@@ -122,17 +122,18 @@ forebay_base::sync::thread_local! {
     static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     pub(crate) fn new(
         codec: Arc<dyn Codec<K, V>>,
         label: LabelInfo,
-        medium: Medium,
-        options: &LevelOptions,
+        io: DeviceIo,
+        options: &L2Options,
     ) -> Self {
         let geometry = label.geometry();
         let tunables = Arc::clone(&options.tunables);
         let max = tunables.write_max_bytes_per_s();
-        let bounds = crate::feed::Bounds { min: tunables.write_min_bytes_per_s().min(max), max };
+        let bounds =
+            crate::write_queue::RateBounds { min: tunables.write_min_bytes_per_s().min(max), max };
         let now = options.clock.now_ns();
         Self {
             note_bytes: codec.note_bytes(),
@@ -140,21 +141,25 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             label,
             immutable_keys: options.immutable_keys,
             max_stamp: options.max_stamp,
-            index: Index::new(geometry.segments, geometry.records_guess(), geometry.batch_units()),
+            index: Index::new(
+                geometry.segments,
+                geometry.estimated_records(),
+                geometry.batch_units(),
+            ),
             ring: Ring::new(geometry, label.guid),
-            medium,
+            io,
             clock: Arc::clone(&options.clock),
             tunables,
-            counters: LevelCounters::default(),
+            counters: L2Counters::default(),
             status: Status(AtomicU8::new(OPEN)),
-            feed: Feed::new(Rate::new(bounds, now)),
-            seen: Seen::new(),
-            worth: Worth::new(),
-            came_round: AtomicBool::new(false),
-            forgetting: Forgetting::new(),
+            write_queue: WriteQueue::new(WriteRate::new(bounds, now)),
+            frequency_sketch: FrequencySketch::new(),
+            admission: AdmissionPolicy::new(),
+            has_wrapped: AtomicBool::new(false),
+            pending_forgets: PendingForgets::new(),
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
-            warming: Warming::new(),
+            warm_up_state: WarmUpState::new(),
             seed: options.seed,
             user_mark: AtomicU64::new(label.user_mark),
             voided: AtomicBool::new(false),
@@ -166,26 +171,26 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// This thread is one of the level's own, until it ends.
     pub(crate) fn enter_thread(&self) {
-        WORKS_FOR.with(|level| level.set(std::ptr::from_ref(self).addr()));
+        WORKS_FOR.with(|l2| l2.set(std::ptr::from_ref(self).addr()));
     }
 
     /// Whether this thread is one of the level's own: then it must not wait for them.
     pub(crate) fn is_own_thread(&self) -> bool {
-        WORKS_FOR.with(|level| level.get() == std::ptr::from_ref(self).addr())
+        WORKS_FOR.with(|l2| l2.get() == std::ptr::from_ref(self).addr())
     }
 
     /// Asks the user's codec. `None` if it panicked: of that the panic hook has told, and it is counted.
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
-        self.catching(|| question(&*self.codec))
+    pub(crate) fn with_codec<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
+        self.catch_panic(|| question(&*self.codec))
     }
 
     /// Runs what is the user's. `None` if it panicked.
-    pub(crate) fn catching<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn catch_panic<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         let thrown = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(answer) => return Some(answer),
             Err(thrown) => thrown,
         };
-        self.counters.add(LevelCounters::CODEC_PANICS, 0, 1);
+        self.counters.add(L2Counters::CODEC_PANICS, 0, 1);
         // What was thrown may panic in its drop. What that throws is not worth another attempt.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
             std::mem::forget(again);
@@ -197,18 +202,18 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     pub(crate) fn encode_key(&self, key: &K) -> Option<[u8; MAX_KEY_BYTES]> {
         let mut bytes = [0; MAX_KEY_BYTES];
         let out = &mut bytes[..self.label.key_bytes];
-        self.ask(|codec| codec.encode_key(key, out))?;
+        self.with_codec(|codec| codec.encode_key(key, out))?;
         Some(bytes)
     }
 
     /// As log and index know the key. `None` if the codec panicked.
-    pub(crate) fn identity(&self, key: &K) -> Option<Identity> {
-        Some(self.identity_of(&self.encode_key(key)?[..self.label.key_bytes]))
+    pub(crate) fn key_hash(&self, key: &K) -> Option<KeyHash> {
+        Some(self.hash_of_encoded(&self.encode_key(key)?[..self.label.key_bytes]))
     }
 
     /// The same, of an encoded key.
-    pub(crate) fn identity_of(&self, key: &[u8]) -> Identity {
-        Identity(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
+    pub(crate) fn hash_of_encoded(&self, key: &[u8]) -> KeyHash {
+        KeyHash(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
     }
 
     /// Bytes that a block of a value of that length takes.
@@ -220,13 +225,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
     pub(crate) fn encode_note(&self, key: &K) -> Option<([u8; MAX_NOTE_BYTES], usize)> {
         let mut bytes = [0; MAX_NOTE_BYTES];
         let out = &mut bytes[..self.note_bytes];
-        self.ask(|codec| codec.encode_note(key, out))?;
+        self.with_codec(|codec| codec.encode_note(key, out))?;
         Some((bytes, self.note_bytes))
     }
 
     /// Bytes of a block with its header, at most.
     pub(crate) fn max_block_bytes(&self) -> u64 {
-        let largest = self.ring.geometry.max_block_bytes() - BATCH_HEAD_BYTES as u64;
+        let largest = self.ring.geometry.max_block_bytes() - BATCH_HEADER_BYTES as u64;
         largest.min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES
     }
 
@@ -241,7 +246,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.try_void();
         }
         self.rebuild.stop();
-        self.end_feed();
+        self.end_write_queue();
     }
 
     /// Voids the label, unless that was tried a moment ago. Whether it is void.
@@ -268,7 +273,7 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
 
     /// Voids the label. Whether it is void.
     pub(crate) fn void_now(&self) -> bool {
-        let voided = label::void(&self.medium, &self.label).is_ok();
+        let voided = label::void(&self.io, &self.label).is_ok();
         if voided {
             self.voided.store(true, Ordering::Release);
         }
@@ -302,8 +307,8 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         let own = size_of::<Self>() as u64;
         own + self.index.memory_bytes()
             + self.ring.memory_bytes()
-            + self.seen.memory_bytes()
-            + self.worth.memory_bytes()
+            + self.frequency_sketch.memory_bytes()
+            + self.admission.memory_bytes()
             + self.rebuild.memory_bytes()
     }
 }

@@ -5,16 +5,16 @@
 //! - Blocks that wait take at most `queue_bytes`, and one block more.
 //! - Tombstones become durable in the order in which they were queued: a ticket is durable once `durable` has reached it.
 //!   As many wait as threads wait for them.
-//! - Once `dead`, nothing is queued and nobody waits.
+//! - Once `terminated`, nothing is queued and nobody waits.
 //!
-//! Locking: `l2-feed` for a look or a push. Blocks are dropped outside of it, since the last pin of a value may run its
+//! Locking: `l2-write-queue` for a look or a push. Blocks are dropped outside of it, since the last pin of a value may run its
 //! user's drop.
 
-mod everything;
+mod admission;
+mod frequency_sketch;
 mod offer;
 mod rate;
-mod seen;
-mod worth;
+mod write_all;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,19 +22,19 @@ use std::time::Duration;
 use forebay_base::sync::{Condvar, Mutex};
 use forebay_cache::{Class, Key, Writing};
 
-pub(crate) use rate::{Bounds, Rate};
-pub(crate) use seen::Seen;
-pub(crate) use worth::{DROPPED, Worth};
+pub(crate) use admission::{AdmissionPolicy, DROPPED_KIND};
+pub(crate) use frequency_sketch::FrequencySketch;
+pub(crate) use rate::{RateBounds, WriteRate};
 
-use crate::record::Identity;
-use crate::writer::Start;
+use crate::record::KeyHash;
+use crate::writer::LogStart;
 
 /// How often the writer looks around if nobody wakes it.
-const IDLE: Duration = Duration::from_millis(200);
+const IDLE_WAIT: Duration = Duration::from_millis(200);
 
 /// A block that waits to be written.
-pub(crate) struct Queued<K: Key, V: Send + Sync + 'static> {
-    pub(crate) id: Identity,
+pub(crate) struct QueuedBlock<K: Key, V: Send + Sync + 'static> {
+    pub(crate) hash: KeyHash,
     pub(crate) class: Class,
     /// Bytes of the encoded value.
     pub(crate) value_bytes: usize,
@@ -45,40 +45,40 @@ pub(crate) struct Queued<K: Key, V: Send + Sync + 'static> {
 }
 
 /// What waits, and who is told.
-pub(crate) struct Feed<K: Key, V: Send + Sync + 'static> {
-    state: Mutex<FeedState<K, V>>,
+pub(crate) struct WriteQueue<K: Key, V: Send + Sync + 'static> {
+    state: Mutex<WriteQueueState<K, V>>,
     /// The writer sleeps on it.
     work: Condvar,
     /// Who waits for the writer sleeps on it.
     done: Condvar,
 }
 
-pub(crate) struct FeedState<K: Key, V: Send + Sync + 'static> {
-    pub(crate) queue: VecDeque<Queued<K, V>>,
+pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
+    pub(crate) queue: VecDeque<QueuedBlock<K, V>>,
     pub(crate) queued_bytes: u64,
-    pub(crate) rate: Rate,
+    pub(crate) rate: WriteRate,
     /// Identities whose blocks are not to come back, oldest ticket first.
-    tombs: VecDeque<Identity>,
+    tombstones: VecDeque<KeyHash>,
     /// Tickets given out.
     tickets: u64,
     /// Tickets whose tombstones are durable.
     durable: u64,
     /// Where the log goes on, once that is known.
-    start: Option<Start>,
+    start: Option<LogStart>,
     started: bool,
     flushes_wanted: u64,
     flushes_done: u64,
     floor_wanted: Option<(u64, u32)>,
-    floors_done: bool,
+    floor_done: bool,
     stopping: bool,
-    dead: bool,
+    terminated: bool,
 }
 
 /// What the writer is to do next.
-pub(crate) struct Work<K: Key, V: Send + Sync + 'static> {
-    pub(crate) start: Option<Start>,
-    pub(crate) blocks: Vec<Queued<K, V>>,
-    pub(crate) tombs: usize,
+pub(crate) struct WriterWork<K: Key, V: Send + Sync + 'static> {
+    pub(crate) start: Option<LogStart>,
+    pub(crate) blocks: Vec<QueuedBlock<K, V>>,
+    pub(crate) tombstones: usize,
     /// Which flush is wanted, if one is.
     pub(crate) flush: Option<u64>,
     pub(crate) floor: Option<(u64, u32)>,
@@ -86,13 +86,13 @@ pub(crate) struct Work<K: Key, V: Send + Sync + 'static> {
     pub(crate) last: bool,
 }
 
-impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
-    pub(crate) fn new(rate: Rate) -> Self {
-        let state = FeedState {
+impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
+    pub(crate) fn new(rate: WriteRate) -> Self {
+        let state = WriteQueueState {
             queue: VecDeque::new(),
             queued_bytes: 0,
             rate,
-            tombs: VecDeque::new(),
+            tombstones: VecDeque::new(),
             tickets: 0,
             durable: 0,
             start: None,
@@ -100,15 +100,19 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
             flushes_wanted: 0,
             flushes_done: 0,
             floor_wanted: None,
-            floors_done: false,
+            floor_done: false,
             stopping: false,
-            dead: false,
+            terminated: false,
         };
-        Self { state: Mutex::named("l2-feed", state), work: Condvar::new(), done: Condvar::new() }
+        Self {
+            state: Mutex::named("l2-write-queue", state),
+            work: Condvar::new(),
+            done: Condvar::new(),
+        }
     }
 
     /// The state, under its lock.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut FeedState<K, V>) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut WriteQueueState<K, V>) -> R) -> R {
         f(&mut self.state.lock())
     }
 
@@ -118,7 +122,7 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
     }
 
     /// The rebuild knows where the log goes on.
-    pub(crate) fn start(&self, start: Start) {
+    pub(crate) fn start(&self, start: LogStart) {
         let mut state = self.state.lock();
         state.start = Some(start);
         state.started = true;
@@ -130,43 +134,43 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
     /// Waits until it is known where the log goes on. False if that will never be.
     pub(crate) fn wait_started(&self) -> bool {
         let mut state = self.state.lock();
-        while !state.started && !state.dead {
+        while !state.started && !state.terminated {
             self.done.wait(&mut state);
         }
-        !state.dead
+        !state.terminated
     }
 
     /// Queues a tombstone and waits until it is durable. False if it cannot be.
-    pub(crate) fn bury(&self, id: Identity) -> bool {
+    pub(crate) fn write_tombstone(&self, hash: KeyHash) -> bool {
         let mut state = self.state.lock();
-        if state.dead {
+        if state.terminated {
             return false;
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        state.tombs.push_back(id);
+        state.tombstones.push_back(hash);
         self.work.notify_all();
-        while state.durable < ticket && !state.dead {
+        while state.durable < ticket && !state.terminated {
             self.done.wait(&mut state);
         }
         state.durable >= ticket
     }
 
     /// Up to `most` tombstones, and the ticket of the last of them.
-    pub(crate) fn take_tombs(&self, most: usize) -> (Vec<Identity>, u64) {
+    pub(crate) fn take_tombstones(&self, most: usize) -> (Vec<KeyHash>, u64) {
         let mut state = self.state.lock();
-        let count = state.tombs.len().min(most);
-        let tombs: Vec<Identity> = state.tombs.drain(..count).collect();
-        (tombs, state.tickets - state.tombs.len() as u64)
+        let count = state.tombstones.len().min(most);
+        let tombstones: Vec<KeyHash> = state.tombstones.drain(..count).collect();
+        (tombstones, state.tickets - state.tombstones.len() as u64)
     }
 
     /// Tombstones that wait.
-    pub(crate) fn count_tombs(&self) -> usize {
-        self.state.lock().tombs.len()
+    pub(crate) fn queued_tombstones(&self) -> usize {
+        self.state.lock().tombstones.len()
     }
 
     /// Tombstones up to this ticket are durable.
-    pub(crate) fn buried(&self, ticket: u64) {
+    pub(crate) fn finish_tombstones(&self, ticket: u64) {
         let mut state = self.state.lock();
         state.durable = state.durable.max(ticket);
         drop(state);
@@ -176,20 +180,20 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
     /// Has everything written that is queued now, and waits until it is durable. False if it cannot be.
     pub(crate) fn flush(&self) -> bool {
         let mut state = self.state.lock();
-        if state.dead || state.stopping {
+        if state.terminated || state.stopping {
             return false;
         }
         state.flushes_wanted += 1;
         let wanted = state.flushes_wanted;
         self.work.notify_all();
-        while state.flushes_done < wanted && !state.dead {
+        while state.flushes_done < wanted && !state.terminated {
             self.done.wait(&mut state);
         }
         state.flushes_done >= wanted
     }
 
     /// What was queued when this flush was wanted is durable.
-    pub(crate) fn flushed(&self, wanted: u64) {
+    pub(crate) fn finish_flush(&self, wanted: u64) {
         let mut state = self.state.lock();
         state.flushes_done = state.flushes_done.max(wanted);
         drop(state);
@@ -200,18 +204,18 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
     pub(crate) fn raise_floor(&self, floor: (u64, u32)) -> bool {
         let mut state = self.state.lock();
         state.floor_wanted = Some(floor);
-        state.floors_done = false;
+        state.floor_done = false;
         self.work.notify_all();
-        while !state.floors_done && !state.dead {
+        while !state.floor_done && !state.terminated {
             self.done.wait(&mut state);
         }
-        state.floors_done
+        state.floor_done
     }
 
     /// The floor is durable.
-    pub(crate) fn floor_raised(&self) {
+    pub(crate) fn finish_floor(&self) {
         let mut state = self.state.lock();
-        state.floors_done = true;
+        state.floor_done = true;
         drop(state);
         self.done.notify_all();
     }
@@ -223,11 +227,11 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
     }
 
     /// Nothing will be written any more: who waits is told, and gets what waits, to be dropped under no lock.
-    fn die(&self) -> VecDeque<Queued<K, V>> {
+    fn terminate(&self) -> VecDeque<QueuedBlock<K, V>> {
         let mut state = self.state.lock();
-        state.dead = true;
+        state.terminated = true;
         state.stopping = true;
-        state.tombs.clear();
+        state.tombstones.clear();
         state.queued_bytes = 0;
         let dropped = std::mem::take(&mut state.queue);
         drop(state);
@@ -243,46 +247,46 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
         now_ns: impl Fn() -> u64,
         (batch_bytes, linger_ns): (u64, u64),
         backlog: bool,
-    ) -> Option<Work<K, V>> {
+    ) -> Option<WriterWork<K, V>> {
         let mut state = self.state.lock();
         let now = now_ns();
-        let ready = |state: &FeedState<K, V>| {
+        let ready = |state: &WriteQueueState<K, V>| {
             let oldest = state.queue.front().map(|queued| queued.since_ns);
             let lingered = oldest.is_some_and(|since| now.saturating_sub(since) >= linger_ns);
-            state.dead
+            state.terminated
                 || state.stopping
                 || state.start.is_some()
                 || state.started
                     && (backlog
                         || lingered
-                        || !state.tombs.is_empty()
+                        || !state.tombstones.is_empty()
                         || state.flushes_wanted > state.flushes_done
                         || state.floor_wanted.is_some()
                         || state.queued_bytes >= batch_bytes)
         };
         if !ready(&state) {
             let wait = match state.queue.is_empty() {
-                true => IDLE,
-                false => Duration::from_nanos(linger_ns).min(IDLE),
+                true => IDLE_WAIT,
+                false => Duration::from_nanos(linger_ns).min(IDLE_WAIT),
             };
             self.work.wait_timeout(&mut state, wait);
         }
-        if state.dead {
+        if state.terminated {
             return None;
         }
         let start = state.start.take();
         if !state.started {
             // Nobody knows where to write.
-            return (!state.stopping).then(|| Work::nothing(None));
+            return (!state.stopping).then(|| WriterWork::empty(None));
         }
-        let mut work = Work::nothing(start);
-        work.tombs = state.tombs.len();
+        let mut work = WriterWork::empty(start);
+        work.tombstones = state.tombstones.len();
         work.floor = state.floor_wanted.take();
         let flushing = state.flushes_wanted > state.flushes_done;
         let oldest = state.queue.front().map(|queued| queued.since_ns);
         let now = now_ns();
         let due = oldest.is_some_and(|since| now.saturating_sub(since) >= linger_ns);
-        let urgent = flushing || state.stopping || work.tombs > 0 || due;
+        let urgent = flushing || state.stopping || work.tombstones > 0 || due;
         if !backlog && (urgent || state.queued_bytes >= batch_bytes) {
             let mut bytes = 0;
             // What would be one too many waits for the next ones.
@@ -299,13 +303,13 @@ impl<K: Key, V: Send + Sync + 'static> Feed<K, V> {
         }
         let empty = !backlog && state.queue.is_empty();
         work.flush = (flushing && empty).then_some(state.flushes_wanted);
-        work.last = state.stopping && empty && work.blocks.is_empty() && work.tombs == 0;
+        work.last = state.stopping && empty && work.blocks.is_empty() && work.tombstones == 0;
         Some(work)
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Work<K, V> {
-    fn nothing(start: Option<Start>) -> Self {
-        Self { start, blocks: Vec::new(), tombs: 0, flush: None, floor: None, last: false }
+impl<K: Key, V: Send + Sync + 'static> WriterWork<K, V> {
+    fn empty(start: Option<LogStart>) -> Self {
+        Self { start, blocks: Vec::new(), tombstones: 0, flush: None, floor: None, last: false }
     }
 }

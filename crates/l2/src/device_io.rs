@@ -13,16 +13,16 @@ use forebay_base::sync::atomic::{AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_io::{Completion, Device, Op, Priority, Request};
 
-use crate::tunables::LevelTunables;
+use crate::tunables::L2Tunables;
 
 /// How often who waits looks at the clock.
-const TICK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Requests of one thread that are on their way at once.
-const FLIGHT: usize = 32;
+const MAX_IN_FLIGHT: usize = 32;
 
 /// Why something could not be read or written.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum IoError {
     /// The device said so.
     Device(forebay_io::Error),
     /// It did not end in time.
@@ -31,7 +31,7 @@ pub(crate) enum Trouble {
     NoMemory(String),
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for IoError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Device(error) => error.fmt(f),
@@ -42,30 +42,30 @@ impl std::fmt::Display for Trouble {
 }
 
 /// The device of a level.
-pub(crate) struct Medium {
+pub(crate) struct DeviceIo {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) tunables: Arc<LevelTunables>,
+    pub(crate) tunables: Arc<L2Tunables>,
     /// Writes that were submitted and have not ended, those that nobody waits for any more included.
-    pub(crate) writes_out: Arc<AtomicU64>,
+    pub(crate) writes_in_flight: Arc<AtomicU64>,
 }
 
 /// Where the ends of some requests are left.
-struct Landing {
-    ends: Mutex<Vec<(usize, Completion)>>,
-    landed: Condvar,
+struct Completions {
+    done: Mutex<Vec<(usize, Completion)>>,
+    arrived: Condvar,
 }
 
-impl Medium {
+impl DeviceIo {
     /// Memory for a request.
-    pub(crate) fn alloc(&self, bytes: u64) -> Result<Buffer, Trouble> {
+    pub(crate) fn alloc(&self, bytes: u64) -> Result<Buffer, IoError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        self.arena.alloc(len).map_err(|error| Trouble::NoMemory(error.to_string()))
+        self.arena.alloc(len).map_err(|error| IoError::NoMemory(error.to_string()))
     }
 
     /// Submits a request and waits for its end.
-    pub(crate) fn run(&self, request: Request) -> Result<Completion, Trouble> {
+    pub(crate) fn run(&self, request: Request) -> Result<Completion, IoError> {
         let what = format!("{} of {}", request.op(), self.device.info().name);
         let mut end = None;
         let one = std::iter::once(Ok(request));
@@ -73,19 +73,19 @@ impl Medium {
         let completion = end.expect("every request is told of")?;
         match completion.result {
             Ok(()) => Ok(completion),
-            Err(error) => Err(Trouble::Device(error)),
+            Err(error) => Err(IoError::Device(error)),
         }
     }
 
     /// Reads some bytes.
-    pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<Buffer, Trouble> {
+    pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<Buffer, IoError> {
         let request = Request::read(offset, self.alloc(bytes)?);
         let completion = self.run(request.with_priority(Priority::AsyncRead))?;
-        completion.into_buffer().map_err(Trouble::Device)
+        completion.into_buffer().map_err(IoError::Device)
     }
 
     /// Writes a buffer, and gives it back.
-    pub(crate) fn write(&self, offset: u64, buffer: Buffer) -> Result<Option<Buffer>, Trouble> {
+    pub(crate) fn write(&self, offset: u64, buffer: Buffer) -> Result<Option<Buffer>, IoError> {
         let completion = self.run(Request::write(offset, buffer))?;
         Ok(completion.payload.and_then(forebay_io::Payload::into_buffer))
     }
@@ -96,102 +96,104 @@ impl Medium {
         let allowed = u64::from(self.tunables.stall_timeout_ms()) * 1_000_000;
         let begun = self.clock.now_ns();
         let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
-        while self.writes_out.load(Ordering::Acquire) > 0 {
+        while self.writes_in_flight.load(Ordering::Acquire) > 0 {
             if self.clock.now_ns().saturating_sub(begun) > allowed {
                 return false;
             }
-            condition.wait_timeout(&mut nobody.lock(), TICK);
+            condition.wait_timeout(&mut nobody.lock(), POLL_INTERVAL);
         }
         true
     }
 
     /// Makes durable what was written.
-    pub(crate) fn flush(&self) -> Result<(), Trouble> {
+    pub(crate) fn flush(&self) -> Result<(), IoError> {
         self.run(Request::flush()).map(drop)
     }
 
     /// Reads several ranges, some at once; `each` gets them as they come, with their numbers.
-    pub(crate) fn read_each(
+    pub(crate) fn read_ranges(
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
-        each: impl FnMut(usize, Result<Buffer, Trouble>),
+        each: impl FnMut(usize, Result<Buffer, IoError>),
     ) {
-        self.read_some(FLIGHT, ranges, each);
+        self.read_ranges_limited(MAX_IN_FLIGHT, ranges, each);
     }
 
     /// The same, with so many at once.
-    pub(crate) fn read_some(
+    pub(crate) fn read_ranges_limited(
         &self,
-        at_once: usize,
+        max_in_flight: usize,
         ranges: impl Iterator<Item = (u64, u64)>,
-        mut each: impl FnMut(usize, Result<Buffer, Trouble>),
+        mut each: impl FnMut(usize, Result<Buffer, IoError>),
     ) {
         let what = format!("read of {}", self.device.info().name);
         let requests = ranges.map(|(offset, bytes)| {
             let request = Request::read(offset, self.alloc(bytes)?);
             Ok(request.with_priority(Priority::AsyncRead))
         });
-        self.run_all(at_once, requests, &what, |number, completion| {
-            each(number, completion.and_then(|c| c.into_buffer().map_err(Trouble::Device)));
+        self.run_all(max_in_flight, requests, &what, |number, completion| {
+            each(number, completion.and_then(|c| c.into_buffer().map_err(IoError::Device)));
         });
     }
 
-    /// Submits requests, `at_once` of them at once, and tells of each end once. Once the time is over for one, it is for all
+    /// Submits requests, `max_in_flight` of them at once, and tells of each end once. Once the time is over for one, it is for all
     /// that are left.
     fn run_all(
         &self,
-        at_once: usize,
-        requests: impl Iterator<Item = Result<Request, Trouble>>,
+        max_in_flight: usize,
+        requests: impl Iterator<Item = Result<Request, IoError>>,
         what: &str,
-        mut each: impl FnMut(usize, Result<Completion, Trouble>),
+        mut each: impl FnMut(usize, Result<Completion, IoError>),
     ) {
-        let landing =
-            Arc::new(Landing { ends: Mutex::named("l2-io", Vec::new()), landed: Condvar::new() });
+        let completions = Arc::new(Completions {
+            done: Mutex::named("l2-io", Vec::new()),
+            arrived: Condvar::new(),
+        });
         let allowed = u64::from(self.tunables.stall_timeout_ms()) * 1_000_000;
         let mut requests = requests.enumerate().fuse();
-        let mut flying: Vec<usize> = Vec::new();
-        let (mut last_end, mut over) = (self.clock.now_ns(), false);
+        let mut in_flight: Vec<usize> = Vec::new();
+        let (mut last_end, mut timed_out) = (self.clock.now_ns(), false);
         loop {
-            while flying.len() < at_once {
+            while in_flight.len() < max_in_flight {
                 let Some((number, request)) = requests.next() else { break };
                 match request {
-                    Err(trouble) => each(number, Err(trouble)),
-                    Ok(_) if over => each(number, Err(Trouble::Stalled(what.to_owned()))),
+                    Err(error) => each(number, Err(error)),
+                    Ok(_) if timed_out => each(number, Err(IoError::Stalled(what.to_owned()))),
                     Ok(request) => {
-                        flying.push(number);
-                        let landing = Arc::clone(&landing);
+                        in_flight.push(number);
+                        let completions = Arc::clone(&completions);
                         let write =
-                            (request.op() == Op::Write).then(|| Arc::clone(&self.writes_out));
+                            (request.op() == Op::Write).then(|| Arc::clone(&self.writes_in_flight));
                         write.iter().for_each(|out| _ = out.fetch_add(1, Ordering::AcqRel));
                         self.device.submit(request.on_done(move |completion| {
                             write.iter().for_each(|out| _ = out.fetch_sub(1, Ordering::AcqRel));
-                            landing.ends.lock().push((number, completion));
-                            landing.landed.notify_all();
+                            completions.done.lock().push((number, completion));
+                            completions.arrived.notify_all();
                         }));
                     }
                 }
             }
-            if flying.is_empty() {
+            if in_flight.is_empty() {
                 return;
             }
-            let mut ends = landing.ends.lock();
-            if ends.is_empty() {
-                landing.landed.wait_timeout(&mut ends, TICK);
+            let mut done = completions.done.lock();
+            if done.is_empty() {
+                completions.arrived.wait_timeout(&mut done, POLL_INTERVAL);
             }
-            let ended = std::mem::take(&mut *ends);
-            drop(ends);
+            let finished = std::mem::take(&mut *done);
+            drop(done);
             let now = self.clock.now_ns();
-            if ended.is_empty() && now.saturating_sub(last_end) > allowed {
-                over = true;
-                for number in flying.drain(..) {
-                    each(number, Err(Trouble::Stalled(what.to_owned())));
+            if finished.is_empty() && now.saturating_sub(last_end) > allowed {
+                timed_out = true;
+                for number in in_flight.drain(..) {
+                    each(number, Err(IoError::Stalled(what.to_owned())));
                 }
             }
-            if ended.is_empty() {
+            if finished.is_empty() {
                 continue;
             }
-            for (number, completion) in ended {
-                flying.retain(|flying| *flying != number);
+            for (number, completion) in finished {
+                in_flight.retain(|in_flight| *in_flight != number);
                 each(number, Ok(completion));
             }
             // Not before: the time that callers take is none in which the device did not answer.
@@ -210,24 +212,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_that_callers_take_is_not_the_devices() {
+    fn time_spent_in_callbacks_does_not_count_as_a_stall() {
         let memory = MemoryDevice::new("memory", 8 << 20, &MemoryOptions::default()).unwrap();
         let faults = FaultDevice::new(Arc::new(memory), 1);
         faults.add(Rule::new(Fault::Delay(Duration::from_millis(200))).within(4096..8192));
         let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
         let clock = Arc::new(ManualClock::new());
-        let medium = Medium {
+        let io = DeviceIo {
             device: Arc::new(faults),
             arena: Arena::new(config).unwrap(),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
-            tunables: Arc::new(LevelTunables::default()),
-            writes_out: Arc::default(),
+            tunables: Arc::new(L2Tunables::default()),
+            writes_in_flight: Arc::default(),
         };
         let mut read = Vec::new();
-        medium.read_some(2, [(0, 4096), (4096, 4096)].into_iter(), |number, buffer| {
+        io.read_ranges_limited(2, [(0, 4096), (4096, 4096)].into_iter(), |number, buffer| {
             buffer.unwrap();
             read.push(number);
-            clock.advance(u64::from(medium.tunables.stall_timeout_ms()) * 2_000_000);
+            clock.advance(u64::from(io.tunables.stall_timeout_ms()) * 2_000_000);
         });
         assert_eq!(read, [0, 1]);
     }
