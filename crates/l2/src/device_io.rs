@@ -1,9 +1,9 @@
-//! The level's device, as its own threads use it: they wait for requests, but not for ever.
+//! Blocking I/O with a time limit, for the L2's own threads.
 //!
-//! A request that takes longer than the time allowed is *stalled*. It keeps its memory until it ends, which may be
-//! never; whoever waited goes on without it.
+//! A request that exceeds the limit is *stalled*. It keeps its memory until it completes, which may
+//! be never. The thread that waited continues without it.
 //!
-//! Locking: `l2-io` is a leaf lock, held for a store or a look.
+//! Locking: `l2-io`, a leaf lock. It is held to push a completion or to take completions.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ use forebay_io::{Completion, Device, Op, Priority, Request};
 
 use crate::tunables::L2Tunables;
 
-/// How often who waits looks at the clock.
+/// How often a waiting thread checks the clock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Requests of one thread that are on their way at once.
+/// Maximum requests of one thread in flight.
 const MAX_IN_FLIGHT: usize = 32;
 
-/// Why something could not be read or written.
+/// Why a read or write failed.
 #[derive(Debug)]
 pub(crate) enum IoError {
-    /// The device said so.
+    /// The device returned an error.
     Device(forebay_io::Error),
-    /// It did not end in time.
+    /// The request exceeded the time limit.
     Stalled(String),
-    /// No memory to read into.
+    /// No memory was free for the buffer.
     NoMemory(String),
 }
 
@@ -35,63 +35,63 @@ impl std::fmt::Display for IoError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Device(error) => error.fmt(f),
-            Self::Stalled(what) => write!(f, "{what} has not ended in time"),
-            Self::NoMemory(why) => write!(f, "no memory: {why}"),
+            Self::Stalled(what) => write!(f, "{what} did not complete in time"),
+            Self::NoMemory(why) => write!(f, "no memory for the buffer: {why}"),
         }
     }
 }
 
-/// The device of a level.
+/// The device of an L2, with the arena, clock and tunables of its I/O.
 pub(crate) struct DeviceIo {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tunables: Arc<L2Tunables>,
-    /// Writes that were submitted and have not ended, those that nobody waits for any more included.
+    /// Writes submitted and not completed, stalled ones included.
     pub(crate) writes_in_flight: Arc<AtomicU64>,
 }
 
-/// Where the ends of some requests are left.
+/// Completions of the requests that one thread waits for.
 struct Completions {
     done: Mutex<Vec<(usize, Completion)>>,
     arrived: Condvar,
 }
 
 impl DeviceIo {
-    /// Memory for a request.
+    /// Allocates a buffer for a request.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<Buffer, IoError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.arena.alloc(len).map_err(|error| IoError::NoMemory(error.to_string()))
     }
 
-    /// Submits a request and waits for its end.
+    /// Submits a request and waits for its completion.
     pub(crate) fn run(&self, request: Request) -> Result<Completion, IoError> {
         let what = format!("{} of {}", request.op(), self.device.info().name);
         let mut end = None;
         let one = std::iter::once(Ok(request));
         self.run_all(1, one, &what, |_, completion| end = Some(completion));
-        let completion = end.expect("every request is told of")?;
+        let completion = end.expect("run_all reports every request")?;
         match completion.result {
             Ok(()) => Ok(completion),
             Err(error) => Err(IoError::Device(error)),
         }
     }
 
-    /// Reads some bytes.
+    /// Reads `bytes` bytes at `offset`.
     pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<Buffer, IoError> {
         let request = Request::read(offset, self.alloc(bytes)?);
         let completion = self.run(request.with_priority(Priority::AsyncRead))?;
         completion.into_buffer().map_err(IoError::Device)
     }
 
-    /// Writes a buffer, and gives it back.
+    /// Writes a buffer and returns it.
     pub(crate) fn write(&self, offset: u64, buffer: Buffer) -> Result<Option<Buffer>, IoError> {
         let completion = self.run(Request::write(offset, buffer))?;
         Ok(completion.payload.and_then(forebay_io::Payload::into_buffer))
     }
 
-    /// Waits until no write is on its way any more, as long as one may take. Nobody may begin another meanwhile. False if one
-    /// still is.
+    /// Waits until no write is in flight, at most `stall_timeout_ms`. The caller ensures that no
+    /// other write begins. Returns false if a write is still in flight.
     pub(crate) fn wait_for_writes(&self) -> bool {
         let allowed = u64::from(self.tunables.stall_timeout_ms()) * 1_000_000;
         let begun = self.clock.now_ns();
@@ -105,12 +105,13 @@ impl DeviceIo {
         true
     }
 
-    /// Makes durable what was written.
+    /// Makes all completed writes durable.
     pub(crate) fn flush(&self) -> Result<(), IoError> {
         self.run(Request::flush()).map(drop)
     }
 
-    /// Reads several ranges, some at once; `each` gets them as they come, with their numbers.
+    /// Reads several ranges concurrently. `each` receives each result with the number of its range,
+    /// in order of completion.
     pub(crate) fn read_ranges(
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
@@ -119,7 +120,7 @@ impl DeviceIo {
         self.read_ranges_limited(MAX_IN_FLIGHT, ranges, each);
     }
 
-    /// The same, with so many at once.
+    /// Like [`read_ranges`](Self::read_ranges), with at most `max_in_flight` reads in flight.
     pub(crate) fn read_ranges_limited(
         &self,
         max_in_flight: usize,
@@ -136,8 +137,8 @@ impl DeviceIo {
         });
     }
 
-    /// Submits requests, `max_in_flight` of them at once, and tells of each end once. Once the time is over for one, it is for all
-    /// that are left.
+    /// Submits requests, at most `max_in_flight` at a time, and reports each completion once. If
+    /// one request stalls, all remaining requests are reported as stalled.
     fn run_all(
         &self,
         max_in_flight: usize,
@@ -196,7 +197,7 @@ impl DeviceIo {
                 in_flight.retain(|in_flight| *in_flight != number);
                 each(number, Ok(completion));
             }
-            // Not before: the time that callers take is none in which the device did not answer.
+            // Taken after the callbacks: their time does not count against the device.
             last_end = self.clock.now_ns();
         }
     }

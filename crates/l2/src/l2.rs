@@ -1,9 +1,12 @@
-//! A second level on a device: making, opening, using, closing and removing one.
+//! The L2 on a device: create, open, use, close and remove.
 //!
-//! Threads: a writer, one that gives up loads that are overdue, some for the rebuild until that is done, and one for the warm-up after it. Loads run on whoever asks, and on the device's threads.
+//! Threads: the writer, the watchdog that gives up overdue loads, the rebuild's threads until it
+//! ends, and the warm-up's threads. Loads run on the calling thread and on the device's completion
+//! threads.
 //!
-//! Locking: `l2-threads`, held while the threads are joined: a second close returns no sooner than the first. One of the level's own
-//! threads, on which a user's drop may let go of the level, never takes it: another thread does the waiting then.
+//! Locking: `l2-threads` is held while threads are joined, so that a second close returns no sooner
+//! than the first. The L2's own threads may drop the last reference to it in a user's drop. They
+//! never take the lock: another thread joins them.
 
 use std::time::Duration;
 
@@ -29,9 +32,10 @@ use crate::tunables::L2Tunables;
 use crate::warm_up::{WarmUpOutcome, WarmUpStatus};
 use crate::writer::Writer;
 
-/// A second level on a device. Hand it to a cache's [`Builder`](forebay_cache::Builder).
+/// A persistent secondary cache (L2) on a device. Pass it to a cache's
+/// [`Builder`](forebay_cache::Builder).
 ///
-/// Close it before the cache: blocks that wait to be written are pinned in the cache.
+/// Close the L2 before the cache: blocks in the write queue are pinned in the cache.
 pub struct L2<K: Key, V: Send + Sync + 'static> {
     shared: Arc<L2Shared<K, V>>,
     threads: Arc<Threads>,
@@ -40,11 +44,12 @@ pub struct L2<K: Key, V: Send + Sync + 'static> {
 type Threads = Mutex<Vec<JoinHandle<()>>>;
 
 impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
-    /// Makes the device a level, and opens it. What a level of the same owner held before is gone.
+    /// Creates an L2 on the device and opens it. The contents of an earlier L2 of the same owner
+    /// are lost.
     ///
     /// # Errors
-    /// [`ErrorKind::TooSmall`], [`ErrorKind::ReadOnly`]; [`ErrorKind::Foreign`] if the device holds something else, and it is not
-    /// forced; and the device's own.
+    /// [`ErrorKind::TooSmall`]; [`ErrorKind::ReadOnly`]; [`ErrorKind::Foreign`] if the device holds
+    /// other data and [`L2Options::force`] is not set; and errors of the device.
     pub fn create(
         device: Arc<dyn Device>,
         codec: Arc<dyn Codec<K, V>>,
@@ -55,11 +60,12 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         Self::start(io, codec, (label, true), options)
     }
 
-    /// Opens the level that the device holds. What it holds is found out in the background; it serves what it knows at once.
+    /// Opens the L2 on the device. The rebuild reads the log in the background, and the L2 serves
+    /// known blocks at once.
     ///
     /// # Errors
-    /// [`ErrorKind::NotAnL2`], unless it is to be made then; [`ErrorKind::Foreign`], [`ErrorKind::Unsupported`],
-    /// [`ErrorKind::ReadOnly`], and the device's own.
+    /// [`ErrorKind::NotAnL2`], unless [`L2Options::create`] is set; [`ErrorKind::Foreign`];
+    /// [`ErrorKind::Unsupported`]; [`ErrorKind::ReadOnly`]; and errors of the device.
     pub fn open(
         device: Arc<dyn Device>,
         codec: Arc<dyn Codec<K, V>>,
@@ -80,12 +86,14 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         if label.key_bytes != codec.key_bytes() {
             let (has, wants) = (label.key_bytes, codec.key_bytes());
             let text = format!(
-                "keys of the second level on {name} have {has} bytes, not {wants}: open it with the codec that it was made with, or make it anew"
+                "keys of the L2 on {name} have {has} bytes, but the codec's have {wants}; open it with the codec that created it, or recreate it"
             );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if io.device.info().read_only {
-            let text = format!("{name} was opened for reading only: a second level is written to");
+            let text = format!(
+                "cannot open the L2 on {name}: the device was opened read-only; open it for writing"
+            );
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         if !complete {
@@ -101,12 +109,15 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     ) -> Result<DeviceIo> {
         if !(1..=MAX_KEY_BYTES).contains(&codec.key_bytes()) {
             let bytes = codec.key_bytes();
-            let text = format!("a codec's keys have 1 to {MAX_KEY_BYTES} bytes, not {bytes}");
+            let text =
+                format!("the codec's keys have {bytes} bytes; 1 to {MAX_KEY_BYTES} are allowed");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if codec.note_bytes() > MAX_NOTE_BYTES {
             let bytes = codec.note_bytes();
-            let text = format!("a codec's notes have at most {MAX_NOTE_BYTES} bytes, not {bytes}");
+            let text = format!(
+                "the codec's notes have {bytes} bytes; at most {MAX_NOTE_BYTES} are allowed"
+            );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let arena = Arc::clone(&options.arena);
@@ -115,7 +126,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         Ok(DeviceIo { device, arena, clock, tunables, writes_in_flight: Arc::default() })
     }
 
-    /// `fresh`: the device is known to hold nothing.
+    /// Starts the threads. `fresh` means that the device holds no blocks.
     fn start(
         io: DeviceIo,
         codec: Arc<dyn Codec<K, V>>,
@@ -124,9 +135,9 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     ) -> Result<Arc<Self>> {
         let shared = Arc::new(L2Shared::new(codec, label, io, options));
         let writer = Writer::new(Arc::clone(&shared))
-            .map_err(|error| label::io_failure(&shared.io, "begin the writing", error))?;
+            .map_err(|error| label::io_failure(&shared.io, "start the writer", error))?;
         let no_thread = |error: std::io::Error| {
-            let text = "no thread for a second level: allow the process more";
+            let text = "cannot create a thread for the L2; raise the process's thread limit";
             Error::new(ErrorKind::Thread, text).because(error)
         };
         let threads = Arc::new(Mutex::named("l2-threads", Vec::new()));
@@ -145,7 +156,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
             return Ok(l2);
         }
         let shared = Arc::clone(&l2.shared);
-        // If this fails, the level is dropped, which ends the writer.
+        // On failure the L2 is dropped, which ends the writer.
         let thread = spawn_named("l2-rebuild-0", move || rebuild::run(&shared));
         let thread = thread.map_err(|error| {
             l2.shared.rebuild.stop();
@@ -155,18 +166,18 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         Ok(l2)
     }
 
-    /// What its label says.
+    /// The contents of the label.
     pub fn label(&self) -> LabelInfo {
         let user_mark = self.shared.user_mark.load(Ordering::Acquire);
         LabelInfo { guid: self.shared.ring.guid(), user_mark, ..self.shared.label }
     }
 
-    /// Puts a number of the user's into the label, durably: whoever opens the level next can tell by it who had it last.
-    /// Once it is known what the device holds, and on one thread only.
+    /// Stores a number of the user's in the label, durably. A later open can tell by it which user
+    /// opened the L2 last. Call it after the rebuild, from one thread only.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the level has failed or was closed; [`ErrorKind::Device`]: then the label has the old number,
-    /// or the new one.
+    /// [`ErrorKind::Closed`] if the L2 has failed or was closed. [`ErrorKind::Device`] if the write
+    /// failed: the label then holds the old number or the new one.
     pub fn set_user_mark(&self, user_mark: u64) -> Result<()> {
         if !self.shared.status.is_open() {
             return Err(self.shared.not_open());
@@ -174,32 +185,33 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         label::write(&self.shared.io, &LabelInfo { user_mark, ..self.label() })?;
         self.shared.user_mark.store(user_mark, Ordering::Release);
         if self.shared.voided.load(Ordering::Acquire) {
-            // It has failed meanwhile: what was void is to stay so.
+            // The L2 failed meanwhile. A voided label must stay void.
             self.shared.void_now();
             return Err(self.shared.not_open());
         }
         Ok(())
     }
 
-    /// How it is.
+    /// The state of the L2.
     pub fn health(&self) -> Health {
         self.shared.health()
     }
 
-    /// How the rebuild goes.
+    /// The progress of the rebuild.
     pub fn rebuild(&self) -> RebuildStats {
         self.shared.rebuild.stats(self.shared.clock.now_ns())
     }
 
-    /// Waits until it is known what the device holds. False if that will not be known.
+    /// Waits until the rebuild has ended. Returns false if it did not complete.
     pub fn wait_rebuilt(&self) -> bool {
         self.shared.rebuild.wait()
     }
 
-    /// Puts blocks back into the memory of the cache that this is the second level of, before anybody asks for them: in the background, as far as it is known
-    /// what the device holds, the newest first, and as far as there is room that nobody needs. Once a life; later calls do nothing.
+    /// Starts the warm-up: inserts blocks into the memory of the cache that uses this L2, before
+    /// they are requested. It runs in the background behind the rebuild, inserts the newest blocks
+    /// first, and uses free capacity only. It runs once; later calls do nothing.
     ///
-    /// Close the level before the cache is dropped: a thread has both until it has ended.
+    /// Close the L2 before the cache is dropped: the warm-up's threads hold references to both.
     pub fn warm_up(&self, target: SpareRoom<K, V>) {
         let shared = &self.shared;
         if !shared.warm_up_state.begin() {
@@ -209,11 +221,11 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         let outcome = match (shared.tunables.warm_up(), decodes_keys) {
             (false, _) => WarmUpOutcome::Disabled,
             (true, false) => WarmUpOutcome::NoKeys,
-            // One of them would wait for those that end the level.
+            // The warm-up would wait for threads that are ending.
             (true, true) if shared.is_own_thread() => WarmUpOutcome::Failed,
             (true, true) => {
                 let mut threads = self.threads.lock();
-                // Asked under the lock: who closes it joins all threads that are there then.
+                // Checked under the lock: `close` joins all threads that are in the list.
                 if shared.status.is_open() {
                     let thread_shared = Arc::clone(shared);
                     match spawn_named("l2-warm-up", move || thread_shared.warm_up(target)) {
@@ -228,32 +240,32 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         shared.end_warm_up(outcome);
     }
 
-    /// How putting blocks back into memory goes.
+    /// The progress of the warm-up.
     pub fn warm_up_status(&self) -> WarmUpStatus {
         self.shared.warm_up_state.state()
     }
 
-    /// Waits until it has ended, if it has begun: for tests and measurements.
+    /// Waits until the warm-up has ended, if it has begun. For tests and measurements.
     pub fn wait_warm_up(&self) -> WarmUpStatus {
         self.shared.warm_up_state.wait()
     }
 
-    /// Blocks, tombstones and records on their way in the index.
+    /// Number of records in the index: blocks, tombstones and pending records.
     pub fn len(&self) -> u64 {
         self.shared.index.len()
     }
 
-    /// Whether the index has nothing.
+    /// Whether the index is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory that it takes, but for buffers of its arena.
+    /// Bytes of memory in use, without buffers of the arena.
     pub fn memory_bytes(&self) -> u64 {
         self.shared.memory_bytes()
     }
 
-    /// What it says of itself.
+    /// A snapshot of statistics.
     pub fn stats(&self) -> L2Stats {
         let shared = &self.shared;
         let geometry = shared.ring.geometry;
@@ -293,62 +305,66 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         }
     }
 
-    /// Its tunables.
+    /// The tunables.
     pub fn tunables(&self) -> &Arc<L2Tunables> {
         &self.shared.tunables
     }
 
-    /// Sets a tunable by its name.
+    /// Sets a tunable by name.
     ///
     /// # Errors
-    /// When the name, the value or the time is wrong; it says what would be right.
+    /// If the name or the value is invalid, or the tunable cannot be set at run time. The error
+    /// says what is allowed.
     pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
         self.shared.tunables.set(name, value)
     }
 
-    /// What the level has of a key is never returned again, not even after a crash; see
-    /// [`SecondLevel::forget`], which cannot say that it failed.
+    /// Forgets a key: no block that the L2 holds for it is ever returned again, not even after a
+    /// crash. Unlike [`SecondLevel::forget`], it reports failure.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the level was closed, or if the device has failed and its label could not be voided
-    /// either; [`ErrorKind::Codec`] if the codec panicked on the key. Then an old value may come back if the level is opened
-    /// again.
+    /// [`ErrorKind::Closed`] if the L2 was closed, or if the device has failed and the label could
+    /// not be voided. [`ErrorKind::Codec`] if the codec panicked on the key. In both cases an old
+    /// value may return after the L2 is opened again.
     pub fn forget_checked(&self, key: &K) -> Result<()> {
         self.shared.forget(key)
     }
 
-    /// Takes all of these blocks to be written, whatever the rate allows and whether they have proven reuse; waits while too much
-    /// waits to be written. [`flush`](Level::flush) makes them durable.
+    /// Queues all these blocks for writing, without regard to the write rate or proven reuse. Waits
+    /// while the queue is full. [`flush`](L2::flush) makes them durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the level fails, or is closed.
+    /// [`ErrorKind::Closed`] if the L2 fails or is closed.
     pub fn write_all(&self, candidates: Vec<Candidate<K, V>>) -> Result<()> {
         self.shared.write_all(candidates)
     }
 
-    /// Whether the level is known to have the block of that key.
+    /// Whether the index has a live block for the key.
     pub(crate) fn has(&self, key: &K) -> bool {
         self.class_of(key).is_some()
     }
 
-    /// The class of the block of that key, if the level has one.
+    /// The class of the live block of the key, if there is one.
     pub(crate) fn class_of(&self, key: &K) -> Option<Class> {
         let record = self.shared.index.find(self.shared.key_hash(key)?)?;
         (record.state == RecordState::Live).then_some(record.class)
     }
 
-    /// Has everything written that was taken so far, and makes it durable.
+    /// Writes all queued blocks and makes them durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the level fails, or is closed.
+    /// [`ErrorKind::Closed`] if the L2 fails or is closed.
     pub fn flush(&self) -> Result<()> {
         if self.shared.write_queue.flush() { Ok(()) } else { Err(self.shared.not_open()) }
     }
 
-    /// Takes nothing more, writes what it has taken, makes it durable, and ends its threads. Whoever forgets a key after that
-    /// gets an error, and the device keeps what it has: have the cache changed no more before. If the device hangs, it gives up
-    /// after the time that a write may take. Idempotent. The device stays open. On one of the level's own threads, where a value's
-    /// drop may run, it waits for nothing: another thread does.
+    /// Closes the L2: writes the queued blocks, makes them durable, and ends the threads. The
+    /// device keeps its blocks and stays open.
+    ///
+    /// After a close, `forget` returns an error, so stop changing the cache first. If the device
+    /// hangs, the close gives up after `stall_timeout_ms`. A second call does nothing. On one of
+    /// the L2's own threads, which may run a value's drop, the close does not wait: another thread
+    /// joins the threads.
     pub fn close(&self) {
         self.shared.close_status();
         if !self.shared.is_own_thread() {
@@ -356,14 +372,14 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
         }
         let (shared, threads) = (Arc::clone(&self.shared), Arc::clone(&self.threads));
         if spawn_named("l2-close", move || shut_down(&shared, &threads)).is_err() {
-            // They end by themselves, only that nobody waits for it.
+            // The threads end by themselves, but no thread joins them.
             self.shared.rebuild.stop();
             self.shared.write_queue.stop();
             self.shared.loads.stop_watchdog();
         }
     }
 
-    /// Whether it does not know yet what the device holds.
+    /// Whether the rebuild is running.
     pub(crate) fn is_rebuilding(&self) -> bool {
         self.shared.rebuild.is_running()
     }
@@ -372,34 +388,35 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
     pub(crate) fn unwritten_error(&self, why: &str) -> Error {
         let name = &self.shared.io.device.info().name;
         let text = format!(
-            "what was in memory only was not written to the second level on {name}, because {why} when it was closed: have it written before"
+            "values that were only in memory were not written to the L2 on {name}, because {why}; flush them before the close"
         );
         Error::new(ErrorKind::Closed, text)
     }
 
-    /// Whether this is one of the level's threads, on which nobody must wait for it.
+    /// Whether the calling thread belongs to the L2. Such a thread must not wait for the others.
     pub(crate) fn is_own_thread(&self) -> bool {
         self.shared.is_own_thread()
     }
 
-    /// Takes and gives nothing more, waits for what is on its way, frees the memory of the index, and voids the label, so that
-    /// the device holds nothing any more. The device stays open; nothing is written to it after that.
+    /// Removes the L2: ends all I/O, frees the index, and voids the label. The device stays open,
+    /// and nothing is written to it afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::Device`] if the label cannot be voided: then nobody but [`L2Options::force`] will make
-    /// anything else of the device; and if the device hangs with a write that may still reach it.
-    /// [`ErrorKind::Invalid`] on one of the level's own threads, which would wait for itself.
+    /// [`ErrorKind::Device`] if the label cannot be voided, so that only [`L2Options::force`] can
+    /// reuse the device, or if a hanging write may still reach the device. [`ErrorKind::Invalid`]
+    /// on one of the L2's own threads, which would wait for itself.
     pub fn remove(&self) -> Result<()> {
         if self.shared.is_own_thread() {
-            let text = "a second level cannot be removed by one of its own threads, on which a value's drop may run: use another one";
+            let text = "cannot remove the L2 on one of its own threads, which may run a value's drop; use another thread";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         self.shared.mark_removed();
-        // What waits to be written is not wanted any more.
+        // Queued blocks are dropped.
         self.shared.end_write_queue();
         end_threads(&self.shared, &self.threads);
         self.shared.index.clear();
-        // One that was given up could otherwise write a label after it is void, or over what the device is used for next.
+        // A stalled write could otherwise restore the label after it is void, or overwrite the
+        // device's next contents.
         let ended = self.shared.io.wait_for_writes();
         label::void(&self.shared.io, &self.shared.label)?;
         self.shared.voided.store(true, Ordering::Release);
@@ -407,7 +424,7 @@ impl<K: Key, V: Send + Sync + 'static> L2<K, V> {
             return Ok(());
         }
         let text = format!(
-            "a write to {} has not ended and may still reach it: use the device for nothing else before this process has ended",
+            "a write to {} is still pending and may reach it; do not use the device before this process ends",
             self.shared.io.device.info().name
         );
         Err(Error::new(ErrorKind::Device, text))
@@ -431,17 +448,18 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2<K, V> {
         self.shared.load(guard)
     }
 
-    /// If it cannot be said that the key is forgotten for good, also because the level was closed, the counter `forget_failures` and
-    /// [`health`](Level::health) tell; [`forget_checked`](Level::forget_checked) says so itself.
+    /// Forgets a key. If the removal is not durable, also because the L2 was closed, the counter
+    /// `forget_failures` and [`health`](L2::health) show it. [`forget_checked`](L2::forget_checked)
+    /// returns the error.
     fn forget(&self, key: &K) {
         let _ = self.shared.forget(key);
     }
 }
 
-/// Ends the threads of a level that is closed.
+/// Ends the threads of a closed L2.
 fn shut_down<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, threads: &Threads) {
     end_threads(shared, threads);
-    // The last chance to keep what could not be forgotten from coming back.
+    // The last chance to keep blocks that could not be forgotten from returning.
     let failed = matches!(shared.health(), Health::Failed { voided: false, .. });
     if failed && !shared.immutable_keys {
         shared.void_now();
@@ -452,17 +470,18 @@ fn end_threads<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, thread
     let mut threads = threads.lock();
     shared.rebuild.stop();
     shared.write_queue.stop();
-    // The first is the watch: it goes on while the others end, which takes time if the device hangs.
+    // The first thread is the watchdog. It keeps running while the others end, which takes time if
+    // the device hangs.
     let first = threads.len().min(1);
     let others = threads.split_off(first);
     for thread in others {
-        // A panic of it was told of by the panic hook.
+        // The panic hook has already reported a panic.
         let _ = thread.join();
     }
     shared.loads.stop_watchdog();
     threads.drain(..).for_each(|watchdog| drop(watchdog.join()));
     shared.end_write_queue();
-    // Loads on their way end, or are given up.
+    // Loads in flight complete or are given up.
     let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
     let allowed = u64::from(shared.tunables.load_timeout_ms()) * 1_000_000;
     let begun = shared.clock.now_ns();
@@ -470,7 +489,7 @@ fn end_threads<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, thread
         let late = shared.clock.now_ns().saturating_sub(begun) > allowed;
         shared.withdraw_overdue(late);
         if late {
-            // Those that are left are being published, perhaps by this very thread.
+            // The remaining loads are being published, perhaps by this thread.
             break;
         }
         condition.wait_timeout(&mut nobody.lock(), Duration::from_millis(1));

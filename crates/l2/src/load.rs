@@ -1,13 +1,19 @@
-//! Loads: reading a block back for the cache.
+//! Loads: read blocks for the cache.
 //!
-//! A load never fails: what cannot be read in time, or is not what was written, is a miss, and a counter says why. Whoever waits for
-//! it begins anew, and finds that the level does not have the block.
+//! A load never fails. A block that cannot be read in time or does not verify is a miss, and a
+//! counter says why. The caller begins again, and the L2 declines that load.
 //!
-//! A load that takes longer than allowed is *overdue*: its filler is withdrawn by a thread that does nothing else than look around
-//! a few times a second, so that no other request can hold it up, and its read goes on alone. While any read is overdue no other is begun: the device hangs.
+//! A loaded block is published only if three checks pass. The checksum must match. It is seeded
+//! with the L2's guid and the segment's sequence number, so a block of an earlier use of the
+//! segment does not verify. The encoded key in the block must equal the requested key, because two
+//! keys may share a hash.
 //!
-//! Locking: `l2-watchdog` while that thread sleeps; `l2-loads` for a push or a few pops, `l2-load` for taking a filler; never both, and none while anything is
-//! submitted or published.
+//! A load that exceeds its time limit is *overdue*. The watchdog thread withdraws its load guard,
+//! and the read continues alone. The watchdog does nothing else, so that no other request delays
+//! it. While any read is overdue, no other read begins: the device hangs.
+//!
+//! Locking: `l2-watchdog` while the watchdog sleeps; `l2-loads` for a push or a few pops; `l2-load`
+//! to take a load guard. A thread never holds two of them, and none during a submit or a publish.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,54 +29,54 @@ use crate::format::{Block, BlockSeed, verify_block};
 use crate::record::{BlockAddr, KeyHash, Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 
-/// Identities at most that the next load of passes over.
+/// Maximum number of key hashes whose next load is declined.
 const MAX_DECLINED: usize = 64;
-/// How often it is looked for loads that are overdue.
+/// How often the watchdog checks for overdue loads.
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A load on its way.
+/// A load in flight.
 struct InFlightLoad<K: Key, V: Send + Sync + 'static> {
     hash: KeyHash,
     deadline_ns: u64,
-    /// Gone when the load has ended, or was given up.
+    /// `None` after the load has completed or was given up.
     guard: Mutex<Option<Filler<K, V>>>,
 }
 
-/// Loads on their way.
+/// The loads in flight.
 pub(crate) struct Loads<K: Key, V: Send + Sync + 'static> {
-    /// Oldest first.
+    /// Loads, oldest first.
     in_flight: Mutex<VecDeque<Arc<InFlightLoad<K, V>>>>,
-    /// Reads that were submitted and have not ended.
+    /// Reads submitted and not completed.
     reads_in_flight: AtomicU64,
-    /// Those of them whose loads were given up.
+    /// Reads in flight whose loads were given up.
     overdue: AtomicU64,
-    /// Of these keys the next load is handed back, so that who begins anew gets past the level.
+    /// Key hashes whose next load is declined, so that a caller that begins again bypasses the L2.
     declined: Mutex<VecDeque<KeyHash>>,
     declined_count: AtomicUsize,
-    /// Whether nobody need look for overdue loads any more.
+    /// Whether the watchdog is to end.
     watchdog_stopped: Mutex<bool>,
     watchdog_wakeup: Condvar,
 }
 
-/// What a read was to find.
+/// The block that a read is expected to return.
 struct ExpectedBlock {
     hash: KeyHash,
     addr: BlockAddr,
     seed: BlockSeed,
     seq: u64,
-    /// Bytes of the buffer before the block.
+    /// Offset of the block in the read buffer.
     buffer_offset: usize,
     class: usize,
 }
 
-/// What a read has found.
+/// The outcome of a read.
 enum LoadOutcome<V> {
     Value(V),
-    /// Not what was written.
+    /// The checksum does not match.
     Corrupt,
-    /// The segment was used again.
+    /// The segment was reused during the read.
     Evicted,
-    /// Another key's block.
+    /// The block belongs to another key with the same hash.
     OtherKey,
     Undecodable,
 }
@@ -99,7 +105,8 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
         self.reads_in_flight.fetch_add(1, Ordering::AcqRel);
         let mut ended = Vec::new();
         let mut in_flight = self.in_flight.lock();
-        // Two for one: the list is never much longer than what is on its way.
+        // Removes up to two entries for each new one, so that the list stays close to the number of
+        // loads in flight.
         while ended.len() < 2 && in_flight.front().is_some_and(|load| Arc::strong_count(load) == 1)
         {
             ended.extend(in_flight.pop_front());
@@ -129,13 +136,13 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
         found.is_some()
     }
 
-    /// Ends the watch.
+    /// Ends the watchdog.
     pub(crate) fn stop_watchdog(&self) {
         *self.watchdog_stopped.lock() = true;
         self.watchdog_wakeup.notify_all();
     }
 
-    /// Reads that have not ended, those that were given up left out.
+    /// Reads in flight whose loads were not given up.
     pub(crate) fn awaited_reads(&self) -> u64 {
         let overdue = self.overdue.load(Ordering::Acquire);
         self.reads_in_flight.load(Ordering::Acquire).saturating_sub(overdue)
@@ -143,7 +150,7 @@ impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// A load begins. If the level has the block, it keeps the filler.
+    /// Begins a load. Keeps the load guard if the L2 holds the block, otherwise returns it.
     pub(crate) fn load(self: &Arc<Self>, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
         let Some(hash) = self.key_hash(guard.key()) else {
             self.counters.add(L2Counters::LOAD_UNDECODABLE, 0, 1);
@@ -167,7 +174,8 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             self.counters.add(L2Counters::MISSES_NO_MEMORY, 0, 1);
             return Err(guard);
         };
-        // Before the read: the ring is to know as soon as memory can have it. What is handed out uncached memory never has.
+        // Before the read: the index must know before memory can hold the block. A value that is
+        // returned uncached never enters memory.
         self.index.touch(hash, addr, guard.refusal().is_none());
         let seed = BlockSeed::new(self.ring.guid(), seq);
         let (buffer_offset, class) = ((from - start) as usize, guard.attributes().class as usize);
@@ -182,7 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(())
     }
 
-    /// Where the block is and in which use of its segment, or what to count.
+    /// Finds the block and the sequence number of its segment, or returns the counter of the miss.
     fn locate(&self, hash: KeyHash) -> Result<(Record, u64), forebay_base::counters::Counter> {
         if !self.status.is_open() {
             return Err(L2Counters::MISSES_CLOSED);
@@ -197,7 +205,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         if record.state != RecordState::Live {
             return Err(L2Counters::MISSES_BAD);
         }
-        // With immutable keys whatever is there is right.
+        // With immutable keys, every block on the device is valid.
         if !self.immutable_keys && self.rebuild.is_hidden(seq) {
             return Err(L2Counters::MISSES_REBUILDING);
         }
@@ -210,7 +218,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok((record, seq))
     }
 
-    /// A read has ended.
+    /// Handles the completion of a read.
     fn on_read_done(
         &self,
         load: &InFlightLoad<K, V>,
@@ -244,7 +252,8 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         let counter = match self.verify(guard.key(), expected, buffer) {
             LoadOutcome::Value(value) => {
                 self.counters.add(L2Counters::HITS, expected.class, 1);
-                // It asks the user's weigher. If that panics, who waits hears of it.
+                // `publish` calls the user's weigher. If that panics, the waiting callers receive
+                // the error.
                 let cached = self.catch_panic(|| guard.publish(value).is_cached());
                 if cached != Some(true) {
                     self.index.clear_in_memory(expected.hash);
@@ -289,14 +298,15 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         decoded.map_or(LoadOutcome::Undecodable, LoadOutcome::Value)
     }
 
-    /// What is there must not be returned; with keys whose content changes a tombstone is still needed when it is forgotten.
+    /// Marks a block that must not be returned. With mutable keys its record stays, because
+    /// forgetting the key still requires a tombstone.
     pub(crate) fn mark_bad(&self, hash: KeyHash, addr: BlockAddr) {
         self.index.change(hash, addr, |record| {
             (!self.immutable_keys).then_some(Record { state: RecordState::Bad, ..record })
         });
     }
 
-    /// The body of the thread that gives up overdue loads, until [`Loads::stop_watchdog`].
+    /// The body of the watchdog thread. Returns after [`Loads::stop_watchdog`].
     pub(crate) fn run_watchdog(&self) {
         loop {
             {
@@ -320,7 +330,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Gives up loads that are overdue. `all`: every one.
+    /// Gives up overdue loads, or all loads if `all` is set.
     pub(crate) fn withdraw_overdue(&self, all: bool) {
         let now = self.clock.now_ns();
         let mut late = Vec::new();

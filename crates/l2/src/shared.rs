@@ -1,7 +1,7 @@
-//! What all threads of a level share.
+//! The state that all threads of an L2 share, its status and its failure.
 //!
-//! Locking: `l2-failure`, a leaf lock, for a look; `l2-voiding`, held while the label is voided; everything else has its own
-//! module.
+//! Locking: `l2-failure`, a leaf lock, to read or set the reason. `l2-voiding`, held while the
+//! label is voided. Other locks are described in their modules.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,26 +27,26 @@ use crate::tunables::L2Tunables;
 use crate::warm_up::WarmUpState;
 use crate::write_queue::{AdmissionPolicy, FrequencySketch, WriteQueue, WriteRate};
 
-/// How a level is.
+/// The state of an L2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Health {
-    /// It reads and writes.
+    /// The L2 reads and writes.
     Healthy,
-    /// The device failed: nothing is read from it or written to it until it is opened again.
+    /// The device failed. The L2 does no I/O until it is opened again.
     Failed {
-        /// What happened.
+        /// The reason.
         why: String,
-        /// Whether its label is void, so that nothing of it can ever come back.
+        /// Whether the label is void, so that no old block can return.
         voided: bool,
     },
-    /// It was closed.
+    /// The L2 was closed.
     Closed,
-    /// It was removed.
+    /// The L2 was removed.
     Removed,
 }
 
-/// Whether the level does anything, in one word.
+/// The status of an L2, in one atomic word.
 pub(crate) struct Status(AtomicU8);
 
 const OPEN: u8 = 0;
@@ -64,7 +64,7 @@ impl Status {
         self.0.load(Ordering::Acquire) == CLOSED
     }
 
-    /// Why blocks are refused, if they are.
+    /// The reason to refuse blocks, if the L2 is not open.
     pub(crate) fn refusal(&self) -> Option<AdmissionRefusal> {
         match self.0.load(Ordering::Acquire) {
             OPEN => None,
@@ -79,9 +79,9 @@ impl Status {
     }
 }
 
-/// What all threads of a level share.
+/// The state that all threads of an L2 share.
 pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
-    /// The user's: asked by [`L2Shared::with_codec`] only.
+    /// The user's codec. Called through [`L2Shared::with_codec`] only.
     codec: Arc<dyn Codec<K, V>>,
     note_bytes: usize,
     pub(crate) label: LabelInfo,
@@ -95,7 +95,7 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     pub(crate) counters: L2Counters,
     pub(crate) status: Status,
     pub(crate) write_queue: WriteQueue<K, V>,
-    /// What was offered lately that the level did not have.
+    /// How often blocks were offered lately that the L2 did not hold.
     pub(crate) frequency_sketch: FrequencySketch,
     pub(crate) admission: AdmissionPolicy,
     /// Whether all segments have been used.
@@ -104,21 +104,21 @@ pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
     pub(crate) warm_up_state: WarmUpState,
-    /// Where the name of a level comes from that is made anew.
+    /// Seeds the guid when the L2 is emptied.
     pub(crate) seed: u64,
-    /// What the label has as its user's mark.
+    /// The user's mark in the label.
     pub(crate) user_mark: AtomicU64,
     /// Whether the label is void, durably.
     pub(crate) voided: AtomicBool,
-    /// When voiding was tried last, in nanoseconds; 0 if never.
+    /// Time of the last attempt to void the label, in nanoseconds. 0 if there was none.
     pub(crate) void_tried_ns: AtomicU64,
     failure: Mutex<Option<String>>,
-    /// Held by who voids the label: others wait for how that ends.
+    /// Held by the thread that voids the label. Other threads wait for the outcome.
     voiding: Mutex<()>,
 }
 
 forebay_base::sync::thread_local! {
-    /// The level that this thread works for, by the address of what its threads share; 0 if none.
+    /// The L2 that owns this thread, by the address of its shared state. 0 if none.
     static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -169,36 +169,37 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// This thread is one of the level's own, until it ends.
+    /// Registers the calling thread as one of the L2's own until it ends.
     pub(crate) fn enter_thread(&self) {
         WORKS_FOR.with(|l2| l2.set(std::ptr::from_ref(self).addr()));
     }
 
-    /// Whether this thread is one of the level's own: then it must not wait for them.
+    /// Whether the calling thread belongs to the L2. Such a thread must not wait for the others.
     pub(crate) fn is_own_thread(&self) -> bool {
         WORKS_FOR.with(|l2| l2.get() == std::ptr::from_ref(self).addr())
     }
 
-    /// Asks the user's codec. `None` if it panicked: of that the panic hook has told, and it is counted.
+    /// Calls the user's codec. Returns `None` if it panicked. The panic is counted, and the panic
+    /// hook has reported it.
     pub(crate) fn with_codec<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
         self.catch_panic(|| question(&*self.codec))
     }
 
-    /// Runs what is the user's. `None` if it panicked.
+    /// Runs user code. Returns `None` if it panicked.
     pub(crate) fn catch_panic<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         let thrown = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(answer) => return Some(answer),
             Err(thrown) => thrown,
         };
         self.counters.add(L2Counters::CODEC_PANICS, 0, 1);
-        // What was thrown may panic in its drop. What that throws is not worth another attempt.
+        // The panic payload may panic in its drop. A second payload is leaked.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
             std::mem::forget(again);
         }
         None
     }
 
-    /// The encoded key, its length being the label's. `None` if the codec panicked.
+    /// Encodes a key. The length is the label's. Returns `None` if the codec panicked.
     pub(crate) fn encode_key(&self, key: &K) -> Option<[u8; MAX_KEY_BYTES]> {
         let mut bytes = [0; MAX_KEY_BYTES];
         let out = &mut bytes[..self.label.key_bytes];
@@ -206,22 +207,22 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Some(bytes)
     }
 
-    /// As log and index know the key. `None` if the codec panicked.
+    /// The hash of a key. Returns `None` if the codec panicked.
     pub(crate) fn key_hash(&self, key: &K) -> Option<KeyHash> {
         Some(self.hash_of_encoded(&self.encode_key(key)?[..self.label.key_bytes]))
     }
 
-    /// The same, of an encoded key.
+    /// The hash of an encoded key.
     pub(crate) fn hash_of_encoded(&self, key: &[u8]) -> KeyHash {
         KeyHash(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
     }
 
-    /// Bytes that a block of a value of that length takes.
+    /// Bytes that a block with a value of this length takes.
     pub(crate) fn block_bytes(&self, value_bytes: usize) -> u64 {
         block_bytes(self.label.key_bytes + self.note_bytes, value_bytes)
     }
 
-    /// The note of a key, and its length. `None` if the codec panicked.
+    /// The note of a key, and its length. Returns `None` if the codec panicked.
     pub(crate) fn encode_note(&self, key: &K) -> Option<([u8; MAX_NOTE_BYTES], usize)> {
         let mut bytes = [0; MAX_NOTE_BYTES];
         let out = &mut bytes[..self.note_bytes];
@@ -229,14 +230,13 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Some((bytes, self.note_bytes))
     }
 
-    /// Bytes of a block with its header, at most.
+    /// Maximum size of a block with its header, in bytes.
     pub(crate) fn max_block_bytes(&self) -> u64 {
         let largest = self.ring.geometry.max_block_bytes() - BATCH_HEADER_BYTES as u64;
         largest.min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES
     }
 
-    /// The device is not to be trusted with anything any more. With keys whose content changes, the label goes, so that
-    /// nothing old can come back.
+    /// Fails the L2. With mutable keys the label is voided, so that no old block can return.
     pub(crate) fn fail(&self, why: &str) {
         *self.failure.lock() = Some(why.to_owned());
         if !self.status.leave_open(FAILED) {
@@ -249,14 +249,14 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         self.end_write_queue();
     }
 
-    /// Voids the label, unless that was tried a moment ago. Whether it is void.
+    /// Voids the label, unless an attempt failed a moment ago. Returns whether it is void.
     pub(crate) fn try_void(&self) -> bool {
-        /// How long after one attempt there is another.
+        /// Pause between two attempts.
         const PAUSE_NS: u64 = 1_000_000_000;
         if self.voided.load(Ordering::Acquire) {
             return true;
         }
-        // Who comes meanwhile is told how it has ended, not that it has not.
+        // A thread that arrives meanwhile must see the outcome of this attempt.
         let _turn = self.voiding.lock();
         let now = self.clock.now_ns().max(1);
         let before = self.void_tried_ns.load(Ordering::Acquire);
@@ -266,12 +266,13 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
             return self.voided.load(Ordering::Acquire);
         }
         let voided = self.void_now();
-        // From when it ended: a device that hangs takes its time, and those who wait are not to try in turn.
+        // The pause begins at the end of the attempt: a hanging device takes long, and waiting
+        // threads must not retry one by one.
         self.void_tried_ns.store(self.clock.now_ns().max(1), Ordering::Release);
         voided
     }
 
-    /// Voids the label. Whether it is void.
+    /// Voids the label. Returns whether it is void.
     pub(crate) fn void_now(&self) -> bool {
         let voided = label::void(&self.io, &self.label).is_ok();
         if voided {
@@ -280,12 +281,12 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         voided
     }
 
-    /// No new loads and writes. Whether it was open.
+    /// Stops new loads and writes. Returns whether the L2 was open.
     pub(crate) fn close_status(&self) -> bool {
         self.status.leave_open(CLOSED)
     }
 
-    /// It is removed, whatever it was.
+    /// Marks the L2 as removed, whatever its status was.
     pub(crate) fn mark_removed(&self) {
         self.status.0.store(REMOVED, Ordering::Release);
     }
@@ -302,7 +303,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Bytes of memory that the level takes, but for buffers of the arena.
+    /// Bytes of memory in use, without buffers of the arena.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let own = size_of::<Self>() as u64;
         own + self.index.memory_bytes()
