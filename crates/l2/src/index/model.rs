@@ -1,4 +1,4 @@
-//! Threads at once, under the model checker: what one of them is told is what the others left.
+//! Model checks of concurrent operations on the index.
 
 use forebay_base::sync::Arc;
 use forebay_cache::Class;
@@ -17,11 +17,11 @@ fn newer(old: BlockAddr, new: BlockAddr) -> bool {
     new.segment > old.segment
 }
 
-/// Two identities of one partition, so that one moves the other.
+/// Two key hashes of one partition, so that one displaces the other.
 const IDS: [KeyHash; 2] = [KeyHash(1), KeyHash(2)];
 
-/// An insert, a forget and a completion of the same identity: what was taken out is gone, and a completion
-/// changes only the record that it began with.
+/// An insert, a forget and a completion of one key hash: a removed record stays removed, and a
+/// completion changes only the record that it began with.
 #[test]
 fn a_completion_never_revives_a_removed_record() {
     shuttle::check_random(
@@ -42,7 +42,7 @@ fn a_completion_never_revives_a_removed_record() {
                     let taken = index.take(IDS[0]);
                     let inserted =
                         index.insert(IDS[0], record(2, RecordState::Pending), newer).unwrap();
-                    assert_eq!(inserted, InsertOutcome::Inserted, "nobody else inserts it");
+                    assert_eq!(inserted, InsertOutcome::Inserted, "no other thread inserts it");
                     taken
                 })
             };
@@ -54,11 +54,11 @@ fn a_completion_never_revives_a_removed_record() {
                 })
             };
             let completed = completing.join().unwrap();
-            let taken = overwriting.join().unwrap().expect("it was there");
+            let taken = overwriting.join().unwrap().expect("the record is in the index");
             assert_eq!(
                 taken.state == RecordState::Live,
                 completed,
-                "what was taken says who came first"
+                "the removed record shows which thread came first"
             );
             assert_eq!(neighbour.join().unwrap(), Some(record(3, RecordState::Live)));
             assert_eq!(index.find(IDS[0]), Some(record(2, RecordState::Pending)));
@@ -69,7 +69,8 @@ fn a_completion_never_revives_a_removed_record() {
     );
 }
 
-/// Two that rebuild and one that forgets: the newest stays, whoever is first, and a tombstone holds off what is older.
+/// Two rebuild threads and one that forgets: the newest record wins in any order, and a tombstone
+/// keeps older ones out.
 #[test]
 fn the_newest_wins_in_any_order() {
     shuttle::check_random(
@@ -87,7 +88,7 @@ fn the_newest_wins_in_any_order() {
             let (first, second) = (first.join().unwrap(), second.join().unwrap());
             let inserted =
                 first.inserted + second.inserted + u64::from(tombstone == InsertOutcome::Inserted);
-            assert_eq!(inserted, 2, "each identity was fresh once");
+            assert_eq!(inserted, 2, "each key hash was inserted once");
             assert_eq!(first.inserted + first.replaced + first.stale, 2);
             assert_eq!(index.find(IDS[0]), Some(record(5, RecordState::Tombstone)));
             assert_eq!(index.find(IDS[1]), Some(record(2, RecordState::Live)));

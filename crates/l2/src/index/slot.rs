@@ -1,9 +1,10 @@
-//! How a [`Record`] fits into sixteen bytes.
+//! The packing of a [`Record`] into sixteen bytes.
 //!
-//! A [`Slot`] is two words. The first has, from the top, the lower 56 bits of the identity, whether memory has the block, hits, class and [`RecordState`]; the eight bits of the identity that are missing are known from the partition, which is
-//! why there are never fewer partitions than [`MIN_PARTITION_BITS`] tell apart. So the index keeps all 64
-//! bits of a hash, and two keys are taken for one as rarely as their hashes are equal. The second
-//! word is the [`BlockAddr`]. A slot without a state is empty: all zero.
+//! A [`Slot`] has two words. The first holds, from the top, the lower 56 bits of the key hash,
+//! whether memory holds the block, hits, class and [`RecordState`]. The partition determines the
+//! upper eight bits of the hash, so there are at least two to the power of [`MIN_PARTITION_BITS`]
+//! partitions. The index thus compares all 64 bits of a hash. The second word is the [`BlockAddr`].
+//! An empty slot is zero.
 
 use forebay_cache::Class;
 
@@ -12,12 +13,12 @@ use crate::record::{
     RecordState,
 };
 
-/// Bits of a hash that a slot does not have, since its partition says them.
+/// Hash bits that a slot omits, because its partition determines them.
 pub(super) const MIN_PARTITION_BITS: u32 = 8;
 const SEGMENT_BITS: u32 = 24;
 const UNIT_BITS: u32 = 22;
 const UNITS_BITS: u32 = 18;
-/// In every slot that is not empty.
+/// Set in every slot that is not empty.
 const USED: u64 = 1;
 const STATE_SHIFT: u32 = 1;
 const CLASS_SHIFT: u32 = 3;
@@ -25,7 +26,7 @@ const HITS_SHIFT: u32 = 4;
 const IN_MEMORY: u64 = 1 << 6;
 const ATTRIBUTE_BITS: u64 = 0xff;
 
-/// A record as the table has it.
+/// A packed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Slot {
@@ -44,7 +45,7 @@ impl Slot {
     pub(super) const EMPTY: Self = Self { word: 0, addr: 0 };
 
     /// # Panics
-    /// If a number of the place does not fit: whoever parses a log checks them first.
+    /// If the address does not fit. The parser of a log checks addresses first.
     #[inline]
     pub(super) fn new(hash: KeyHash, record: &Record) -> Self {
         let BlockAddr { segment, unit, units } = record.addr;
@@ -74,13 +75,13 @@ impl Slot {
         self.word == 0
     }
 
-    /// What slots of a partition are sorted by: the bits of the identity below the least partition bits.
+    /// The sort key of slots within a partition: the hash bits below [`MIN_PARTITION_BITS`].
     #[inline]
     pub(super) fn order(self) -> u64 {
         self.word & !ATTRIBUTE_BITS
     }
 
-    /// The identity, given the number of the partition and its bits.
+    /// The key hash, given the partition's number and the number of partition bits.
     pub(super) fn key_hash(self, partition: usize, partition_bits: u32) -> KeyHash {
         let high = (partition as u64) << (64 - partition_bits);
         KeyHash(self.word >> MIN_PARTITION_BITS | high)
@@ -117,25 +118,25 @@ impl Slot {
         Record { addr: self.addr(), class, hits: self.hits(), in_memory, state: self.state() }
     }
 
-    /// One more hit, unless there are as many as are told apart.
+    /// Counts a hit, up to the maximum.
     pub(super) fn hit(&mut self) {
         if self.hits() < MAX_HITS {
             self.word += 1 << HITS_SHIFT;
         }
     }
 
-    /// Memory has the block from now on.
+    /// Memory holds the block from now on.
     pub(super) fn set_in_memory(&mut self) {
         self.word |= IN_MEMORY;
     }
 
-    /// Memory has let go of the block.
+    /// Memory has evicted the block.
     pub(super) fn clear_in_memory(&mut self) {
         self.word &= !IN_MEMORY;
     }
 }
 
-/// What a table is asked for: the order of an identity.
+/// The sort key of a key hash.
 #[inline]
 pub(super) fn order_of(hash: KeyHash) -> u64 {
     hash.0 << MIN_PARTITION_BITS

@@ -1,36 +1,35 @@
-//! One partition: a sorted array with gaps.
+//! A partition: a sorted array with gaps.
 //!
-//! A slot's *home* is where its order, taken as a fraction, falls among the homes. Slots are in strictly
-//! ascending order, none before its home, and between a home and its slot nothing is empty: what Robin Hood
-//! hashing comes to when ties are broken by the hash itself. So
+//! The *home* of a slot is its order, taken as a fraction of the number of homes. Slots are in
+//! strictly ascending order. No slot is before its home, and no slot between a home and its slot is
+//! empty. This is Robin Hood hashing with ties broken by the hash. So
 //!
-//! * a search begins at the home and ends at the first slot that is empty or not smaller;
-//! * homes may be any number, and another number of them only stretches the array: growing and shrinking go
-//!   through the slots once, in order, in place, so that a table can grow by an eighth at a time and
-//!   is never half empty after it has grown;
-//! * nothing wraps around: behind the homes there is a *tail* for those who were pushed off the end.
+//! - a search begins at the home and ends at the first slot that is empty or not smaller;
+//! - any number of homes is possible. Growing and shrinking move the slots once, in order and in
+//!   place, so a table can grow by an eighth and is never half empty after it has grown;
+//! - nothing wraps around: a *tail* behind the homes holds slots pushed past the end.
 //!
-//! The last slot is always empty, so that searches need no other bound.
+//! The last slot is always empty, which bounds every search.
 
 use super::slot::{Slot, order_of};
 use super::slot_array::{NoMemory, SlotArray};
 use crate::record::{BlockAddr, KeyHash, Record};
 
-/// The table grows past this share of homes in use, in 256ths.
+/// The table grows above this share of homes in use, in 256ths.
 const MAX_LOAD: u64 = 235;
 /// It shrinks below this share ...
 const MIN_LOAD: u64 = 192;
-/// ... to this one, which is also what it is sized for when its number of records is known.
+/// ... to this one, which also sizes a table whose number of records is known.
 const TARGET_LOAD: u64 = 216;
-/// How many times as large a table may become at once for records that are only expected.
+/// Maximum factor by which a table grows at once for expected records.
 const MAX_GROWTH: u32 = 4;
 /// Homes of the smallest table.
 const MIN_HOMES: u32 = 8;
-/// The least by which it grows.
+/// Minimum growth, in homes.
 const MIN_STEP: u32 = 4;
-/// More slots than can be counted.
+/// More slots than a `u32` can count.
 const TOO_MANY: NoMemory = NoMemory::Heap { bytes: usize::MAX };
-/// The longest tail that a table is given beforehand.
+/// The longest initial tail.
 const MAX_TAIL: usize = 32;
 
 #[derive(Debug)]
@@ -45,17 +44,17 @@ pub(super) struct Table {
 /// How a full table grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Growth {
-    /// By an eighth: it is never much larger than it has to be.
+    /// By an eighth, so that it is never much larger than needed.
     Gradual,
-    /// By more, since many more records are to come: so far as the table will have to in the end, by a guess, but at most to
-    /// [`MAX_GROWTH`] times what it is, and at least by an eighth. What is too much then is given back by `retain`.
+    /// Toward the expected number of records, at least by an eighth and at most to [`MAX_GROWTH`]
+    /// times its size. `retain` releases the excess.
     Expecting {
-        /// Records that the table will have.
+        /// The expected number of records in the table.
         records: u64,
     },
 }
 
-/// What came of an insert.
+/// The outcome of an insert.
 #[derive(Debug)]
 pub(super) enum PutOutcome {
     Inserted,
@@ -63,13 +62,13 @@ pub(super) enum PutOutcome {
     Stale,
 }
 
-/// Where a slot of that order begins to look for a place.
+/// The home of a slot with this order.
 #[inline]
 fn home_of(order: u64, shared_bits: u8, homes: u32) -> usize {
     ((u128::from(order << shared_bits) * u128::from(homes)) >> 64) as usize
 }
 
-/// Homes for that many records.
+/// Homes for this number of records.
 fn homes_for(records: u64) -> Result<u32, NoMemory> {
     let homes = records.saturating_mul(256).div_ceil(TARGET_LOAD);
     u32::try_from(homes).map(|homes| homes.max(MIN_HOMES)).map_err(|_| TOO_MANY)
@@ -92,7 +91,7 @@ impl Table {
         self.slots.bytes()
     }
 
-    /// Has the processor fetch the slots where a search would begin.
+    /// Prefetches the slots where a search would begin.
     #[inline]
     pub(super) fn prefetch(&self, order: u64) {
         if let Some(slot) = self.slots.as_slice().get(home_of(order, self.shared_bits, self.homes))
@@ -101,7 +100,7 @@ impl Table {
         }
     }
 
-    /// Where the slot of that order is, or where it would have to go.
+    /// The position of the slot with this order, or the position to insert it.
     #[inline]
     fn search(&self, order: u64) -> Result<usize, usize> {
         let slots = self.slots.as_slice();
@@ -126,14 +125,15 @@ impl Table {
         self.search(order_of(hash)).ok().map(|at| self.slots.as_slice()[at].record())
     }
 
-    /// The slot of that identity, if it is still at `addr`.
+    /// The slot of the key hash, if it is still at `addr`.
     pub(super) fn at(&mut self, hash: KeyHash, addr: BlockAddr) -> Option<&mut Slot> {
         let at = self.search(order_of(hash)).ok()?;
         let slot = &mut self.slots.as_mut_slice()[at];
         (slot.addr() == addr).then_some(slot)
     }
 
-    /// Puts a slot in, over another of the same identity only if `newer` says so of their places.
+    /// Inserts a slot. An existing slot of the key hash is replaced if `newer` says so of their
+    /// addresses.
     pub(super) fn put(
         &mut self,
         slot: Slot,
@@ -172,7 +172,7 @@ impl Table {
         }
     }
 
-    /// Takes the slot of that identity out, if `wanted` says so.
+    /// Removes and returns the slot of the key hash, if `wanted` accepts it.
     pub(super) fn take(&mut self, hash: KeyHash, wanted: impl Fn(Slot) -> bool) -> Option<Slot> {
         let at = self.search(order_of(hash)).ok()?;
         let slot = self.slots.as_slice()[at];
@@ -184,7 +184,8 @@ impl Table {
         Some(slot)
     }
 
-    /// Moves what follows one step back, as far as it is not at home already.
+    /// Moves the following slots back by one, up to the first that is at home (backward shift
+    /// deletion).
     fn shift_back(&mut self, at: usize) {
         let (shared_bits, homes) = (self.shared_bits, self.homes);
         let slots = self.slots.as_mut_slice();
@@ -199,7 +200,7 @@ impl Table {
         slots[end - 1] = Slot::EMPTY;
     }
 
-    /// Keeps those of which `wanted` says yes, and shrinks. Returns how many went.
+    /// Keeps the slots that `wanted` accepts, and shrinks. Returns the number of removed slots.
     pub(super) fn retain(&mut self, wanted: impl Fn(Slot) -> bool) -> usize {
         let before = self.len;
         let slots = self.slots.as_mut_slice();
@@ -210,7 +211,7 @@ impl Table {
             }
         }
         if self.len < before {
-            // Some may be behind a gap now.
+            // Some slots may be behind a gap now.
             self.redistribute(self.homes);
         }
         self.shrink();
@@ -221,7 +222,7 @@ impl Table {
         self.slots.as_slice().iter().copied().filter(|slot| !slot.is_empty())
     }
 
-    /// Whether that share of homes is in use, or more.
+    /// Whether at least this share of homes is in use.
     fn is_beyond(&self, load: u64) -> bool {
         u64::from(self.len) * 256 >= u64::from(self.homes) * load
     }
@@ -240,11 +241,12 @@ impl Table {
             let homes = self.homes.checked_add(step).ok_or(TOO_MANY)?;
             return self.grow_to(homes.max(MIN_HOMES), 0);
         }
-        // More homes would not help: too many have the same one, as no good hash would bring about.
+        // More homes would not help: too many slots have the same one, which a good hash does not
+        // cause.
         self.grow_to(self.homes, self.slots.len() - self.homes as usize)
     }
 
-    /// Gives memory back if there is much more than is needed.
+    /// Releases memory if much more is in use than needed.
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
             (self.slots, self.homes) = (SlotArray::none(), 0);
@@ -262,8 +264,8 @@ impl Table {
         }
     }
 
-    /// Puts every slot where it belongs among `homes`, given that none is to the left of that: so it is done in
-    /// place, from the left. Returns the end of the last.
+    /// Moves every slot to its position for `homes`. No slot may be left of that, so the move runs
+    /// in place from the left. Returns the end of the last slot.
     fn redistribute(&mut self, homes: u32) -> usize {
         let shared_bits = self.shared_bits;
         let slots = self.slots.as_mut_slice();
@@ -281,7 +283,7 @@ impl Table {
         next
     }
 
-    /// More homes, and a tail of at least `tail` slots.
+    /// Grows to `homes`, with a tail of at least `tail` slots.
     fn grow_to(&mut self, homes: u32, tail: usize) -> Result<(), NoMemory> {
         debug_assert!(homes >= self.homes);
         let shared_bits = self.shared_bits;
@@ -289,8 +291,9 @@ impl Table {
         let end = self.iter().fold(0, |next, slot| next.max(home(slot)) + 1);
         let tail = tail_of(homes).max(2 * tail);
         let wanted = (homes as usize + tail).max(end + tail_of(homes)).max(self.slots.len());
-        // All to the right end first, then from the left to where they belong. What is new is written before it is read:
-        // a page that is read first has to be mapped twice, the second time on all processors.
+        // Moves all slots to the right end first, then from the left to their positions. New pages
+        // are written before they are read: a page that is read first is mapped twice, the second
+        // time on all processors.
         let before = self.slots.len();
         self.slots.resize(wanted)?;
         let slots = self.slots.as_mut_slice();
@@ -308,7 +311,7 @@ impl Table {
         Ok(())
     }
 
-    /// Panics unless everything is as the head of this module says.
+    /// Panics unless the invariants of the module head hold.
     #[cfg(test)]
     pub(super) fn audit(&self) {
         let slots = self.slots.as_slice();

@@ -1,4 +1,5 @@
-//! The index against a hash map, what a record costs at every size, and threads at once.
+//! Tests of the index: comparison with a hash map, memory per record at every size, and concurrent
+//! threads.
 
 use std::collections::HashMap;
 
@@ -23,7 +24,7 @@ fn record(segment: u32, unit: u32) -> Record {
     Record { addr, class: Class::Data, hits: 0, in_memory: false, state: RecordState::Live }
 }
 
-/// Later places are newer.
+/// Later addresses are newer.
 fn newer(old: BlockAddr, new: BlockAddr) -> bool {
     (new.segment, new.unit) > (old.segment, old.unit)
 }
@@ -46,7 +47,7 @@ fn every_field_survives_packing() {
     }
     let mut seen = Vec::new();
     index.for_each(|hash, _| seen.push(hash.0));
-    assert_eq!(seen, [0, 0x00ff_ffff_ffff_ffff, 1 << 63, u64::MAX], "in the order of identities");
+    assert_eq!(seen, [0, 0x00ff_ffff_ffff_ffff, 1 << 63, u64::MAX], "in the order of key hashes");
 }
 
 #[test]
@@ -85,7 +86,7 @@ enum Op {
     Sweep,
 }
 
-/// Identities that crowd: few partitions, neighbours, and homes that many share.
+/// Crowded key hashes: few partitions, neighbours, and shared homes.
 fn key_hash() -> impl Strategy<Value = u64> {
     prop_oneof![
         3 => (0..4u64, 0..300u64).prop_map(|(high, low)| high << 62 | low),
@@ -126,7 +127,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The naive twin.
+/// The reference model.
 #[derive(Default)]
 struct ReferenceModel(HashMap<u64, Record>);
 
@@ -242,7 +243,7 @@ proptest! {
     }
 }
 
-/// A rebuild's batches: many records of each identity, from many segments, in any order.
+/// Batches of a rebuild: many records per key hash, from many segments, in any order.
 #[test]
 fn the_newest_of_many_wins_in_batches_of_every_size() {
     const KEYS: u64 = 300;
@@ -269,14 +270,14 @@ fn the_newest_of_many_wins_in_batches_of_every_size() {
     }
 }
 
-/// A table that has pages of its own, and one whose identities all have one home.
+/// A table in a region, and one whose key hashes all share one home.
 #[test]
 fn a_large_table_and_a_degenerate_one_grow_and_shrink() {
     const RECORDS: u64 = 30_000;
     for shift in [64 - 15, 0] {
         let index = Index::new(6, 0, MAX_SEGMENT_UNITS);
         let records = if shift == 0 { RECORDS / 20 } else { RECORDS };
-        // Every 64 Ki-th part of one partition, or neighbours.
+        // Every 64 Ki-th hash of one partition, or neighbours.
         let hash = |nth: u64| KeyHash(if shift == 0 { nth } else { nth << (shift - 8) });
         for nth in 0..records {
             let inserted = index.insert(hash(nth), record(1, nth as u32), newer).unwrap();
@@ -305,7 +306,7 @@ fn a_large_table_and_a_degenerate_one_grow_and_shrink() {
     }
 }
 
-/// Bytes a record that the issue allows, and those that growth keeps to.
+/// Maximum bytes per record, and the maximum while a table grows.
 const MAX_RECORD_BYTES: f64 = 24.0;
 const MAX_GROWING_RECORD_BYTES: f64 = 21.0;
 
@@ -338,7 +339,7 @@ fn a_record_costs_at_most_24_bytes_at_every_size() {
         assert_eq!(index.len(), 0);
 
         let batch: Vec<_> = ids.iter().map(|hash| (*hash, record(1, 1))).collect();
-        // As many as were expected; more; and fewer, which a sweep makes up for.
+        // As many as expected; more; and fewer, whose excess the sweep releases.
         for (expected, grown) in [
             (RECORDS, MAX_GROWING_RECORD_BYTES),
             (0, MAX_GROWING_RECORD_BYTES),
@@ -373,7 +374,7 @@ fn concurrent_threads_insert_find_and_take() {
         .map(|thread| {
             let index = index.clone();
             let work = move || {
-                // Each owns a quarter; all look at everything.
+                // Each thread owns a quarter. All read everything.
                 let mine = |nth: u64| nth % 4 == thread;
                 for nth in (0..IDS).filter(|nth| mine(*nth)) {
                     index.insert(hash(nth), record(thread as u32, nth as u32), newer).unwrap();
@@ -395,7 +396,7 @@ fn concurrent_threads_insert_find_and_take() {
     }
 }
 
-/// User and system time of this process so far, in the system's hundredths of a second.
+/// User and system CPU time of this process, from the system's hundredths of a second.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after_name = stat.rsplit(')').next().unwrap();
@@ -403,7 +404,7 @@ fn cpu_seconds() -> f64 {
     fields.map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
 }
 
-/// Rebuilding: how many records a second two threads put in, and what one costs.
+/// Measures how many records per second two threads insert in a rebuild, and the CPU time.
 #[test]
 #[ignore = "a measurement; run it in a release build, with --nocapture"]
 #[allow(clippy::disallowed_methods, reason = "it measures")]

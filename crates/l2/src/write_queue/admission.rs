@@ -1,24 +1,29 @@
-//! What kinds of blocks are worth their place on the device, as measured.
+//! The admission policy: which kinds of blocks the L2 writes, by measured reuse.
 //!
-//! A block that is written takes the place of one that the ring drops for it. Which of the two will be asked for sooner nobody knows;
-//! how often blocks of their kinds were, lately, can be counted. The kind of a candidate is how often it was seen lately (see
-//! [`FrequencySketch`](super::Seen)); blocks that the ring ran over are a kind of their own, [`DROPPED_KIND`]. Of a sample, each block that is
-//! offered or dropped is watched from when memory does not have it any more: either it is asked for within a *horizon*, or it is not. A
-//! kind's *worth* is the share that was. What memory keeps for a horizon though it was offered tells nothing: nobody asks here for what is there.
-//! Candidates of a kind are worth writing as long as its worth is no less than that of what is dropped: then the
-//! device gains by each. What is refused is watched like what is written, so that nothing has to be tried.
+//! A block that is written evicts an older one. Which of the two will be loaded sooner is unknown,
+//! but how often blocks of their kinds were loaded lately can be measured. The kind of a candidate
+//! is its frequency (see [`FrequencySketch`](super::FrequencySketch)). Blocks that the ring evicted
+//! are a kind of their own, [`DROPPED_KIND`].
 //!
-//! So a scan is not written, popular keys are only once they have shown that they are, and when what is asked for changes, what is
-//! dropped loses its worth, and new blocks are welcome at their first sight.
+//! A sample of the offered and dropped blocks is tracked from the moment when memory does not hold
+//! them: either a block is loaded within a *horizon*, or not. The *reuse rate* of a kind is the
+//! share that was loaded. A block that memory keeps for a whole horizon has no outcome, because it
+//! is never loaded here. A kind is admitted if its reuse rate is not below that of dropped blocks.
+//! Refused blocks are tracked like written ones, so no trial writes are needed.
+//!
+//! So a scan is not written, and popular keys are written only after they show reuse. When the
+//! workload changes, dropped blocks lose their rate, and new blocks are admitted at first sight.
 //!
 //! # Invariants
 //!
-//! - At most [`MAX_TRACKED`] blocks are watched, of which one that was offered and has left counts twice: when there would be more, the sample is halved. When there have been fewer than [`MIN_TRACKED`] for
-//!   a horizon, it is doubled: what was a flood once must not leave too small a sample for good.
-//! - The horizon is as many loads as the level has blocks. Time is told in loads of the sample.
-//! - If nothing was dropped for a horizon, what is known of that halves: a level that takes nothing finds out when that is wrong.
+//! - At most [`MAX_TRACKED`] entries are tracked. A block that was offered and then evicted has
+//!   two. Beyond the limit, the sample is halved. After fewer than [`MIN_TRACKED`] entries for a
+//!   horizon, it is doubled, so that one flood does not leave too small a sample.
+//! - The horizon is as many loads as the L2 has blocks. Time is counted in loads of the sample.
+//! - If nothing was dropped for a horizon, the rate of dropped blocks is halved, so that an L2 that
+//!   admits nothing recovers.
 //!
-//! Locking: `l2-admission`, a leaf lock, for a few steps in a map; for blocks of the sample only.
+//! Locking: `l2-admission`, a leaf lock, held for a few steps in a map, for sampled blocks only.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -27,30 +32,31 @@ use forebay_base::sync::atomic::{AtomicU32, Ordering};
 
 use crate::record::KeyHash;
 
-/// Kinds of candidates: seen never, once, twice, or more often.
+/// Number of candidate kinds: frequency 0, 1, 2, and more.
 pub(crate) const CANDIDATE_KINDS: usize = 4;
-/// The kind of what the ring has dropped.
+/// The kind of blocks that the ring evicted.
 pub(crate) const DROPPED_KIND: usize = CANDIDATE_KINDS;
-/// Blocks that are watched at once, at most.
+/// Maximum number of tracked entries.
 const MAX_TRACKED: usize = if cfg!(forebay_model) { 8 } else { 4096 };
-/// So few are too few, unless all are watched: far enough from half of [`MAX_TRACKED`] for the sample not to go to and fro.
+/// The sample is doubled below this number, unless it contains all blocks. Far below half of
+/// [`MAX_TRACKED`], so that the sample does not oscillate.
 const MIN_TRACKED: usize = MAX_TRACKED / 8;
-/// The smallest sample is one block in two to the power of this.
+/// The smallest sample contains one block in two to the power of this.
 const MAX_SAMPLE_SHIFT: u32 = 32;
-/// The shortest horizon, in loads of the sample: what is told from fewer is chance.
+/// The shortest horizon, in loads of the sample. Fewer loads are not significant.
 const MIN_HORIZON: u64 = 64;
-/// A worth is the mean of so many outcomes, the later the weightier.
+/// Outcomes that a reuse rate averages. Later outcomes weigh more.
 const MAX_OUTCOMES: i64 = 512;
-/// What is taken for granted at first counts as so many.
+/// Weight of the initial rates, in outcomes.
 const PRIOR_OUTCOMES: i64 = 64;
-/// A worth of one: everything was asked for again.
+/// A reuse rate of one: all blocks were loaded.
 const ONE: i64 = 1 << 20;
-/// What is worth less than this is not written, even if nothing else is worth anything.
+/// Kinds with a lower reuse rate are never admitted.
 const MIN_REUSE_RATE: i64 = ONE / 50;
 
-/// See the module's head.
+/// The admission policy; see the module head.
 pub(crate) struct AdmissionPolicy {
-    /// One block in two to the power of this is of the sample.
+    /// The sample contains one block in two to the power of this.
     shift: AtomicU32,
     sample: Mutex<SampleState>,
 }
@@ -59,19 +65,19 @@ pub(crate) struct AdmissionPolicy {
 struct TrackedBlock {
     kind: usize,
     since: u64,
-    /// Memory has let go of it.
+    /// Memory has evicted the block.
     evicted: bool,
 }
 
 struct SampleState {
-    /// Loads of the sample.
+    /// Time, in loads of the sample.
     now: u64,
     dropped_at: u64,
-    /// When the sample changed last, or there were enough.
+    /// When the sample changed last, or last had enough entries.
     enough_at: u64,
-    /// What is watched, by identity: the latest that was noted of it.
+    /// The latest entry of each tracked block, by key hash.
     by_hash: HashMap<u64, TrackedBlock>,
-    /// The same in the order in which it was noted, and what is over already.
+    /// Entries in order of time, obsolete ones included.
     queue: VecDeque<(u64, TrackedBlock)>,
     estimates: [ReuseEstimate; CANDIDATE_KINDS + 1],
 }
@@ -90,9 +96,9 @@ impl ReuseEstimate {
     }
 }
 
-/// Whether a block belongs to one in two to the power of `shift`.
+/// Whether a block belongs to the sample of one in two to the power of `shift`.
 fn is_sampled(hash: KeyHash, shift: u32) -> bool {
-    // Bits that choose neither a slot of the index nor one of the filter.
+    // Uses bits that choose neither an index slot nor a sketch counter.
     let spread = hash.0.wrapping_mul(0xd6e8_feb8_6659_fd93);
     (spread >> 32) & ((1 << shift.min(MAX_SAMPLE_SHIFT)) - 1) == 0
 }
@@ -112,20 +118,20 @@ impl AdmissionPolicy {
         Self { shift: AtomicU32::new(0), sample: Mutex::named("l2-admission", sample) }
     }
 
-    /// A block of that kind was offered, or the ring has dropped one that memory does not have.
+    /// A block of this kind was offered, or the ring evicted a block that memory does not hold.
     pub(crate) fn observe(&self, hash: KeyHash, kind: usize) {
         self.track(hash, |_| Some((kind, kind == DROPPED_KIND)));
     }
 
-    /// Memory has let go of a block: if it was offered, no longer than a horizon ago, it is watched from now on.
+    /// Memory evicted a block. If it was offered within the last horizon, its tracking begins.
     pub(crate) fn on_evicted(&self, hash: KeyHash) {
         self.track(hash, |tracked| {
             tracked.filter(|tracked| !tracked.evicted).map(|w| (w.kind, true))
         });
     }
 
-    /// Watches a block from now on, if it is of the sample: as of the kind that `f` makes of what is known of it, and whether memory has
-    /// let go of it.
+    /// Tracks a sampled block from now on. `f` maps its current entry to its kind and to whether
+    /// memory has evicted it.
     fn track(&self, hash: KeyHash, f: impl FnOnce(Option<TrackedBlock>) -> Option<(usize, bool)>) {
         if !is_sampled(hash, self.shift.load(Ordering::Relaxed)) {
             return;
@@ -149,7 +155,7 @@ impl AdmissionPolicy {
         sample.queue.push_back((hash.0, tracked));
     }
 
-    /// A block is asked for that memory does not have, at a level that has so many.
+    /// A block that memory does not hold is loaded from an L2 that has `blocks` blocks.
     pub(crate) fn on_load(&self, hash: KeyHash, blocks: u64) {
         let shift = self.shift.load(Ordering::Relaxed);
         if is_sampled(hash, shift) {
@@ -160,7 +166,7 @@ impl AdmissionPolicy {
             if sample.queue.len() >= MIN_TRACKED {
                 sample.enough_at = now;
             }
-            // Another may have halved it meanwhile.
+            // Another thread may have halved the sample meanwhile.
             if now - sample.enough_at > horizon
                 && self.shift.load(Ordering::Relaxed) == shift
                 && shift > 0
@@ -171,16 +177,16 @@ impl AdmissionPolicy {
         }
     }
 
-    /// Whether candidates of that kind are worth writing.
+    /// Whether candidates of this kind are admitted.
     pub(crate) fn admits(&self, kind: usize) -> bool {
         let sample = self.sample.lock();
         sample.estimates[kind].rate >= sample.estimates[DROPPED_KIND].rate.max(MIN_REUSE_RATE)
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory in use.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let sample = self.sample.lock();
-        // A map has a byte of its own for each place, and an eighth of them is free.
+        // A hash map has one control byte per slot and keeps an eighth of its slots free.
         let by_hash = sample.by_hash.capacity() * 8 / 7 * (size_of::<(u64, TrackedBlock)>() + 1);
         (by_hash + sample.queue.capacity() * size_of::<(u64, TrackedBlock)>()) as u64
     }
@@ -209,7 +215,7 @@ impl SampleState {
         }
     }
 
-    /// Twice as many blocks are watched from now on: what was is among them, and time runs twice as fast.
+    /// Doubles the sample. Tracked blocks stay in it, and time runs twice as fast.
     fn double(&mut self) {
         self.now *= 2;
         self.dropped_at *= 2;
@@ -218,14 +224,14 @@ impl SampleState {
         self.queue.iter_mut().for_each(|(_, tracked)| tracked.since *= 2);
     }
 
-    /// Only one block in two to the power of `shift` is watched from now on: half as many as before.
+    /// Halves the sample to one block in two to the power of `shift`.
     fn halve(&mut self, shift: u32) {
         let later = |tracked: TrackedBlock| TrackedBlock { since: tracked.since / 2, ..tracked };
         self.now /= 2;
         self.dropped_at /= 2;
         self.enough_at = self.now;
         self.by_hash.retain(|hash, _| is_sampled(KeyHash(*hash), shift));
-        // What is over goes too.
+        // Removes obsolete entries too.
         self.queue.retain(|(hash, tracked)| self.by_hash.get(hash) == Some(tracked));
         self.by_hash.values_mut().for_each(|tracked| *tracked = later(*tracked));
         self.queue.iter_mut().for_each(|(_, tracked)| *tracked = later(*tracked));
@@ -247,7 +253,7 @@ mod tests {
         admission.sample.lock().estimates[kind].rate * 100 / ONE
     }
 
-    /// All that was ever noted, in order, with whether it is still open.
+    /// All entries ever made, in order, with whether they are still open.
     struct ReferenceModel {
         now: u64,
         dropped_at: u64,
@@ -298,7 +304,7 @@ mod tests {
                     admission.on_load(hash(n), blocks);
                     model.now += 1;
                     let (now, horizon) = (model.now, blocks.max(MIN_HORIZON));
-                    // Those behind one that is not over wait for it: it is over no later.
+                    // Entries behind one that has not expired have not expired either.
                     let is_over = |tracked: TrackedBlock| now - tracked.since > horizon;
                     model.close(|_, tracked| is_over(tracked), Some(false));
                     if now - model.dropped_at > horizon {
@@ -320,7 +326,7 @@ mod tests {
         let mut rng = SmallRng::from_seed(7);
         let blocks = 100_000;
         for n in 0..300_000 {
-            // Of kind 2, three in ten are asked for again; of what is dropped, one in ten.
+            // Of kind 2, three in ten blocks are loaded again. Of dropped blocks, one in ten.
             let (kind, tenths) = if n % 2 == 0 { (2, 3) } else { (DROPPED_KIND, 1) };
             admission.observe(hash(n), kind);
             admission.on_evicted(hash(n));
@@ -342,14 +348,15 @@ mod tests {
         let admission = AdmissionPolicy::new();
         let mut rng = SmallRng::from_seed(9);
         let shift = || admission.shift.load(Ordering::Relaxed);
-        // A flood at a large level.
+        // A flood at a large L2.
         for n in 0..200_000 {
             admission.observe(hash(n), DROPPED_KIND);
             admission.on_load(hash(rng.next_u64() | 1 << 63), 100_000);
         }
         let flooded = shift();
         assert!(flooded >= 4, "{flooded}");
-        // Then one in fifty loads is noted, and of those two thirds are asked for again: a sample of as few would take long to find out.
+        // Then one in fifty loads is tracked, and two thirds of these blocks are loaded again. A
+        // small sample would converge slowly.
         for n in 1 << 32..(1 << 32) + 20_000u64 {
             admission.observe(hash(n), 2);
             admission.on_evicted(hash(n));
@@ -367,7 +374,7 @@ mod tests {
         let admission = AdmissionPolicy::new();
         let mut rng = SmallRng::from_seed(11);
         for n in 0..20_000 {
-            // Of kind 3 half stay in memory, where they are asked for; of the others half are asked for here.
+            // Half of the blocks of kind 3 stay in memory. Half of the others are loaded.
             admission.observe(hash(n), 3);
             if n % 2 == 0 {
                 admission.on_evicted(hash(n));
@@ -388,7 +395,7 @@ mod tests {
     #[test]
     fn an_l2_that_admits_nothing_resumes_when_reuse_returns() {
         let admission = AdmissionPolicy::new();
-        // All that was dropped was asked for, and of what is new nothing: a loop that does not fit.
+        // All dropped blocks are loaded again, and no new block is: a loop larger than the device.
         for n in 0..2000 {
             admission.observe(hash(n), DROPPED_KIND);
             admission.on_load(hash(n), 100);
@@ -396,7 +403,7 @@ mod tests {
             admission.on_evicted(hash(1 << 32 | n));
         }
         assert!(!admission.admits(0) && percent(&admission, DROPPED_KIND) > 90);
-        // Then something else, of which a third comes again. Nothing is dropped.
+        // Then another workload, of which a third is loaded again. Nothing is dropped.
         for n in 0..2000 {
             admission.observe(hash(1 << 40 | n), 0);
             admission.on_evicted(hash(1 << 40 | n));

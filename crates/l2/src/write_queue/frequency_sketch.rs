@@ -1,27 +1,30 @@
-//! How often blocks were offered lately that the level did not have, roughly: who is offered again has been asked for again. So
-//! has a block that was loaded from the level before the ring ran over it.
+//! The frequency sketch: approximately how often a block was offered lately while the L2 did not
+//! hold it. A block that is offered again was requested again. Hits of a block that the ring evicts
+//! count too.
 //!
-//! Two arrays of small counters. A block has two of them in each, and its count there is the lower one (Cormode and Muthukrishnan,
-//! "An improved data stream summary: the count-min sketch", 2005; only the lower one is raised). When the
-//! younger array has as many notes as it is made for, it becomes the older one, and the older one is cleared. So a block
-//! is remembered for between one and two times [`GENERATION_INCREMENTS`] notes, and one in some fifty that were never noted is taken for one that was.
+//! The sketch has two arrays of small counters. A block maps to two counters in each array, and its
+//! frequency there is the lower one (Cormode and Muthukrishnan, "An improved data stream summary:
+//! the count-min sketch", 2005, with conservative update). After [`GENERATION_INCREMENTS`]
+//! increments the young array becomes the old one, and the other is cleared. So a block is
+//! remembered for one to two generations. About one in fifty unknown blocks is mistaken for a known
+//! one.
 //!
-//! Locking: `l2-frequency-sketch`, a leaf lock, for a look.
+//! Locking: `l2-frequency-sketch`, a leaf lock, held for one increment.
 
 use forebay_base::sync::Mutex;
 
 use crate::record::KeyHash;
 
-/// Counters of each array: a power of two.
+/// Counters in each array, a power of two.
 const COUNTERS: u64 = if cfg!(forebay_model) { 1 << 9 } else { 1 << 21 };
-/// Notes that each is made for.
+/// Increments of a generation.
 const GENERATION_INCREMENTS: u64 = COUNTERS / 8;
 /// Bits of a counter.
 const COUNTER_BITS: u64 = 2;
-/// What a counter holds at most.
+/// Maximum value of a counter.
 pub(crate) const MAX_FREQUENCY: u8 = (1 << COUNTER_BITS) - 1;
 
-/// See the module's head.
+/// The frequency sketch; see the module head.
 pub(crate) struct FrequencySketch(Mutex<Generations>);
 
 struct Generations {
@@ -62,9 +65,9 @@ impl FrequencySketch {
         ))
     }
 
-    /// How often the block was noted lately, up to [`MAX_FREQUENCY`]. It is once more now.
+    /// Returns the block's frequency before the call, at most [`MAX_FREQUENCY`], and increments it.
     pub(crate) fn increment(&self, hash: KeyHash) -> u8 {
-        // Bits that the index does not choose its slots by, as far as there are any.
+        // Uses bits that do not choose the index slot, as far as there are any.
         let spread = hash.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let counters = [spread >> 32, spread & 0xffff_ffff].map(|half| half & (COUNTERS - 1));
         let generations = &mut *self.0.lock();
@@ -81,7 +84,7 @@ impl FrequencySketch {
         (young + generations.old.count(counters)).min(MAX_FREQUENCY)
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory in use.
     pub(crate) fn memory_bytes(&self) -> u64 {
         2 * COUNTERS * COUNTER_BITS / 8
     }
@@ -110,14 +113,14 @@ mod tests {
             "{new} of {GENERATION_INCREMENTS} were taken for new"
         );
         assert!((0..GENERATION_INCREMENTS).all(|n| frequency_sketch.increment(hash(n)) > 0));
-        // Twice as many notes later.
+        // Two generations later.
         (GENERATION_INCREMENTS..4 * GENERATION_INCREMENTS)
             .for_each(|n| _ = frequency_sketch.increment(hash(n)));
         let known = (0..1000).filter(|n| frequency_sketch.increment(hash(*n)) > 0).count();
         assert!(known < 100, "{known} of 1,000 that were noted long ago are known");
     }
 
-    /// The twin counts exactly, and forgets nothing.
+    /// The reference model counts exactly and forgets nothing.
     #[test]
     fn frequencies_are_never_too_low_and_seldom_too_high() {
         let (frequency_sketch, mut model) = (FrequencySketch::new(), HashMap::<u64, u8>::new());

@@ -1,14 +1,14 @@
-//! What waits for the writer: blocks that were admitted, tombstones, and wishes such as a flush.
+//! The write queue: admitted blocks, tombstones, and requests to the writer such as a flush.
 //!
 //! # Invariants
 //!
-//! - Blocks that wait take at most `queue_bytes`, and one block more.
-//! - Tombstones become durable in the order in which they were queued: a ticket is durable once `durable` has reached it.
-//!   As many wait as threads wait for them.
-//! - Once `terminated`, nothing is queued and nobody waits.
+//! - Queued blocks take at most `queue_bytes`, and one block more.
+//! - Tombstones become durable in the order in which they were queued. A ticket is durable once
+//!   `durable` has reached it. As many tombstones are queued as threads wait for them.
+//! - After `terminated` is set, nothing is queued and no thread waits.
 //!
-//! Locking: `l2-write-queue` for a look or a push. Blocks are dropped outside of it, since the last pin of a value may run its
-//! user's drop.
+//! Locking: `l2-write-queue`, held to read the state or to push. Blocks are dropped outside of the
+//! lock, because the last pin of a value may run its drop.
 
 mod admission;
 mod frequency_sketch;
@@ -29,27 +29,27 @@ pub(crate) use rate::{RateBounds, WriteRate};
 use crate::record::KeyHash;
 use crate::writer::LogStart;
 
-/// How often the writer looks around if nobody wakes it.
+/// How often the writer checks the queue without a wake-up.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
 
 /// A block that waits to be written.
 pub(crate) struct QueuedBlock<K: Key, V: Send + Sync + 'static> {
     pub(crate) hash: KeyHash,
     pub(crate) class: Class,
-    /// Bytes of the encoded value.
+    /// Length of the encoded value, in bytes.
     pub(crate) value_bytes: usize,
-    /// Bytes that the block will take.
+    /// Size of the block on the device, in bytes.
     pub(crate) bytes: u64,
     pub(crate) since_ns: u64,
     pub(crate) block: Writing<K, V>,
 }
 
-/// What waits, and who is told.
+/// The queue between the threads that write or forget and the writer.
 pub(crate) struct WriteQueue<K: Key, V: Send + Sync + 'static> {
     state: Mutex<WriteQueueState<K, V>>,
-    /// The writer sleeps on it.
+    /// The writer waits on it.
     work: Condvar,
-    /// Who waits for the writer sleeps on it.
+    /// Threads that wait for the writer wait on it.
     done: Condvar,
 }
 
@@ -57,13 +57,13 @@ pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
     pub(crate) queue: VecDeque<QueuedBlock<K, V>>,
     pub(crate) queued_bytes: u64,
     pub(crate) rate: WriteRate,
-    /// Identities whose blocks are not to come back, oldest ticket first.
+    /// Key hashes whose tombstones are to be written, oldest ticket first.
     tombstones: VecDeque<KeyHash>,
-    /// Tickets given out.
+    /// Tickets issued.
     tickets: u64,
     /// Tickets whose tombstones are durable.
     durable: u64,
-    /// Where the log goes on, once that is known.
+    /// The end of the log, after the rebuild has found it.
     start: Option<LogStart>,
     started: bool,
     flushes_wanted: u64,
@@ -74,15 +74,15 @@ pub(crate) struct WriteQueueState<K: Key, V: Send + Sync + 'static> {
     terminated: bool,
 }
 
-/// What the writer is to do next.
+/// The writer's next step.
 pub(crate) struct WriterWork<K: Key, V: Send + Sync + 'static> {
     pub(crate) start: Option<LogStart>,
     pub(crate) blocks: Vec<QueuedBlock<K, V>>,
     pub(crate) tombstones: usize,
-    /// Which flush is wanted, if one is.
+    /// The number of the requested flush, if there is one.
     pub(crate) flush: Option<u64>,
     pub(crate) floor: Option<(u64, u32)>,
-    /// Nothing will come any more.
+    /// The queue is stopped and empty.
     pub(crate) last: bool,
 }
 
@@ -111,17 +111,17 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         }
     }
 
-    /// The state, under its lock.
+    /// Calls `f` with the state, under the lock.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut WriteQueueState<K, V>) -> R) -> R {
         f(&mut self.state.lock())
     }
 
-    /// There is something for the writer.
+    /// Wakes the writer.
     pub(crate) fn wake(&self) {
         self.work.notify_all();
     }
 
-    /// The rebuild knows where the log goes on.
+    /// Starts the writer at the end of the log, which the rebuild has found.
     pub(crate) fn start(&self, start: LogStart) {
         let mut state = self.state.lock();
         state.start = Some(start);
@@ -131,7 +131,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.done.notify_all();
     }
 
-    /// Waits until it is known where the log goes on. False if that will never be.
+    /// Waits until the end of the log is known. Returns false if the queue was terminated.
     pub(crate) fn wait_started(&self) -> bool {
         let mut state = self.state.lock();
         while !state.started && !state.terminated {
@@ -140,7 +140,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         !state.terminated
     }
 
-    /// Queues a tombstone and waits until it is durable. False if it cannot be.
+    /// Queues a tombstone and waits until it is durable. Returns false if the queue was terminated.
     pub(crate) fn write_tombstone(&self, hash: KeyHash) -> bool {
         let mut state = self.state.lock();
         if state.terminated {
@@ -156,7 +156,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         state.durable >= ticket
     }
 
-    /// Up to `most` tombstones, and the ticket of the last of them.
+    /// Takes up to `most` tombstones. Also returns the ticket of the last one.
     pub(crate) fn take_tombstones(&self, most: usize) -> (Vec<KeyHash>, u64) {
         let mut state = self.state.lock();
         let count = state.tombstones.len().min(most);
@@ -164,12 +164,12 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         (tombstones, state.tickets - state.tombstones.len() as u64)
     }
 
-    /// Tombstones that wait.
+    /// Number of queued tombstones.
     pub(crate) fn queued_tombstones(&self) -> usize {
         self.state.lock().tombstones.len()
     }
 
-    /// Tombstones up to this ticket are durable.
+    /// Reports that tombstones up to this ticket are durable.
     pub(crate) fn finish_tombstones(&self, ticket: u64) {
         let mut state = self.state.lock();
         state.durable = state.durable.max(ticket);
@@ -177,7 +177,8 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.done.notify_all();
     }
 
-    /// Has everything written that is queued now, and waits until it is durable. False if it cannot be.
+    /// Writes all queued blocks and waits until they are durable. Returns false if the queue was
+    /// stopped or terminated.
     pub(crate) fn flush(&self) -> bool {
         let mut state = self.state.lock();
         if state.terminated || state.stopping {
@@ -192,7 +193,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         state.flushes_done >= wanted
     }
 
-    /// What was queued when this flush was wanted is durable.
+    /// Reports that all blocks queued before this flush are durable.
     pub(crate) fn finish_flush(&self, wanted: u64) {
         let mut state = self.state.lock();
         state.flushes_done = state.flushes_done.max(wanted);
@@ -200,7 +201,8 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.done.notify_all();
     }
 
-    /// Has the floor of the log raised, and waits until that is durable. False if it cannot be.
+    /// Raises the floor of the log and waits until it is durable. Returns false if the queue was
+    /// terminated.
     pub(crate) fn raise_floor(&self, floor: (u64, u32)) -> bool {
         let mut state = self.state.lock();
         state.floor_wanted = Some(floor);
@@ -212,7 +214,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         state.floor_done
     }
 
-    /// The floor is durable.
+    /// Reports that the floor is durable.
     pub(crate) fn finish_floor(&self) {
         let mut state = self.state.lock();
         state.floor_done = true;
@@ -220,13 +222,14 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         self.done.notify_all();
     }
 
-    /// Nothing more is queued; the writer ends when it has written what is.
+    /// Stops the queue. The writer writes the queued blocks and ends.
     pub(crate) fn stop(&self) {
         self.state.lock().stopping = true;
         self.work.notify_all();
     }
 
-    /// Nothing will be written any more: who waits is told, and gets what waits, to be dropped under no lock.
+    /// Terminates the queue and wakes all waiting threads. The caller drops the returned blocks
+    /// outside of any lock.
     fn terminate(&self) -> VecDeque<QueuedBlock<K, V>> {
         let mut state = self.state.lock();
         state.terminated = true;
@@ -240,8 +243,8 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         dropped
     }
 
-    /// Waits until there is something to do, or it is time to look around: then there may be nothing.
-    /// `None`: the writer is to end.
+    /// Waits for work, at most one check interval, so the result may be empty. Returns `None` if
+    /// the writer must end.
     pub(crate) fn next(
         &self,
         now_ns: impl Fn() -> u64,
@@ -276,7 +279,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         }
         let start = state.start.take();
         if !state.started {
-            // Nobody knows where to write.
+            // The end of the log is not known yet.
             return (!state.stopping).then(|| WriterWork::empty(None));
         }
         let mut work = WriterWork::empty(start);
@@ -289,7 +292,7 @@ impl<K: Key, V: Send + Sync + 'static> WriteQueue<K, V> {
         let urgent = flushing || state.stopping || work.tombstones > 0 || due;
         if !backlog && (urgent || state.queued_bytes >= batch_bytes) {
             let mut bytes = 0;
-            // What would be one too many waits for the next ones.
+            // A block that exceeds the batch waits for the next one.
             while state
                 .queue
                 .front()

@@ -1,11 +1,12 @@
-//! Admission: which of the blocks that the cache offers are written.
+//! Offers: decides which blocks that the cache offers are written, and queues them.
 //!
-//! Metadata is. Data is of a kind, by what proves its reuse: how often it was offered lately, and whether it was looked up in
-//! memory; a kind is written if its blocks are asked for no less often than those that the ring drops for them (see [`AdmissionPolicy`](super::Worth)). While
-//! the ring has not come round, everything is, as far as the rate allows it: nothing is lost for it; what has not proven its reuse waits
-//! for what has. Each refusal has a reason, which is counted.
+//! Metadata is always written. Data has a kind, by its frequency and by whether it was looked up
+//! again in memory. A kind is written if the [`AdmissionPolicy`](super::AdmissionPolicy) admits it.
+//! Until the ring wraps, no block is evicted, so every kind is written as far as the write rate
+//! allows. Blocks without proven reuse use the rate that proven blocks leave. Every refusal is
+//! counted with its reason.
 //!
-//! Nothing here waits: it runs on the cache's reclaimer, or on one who inserts.
+//! Nothing here blocks: it runs on the cache's reclaimer, or on a thread that inserts.
 
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Candidate, Class, Key};
@@ -18,28 +19,28 @@ use crate::counters::L2Counters;
 use crate::record::{KeyHash, RecordState};
 use crate::shared::L2Shared;
 
-/// A block that was looked up again in memory, or is in mfu, counts as one that was seen so often.
+/// Frequency of a block that was looked up again in memory, or is in mfu.
 const REUSED_FREQUENCY: u8 = 2;
 
-/// What is known of a block that may be written.
+/// A block that may be written.
 pub(super) struct PreparedBlock {
     pub(super) hash: KeyHash,
     pub(super) value_bytes: usize,
     pub(super) bytes: u64,
-    /// Whether it has proven reuse.
+    /// Whether the block has proven reuse.
     proven: bool,
 }
 
-/// What is to be done with a candidate.
+/// The decision on a candidate.
 enum Decision {
     Write(PreparedBlock),
-    /// The level has it.
+    /// The L2 holds the block.
     Known,
     Refused(AdmissionRefusal),
 }
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// The cache offers blocks.
+    /// Handles blocks that the cache offers.
     pub(crate) fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         let closed = self.refusal();
         let mut accepted = Vec::with_capacity(candidates.len());
@@ -68,7 +69,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// The cache has let go of blocks.
+    /// Handles the eviction of blocks from the cache.
     pub(crate) fn evicted(&self, keys: &[K]) {
         for hash in keys.iter().filter_map(|key| self.key_hash(key)) {
             self.index.clear_in_memory(hash);
@@ -76,19 +77,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// Whether the block would be written if memory let go of it, as far as that can be told.
+    /// Estimates whether the block would be written if the cache evicted it.
     pub(crate) fn would_write(&self, key: &K, class: Class) -> bool {
         self.refusal().is_none()
             && self.with_codec(|codec| codec.admit(key, class)) == Some(Ok(()))
             && self.key_hash(key).is_some_and(|hash| self.index.find(hash).is_none())
     }
 
-    /// Nothing will be written any more: who waits is told, and what waits is dropped.
+    /// Terminates the write queue, wakes waiting threads, and drops queued blocks.
     pub(crate) fn end_write_queue(&self) {
         self.drop_blocks(self.write_queue.terminate());
     }
 
-    /// Drops blocks that will not be written.
+    /// Counts and drops blocks that will not be written.
     pub(crate) fn drop_blocks(&self, blocks: impl IntoIterator<Item = QueuedBlock<K, V>>) {
         for block in blocks {
             self.counters.add(L2Counters::ADMITTED_LOST, block.class as usize, 1);
@@ -96,17 +97,19 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     }
 
     pub(super) fn count_refusal(&self, reason: AdmissionRefusal) {
-        let label =
-            AdmissionRefusal::ALL.iter().position(|other| *other == reason).expect("all are there");
+        let label = AdmissionRefusal::ALL
+            .iter()
+            .position(|other| *other == reason)
+            .expect("ALL lists every reason");
         self.counters.add(L2Counters::REFUSED, label, 1);
     }
 
-    /// Why nothing is taken at all, if it is so.
+    /// The reason to refuse all blocks, if there is one.
     fn refusal(&self) -> Option<AdmissionRefusal> {
         if let Some(reason) = self.status.refusal() {
             return Some(reason);
         }
-        // What is on the device already would be written again.
+        // Blocks on the device would be written again.
         self.rebuild.is_running().then_some(AdmissionRefusal::Rebuilding)
     }
 
@@ -135,7 +138,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Decision::Write(prepared)
     }
 
-    /// What would be written, if it may be at all. `None`: the level has it.
+    /// Prepares a block for writing. Returns `None` if the L2 holds it.
     pub(super) fn prepare(
         &self,
         candidate: &Candidate<K, V>,
@@ -157,7 +160,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(Some(PreparedBlock { hash, value_bytes, bytes, proven: true }))
     }
 
-    /// Queues what is chosen, as far as there is room and the rate allows it.
+    /// Queues the accepted blocks, as far as the queue and the rate allow.
     fn queue(
         &self,
         accepted: Vec<(Candidate<K, V>, PreparedBlock)>,
@@ -210,7 +213,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
                     }
                 }
             }
-            // Once it knows that something waits, the writer looks by itself when that has waited long enough.
+            // The writer checks the time itself once it knows that a block waits.
             let first = was_empty && !state.queue.is_empty();
             first || state.queued_bytes >= batch_bytes
         });
@@ -224,7 +227,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// How much may be written a second, at least and at most.
+    /// The minimum and maximum write rate.
     pub(crate) fn rate_bounds(&self) -> RateBounds {
         let max = self.tunables.write_max_bytes_per_s();
         RateBounds { min: self.tunables.write_min_bytes_per_s().min(max), max }

@@ -1,30 +1,30 @@
-//! How much may be written a second.
+//! The write rate: a token bucket whose rate adapts to the device.
 //!
-//! A bucket of bytes that fills with time; admitting a block takes its bytes out. How fast it fills adapts: it grows as long as
-//! the device takes a batch about as fast as it did lately, and shrinks when a batch takes a multiple of that, which says
-//! that the device, or whoever shares it, has something better to do.
+//! The bucket fills with time, and an admitted block takes its bytes out. The rate grows while
+//! batches take about as long per byte as the fast ones lately. It shrinks when a batch takes a
+//! multiple of that: the device is then busy with other requests.
 
-/// A batch that takes so many times as long a byte as quick ones did lately says that the device is busy.
+/// A batch that takes this many times as long per byte as fast ones shows a busy device.
 const BUSY_FACTOR: u64 = 4;
-/// One that takes less, in nanoseconds a MiB, does not: nobody has to wait for long.
+/// A batch that takes less than this, in nanoseconds per MiB, never does.
 const MIN_BUSY_NS_PER_MIB: u64 = 10_000_000;
-/// How fast it is forgotten that batches were quicker: one part in so many a batch.
+/// Each batch moves the time of fast batches by one part in this many.
 const FAST_DECAY: u64 = 64;
-/// Of a second: what the bucket holds at most.
+/// The bucket holds the bytes of a second divided by this.
 const DEPTH_DIVISOR: u64 = 4;
 
-/// How much may be written a second, and now.
+/// The current write rate and the bucket.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteRate {
-    /// Bytes a second.
+    /// The rate, in bytes per second.
     pub(crate) bytes_per_s: u64,
     tokens: u64,
     filled_ns: u64,
-    /// Nanoseconds a MiB, of quick batches lately.
+    /// Time of recent fast batches, in nanoseconds per MiB.
     fast_ns_per_mib: u64,
 }
 
-/// Bounds of a rate, in bytes a second.
+/// Bounds of the rate, in bytes per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateBounds {
     pub(crate) min: u64,
@@ -32,7 +32,7 @@ pub(crate) struct RateBounds {
 }
 
 impl WriteRate {
-    /// A full bucket, as fast as allowed.
+    /// A full bucket at the maximum rate.
     pub(crate) fn new(bounds: RateBounds, now_ns: u64) -> Self {
         let bytes_per_s = bounds.max.max(bounds.min);
         Self {
@@ -43,7 +43,7 @@ impl WriteRate {
         }
     }
 
-    /// Lets time pass.
+    /// Fills the bucket up to the current time.
     pub(crate) fn fill(&mut self, bounds: RateBounds, now_ns: u64) {
         self.bytes_per_s = self.bytes_per_s.min(bounds.max).max(bounds.min);
         let passed = u128::from(now_ns.saturating_sub(self.filled_ns));
@@ -54,25 +54,25 @@ impl WriteRate {
         }
     }
 
-    /// Takes a block's bytes, if there are any left; for a block that is not `proven` much, if the bucket is half full.
+    /// Takes a block's bytes if any are left. An unproven block needs more than half of the bucket.
     pub(crate) fn take(&mut self, bytes: u64, proven: bool) -> bool {
         let reserve = if proven { 0 } else { self.depth() / 2 };
         if self.tokens <= reserve {
             return false;
         }
-        // A block may be larger than what is left: the next ones wait the longer.
+        // A block may be larger than the rest. Later blocks then wait longer.
         self.tokens = self.tokens.saturating_sub(bytes);
         true
     }
 
-    /// What was taken is not needed.
+    /// Returns bytes that were not used.
     pub(crate) fn give_back(&mut self, bytes: u64) {
         self.tokens = (self.tokens + bytes).min(self.depth());
     }
 
-    /// A batch took that long.
+    /// Adapts the rate to a batch that took `took_ns`.
     pub(crate) fn record_batch(&mut self, bounds: RateBounds, bytes: u64, took_ns: u64) {
-        // Short ones tell of the device's latency, not of what it moves.
+        // Small batches measure latency, not throughput.
         if bytes < 64 << 10 {
             return;
         }

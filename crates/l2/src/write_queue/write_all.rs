@@ -1,4 +1,4 @@
-//! Writing whatever is asked for: not what the cache offers and the level chooses from, but what a user wants written.
+//! Writes blocks that the user wants written, without the admission policy.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shared::L2Shared;
 
-/// How often who waits for room in the queue looks.
+/// How often a thread that waits for queue space checks it.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// Queues all of them that may be written at all, whatever the rate and their prospects; waits while the queue is
-    /// full, and while it is not known yet what the device holds.
+    /// Queues all blocks that the codec allows, without regard to the rate or their reuse. Waits
+    /// for the rebuild, and while the queue is full.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the level fails or is closed meanwhile.
+    /// [`ErrorKind::Closed`] if the L2 fails or is closed meanwhile.
     pub(crate) fn write_all(&self, candidates: Vec<Candidate<K, V>>) -> Result<()> {
         if !self.rebuild.wait() {
             return Err(self.not_open());
@@ -59,7 +59,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(())
     }
 
-    /// Waits until the queue has room for one block more.
+    /// Waits until the queue has space for one more block.
     fn wait_for_queue_space(&self) -> Result<()> {
         let (batch, queue_limit) = (self.batch_block_bytes(), self.tunables.queue_bytes());
         loop {
@@ -79,10 +79,10 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// The error of whoever comes too late.
+    /// The error of a call on an L2 that is not open.
     pub(crate) fn not_open(&self) -> Error {
         let name = &self.io.device.info().name;
-        let text = format!("the second level on {name} failed or was closed: open it again");
+        let text = format!("the L2 on {name} has failed or was closed; open it again");
         Error::new(ErrorKind::Closed, text)
     }
 }

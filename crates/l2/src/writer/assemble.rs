@@ -1,7 +1,13 @@
-//! Putting a batch together, writing it, and making its blocks findable.
+//! Assembles a batch, writes it, and publishes its blocks.
 //!
-//! The order of steps is what the proof in [`forget`](crate::forget) rests on: the log's head moves on; a block's record enters the
-//! index as pending; only then is it asked whether the block is outdated; tombstones are taken up last.
+//! The proof in [`forget`](crate::forget) depends on this order: the head of the log moves; a
+//! block's record enters the index as pending; then the writer checks whether the block is
+//! outdated; tombstones are taken last.
+//!
+//! A record becomes live in one step: [`publish`](Writer::publish) checks the retired mark in the
+//! header of the cache's block and changes the record under the lock of its index partition. So a
+//! block that was removed or overwritten while it was written is never found. A removal returns
+//! after the flush of the batch that holds its tombstone.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -18,10 +24,10 @@ use crate::format::{
 use crate::record::{BlockAddr, InsertOutcome, KeyHash, Record, RecordState, UNIT_BYTES};
 use crate::write_queue::QueuedBlock;
 
-/// Tombstones of a batch, at most.
+/// Maximum number of tombstones in a batch.
 const MAX_TOMBSTONES: usize = 4096;
 
-/// What goes into a batch.
+/// The contents of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 struct BatchPlan {
     log_bytes: u64,
@@ -37,23 +43,24 @@ impl BatchPlan {
     }
 }
 
-/// A block in the batch.
+/// A block of the batch.
 enum BatchBlock<K: Key, V: Send + Sync + 'static> {
     New { hash: KeyHash, class: Class, addr: BlockAddr, block: Writing<K, V> },
     Moved { reinserted: ReinsertedBlock, addr: BlockAddr },
 }
 
-/// A batch that is being put together.
+/// A batch in assembly.
 struct BatchAssembly<K: Key, V: Send + Sync + 'static> {
     buffer: Arc<Buffer>,
     records: Vec<LogRecord>,
     batch_blocks: Vec<BatchBlock<K, V>>,
-    /// Where the next block goes, in the batch.
+    /// Offset of the next block in the batch.
     at: u64,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// Writes one batch of what there is, if there is anything. After an error it can be tried again with what is left.
+    /// Writes one batch, if there is anything to write. After an error the call can be repeated
+    /// with the rest.
     pub(super) fn write_batch(&mut self) -> Result<(), IoError> {
         let geometry = self.shared.ring.geometry;
         let full = |open: &super::OpenSegment| {
@@ -71,8 +78,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             plan = self.plan();
         }
         if plan.total() == 0 {
-            // Not even an empty segment has room for it: admission asks, so this does not happen; but it must not
-            // be tried for ever either.
+            // The block does not fit into an empty segment. Admission prevents this, but the writer
+            // must not retry forever.
             let first = self.backlog.pop_front();
             self.shared.drop_blocks(first);
             return Ok(());
@@ -82,10 +89,10 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             for queued in dropped {
                 self.shared.counters.add(L2Counters::ADMITTED_DROPPED, queued.class as usize, 1);
             }
-            // Tombstones alone fit into the smallest of buffers; without one there is no going on.
+            // Tombstones alone fit into the smallest buffer. They cannot be dropped.
             return match plan.tombstones {
                 0 => Ok(()),
-                _ => Err(IoError::NoMemory("a batch of tombstones".to_owned())),
+                _ => Err(IoError::NoMemory("the buffer of a batch of tombstones".to_owned())),
             };
         };
         let assembly = self.assemble(plan, buffer);
@@ -98,7 +105,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             || self.shared.write_queue.queued_tombstones() > 0
     }
 
-    /// As much as fits into the open segment and the usual buffer; a larger block goes alone.
+    /// Plans as much as fits into the open segment and the default buffer. A larger block goes
+    /// alone.
     fn plan(&self) -> BatchPlan {
         let Some(open) = &self.open else { return BatchPlan::default() };
         let space_bytes = self.shared.ring.geometry.footer_offset() - open.offset;
@@ -139,7 +147,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         plan
     }
 
-    /// Memory for a batch: what is kept for that, unless it is too small.
+    /// The buffer of a batch: the kept one, unless it is too small.
     fn batch_buffer(&mut self, bytes: u64) -> Result<Arc<Buffer>, IoError> {
         match self.buffer.take() {
             Some(buffer) if buffer.len() as u64 >= bytes => Ok(buffer),
@@ -153,7 +161,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Places blocks, encodes them, and takes up tombstones.
+    /// Assigns addresses, encodes the blocks, and takes the tombstones.
     fn assemble(&mut self, plan: BatchPlan, buffer: Arc<Buffer>) -> BatchAssembly<K, V> {
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
         self.shared.ring.set_head(open.contents.seq, open.offset + plan.total());
@@ -179,7 +187,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         assembly
     }
 
-    /// The place of a block of `bytes` in the batch.
+    /// The address of a block of `bytes` at offset `at` of the batch.
     fn addr_at(&self, at: u64, bytes: u64) -> BlockAddr {
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
         let unit = ((open.offset + at) / UNIT_BYTES) as u32;
@@ -189,14 +197,14 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     fn add_new_block(&mut self, assembly: &mut BatchAssembly<K, V>, queued: QueuedBlock<K, V>) {
         let QueuedBlock { hash, class, value_bytes, bytes, block, .. } = queued;
         let addr = self.addr_at(assembly.at, bytes);
-        // The cache keeps it until it has been written.
+        // The cache keeps the block until it has been written.
         let record = Record { addr, class, hits: 0, in_memory: true, state: RecordState::Pending };
         let index = &self.shared.index;
         let Ok(inserted) = index.insert(hash, record, |_, _| true) else {
             self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
             return;
         };
-        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
+        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
         let left_out = match block.is_outdated() {
             true => Some(L2Counters::OUTDATED),
@@ -209,7 +217,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             },
         };
         if let Some(counter) = left_out {
-            // What it took the place of may need a tombstone yet.
+            // The replaced record may still require a tombstone.
             let before = match inserted {
                 InsertOutcome::Replaced(old) => Some(old),
                 InsertOutcome::Inserted | InsertOutcome::Stale => None,
@@ -224,7 +232,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         assembly.batch_blocks.push(BatchBlock::New { hash, class, addr, block });
     }
 
-    /// Writes the block into `out`; its stamp. `None` if the codec panicked.
+    /// Encodes the block into `out` and returns its stamp. Returns `None` if the codec panicked.
     fn encode(&self, block: &Writing<K, V>, value_bytes: usize, out: &mut [u8]) -> Option<u64> {
         let shared = &*self.shared;
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
@@ -258,7 +266,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.count_read_error();
             return;
         };
-        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
+        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
         let value = block.value;
         let name = (block.key, block.note);
@@ -274,7 +282,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         assembly.batch_blocks.push(BatchBlock::Moved { reinserted, addr });
     }
 
-    /// Sums the log up, writes the batch, and tells index and feed.
+    /// Seals the log block, writes the batch, publishes its blocks, and makes its tombstones
+    /// durable.
     fn write_assembly(
         &mut self,
         plan: BatchPlan,
@@ -297,7 +306,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             stamp: self.stamp,
             durable: open.contents.durable,
         };
-        let bytes = Arc::get_mut(&mut buffer).expect("nothing else writes from it now");
+        let bytes = Arc::get_mut(&mut buffer).expect("no write holds the buffer");
         bytes[at as usize..total as usize].fill(0);
         let log = &mut bytes[..plan.log_bytes as usize];
         let chain = seal_log(self.shared.ring.guid(), &header, &records, log);
@@ -339,18 +348,18 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         Ok(())
     }
 
-    /// The batch is written: its blocks can be found now.
+    /// Makes the blocks of a written batch live.
     fn publish(&self, batch_blocks: Vec<BatchBlock<K, V>>) {
         let immutable = self.shared.immutable_keys;
-        for batch_blocks in batch_blocks {
-            match batch_blocks {
+        for batch_block in batch_blocks {
+            match batch_block {
                 BatchBlock::New { hash, class, addr, block } => {
                     let mut stored = false;
                     self.shared.index.change(hash, addr, |record| {
                         stored = !block.is_outdated();
                         match stored {
                             true => Some(Record { state: RecordState::Live, ..record }),
-                            // A tombstone is still to come for it.
+                            // Its tombstone follows.
                             false => {
                                 (!immutable).then_some(Record { state: RecordState::Bad, ..record })
                             }
@@ -364,7 +373,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 }
                 BatchBlock::Moved { reinserted, addr } => {
                     let ReinsertedBlock { hash, class, old, .. } = reinserted;
-                    // Hits that have come meanwhile count.
+                    // Hits during the move count.
                     let moved = self.shared.index.change(hash, old, |record| {
                         Some(Record { addr, hits: record.hits / 2, ..record })
                     });
@@ -376,11 +385,12 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// The batch could not be written, but may be there: tombstones are needed for its blocks.
+    /// Marks the blocks of a batch whose write failed. The batch may still be on the device, so
+    /// they require tombstones.
     fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) {
-        for batch_blocks in batch_blocks {
-            // What was carried is still at its old place.
-            let BatchBlock::New { hash, class, addr, block } = batch_blocks else { continue };
+        for batch_block in batch_blocks {
+            // A moved block is still at its old address.
+            let BatchBlock::New { hash, class, addr, block } = batch_block else { continue };
             self.shared.counters.add(L2Counters::ADMITTED_LOST, class as usize, 1);
             drop(block);
             self.shared.index.change(hash, addr, |record| {

@@ -1,25 +1,24 @@
-//! The writer: the one thread that writes to the log.
+//! The writer: the only thread that writes to the log.
 //!
-//! It takes what waits in the [feed](crate::feed), puts it together into a batch, writes that, and makes its blocks findable. When
-//! a segment is full it goes on with the oldest one.
+//! It takes work from the [write queue](crate::write_queue), assembles a batch, writes it, and
+//! publishes its blocks. When a segment is full, it reuses the oldest one.
 //!
 //! # Invariants
 //!
-//! - One write is on its way at a time. A batch lies where the one before it ended, and its chain says so: what comes after
-//!   a batch that is not whole is never believed.
-//! - A segment's header is durable before anything else of its new use is written, and before what its old use held leaves the index.
-//! - A batch that could not be written may be there all the same, or arrive later. Nothing is
-//!   written to its place or after it in its segment. Footer and next header say how many batches
-//!   count, and it is not among them. Until the next header is durable, the index knows all that is
-//!   in it: new blocks as bad, moved ones at their old places.
-//! - A header or footer that could not be written is written again with the same bytes, so that it
-//!   does not matter which of the writes arrives.
+//! - One write is in flight at a time. A batch begins where the one before it ended, and its chain
+//!   value proves it: nothing after an incomplete batch is valid.
+//! - A segment's header is durable before anything else of its new use is written, and before the
+//!   records of its old use leave the index.
+//! - A batch whose write failed may be on the device, or arrive later. Nothing is written to its
+//!   place or after it in its segment. The footer and the next header say how many batches count,
+//!   and exclude it. Until the next header is durable, the index has all its blocks: new ones as
+//!   bad, moved ones at their old addresses.
+//! - A failed header or footer is written again with the same bytes, so either write may arrive.
 //!
-//! # What it does not do
+//! Locking: none during I/O. The locks of the write queue and the index are held for single
+//! operations.
 //!
-//! It does not try anything for ever: a few failures in a row and the level has failed.
-//!
-//! Locking: none while it writes; it takes the feed's and the index's for a moment.
+//! Not done: no operation is retried forever. After a few consecutive failures the L2 fails.
 
 mod assemble;
 mod reinsert;
@@ -42,40 +41,40 @@ use crate::shared::L2Shared;
 use crate::write_queue::{QueuedBlock, WriterWork};
 use reinsert::{ReinsertedBlock, Reinsertion};
 
-/// Failures in a row after which the level has failed.
+/// Consecutive failures after which the L2 fails.
 const MAX_FAILURES: u32 = 3;
-/// Batches of the smallest segment, at least.
+/// Minimum number of batches that fit into a segment.
 const MIN_BATCHES: u64 = 2;
-/// Bytes of a batch's memory, at least.
+/// Minimum size of a batch buffer.
 const MIN_BATCH_BYTES: u64 = 16 << 10;
-/// How often more it is tried for want of memory, and how long it is waited for each time.
+/// Additional attempts when memory is exhausted, and the pause before each.
 const MEMORY_WAITS: u32 = 40;
 const MEMORY_WAIT: Duration = Duration::from_millis(50);
 
-/// Where the log goes on.
+/// The end of the log, where the writer starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogStart {
-    /// The next segment's sequence number.
+    /// Sequence number of the next segment.
     pub(crate) next_seq: u64,
-    /// The youngest stamp of any block that was ever written to the level.
+    /// The newest stamp of any block ever written to the L2.
     pub(crate) stamp: u64,
-    /// What came before this place of the log is void.
+    /// Everything before this position of the log is void.
     pub(crate) floor: (u64, u32),
-    /// What the newest segment holds, which has no footer yet, or a footer too.
+    /// Contents of the newest segment, with or without a footer.
     pub(crate) last: SegmentContents,
 }
 
-/// What is in a segment.
+/// The contents of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentContents {
     pub(crate) seq: u64,
     pub(crate) extents: Vec<BatchExtent>,
     pub(crate) records: u64,
-    /// The chain after the last batch, or that of the header.
+    /// The chain value of the last batch, or of the header.
     pub(crate) chain: u64,
-    /// Batches known to be durable.
+    /// Number of durable batches.
     pub(crate) durable: u32,
-    /// Whether a footer is there, or none is to be.
+    /// Whether the footer is written, or must not be.
     pub(crate) sealed: bool,
 }
 
@@ -83,53 +82,53 @@ pub(crate) struct SegmentContents {
 struct OpenSegment {
     segment: u32,
     contents: SegmentContents,
-    /// Where the next batch goes.
+    /// Offset of the next batch.
     offset: u64,
     seed: BlockSeed,
-    /// A write failed: nothing more goes here.
+    /// A write failed. Nothing more is written to this segment.
     abandoned: bool,
 }
 
-/// The writer.
+/// The writer thread's state.
 pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
     shared: Arc<L2Shared<K, V>>,
     next_seq: u64,
     stamp: u64,
     floor: (u64, u32),
     open: Option<OpenSegment>,
-    /// What the segment before the next one holds.
+    /// Contents of the segment before the next one.
     last: SegmentContents,
-    /// Segments in use with a batch that could not be written, by number of use. The index has bad
-    /// records of that batch, which are in no log that counts.
+    /// Sequence numbers of segments with a batch whose write failed. The index has bad records of
+    /// that batch, which are in no valid log.
     failed_segments: BTreeSet<u64>,
-    /// Memory of batches, as long as no stalled write has it.
+    /// The batch buffer, unless a stalled write holds it.
     buffer: Option<Arc<Buffer>>,
-    /// Blocks taken from the feed that did not fit into a batch yet.
+    /// Blocks taken from the write queue that are not in a batch yet.
     backlog: std::collections::VecDeque<QueuedBlock<K, V>>,
-    /// Tombstones taken from the feed that are not durable yet, and the ticket of the last one.
+    /// Tombstones taken from the write queue that are not durable yet, and the last one's ticket.
     tombstones: (Vec<KeyHash>, u64),
     reinsertion: Option<Reinsertion>,
     reinserted: Vec<ReinsertedBlock>,
     failures: u32,
-    /// Whether a read has not ended in time: the device hangs, and nothing more is tried.
+    /// A read has stalled: the device hangs, and no more I/O is attempted.
     stalled: Cell<bool>,
 }
 
-/// The front of a buffer, to be written.
+/// The first `len` bytes of a buffer, to be written.
 struct BufferPrefix {
     buffer: Arc<Buffer>,
     len: usize,
 }
 
-// SAFETY: the buffer stays where it is as long as this holds a reference to it, and is only written to by who has the
-// only one (`Arc::get_mut`).
+// SAFETY: this holds a reference to the buffer, so it stays in place. The buffer is only modified
+// through a unique reference (`Arc::get_mut`).
 unsafe impl StableBytes for BufferPrefix {
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.len]
     }
 }
 
-/// However it ends, nobody waits for it any more.
+/// Terminates the write queue however the writer ends, so that no thread waits for it.
 impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -141,14 +140,15 @@ impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// What a batch may take of a segment. More than one fits, so that what is carried forward is spread over it; but of small segments each
-    /// batch's log is a part that tells.
+    /// Maximum size of a batch. Several batches fit into a segment, so that reinserted blocks
+    /// spread over it. In small segments the log blocks take a notable share.
     fn max_batch_bytes(&self) -> u64 {
         self.ring.geometry.batch_space_bytes() / MIN_BATCHES
     }
 
-    /// Bytes of blocks that are written at once, if so much waits: about as many as a batch has room for, since the cache keeps
-    /// them as long as they wait (of blocks below 256 bytes, whose log takes more, a rest goes by itself), and never more than may wait.
+    /// Bytes of queued blocks that make a batch: about as many as fit, because the cache pins them
+    /// until then. Never more than the queue may hold. With blocks below 256 bytes, whose log is
+    /// larger, a rest is written separately.
     pub(crate) fn batch_block_bytes(&self) -> u64 {
         let share = self.max_batch_bytes();
         let limit = self.tunables.batch_bytes().min(self.tunables.queue_bytes());
@@ -157,7 +157,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// A writer with memory for batches.
+    /// Creates the writer and allocates its batch buffer.
     pub(crate) fn new(shared: Arc<L2Shared<K, V>>) -> Result<Self, IoError> {
         let buffer = shared.io.alloc(Self::buffer_bytes(&shared))?;
         Ok(Self {
@@ -178,7 +178,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         })
     }
 
-    /// Bytes of the usual batch: blocks as wanted, and a log for small ones.
+    /// Size of the default batch buffer: the target size, and a log block for small blocks.
     fn buffer_bytes(shared: &L2Shared<K, V>) -> u64 {
         let batch = shared.tunables.batch_bytes();
         (batch + batch / 4)
@@ -187,7 +187,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             .next_multiple_of(PAGE_BYTES)
     }
 
-    /// The thread's body.
+    /// The body of the writer thread.
     pub(crate) fn run(mut self) {
         self.shared.enter_thread();
         loop {
@@ -212,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Does what there is to do. An error is the level's end.
+    /// Does one step of work. An error fails the L2.
     fn work(&mut self, work: WriterWork<K, V>) -> Result<(), IoError> {
         if let Some(start) = work.start {
             self.next_seq = start.next_seq;
@@ -227,7 +227,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             self.shared.write_queue.finish_floor();
         }
         let mut tombstones = work.tombstones > 0;
-        // Each round writes something, or drops what cannot be written. Tombstones that come later make work of their own.
+        // Each round writes a batch or drops blocks that cannot be written. Later tombstones are
+        // new work.
         while tombstones || !self.backlog.is_empty() || !self.tombstones.0.is_empty() {
             tombstones = false;
             self.with_retries(Self::write_batch)?;
@@ -241,7 +242,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         if work.last { self.seal() } else { Ok(()) }
     }
 
-    /// Does something, and again a few times if it fails; not if the device hangs.
+    /// Runs a step and retries it a few times after errors, but not after a stall.
     fn with_retries(
         &mut self,
         step: impl Fn(&mut Self) -> Result<(), IoError>,
@@ -255,7 +256,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 Err(error @ IoError::Stalled(_)) => return Err(error),
                 Err(error) => {
                     self.failures += 1;
-                    // That the arena has nothing at the moment says nothing about the device.
+                    // An exhausted arena says nothing about the device.
                     let limit = match error {
                         IoError::NoMemory(_) => {
                             self.wait_for_memory();
@@ -271,13 +272,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Lets others give memory back.
+    /// Waits for other threads to release memory.
     fn wait_for_memory(&self) {
         let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
         condition.wait_timeout(&mut nobody.lock(), MEMORY_WAIT);
     }
 
-    /// Makes durable what has been written.
+    /// Makes all written batches durable.
     fn flush(&mut self) -> Result<(), IoError> {
         let flushed = self.shared.io.flush();
         let counter = match flushed {
@@ -288,14 +289,14 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         if let Some(open) = &mut self.open {
             match flushed {
                 Ok(()) => open.contents.durable = open.contents.extents.len() as u32,
-                // What was written before may be lost, and nothing must follow a hole.
+                // Earlier writes may be lost, and nothing may follow a hole.
                 Err(_) => open.abandoned = true,
             }
         }
         flushed
     }
 
-    /// Writes the front of the batch's memory.
+    /// Writes the first `len` bytes of the batch buffer.
     fn write_buffer(
         &mut self,
         at: u64,
@@ -312,7 +313,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         Ok(buffer)
     }
 
-    /// Lets go of all that would be written, and of the blocks that are kept in memory for it.
+    /// Drops all blocks that wait to be written.
     fn abandon_writes(&mut self) {
         self.drop_backlog();
         self.reinserted.clear();

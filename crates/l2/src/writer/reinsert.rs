@@ -1,14 +1,16 @@
-//! Carrying forward: blocks of the next segment to be used again that are worth keeping.
+//! Reinsertion: moves valuable blocks of the next victim segment to the head of the log.
 //!
-//! When a segment is begun, the one after it is the next victim. Its records are looked through: metadata, and blocks with hits since they
-//! were written, are worth carrying, hottest first, up to a share of a segment. While the open segment is filled, the victim's
-//! batches are gone through at the same pace: each one's worthy blocks are read at once, checked, and put into the next batch
-//! with half their hits. So nothing is held in memory but one batch's blocks, and nothing waits for all of a segment.
+//! When a segment is opened, the segment after it is the next victim. Its records are ranked:
+//! metadata, and blocks with hits since they were written, are worth reinserting, highest rank
+//! first, up to a share of a segment. While the open segment fills, the victim's batches are
+//! processed at the same pace. The selected blocks of each are read at once, verified, and added to
+//! the next batch with half their hits. So memory holds the blocks of one batch only, and no step
+//! processes a whole segment.
 //!
-//! A block that is being carried stays findable at its old place; the index changes over once the new one is written. If
-//! it was forgotten, or a newer one has come, it is not there any more, and is left out. (Why a key that is forgotten meanwhile does
-//! not come back: its record leaves the index first, and then its tombstone is queued; the writer looks at the index first and takes up
-//! tombstones last.)
+//! A block stays findable at its old address until the index changes over, after the new copy is
+//! written. If it was forgotten or replaced, its record is gone, and it is skipped. A key that is
+//! forgotten meanwhile does not return: its record leaves the index before its tombstone is queued,
+//! and the writer checks the index before it takes tombstones.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -18,49 +20,49 @@ use super::Writer;
 use crate::format::{BatchExtent, BlockSeed, LogRecord, PAGE_BYTES, verify_block};
 use crate::record::{BlockAddr, KeyHash, MAX_HITS, Record, RecordState, UNIT_BYTES};
 
-/// What the victim is gone through with.
+/// The progress of reinsertion from the victim.
 pub(super) struct Reinsertion {
     segment: u32,
     pub(super) seq: u64,
     pub(super) extents: Vec<BatchExtent>,
-    /// Batches gone through.
+    /// Batches processed.
     batches_done: usize,
-    /// Blocks of a lower rank are not worth it.
+    /// Blocks below this rank are not reinserted.
     min_rank: usize,
-    /// Bytes that may still be carried.
+    /// Bytes that may still be reinserted.
     budget_bytes: u64,
 }
 
-/// A block on its way to its new place.
+/// A block that is being reinserted.
 pub(super) struct ReinsertedBlock {
     pub(super) hash: KeyHash,
     pub(super) class: Class,
-    /// Its hits as of now, halved.
+    /// Half of its hits.
     pub(super) hits: u8,
     pub(super) old: BlockAddr,
     seed: BlockSeed,
     buffer: Arc<Buffer>,
-    /// Where it is in the buffer.
+    /// Offset of the block in the buffer.
     at: usize,
 }
 
 impl ReinsertedBlock {
-    /// Bytes of the block.
+    /// Size of the block in bytes.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.old.units) * UNIT_BYTES
     }
 
-    /// Key and value, if they are what was written.
+    /// The block's key, note and value, if its checksum matches.
     pub(super) fn verify(&self) -> Option<crate::format::Block<'_>> {
         verify_block(self.seed, self.buffer.get(self.at..self.at + self.bytes() as usize)?)
     }
 }
 
-/// Ranks: hits, and one more for metadata.
+/// Ranks: the hits, and one more for metadata.
 const RANKS: usize = MAX_HITS as usize + 2;
 
-/// How much a block is worth; 0 is nothing. So is data that memory has: most of it is offered again when memory
-/// lets go of it.
+/// The rank of a block; 0 is never reinserted. Data that memory holds has rank 0, because most of
+/// it is offered again when memory evicts it.
 pub(super) fn rank(record: &Record) -> usize {
     let hits = usize::from(record.hits.min(MAX_HITS));
     match record.class {
@@ -71,14 +73,14 @@ pub(super) fn rank(record: &Record) -> usize {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// Finds out what of the next victim is worth carrying.
+    /// Ranks the blocks of the next victim and chooses the minimum rank.
     pub(super) fn plan_reinsertion(&mut self) {
         self.reinsertion = None;
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(self.next_seq);
         let seq = self.shared.ring.seq(segment);
         let share = u64::from(self.shared.tunables.reinsert_percent());
-        // While the rebuild runs, the index does not know yet what is there.
+        // The index is incomplete during the rebuild.
         if seq == 0 || share == 0 || self.shared.rebuild.is_running() {
             return;
         }
@@ -95,13 +97,13 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
         let space_bytes = geometry.batch_space_bytes() / 100 * share;
         let (mut min_rank, mut sum) = (RANKS, 0);
-        // The rank that does not fit whole is carried as far as it does.
+        // The rank that does not fit completely is reinserted as far as it fits.
         while min_rank > 1 && sum < space_bytes {
             min_rank -= 1;
             sum += bytes_of[min_rank];
         }
         if sum == 0 {
-            // Its places are known at least, for when it is purged.
+            // The extents are kept for the purge.
             min_rank = RANKS;
         }
         let budget_bytes = space_bytes;
@@ -109,7 +111,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             Some(Reinsertion { segment, seq, extents, batches_done: 0, min_rank, budget_bytes });
     }
 
-    /// The block of a record that is still current, and its rank, if that is above 0.
+    /// The address, units and rank of a current block, if its rank is above 0.
     fn current_rank(&self, segment: u32, record: LogRecord) -> Option<(BlockAddr, u32, usize)> {
         let LogRecord::Block { hash, unit, units, .. } = record else { return None };
         let addr = BlockAddr { segment, unit, units };
@@ -121,8 +123,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         (rank > 0).then_some((addr, units, rank))
     }
 
-    /// Goes on through the victim, as far as the open segment will be full after this batch. Blocks go to `self.reinserted`, half a
-    /// batch of them at most.
+    /// Processes the victim as far as the open segment will be full after this batch. Adds blocks
+    /// to `self.reinserted`, at most half a batch.
     pub(super) fn collect_reinserted(&mut self) {
         let geometry = self.shared.ring.geometry;
         let Some(open) = &self.open else { return };
@@ -131,7 +133,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let after = open.offset - geometry.first_batch_offset() + batch;
         let full = after * 1000 / geometry.batch_space_bytes();
         let used = (open.contents.extents.len() * 1000 / geometry.max_batches()) as u64;
-        // A little ahead, so that the last of it comes in time.
+        // Slightly ahead, so that the last batch is processed in time.
         let due = full.max(used) * 5 / 4 + 50;
         let mut bytes: u64 = self.reinserted.iter().map(ReinsertedBlock::bytes).sum();
         while bytes < max_bytes
@@ -147,7 +149,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Takes the worthy blocks of one batch along. Returns their bytes.
+    /// Reads the selected blocks of one batch. Returns their size in bytes.
     fn collect_batch(&mut self, extent: BatchExtent) -> u64 {
         let Some(reinsertion) = &self.reinsertion else { return 0 };
         let (segment, seq) = (reinsertion.segment, reinsertion.seq);
@@ -169,7 +171,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                 }
             }
         });
-        // In the order of the log, which is that of their places.
+        // The log order is the order of addresses.
         let (Some(first), Some(last)) = (chosen.first(), chosen.last()) else { return 0 };
         let start = u64::from(first.3.unit) * UNIT_BYTES / PAGE_BYTES * PAGE_BYTES;
         let end = u64::from(last.3.unit + last.3.units) * UNIT_BYTES;

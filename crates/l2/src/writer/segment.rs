@@ -1,4 +1,4 @@
-//! Going on to the next segment: the one that was used longest ago.
+//! Segment changes: seals the open segment and reuses the oldest one.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::shared::L2Shared;
 use crate::write_queue::DROPPED_KIND;
 
 impl SegmentContents {
-    /// Writes the footer, unless it is there, and tries a few times.
+    /// Writes the footer if it is missing, with a few retries.
     pub(crate) fn seal<K: Key, V: Send + Sync + 'static>(
         &mut self,
         shared: &L2Shared<K, V>,
@@ -58,14 +58,14 @@ impl SegmentContents {
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// Ends the open segment, and begins the next one. After an error it can be tried again.
+    /// Closes the open segment and opens the next one. After an error the call can be repeated.
     pub(super) fn begin_segment(&mut self) -> Result<(), IoError> {
         if let Some(open) = self.open.take() {
             self.last = open.contents;
-            // They are still at their old places, and counted when those are purged.
+            // They are still at their old addresses, and the purge counts them.
             self.reinserted.clear();
         }
-        // Only so that the next rebuild is quick: the header says what it needs.
+        // The footer only speeds up the next rebuild: the header has all that is required.
         if let Err(error @ IoError::Stalled(_)) = self.last.seal(&self.shared, self.stamp) {
             return Err(error);
         }
@@ -89,7 +89,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         })?;
         self.shared.counters.add(L2Counters::WRITTEN_BYTES, 0, PAGE_BYTES);
         self.flush()?;
-        // The old use is void on the device from here on: what it held needs no tombstones any more.
+        // The old use is void on the device, so its blocks require no tombstones.
         if old != 0 {
             self.purge(segment, old);
         }
@@ -115,7 +115,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         Ok(())
     }
 
-    /// Writes the footer of the open segment, since nothing will be written any more.
+    /// Writes the footer of the open segment at the end of the log.
     pub(super) fn seal(&mut self) -> Result<(), IoError> {
         let Some(open) = self.open.take() else { return Ok(()) };
         self.last = open.contents;
@@ -123,7 +123,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         self.flush()
     }
 
-    /// Takes what a segment held out of the index.
+    /// Removes the records of a segment's old use from the index.
     fn purge(&mut self, segment: u32, old: u64) {
         let index = &self.shared.index;
         let (mut evicted, mut lost, mut in_memory) = ([0; 2], [0; 2], [0; 2]);
@@ -131,7 +131,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
             Some(reinsertion) if reinsertion.seq == old => Some(reinsertion.extents),
             _ => self.batch_extents(segment, old),
         };
-        // Bad records of a batch that could not be written are in none of its logs.
+        // Bad records of a failed batch are in no log.
         let mut complete = extents.is_some() && !self.failed_segments.remove(&old);
         for extent in extents.into_iter().flatten() {
             let read = self.read_log(segment, old, extent, |log| {
@@ -142,9 +142,10 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                             (hash, BlockAddr { segment, unit, units })
                         }
                         LogRecord::Tombstone { hash } => {
-                            // Only while the rebuild runs are there any. One that stayed would pass for newer than all, as
-                            // soon as its segment has its new number: it would keep a block out of the index that
-                            // is there, and which would then be forgotten without a tombstone.
+                            // Tombstones are in the index only while the rebuild runs. One that
+                            // stayed would seem newest as soon as its segment has its new sequence
+                            // number. It would keep a valid block out of the index, and that block
+                            // would then be forgotten without a tombstone.
                             index.remove_if_at(KeyHash(hash), end);
                             continue;
                         }
@@ -153,7 +154,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
                         evicted[gone.class as usize] += 1;
                         lost[gone.class as usize] += u64::from(rank(&gone) > 0);
                         in_memory[gone.class as usize] += u64::from(gone.in_memory);
-                        // Each hit is one more time that it was asked for.
+                        // Each hit counts as one more request.
                         (0..gone.hits).for_each(|_| {
                             _ = self.shared.frequency_sketch.increment(KeyHash(hash))
                         });
@@ -176,7 +177,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Where the batches of a full segment lie, by its footer.
+    /// The extents of a full segment's batches, from its footer.
     pub(super) fn batch_extents(&self, segment: u32, seq: u64) -> Option<Vec<BatchExtent>> {
         if seq == self.last.seq {
             return Some(self.last.extents.clone());
@@ -189,7 +190,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         Some(footer.extents().collect())
     }
 
-    /// Reads a log block and shows it to `f`.
+    /// Reads a log block and passes it to `f`.
     pub(super) fn read_log<R>(
         &self,
         segment: u32,
@@ -204,7 +205,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         LogBlock::parse((self.shared.ring.guid(), seq), &bytes, (extent.offset, space_bytes)).map(f)
     }
 
-    /// Reads some bytes, unless the device has been found to hang.
+    /// Reads bytes, unless the device hangs.
     pub(super) fn read(&self, at: u64, bytes: u64) -> Option<Buffer> {
         if self.stalled.get() {
             return None;
@@ -216,7 +217,7 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         read.ok()
     }
 
-    /// An error if the device has been found to hang.
+    /// Returns an error if the device hangs.
     pub(super) fn check_stalled(&self) -> Result<(), IoError> {
         match self.stalled.get() {
             true => Err(IoError::Stalled(format!("read of {}", self.shared.io.device.info().name))),
