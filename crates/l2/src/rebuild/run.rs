@@ -1,4 +1,4 @@
-//! The rebuild's threads: headers first, then segments.
+//! The rebuild's threads: read the headers, then the segments.
 
 use forebay_base::rng::SmallRng;
 use forebay_base::sync::Arc;
@@ -16,21 +16,21 @@ use crate::record::{BlockAddr, MAX_SEGMENT_UNITS};
 use crate::shared::L2Shared;
 use crate::writer::LogStart;
 
-/// The header of a segment, and the chain's value after it.
+/// A segment's header, and the chain value after it.
 pub(super) type HeaderEntry = Option<(SegmentHeader, u64)>;
 
-/// What the headers say.
+/// The headers of all segments.
 pub(super) struct SegmentHeaders {
     pub(super) headers: Vec<HeaderEntry>,
-    /// The largest sequence number; 0 if nothing was ever written.
+    /// The largest sequence number. 0 if nothing was ever written.
     newest: u64,
-    /// Of the segments that may hold something.
+    /// The oldest sequence number that may be in use.
     oldest: u64,
-    /// Segments whose headers the device did not give.
+    /// Segments whose headers could not be read.
     unread: Vec<bool>,
 }
 
-/// The thread's body.
+/// The body of the first rebuild thread.
 pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) {
     shared.enter_thread();
     let outcome = rebuild(shared);
@@ -42,7 +42,7 @@ pub(crate) fn run<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>
     shared.index.sweep_tombstones();
 }
 
-/// Of a level that was made just now there is nothing to find out.
+/// Ends the rebuild of an L2 that was just created.
 pub(crate) fn finish_empty<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>) {
     let next_seq = shared.ring.geometry.first_seq();
     shared.write_queue.start(LogStart { next_seq, ..LogStart::default() });
@@ -62,14 +62,14 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
     let mut start = LogStart { next_seq: headers.newest + 1, ..LogStart::default() };
     if headers.newest == 0 {
         if headers.unread.contains(&true) {
-            // Numbers of segments that cannot be seen must not be used again.
-            return Err("no header of a segment can be read".to_owned());
+            // The sequence numbers of unreadable segments must not be used again.
+            return Err("no segment header can be read".to_owned());
         }
         start.next_seq = geometry.first_seq();
         shared.write_queue.start(start);
         return Ok(());
     }
-    // A first use of the ring has not been everywhere.
+    // In its first round, the ring has not used all segments.
     let used = headers.newest + 1 - geometry.first_seq();
     shared.has_wrapped.store(used >= u64::from(geometry.segments), Ordering::Relaxed);
     let reader = Reader::new(Arc::clone(shared), headers);
@@ -77,10 +77,10 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
     let newest = reader.headers.newest;
     if lost_newest {
         if shared.max_stamp < u64::MAX {
-            // Only its header would tell how young the blocks are that were written before it.
+            // Only the lost header has the newest stamp of the blocks written before it.
             return reset_after_rollback(shared, &reader.headers);
         }
-        // Its batches may have had tombstones: nothing older is believed.
+        // Its batches may have held tombstones, so nothing older is valid.
         shared.rebuild.record_damage((newest, MAX_SEGMENT_UNITS));
         let known = || reader.headers.headers.iter().flatten();
         start.stamp = known().map(|(header, _)| header.stamp).max().unwrap_or(0);
@@ -89,7 +89,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
     } else {
         let read = reader.read_newest(newest).map_err(say)?;
         if shared.rebuild.was_incomplete() {
-            // Perhaps not all was read: nothing must say that this was all.
+            // The segment may have been read in part. That must not become durable.
             return Ok(());
         }
         start.stamp = read.stamp;
@@ -110,7 +110,7 @@ fn rebuild<K: Key, V: Send + Sync + 'static>(shared: &Arc<L2Shared<K, V>>) -> Re
     persist_damage(shared, persisted)
 }
 
-/// Reads all headers; what is none is `None`.
+/// Reads all headers. Invalid ones are `None`.
 fn read_headers<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
 ) -> Result<SegmentHeaders, IoError> {
@@ -124,7 +124,7 @@ fn read_headers<K: Key, V: Send + Sync + 'static>(
             let fits = |(header, _): &(SegmentHeader, u64)| {
                 geometry.segment_of(header.seq) as usize == segment
                     && header.seq >= geometry.first_seq()
-                    // Far from where the ring's numbers end.
+                    // Far below the maximum sequence number.
                     && header.seq < 1 << 41
             };
             headers[segment] = SegmentHeader::parse(guid, &page).filter(fits);
@@ -141,8 +141,9 @@ fn read_headers<K: Key, V: Send + Sync + 'static>(
     Ok(SegmentHeaders { headers, newest, oldest: 0, unread })
 }
 
-/// Finds out whether the newest segment is one whose header is lost; and which is the oldest. Several may be lost one
-/// after the other, and some of them may have no batch: a number that may have been used is not used again.
+/// Detects whether the header of the newest segment is lost, and finds the oldest segment. Several
+/// consecutive headers may be lost, and some of their segments may have no batch. A sequence number
+/// that may have been used is not used again.
 fn find_newest<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     headers: &mut SegmentHeaders,
@@ -156,7 +157,7 @@ fn find_newest<K: Key, V: Send + Sync + 'static>(
         if headers.headers[segment as usize].is_some() {
             break;
         }
-        // A header is durable before any batch: if there is a batch of that number, there was a header.
+        // A header is durable before any batch, so a batch proves that there was a header.
         let at = geometry.offset(segment) + geometry.first_batch_offset();
         let used = match shared.io.read(at, PAGE_BYTES) {
             Ok(page) => BatchHeader::claimed_seq(shared.ring.guid(), &page) == Some(seq),
@@ -175,14 +176,15 @@ fn find_newest<K: Key, V: Send + Sync + 'static>(
     lost.is_some()
 }
 
-/// The user was set back: what the level knows may be of another future. It is made anew.
+/// Empties the L2 after a rollback of its user: its blocks may belong to an abandoned history.
 fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     headers: &SegmentHeaders,
 ) -> Result<(), String> {
     shared.counters.add(L2Counters::ROLLBACKS, 0, 1);
     shared.index.clear();
-    // Never the same guid again, whatever the seed: those on the device go into it.
+    // The guids and chain values on the device go into the new guid, so that it never repeats,
+    // whatever the seed.
     let newest = headers.headers.iter().flatten().map(|(_, chain)| *chain);
     let mixed = newest.fold(shared.seed ^ shared.ring.guid(), |seed, chain| {
         seed.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ chain
@@ -197,7 +199,7 @@ fn reset_after_rollback<K: Key, V: Send + Sync + 'static>(
     Ok(())
 }
 
-/// Reads all other segments, on several threads.
+/// Reads all other segments on several threads.
 fn read_remaining<K: Key, V: Send + Sync + 'static>(
     reader: &Arc<Reader<K, V>>,
 ) -> Result<(), String> {
@@ -214,23 +216,23 @@ fn read_remaining<K: Key, V: Send + Sync + 'static>(
         .collect();
     let mut outcome = reader.work();
     for helper in helpers {
-        let ended = helper.join().unwrap_or_else(|_| Err("a thread of it panicked".to_owned()));
+        let ended = helper.join().unwrap_or_else(|_| Err("a rebuild thread panicked".to_owned()));
         outcome = outcome.and(ended);
     }
     outcome
 }
 
-/// Makes durable what was found in the newest segment, and where that ends. A missing batch may
-/// arrive later, and a batch that was read may be in the device's volatile cache only. After the
-/// rebuild, keys are forgotten without a tombstone because of what it found. False if the device
-/// failed: then the next header has to say it.
+/// Makes the contents and the end of the newest segment durable. A missing batch may arrive later,
+/// and a batch that was read may be in the device's volatile cache only. After the rebuild, keys
+/// are forgotten without a tombstone because of these contents. Returns false if the device failed.
+/// The next header must then record the end.
 fn persist_newest<K: Key, V: Send + Sync + 'static>(
     shared: &L2Shared<K, V>,
     start: &mut LogStart,
     complete: bool,
 ) -> Result<bool, IoError> {
     if let Some(damage) = shared.rebuild.new_damage() {
-        // A footer would hide the hole from the next rebuild. The next header tells of it.
+        // A footer would hide the hole from the next rebuild. The next header records it instead.
         start.floor = start.floor.max(damage);
         start.last.sealed = true;
         return Ok(false);
@@ -252,8 +254,8 @@ fn persist_newest<K: Key, V: Send + Sync + 'static>(
     }
 }
 
-/// Voids what is older than what could not be read, and has the next header say so. Unless the end
-/// of the newest segment is `persisted`, the next header says that too.
+/// Voids all records before the damage and records it in the next header. Unless the end of the
+/// newest segment is `persisted`, the next header records that too.
 fn persist_damage<K: Key, V: Send + Sync + 'static>(
     shared: &Arc<L2Shared<K, V>>,
     persisted: bool,
@@ -283,13 +285,13 @@ fn persist_damage<K: Key, V: Send + Sync + 'static>(
 }
 
 impl SegmentHeaders {
-    /// The header of that use of a segment.
+    /// The header of a segment with this sequence number.
     pub(super) fn get(&self, segment: u32, seq: u64) -> HeaderEntry {
         self.headers[segment as usize].filter(|(header, _)| header.seq == seq)
     }
 
-    /// Sequence numbers of segments that should have a header and have none. If the ring has come round, the oldest may
-    /// just have been about to be used again.
+    /// Sequence numbers of segments whose headers are missing. In a wrapped ring the oldest segment
+    /// may just have been reused, so it may have none.
     pub(super) fn missing(&self, geometry: Geometry) -> Vec<u64> {
         let round = self.newest + 1 - self.oldest >= u64::from(geometry.segments);
         (self.oldest + u64::from(round)..self.newest)

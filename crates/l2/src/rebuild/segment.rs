@@ -1,4 +1,4 @@
-//! Reading what one segment holds: its logs.
+//! Reads the logs of one segment.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::Ordering;
@@ -12,38 +12,38 @@ use crate::record::{BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, 
 use crate::shared::L2Shared;
 use crate::writer::SegmentContents;
 
-/// Records that are put into the index at once: the more, the better they can be sorted before.
+/// Records inserted into the index at once. Larger batches sort better.
 const INSERT_BATCH_RECORDS: usize = 128 << 10;
-/// The same of the first lot: what was used last is to be served soon.
+/// The same for the first batch, which is smaller so that recently used blocks are served soon.
 const FIRST_BATCH_RECORDS: usize = 8 << 10;
-/// Bytes read at once when a segment is searched for batches behind a hole.
+/// Read size of the search for batches behind a hole.
 const SEARCH_BYTES: u64 = 1 << 20;
 
-/// What the rebuild's threads share.
+/// The state that the rebuild's threads share.
 pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
     shared: Arc<L2Shared<K, V>>,
     pub(super) headers: SegmentHeaders,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
-    /// This thread is one of the level's own, until it ends.
+    /// Registers the calling thread as one of the L2's own until it ends.
     pub(super) fn enter_thread(&self) {
         self.shared.enter_thread();
     }
 }
 
-/// What the newest segment says.
+/// The contents of the newest segment.
 pub(super) struct NewestSegment {
     pub(super) contents: SegmentContents,
     pub(super) stamp: u64,
     pub(super) floor: (u64, u32),
-    /// Where its last batch ends, in bytes.
+    /// End of its last batch, in bytes.
     pub(super) end: u64,
-    /// Whether all batches were read that it says it has.
+    /// Whether all batches that it lists were read.
     pub(super) complete: bool,
 }
 
-/// Records on their way into the index.
+/// Collects records and inserts them into the index.
 struct RecordSink<'a, K: Key, V: Send + Sync + 'static> {
     shared: &'a L2Shared<K, V>,
     segment: u32,
@@ -98,7 +98,7 @@ impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
         let expected = self.shared.rebuild.expected_records();
         let put = self.shared.index.insert_batch(&self.records, newer, expected);
         self.records.clear();
-        // A tombstone may be among what did not go in.
+        // The rejected records may include a tombstone.
         put.map(drop).map_err(|error| format!("the index cannot grow: {error}"))
     }
 }
@@ -121,7 +121,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         self.shared.rebuild.record_damage(at);
     }
 
-    /// Segments without a header are damage: their batches may have had tombstones.
+    /// Records damage for segments without a header. Their batches may have held tombstones.
     pub(super) fn note_missing(&self) {
         let geometry = self.shared.ring.geometry;
         for seq in self.headers.missing(geometry) {
@@ -129,7 +129,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         }
     }
 
-    /// Takes segments and reads them until there are no more. A segment counts as read once its records are in the index.
+    /// Claims and reads segments until none is left. A segment counts as read once its records are
+    /// in the index.
     pub(super) fn work(&self) -> Result<(), String> {
         let mut sink = self.sink(0, 0);
         let (mut read, mut batch_records) = (Vec::new(), FIRST_BATCH_RECORDS);
@@ -151,7 +152,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         }
     }
 
-    /// Reads a segment that is not the newest. Its records may be left in the sink.
+    /// Reads a segment other than the newest. Its records may stay in the sink.
     fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), String> {
         let geometry = self.shared.ring.geometry;
         let segment = geometry.segment_of(seq);
@@ -159,8 +160,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         if self.headers.get(segment, seq).is_none() {
             return Ok(());
         }
-        // The next header knows which batches count, and how many were durable. If it is lost, that
-        // is damage of its own, and this is older; with immutable keys it does not matter.
+        // The next header says which batches count and how many were durable. If it is lost, that
+        // is damage, and this segment is older. With immutable keys it does not matter.
         let next = self.headers.get(geometry.segment_of(seq + 1), seq + 1);
         let (durable, batches) = next.map_or((0, usize::MAX), |(header, _)| {
             (header.previous_durable, header.previous_batches as usize)
@@ -178,7 +179,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(())
     }
 
-    /// The places and the count of durable batches that a segment's footer says, if it has one.
+    /// The batch extents in a segment's footer, with its durable count, record count and stamp.
+    /// `None` if there is no footer.
     fn footer(&self, segment: u32, seq: u64) -> Option<(Vec<BatchExtent>, (u32, u64, u64))> {
         let geometry = self.shared.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
@@ -189,8 +191,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Some((footer.extents().collect(), (header.durable, header.records, header.stamp)))
     }
 
-    /// Reads log blocks at known places, several at once. Each of the first `durable` must be
-    /// there. Returns whether all are.
+    /// Reads the log blocks at these extents concurrently. The first `durable` must be valid.
+    /// Returns whether all are.
     fn read_logs(
         &self,
         sink: &mut RecordSink<'_, K, V>,
@@ -210,7 +212,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 Ok(bytes) => LogBlock::parse((guid, seq), bytes, (extent.offset, space))
                     .filter(|log| log.header.number as usize == number),
                 Err(IoError::Stalled(what)) => {
-                    outcome = Err(format!("{what} has not ended in time"));
+                    outcome = Err(format!("{what} did not complete in time"));
                     None
                 }
                 Err(_) => {
@@ -227,14 +229,14 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                     let unit = u32::try_from(end / UNIT_BYTES).unwrap_or(u32::MAX);
                     self.record_damage((seq, unit.min(MAX_SEGMENT_UNITS)));
                 }
-                // It may never have been written.
+                // The batch may never have been written.
                 None => {}
             }
         });
         outcome.map(|()| all)
     }
 
-    /// Reads batch after batch, as far as the chain leads, `most` of them at most.
+    /// Reads batch after batch along the chain, at most `most`.
     fn walk(&self, sink: &mut RecordSink<'_, K, V>, most: usize) -> Result<NewestSegment, String> {
         let (segment, seq) = (sink.segment, sink.seq);
         let shared = &self.shared;
@@ -279,7 +281,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete: true })
     }
 
-    /// Reads some bytes; `None` if they cannot be read, an error if the device hangs.
+    /// Reads bytes. Returns `None` if they are unreadable, and an error if the device hangs.
     fn fetch(&self, at: u64, bytes: u64) -> Result<Option<forebay_base::arena::Buffer>, String> {
         match self.shared.io.read(at, bytes) {
             Ok(buffer) => Ok(Some(buffer)),
@@ -297,7 +299,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         let segment = geometry.segment_of(seq);
         let stalled = |what: String| IoError::Stalled(what);
         let (header, _) = self.headers.get(segment, seq).unwrap_or_default();
-        // What the log has given up before is not believed again.
+        // The log before the floor stays void.
         if header.floor > (0, 0) {
             self.shared.rebuild.adopt_floor(header.floor);
         }
@@ -324,8 +326,8 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         Ok(newest)
     }
 
-    /// Looks behind the end of the newest segment's log for a batch that knows that what is missing was durable once: then the
-    /// end is a hole, and nothing before it is believed.
+    /// Searches behind the end of the newest segment's log for a batch that counts a missing batch
+    /// as durable. The end is then a hole, and nothing before it is valid.
     fn check_for_hole(&self, segment: u32, seq: u64, walked: &NewestSegment) {
         let geometry = self.shared.ring.geometry;
         let guid = self.shared.ring.guid();
@@ -336,7 +338,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
         while offset < geometry.footer_offset() && !stopped() {
             let bytes = SEARCH_BYTES.min(geometry.footer_offset() - offset);
             let Ok(found) = self.shared.io.read(base + offset, bytes) else {
-                // If it was durable once, it may have had tombstones.
+                // If this was durable once, it may have held tombstones.
                 self.record_damage((seq, MAX_SEGMENT_UNITS));
                 return;
             };
@@ -346,7 +348,7 @@ impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
                 let Some((log_bytes, _)) = BatchHeader::peek((guid, seq), page, space) else {
                     continue;
                 };
-                // Each may claim to be long, and none of them has been checked.
+                // Each page may claim a long log, and none is verified yet.
                 if stopped() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Reading blocks in large pieces, and putting them into memory.
+//! Reads blocks in large ranges and inserts them into memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -14,17 +14,17 @@ use crate::format::{Block, BlockSeed, verify_block};
 use crate::record::{Record, RecordState, UNIT_BYTES};
 use crate::shared::L2Shared;
 
-/// Bytes of a piece; one block may be more.
+/// Maximum size of a range with more than one block.
 const RANGE_BYTES: u64 = 512 << 10;
-/// What lies between two blocks is read too, rather than beginning another piece, if it is no more than this.
+/// A gap of up to this size between two blocks is read rather than split.
 const MAX_GAP_BYTES: u64 = 64 << 10;
-/// Pieces of a thread that are on their way at once, at most: a lot's. A thread that has to wait for a processor each time that it has to wait for the device is to have
-/// much to do when it gets one.
+/// Maximum ranges of a thread in flight, those of one step. Each wait for the device may include a
+/// wait for a processor, so a thread needs enough work when it runs.
 const MAX_RANGES: usize = 8;
-/// The part of the arena that pieces of all threads take, at most.
+/// All ranges together take at most one part in this many of the arena.
 const ARENA_SHARE: u64 = 4;
 
-/// Why a block was passed over; the order of counter labels.
+/// Why a block was skipped, in the order of the counter's labels.
 #[derive(Clone, Copy)]
 enum SkipReason {
     Cached = 0,
@@ -38,15 +38,15 @@ enum SkipReason {
     Outdated = 8,
 }
 
-/// What is read at once.
+/// A range that is read at once.
 struct ReadRange {
     start: u64,
     end: u64,
-    /// Which of the blocks it has.
+    /// The blocks in the range.
     blocks: Range<usize>,
 }
 
-/// A lot of blocks in pieces.
+/// The ranges of one step's blocks.
 pub(super) struct ReadPlan<'a, K: Key, V: Send + Sync + 'static> {
     shared: &'a L2Shared<K, V>,
     found: &'a [CurrentBlock],
@@ -54,7 +54,7 @@ pub(super) struct ReadPlan<'a, K: Key, V: Send + Sync + 'static> {
 }
 
 impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
-    /// `found` is sorted by segment, and by place within each.
+    /// Plans the ranges. `found` is sorted by segment, and by address within each.
     pub(super) fn new(shared: &'a L2Shared<K, V>, found: &'a [CurrentBlock]) -> Self {
         let sector = u64::from(shared.io.device.info().sector_bytes);
         let mut ranges: Vec<ReadRange> = Vec::new();
@@ -76,10 +76,10 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         Self { shared, found, ranges }
     }
 
-    /// Reads all of them, and puts what is in them into memory.
+    /// Reads all ranges and inserts their blocks.
     ///
     /// # Errors
-    /// Why there is no use in going on.
+    /// The reason to end the warm-up.
     pub(super) fn run(&self, target: &SpareRoom<K, V>) -> Result<(), WarmUpOutcome> {
         let shared = self.shared;
         let ended: Cell<Option<WarmUpOutcome>> = Cell::new(None);
@@ -87,7 +87,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         let ranges = self.ranges.iter().take_while(goes_on);
         let ranges = ranges.map(|range| (range.start, range.end - range.start));
         shared.io.read_ranges_limited(self.max_in_flight(), ranges, |number, read| {
-            // What was on its way when it ended is let go.
+            // Ranges in flight at the end are dropped.
             if ended.get().is_some() {
                 return;
             }
@@ -106,7 +106,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         }
     }
 
-    /// Pieces on their way at once, as far as there is memory for them.
+    /// Maximum ranges in flight, as far as the arena allows.
     fn max_in_flight(&self) -> usize {
         let share = self.shared.io.arena.limit_bytes() / ARENA_SHARE;
         let each = share / u64::from(self.shared.tunables.warm_up_threads());
@@ -139,7 +139,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         Ok(())
     }
 
-    /// Puts a block into memory, if it is what was written, and is still what its key stands for.
+    /// Inserts a block into memory if it verifies and is still current.
     fn insert_block(
         &self,
         one: &CurrentBlock,
@@ -156,7 +156,7 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
             shared.mark_bad(one.hash, one.addr);
             return Err(SkipReason::Corrupt);
         };
-        // The log says whose it is, and so does the block.
+        // The log record and the block must agree on the key.
         if key.len() != shared.label.key_bytes || shared.hash_of_encoded(key) != one.hash {
             return Err(SkipReason::Corrupt);
         }
@@ -174,10 +174,11 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
         let value = value.ok_or(SkipReason::Undecodable)?;
         let hint = if one.hits > 0 { Hint::Again } else { Hint::Normal };
         let attributes = Attributes { class: one.class, hint };
-        // See the module's head. The level's status last: once it is not open, who forgets a key may leave its record in the index.
+        // See the module head. The status is checked last: after it changes, forgetting a key may
+        // leave its record in the index.
         let is_current = || {
             let mut live = false;
-            // Memory has it from now on; it will say when it lets go of it.
+            // Memory holds the block from now on, and reports its eviction.
             shared.index.change(one.hash, one.addr, |record| {
                 live = record.state == RecordState::Live;
                 Some(Record { in_memory: record.in_memory || live, ..record })
@@ -197,12 +198,12 @@ impl<'a, K: Key, V: Send + Sync + 'static> ReadPlan<'a, K, V> {
     }
 }
 
-/// Where a block lies on the device.
+/// Offset of a block on the device.
 fn offset<K: Key, V: Send + Sync + 'static>(shared: &L2Shared<K, V>, one: &CurrentBlock) -> u64 {
     shared.ring.geometry.offset(one.addr.segment) + u64::from(one.addr.unit) * UNIT_BYTES
 }
 
-/// Bytes of a block, with its header.
+/// Size of a block with its header, in bytes.
 fn bytes(one: &CurrentBlock) -> u64 {
     u64::from(one.addr.units) * UNIT_BYTES
 }

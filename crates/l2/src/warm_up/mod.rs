@@ -1,29 +1,32 @@
-//! The warm-up: after a restart, blocks are put back into memory before anybody asks for them.
+//! The warm-up: after a restart, inserts blocks into memory before they are requested.
 //!
-//! A block that is asked for costs a read of its own; read in the order in which they lie, many blocks cost one. So once it is
-//! known what a segment holds, and all that are newer, some threads look up in the index which of its blocks are
-//! current, read those in large pieces, and put them into the cache's [spare room](forebay_cache::SpareRoom), from the newest segment to the oldest.
-//! What was in memory only when the level was closed was written last, and comes first.
+//! A requested block costs one read. Blocks read in the order of their addresses share reads. Once
+//! the rebuild has read a segment and all newer ones, several threads look up which of its blocks
+//! are current, read these in large ranges, and insert them into the cache's [free
+//! capacity](forebay_cache::SpareRoom), from the newest segment to the oldest. Values that were
+//! only in memory at the close were written last and come first.
 //!
 //! # Invariants
 //!
-//! - Nothing old comes back. The key's slot in the cache is taken first, then it is looked whether the index still has the block at that place, in
-//!   that use of its segment, whether a load would be served from there, and whether the level is open; only then the block is published. Who overwrites or removes the key later takes the slot
-//!   over; who did so earlier has taken the record out of the index, unless the level was not open any more by then.
-//! - Nobody waits for it: a slot is taken when the bytes are there. Its reads have a lower priority than loads have.
-//! - It evicts nothing, and ends when no room is spare. It goes once through the log as it was when the level was opened: what was written since was in
-//!   memory since.
-//! - What it holds is bounded: a lot of batches' records, and a few pieces on their way.
+//! - No old block returns. The thread takes the key's slot in the cache first. Then it checks that
+//!   the index has the block at that address and sequence number, that a load would be served from
+//!   there, and that the L2 is open. Only then it publishes the block. A later overwrite or removal
+//!   takes the slot over. An earlier one has removed the record from the index, unless the L2 was
+//!   no longer open.
+//! - No caller waits for it: a slot is taken only when the bytes are in memory, and its reads have
+//!   a lower priority than loads.
+//! - It evicts nothing and ends when no capacity is free. It goes once through the log as of the
+//!   open. Later blocks have been in memory since.
+//! - Its memory is bounded: the records of a few batches, and a few ranges in flight.
 //!
-//! Locking: `l2-warm-up` for a look, or for a wait until it has ended; nothing else is locked under it. `l2-warm-up-scan` is held by one of its threads
-//! while that finds out which batches are next: over reads, and while it waits for the rebuild (`l2-rebuild`). Only its threads take it.
+//! Locking: `l2-warm-up`, held to read or change the status, or to wait for the end; no lock is
+//! taken under it. `l2-warm-up-scan` is held while a thread finds the next batches, over reads and
+//! waits for the rebuild (`l2-rebuild`). Only warm-up threads take it.
 //!
-//! # What it does not do
-//!
-//! It does not adapt the number of its threads, which is larger than processors would ask for: beside many threads that read what is in memory
-//! already, one thread gets one thread's share of the processors.
-//!
-//! It knows nothing of what the rebuild has read: it reads logs a second time, which are a hundredth of what there is.
+//! Not done: the number of threads does not adapt. It is larger than the number of processors,
+//! because one thread among many that read from memory gets only one thread's share of the
+//! processors. The logs are read a second time after the rebuild. They are about a hundredth of the
+//! data.
 
 mod insert;
 mod scan;
@@ -38,11 +41,11 @@ use crate::shared::L2Shared;
 use insert::ReadPlan;
 use scan::LogScan;
 
-/// How putting blocks back into memory goes, see [`L2::warm_up`](crate::Level::warm_up).
+/// The status of the warm-up; see [`L2::warm_up`](crate::L2::warm_up).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WarmUpStatus {
-    /// Nobody has asked for it.
+    /// It was not started.
     #[default]
     NotAsked,
     /// It waits for the rebuild, or reads.
@@ -51,25 +54,25 @@ pub enum WarmUpStatus {
     Ended(WarmUpOutcome),
 }
 
-/// How it ended. The order is that of counter labels.
+/// How the warm-up ended, in the order of the counter's labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WarmUpOutcome {
-    /// All that the level has was looked at.
+    /// It processed all blocks of the L2.
     Done = 0,
-    /// Memory had no room left that nobody needed, or had to evict something, or there was no memory for reads.
+    /// Memory had no free capacity or evicted a block, or no memory was free for reads.
     NoCapacity = 1,
-    /// The codec cannot make keys of what is written.
+    /// The codec cannot decode keys.
     NoKeys = 2,
-    /// It was switched off.
+    /// The tunable `warm_up` is off.
     Disabled = 3,
-    /// The level or the cache was closed.
+    /// The L2 or the cache was closed.
     Closed = 4,
-    /// The level's device has failed or hangs, there was no thread, or the cache's weigher panicked.
+    /// The device has failed or hangs, no thread could be created, or the cache's weigher panicked.
     Failed = 5,
 }
 
-/// Whether it runs, and who waits for that.
+/// The status, and the threads that wait for its end.
 pub(crate) struct WarmUpState {
     state: Mutex<WarmUpStatus>,
     changed: Condvar,
@@ -80,7 +83,7 @@ impl WarmUpState {
         Self { state: Mutex::named("l2-warm-up", WarmUpStatus::NotAsked), changed: Condvar::new() }
     }
 
-    /// False if it has begun before.
+    /// Starts the warm-up. Returns false if it was started before.
     pub(crate) fn begin(&self) -> bool {
         let mut state = self.state.lock();
         let first = *state == WarmUpStatus::NotAsked;
@@ -94,7 +97,7 @@ impl WarmUpState {
         *self.state.lock()
     }
 
-    /// Waits until it does not run.
+    /// Waits until the warm-up does not run.
     pub(crate) fn wait(&self) -> WarmUpStatus {
         let mut state = self.state.lock();
         while *state == WarmUpStatus::Running {
@@ -104,17 +107,18 @@ impl WarmUpState {
     }
 }
 
-/// What its threads share.
+/// The state that the warm-up's threads share.
 struct WarmUpJob<K: Key, V: Send + Sync + 'static> {
     target: SpareRoom<K, V>,
     scan: Mutex<LogScan>,
 }
 
-/// The other threads. They are waited for in every case: whoever is told that it has ended may take away what they use.
+/// The other threads. They are always joined, because a caller that sees the end may free what they
+/// use.
 struct Helpers(Vec<JoinHandle<WarmUpOutcome>>);
 
 impl Helpers {
-    /// Waits for them. How those ended that were not done, if any.
+    /// Joins the threads. Returns the first outcome other than `Done`.
     fn join(&mut self) -> Option<WarmUpOutcome> {
         let mut end = None;
         for helper in self.0.drain(..) {
@@ -133,7 +137,7 @@ impl Drop for Helpers {
     }
 }
 
-/// Tells how it has ended, also if it does so by a panic of the user's weigher.
+/// Sets the outcome when dropped, also after a panic of the user's weigher.
 struct EndGuard<'a, K: Key, V: Send + Sync + 'static>(&'a L2Shared<K, V>, WarmUpOutcome);
 
 impl<K: Key, V: Send + Sync + 'static> Drop for EndGuard<'_, K, V> {
@@ -143,14 +147,14 @@ impl<K: Key, V: Send + Sync + 'static> Drop for EndGuard<'_, K, V> {
 }
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// It has begun, and has ended so.
+    /// Ends the warm-up with this outcome.
     pub(crate) fn end_warm_up(&self, end: WarmUpOutcome) {
         self.counters.add(L2Counters::WARM_UP_ENDED, end as usize, 1);
         *self.warm_up_state.state.lock() = WarmUpStatus::Ended(end);
         self.warm_up_state.changed.notify_all();
     }
 
-    /// The thread's body.
+    /// The body of the first warm-up thread.
     pub(crate) fn warm_up(self: &Arc<Self>, target: SpareRoom<K, V>) {
         self.enter_thread();
         let mut end_guard = EndGuard(self, WarmUpOutcome::Failed);
@@ -215,7 +219,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         }
     }
 
-    /// What a read that did not even begin, or did not end, means.
+    /// The outcome of a read that did not begin or did not end.
     fn read_failure_outcome(&self, error: &IoError) -> WarmUpOutcome {
         match error {
             IoError::NoMemory(_) => WarmUpOutcome::NoCapacity,

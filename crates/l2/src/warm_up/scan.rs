@@ -1,4 +1,4 @@
-//! Finding out which blocks are worth reading: from logs, newest segment first, those that the index has where the log says.
+//! Scans the log backward, newest segment first, for blocks that are current in the index.
 
 use std::collections::VecDeque;
 
@@ -11,38 +11,39 @@ use crate::format::{BatchExtent, BatchHeader, Footer, LogBlock, LogRecord, PAGE_
 use crate::record::{BlockAddr, KeyHash, RecordState};
 use crate::shared::L2Shared;
 
-/// Batches whose logs a thread reads before any of their blocks. Threads take these lots in turn: the smaller, the more the newest come first.
+/// Batches whose logs a thread reads before their blocks. Threads take turns, so smaller steps keep
+/// the order closer to newest first.
 const BATCHES_PER_STEP: usize = 4;
-/// Segments of which it is found out at once where their batches lie.
+/// Segments whose batches are located at once.
 const SEGMENTS_AT_ONCE: usize = 8;
-/// A log that says to be longer is passed over: no batch that was ever written has so many records.
+/// A log that claims to be longer is skipped: no batch has that many records.
 const MAX_LOG_BYTES: u64 = 8 << 20;
 
-/// A block that the level had when its log was looked at.
+/// A block that was current when its log was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CurrentBlock {
     pub(super) hash: KeyHash,
     pub(super) addr: BlockAddr,
-    /// The use of its segment.
+    /// The sequence number of its segment.
     pub(super) seq: u64,
     pub(super) class: Class,
     pub(super) hits: u8,
 }
 
-/// What is left of the log, back in time.
+/// The rest of the log, back in time.
 #[derive(Default)]
 pub(super) struct LogScan {
-    /// Segments that are left, by their numbers of use, the newest last.
+    /// Sequence numbers of the remaining segments, newest last.
     seqs: Vec<u64>,
-    /// Batches that are left of the last segment that was taken, the newest last.
+    /// Remaining batches of the segments taken last, newest last.
     batches: VecDeque<Batch>,
 }
 
-/// A batch: the use of its segment, and where it lies there.
+/// A batch: the sequence number of its segment, and its extent there.
 pub(super) type Batch = (u64, BatchExtent);
 
 impl LogScan {
-    /// What there was when `newest` was the last segment in use.
+    /// A scan of the log up to the segment `newest`.
     pub(super) fn new<K: Key, V: Send + Sync + 'static>(
         shared: &L2Shared<K, V>,
         newest: u64,
@@ -56,11 +57,12 @@ impl LogScan {
         Self { seqs, batches: VecDeque::new() }
     }
 
-    /// The next few batches, of segments that the rebuild has come to: waits for the first of them, not for more. None when there are no more, or
-    /// the level is not open any more.
+    /// The next few batches of segments that the rebuild has read. Waits for the first segment, but
+    /// not for more. Empty at the end, or if the L2 is not open.
     ///
     /// # Errors
-    /// The device hangs, or there is no memory to read into. What cannot be read otherwise is passed over, and counted.
+    /// If the device hangs or no memory is free for the read. Other unreadable parts are skipped
+    /// and counted.
     pub(super) fn next_batches<K: Key, V: Send + Sync + 'static>(
         &mut self,
         shared: &L2Shared<K, V>,
@@ -80,7 +82,7 @@ impl LogScan {
         Ok(batches)
     }
 
-    /// The next few segments, newest first, that the rebuild has come to.
+    /// The next few segments that the rebuild has read, newest first.
     fn next_segments<K: Key, V: Send + Sync + 'static>(
         &mut self,
         shared: &L2Shared<K, V>,
@@ -106,7 +108,7 @@ impl LogScan {
 }
 
 impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
-    /// Those blocks of the batches that the index has: by segment from new to old, and within one as they lie.
+    /// The current blocks of these batches, by segment from new to old, and by address within each.
     ///
     /// # Errors
     /// As [`LogScan::next_batches`].
@@ -134,7 +136,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         error.map_or(Ok(found), Err)
     }
 
-    /// Blocks of a log that the index has just there.
+    /// Blocks of a log that the index has at exactly that address.
     fn current<'a>(
         &'a self,
         seq: u64,
@@ -150,7 +152,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         })
     }
 
-    /// Where the batches of these segments lie, the oldest first.
+    /// Locates the batches of these segments, the oldest first.
     fn locate_batches(&self, seqs: &[u64]) -> Result<Vec<Batch>, IoError> {
         let geometry = self.ring.geometry;
         let at = |seq: &u64| geometry.offset(geometry.segment_of(*seq)) + geometry.footer_offset();
@@ -182,7 +184,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(batches)
     }
 
-    /// Where the batches of a segment without a footer lie: from one to the next.
+    /// Locates the batches of a segment without a footer, one after the other.
     fn walk(&self, seq: u64) -> Result<Vec<BatchExtent>, IoError> {
         let geometry = self.ring.geometry;
         let base = geometry.offset(geometry.segment_of(seq));
@@ -201,7 +203,7 @@ impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
         Ok(extents)
     }
 
-    /// Reads some bytes. `None` if the device does not give them.
+    /// Reads bytes. Returns `None` if they are unreadable.
     fn fetch(&self, at: u64, bytes: u64) -> Result<Option<Buffer>, IoError> {
         match self.io.read(at, bytes) {
             Ok(buffer) => Ok(Some(buffer)),
