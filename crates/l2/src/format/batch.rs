@@ -1,4 +1,4 @@
-//! A batch: a log block that says what follows it, then blocks.
+//! A batch: a log block, then the blocks that it lists.
 
 use forebay_cache::Class;
 use zerocopy::little_endian::{U32, U64};
@@ -10,36 +10,36 @@ use crate::record::{MAX_BLOCK_UNITS, MAX_HITS};
 
 /// First bytes of a batch: "forelbat".
 const MAGIC: u64 = u64::from_le_bytes(*b"forelbat");
-/// Bytes of a log block before its records.
+/// Size of a log block before its records.
 pub(crate) const BATCH_HEADER_BYTES: usize = 80;
-/// Bytes of a record.
+/// Size of a record.
 pub(crate) const RECORD_BYTES: usize = 16;
 
-/// The front of a batch.
+/// The header of a batch.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct BatchPhys {
     /// "forelbat".
     magic: U64,
-    /// XXH3, 128 bits, of all after it, records included.
+    /// XXH3, 128 bits, of everything after it, records included.
     checksum: [u8; 16],
-    /// The level's.
+    /// The L2's guid.
     guid: U64,
-    /// The segment's.
+    /// The segment's sequence number.
     seq: U64,
-    /// Which batch of the segment, from 0.
+    /// Number of the batch within the segment, from 0.
     number: U32,
-    /// Records that follow.
+    /// Number of records that follow.
     records: U32,
     /// Pages of the log block.
     log_pages: U32,
-    /// Pages of blocks after it.
+    /// Pages of blocks after the log block.
     payload_pages: U32,
-    /// What the batch before, or the segment's header, left in the chain.
+    /// The chain value of the batch before, or of the segment's header.
     previous: U64,
-    /// The youngest stamp of any block that was ever written to the level, this batch included.
+    /// The newest stamp of any block ever written to the L2, this batch included.
     stamp: U64,
-    /// Batches of this segment that were known to be durable when this was written.
+    /// Batches of this segment that were durable when this was written.
     durable: U32,
     /// Zeros.
     reserved: U32,
@@ -48,15 +48,15 @@ struct BatchPhys {
 const _: () = assert!(size_of::<BatchPhys>() == BATCH_HEADER_BYTES);
 const COVERED_FROM: usize = 24;
 
-/// One line of a log block.
+/// A record of a log block.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordPhys {
-    /// The identity of the key.
+    /// The key hash.
     hash: U64,
     /// First unit of the block in its segment; 0 for a tombstone.
     unit: U32,
-    /// Units of the block (18 bits), class (1), hits (2), whether it is a tombstone (1), from the lowest bit.
+    /// From the lowest bit: units of the block (18 bits), class (1), hits (2), tombstone (1).
     packed: U32,
 }
 
@@ -69,12 +69,12 @@ const USED_BITS: u32 = (1 << 22) - 1;
 const _: () = assert!(MAX_BLOCK_UNITS < 1 << CLASS_SHIFT);
 const _: () = assert!(MAX_HITS < 4);
 
-/// A line of a log block.
+/// A record of a log block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogRecord {
-    /// There is a block.
+    /// A block.
     Block { hash: u64, unit: u32, units: u32, class: Class, hits: u8 },
-    /// What came before, the blocks of this batch included, is not to be returned.
+    /// Voids all earlier blocks of the key hash, those of this batch included.
     Tombstone { hash: u64 },
 }
 
@@ -95,7 +95,8 @@ impl LogRecord {
         }
     }
 
-    /// What a line says; `None` if it cannot be: a block that is not within `from..to`, of the segment's units.
+    /// Decodes a record. Returns `None` if it is invalid, such as a block outside of the segment's
+    /// units `from..to`.
     #[inline]
     fn from_phys(phys: &RecordPhys, (from, to): (u32, u32)) -> Option<Self> {
         let (hash, unit, packed) = (phys.hash.get(), phys.unit.get(), phys.packed.get());
@@ -115,12 +116,12 @@ impl LogRecord {
     }
 }
 
-/// Bytes of a log block of so many records: whole pages.
+/// Size of a log block with this many records in bytes, whole pages.
 pub(crate) fn log_bytes_for(records: usize) -> u64 {
     ((BATCH_HEADER_BYTES + records * RECORD_BYTES) as u64).next_multiple_of(PAGE_BYTES)
 }
 
-/// What the front of a batch says, beside its records.
+/// The fields of a batch's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchHeader {
     pub(crate) seq: u64,
@@ -132,7 +133,7 @@ pub(crate) struct BatchHeader {
     pub(crate) durable: u32,
 }
 
-/// Writes a log block into `log`, which has `header.log_bytes`; returns what it leaves in the chain.
+/// Writes a log block into `log`, which has `header.log_bytes`. Returns its chain value.
 pub(crate) fn seal_log(
     guid: u64,
     header: &BatchHeader,
@@ -140,7 +141,7 @@ pub(crate) fn seal_log(
     log: &mut [u8],
 ) -> u64 {
     let end = BATCH_HEADER_BYTES + records.len() * RECORD_BYTES;
-    assert!(end <= log.len(), "the log block has room for its records");
+    assert!(end <= log.len(), "the records fit into the log block");
     let mut phys = BatchPhys {
         magic: MAGIC.into(),
         checksum: [0; 16],
@@ -167,8 +168,9 @@ pub(crate) fn seal_log(
 }
 
 impl BatchHeader {
-    /// How long the batch in `page` says it is, before its sum has been looked at: log and payload, in bytes. `None` if it
-    /// is none of this use of the segment, or would end past `space` bytes.
+    /// The sizes of the log and the payload that a batch claims, in bytes, before its checksum is
+    /// verified. Returns `None` if the batch does not belong to this use of the segment, or would
+    /// end past `space` bytes.
     pub(crate) fn peek((guid, seq): (u64, u64), page: &[u8], space: u64) -> Option<(u64, u64)> {
         let (phys, _) = BatchPhys::ref_from_prefix(page).ok()?;
         if phys.magic.get() != MAGIC || phys.guid.get() != guid || phys.seq.get() != seq {
@@ -180,27 +182,27 @@ impl BatchHeader {
         (log >= needed && log + payload <= space).then_some((log, payload))
     }
 
-    /// The sequence number that a batch claims, before its sum has been looked at.
+    /// The sequence number that a batch claims, before its checksum is verified.
     pub(crate) fn claimed_seq(guid: u64, page: &[u8]) -> Option<u64> {
         let (phys, _) = BatchPhys::ref_from_prefix(page).ok()?;
         (phys.magic.get() == MAGIC && phys.guid.get() == guid).then(|| phys.seq.get())
     }
 }
 
-/// A log block, as it lies in memory: its sum is right.
+/// A log block with a valid checksum.
 #[derive(Clone, Copy)]
 pub(crate) struct LogBlock<'a> {
     pub(crate) header: BatchHeader,
-    /// What it leaves in the chain.
+    /// Its chain value.
     pub(crate) chain: u64,
     records: &'a [RecordPhys],
-    // Units of the segment in which its blocks lie.
+    // The segment's units that hold its blocks.
     range: (u32, u32),
 }
 
 impl<'a> LogBlock<'a> {
-    /// The log block in `log`, all of it, of the batch at `offset` of its segment, if it is of that use of the segment and fits
-    /// into `space` bytes with its blocks.
+    /// Parses a whole log block at `offset` of its segment. It must belong to this use of the
+    /// segment, and fit into `space` bytes with its blocks.
     pub(crate) fn parse(
         (guid, seq): (u64, u64),
         log: &'a [u8],
@@ -231,17 +233,17 @@ impl<'a> LogBlock<'a> {
         Some(Self { header, chain: chain_of(&phys.checksum), records, range: (from, to) })
     }
 
-    /// The unit of the segment with which the batch ends.
+    /// The unit of the segment at which the batch ends.
     pub(crate) fn end_unit(&self) -> u32 {
         self.range.1
     }
 
-    /// Number of its records.
+    /// Number of records.
     pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Its records, but for lines that cannot be.
+    /// The records, without invalid ones.
     pub(crate) fn records(self) -> impl Iterator<Item = LogRecord> + 'a {
         let range = self.range;
         self.records.iter().filter_map(move |phys| LogRecord::from_phys(phys, range))

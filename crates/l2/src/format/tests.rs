@@ -1,4 +1,4 @@
-//! Formats against themselves, and against bytes that are nobody's.
+//! Tests of the format: round trips, and parsers on arbitrary bytes.
 
 use forebay_cache::Class;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn record() -> impl Strategy<Value = LogRecord> {
     prop_oneof![block, any::<u64>().prop_map(|hash| LogRecord::Tombstone { hash })]
 }
 
-/// The second page of a segment has a log block of one page; two pages of blocks follow.
+/// The second page of a segment holds a log block of one page, and two pages of blocks follow.
 const OFFSET: u64 = PAGE_BYTES;
 const PAYLOAD: u64 = 2 * PAGE_BYTES;
 const SPACE: u64 = 1 << 20;
@@ -42,7 +42,7 @@ fn parse_log(log: &[u8]) -> Option<LogBlock<'_>> {
     LogBlock::parse((GUID, SEQ), log, (OFFSET, SPACE))
 }
 
-/// Everything that is parsed, of any bytes.
+/// Parses any bytes with every parser.
 fn parse_all(bytes: &[u8]) {
     let _ = LabelPhys::parse(bytes);
     let _ = SegmentHeader::parse(GUID, bytes);
@@ -73,7 +73,7 @@ proptest! {
     ) {
         let mut log = vec![7; PAGE_BYTES as usize];
         let chain = seal_log(GUID, &header(), &records, &mut log);
-        let parsed = parse_log(&log).expect("it is one");
+        let parsed = parse_log(&log).expect("it parses");
         prop_assert_eq!((parsed.header, parsed.chain), (header(), chain));
         prop_assert_eq!(parsed.end_unit(), ((OFFSET + PAGE_BYTES + PAYLOAD) / 64) as u32);
         let found: Vec<LogRecord> = parsed.records().collect();
@@ -85,7 +85,7 @@ proptest! {
         let seed = BlockSeed::new(GUID, SEQ);
         let mut block = vec![7; block_bytes(key.len() + note.len(), value.len()) as usize];
         seal_block(seed, (&key, &note), value.len(), &mut block, |out| out.copy_from_slice(&value));
-        let found = verify_block(seed, &block).expect("it is one");
+        let found = verify_block(seed, &block).expect("it parses");
         prop_assert_eq!((found.key, found.value), (&key[..], &value[..]));
         prop_assert!(verify_block(BlockSeed::new(GUID, SEQ + 1), &block).is_none());
         prop_assert!(verify_block(seed, &block[..20]).is_none());
@@ -116,7 +116,7 @@ proptest! {
         let header = FooterHeader { seq, records: 9, stamp, durable };
         let mut bytes = vec![7; PAGE_BYTES as usize];
         seal_footer(GUID, header, &extents, &mut bytes);
-        let found = Footer::parse((GUID, seq), &bytes, (PAGE_BYTES, next)).expect("it is one");
+        let found = Footer::parse((GUID, seq), &bytes, (PAGE_BYTES, next)).expect("it parses");
         prop_assert_eq!(found.header, header);
         prop_assert_eq!(found.extents().collect::<Vec<_>>(), extents.clone());
         let shorter = Footer::parse((GUID, seq), &bytes, (PAGE_BYTES, next - 1));
@@ -131,7 +131,7 @@ proptest! {
         cut in 0..8192usize,
     ) {
         parse_all(&bytes);
-        // With a magic and the right owner it goes further.
+        // With a valid magic and guid the parser gets further.
         let mut log = vec![0; PAGE_BYTES as usize];
         seal_log(GUID, &header(), &records, &mut log);
         let front = log.len().min(bytes.len()).min(48);
@@ -144,7 +144,7 @@ proptest! {
         }
         parse_all(&mutated);
         parse_all(&mutated[..cut.min(mutated.len())]);
-        // All of it is summed, but for the zeros behind the records.
+        // The checksum covers everything except the zeros behind the records.
         let end = BATCH_HEADER_BYTES + records.len() * RECORD_BYTES;
         if mutated[..end] != log[..end] {
             prop_assert!(parse_log(&mutated).is_none());
@@ -153,7 +153,7 @@ proptest! {
 
     #[test]
     fn records_with_a_valid_checksum_are_still_validated(lines in prop::collection::vec(any::<[u8; 16]>(), 1..200)) {
-        // What somebody sealed who writes nonsense: the sum is right.
+        // A sealed log block whose records are invalid: the checksum is right.
         let mut log = vec![0; PAGE_BYTES as usize];
         let blank = vec![LogRecord::Tombstone { hash: 0 }; lines.len()];
         seal_log(GUID, &header(), &blank, &mut log);

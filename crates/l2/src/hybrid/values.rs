@@ -1,4 +1,4 @@
-//! Keys and values that know how they become bytes, so that most users need no codec of their own.
+//! Keys and values that encode themselves, so that most users need no codec.
 
 use std::marker::PhantomData;
 
@@ -8,19 +8,20 @@ use crate::codec::Codec;
 
 /// A key that can be written to a device.
 ///
-/// The bytes must be the same in every run of the program: they are what a value is found by after a restart. Different
-/// keys give different bytes.
+/// The encoding must be the same in every run of the program, because values are found by it after
+/// a restart. Different keys must have different encodings.
 pub trait L2Key: Key {
-    /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+    /// Length of every encoded key in bytes, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     const BYTES: usize;
 
     /// Writes the key into `out`, which has [`BYTES`](Self::BYTES) bytes.
     fn encode(&self, out: &mut [u8]);
 
-    /// Whether [`from_encoded`](Self::from_encoded) can make keys: then values are put back into memory after a restart before anybody asks for them.
+    /// Whether [`from_encoded`](Self::from_encoded) restores keys. The warm-up requires it.
     const DECODES: bool = false;
 
-    /// The key that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program wrote them.
+    /// Restores a key from its encoding. The checksum has verified the bytes, but an older program
+    /// may have written them.
     fn from_encoded(_bytes: &[u8]) -> Option<Self> {
         None
     }
@@ -28,17 +29,17 @@ pub trait L2Key: Key {
 
 /// A value that can be written to a device.
 pub trait L2Value: Sized + Send + Sync + 'static {
-    /// Bytes that [`encode`](Self::encode) will write.
+    /// The number of bytes that [`encode`](Self::encode) writes.
     fn encoded_len(&self) -> usize;
 
     /// Writes the value into `out`, which has [`encoded_len`](Self::encoded_len) bytes.
     fn encode(&self, out: &mut [u8]);
 
-    /// The value that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program
-    /// wrote them. `None` is a miss.
+    /// Decodes a value. The checksum has verified the bytes, but an older program may have written
+    /// them. `None` is a miss.
     fn decode(bytes: &[u8]) -> Option<Self>;
 
-    /// Bytes of memory that the value takes, itself included: what it weighs in the cache.
+    /// Bytes of memory that the value takes, itself included. This is its weight in the cache.
     fn memory_bytes(&self) -> u64 {
         (size_of::<Self>() + self.encoded_len()) as u64
     }
@@ -144,7 +145,7 @@ impl L2Value for String {
     }
 }
 
-/// The codec of keys and values that say themselves how they become bytes.
+/// The codec of self-encoding keys and values.
 pub(super) struct ValueCodec<K, V>(PhantomData<fn() -> (K, V)>);
 
 impl<K, V> ValueCodec<K, V> {
