@@ -1,4 +1,5 @@
-//! Closing a hybrid cache beside those who go on changing it: they are refused, and the device stays warm.
+//! Closing a hybrid cache while other threads change it: late changes are refused, and the device
+//! stays warm.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +31,7 @@ fn filled() -> (Arc<FaultDevice>, Arc<dyn Device>) {
     (faults, device)
 }
 
-/// Opened again, the device has all that was not changed.
+/// After a reopen the device has all unchanged values.
 fn assert_warm(device: &Arc<dyn Device>, changed: u64) {
     let cache = open(device);
     assert!(cache.l2().wait_rebuilt());
@@ -39,7 +40,8 @@ fn assert_warm(device: &Arc<dyn Device>, changed: u64) {
     cache.close().unwrap();
 }
 
-/// Changes the first keys until that is refused. Whether an insert was refused as it should be.
+/// Overwrites key 0 until the insert is refused. Returns an error if it is refused for another
+/// reason.
 fn change(cache: &Hybrid, changing: &AtomicBool) -> Result<(), String> {
     loop {
         changing.store(true, Ordering::SeqCst);
@@ -60,7 +62,7 @@ fn late_changes_are_refused_and_the_device_stays_warm() {
     let (_, device) = filled();
     let cache = open(&device);
     assert!(cache.l2().wait_rebuilt());
-    // As long as it is held, the cache is not closed: who comes meanwhile is late.
+    // The cache cannot close while the value is held, so later changes are late.
     let held = cache.get(&1).unwrap();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| cache.close());
@@ -94,7 +96,7 @@ fn close_that_cancels_a_rebuild_keeps_the_device_intact() {
         while !changing.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        // What was inserted may not have been written.
+        // Inserted values may not have been written.
         let _ = cache.close();
         changes.join().unwrap().unwrap();
     });

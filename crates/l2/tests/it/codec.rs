@@ -1,4 +1,4 @@
-//! Codecs that panic: what they panic on is a miss, or is not written, and nothing else comes of it.
+//! Codecs that panic: the block is not written, or its load is a miss. Nothing else is affected.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use forebay_l2::{
 use crate::support::memory;
 
 const KEYS: u64 = 100;
-/// The key that is panicked on.
+/// The key on which the codec panics.
 const BAD: u64 = 13;
 
 /// Panics in one of its functions on one key.
@@ -97,7 +97,7 @@ fn open(
     builder.l2_tunable("warm_up", warm_up).build().unwrap()
 }
 
-/// Keys that are found.
+/// Number of keys that are found.
 fn found(cache: &HybridCache<u64, Vec<u8>>) -> u64 {
     let is_right = |key: &u64| cache.get(key).inspect(|found| assert_eq!(**found, value(*key)));
     (0..KEYS).filter(|key| is_right(key).is_some()).count() as u64
@@ -129,11 +129,11 @@ fn blocks_on_which_the_codec_panics_are_not_written_and_nothing_else_is_lost() {
         let stats = cache.stats().l2;
         assert_eq!(stats.health, Health::Healthy);
         assert!(stats.count("codec_panics") > 0);
-        // What was to be written is told of.
+        // Unwritten blocks are counted.
         assert_eq!(stats.count("stored"), KEYS - 1);
         let not_written = stats.count("refused") + stats.count("admitted_lost");
         assert!(not_written > 0, "{not_written}");
-        // It is a key as any other.
+        // Other operations on the key still work.
         let loaded = cache.get_or_load(BAD, || Ok::<_, std::io::Error>(value(BAD))).unwrap();
         assert_eq!(*loaded, value(BAD));
         drop(loaded);
@@ -176,7 +176,7 @@ fn blocks_on_which_the_codec_panics_are_misses_and_nothing_else_is_lost() {
     }
 }
 
-/// What values of the test below panic in.
+/// The function in which the values of the next test panic.
 static PANICS_IN: AtomicU8 = AtomicU8::new(0);
 const ENCODE: u8 = 1;
 const DECODE: u8 = 2;

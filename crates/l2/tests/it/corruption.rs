@@ -1,4 +1,4 @@
-//! Rot: a device that was closed well and has lost or changed some of its sectors since.
+//! Corruption: a device that was closed cleanly and has lost or changed some sectors since.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn history(seed: u64) -> (Image, BTreeMap<u64, u64>) {
     (Image::of(&*device, &arena()).unwrap(), now)
 }
 
-/// Changes some sectors in use; not the first, so that one label is left.
+/// Changes some used sectors, but not the first, so that one label stays intact.
 fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
     let used: Vec<u64> = image.sectors().map(|(offset, _)| offset).filter(|o| *o > 0).collect();
     for _ in 0..=rng.below(4) {
@@ -63,7 +63,7 @@ fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
             0 => sector.fill(0),
             1 => rng.fill(&mut sector),
             2 => sector[rng.below(SECTOR as u64) as usize] ^= 1 << rng.below(8),
-            // What belongs elsewhere.
+            // The contents of another sector.
             _ => image.read(used[rng.below(used.len() as u64) as usize], &mut sector),
         }
         device.run(Request::write(at, sector)).result.unwrap();
@@ -80,7 +80,7 @@ fn corruption_never_returns_wrong_or_old_values() {
         println!("image {number}");
         let device = copy(&image);
         damage(&device, &image, &mut rng);
-        // Twice: what was given up the first time must not come back.
+        // Twice: blocks voided by the first open must not return.
         for life in 0..2 {
             let Ok(l2) = L2::open(device.clone(), Arc::new(NumberCodec), &small()) else {
                 panic!("one label is whole");

@@ -1,10 +1,11 @@
-//! Crashes at random moments of random work: no wrong bytes, no old value of a key that was overwritten or removed, and
-//! what was complete and flushed is there again.
+//! Crashes at random moments of random work. No read returns wrong bytes, or an old version of a
+//! key that was overwritten or removed. Flushed versions survive.
 //!
-//! The same holds on a device that reports errors for some writes and flushes, done or not.
+//! The same holds on a device that reports errors for some writes and flushes, whether it performed
+//! them or not.
 //!
-//! Each image is opened, and work goes on at once, while the rebuild runs; then that life crashes too. `FOREBAY_FULL=1` looks at
-//! ten times as many images; `FOREBAY_SEED` repeats one run.
+//! Each image is opened, and work continues at once, while the rebuild runs. Then that run crashes
+//! too. `FOREBAY_FULL=1` checks ten times as many images; `FOREBAY_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,23 +21,24 @@ use crate::support::{Fixture, NumberCodec, arena, options};
 
 const KEYS: u64 = 300;
 const SECTOR_BYTES: u32 = 4096;
-/// Where segments begin.
+/// Offset of the first segment.
 const SEGMENTS_AT: u64 = 64 << 10;
 
-/// What was done with a key: when it began and ended, by position in the recording, and the version that it left.
+/// A change of a key: when it began and ended, by position in the recording, and the version that
+/// it left.
 struct Change {
     begun: usize,
     ended: usize,
     version: Option<u64>,
 }
 
-/// What is known of one life of a level.
+/// The history of one open L2.
 #[derive(Default)]
 struct History {
-    /// Versions that may have been there before.
+    /// Versions that may have existed before.
     before: BTreeMap<u64, Vec<u64>>,
     changes: BTreeMap<u64, Vec<Change>>,
-    /// From which position on that version of a key was flushed.
+    /// The positions from which on a version of a key was durable.
     durable: Vec<(usize, u64, u64)>,
 }
 
@@ -54,7 +56,7 @@ impl History {
         allowed
     }
 
-    /// What must be there after a crash at `position`: flushed before, and not touched since.
+    /// Versions that must survive a crash at `position`: flushed before, and not changed since.
     fn promised(&self, position: usize) -> BTreeMap<u64, u64> {
         let mut promised = BTreeMap::new();
         for &(at, key, version) in self.durable.iter().filter(|(at, ..)| *at <= position) {
@@ -69,18 +71,18 @@ impl History {
     }
 }
 
-/// A life that can be looked at afterwards.
+/// A run with its recorded history.
 struct Run {
     fixture: Fixture,
     recorder: Arc<RecordDevice>,
     history: History,
-    /// The version in memory or on the level, if there is one.
+    /// The version in memory or on the L2, if there is one.
     now: BTreeMap<u64, u64>,
-    /// Of those, the versions that are in memory for sure, or were flushed; and those that were flushed.
+    /// Versions that are certainly in memory or were flushed, and the flushed ones alone.
     sure: BTreeMap<u64, u64>,
     spilled: BTreeMap<u64, u64>,
     next_version: u64,
-    /// Whether its device fails now and then.
+    /// Whether the device fails sometimes.
     faults: bool,
 }
 
@@ -90,14 +92,14 @@ impl Run {
         let version = len.map(|_| self.next_version);
         self.next_version += 1;
         let failures = self.forget_failures();
-        // Metadata is carried forward, whether it has hits or not.
+        // Metadata is reinserted with or without hits.
         let class =
             if self.faults && key.is_multiple_of(2) { Class::Metadata } else { Class::Data };
         match (version, len) {
             (Some(version), Some(len)) => self.fixture.insert_as(key, version, len, class),
             _ => drop(self.fixture.cache.remove(&key)),
         }
-        // What could not be forgotten may come back, and the level says so.
+        // A key that could not be forgotten may return, and the L2 reports it.
         let ended = match self.forget_failures() == failures {
             true => self.recorder.position(),
             false => usize::MAX,
@@ -147,7 +149,7 @@ impl Run {
 
     /// One step of work.
     fn step(&mut self, rng: &mut SmallRng, longest: u64) {
-        // Some keys are left alone long enough to be carried forward, and to be run over.
+        // Some keys stay unchanged long enough to be reinserted and evicted.
         let often = self.faults && rng.below(4) > 0;
         let key = rng.below(if often { KEYS / 10 } else { KEYS });
         match rng.below(100) {
@@ -176,7 +178,7 @@ impl Run {
         }
     }
 
-    /// What is in memory only is lost: it may be on the level or not.
+    /// Values only in memory are lost. The L2 may have them or not.
     fn drop_memory(&mut self) {
         self.fixture.cache.flush();
         self.sure = self.spilled.clone();
@@ -191,7 +193,7 @@ pub(crate) fn memory(image: &Image) -> Arc<dyn Device> {
     Arc::new(device)
 }
 
-/// How a run is.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     seed: u64,
@@ -200,9 +202,9 @@ struct Plan {
     longest: u64,
     steps: u64,
     images: u64,
-    /// Whether the ring comes round, so that what was flushed may be run over.
+    /// Whether the ring wraps, so that flushed versions may be evicted.
     round: bool,
-    /// Whether writes and flushes of the device fail now and then.
+    /// Whether writes and flushes of the device fail sometimes.
     faults: bool,
 }
 
@@ -230,7 +232,7 @@ impl Plan {
             let Some(kept) = kept else { continue };
             promised += kept.0;
             found += kept.1;
-            // Life goes on, and ends as badly.
+            // A second run starts on the image and crashes too.
             let allowed =
                 (0..KEYS).map(|key| (key, first.history.allowed(key, position))).collect();
             let history = History { before: allowed, ..History::default() };
@@ -244,7 +246,7 @@ impl Plan {
         (promised, found)
     }
 
-    /// A life on an image: the first one makes a level of it.
+    /// A run on an image. The first run creates the L2.
     fn run_history(
         &self,
         rng: &mut SmallRng,
@@ -270,7 +272,7 @@ impl Plan {
         let mut run = Run { fixture, recorder, history, now, sure, spilled, next_version, faults };
         let steps = if fresh { self.steps } else { self.steps / 20 };
         if !fresh {
-            // At once: the rebuild is still running, as far as it can.
+            // At once, while the rebuild may still run.
             (0..20).for_each(|_| run.change(rng.below(KEYS), None));
             assert!(run.fixture.l2.wait_rebuilt() || self.faults);
         }
@@ -281,18 +283,19 @@ impl Plan {
         }
         let stats = run.fixture.l2.stats();
         assert!(self.faults || stats.count("forget_failures") == 0);
-        // After a crash a log may be there without all of its blocks.
+        // After a crash a log block may be there without all of its blocks.
         assert!(!fresh || self.faults || stats.count("load_corrupt") == 0, "{:?}", stats.short());
         if fresh && self.round && stats.health == Health::Healthy {
             assert!(stats.count("evicted") > 0, "the ring came round: {:?}", stats.short());
         }
-        // Only its recording is of use now.
+        // Only the recording is needed from here on.
         run.fixture.l2.close();
         run
     }
 
-    /// Some headers and flushes report an error, most footers, and a batch of most third segments.
-    /// With more the level would give up. Each is done, done in part, or not done.
+    /// Some headers and flushes, most footers, and a batch of most third segments report an error.
+    /// With more errors the L2 would fail. Each operation is performed, performed in part, or not
+    /// performed.
     fn add_faults(&self, faults: &FaultDevice) {
         let segments = (self.device_bytes - SEGMENTS_AT - 4096) / self.segment_bytes;
         for nth in 0..segments {
@@ -314,7 +317,7 @@ impl Plan {
         }
     }
 
-    /// Opens the level. Its device may fail meanwhile, an error if a label is to be written.
+    /// Opens the L2. The device may fail meanwhile, which is an error if a label is to be written.
     fn open(&self, failing: &FaultDevice, device: &Arc<dyn Device>) -> Fixture {
         if self.faults {
             self.add_faults(failing);
@@ -327,8 +330,8 @@ impl Plan {
         }))
     }
 
-    /// A write that failed may arrive later. So nothing else is written to its place before another
-    /// header says that the segment is used again.
+    /// A failed write may arrive later. So nothing else may be written to its place until another
+    /// header reuses the segment.
     fn check_failed_writes(&self, recording: &Recording) {
         let events = recording.events();
         let mut failed = 0;
@@ -357,14 +360,15 @@ impl Plan {
         assert!(!self.faults || failed > 0, "no write has failed");
     }
 
-    /// Opens an image and looks at every key. How many were promised, and found; `None` if there is no level yet.
+    /// Opens an image and checks every key. Returns the numbers of promised and found versions, or
+    /// `None` if there is no L2 yet.
     fn check(&self, image: &Image, history: &History, position: usize) -> Option<(usize, usize)> {
         let device = memory(image);
         let l2 = match L2::open(device, Arc::new(NumberCodec), &self.options()) {
             Ok(l2) => l2,
             Err(error) => {
-                // The label is made durable before anything else is done. It is voided if a key
-                // cannot be forgotten.
+                // The label is made durable before anything else. It is voided if a key cannot be
+                // forgotten.
                 assert!(
                     self.faults
                         || history.before.is_empty() && history.promised(position).is_empty(),
@@ -383,7 +387,7 @@ impl Plan {
             );
             found
         };
-        // While the rebuild runs, and after it.
+        // During the rebuild and after it.
         (0..KEYS).for_each(|key| _ = check_key(key));
         assert!(fixture.l2.wait_rebuilt());
         assert_eq!(fixture.l2.rebuild().damaged, 0, "a crash damages nothing");

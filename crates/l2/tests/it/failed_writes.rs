@@ -1,5 +1,5 @@
-//! Batches whose writes report an error and that are on the device all the same, and what else a
-//! restart must not believe once a removal relies on its absence.
+//! Batches whose writes fail but reach the device, and other contents that a restart must not trust
+//! after a removal relied on their absence.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use crate::support::{Fixture, arena, memory, options};
 const DEVICE: u64 = 4 << 20;
 const SEGMENT: u64 = 64 << 10;
 const PAGE: u64 = 4096;
-/// Keys that are written at once.
+/// Keys written at once.
 const BATCH: u64 = 20;
 
-/// Many small segments.
+/// Options for many small segments.
 fn small_segments() -> L2Options {
     L2Options { segment_bytes: Some(SEGMENT), ..options() }
 }
 
-/// Where the open segment begins, in a first life, and where the one after it does.
+/// Offsets of the open segment and of the next one, for an L2 that was never reopened.
 fn open_segments(fixture: &Fixture) -> [u64; 2] {
     let segments = u64::from(fixture.l2.label().segments);
     let begun = fixture.l2.stats().count("segments");
     [begun - 1, begun].map(|nth| (64 << 10) + nth % segments * SEGMENT)
 }
 
-/// Writes keys from `first` on until the ring has used so many segments more. Returns the first key
-/// that was not written.
+/// Writes keys from `first` on until the ring has used this many more segments. Returns the first
+/// key that was not written.
 fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
     let until = fixture.l2.stats().count("segments") + segments;
     let mut next = first;
@@ -43,7 +43,7 @@ fn fill(fixture: &Fixture, first: u64, segments: u64, class: Class) -> u64 {
     next
 }
 
-/// What a crash would leave of a device whose every write is there.
+/// The image of a crash on a device that has all writes.
 fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let copy = memory(DEVICE);
     for offset in (0..DEVICE).step_by(1 << 20) {
@@ -60,10 +60,10 @@ fn failed_batches_that_reached_the_device_restore_nothing() {
     let device: Arc<dyn Device> = faults.clone();
     let fixture = Fixture::create(&device, &small_segments());
     let segments = u64::from(fixture.l2.label().segments);
-    // Metadata is carried forward: each segment has blocks of the one that is used again next.
+    // Metadata is reinserted, so each segment has blocks of the next victim.
     let mut keys = fill(&fixture, 0, segments + 4, Class::Metadata);
     assert!(fixture.l2.stats().count("reinserted") > 0);
-    // The next batches fail and are there; so do footers, which are not.
+    // The next batches fail but reach the device. Footers fail and do not.
     for begin in open_segments(&fixture) {
         let footer = begin + SEGMENT - PAGE;
         let batch = Rule::new(Fault::ErrorAfter(5)).on(Op::Write).within(begin + PAGE..footer);
@@ -72,10 +72,10 @@ fn failed_batches_that_reached_the_device_restore_nothing() {
     }
     keys = fill(&fixture, keys, 4, Class::Metadata);
     let batches = faults.injected().iter().filter(|one| one.fault == Fault::ErrorAfter(5)).count();
-    // Of the open segment only if there was room for one.
+    // The open segment has one only if there was space.
     assert!(batches == 1 || batches == 2, "{batches}");
     faults.clear();
-    // What it has not got is removed without a write.
+    // Keys that the L2 does not hold are removed without a write.
     let gone: Vec<u64> = (0..keys).filter(|key| fixture.get(*key).is_none()).collect();
     assert!(gone.len() as u64 > BATCH, "the ring has come round");
     for key in &gone {
@@ -112,7 +112,7 @@ fn bad_records_leave_the_index_with_their_segment() {
     fixture.close();
 }
 
-/// Sectors of `after` that `before` has not, written to the device.
+/// Writes the sectors in which `after` differs from `before` to the device.
 fn put_difference(device: &dyn Device, before: &Image, after: &Image) {
     for (offset, sector) in after.sectors() {
         let mut old = vec![0; sector.len()];
@@ -136,7 +136,7 @@ fn a_crash_after_a_rebuild_does_not_lose_a_tombstone_it_found() {
     fixture.l2.forget_checked(&1).unwrap();
     let recording = recorder.recording();
     fixture.close();
-    // The process ends when the tombstone has been written, before it is flushed.
+    // The process ends after the tombstone is written, before it is flushed.
     let is_flush = |event: &Event| matches!(event, Event::Flush);
     let flush = begun + recording.events()[begun..].iter().position(is_flush).unwrap();
     let crashed = recording.at(flush);
@@ -149,7 +149,7 @@ fn a_crash_after_a_rebuild_does_not_lose_a_tombstone_it_found() {
     let fixture = Fixture::open(&device, &small_segments());
     assert!(fixture.l2.wait_rebuilt());
     assert_eq!(fixture.get(1).map(|value| value.version), None);
-    // By the tombstone. Once that has left the index, this needs none.
+    // The tombstone hides the block. After it has left the index, a forget needs no tombstone.
     while !fixture.l2.is_empty() {
         std::thread::yield_now();
     }
@@ -175,7 +175,7 @@ fn batches_that_arrive_after_a_restart_do_not_count() {
     fixture.spill();
     let recording = recorder.recording();
     fixture.close();
-    // The batch with the second key has not got there when the level is opened.
+    // The batch with the second key has not arrived when the L2 is opened.
     let is_write = |event: &Event| matches!(event, Event::Write { .. });
     let batch = begun + recording.events()[begun..].iter().position(is_write).unwrap();
     let (before, after) = (recording.prefix(batch), recording.prefix(batch + 1));
@@ -224,7 +224,7 @@ fn a_hole_in_the_newest_segment_is_not_hidden_by_a_crash_of_the_rebuild() {
     fixture.spill();
     let recording = recorder.recording();
     fixture.close();
-    // The device loses the tombstone. The batch behind it knows that it was durable.
+    // The device loses the tombstone. The next batch counts it as durable.
     let tombstone = recording.events()[begun..].iter().find_map(|event| match event {
         Event::Write { offset, .. } => Some(*offset),
         _ => None,

@@ -1,4 +1,4 @@
-//! Failing devices: a load is right or a miss, whatever happens; nothing old comes back; everything ends.
+//! Failing devices: every load is correct or a miss, no old version returns, and every call ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::support::{Fixture, NumberCodec, arena, memory, options};
 
 const KEYS: u64 = 150;
 
-/// A level on a device that can be made to fail.
+/// An L2 on a device with fault injection.
 fn failing(options: &L2Options) -> (Arc<FaultDevice>, Arc<dyn Device>, Fixture) {
     let faults = Arc::new(FaultDevice::new(memory(16 << 20), 7));
     let device: Arc<dyn Device> = faults.clone();
@@ -27,13 +27,13 @@ fn small() -> L2Options {
     options
 }
 
-/// Random work under the rules, then without them, then on the device as it is left.
+/// Random work under the rules, then without them, then after a reopen.
 fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
     let (faults, device, fixture) = failing(&small());
     let mut rng = SmallRng::from_seed(seed);
     let mut now: BTreeMap<u64, u64> = BTreeMap::new();
     let mut version = 0;
-    // Whether each change was forgotten for good.
+    // Whether every change was forgotten for good.
     let mut sure = true;
     for phase in 0..3 {
         if phase == 1 {
@@ -58,7 +58,7 @@ fn work_under(rules: Vec<Rule>, seed: u64) -> Fixture {
                     fixture.cache.offer_all(64, |c| {
                         forebay_cache::SecondLevel::offer(&*fixture.l2, c);
                     });
-                    // It may have failed.
+                    // The flush may fail.
                     let _ = fixture.l2.flush();
                 }
                 7 if rng.below(4) == 0 => drop(fixture.cache.flush()),
@@ -132,15 +132,15 @@ fn a_vanished_device_misses_and_reports_failed_forgets() {
     assert!(fixture.get(3).is_some());
     faults.add(Rule::new(Fault::Error(19)));
     assert_eq!(fixture.get(5), None);
-    // The cache goes on; the level cannot promise anything any more, and says so.
+    // The cache continues. The L2 cannot forget durably and reports it.
     fixture.insert(7, 2, 1000);
     let error = fixture.l2.forget_checked(&8).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert!(matches!(fixture.l2.health(), Health::Failed { voided: false, .. }));
-    // Of this one the record has left already: who tries again does not hear that all is well.
+    // The record of this key has already left the index. A retry must not report success.
     fixture.l2.forget_checked(&7).unwrap_err();
     assert!(fixture.l2.stats().count("forget_failures") >= 2);
-    // Of this one the device has nothing.
+    // The device has no block of this key.
     fixture.l2.forget_checked(&(KEYS + 1)).unwrap();
     assert_eq!(fixture.get(9), None);
     assert!(fixture.l2.remove().is_err());
@@ -163,7 +163,7 @@ fn immutable_keys_are_forgotten_without_a_write() {
     fixture.close();
     let fixture = Fixture::open(&device, &options);
     assert!(fixture.l2.wait_rebuilt());
-    // It may come back: it is what it was.
+    // The block may return: it is still correct.
     assert_eq!(fixture.get(3).map(|value| value.version), Some(1));
     fixture.close();
 }
@@ -181,7 +181,7 @@ fn a_hanging_device_blocks_no_caller() {
     assert_eq!(fixture.get(1), None);
     let stats = fixture.l2.stats();
     assert_eq!(stats.count("load_timeouts"), 1, "{:?}", stats.short());
-    // Others do not even try.
+    // Other loads are not attempted.
     assert_eq!(fixture.get(2), None);
     assert_eq!(fixture.l2.stats().count("misses_stalled"), 2);
     faults.clear();
@@ -209,7 +209,7 @@ fn loads_end_after_the_l2_has_failed() {
         while faults.counters().total(FaultCounters::FAULTS_INJECTED) == 0 {
             std::thread::yield_now();
         }
-        // The writer ends with it.
+        // This also ends the writer.
         fixture.l2.forget_checked(&5).unwrap_err();
         assert_eq!(reader.join().unwrap(), None);
     });
@@ -245,7 +245,7 @@ fn a_device_that_hangs_during_reinsertion_fails_the_l2() {
 
 #[test]
 fn removal_waits_for_writes_or_reports_a_pending_one() {
-    // For ever, until the device is closed; and for as long as a removal waits.
+    // Forever, until the device is closed; and for as long as a removal waits.
     for (hang_ms, waits_ms) in [(3_600_000, "50"), (1000, "600000")] {
         let options = options();
         options.tunables.set("stall_timeout_ms", "50").unwrap();
@@ -259,7 +259,7 @@ fn removal_waits_for_writes_or_reports_a_pending_one() {
         assert!(fixture.l2.flush().is_err());
         assert!(matches!(fixture.l2.health(), Health::Failed { .. }));
         fixture.l2.set_tunable("stall_timeout_ms", waits_ms).unwrap();
-        // The first write of a level that was just made is the header of its first segment.
+        // The first write of a new L2 is the header of its first segment.
         let header = || {
             let page = device.run(Request::read(64 << 10, arena().alloc(4096).unwrap()));
             page.into_buffer().unwrap().iter().any(|byte| *byte != 0)
@@ -269,10 +269,10 @@ fn removal_waits_for_writes_or_reports_a_pending_one() {
             Err(error) => {
                 assert!(hang_ms == 3_600_000 && !header(), "{error}");
                 assert_eq!(error.kind(), ErrorKind::Device);
-                assert!(error.to_string().contains("has not ended"), "{error}");
+                assert!(error.to_string().contains("still pending"), "{error}");
             }
         }
-        // Delays end.
+        // Closing the device ends the delays.
         device.close();
         fixture.cache.close();
     }
@@ -282,7 +282,7 @@ fn removal_waits_for_writes_or_reports_a_pending_one() {
 fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
     const SEGMENT: u64 = 128 << 10;
     let (faults, device, fixture) = failing(&small());
-    // Several batches in each segment.
+    // Several batches per segment.
     let mut keys = 0;
     while fixture.l2.stats().used_bytes < 9 * SEGMENT
         || fixture.l2.stats().count("batches") % 3 != 0
@@ -306,7 +306,7 @@ fn numbers_of_segments_whose_headers_cannot_be_read_are_not_used_again() {
     }
     fixture.insert(keys, 2, 1000);
     fixture.spill();
-    // As a crash would leave it, and with all of it readable.
+    // As a crash would leave the device, with all of it readable.
     faults.clear();
     let after = memory(16 << 20);
     for offset in (0..16 << 20).step_by(1 << 20) {

@@ -1,4 +1,4 @@
-//! The cache in memory and on a device: warm after a restart, nothing old ever, and what it says of a device that fails.
+//! The hybrid cache: warm after a restart, no old versions, and its reports of a failing device.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -69,7 +69,7 @@ fn values_in_memory_and_on_the_device_survive_a_restart() {
             found += 1;
         }
     }
-    // All that was in memory was written, and more that had left it.
+    // Values in memory were written, and some that were evicted before.
     assert!(found >= in_memory, "{found} found, {in_memory} had been in memory");
     assert_eq!(cache.stats().l2.hits, found);
     assert!(cache.get(&VALUES).is_none());
@@ -96,7 +96,7 @@ fn values_in_memory_are_restored_by_the_warm_up() {
     }
     let l2 = cache.stats().l2;
     assert_eq!((l2.count("warmed"), l2.loads), (900, 0));
-    // Dropped while it may be at it.
+    // Dropped while the warm-up may be running.
     drop(cache);
     for _ in 0..5 {
         drop(builder(device.clone()).build().unwrap());
@@ -120,7 +120,7 @@ fn a_close_does_not_wait_for_a_rebuild() {
     cache.close().unwrap();
     let written = cache.stats().l2.records;
     faults.add(Rule::new(Fault::Delay(std::time::Duration::from_millis(300))).on(Op::Read));
-    // With nothing that would have to be written, and with something.
+    // Without and with unwritten values.
     let cache = builder().build().unwrap();
     cache.close().unwrap();
     assert!(cache.stats().l2.records < written);
@@ -145,13 +145,13 @@ fn close_during_a_rebuild_keeps_values_read_from_the_device() {
     const LAST: u64 = 40_000;
     let faults = Arc::new(FaultDevice::new(memory_device(), 7));
     let device: Arc<dyn Device> = faults.clone();
-    // However long a read takes below, the device does not hang.
+    // A delayed read below must not count as a stall.
     let patient =
         |builder: HybridBuilder<u64, Vec<u8>>| builder.l2_tunable("stall_timeout_ms", "600000");
     let builder =
         || patient(builder(device.clone()).l2_tunable("warm_up", "false").immutable_keys());
     let cache = builder().l2_tunable("admit_all", "true").build().unwrap();
-    // Each lot fills memory, and is written before the next one.
+    // Each batch fills memory and is written before the next one.
     for key in 0..LAST {
         cache.insert(key, value(key, 0)).unwrap();
         if key % 5_000 == 4_999 {
@@ -162,14 +162,15 @@ fn close_during_a_rebuild_keeps_values_read_from_the_device() {
     cache.close().unwrap();
     let segments = cache.stats().l2.count("segments");
     assert!(segments > 3, "{segments} segments");
-    // What is in the oldest segment, which begins behind the label, comes late; on a machine that has other things to do perhaps
-    // not late enough for this thread, and it is tried again. The last value is in the newest segment.
+    // Reads of the oldest segment, which begins behind the label, are delayed. On a busy machine
+    // the delay may be too short for this thread, so longer ones are tried. The last value is in
+    // the newest segment.
     for seconds in [3, 12, 48] {
         let late = Rule::new(Fault::Delay(std::time::Duration::from_secs(seconds))).on(Op::Read);
         faults.add(late.within((64 << 10) + 4096..1 << 20));
         let cache = builder().build().unwrap();
         let done = || cache.l2().rebuild().done;
-        // It is known at some time.
+        // The newest segment becomes known eventually.
         while !done() && cache.get(&LAST).is_none() {
             assert_eq!(cache.l2().health(), Health::Healthy);
             std::thread::yield_now();
@@ -215,7 +216,7 @@ fn invalid_arguments_are_refused_with_the_reason() {
     assert_eq!(build(builder(Arc::new(small))).kind(), ErrorKind::TooSmall);
 }
 
-/// Writes and removes at random; what a crash at any moment leaves must not bring anything old back.
+/// Random writes and removals. A crash at any moment must not restore an old version.
 #[test]
 fn overwritten_and_removed_values_never_return_after_a_crash() {
     let first = forebay_base::testing::seed(0);
@@ -236,7 +237,7 @@ fn crash_round(seed: u64) {
         .build()
         .unwrap();
     let mut rng = SmallRng::from_seed(seed);
-    // Of each key: the version that may be found, 0 for none, by the time at which it was acknowledged.
+    // For each key: versions by the time of their acknowledgement. 0 stands for none.
     let mut history: HashMap<u64, Vec<(usize, u64)>> = HashMap::new();
     for version in 1..3000u64 {
         let key = rng.below(KEYS);
@@ -269,7 +270,7 @@ fn crash_round(seed: u64) {
         image.write_to(&*backing, &arena).unwrap();
         let cache = match builder(backing).without_writing_on_close().build() {
             Ok(cache) => cache,
-            // A crash while it was made.
+            // A crash during the creation.
             Err(error) => panic!("position {position}: {error}"),
         };
         assert!(cache.l2().wait_rebuilt());
@@ -279,7 +280,7 @@ fn crash_round(seed: u64) {
             found += 1;
             let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
             assert_eq!(*bytes, value(*key, version), "key {key} has wrong bytes");
-            // What was acknowledged last before the crash, or anything that began after it.
+            // The last version acknowledged before the crash, or any that began after it.
             let before = versions.iter().rposition(|(at, _)| *at <= position);
             let allowed = &versions[before.unwrap_or(0)..];
             assert!(
@@ -321,12 +322,12 @@ fn device_failures_are_misses_and_failed_removals_are_reported() {
     assert!(matches!(cache.l2().health(), Health::Failed { .. }));
     assert_eq!(cache.get(&9).as_deref(), Some(&value(9, 2)), "it is in memory all the same");
     assert!(cache.remove(&10).is_err());
-    // What the device never had needs no tombstone.
+    // A key that the device never held needs no tombstone.
     cache.insert(1000, value(1000, 1)).unwrap();
     assert!(cache.get(&11).is_none(), "a failed level has nothing");
-    // Once the label can be voided, nothing can come back.
+    // Once the label is void, no old block can return.
     device.clear();
-    // It tries again now and then.
+    // The L2 retries from time to time.
     let removed = std::iter::repeat_with(|| cache.remove(&12)).take(10_000).find_map(|removed| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         removed.ok()
@@ -340,7 +341,7 @@ fn device_failures_are_misses_and_failed_removals_are_reported() {
     drop(error);
 }
 
-/// Bytes that are no value any more, as after a change of the program.
+/// Rejects some values, as after a change of the program.
 struct RejectingCodec;
 
 impl Codec<u64, Vec<u8>> for RejectingCodec {
@@ -421,7 +422,7 @@ fn evicted_values_return_from_the_device_and_removed_values_do_not() {
     assert!(cache.memory().contains(&1));
     (0..50).for_each(|key| assert_eq!(cache.remove(&key).unwrap(), key == 1, "{key}"));
     (50..60).for_each(|key| cache.insert(key, value(key, 1)).unwrap());
-    // Whatever memory lets go of, nothing old is behind it.
+    // Eviction from memory uncovers no old version.
     cache.memory().evict_all();
     (0..60).for_each(|key| assert!(cache.get(&key).is_none(), "{key}"));
     cache.close().unwrap();
@@ -465,7 +466,8 @@ fn concurrent_readers_see_the_latest_acknowledged_version() {
         .l2_tunable("linger_ms", "1")
         .build()
         .unwrap();
-    // Each key has one writer, which announces a version before it writes it, and says when it is there.
+    // Each key has one writer, which announces a version before the insert and confirms it
+    // afterwards.
     let begun: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
     let done: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! A level's life: made, filled, closed, opened again, removed.
+//! The lifecycle of an L2: create, fill, close, open again, remove.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn overwritten_and_removed_values_do_not_return() {
         if round % 2 == 0 {
             fixture.spill();
         }
-        // What is in memory only is lost; what is on the level is not old.
+        // Values only in memory are lost. The L2 has no old versions.
         fixture.close();
         fixture = Fixture::open(&device, &options());
         for key in 0..200 {
@@ -76,7 +76,7 @@ fn a_wrapped_ring_keeps_metadata_and_hit_blocks() {
         fixture.insert_as(1_000_000 + key, 1, 3000, Class::Metadata);
     }
     fixture.spill();
-    // Twenty times the device.
+    // Twenty times the size of the device.
     let mut key = 0;
     for _ in 0..160 {
         for _ in 0..250 {
@@ -112,7 +112,7 @@ fn blocks_evicted_while_memory_holds_them_are_written_again() {
     let device = memory(8 << 20);
     let fixture = Fixture::create(&device, &options());
     (0..50).for_each(|key| fixture.insert(key, 1, 4000));
-    // Two and a half times the device, past blocks that memory keeps.
+    // Two and a half times the size of the device, past blocks that memory keeps.
     for batch in 1..=20 {
         (0..250).for_each(|key| fixture.insert(1000 * batch + key, 1, 4000));
         fixture.cache.offer_all(256, |candidates| {
@@ -126,7 +126,7 @@ fn blocks_evicted_while_memory_holds_them_are_written_again() {
     assert!(stats.count("offered_known") > 500, "{:?}", stats.short());
     fixture.cache.flush();
     let found = (0..50).filter(|key| fixture.get(*key).is_some()).count();
-    // What was written after the last offer may have run over some.
+    // Writes after the last offer may have evicted some.
     assert!(found >= 40, "{found} of 50 are there: {:?}", stats.short());
     fixture.close();
 }
@@ -138,7 +138,7 @@ fn data_is_reinserted_only_after_memory_evicts_it() {
         let fixture = Fixture::create(&device, &options());
         (0..50).for_each(|key| fixture.insert(key, 1, 4000));
         fixture.spill();
-        // Asked for again: worth carrying, but for where they are now.
+        // Hit blocks are worth reinserting, except that memory holds them.
         assert!((0..50).all(|key| fixture.get(key).is_some()));
         if lets_go {
             fixture.cache.flush();
@@ -177,7 +177,7 @@ fn admission_follows_the_measured_reuse_of_new_blocks() {
         }
         fixture.spill();
     };
-    // Each once, three times the device.
+    // Each key once, three times the size of the device.
     let stream: Vec<u64> = (0..6000).collect();
     stream.chunks(50).for_each(ask);
     let refused = |stats: forebay_l2::L2Stats| {
@@ -191,7 +191,7 @@ fn admission_follows_the_measured_reuse_of_new_blocks() {
     assert!(taken < 100, "{taken} of 1,000: {:?}", fixture.l2.stats().short());
     let reasons = refused(fixture.l2.stats());
     assert!(matches!(reasons[..], [(Some("no_proven_reuse"), 1000..)]), "{reasons:?}");
-    // From now on each is asked for again soon.
+    // From now on each key is requested again soon.
     let mut taken = 0;
     for round in 0..400 {
         let new: Vec<u64> = (0..25).map(|n| 2_000_000 + 25 * round + n).collect();
@@ -257,7 +257,7 @@ fn forget_on_a_closed_l2_fails_and_keeps_the_blocks() {
     }
     let stats = fixture.l2.stats();
     assert_eq!(stats.count("forget_failures"), 2);
-    // By the cache, which cannot be told.
+    // Removals by the cache, which cannot report failure.
     fixture.cache.remove(&6);
     fixture.insert(7, 2, 1000);
     fixture.close();
@@ -283,12 +283,12 @@ fn a_removed_l2_is_gone() {
     fixture.close();
     let again = L2::<u64, Value>::open(device.clone(), Arc::new(NumberCodec), &options());
     assert_eq!(again.unwrap_err().kind(), ErrorKind::NotAnL2);
-    // It is free for anybody now, without force.
+    // Another owner can use the device without force.
     let other = L2Options { owner: [3; 16], ..options() };
     Fixture::create(&device, &other).close();
 }
 
-/// As [`NumberCodec`], and a key's stamp is the key.
+/// Like [`NumberCodec`], with the key as its stamp.
 struct StampCodec;
 
 impl Codec<u64, Value> for StampCodec {
@@ -332,7 +332,7 @@ fn an_l2_whose_user_was_rolled_back_is_emptied_for_good() {
     (0..=100).for_each(|key| fixture.insert(key, 1, 500));
     fixture.spill();
     fixture.close();
-    // Who knows of all of them finds all of them.
+    // A user that knows all stamps finds all keys.
     let fixture = open(100);
     assert!((0..=100).all(|key| fixture.get(key).is_some()));
     let guid = fixture.l2.label().guid;
@@ -344,7 +344,7 @@ fn an_l2_whose_user_was_rolled_back_is_emptied_for_good() {
     (0..50).for_each(|key| fixture.insert(key, 2, 500));
     fixture.spill();
     fixture.close();
-    // What was of another future does not come back when that time has come again.
+    // Blocks of the abandoned history do not return when their stamps are reached again.
     let fixture = open(1000);
     assert_eq!(fixture.l2.stats().count("rollbacks"), 0);
     for key in 0..=100 {
@@ -369,7 +369,7 @@ fn concurrent_threads_see_their_latest_writes_only() {
                 let mut rng = SmallRng::from_seed(thread);
                 let mut now = BTreeMap::new();
                 for version in 1..3000 {
-                    // Each has keys of its own; the ring, the writer and the cache are shared.
+                    // Each thread has its own keys. The ring, the writer and the cache are shared.
                     let key = thread * KEYS + rng.below(KEYS);
                     match rng.below(10) {
                         0..3 => {
@@ -421,13 +421,13 @@ fn blocks_returned_uncached_are_reinserted() {
     (0..50).for_each(|key| fixture.insert(key, 1, 4000));
     fixture.spill();
     for key in 0..50 {
-        // Heavier than memory, as far as the loader knows.
+        // The assumed weight exceeds memory.
         let begun = fixture.cache.begin(key, 2 << 30, Attributes::DATA).unwrap();
         let Begin::InFlight(flight) = begun else { panic!("the level has {key}") };
         flight.wait().unwrap().check(key);
         assert!(!fixture.cache.contains(&key));
     }
-    // The ring comes round once.
+    // The ring wraps once.
     for round in 1..=10 {
         (0..250).for_each(|n| fixture.insert(round * 1000 + n, 1, 4000));
         fixture.spill();

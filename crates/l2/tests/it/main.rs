@@ -1,4 +1,4 @@
-//! Integration tests of levels, through the public interface.
+//! Integration tests of the L2, through the public interface.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

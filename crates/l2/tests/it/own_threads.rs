@@ -1,4 +1,5 @@
-//! What users' code on a level's own threads may do: codecs and drops of values run there, and may let go of the level, or ask it.
+//! User code on the L2's own threads: codecs and value drops run there, and may drop the last
+//! reference to the L2 or call it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
@@ -12,7 +13,7 @@ use crate::support::{Fixture, NumberCodec, Value, memory, options};
 
 type Slot<V> = Arc<Mutex<Option<Arc<L2<u64, V>>>>>;
 
-/// A level that the cache does not keep.
+/// An L2 that the cache does not keep alive.
 struct WeakL2(Weak<L2<u64, Value>>);
 
 impl SecondLevel<u64, Value> for WeakL2 {
@@ -36,7 +37,7 @@ impl SecondLevel<u64, Value> for WeakL2 {
     }
 }
 
-/// Lets go of the level when it is told to, in the middle of a batch.
+/// Drops the L2 on request, in the middle of a batch.
 struct DroppingCodec {
     slot: Slot<Value>,
     told: Mutex<mpsc::Receiver<()>>,
@@ -87,7 +88,7 @@ fn the_writer_may_drop_the_last_reference() {
     *slot.lock().unwrap() = Some(l2);
     assert!(hook.0.upgrade().is_some());
     tell.send(()).unwrap();
-    // Nothing more is held here: it is closed by its own writer, and ends all the same.
+    // The test holds no reference. The L2 is closed by its own writer, and ends.
     drop(tell);
     while Arc::strong_count(&device) > 1 {
         std::thread::yield_now();
@@ -101,7 +102,7 @@ fn the_writer_may_drop_the_last_reference() {
     fixture.cache.close();
 }
 
-/// Asks the level when it goes.
+/// Calls the L2 when dropped.
 struct CallbackValue {
     key: u64,
     l2: Arc<OnceLock<Weak<L2<u64, CallbackValue>>>>,
@@ -111,7 +112,8 @@ struct CallbackValue {
 impl Drop for CallbackValue {
     fn drop(&mut self) {
         if let Some(l2) = self.l2.get().and_then(Weak::upgrade) {
-            // The first takes the lock of the queue, the second that of the key's part of the index.
+            // The first call takes the lock of the write queue, the second one that of the key's
+            // index partition.
             let _ = l2.stats();
             l2.forget(&self.key);
         }
@@ -119,7 +121,7 @@ impl Drop for CallbackValue {
     }
 }
 
-/// Has the cache let go of everything while a block is encoded.
+/// Makes the cache evict all values while a block is encoded.
 struct FlushingCodec(Arc<OnceLock<Weak<Cache<u64, CallbackValue>>>>);
 
 impl Codec<u64, CallbackValue> for FlushingCodec {
@@ -159,7 +161,7 @@ fn value_drops_may_call_the_l2() {
         assert!(cache.insert_with(key, value, Attributes::DATA).is_ok());
         gone
     };
-    // One that has left the cache when it is offered, and whose last pin the offer has.
+    // A value that has left the cache when it is offered. The offer holds its last pin.
     let gone = insert(1);
     let mut kept = Vec::new();
     cache.offer_all(8, |candidates| kept.extend(candidates));
@@ -168,7 +170,7 @@ fn value_drops_may_call_the_l2() {
     l2.offer(kept);
     assert!(gone.load(Ordering::Acquire));
     assert_eq!(l2.stats().count("admitted_dropped"), 1);
-    // One that leaves the cache while it is written, and whose last pin the writer has.
+    // A value that leaves the cache while it is written. The writer holds its last pin.
     cache_slot.set(Arc::downgrade(&cache)).unwrap();
     let gone = insert(2);
     cache.offer_all(8, |candidates| l2.offer(candidates));

@@ -1,4 +1,4 @@
-//! Levels whose user was set back: what is younger than the user knows of is never returned.
+//! Rollbacks: blocks newer than the user knows are never returned.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ const SEGMENT: u64 = 128 << 10;
 const SEGMENTS_AT: u64 = 64 << 10;
 const BYTES: u64 = 8 << 20;
 
-/// A key's stamp is the key.
+/// The stamp of a key is the key.
 struct StampCodec;
 
 impl Codec<u64, Value> for StampCodec {
@@ -64,7 +64,7 @@ fn found(fixture: &Fixture) -> usize {
     (0..KEYS).filter(|key| fixture.get(*key).is_some()).count()
 }
 
-/// Where the header of the newest segment is: the one with the largest sequence number.
+/// Offset of the newest segment's header, the one with the largest sequence number.
 fn newest_header(device: &Arc<dyn Device>) -> u64 {
     let seq_at = |at: &u64| {
         let page = arena().alloc(4096).unwrap();
@@ -88,7 +88,7 @@ fn an_l2_with_stamps_newer_than_its_user_is_emptied() {
     let fixture = opened(&device, 100);
     assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 1));
     fixture.close();
-    // For good.
+    // Permanently.
     let fixture = opened(&device, KEYS);
     assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 0));
     fixture.close();
@@ -100,7 +100,7 @@ fn an_l2_is_emptied_if_the_header_with_the_newest_stamp_is_lost() {
     let mut zeros = arena().alloc(4096).unwrap();
     zeros.zero();
     device.run(Request::write(newest_header(&device), zeros)).result.unwrap();
-    // All headers that are left are from before the user's time; blocks behind them need not be.
+    // All remaining headers are older than the user's stamp. The blocks behind them may be newer.
     let fixture = opened(&device, KEYS - 60);
     assert_eq!((found(&fixture), fixture.l2.stats().count("rollbacks")), (0, 1));
     fixture.close();

@@ -1,4 +1,4 @@
-//! What the tests share: values that say what they are, and a cache over a level.
+//! Shared test support: self-describing values, and a cache with an L2.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
 use forebay_l2::{Codec, L2, L2Options};
 
-/// Whose levels the tests make.
+/// The owner of the tests' L2s.
 pub(crate) const OWNER: [u8; 16] = *b"owner of the L2s";
 
-/// A value that says which key's it is, which version of it, and that all of it is there.
+/// A value that identifies its key and version and detects truncation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) version: u64,
@@ -19,21 +19,21 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    /// The one value of that key, version and length.
+    /// The only value of this key, version and length.
     pub(crate) fn new(key: u64, version: u64, len: usize) -> Self {
         let mut bytes = vec![0; len];
         SmallRng::from_seed(key.rotate_left(32) ^ version).fill(&mut bytes);
         Self { version, bytes }
     }
 
-    /// Panics unless it is a value of the key.
+    /// Panics unless this is a value of the key.
     pub(crate) fn check(&self, key: u64) {
         let right = Self::new(key, self.version, self.bytes.len());
         assert_eq!(*self, right, "the value of {key} is wrong");
     }
 }
 
-/// Keys are numbers, values begin with their version.
+/// Keys are numbers. Values begin with their version.
 pub(crate) struct NumberCodec;
 
 impl Codec<u64, Value> for NumberCodec {
@@ -76,7 +76,7 @@ pub(crate) fn arena() -> Arc<Arena> {
     Arena::new(ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never }).unwrap()
 }
 
-/// Options for tests: everything is admitted.
+/// Options for tests: every block is admitted.
 pub(crate) fn options() -> L2Options {
     let options = L2Options::new(OWNER, arena());
     options.tunables.set("admit_all", "true").unwrap();
@@ -91,7 +91,7 @@ pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new("memory", bytes, &options).unwrap())
 }
 
-/// A cache over a level.
+/// A cache with an L2.
 pub(crate) struct Fixture {
     pub(crate) l2: Arc<L2<u64, Value>>,
     pub(crate) cache: Cache<u64, Value>,
@@ -106,7 +106,7 @@ impl Fixture {
         Self::over(L2::open(device.clone(), Arc::new(NumberCodec), options).unwrap())
     }
 
-    /// With memory for all that a test uses: what is in it goes to the level when the test says so.
+    /// With memory for everything that a test uses. Blocks reach the L2 only when the test says so.
     pub(crate) fn over(l2: Arc<L2<u64, Value>>) -> Self {
         let cache = Cache::builder()
             .capacity(1 << 30)
@@ -118,7 +118,7 @@ impl Fixture {
         Self { l2, cache }
     }
 
-    /// Puts a value in; what the level had of the key is gone for good.
+    /// Inserts a value. The L2 forgets older values of the key.
     pub(crate) fn insert(&self, key: u64, version: u64, len: usize) {
         self.insert_as(key, version, len, Class::Data);
     }
@@ -128,7 +128,7 @@ impl Fixture {
         self.cache.insert_with(key, Value::new(key, version, len), attributes).unwrap();
     }
 
-    /// Has everything in memory written that is not on the level yet, durably, and drops it from memory.
+    /// Writes all values that the L2 lacks, durably, and evicts them from memory.
     pub(crate) fn spill(&self) {
         self.cache.offer_all(256, |candidates| {
             forebay_cache::SecondLevel::offer(&*self.l2, candidates);
@@ -137,7 +137,7 @@ impl Fixture {
         self.cache.flush();
     }
 
-    /// The value of a key, from memory or the level.
+    /// The value of a key, from memory or from the L2.
     pub(crate) fn get(&self, key: u64) -> Option<Value> {
         for _ in 0..8 {
             match self.cache.begin(key, 64, Attributes::DATA).unwrap() {
@@ -162,7 +162,7 @@ impl Fixture {
         panic!("key {key} is in flight for ever");
     }
 
-    /// Ends both, the level first.
+    /// Closes both, the L2 first.
     pub(crate) fn close(self) {
         self.l2.close();
         self.cache.close();

@@ -1,4 +1,4 @@
-//! Blocks that are back in memory after a restart before anybody has asked for them.
+//! The warm-up: blocks are in memory after a restart before they are requested.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn reopen_with(
     Fixture { l2, cache }
 }
 
-/// Has it put back what it can.
+/// Runs the warm-up to its end.
 fn warm(fixture: &Fixture) -> WarmUpOutcome {
     fixture.l2.warm_up(fixture.cache.spare_room());
     match fixture.l2.wait_warm_up() {
@@ -73,8 +73,8 @@ fn action() -> impl Strategy<Value = Action> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// The twin is a map. What was spilled last of a key that has not changed since is back, and nothing else is; all of
-    /// it without a load.
+    /// The reference model is a map. The last spilled version of each unchanged key is restored,
+    /// nothing else is, and no load occurs.
     #[test]
     fn warm_up_restores_exactly_the_current_blocks(
         actions in prop::collection::vec(action(), 1..150),
@@ -101,7 +101,7 @@ proptest! {
                 }
             }
         }
-        // Without a close the newest segment has no footer.
+        // Without a close, the newest segment has no footer.
         let device = if sealed { fixture.close(); device } else { copy_of(&device) };
         let fixture = reopen(&device, &options(), 64 * MIB);
         prop_assert_eq!(warm(&fixture), WarmUpOutcome::Done);
@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// What is on a device now, on another one.
+/// Copies the contents of a device to another one.
 fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let size = device.info().size_bytes;
     let copy = memory(size);
@@ -129,7 +129,7 @@ fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     copy
 }
 
-/// A closed level with these keys, of a KiB each; those of later lots are newer.
+/// A closed L2 with these keys, a KiB each. Keys of later batches are newer.
 fn filled(device: &Arc<dyn Device>, batches: &[std::ops::Range<u64>]) {
     let fixture = Fixture::create(device, &options());
     for batch in batches {
@@ -156,7 +156,7 @@ fn warm_up_uses_only_free_capacity_and_inserts_the_newest_first() {
         |keys: std::ops::Range<u64>| keys.filter(|key| fixture.cache.contains(key)).count() as u64;
     let (older, newer) = (back(0..4000), back(4000..8000));
     assert_eq!(older + newer, warmed(&fixture));
-    // Pieces of one lot come in as they come.
+    // Ranges of one step arrive in any order.
     assert!(newer > 2 * older, "{older} older ones, {newer} newer ones");
     fixture.close();
 }
@@ -168,7 +168,7 @@ fn warm_up_ends_after_an_eviction_and_keeps_resident_values() {
     let fixture = reopen(&device, &options(), 4 * MIB);
     assert!(fixture.l2.wait_rebuilt());
     let target = fixture.cache.spare_room();
-    // A stream of others runs through memory, and then most of it is free again.
+    // A stream of other keys passes through memory. Most of it is free again afterwards.
     (10_000..15_000).for_each(|key| fixture.insert(key, 1, 1024));
     (10_000..15_000).for_each(|key| _ = fixture.cache.remove(&key));
     fixture.l2.warm_up(target);
@@ -187,7 +187,7 @@ fn warm_up_ends_after_an_eviction_and_keeps_resident_values() {
         (998, 1),
         "the older one is forgotten"
     );
-    // Once a life.
+    // The warm-up runs once.
     fixture.cache.flush();
     assert_eq!(warm(&fixture), WarmUpOutcome::Done);
     assert_eq!(warmed(&fixture), 998);
@@ -198,7 +198,7 @@ fn warm_up_ends_after_an_eviction_and_keeps_resident_values() {
 fn corrupt_blocks_are_skipped_and_counted() {
     let device = memory(16 * MIB);
     filled(&device, std::slice::from_ref(&(0..2000)));
-    // Every now and then a byte of what was written, but not of logs: those have their own tests.
+    // Changes a byte of some blocks, but not of logs: those have their own tests.
     let arena = crate::support::arena();
     let wanted: Vec<Vec<u8>> = (0..40).map(|n| Value::new(n * 50, 1, 1024).bytes).collect();
     let size = device.info().size_bytes;
@@ -226,7 +226,7 @@ fn failed_reads_are_counted_and_the_rest_is_restored() {
     let device: Arc<dyn Device> = faulty.clone();
     let fixture = reopen(&device, &options(), 64 * MIB);
     assert!(fixture.l2.wait_rebuilt());
-    // In the middle of what was written.
+    // In the middle of the written blocks.
     faulty.add(Rule::new(Fault::Error(5)).on(Op::Read).within(3 * MIB..3 * MIB + 4096));
     assert_eq!(warm(&fixture), WarmUpOutcome::Done);
     let errors = fixture.l2.stats().count("warm_up_errors");
@@ -252,7 +252,7 @@ fn close_and_remove_end_the_warm_up() {
             true => fixture.l2.remove().unwrap(),
             false => fixture.l2.close(),
         }
-        // No thread of it is left.
+        // All its threads have ended.
         assert_eq!(fixture.l2.warm_up_status(), WarmUpStatus::Ended(WarmUpOutcome::Closed));
         assert!(warmed(&fixture) < 8000);
         fixture.close();
@@ -270,7 +270,7 @@ fn warm_up_of_a_dropped_cache_ends_at_once() {
     l2.warm_up(target);
     assert_eq!(l2.wait_warm_up(), WarmUpStatus::Ended(WarmUpOutcome::NoCapacity));
     l2.close();
-    // After a close it does not begin.
+    // After a close it does not start.
     let fixture = reopen(&device, &options(), 64 * MIB);
     fixture.l2.close();
     assert_eq!(warm(&fixture), WarmUpOutcome::Closed);
@@ -290,7 +290,7 @@ fn warm_up_can_be_disabled() {
     fixture.close();
 }
 
-/// Keys that need their note to be made again; it is the key's upper half.
+/// Keys that need their note to be restored. The note is the key's upper half.
 struct NoteCodec {
     makes_keys: bool,
     panics: AtomicBool,
@@ -335,7 +335,7 @@ impl Codec<u64, Value> for NoteCodec {
     }
 }
 
-/// The key of that number, its upper half not zero.
+/// The key of this number, with a nonzero upper half.
 fn key_with_note(number: u64) -> u64 {
     number | (number % 7 + 1) << 32
 }
@@ -358,7 +358,7 @@ fn notes_restore_keys_of_reinserted_blocks() {
     let back = (0..70).filter(|n| fixture.cache.contains(&key_with_note(*n))).count();
     assert!(back >= 60, "{back}");
     assert_eq!(warmed(&fixture), fixture.l2.len());
-    // Their class came with them.
+    // Their class was restored too.
     let states = fixture.cache.stats().states;
     let metadata = states.iter().filter(|state| state.class == Class::Metadata);
     assert_eq!(metadata.map(|state| state.blocks).sum::<u64>(), back as u64);
@@ -402,7 +402,8 @@ fn warm_up_skips_blocks_on_which_the_codec_panics() {
     fixture.close();
 }
 
-/// The first thread of the warm-up panics once another one is at work, and that one takes its time then.
+/// The first warm-up thread panics while another one works, and the other one continues for a
+/// while.
 #[derive(Default)]
 struct PanicRendezvous {
     inside: AtomicU64,

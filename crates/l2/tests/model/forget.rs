@@ -1,8 +1,10 @@
-//! Forgetting against everything else: assembly of batches, their ends, loads, the rebuild, the warm-up, and each other.
+//! Forgetting concurrent with all other operations: assembly and completion of batches, loads, the
+//! rebuild, the warm-up, and other forgets.
 //!
-//! Each insert has a version of its own. Once an insert or removal has returned, versions whose inserts had returned before it began are
-//! *gone*. Whoever looks sees no version that was gone before it began; nor does a level that is opened on what the
-//! device held at some moment, which is what a crash would leave, see one that was gone by then.
+//! Each insert has its own version. When an insert or removal returns, all versions whose inserts
+//! had returned before it began are *gone*. No lookup returns a version that was gone before the
+//! lookup began. Nor does an L2 opened on the device's contents at some moment (a crash image)
+//! return a version that was gone by then.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -79,11 +81,11 @@ struct Fixture {
     known: Mutex<KnownVersions>,
 }
 
-/// What is known of versions: each is of one key.
+/// The known versions. Each belongs to one key.
 #[derive(Clone, Default)]
 struct KnownVersions {
     last: u64,
-    /// Whose inserts have returned, by key.
+    /// Versions whose inserts have returned, by key.
     inserted: [BTreeSet<u64>; KEYS as usize],
     gone: BTreeSet<u64>,
 }
@@ -147,20 +149,20 @@ impl Fixture {
         }
     }
 
-    /// What a crash now would leave does not bring anything old back.
+    /// The contents of the device, as a crash now would leave them.
     fn crash(&self) -> (Pages, KnownVersions) {
-        // In this order: what is gone is so on the device.
+        // In this order: a version that is gone is gone on the device.
         let known = self.known.lock().clone();
         (self.device.pages.lock().clone(), known)
     }
 }
 
-/// Opens what a crash has left and looks at it.
+/// Opens a crash image and checks its keys.
 fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64) {
     let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
     let fixture = open(device, false, segment_bytes);
     *fixture.known.lock() = known;
-    // While the rebuild runs, and after it.
+    // During the rebuild and after it.
     (0..KEYS).for_each(|key| fixture.get(key));
     assert!(fixture.l2.wait_rebuilt());
     fixture.cache.flush();
@@ -179,7 +181,7 @@ fn spawn(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
     shuttle::thread::spawn(f)
 }
 
-/// One thread writes and offers, another overwrites and removes, a third looks; then it crashes.
+/// One thread writes and offers, another overwrites and removes, a third reads. Then it crashes.
 #[test]
 fn concurrent_readers_and_crash_images_never_see_gone_versions() {
     check(400, || {
@@ -226,7 +228,7 @@ fn concurrent_readers_and_crash_images_never_see_gone_versions() {
     });
 }
 
-/// Two threads forget one key at once: neither returns before a tombstone is there.
+/// Two threads forget one key at once. Neither returns before a tombstone is durable.
 #[test]
 fn two_threads_that_forget_one_key_both_wait_for_the_tombstone() {
     check(400, || {
@@ -286,7 +288,7 @@ fn keys_forgotten_during_the_rebuild_stay_forgotten() {
     });
 }
 
-/// Keys are overwritten and removed while the level puts blocks back into memory, and while its ring comes round under it.
+/// Keys are overwritten and removed during the warm-up, while the ring wraps.
 #[test]
 fn keys_forgotten_during_the_warm_up_stay_forgotten() {
     check(300, || {
@@ -321,8 +323,8 @@ fn keys_forgotten_during_the_warm_up_stay_forgotten() {
     });
 }
 
-/// A level is closed, in the end or while it finds out what it has, beside one that forgets: what was forgotten stays so, whoever
-/// comes too late hears of it, and the device keeps the rest.
+/// An L2 is closed, after or during its rebuild, while another thread forgets a key. A forgotten
+/// key stays forgotten, a late call returns an error, and the device keeps the other blocks.
 #[test]
 fn close_concurrent_with_forget_keeps_the_l2_intact() {
     for reopened in [false, true] {
@@ -338,7 +340,7 @@ fn close_concurrent_with_forget(reopened: bool) {
     fixture.l2.flush().unwrap();
     fixture.cache.flush();
     if reopened {
-        // Their segment is not the newest, which is known before the level forgets anything.
+        // Their segment is not the newest. The newest is read before the L2 forgets anything.
         end(fixture);
         fixture = open(device.clone(), false, 64 << 10);
         assert!(fixture.l2.wait_rebuilt());

@@ -8,10 +8,10 @@ use forebay_io::{Device, DeviceInfo, DeviceStats, Engine, Health, Op, Request, W
 
 const PAGE: usize = 4096;
 
-/// Pages by number; what is not there is zero.
+/// Pages by number. Missing pages are zero.
 pub(crate) type Pages = BTreeMap<u64, Arc<[u8]>>;
 
-/// A device whose every write is there at once, and can be looked at.
+/// A device whose writes take effect at once and can be inspected.
 pub(crate) struct PageMapDevice {
     info: DeviceInfo,
     pub(crate) pages: Mutex<Pages>,
