@@ -1,10 +1,9 @@
 //! The warm-up: after a restart, inserts blocks into memory before they are requested.
 //!
-//! A requested block costs one read. Blocks read in the order of their addresses share reads. Once
-//! the rebuild has read a segment and all newer ones, several threads look up which of its blocks
-//! are current, read these in large ranges, and insert them into the cache's [free
-//! capacity](forebay_cache::SpareRoom), from the newest segment to the oldest. Values that were
-//! only in memory at the close were written last and come first.
+//! Blocks read in the order of their addresses share reads. Once the rebuild has read a segment and
+//! all newer ones, several threads look up its current blocks, read these in large ranges, and
+//! insert them into the cache's [free capacity](forebay_cache::SpareRoom), newest segment first.
+//! Values that were only in memory at the close were written last and come first.
 //!
 //! # Invariants
 //!
@@ -23,10 +22,9 @@
 //! taken under it. `l2-warm-up-scan` is held while a thread finds the next batches, over reads and
 //! waits for the rebuild (`l2-rebuild`). Only warm-up threads take it.
 //!
-//! Not done: the number of threads does not adapt. It is larger than the number of processors,
-//! because one thread among many that read from memory gets only one thread's share of the
-//! processors. The logs are read a second time after the rebuild. They are about a hundredth of the
-//! data.
+//! Not done: the number of threads does not adapt. It exceeds the number of processors, because
+//! each thread competes with all readers for them. The logs, about a hundredth of the data, are
+//! read again after the rebuild.
 
 mod insert;
 mod scan;

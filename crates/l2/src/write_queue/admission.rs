@@ -9,10 +9,10 @@
 //! them: either a block is loaded within a *horizon*, or not. The *reuse rate* of a kind is the
 //! share that was loaded. A block that memory keeps for a whole horizon has no outcome, because it
 //! is never loaded here. A kind is admitted if its reuse rate is not below that of dropped blocks.
-//! Refused blocks are tracked like written ones, so no trial writes are needed.
+//! Refused blocks are tracked too, so no trial writes are needed.
 //!
-//! So a scan is not written, and popular keys are written only after they show reuse. When the
-//! workload changes, dropped blocks lose their rate, and new blocks are admitted at first sight.
+//! So a scan is not written. When the workload changes, dropped blocks lose their rate, and new
+//! blocks are admitted at first sight.
 //!
 //! # Invariants
 //!
