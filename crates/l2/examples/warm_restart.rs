@@ -21,7 +21,7 @@ fn open(path: &Path) -> Result<Thumbnails, Box<dyn Error>> {
     Ok(Thumbnails::builder(device).name("thumbnails").capacity(4 << 20).build()?)
 }
 
-/// Stands for what takes long to compute or to fetch.
+/// Stands for an expensive computation or a fetch.
 fn render(key: u64) -> Vec<u8> {
     vec![key as u8; 4096]
 }
@@ -34,15 +34,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     for key in 0..VALUES {
         cache.insert(key, render(key))?;
     }
-    // When `remove` returns, the value never comes back, not even after a crash.
+    // After `remove` returns, the value never comes back, not even after a crash.
     assert!(cache.remove(&1)?);
-    // Writes what is in memory only. Without it, a restart finds what was evicted to the device.
+    // Writes values that are only in memory. Without it, a restart finds the values that were
+    // evicted to the device.
     cache.close()?;
     drop(cache);
 
     let cache = open(&path)?;
-    // It serves while it reads its log. Waiting makes the outcome of this example certain.
-    cache.level().wait_rebuilt();
+    // The cache serves while the rebuild reads the log. Waiting makes this example deterministic.
+    cache.l2().wait_rebuilt();
     let mut rendered = 0;
     for key in 0..VALUES {
         let value = cache.get_or_load(key, || {
@@ -55,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(rendered, 1, "only the value that was removed");
 
     let stats = cache.stats();
-    println!("{} values on the device, health {:?}", stats.level.records, stats.level.health);
+    println!("{} values on the device, health {:?}", stats.l2.records, stats.l2.health);
     cache.close()?;
     Ok(())
 }

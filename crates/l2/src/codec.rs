@@ -1,44 +1,46 @@
-//! How keys and values become bytes, and what may be written: what the user of a level says of its blocks.
+//! The codec: how keys and values become bytes, and which blocks may be written.
 
 use forebay_cache::{Class, Key};
 
-/// Bytes of an encoded key, at most.
+/// Maximum length of an encoded key, in bytes.
 pub const MAX_KEY_BYTES: usize = 32;
-/// Bytes of a note, at most.
+/// Maximum length of a note, in bytes.
 pub const MAX_NOTE_BYTES: usize = 16;
 
-/// Why a block is not written to the level.
+/// The reason why a block is not written to the L2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Refusal {
-    /// More is offered than may be written a second.
+pub enum AdmissionRefusal {
+    /// The write rate is exhausted.
     Rate,
-    /// The device does not keep up: too much waits to be written.
+    /// The write queue is full because the device does not keep up.
     QueueFull,
-    /// Nothing says that it will be asked for again, and what the ring would drop for it is asked for more often than such blocks are.
+    /// The block has no proven reuse, and the blocks that the ring would evict for it are loaded
+    /// more often than blocks of its kind.
     NoProvenReuse,
-    /// It was asked for again, but what the ring would drop for it is asked for more often than such blocks are.
+    /// The block was reused, but the blocks that the ring would evict for it are loaded more often
+    /// than blocks of its kind.
     LittleReuse,
-    /// It is larger than a block of the level may be.
+    /// The block exceeds the maximum block size of the L2.
     TooLarge,
-    /// Blocks of its class are not wanted there.
+    /// The codec excludes blocks of this class.
     ClassExcluded,
-    /// Blocks of its owner are not wanted there.
+    /// The codec excludes blocks of this owner.
     OwnerExcluded,
-    /// What it belongs to is not durable yet; it may be offered again.
+    /// The object that the block belongs to is not durable yet. The block may be offered again.
     NotDurable,
-    /// The level does not know yet what it has.
+    /// The rebuild has not finished, so the L2 does not know which blocks it holds.
     Rebuilding,
     /// The device has failed.
     Failed,
-    /// The level was closed or removed.
+    /// The L2 was closed or removed.
     Removed,
-    /// The user's codec panicked on it.
+    /// The user's codec panicked on the block.
     CodecPanicked,
 }
 
-impl Refusal {
-    /// All reasons, in the order of counter labels.
+impl AdmissionRefusal {
+    /// All reasons, in the order of the counter's labels.
     pub const ALL: [Self; 12] = [
         Self::Rate,
         Self::QueueFull,
@@ -55,23 +57,25 @@ impl Refusal {
     ];
 }
 
-/// What a level has to know of the keys and values of a cache.
+/// Encodes and decodes the keys and values of a cache for the L2.
 ///
-/// The same key must give the same bytes in every life of the level: nothing that differs from run to run belongs
-/// into them, such as the number of an owner that is given out anew each time.
+/// A key must have the same encoding each time the L2 is opened. The encoding must not contain
+/// anything that differs between runs, such as an owner number that is assigned at start.
 ///
-/// A panic in one of these is caught and counted (`codec_panics`). What it panicked on is not written, or is a miss, or could not be
-/// forgotten, of which whoever asked for that is told; nothing else comes of it.
+/// The L2 catches panics of these functions and counts them (`codec_panics`). A block on which the
+/// codec panics is not written, or its load is a miss. A `forget` of its key returns an error.
+/// Nothing else is affected.
 pub trait Codec<K: Key, V>: Send + Sync + 'static {
-    /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`].
+    /// The length of every encoded key in bytes, from 1 to [`MAX_KEY_BYTES`].
     fn key_bytes(&self) -> usize;
 
-    /// Writes the key into `out`, which has [`key_bytes`](Self::key_bytes) bytes. Different keys of one level
-    /// give different bytes.
+    /// Writes the key into `out`, which has [`key_bytes`](Self::key_bytes) bytes. Different keys of
+    /// one L2 must have different encodings.
     fn encode_key(&self, key: &K, out: &mut [u8]);
 
-    /// Bytes of the note that lies beside each key, up to [`MAX_NOTE_BYTES`]: what a key is made from again, and blocks are not looked up
-    /// by.
+    /// The length of the note in bytes, up to [`MAX_NOTE_BYTES`]. The note is stored beside each
+    /// key. It holds the parts that [`decode_key`](Self::decode_key) needs and that do not take
+    /// part in lookups.
     fn note_bytes(&self) -> usize {
         0
     }
@@ -79,38 +83,43 @@ pub trait Codec<K: Key, V>: Send + Sync + 'static {
     /// Writes the note of a key into `out`, which has [`note_bytes`](Self::note_bytes) bytes.
     fn encode_note(&self, _key: &K, _out: &mut [u8]) {}
 
-    /// Whether [`decode_key`](Self::decode_key) can make keys: else nothing is put into memory before it is asked for.
+    /// Whether [`decode_key`](Self::decode_key) can restore keys. Without it, the warm-up does
+    /// nothing.
     fn decodes_keys(&self) -> bool {
         false
     }
 
-    /// The key that was encoded so, with what its note says. They are what was written, by their checksum, but perhaps not by this
-    /// program: the note may be empty. `None` if there is no such key, or none as of now. It may wait, but not for the level.
+    /// Restores a key from its encoding and its note. The checksum has verified both, but another
+    /// version of the program may have written them, so the note may be empty. Returns `None` if
+    /// the key does not exist, or does not exist at present. May block, but must not wait for the
+    /// L2.
     fn decode_key(&self, _key: &[u8], _note: &[u8]) -> Option<K> {
         None
     }
 
-    /// When the key came to be, in the user's own count, such as the transaction group that wrote the
-    /// block. A level that holds younger keys than its user knows of, because that was set back, is emptied when it is opened.
+    /// The time of the key's creation in the user's own unit, such as the transaction group that
+    /// wrote the block. If the L2 holds a key newer than
+    /// [`max_stamp`](crate::L2Options::max_stamp), its user was rolled back, and opening empties
+    /// the L2.
     fn stamp(&self, _key: &K) -> u64 {
         0
     }
 
-    /// Bytes that [`encode`](Self::encode) will write.
+    /// The number of bytes that [`encode`](Self::encode) writes.
     fn encoded_len(&self, value: &V) -> usize;
 
     /// Writes the value into `out`, which has [`encoded_len`](Self::encoded_len) bytes.
     fn encode(&self, value: &V, out: &mut [u8]);
 
-    /// The value that was encoded as `bytes`; they are what was written, by their checksum. `None` if
-    /// that cannot be, or if there is no memory for it: then the load is a miss.
+    /// Decodes a value from `bytes`, which the checksum has verified. Returns `None` if the bytes
+    /// are not a value or if memory is exhausted. The load is then a miss.
     fn decode(&self, key: &K, bytes: &[u8]) -> Option<V>;
 
-    /// Whether a block may be written now.
+    /// Decides whether a block may be written now.
     ///
     /// # Errors
-    /// The reason that is counted.
-    fn admit(&self, _key: &K, _class: Class) -> Result<(), Refusal> {
+    /// The reason to count.
+    fn admit(&self, _key: &K, _class: Class) -> Result<(), AdmissionRefusal> {
         Ok(())
     }
 }

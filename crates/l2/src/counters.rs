@@ -1,107 +1,115 @@
-//! The counters of a level. `docs/counters.md` is made from this table.
+//! The counters of an L2. `cargo xtask docs` generates `docs/counters.md` from this table.
 
 forebay_base::counters! {
-    /// What a second level counts, since it was opened.
-    pub table LevelCounters;
+    /// Counters of an L2 since it was opened.
+    pub table L2Counters;
     labels class = ["metadata", "data"];
-    labels passed = ["there", "let_go", "no_room", "no_memory", "unwanted", "unknown_owner", "undecodable", "rotten", "outdated"];
-    labels ending = ["done", "no_room", "no_keys", "off", "closed", "failed"];
+    labels skipped = ["cached", "evicted", "no_capacity", "no_memory", "unwanted", "unknown_owner", "undecodable", "corrupt", "outdated"];
+    labels outcome = ["done", "no_capacity", "no_keys", "disabled", "closed", "failed"];
     labels reason = ["rate", "queue_full", "no_proven_reuse", "little_reuse", "too_large", "class_excluded", "owner_excluded", "not_durable", "rebuilding", "failed", "removed", "codec_panicked"];
 
     /// Blocks that the cache offered.
     offered: class;
-    /// Blocks offered that the level had already.
+    /// Offered blocks that the L2 already held.
     offered_known: class;
-    /// Blocks taken to be written.
+    /// Blocks admitted to the write queue.
     admitted: class;
-    /// Blocks not taken, by reason.
+    /// Blocks refused, by reason.
     refused: reason;
-    /// Blocks admitted that had left the cache before they could be written.
-    admitted_in_vain: class;
-    /// Blocks admitted that were not written, because a write failed, the level failed or ended before, or the codec panicked.
+    /// Admitted blocks that were not written because the cache had already evicted them, or because
+    /// memory was exhausted.
+    admitted_dropped: class;
+    /// Admitted blocks that were not written because a write failed, the L2 failed or was closed,
+    /// or the codec panicked.
     admitted_lost: class;
-    /// Blocks that were overwritten or removed before they were written, and left out, or while they were written.
+    /// Admitted blocks that were overwritten or removed before or while they were written.
     outdated: class;
-    /// Blocks written that can be found now.
+    /// Blocks written that loads can find.
     stored: class;
     /// Bytes written to the device, of all kinds.
     written_bytes;
-    /// Bytes of blocks written, carried ones included, with their headers.
+    /// Bytes of written blocks with their headers, reinserted blocks included.
     block_bytes;
     /// Batches written.
     batches;
-    /// Segments begun.
+    /// Segments opened for writing.
     segments;
-    /// Flushes.
+    /// Device flushes.
     flushes;
     /// Tombstones written.
     tombstones;
-    /// Keys forgotten that the level had.
+    /// Keys forgotten that the L2 held.
     forgotten;
-    /// Keys that could not be forgotten for good: the device had failed, the level was closed, or the codec panicked on the key.
+    /// Keys whose removal is not durable because the device had failed, the L2 was closed, or the
+    /// codec panicked on the key.
     forget_failures;
-    /// Blocks carried forward when the ring came round to them.
-    carried: class;
-    /// Blocks that were worth carrying forward, and were lost for want of room or memory, or by a failed read.
-    carry_lost: class;
-    /// Blocks that the ring ran over.
-    overrun: class;
-    /// Blocks that the ring ran over and that memory had: they are offered again when memory lets go of them.
-    overrun_in_memory: class;
-    /// Loads answered.
+    /// Blocks reinserted before the ring reused their segment.
+    reinserted: class;
+    /// Blocks selected for reinsertion by rank that were evicted for lack of space or memory, or
+    /// because a read failed.
+    reinsert_lost: class;
+    /// Blocks evicted because the ring reused their segment.
+    evicted: class;
+    /// Evicted blocks that were still in memory. The cache offers them again when it evicts them.
+    evicted_in_memory: class;
+    /// Loads that returned a value.
     hits: class;
-    /// Loads of what the level does not have.
+    /// Loads of blocks that the L2 does not hold.
     misses;
-    /// Loads of what is on the device but must not be returned: it failed its check before, or is outdated.
+    /// Loads of blocks that are on the device but must not be returned: a check failed before, or
+    /// the block is outdated.
     misses_bad;
-    /// Loads of what may be on the device, while the level did not know yet whether it is current.
+    /// Loads refused because the rebuild did not know yet whether the block is current.
     misses_rebuilding;
-    /// Loads not tried because the device did not answer others in time.
+    /// Loads not attempted because other reads were overdue.
     misses_stalled;
-    /// Loads not tried because there was no memory to read into.
+    /// Loads not attempted because no memory was free for the read.
     misses_no_memory;
-    /// Loads not tried because the level has failed or was closed.
+    /// Loads not attempted because the L2 had failed or was closed.
     misses_closed;
     /// Loads whose read failed.
     load_errors;
-    /// Loads whose read took too long and was given up.
+    /// Loads that were given up because the read took longer than `load_timeout_ms`.
     load_timeouts;
-    /// Loads that found something else than was written.
-    load_rotten;
-    /// Loads that the ring overtook: the block's segment was used again meanwhile.
-    load_overtaken;
-    /// Loads that found another key's block: both have the same identity.
+    /// Loads that failed the checksum.
+    load_corrupt;
+    /// Loads whose segment was reused during the read.
+    load_evicted;
+    /// Loads that found the block of another key with the same hash.
     load_false_hits;
-    /// Loads whose key or value the codec could not encode or decode, or found no memory for.
+    /// Loads whose key or value the codec could not encode or decode, or for which the codec had no
+    /// memory.
     load_undecodable;
-    /// Panics of the user's codec, or weigher, that were caught.
+    /// Panics of the user's codec or weigher that were caught.
     codec_panics;
     /// Bytes read by loads.
     load_bytes;
     /// Writes that failed.
     write_errors;
-    /// Flushes that failed.
+    /// Device flushes that failed.
     flush_errors;
-    /// Reads of logs, or of blocks to be carried forward, that failed.
+    /// Failed reads of logs, or of blocks to be reinserted.
     read_errors;
-    /// Blocks found by the rebuild.
+    /// Blocks that the rebuild found.
     rebuild_blocks;
-    /// Tombstones found by the rebuild.
+    /// Tombstones that the rebuild found.
     rebuild_tombstones;
-    /// Segments of which the rebuild could not read all.
+    /// Segments that the rebuild could not read completely.
     rebuild_damaged;
-    /// Blocks put back into memory after a restart before anybody asked for them.
+    /// Blocks that the warm-up inserted into memory.
     warmed: class;
-    /// Blocks looked at for that and not put back: memory had them, had let them go, or had no room or memory; their dataset, or whatever their owner
-    /// is, does not want them in memory or is not known; they cannot be decoded, are not what was written, or were outdated by then.
-    warm_passed: passed;
-    /// Bytes read for that.
-    warm_bytes;
-    /// Reads for that that failed.
-    warm_errors;
-    /// How it ended: all was looked at, memory had no room left, the codec cannot make keys, it was switched off, the level or the cache was closed, or the
-    /// device failed.
-    warm_ended: ending;
-    /// Times that the level was emptied because it knew of what its user did not: that had been set back.
-    set_back;
+    /// Blocks that the warm-up skipped: memory held them, had evicted them, or had no capacity or
+    /// memory; their owner excludes them or is unknown; or they are undecodable, corrupt or
+    /// outdated.
+    warm_up_skipped: skipped;
+    /// Bytes that the warm-up read.
+    warm_up_bytes;
+    /// Reads of the warm-up that failed.
+    warm_up_errors;
+    /// How the warm-up ended: it processed all blocks, memory had no free capacity, the codec
+    /// cannot decode keys, it is disabled, the L2 or the cache was closed, or the device failed.
+    warm_up_ended: outcome;
+    /// Times that the L2 was emptied because it held blocks newer than its user, which was rolled
+    /// back.
+    rollbacks;
 }

@@ -1,55 +1,55 @@
-//! What can go wrong with a level, and what to do about it. A load never fails for the level's reasons: it is a miss.
+//! Errors of an L2. A load never returns one: it is a miss.
 
 use std::fmt;
 
-/// Kinds of error; each says what helps.
+/// The kind of an error. Each kind says what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The device holds no level: make one.
-    NotALevel,
-    /// The device holds something else, or the level of another: name another device, or force it.
+    /// The device holds no L2. Create one.
+    NotAnL2,
+    /// The device holds other data, or the L2 of another owner. Name another device, or use force.
     Foreign,
-    /// Another version wrote it: open it with that one, or make it anew.
+    /// Another version wrote the L2. Open it with that version, or recreate it.
     Unsupported,
-    /// An argument cannot be right: fix the call.
+    /// An argument is invalid. Fix the call.
     Invalid,
-    /// The device is too small for a level.
+    /// The device is too small for an L2. Use a larger one.
     TooSmall,
-    /// The device was opened for reading only.
+    /// The device was opened read-only. Open it for writing.
     ReadOnly,
-    /// No memory is left in the arena: give it more.
+    /// The arena has no free memory. Raise its limit.
     NoMemory,
     /// The device failed.
     Device,
-    /// The level failed, was closed or removed.
+    /// The L2 failed, was closed, or was removed. Open it again.
     Closed,
-    /// The user's codec panicked on a key: mend it.
+    /// The user's codec panicked on a key. Fix the codec.
     Codec,
-    /// The system refused a thread.
+    /// The system refused to create a thread. Raise the process's thread limit.
     Thread,
 }
 
-/// An error: its kind, what was being done to what, and the cause.
-pub struct Error(Box<Inner>);
+/// An error: its kind, a message, and the source.
+pub struct Error(Box<ErrorRepr>);
 
-struct Inner {
+struct ErrorRepr {
     kind: ErrorKind,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// What operations of a level return.
+/// The result of operations on an L2.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of this kind; the message names the thing, and the way out if there is one.
+    /// Creates an error. The message names the object, the cause and, if there is one, the way out.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), source: None }))
+        Self(Box::new(ErrorRepr { kind, message: message.into(), source: None }))
     }
 
-    /// The same, with its cause.
+    /// Attaches the source of the error.
     #[must_use]
     pub fn because(
         mut self,
@@ -59,7 +59,7 @@ impl Error {
         self
     }
 
-    /// Its kind.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }

@@ -1,29 +1,35 @@
-//! Forgetting: what the level has of a key is never returned again, not even after a crash.
+//! Forgetting a key: no block that the L2 holds for the key is ever returned again, not even after
+//! a crash.
 //!
-//! # Why nothing comes back
+//! # Why no old block returns
 //!
-//! 1. A block's record enters the index before the writer asks whether the block is outdated, and before the block is
-//!    written. So a key that is not in the index when it is forgotten has nothing on the device, and gets nothing: its
-//!    block, if the writer has one, is found to be outdated.
-//! 2. If the key is in the index, its record leaves, then a tombstone is queued, and who forgets waits until that is
-//!    durable. A batch takes up its tombstones after its blocks, and its tombstones kill its own blocks too. So whatever was in the
-//!    index lies before the tombstone in the log.
-//! 3. The log's segments are used again strictly in turn, and a segment's records leave the index only once its new header is
-//!    durable. So a tombstone is never lost before what it kills.
-//! 4. Who forgets a key while somebody else does waits too: *pending* says that a tombstone may be on its way though the
-//!    record has left the index already. One is registered there before the index is looked at.
-//! 5. While the rebuild runs nobody knows what the device has: every key gets a tombstone, and a record in the index
-//!    that keeps the rebuild from bringing in what is older.
-//! 6. A batch whose write failed may be on the device all the same. The index keeps its records
-//!    until the next segment's header is durable, and that header says that the batch does not
-//!    count. So a key that is not in the index has nothing that a restart believes.
+//! 1. A block's record enters the index before the writer checks whether the block is outdated, and
+//!    before the block is written. So if a key is not in the index when it is forgotten, the device
+//!    holds no block of it and will not receive one: the writer finds its block outdated.
+//! 2. If the key is in the index, its record leaves the index. Then a tombstone is queued, and the
+//!    forgetting thread waits until it is durable. A batch takes its tombstones after its blocks,
+//!    and its tombstones also cover its own blocks. So every block that was in the index precedes
+//!    the tombstone in the log.
+//! 3. Segments are reused strictly in order, and the records of a segment leave the index only
+//!    after its new header is durable. So a tombstone is never lost before the blocks that it
+//!    covers.
+//! 4. A thread that forgets a key while another thread forgets the same key waits too. The table of
+//!    pending forgets says that a tombstone may be queued although the record has already left the
+//!    index. A thread registers there before it looks into the index.
+//! 5. While the rebuild runs, the contents of the device are unknown. Every forgotten key gets a
+//!    tombstone, and a record in the index that keeps the rebuild from inserting older blocks.
+//! 6. A batch whose write failed may still be on the device. The index keeps its records until the
+//!    next segment's header is durable, and that header excludes the batch. So if a key is not in
+//!    the index, a restart finds no valid block of it.
 //!
-//! With immutable keys there is nothing to fear, and the record just leaves.
+//! With immutable keys an old block is never wrong, so the record just leaves the index.
 //!
-//! A level that has failed voids its label rather than to let anything old come back. One that was closed does not: it is to be
-//! opened again. It forgets nothing any more and says so, and the cache in front of it is closed before it.
+//! An L2 that fails voids its label, so that no old block can return. A closed L2 keeps its label,
+//! because it will be opened again: `forget` returns an error, and the cache in front must be
+//! closed first.
 //!
-//! Locking: `l2-pending` for a look; then the index's own, or `l2-feed`; never two at once.
+//! Locking: `l2-pending-forgets` to read or update a count. Then the index lock or
+//! `l2-write-queue`. Never two at once.
 
 use std::collections::HashMap;
 
@@ -31,155 +37,162 @@ use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Class, Key};
 
-use crate::counters::LevelCounters;
+use crate::counters::L2Counters;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inner::{Health, Inner};
-use crate::record::{Identity, Record, State};
+use crate::record::{KeyHash, Record, RecordState};
+use crate::shared::{Health, L2Shared};
 
 const SHARDS: usize = if cfg!(forebay_model) { 1 } else { 16 };
 
-/// Who forgets what at the moment.
-pub(crate) struct Forgetting {
+/// Key hashes that threads are forgetting, with the number of threads.
+pub(crate) struct PendingForgets {
     pending: Box<[Mutex<HashMap<u64, u32>>]>,
 }
 
-impl Forgetting {
+impl PendingForgets {
     pub(crate) fn new() -> Self {
-        let shard = || Mutex::named("l2-pending", HashMap::new());
+        let shard = || Mutex::named("l2-pending-forgets", HashMap::new());
         Self { pending: (0..SHARDS).map(|_| shard()).collect() }
     }
 
-    fn shard(&self, id: Identity) -> &Mutex<HashMap<u64, u32>> {
-        &self.pending[(id.0 >> 32) as usize % SHARDS]
+    fn shard(&self, hash: KeyHash) -> &Mutex<HashMap<u64, u32>> {
+        &self.pending[(hash.0 >> 32) as usize % SHARDS]
     }
 
-    /// Registers one who forgets.
-    fn enter(&self, id: Identity) {
-        *self.shard(id).lock().entry(id.0).or_insert(0) += 1;
+    /// Registers a thread that forgets the key.
+    fn register(&self, hash: KeyHash) {
+        *self.shard(hash).lock().entry(hash.0).or_insert(0) += 1;
     }
 
-    /// Whether more than one forgets it.
-    fn is_shared(&self, id: Identity) -> bool {
-        self.shard(id).lock().get(&id.0).is_some_and(|count| *count > 1)
+    /// Whether more than one thread forgets the key.
+    fn is_shared(&self, hash: KeyHash) -> bool {
+        self.shard(hash).lock().get(&hash.0).is_some_and(|count| *count > 1)
     }
 
-    fn leave(&self, id: Identity) {
-        let mut shard = self.shard(id).lock();
-        if let Some(count) = shard.get_mut(&id.0) {
+    fn unregister(&self, hash: KeyHash) {
+        let mut shard = self.shard(hash).lock();
+        if let Some(count) = shard.get_mut(&hash.0) {
             *count -= 1;
             if *count == 0 {
-                shard.remove(&id.0);
+                shard.remove(&hash.0);
             }
         }
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// See the module's head.
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
+    /// Forgets a key; see the module head.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if the device has failed, or the level was closed, so that an old value could come back;
-    /// [`ErrorKind::Codec`] if the codec panicked on the key.
+    /// [`ErrorKind::Closed`] if the device has failed or the L2 was closed, so that an old value
+    /// may return. [`ErrorKind::Codec`] if the codec panicked on the key.
     pub(crate) fn forget(&self, key: &K) -> Result<()> {
         if self.status.is_closed() {
-            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+            return Err(self.forget_error(ErrorKind::Closed, "the L2 was closed"));
         }
-        let Some(id) = self.identity(key) else {
-            return Err(self.unforgotten(ErrorKind::Codec, "the codec panicked on its key"));
+        let Some(hash) = self.key_hash(key) else {
+            return Err(self.forget_error(ErrorKind::Codec, "the codec panicked on the key"));
         };
         if self.immutable_keys {
-            if self.index.take(id).is_some() {
-                self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
+            if self.index.take(hash).is_some() {
+                self.counters.add(L2Counters::FORGOTTEN, 0, 1);
             }
             return Ok(());
         }
-        self.forgetting.enter(id);
-        let outcome = self.forget_registered(id);
-        self.forgetting.leave(id);
+        self.pending_forgets.register(hash);
+        let outcome = self.forget_registered(hash);
+        self.pending_forgets.unregister(hash);
         outcome
     }
 
-    fn forget_registered(&self, id: Identity) -> Result<()> {
-        if !self.status.is_open() || !self.feed.wait_started() {
-            return self.forget_dead(id);
+    fn forget_registered(&self, hash: KeyHash) -> Result<()> {
+        if !self.status.is_open() || !self.write_queue.wait_started() {
+            return self.forget_without_log(hash);
         }
         let known = if self.rebuild.is_running() {
-            let place = self.ring.head();
-            let tomb =
-                Record { place, class: Class::Data, hits: 0, in_memory: false, state: State::Tomb };
-            if let Err(error) = self.index.insert(id, tomb, |_, _| true) {
-                // The rebuild could bring the old value in, and nothing would say that it is old.
+            let addr = self.ring.head();
+            let tombstone = Record {
+                addr,
+                class: Class::Data,
+                hits: 0,
+                in_memory: false,
+                state: RecordState::Tombstone,
+            };
+            if let Err(error) = self.index.insert(hash, tombstone, |_, _| true) {
+                // The rebuild could insert the old block, and no record would show that it is old.
                 self.fail(&format!("no memory to forget a key: {error}"));
-                return self.forget_dead_for_good();
+                return self.void_label_or_fail();
             }
             if !self.rebuild.is_running() {
-                // Nobody sweeps it any more.
-                self.index.remove_if_at(id, place);
+                // The rebuild has ended and will not sweep this tombstone.
+                self.index.remove_if_at(hash, addr);
             }
             true
         } else if self.rebuild.was_incomplete() {
-            // It was cancelled after the look at the status: what the index does not have may be on the device.
-            return self.forget_dead(id);
+            // The rebuild was cancelled after the status check. The device may hold blocks that the
+            // index lacks.
+            return self.forget_without_log(hash);
         } else {
-            self.index.take(id).is_some()
+            self.index.take(hash).is_some()
         };
-        // Asked after the look: who took the record out had registered before, and leaves once its tombstone is durable.
-        if !known && !self.forgetting.is_shared(id) {
+        // Checked after the index: the thread that took the record had registered before, and
+        // unregisters only after its tombstone is durable.
+        if !known && !self.pending_forgets.is_shared(hash) {
             return Ok(());
         }
-        self.counters.add(LevelCounters::FORGOTTEN, 0, 1);
-        if self.feed.bury(id) {
+        self.counters.add(L2Counters::FORGOTTEN, 0, 1);
+        if self.write_queue.write_tombstone(hash) {
             return Ok(());
         }
-        // Whoever tries again is not to hear that there is nothing to forget.
-        let tomb = Record {
-            place: self.ring.head(),
+        // A retry must not find the key absent and report success.
+        let tombstone = Record {
+            addr: self.ring.head(),
             class: Class::Data,
             hits: 0,
             in_memory: false,
-            state: State::Tomb,
+            state: RecordState::Tombstone,
         };
-        let _ = self.index.insert(id, tomb, |_, _| true);
-        self.forget_dead_for_good()
+        let _ = self.index.insert(hash, tombstone, |_, _| true);
+        self.void_label_or_fail()
     }
 
-    /// Forgets a key when nothing can be written any more.
-    fn forget_dead(&self, id: Identity) -> Result<()> {
+    /// Forgets a key when the log can no longer be written.
+    fn forget_without_log(&self, hash: KeyHash) -> Result<()> {
         let known = self.rebuild.was_incomplete()
-            || self.index.find(id).is_some()
-            || self.forgetting.is_shared(id);
+            || self.index.find(hash).is_some()
+            || self.pending_forgets.is_shared(hash);
         if !known && !self.rebuild.is_running() {
             return Ok(());
         }
-        self.forget_dead_for_good()
+        self.void_label_or_fail()
     }
 
-    fn forget_dead_for_good(&self) -> Result<()> {
+    fn void_label_or_fail(&self) -> Result<()> {
         if self.voided.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Who closes a level wants to have it again, and whoever comes too late hears of it.
+        // A closed L2 will be opened again, so its label stays.
         if self.status.is_closed() {
-            return Err(self.unforgotten(ErrorKind::Closed, "the level was closed"));
+            return Err(self.forget_error(ErrorKind::Closed, "the L2 was closed"));
         }
         if self.try_void() {
             return Ok(());
         }
         let why = match self.health() {
             Health::Failed { why, .. } => format!("the device has failed ({why})"),
-            _ => "the level was removed".to_owned(),
+            _ => "the L2 was removed".to_owned(),
         };
-        Err(self.unforgotten(ErrorKind::Closed, &why))
+        Err(self.forget_error(ErrorKind::Closed, &why))
     }
 
-    /// The error of one whose key could not be forgotten.
-    fn unforgotten(&self, kind: ErrorKind, why: &str) -> Error {
+    /// Builds and counts the error of a failed forget.
+    fn forget_error(&self, kind: ErrorKind, why: &str) -> Error {
         if !self.immutable_keys {
-            self.counters.add(LevelCounters::FORGET_FAILURES, 0, 1);
+            self.counters.add(L2Counters::FORGET_FAILURES, 0, 1);
         }
-        let name = &self.medium.device.info().name;
+        let name = &self.io.device.info().name;
         let text = format!(
-            "a value on {name} was not forgotten, because {why}: if that level is opened again, an old value may come back; forget it then, or make the level anew"
+            "cannot forget a key of the L2 on {name}: {why}; an old value may return when the L2 is opened again: forget the key then, or recreate the L2"
         );
         Error::new(kind, text)
     }

@@ -1,46 +1,47 @@
-//! Reading, writing and voiding of labels; and what else a device may hold.
+//! Reads, writes and voids labels, and detects other contents of a device.
 //!
 //! # Invariants
 //!
-//! - A device that holds anything but zeros at its ends, a level of the same owner, or one that was removed, is made a level only
-//!   if forced.
-//! - A level is void once neither copy of its label is there, durably. Nothing else has to be overwritten: a new level gets
-//!   another guid, and believes nothing that carries the old one.
+//! - Without force, an L2 is created only on a device whose ends are zero, or that holds an L2 of
+//!   the same owner or a removed L2.
+//! - An L2 is void once neither copy of its label is on the device, durably. Nothing else has to be
+//!   overwritten: a new L2 has another guid and rejects structures with the old one.
 //!
-//! # What it does not do
+//! # Not done
 //!
-//! It does not look for the second copy of a label elsewhere than in the device's last page, if the first is lost.
+//! If the first copy is lost, the second copy is expected in the device's last page and nowhere
+//! else.
 
 use forebay_base::rng::SmallRng;
 use forebay_io::{Device, content_of};
 
+use crate::device_io::{DeviceIo, IoError};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{LABEL_BYTES, LabelPhys, MAX_FEATURES, PAGE_BYTES, VERSION, void_page};
 use crate::geometry::Geometry;
-use crate::medium::{Medium, Trouble};
-use crate::options::LevelOptions;
-use crate::{LevelTunables, MAX_KEY_BYTES};
+use crate::options::L2Options;
+use crate::{L2Tunables, MAX_KEY_BYTES};
 
-/// So much is looked at, and cleared, at either end of a device.
-const LOOK_BYTES: u64 = if cfg!(forebay_model) { 8 << 10 } else { 1 << 20 };
+/// Bytes that are checked and cleared at each end of a device.
+const PROBE_BYTES: u64 = if cfg!(forebay_model) { 8 << 10 } else { 1 << 20 };
 
-/// What a level's label says.
+/// The contents of a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LabelInfo {
-    /// Names the level.
+    /// Identifies the L2.
     pub guid: u64,
-    /// Whose it is.
+    /// The owner's tag.
     pub owner: [u8; 16],
-    /// Bytes of an encoded key.
+    /// Length of an encoded key, in bytes.
     pub key_bytes: usize,
-    /// Bytes of a segment.
+    /// Size of a segment, in bytes.
     pub segment_bytes: u64,
-    /// Segments.
+    /// Number of segments.
     pub segments: u32,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created: u64,
-    /// What the owner has put there last, see [`Level::set_user_mark`](crate::Level::set_user_mark); 0 at first.
+    /// The user's mark, see [`L2::set_user_mark`](crate::L2::set_user_mark). Initially 0.
     pub user_mark: u64,
     pub(crate) hash_seed: u64,
     pub(crate) last_page: u64,
@@ -66,11 +67,11 @@ impl LabelInfo {
         label
     }
 
-    /// What a label says, if this code can read what it announces and it can be.
-    fn of(label: &LabelPhys, device: &str, device_bytes: u64) -> Result<Self> {
+    /// Decodes a label. Checks that this version supports it and that its values are consistent.
+    fn from_phys(label: &LabelPhys, device: &str, device_bytes: u64) -> Result<Self> {
         let unsupported = |what: String| {
             let text = format!(
-                "the second level on {device} {what}: open it with the program that made it, or make it anew by force"
+                "the L2 on {device} {what}; open it with the program that created it, or recreate it with force"
             );
             Error::new(ErrorKind::Unsupported, text)
         };
@@ -78,15 +79,18 @@ impl LabelInfo {
         if version != VERSION {
             let age = if version < VERSION { "older" } else { "newer" };
             return Err(unsupported(format!(
-                "has the {age} version {version} of its format, and only {VERSION} can be read here"
+                "has the {age} format version {version}, and this program reads only {VERSION}"
             )));
         }
-        // This version has no features, so each is unknown.
+        // This version defines no features, so each is unknown.
         if label.feature_count.get() > 0 {
             let count = (label.feature_count.get() as usize).min(MAX_FEATURES);
             let name = |feature: &[u8]| String::from_utf8_lossy(feature).replace('\0', "");
             let names: Vec<String> = label.features[..count].iter().map(|f| name(f)).collect();
-            return Err(unsupported(format!("has features unknown here: {}", names.join(", "))));
+            return Err(unsupported(format!(
+                "has features unknown to this program: {}",
+                names.join(", ")
+            )));
         }
         let info = Self {
             guid: label.guid.get(),
@@ -105,98 +109,98 @@ impl LabelInfo {
                 Some("keys have 1 to 32 bytes")
             }
             Ok(geometry) if geometry.used_bytes() > device_bytes => {
-                Some("the device was larger when the level was made")
+                Some("the device was larger when the L2 was created")
             }
             Ok(_) => None,
         };
         match wrong {
             None => Ok(info),
             Some(why) => Err(Error::new(
-                ErrorKind::NotALevel,
+                ErrorKind::NotAnL2,
                 format!(
-                    "the label of the second level on {device} cannot be right: {why}; make it anew by force"
+                    "the label of the L2 on {device} is invalid: {why}; recreate the L2 with force"
                 ),
             )),
         }
     }
 }
 
-/// What the label of the level on `device` says.
+/// Reads the label of the L2 on `device`.
 ///
 /// # Errors
-/// [`ErrorKind::NotALevel`] if there is none, [`ErrorKind::Unsupported`] if another version wrote
-/// it; and the device's.
+/// [`ErrorKind::NotAnL2`] if there is none; [`ErrorKind::Unsupported`] if another version wrote it;
+/// and errors of the device.
 pub fn read_label(device: &forebay_base::sync::Arc<dyn Device>) -> Result<LabelInfo> {
     use forebay_base::arena::{Arena, ArenaConfig, HugePages};
     let config = ArenaConfig { limit_bytes: 1 << 20, huge_pages: HugePages::Never };
     let arena = Arena::new(config).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, "no memory to read a label").because(error)
+        Error::new(ErrorKind::NoMemory, "no memory to read the label of an L2; free some")
+            .because(error)
     })?;
-    let medium = Medium {
+    let io = DeviceIo {
         device: device.clone(),
         arena,
         clock: forebay_base::sync::Arc::new(forebay_base::clock::SystemClock::new()),
-        tunables: forebay_base::sync::Arc::new(LevelTunables::default()),
-        writes_out: forebay_base::sync::Arc::default(),
+        tunables: forebay_base::sync::Arc::new(L2Tunables::default()),
+        writes_in_flight: forebay_base::sync::Arc::default(),
     };
-    read(&medium).map(|(info, _)| info)
+    read(&io).map(|(info, _)| info)
 }
 
-/// The label, and whether both copies of it are there.
-pub(crate) fn read(medium: &Medium) -> Result<(LabelInfo, bool)> {
-    let info = medium.device.info();
+/// Reads the label. The flag says whether both copies are intact.
+pub(crate) fn read(io: &DeviceIo) -> Result<(LabelInfo, bool)> {
+    let info = io.device.info();
     let (name, device_bytes) = (&*info.name, info.size_bytes);
-    let back = last_page(device_bytes).ok_or_else(|| not_a_level(name))?;
+    let back = last_page(device_bytes).ok_or_else(|| not_an_l2(name))?;
     let copy = |at: u64| -> Result<Option<Result<LabelInfo>>> {
-        let page = medium.read(at, PAGE_BYTES).map_err(|t| trouble(medium, "read a label", t))?;
+        let page = io.read(at, PAGE_BYTES).map_err(|t| io_failure(io, "read the label", t))?;
         let label = LabelPhys::parse(&page).ok();
-        Ok(label.map(|label| LabelInfo::of(&label, name, device_bytes)))
+        Ok(label.map(|label| LabelInfo::from_phys(&label, name, device_bytes)))
     };
-    // One copy that cannot be read must not hide the other.
+    // An unreadable copy must not hide the other.
     match copy(0) {
         Ok(Some(first)) => {
             let first = first?;
             let second = copy(first.last_page).unwrap_or_default();
-            let whole = matches!(second, Some(Ok(second)) if second == first);
-            Ok((first, whole))
+            let complete = matches!(second, Some(Ok(second)) if second == first);
+            Ok((first, complete))
         }
         first => match copy(back) {
             Ok(Some(second)) => Ok((second?, false)),
-            Ok(None) => Err(first.err().unwrap_or_else(|| not_a_level(name))),
+            Ok(None) => Err(first.err().unwrap_or_else(|| not_an_l2(name))),
             Err(error) => Err(error),
         },
     }
 }
 
-fn not_a_level(name: &str) -> Error {
-    Error::new(ErrorKind::NotALevel, format!("{name} holds no second level: make one on it"))
+fn not_an_l2(name: &str) -> Error {
+    Error::new(ErrorKind::NotAnL2, format!("{name} holds no L2; create one on it"))
 }
 
-/// Where the last page of a device is.
+/// Offset of the last page of a device.
 fn last_page(device_bytes: u64) -> Option<u64> {
     (device_bytes / PAGE_BYTES).checked_sub(1).map(|pages| pages * PAGE_BYTES)
 }
 
-pub(crate) fn trouble(medium: &Medium, doing: &str, trouble: Trouble) -> Error {
-    let name = &medium.device.info().name;
-    let text = format!("cannot {doing} of the second level on {name}: {trouble}");
-    match trouble {
-        Trouble::Device(error) => Error::new(ErrorKind::Device, text).because(error),
-        Trouble::Stalled(_) => Error::new(ErrorKind::Device, text),
-        Trouble::NoMemory(_) => Error::new(ErrorKind::NoMemory, text),
+pub(crate) fn io_failure(io: &DeviceIo, doing: &str, error: IoError) -> Error {
+    let name = &io.device.info().name;
+    let text = format!("cannot {doing} of the L2 on {name}: {error}");
+    match error {
+        IoError::Device(error) => Error::new(ErrorKind::Device, text).because(error),
+        IoError::Stalled(_) => Error::new(ErrorKind::Device, text),
+        IoError::NoMemory(_) => Error::new(ErrorKind::NoMemory, text),
     }
 }
 
-/// What the device holds that is not zeros, at either end.
-fn look(medium: &Medium) -> Result<Option<String>> {
-    let device_bytes = medium.device.info().size_bytes;
-    let sector = u64::from(medium.device.info().sector_bytes);
-    let bytes = LOOK_BYTES.min(device_bytes / sector * sector);
+/// Describes nonzero contents at either end of the device.
+fn find_content(io: &DeviceIo) -> Result<Option<String>> {
+    let device_bytes = io.device.info().size_bytes;
+    let sector = u64::from(io.device.info().sector_bytes);
+    let bytes = PROBE_BYTES.min(device_bytes / sector * sector);
     for start in [0, (device_bytes - bytes) / sector * sector] {
-        let found =
-            medium.read(start, bytes).map_err(|t| trouble(medium, "look at the place", t))?;
+        let found = io.read(start, bytes).map_err(|t| io_failure(io, "probe the device", t))?;
         if start == 0 && found.starts_with(&void_page()) {
-            // A level was here, and its owner has removed it: the rest of the device means nothing to anybody.
+            // An L2 was removed here. The rest of the device holds no valid data.
             return Ok(None);
         }
         if let Some(what) = content_of(start, &found) {
@@ -206,26 +210,23 @@ fn look(medium: &Medium) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Makes the device a level: durably, or not at all.
-pub(crate) fn create(
-    medium: &Medium,
-    key_bytes: usize,
-    options: &LevelOptions,
-) -> Result<LabelInfo> {
-    let info = medium.device.info();
+/// Creates an L2 on the device. The label is durable, or the call fails.
+pub(crate) fn create(io: &DeviceIo, key_bytes: usize, options: &L2Options) -> Result<LabelInfo> {
+    let info = io.device.info();
     let name = &*info.name;
     if info.read_only {
-        let text = format!("{name} was opened for reading only: a second level cannot be made");
+        let text =
+            format!("cannot create an L2 on {name}: it was opened read-only; open it for writing");
         return Err(Error::new(ErrorKind::ReadOnly, text));
     }
     let geometry = Geometry::choose(name, info.size_bytes, options.segment_bytes)?;
     let ours = |label: &LabelInfo| label.owner == options.owner;
-    match read(medium) {
+    match read(io) {
         _ if options.force => {}
         Ok((label, _)) if ours(&label) => {}
-        Ok(_) => return Err(foreign(name, "the second level of another")),
-        Err(error) if error.kind() == ErrorKind::NotALevel => {
-            if let Some(what) = look(medium)? {
+        Ok(_) => return Err(foreign(name, "the L2 of another owner")),
+        Err(error) if error.kind() == ErrorKind::NotAnL2 => {
+            if let Some(what) = find_content(io)? {
                 return Err(foreign(name, &what));
             }
         }
@@ -243,62 +244,66 @@ pub(crate) fn create(
         hash_seed: rng.next_u64(),
         last_page: geometry.last_page,
     };
-    clear(medium).map_err(|t| trouble(medium, "clear the place", t))?;
-    write(medium, &label)?;
+    clear(io).map_err(|t| io_failure(io, "clear the device", t))?;
+    write(io, &label)?;
     Ok(label)
 }
 
 fn foreign(name: &str, what: &str) -> Error {
     let text = format!(
-        "{name} holds {what}, which would be lost: name another device, clear its first and last MiB, or force it"
+        "{name} holds {what}, which would be lost; name another device, clear its first and last MiB, or use force"
     );
     Error::new(ErrorKind::Foreign, text)
 }
 
-/// Refuses the label of another.
+/// Refuses the label of another owner.
 pub(crate) fn check_owner(name: &str, label: &LabelInfo, owner: [u8; 16]) -> Result<()> {
     if label.owner == owner {
         return Ok(());
     }
     let text = format!(
-        "{name} holds the second level of another: name another device, or make it anew by force"
+        "{name} holds the L2 of another owner; name another device, or recreate it with force"
     );
     Err(Error::new(ErrorKind::Foreign, text))
 }
 
-/// Zeros at both ends, so that nobody takes the device for what it was.
-fn clear(medium: &Medium) -> Result<(), Trouble> {
-    let device_bytes = medium.device.info().size_bytes;
-    let sector = u64::from(medium.device.info().sector_bytes);
-    let bytes = LOOK_BYTES.min(device_bytes / sector * sector);
+/// Writes zeros to both ends, so that no probe finds the old contents.
+fn clear(io: &DeviceIo) -> Result<(), IoError> {
+    let device_bytes = io.device.info().size_bytes;
+    let sector = u64::from(io.device.info().sector_bytes);
+    let bytes = PROBE_BYTES.min(device_bytes / sector * sector);
     for start in [0, (device_bytes - bytes) / sector * sector] {
-        let mut zeros = medium.alloc(bytes)?;
+        let mut zeros = io.alloc(bytes)?;
         zeros.zero();
-        medium.write(start, zeros)?;
+        io.write(start, zeros)?;
     }
-    medium.flush()
+    io.flush()
 }
 
-/// Writes both copies, durably.
-pub(crate) fn write(medium: &Medium, label: &LabelInfo) -> Result<()> {
+/// Writes both copies of the label, durably.
+pub(crate) fn write(io: &DeviceIo, label: &LabelInfo) -> Result<()> {
     let bytes = label.phys().seal();
-    put(medium, label, &bytes).map_err(|t| trouble(medium, "write the label", t))
+    write_copies(io, label, &bytes).map_err(|t| io_failure(io, "write the label", t))
 }
 
-/// The level is not there any more, durably.
-pub(crate) fn void(medium: &Medium, label: &LabelInfo) -> Result<()> {
-    put(medium, label, &void_page()).map_err(|t| trouble(medium, "void the label", t))
+/// Voids both copies of the label, durably.
+pub(crate) fn void(io: &DeviceIo, label: &LabelInfo) -> Result<()> {
+    write_copies(io, label, &void_page()).map_err(|t| io_failure(io, "void the label", t))
 }
 
-fn put(medium: &Medium, label: &LabelInfo, bytes: &[u8; LABEL_BYTES]) -> Result<(), Trouble> {
-    // Both are tried, whatever becomes of the first.
+fn write_copies(
+    io: &DeviceIo,
+    label: &LabelInfo,
+    bytes: &[u8; LABEL_BYTES],
+) -> Result<(), IoError> {
+    // Both writes are attempted even if the first fails.
     let copies = [0, label.last_page].map(|at| {
-        let mut page = medium.alloc(PAGE_BYTES)?;
+        let mut page = io.alloc(PAGE_BYTES)?;
         page.copy_from_slice(bytes);
-        medium.write(at, page).map(drop)
+        io.write(at, page).map(drop)
     });
-    copies.into_iter().collect::<Result<(), Trouble>>()?;
-    medium.flush()
+    copies.into_iter().collect::<Result<(), IoError>>()?;
+    io.flush()
 }
 
 #[cfg(all(test, not(forebay_model)))]
@@ -312,33 +317,35 @@ mod tests {
     #[test]
     fn other_versions_are_refused_by_name() {
         let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
-        let options = LevelOptions::new([3; 16], Arena::new(config).unwrap());
-        let medium = Medium {
+        let options = L2Options::new([3; 16], Arena::new(config).unwrap());
+        let io = DeviceIo {
             device: Arc::new(
                 MemoryDevice::new("memory", 8 << 20, &MemoryOptions::default()).unwrap(),
             ),
             arena: Arc::clone(&options.arena),
             clock: Arc::clone(&options.clock),
             tunables: Arc::clone(&options.tunables),
-            writes_out: Arc::default(),
+            writes_in_flight: Arc::default(),
         };
-        let label = create(&medium, 8, &options).unwrap();
+        let label = create(&io, 8, &options).unwrap();
         let put_version = |version: u32| {
             let mut old = label.phys();
             old.version = version.into();
-            put(&medium, &label, &old.seal()).unwrap();
+            write_copies(&io, &label, &old.seal()).unwrap();
         };
-        assert_eq!(read(&medium).unwrap(), (label, true));
+        assert_eq!(read(&io).unwrap(), (label, true));
         for (version, age) in [(0, "older"), (2, "older"), (VERSION + 1, "newer")] {
             put_version(version);
-            let error = read(&medium).unwrap_err();
+            let error = read(&io).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            let named = format!("the {age} version {version} of its format, and only {VERSION}");
+            let named = format!(
+                "the {age} format version {version}, and this program reads only {VERSION}"
+            );
             assert!(error.to_string().contains(&named), "{error}");
-            // Nor is it made anew unasked.
-            assert_eq!(create(&medium, 8, &options).unwrap_err().kind(), ErrorKind::Unsupported);
+            // Without force, it is not recreated either.
+            assert_eq!(create(&io, 8, &options).unwrap_err().kind(), ErrorKind::Unsupported);
         }
-        write(&medium, &label).unwrap();
-        assert_eq!(read(&medium).unwrap(), (label, true));
+        write(&io, &label).unwrap();
+        assert_eq!(read(&io).unwrap(), (label, true));
     }
 }

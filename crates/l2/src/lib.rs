@@ -1,8 +1,8 @@
-//! A persistent second level for a cache: a log of blocks on a device, in segments that are used in turn.
+//! A persistent secondary cache (L2): a log of blocks in a ring of segments on a device.
 //!
-//! * [`HybridCache`]: a cache in memory and on a device, for programs that want nothing else;
-//! * [`Level`]: the device's part alone, to be handed to a cache;
-//! * [`Codec`]: how keys and values of a cache become bytes, and what may be written.
+//! - [`HybridCache`]: a cache in memory and on a device;
+//! - [`L2`]: the device side alone, for a [`forebay_cache::Cache`];
+//! - [`Codec`]: how keys and values become bytes, and which blocks may be written.
 //!
 //! ```
 //! use forebay_io::{FileDevice, OpenOptions};
@@ -15,70 +15,80 @@
 //! let device = Arc::new(FileDevice::open(&path, &options)?);
 //! let cache = HybridCache::<u64, String>::builder(device.clone()).capacity(4 << 20).build()?;
 //!
-//! cache.insert(1, "what it was".to_owned())?;
-//! // When this returns, the older value never comes back, not even if the machine stops now.
-//! cache.insert(1, "what it is".to_owned())?;
-//! let loaded = cache.get_or_load(2, || Ok::<_, std::io::Error>("read from afar".to_owned()))?;
-//! assert_eq!(*loaded, "read from afar");
+//! cache.insert(1, "old".to_owned())?;
+//! // After this call returns, the old value never comes back, not even after a crash.
+//! cache.insert(1, "new".to_owned())?;
+//! let loaded = cache.get_or_load(2, || Ok::<_, std::io::Error>("loaded".to_owned()))?;
+//! assert_eq!(*loaded, "loaded");
 //! drop(loaded);
 //!
-//! // What is in memory only goes to the device, and is there again after a restart.
+//! // Writes values that are in memory only. They survive a restart.
 //! cache.close()?;
 //! let cache = HybridCache::<u64, String>::builder(device).capacity(4 << 20).build()?;
-//! cache.level().wait_rebuilt(); // It serves at once; this is for the example's sake.
-//! assert_eq!(cache.get(&1).as_deref().map(String::as_str), Some("what it is"));
+//! cache.l2().wait_rebuilt(); // Not required: the cache serves at once.
+//! assert_eq!(cache.get(&1).as_deref().map(String::as_str), Some("new"));
 //! cache.remove(&1)?;
 //! assert!(cache.get(&1).is_none());
 //! cache.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Words
+//! # Terms
 //!
-//! A *level* is a second level on one device. Its *ring* is its *segments* in the order of their use. A *batch* is
-//! one sequential write: a log block, then blocks. A *record* is one line of a log block: a block, or a
-//! *tombstone*, which says that older blocks of a key are not to be returned. A *place* says where a block lies. The
-//! *identity* of a key is its hash, by which log and index know it.
+//! The *ring* is the L2's *segments* in the order of their use. Each use of a segment has a
+//! *sequence number*. A *batch* is one sequential write: a log block, then blocks. A log block
+//! holds *records*, one for each block or *tombstone*. A tombstone invalidates older blocks of a
+//! key. A *block address* says where a block lies. The *key hash* identifies a key in the log and
+//! in the index.
+//!
+//! # Guarantees
+//!
+//! - A loaded block is published only if its checksum, its segment's sequence number and its key
+//!   all match. All else is a miss.
+//! - A written block becomes live in one step: the writer checks the *retired* mark in the header
+//!   of the cache's block and changes the index record under one lock. A block that the cache
+//!   removed or overwrote is never found.
+//! - A removal returns after the flush of the batch that holds its tombstone.
 
 mod codec;
 mod counters;
+mod device_io;
 mod error;
-mod feed;
 mod forget;
 mod format;
 mod geometry;
 mod hybrid;
 mod index;
-mod inner;
+mod l2;
 mod label;
-mod level;
 mod load;
-mod medium;
 mod options;
+mod rebuild;
 mod record;
-mod recover;
 mod ring;
+mod shared;
 mod stats;
 mod tunables;
-mod warm;
+mod warm_up;
+mod write_queue;
 mod writer;
 
-pub use codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
-pub use counters::LevelCounters;
+pub use codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
+pub use counters::L2Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use hybrid::{
-    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, LevelKey, LevelValue,
+    HybridBuilder, HybridCache, HybridMemory, HybridStats, InsertError, L2Key, L2Value,
 };
-pub use inner::Health;
+pub use l2::L2;
 pub use label::{LabelInfo, read_label};
-pub use level::Level;
-pub use options::LevelOptions;
-pub use recover::RebuildStats;
-pub use stats::LevelStats;
-pub use tunables::LevelTunables;
-pub use warm::{WarmUp, WarmUpEnd};
+pub use options::L2Options;
+pub use rebuild::RebuildStats;
+pub use shared::Health;
+pub use stats::L2Stats;
+pub use tunables::L2Tunables;
+pub use warm_up::{WarmUpOutcome, WarmUpStatus};
 
-/// The example of the README compiles.
+/// Compiles the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

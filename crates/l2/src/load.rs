@@ -1,13 +1,19 @@
-//! Loads: reading a block back for the cache.
+//! Loads: read blocks for the cache.
 //!
-//! A load never fails: what cannot be read in time, or is not what was written, is a miss, and a counter says why. Whoever waits for
-//! it begins anew, and finds that the level does not have the block.
+//! A load never fails. A block that cannot be read in time or does not verify is a miss, and a
+//! counter says why. The caller begins again, and the L2 declines that load.
 //!
-//! A load that takes longer than allowed is *overdue*: its filler is withdrawn by a thread that does nothing else than look around
-//! a few times a second, so that no other request can hold it up, and its read goes on alone. While any read is overdue no other is begun: the device hangs.
+//! A loaded block is published only if three checks pass. The checksum must match. It is seeded
+//! with the L2's guid and the segment's sequence number, so a block of an earlier use of the
+//! segment does not verify. The encoded key in the block must equal the requested key, because two
+//! keys may share a hash.
 //!
-//! Locking: `l2-watch` while that thread sleeps; `l2-loads` for a push or a few pops, `l2-load` for taking a filler; never both, and none while anything is
-//! submitted or published.
+//! A load that exceeds its time limit is *overdue*. The watchdog thread withdraws its load guard,
+//! and the read continues alone. The watchdog does nothing else, so that no other request delays
+//! it. While any read is overdue, no other read begins: the device hangs.
+//!
+//! Locking: `l2-watchdog` while the watchdog sleeps; `l2-loads` for a push or a few pops; `l2-load`
+//! to take a load guard. A thread never holds two of them, and none during a submit or a publish.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,320 +24,339 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::{Filler, Key};
 use forebay_io::{Completion, Priority, Request};
 
-use crate::counters::LevelCounters;
+use crate::counters::L2Counters;
 use crate::format::{Block, BlockSeed, verify_block};
-use crate::inner::Inner;
-use crate::record::{Identity, Place, Record, State, UNIT_BYTES};
+use crate::record::{BlockAddr, KeyHash, Record, RecordState, UNIT_BYTES};
+use crate::shared::L2Shared;
 
-/// Identities at most that the next load of passes over.
-const SKIPS: usize = 64;
-/// How often it is looked for loads that are overdue.
-const LOOK: Duration = Duration::from_millis(100);
+/// Maximum number of key hashes whose next load is declined.
+const MAX_DECLINED: usize = 64;
+/// How often the watchdog checks for overdue loads.
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A load on its way.
-struct Flight<K: Key, V: Send + Sync + 'static> {
-    id: Identity,
+/// A load in flight.
+struct InFlightLoad<K: Key, V: Send + Sync + 'static> {
+    hash: KeyHash,
     deadline_ns: u64,
-    /// Gone when the load has ended, or was given up.
-    filler: Mutex<Option<Filler<K, V>>>,
+    /// `None` after the load has completed or was given up.
+    guard: Mutex<Option<Filler<K, V>>>,
 }
 
-/// Loads on their way.
+/// The loads in flight.
 pub(crate) struct Loads<K: Key, V: Send + Sync + 'static> {
-    /// Oldest first.
-    flights: Mutex<VecDeque<Arc<Flight<K, V>>>>,
-    /// Reads that were submitted and have not ended.
-    flying: AtomicU64,
-    /// Those of them whose loads were given up.
+    /// Loads, oldest first.
+    in_flight: Mutex<VecDeque<Arc<InFlightLoad<K, V>>>>,
+    /// Reads submitted and not completed.
+    reads_in_flight: AtomicU64,
+    /// Reads in flight whose loads were given up.
     overdue: AtomicU64,
-    /// Of these keys the next load is handed back, so that who begins anew gets past the level.
-    skips: Mutex<VecDeque<Identity>>,
-    skipping: AtomicUsize,
-    /// Whether nobody need look for overdue loads any more.
-    watched: Mutex<bool>,
-    watching: Condvar,
+    /// Key hashes whose next load is declined, so that a caller that begins again bypasses the L2.
+    declined: Mutex<VecDeque<KeyHash>>,
+    declined_count: AtomicUsize,
+    /// Whether the watchdog is to end.
+    watchdog_stopped: Mutex<bool>,
+    watchdog_wakeup: Condvar,
 }
 
-/// What a read was to find.
-struct Sought {
-    id: Identity,
-    place: Place,
+/// The block that a read is expected to return.
+struct ExpectedBlock {
+    hash: KeyHash,
+    addr: BlockAddr,
     seed: BlockSeed,
     seq: u64,
-    /// Bytes of the buffer before the block.
-    skew: usize,
+    /// Offset of the block in the read buffer.
+    buffer_offset: usize,
     class: usize,
 }
 
-/// What a read has found.
-enum Found<V> {
+/// The outcome of a read.
+enum LoadOutcome<V> {
     Value(V),
-    /// Not what was written.
-    Rotten,
-    /// The segment was used again.
-    Overtaken,
-    /// Another key's block.
-    Other,
+    /// The checksum does not match.
+    Corrupt,
+    /// The segment was reused during the read.
+    Evicted,
+    /// The block belongs to another key with the same hash.
+    OtherKey,
     Undecodable,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Loads<K, V> {
     pub(crate) fn new() -> Self {
         Self {
-            flights: Mutex::named("l2-loads", VecDeque::new()),
-            flying: AtomicU64::new(0),
+            in_flight: Mutex::named("l2-loads", VecDeque::new()),
+            reads_in_flight: AtomicU64::new(0),
             overdue: AtomicU64::new(0),
-            skips: Mutex::named("l2-load", VecDeque::new()),
-            skipping: AtomicUsize::new(0),
-            watched: Mutex::named("l2-watch", false),
-            watching: Condvar::new(),
+            declined: Mutex::named("l2-load", VecDeque::new()),
+            declined_count: AtomicUsize::new(0),
+            watchdog_stopped: Mutex::named("l2-watchdog", false),
+            watchdog_wakeup: Condvar::new(),
         }
     }
 
-    fn begin(&self, id: Identity, deadline_ns: u64, filler: Filler<K, V>) -> Arc<Flight<K, V>> {
-        let filler = Mutex::named("l2-load", Some(filler));
-        let flight = Arc::new(Flight { id, deadline_ns, filler });
-        self.flying.fetch_add(1, Ordering::AcqRel);
+    fn begin(
+        &self,
+        hash: KeyHash,
+        deadline_ns: u64,
+        guard: Filler<K, V>,
+    ) -> Arc<InFlightLoad<K, V>> {
+        let guard = Mutex::named("l2-load", Some(guard));
+        let load = Arc::new(InFlightLoad { hash, deadline_ns, guard });
+        self.reads_in_flight.fetch_add(1, Ordering::AcqRel);
         let mut ended = Vec::new();
-        let mut flights = self.flights.lock();
-        // Two for one: the list is never much longer than what is on its way.
-        while ended.len() < 2
-            && flights.front().is_some_and(|flight| Arc::strong_count(flight) == 1)
+        let mut in_flight = self.in_flight.lock();
+        // Removes up to two entries for each new one, so that the list stays close to the number of
+        // loads in flight.
+        while ended.len() < 2 && in_flight.front().is_some_and(|load| Arc::strong_count(load) == 1)
         {
-            ended.extend(flights.pop_front());
+            ended.extend(in_flight.pop_front());
         }
-        flights.push_back(Arc::clone(&flight));
-        drop(flights);
-        flight
+        in_flight.push_back(Arc::clone(&load));
+        drop(in_flight);
+        load
     }
 
-    fn skip_next(&self, id: Identity) {
-        let mut skips = self.skips.lock();
-        if skips.len() == SKIPS {
-            skips.pop_front();
+    fn decline_next(&self, hash: KeyHash) {
+        let mut declined = self.declined.lock();
+        if declined.len() == MAX_DECLINED {
+            declined.pop_front();
         }
-        skips.push_back(id);
-        self.skipping.store(skips.len(), Ordering::Release);
+        declined.push_back(hash);
+        self.declined_count.store(declined.len(), Ordering::Release);
     }
 
-    fn is_skipped(&self, id: Identity) -> bool {
-        if self.skipping.load(Ordering::Acquire) == 0 {
+    fn take_declined(&self, hash: KeyHash) -> bool {
+        if self.declined_count.load(Ordering::Acquire) == 0 {
             return false;
         }
-        let mut skips = self.skips.lock();
-        let found = skips.iter().position(|other| *other == id);
-        found.inspect(|at| _ = skips.remove(*at));
-        self.skipping.store(skips.len(), Ordering::Release);
+        let mut declined = self.declined.lock();
+        let found = declined.iter().position(|other| *other == hash);
+        found.inspect(|at| _ = declined.remove(*at));
+        self.declined_count.store(declined.len(), Ordering::Release);
         found.is_some()
     }
 
-    /// Ends the watch.
-    pub(crate) fn unwatch(&self) {
-        *self.watched.lock() = true;
-        self.watching.notify_all();
+    /// Ends the watchdog.
+    pub(crate) fn stop_watchdog(&self) {
+        *self.watchdog_stopped.lock() = true;
+        self.watchdog_wakeup.notify_all();
     }
 
-    /// Reads that have not ended, those that were given up left out.
-    pub(crate) fn awaited(&self) -> u64 {
+    /// Reads in flight whose loads were not given up.
+    pub(crate) fn awaited_reads(&self) -> u64 {
         let overdue = self.overdue.load(Ordering::Acquire);
-        self.flying.load(Ordering::Acquire).saturating_sub(overdue)
+        self.reads_in_flight.load(Ordering::Acquire).saturating_sub(overdue)
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// A load begins. If the level has the block, it keeps the filler.
-    pub(crate) fn load(self: &Arc<Self>, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
-        let Some(id) = self.identity(filler.key()) else {
-            self.counters.add(LevelCounters::LOAD_UNDECODABLE, 0, 1);
-            return Err(filler);
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
+    /// Begins a load. Keeps the load guard if the L2 holds the block, otherwise returns it.
+    pub(crate) fn load(self: &Arc<Self>, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+        let Some(hash) = self.key_hash(guard.key()) else {
+            self.counters.add(L2Counters::LOAD_UNDECODABLE, 0, 1);
+            return Err(guard);
         };
-        self.worth.asked(id, self.index.len());
-        let (record, seq) = match self.seek(id) {
+        self.admission.on_load(hash, self.index.len());
+        let (record, seq) = match self.locate(hash) {
             Ok(found) => found,
-            Err(row) => {
-                self.counters.add(row, 0, 1);
-                return Err(filler);
+            Err(counter) => {
+                self.counters.add(counter, 0, 1);
+                return Err(guard);
             }
         };
-        let place = record.place;
-        let sector = u64::from(self.medium.device.info().sector_bytes);
-        let from = self.ring.geometry.offset(place.segment) + u64::from(place.unit) * UNIT_BYTES;
-        let to = from + u64::from(place.units) * UNIT_BYTES;
+        let addr = record.addr;
+        let sector = u64::from(self.io.device.info().sector_bytes);
+        let from = self.ring.geometry.offset(addr.segment) + u64::from(addr.unit) * UNIT_BYTES;
+        let to = from + u64::from(addr.units) * UNIT_BYTES;
         let start = from / sector * sector;
         let bytes = (to.next_multiple_of(sector) - start) as usize;
-        let Ok(buffer) = self.medium.arena.alloc(bytes) else {
-            self.counters.add(LevelCounters::MISSES_NO_MEMORY, 0, 1);
-            return Err(filler);
+        let Ok(buffer) = self.io.arena.alloc(bytes) else {
+            self.counters.add(L2Counters::MISSES_NO_MEMORY, 0, 1);
+            return Err(guard);
         };
-        // Before the read: the ring is to know as soon as memory can have it. What is handed out uncached memory never has.
-        self.index.touch(id, place, filler.refusal().is_none());
+        // Before the read: the index must know before memory can hold the block. A value that is
+        // returned uncached never enters memory.
+        self.index.touch(hash, addr, guard.refusal().is_none());
         let seed = BlockSeed::new(self.ring.guid(), seq);
-        let (skew, class) = ((from - start) as usize, filler.attributes().class as usize);
-        let sought = Sought { id, place, seed, seq, skew, class };
+        let (buffer_offset, class) = ((from - start) as usize, guard.attributes().class as usize);
+        let expected = ExpectedBlock { hash, addr, seed, seq, buffer_offset, class };
         let allowed = u64::from(self.tunables.load_timeout_ms()) * 1_000_000;
-        let flight = self.loads.begin(id, self.clock.now_ns().saturating_add(allowed), filler);
-        let inner = Arc::clone(self);
+        let load = self.loads.begin(hash, self.clock.now_ns().saturating_add(allowed), guard);
+        let shared = Arc::clone(self);
         let request = Request::read(start, buffer).with_priority(Priority::SyncRead);
-        self.medium.device.submit(request.on_done(move |completion| {
-            inner.loaded(&flight, &sought, completion);
+        self.io.device.submit(request.on_done(move |completion| {
+            shared.on_read_done(&load, &expected, completion);
         }));
         Ok(())
     }
 
-    /// Where the block is and in which use of its segment, or what to count.
-    fn seek(&self, id: Identity) -> Result<(Record, u64), forebay_base::counters::Counter> {
+    /// Finds the block and the sequence number of its segment, or returns the counter of the miss.
+    fn locate(&self, hash: KeyHash) -> Result<(Record, u64), forebay_base::counters::Counter> {
         if !self.status.is_open() {
-            return Err(LevelCounters::MISSES_CLOSED);
+            return Err(L2Counters::MISSES_CLOSED);
         }
-        let Some(record) = self.index.find(id) else {
+        let Some(record) = self.index.find(hash) else {
             return Err(match self.rebuild.is_running() {
-                true => LevelCounters::MISSES_REBUILDING,
-                false => LevelCounters::MISSES,
+                true => L2Counters::MISSES_REBUILDING,
+                false => L2Counters::MISSES,
             });
         };
-        let seq = self.ring.seq(record.place.segment);
-        if record.state != State::Live {
-            return Err(LevelCounters::MISSES_BAD);
+        let seq = self.ring.seq(record.addr.segment);
+        if record.state != RecordState::Live {
+            return Err(L2Counters::MISSES_BAD);
         }
-        // With immutable keys whatever is there is right.
-        if !self.immutable_keys && self.rebuild.hides(seq) {
-            return Err(LevelCounters::MISSES_REBUILDING);
+        // With immutable keys, every block on the device is valid.
+        if !self.immutable_keys && self.rebuild.is_hidden(seq) {
+            return Err(L2Counters::MISSES_REBUILDING);
         }
         if self.loads.overdue.load(Ordering::Relaxed) > 0 {
-            return Err(LevelCounters::MISSES_STALLED);
+            return Err(L2Counters::MISSES_STALLED);
         }
-        if self.loads.is_skipped(id) {
-            return Err(LevelCounters::MISSES);
+        if self.loads.take_declined(hash) {
+            return Err(L2Counters::MISSES);
         }
         Ok((record, seq))
     }
 
-    /// A read has ended.
-    fn loaded(&self, flight: &Flight<K, V>, sought: &Sought, completion: Completion) {
+    /// Handles the completion of a read.
+    fn on_read_done(
+        &self,
+        load: &InFlightLoad<K, V>,
+        expected: &ExpectedBlock,
+        completion: Completion,
+    ) {
         let taken = {
-            let mut filler = flight.filler.lock();
-            let taken = filler.take();
+            let mut guard = load.guard.lock();
+            let taken = guard.take();
             if taken.is_none() {
                 self.loads.overdue.fetch_sub(1, Ordering::AcqRel);
             }
             taken
         };
-        if let Some(filler) = taken {
+        if let Some(guard) = taken {
             match completion.into_buffer() {
-                Ok(buffer) => self.deliver(filler, sought, &buffer),
+                Ok(buffer) => self.deliver(guard, expected, &buffer),
                 Err(_) => {
-                    self.counters.add(LevelCounters::LOAD_ERRORS, 0, 1);
-                    self.flag(sought.id, sought.place);
-                    self.index.leave_memory(sought.id);
-                    filler.withdraw();
+                    self.counters.add(L2Counters::LOAD_ERRORS, 0, 1);
+                    self.mark_bad(expected.hash, expected.addr);
+                    self.index.clear_in_memory(expected.hash);
+                    guard.withdraw();
                 }
             }
         }
-        self.loads.flying.fetch_sub(1, Ordering::AcqRel);
+        self.loads.reads_in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn deliver(&self, filler: Filler<K, V>, sought: &Sought, buffer: &Buffer) {
-        self.counters.add(LevelCounters::LOAD_BYTES, 0, buffer.len() as u64);
-        let row = match self.examine(filler.key(), sought, buffer) {
-            Found::Value(value) => {
-                self.counters.add(LevelCounters::HITS, sought.class, 1);
-                // It asks the user's weigher. If that panics, who waits hears of it.
-                let cached = self.catching(|| filler.publish(value).is_cached());
+    fn deliver(&self, guard: Filler<K, V>, expected: &ExpectedBlock, buffer: &Buffer) {
+        self.counters.add(L2Counters::LOAD_BYTES, 0, buffer.len() as u64);
+        let counter = match self.verify(guard.key(), expected, buffer) {
+            LoadOutcome::Value(value) => {
+                self.counters.add(L2Counters::HITS, expected.class, 1);
+                // `publish` calls the user's weigher. If that panics, the waiting callers receive
+                // the error.
+                let cached = self.catch_panic(|| guard.publish(value).is_cached());
                 if cached != Some(true) {
-                    self.index.leave_memory(sought.id);
+                    self.index.clear_in_memory(expected.hash);
                 }
                 return;
             }
-            Found::Rotten => {
-                self.flag(sought.id, sought.place);
-                LevelCounters::LOAD_ROTTEN
+            LoadOutcome::Corrupt => {
+                self.mark_bad(expected.hash, expected.addr);
+                L2Counters::LOAD_CORRUPT
             }
-            Found::Overtaken => {
-                self.loads.skip_next(sought.id);
-                LevelCounters::LOAD_OVERTAKEN
+            LoadOutcome::Evicted => {
+                self.loads.decline_next(expected.hash);
+                L2Counters::LOAD_EVICTED
             }
-            Found::Other => {
-                self.loads.skip_next(sought.id);
-                LevelCounters::LOAD_FALSE_HITS
+            LoadOutcome::OtherKey => {
+                self.loads.decline_next(expected.hash);
+                L2Counters::LOAD_FALSE_HITS
             }
-            Found::Undecodable => {
-                self.loads.skip_next(sought.id);
-                LevelCounters::LOAD_UNDECODABLE
+            LoadOutcome::Undecodable => {
+                self.loads.decline_next(expected.hash);
+                L2Counters::LOAD_UNDECODABLE
             }
         };
-        self.counters.add(row, 0, 1);
-        self.index.leave_memory(sought.id);
-        filler.withdraw();
+        self.counters.add(counter, 0, 1);
+        self.index.clear_in_memory(expected.hash);
+        guard.withdraw();
     }
 
-    fn examine(&self, key: &K, sought: &Sought, buffer: &Buffer) -> Found<V> {
-        let Some(Block { key: found, value, .. }) =
-            buffer.get(sought.skew..).and_then(|bytes| verify_block(sought.seed, bytes))
+    fn verify(&self, key: &K, expected: &ExpectedBlock, buffer: &Buffer) -> LoadOutcome<V> {
+        let Some(Block { key: found, value, .. }) = buffer
+            .get(expected.buffer_offset..)
+            .and_then(|bytes| verify_block(expected.seed, bytes))
         else {
-            let used_again = self.ring.seq(sought.place.segment) != sought.seq;
-            return if used_again { Found::Overtaken } else { Found::Rotten };
+            let used_again = self.ring.seq(expected.addr.segment) != expected.seq;
+            return if used_again { LoadOutcome::Evicted } else { LoadOutcome::Corrupt };
         };
-        let Some(sought) = self.encode_key(key) else { return Found::Undecodable };
-        if found != &sought[..self.label.key_bytes] {
-            return Found::Other;
+        let Some(expected) = self.encode_key(key) else { return LoadOutcome::Undecodable };
+        if found != &expected[..self.label.key_bytes] {
+            return LoadOutcome::OtherKey;
         }
-        let decoded = self.ask(|codec| codec.decode(key, value)).flatten();
-        decoded.map_or(Found::Undecodable, Found::Value)
+        let decoded = self.with_codec(|codec| codec.decode(key, value)).flatten();
+        decoded.map_or(LoadOutcome::Undecodable, LoadOutcome::Value)
     }
 
-    /// What is there must not be returned; with keys whose content changes a tombstone is still needed when it is forgotten.
-    pub(crate) fn flag(&self, id: Identity, place: Place) {
-        self.index.change(id, place, |record| {
-            (!self.immutable_keys).then_some(Record { state: State::Bad, ..record })
+    /// Marks a block that must not be returned. With mutable keys its record stays, because
+    /// forgetting the key still requires a tombstone.
+    pub(crate) fn mark_bad(&self, hash: KeyHash, addr: BlockAddr) {
+        self.index.change(hash, addr, |record| {
+            (!self.immutable_keys).then_some(Record { state: RecordState::Bad, ..record })
         });
     }
 
-    /// The body of the thread that gives up overdue loads, until [`Loads::unwatch`].
-    pub(crate) fn watch(&self) {
+    /// The body of the watchdog thread. Returns after [`Loads::stop_watchdog`].
+    pub(crate) fn run_watchdog(&self) {
         loop {
             {
-                let mut watched = self.loads.watched.lock();
-                if !*watched {
+                let mut watchdog_stopped = self.loads.watchdog_stopped.lock();
+                if !*watchdog_stopped {
                     // The model checker has no time that passes by itself.
                     match cfg!(forebay_model) {
-                        true => self.loads.watching.wait(&mut watched),
-                        false => drop(self.loads.watching.wait_timeout(&mut watched, LOOK)),
+                        true => self.loads.watchdog_wakeup.wait(&mut watchdog_stopped),
+                        false => drop(
+                            self.loads
+                                .watchdog_wakeup
+                                .wait_timeout(&mut watchdog_stopped, WATCHDOG_INTERVAL),
+                        ),
                     }
                 }
-                if *watched {
+                if *watchdog_stopped {
                     return;
                 }
             }
-            self.watch_loads(false);
+            self.withdraw_overdue(false);
         }
     }
 
-    /// Gives up loads that are overdue. `all`: every one.
-    pub(crate) fn watch_loads(&self, all: bool) {
+    /// Gives up overdue loads, or all loads if `all` is set.
+    pub(crate) fn withdraw_overdue(&self, all: bool) {
         let now = self.clock.now_ns();
         let mut late = Vec::new();
         {
-            let mut flights = self.loads.flights.lock();
-            while flights.front().is_some_and(|flight| {
-                all || flight.deadline_ns <= now || Arc::strong_count(flight) == 1
-            }) {
-                late.extend(flights.pop_front());
+            let mut in_flight = self.loads.in_flight.lock();
+            while in_flight
+                .front()
+                .is_some_and(|load| all || load.deadline_ns <= now || Arc::strong_count(load) == 1)
+            {
+                late.extend(in_flight.pop_front());
             }
         }
-        for flight in late {
+        for load in late {
             let taken = {
-                let mut filler = flight.filler.lock();
-                let taken = filler.take();
+                let mut guard = load.guard.lock();
+                let taken = guard.take();
                 if taken.is_some() {
                     self.loads.overdue.fetch_add(1, Ordering::AcqRel);
                 }
                 taken
             };
-            if let Some(filler) = taken {
-                self.counters.add(LevelCounters::LOAD_TIMEOUTS, 0, 1);
-                self.loads.skip_next(flight.id);
-                self.index.leave_memory(flight.id);
-                filler.withdraw();
+            if let Some(guard) = taken {
+                self.counters.add(L2Counters::LOAD_TIMEOUTS, 0, 1);
+                self.loads.decline_next(load.hash);
+                self.index.clear_in_memory(load.hash);
+                guard.withdraw();
             }
         }
     }

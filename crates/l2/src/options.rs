@@ -1,43 +1,43 @@
-//! How a level is made or opened.
+//! Options to create or open an L2.
 
 use forebay_base::arena::Arena;
 use forebay_base::clock::{Clock, SystemClock, SystemWallClock, WallClock};
 use forebay_base::rng::seed_from_system;
 use forebay_base::sync::Arc;
 
-use crate::tunables::LevelTunables;
+use crate::tunables::L2Tunables;
 
-/// How a level is made or opened.
+/// Options to create or open an L2.
 #[derive(Clone)]
-pub struct LevelOptions {
-    /// Whose level it is: a level that says otherwise is refused.
+pub struct L2Options {
+    /// The owner's tag. An L2 with another tag is refused.
     pub owner: [u8; 16],
-    /// Make it even if the device holds something else, or the level of another.
+    /// Create an L2 even if the device holds other data or the L2 of another owner.
     pub force: bool,
-    /// When opened: make a level if the device holds nothing.
+    /// On open: create an L2 if the device holds none.
     pub create: bool,
-    /// A key's content never changes, so that what is forgotten may come back after a restart: it is not wrong, only
-    /// not wanted. Then forgetting costs nothing.
+    /// The content of a key never changes. A forgotten block may then return after a restart, which
+    /// is never wrong. Forgetting a key costs no write.
     pub immutable_keys: bool,
-    /// When opened: the youngest stamp that the user knows of. A level with younger ones is emptied, because its user was set back:
-    /// what has the same key again may be something else.
+    /// On open: the newest stamp that the user knows. If the L2 holds a newer one, its user was
+    /// rolled back, and the L2 is emptied: the same key may name other content later.
     pub max_stamp: u64,
     /// Tunables.
-    pub tunables: Arc<LevelTunables>,
-    /// Time.
+    pub tunables: Arc<L2Tunables>,
+    /// The monotonic clock.
     pub clock: Arc<dyn Clock>,
-    /// The time of day, for people.
+    /// The wall clock, for the time of creation in the label.
     pub wall_clock: Arc<dyn WallClock>,
-    /// Where the level's name and the seed of its hash come from, when one is made: never the same twice.
+    /// Seeds the guid and the hash seed of a new L2. Must be different each time.
     pub seed: u64,
-    /// Memory for I/O: two batches, and what loads and the rebuild read at once.
+    /// Memory for I/O: two batches, the loads in flight, and the reads of the rebuild.
     pub arena: Arc<Arena>,
-    /// When made: bytes of a segment, if the usual ones will not do.
+    /// On create: the segment size in bytes, to override the default.
     pub segment_bytes: Option<u64>,
 }
 
-impl LevelOptions {
-    /// The usual ones.
+impl L2Options {
+    /// The default options.
     pub fn new(owner: [u8; 16], arena: Arc<Arena>) -> Self {
         Self {
             owner,
@@ -45,7 +45,7 @@ impl LevelOptions {
             create: false,
             immutable_keys: false,
             max_stamp: u64::MAX,
-            tunables: Arc::new(LevelTunables::default()),
+            tunables: Arc::new(L2Tunables::default()),
             clock: Arc::new(SystemClock::new()),
             wall_clock: Arc::new(SystemWallClock),
             seed: seed_from_system(),
@@ -55,9 +55,9 @@ impl LevelOptions {
     }
 }
 
-impl std::fmt::Debug for LevelOptions {
+impl std::fmt::Debug for L2Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LevelOptions")
+        f.debug_struct("L2Options")
             .field("owner", &self.owner)
             .field("force", &self.force)
             .field("create", &self.create)

@@ -1,68 +1,71 @@
-//! What index and log say of a block to each other.
+//! The types that the index and the log share: key hashes, block addresses and records.
 //!
-//! How a place is ordered against another depends on the sequence numbers of their segments, which the ring knows.
+//! The order of two block addresses depends on the sequence numbers of their segments, which the
+//! ring knows.
 
 use forebay_cache::Class;
 
-/// The unit of places and lengths, in bytes.
+/// The unit of block addresses and lengths, in bytes.
 pub(crate) const UNIT_BYTES: u64 = 64;
-/// Segments of a ring, at most: the largest number of one fits 18 bits.
+/// Maximum number of segments in a ring. The largest segment number fits 18 bits.
 pub(crate) const MAX_SEGMENTS: u32 = 1 << 18;
-/// Units of a segment, at most: a unit's number, and that of the segment's end, fit 22 bits.
+/// Maximum number of units in a segment. A unit number, and the segment's end, fit 22 bits.
 pub(crate) const MAX_SEGMENT_UNITS: u32 = (1 << 22) - 1;
-/// Units of a block with its header, at most: fits 18 bits.
+/// Maximum number of units in a block with its header. Fits 18 bits.
 pub(crate) const MAX_BLOCK_UNITS: u32 = (1 << 18) - 1;
-/// The largest count of hits: fits 2 bits.
+/// Maximum count of hits. Fits 2 bits.
 pub(crate) const MAX_HITS: u8 = 3;
 
-/// A key, as index and log know it: the hash of its encoded bytes with the level's seed. Different keys may share one: the
-/// newest block of any of them stands for all, and its header says whose it is.
+/// The hash of an encoded key with the L2's seed. Identifies the key in the log and in the index.
+/// Different keys may share a hash. The newest block of any of them then replaces the others, and
+/// its header holds the actual key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Identity(pub(crate) u64);
+pub(crate) struct KeyHash(pub(crate) u64);
 
-/// Where a block lies.
+/// The address of a block on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    /// Number of the segment.
+pub(crate) struct BlockAddr {
+    /// The segment's number.
     pub(crate) segment: u32,
     /// First unit within the segment.
     pub(crate) unit: u32,
-    /// Units that the block takes with its header; 0 for a tombstone.
+    /// Units of the block with its header. 0 for a tombstone.
     pub(crate) units: u32,
 }
 
-/// What a record is good for.
+/// The state of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum State {
-    /// The block is there.
+pub(crate) enum RecordState {
+    /// The block can be loaded.
     Live,
-    /// It is on its way.
+    /// The block is being written.
     Pending,
-    /// Something is there that must not be returned; a tombstone is still needed to say so for good.
+    /// The block must not be returned. Forgetting the key still requires a tombstone.
     Bad,
-    /// A tombstone: older blocks are not to be returned.
-    Tomb,
+    /// A tombstone: older blocks must not be returned.
+    Tombstone,
 }
 
-/// What the index knows of an identity.
+/// The index's record of a key hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) place: Place,
+    pub(crate) addr: BlockAddr,
     pub(crate) class: Class,
-    /// Loads since it was written, up to [`MAX_HITS`].
+    /// Loads since the block was written, at most [`MAX_HITS`].
     pub(crate) hits: u8,
-    /// The cache has had the block since it was written or loaded, and has not said since that it let go of it.
+    /// The cache has held the block since it was written or loaded, and has not reported its
+    /// eviction.
     pub(crate) in_memory: bool,
-    pub(crate) state: State,
+    pub(crate) state: RecordState,
 }
 
-/// What became of a record that was put into the index.
+/// The outcome of an insert into the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inserted {
-    /// Nothing was known of the identity.
-    Fresh,
-    /// It took the place of this one.
+pub(crate) enum InsertOutcome {
+    /// The key hash had no record.
+    Inserted,
+    /// The record replaced this one.
     Replaced(Record),
-    /// What is there is newer, and stays.
-    Older,
+    /// The index holds a newer record and keeps it.
+    Stale,
 }

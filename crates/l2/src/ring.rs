@@ -1,33 +1,34 @@
-//! The ring, as all threads of a level see it: which use each segment is in, and where the log ends.
+//! The state of the ring that all threads of an L2 share: the sequence number of each segment, and
+//! the head of the log.
 //!
 //! # Invariants
 //!
-//! - Segment `s` is only ever used as numbers that are `s` modulo the number of segments: strictly in turn, so that the
-//!   oldest is always the next to be used again.
-//! - `head` only grows: everything that the index knows lies before it, and so does everything on the device.
+//! - Segment `s` only has sequence numbers congruent to `s` modulo the number of segments. Segments
+//!   are used strictly in order, so the oldest is always the next to be reused.
+//! - `head` only grows. Everything in the index and on the device lies before it.
 //!
-//! Who writes: the writer's thread, and before it starts the rebuild. No locks.
+//! The writer's thread is the only writer. Before it starts, the rebuild is. There are no locks.
 
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
 use crate::geometry::Geometry;
-use crate::record::{Place, UNIT_BYTES};
+use crate::record::{BlockAddr, UNIT_BYTES};
 
-/// What is known of the ring.
+/// The state of the ring.
 pub(crate) struct Ring {
     pub(crate) geometry: Geometry,
     guid: AtomicU64,
-    /// The use that each segment is in; 0 if nothing is in it.
+    /// The sequence number of each segment. 0 if the segment is empty.
     seqs: Box<[AtomicU64]>,
-    /// The end of the log: its segment's sequence number, and the unit there.
+    /// The end of the log: a sequence number, and a unit in that segment.
     head: AtomicU64,
 }
 
-/// Bits of the head that hold the unit.
+/// Bits of `head` that hold the unit.
 const UNIT_BITS: u32 = 22;
 
 impl Ring {
-    /// A ring of which nothing is known.
+    /// A ring whose segments are all empty.
     pub(crate) fn new(geometry: Geometry, guid: u64) -> Self {
         Self {
             geometry,
@@ -37,12 +38,12 @@ impl Ring {
         }
     }
 
-    /// Names the level.
+    /// The guid of the L2.
     pub(crate) fn guid(&self) -> u64 {
         self.guid.load(Ordering::Acquire)
     }
 
-    /// The use that a segment is in; 0 if nothing is in it.
+    /// The sequence number of a segment. 0 if it is empty.
     #[inline]
     pub(crate) fn seq(&self, segment: u32) -> u64 {
         self.seqs[segment as usize].load(Ordering::Acquire)
@@ -52,33 +53,35 @@ impl Ring {
         self.seqs[segment as usize].store(seq, Ordering::Release);
     }
 
-    /// Whether `new` comes after `old` in the log, or at the same place.
+    /// Whether `new` is not before `old` in the log.
     #[inline]
-    pub(crate) fn is_newer(&self, old: Place, new: Place) -> bool {
+    pub(crate) fn is_newer(&self, old: BlockAddr, new: BlockAddr) -> bool {
         (self.seq(new.segment), new.unit) >= (self.seq(old.segment), old.unit)
     }
 
-    /// The end of the log, as the place of a tombstone that is to be written.
-    pub(crate) fn head(&self) -> Place {
+    /// The end of the log, as the address of the next tombstone.
+    pub(crate) fn head(&self) -> BlockAddr {
         let head = self.head.load(Ordering::Acquire);
         let segment = self.geometry.segment_of(head >> UNIT_BITS);
-        Place { segment, unit: (head & ((1 << UNIT_BITS) - 1)) as u32, units: 0 }
+        BlockAddr { segment, unit: (head & ((1 << UNIT_BITS) - 1)) as u32, units: 0 }
     }
 
-    /// The log ends at `bytes` of the segment that is used as `seq` now. Before anything enters the index that lies there.
+    /// Moves the head to `bytes` within the segment of sequence number `seq`. Call it before
+    /// records of that range enter the index.
     pub(crate) fn set_head(&self, seq: u64, bytes: u64) {
-        // A batch may turn out shorter than was planned: then the head is a little past the log's end, which does no harm.
+        // A batch may turn out shorter than planned. The head is then past the log's end, which is
+        // harmless.
         self.head.fetch_max((seq << UNIT_BITS) | (bytes / UNIT_BYTES), Ordering::AcqRel);
     }
 
-    /// The level is made anew: nothing is known of it, and nobody has used it yet.
-    pub(crate) fn empty(&self, guid: u64) {
+    /// Empties the ring for a new guid. No other thread uses it yet.
+    pub(crate) fn reset(&self, guid: u64) {
         self.guid.store(guid, Ordering::Release);
         self.seqs.iter().for_each(|seq| seq.store(0, Ordering::Release));
         self.head.store(0, Ordering::Release);
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory in use.
     pub(crate) fn memory_bytes(&self) -> u64 {
         size_of_val(&*self.seqs) as u64
     }

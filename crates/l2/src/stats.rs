@@ -1,49 +1,49 @@
-//! What a level says of itself.
+//! Statistics of an L2.
 
 use forebay_base::counters::CounterValue;
 
-use crate::inner::Health;
-use crate::recover::RebuildStats;
-use crate::warm::WarmUp;
+use crate::rebuild::RebuildStats;
+use crate::shared::Health;
+use crate::warm_up::WarmUpStatus;
 
-/// What a level says of itself. Its parts need not agree with each other to the last block.
+/// Statistics of an L2. The values are read one after the other and may differ slightly in time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LevelStats {
-    /// How it is.
+pub struct L2Stats {
+    /// The state of the L2.
     pub health: Health,
-    /// How the rebuild goes.
+    /// The progress of the rebuild.
     pub rebuild: RebuildStats,
-    /// How putting blocks back into memory goes.
-    pub warm_up: WarmUp,
-    /// Blocks that it knows of, those left out that are on their way or must not be returned.
+    /// The progress of the warm-up.
+    pub warm_up: WarmUpStatus,
+    /// Number of records in the index.
     pub records: u64,
-    /// Bytes of the device that segments take.
+    /// Bytes of the device that segments occupy.
     pub size_bytes: u64,
-    /// Bytes of segments that have been used: all, once the ring has come round.
+    /// Bytes of segments in use. Equal to `size_bytes` once the ring has wrapped.
     pub used_bytes: u64,
-    /// Bytes of memory, but for buffers.
+    /// Bytes of memory in use, without buffers.
     pub memory_bytes: u64,
-    /// Bytes of blocks that wait to be written.
+    /// Bytes of blocks in the write queue.
     pub queued_bytes: u64,
-    /// Bytes that may be written a second, as of now.
+    /// The current write rate, in bytes per second.
     pub write_bytes_per_s: u64,
-    /// Loads that were asked for.
+    /// Loads requested.
     pub loads: u64,
-    /// Loads that were answered.
+    /// Loads that returned a value.
     pub hits: u64,
     /// All counters, by name and label.
     pub counters: Vec<CounterValue>,
 }
 
-impl LevelStats {
-    /// The counters that are not zero, by name and label.
+impl L2Stats {
+    /// The nonzero counters, by name and label.
     pub fn short(&self) -> Vec<(&'static str, &'static str, u64)> {
         let some = self.counters.iter().filter(|value| value.value > 0);
         some.map(|value| (value.name, value.label.unwrap_or(""), value.value)).collect()
     }
 
-    /// The sum of a counter over its labels; 0 if there is none of that name.
+    /// The sum of a counter over its labels. 0 if there is no counter of that name.
     pub fn count(&self, name: &str) -> u64 {
         self.counters.iter().filter(|value| value.name == name).map(|v| v.value).sum()
     }

@@ -1,48 +1,49 @@
-//! The tunables of a level. `docs/tunables.md` is made from this table.
+//! The tunables of an L2. `cargo xtask docs` generates `docs/tunables.md` from this table.
 
 forebay_base::tunables! {
-    /// Tunables of a second level. None has to be set.
-    pub table LevelTunables;
+    /// Tunables of an L2. All have defaults.
+    pub table L2Tunables;
 
-    /// Bytes that are written to the device at once, if so much waits.
+    /// Target size of a batch, which is written to the device at once.
     batch_bytes: bytes = 1 << 20, 64 << 10..=16 << 20, build, "bytes";
 
-    /// How long a block waits for others to be written with.
+    /// How long a block waits for others to fill its batch.
     linger_ms: u32 = 50, 0..=10000, runtime, "ms";
 
-    /// Bytes of blocks that may wait to be written; more is refused.
+    /// Maximum bytes of blocks in the write queue. Blocks beyond it are refused.
     queue_bytes: bytes = 8 << 20, 64 << 10..=1 << 30, runtime, "bytes";
 
-    /// Bytes of blocks that are written in a second, at most.
+    /// Maximum rate at which blocks are written, per second.
     write_max_bytes_per_s: bytes = 256 << 20, 1 << 16..=1 << 40, runtime, "bytes";
 
-    /// Bytes of blocks that are written in a second if there are so many, however slow the device has become.
+    /// Minimum write rate per second, however slow the device becomes.
     write_min_bytes_per_s: bytes = 8 << 20, 1 << 12..=1 << 40, runtime, "bytes";
 
-    /// Take every block that is offered, whether it has proven reuse or not.
+    /// Admit every offered block, with or without proven reuse.
     admit_all: bool = false, false..=true, runtime, "flag";
 
-    /// Share of a segment that is carried forward when the ring comes round to it, at most.
-    carry_percent: u32 = 75, 0..=75, runtime, "percent";
+    /// Maximum share of a segment that is reinserted before the ring reuses it.
+    reinsert_percent: u32 = 75, 0..=75, runtime, "percent";
 
-    /// How long a load may wait for the device; then it is a miss.
+    /// How long a load may wait for the device. Beyond it, the load is a miss.
     load_timeout_ms: u32 = 2000, 1..=600000, runtime, "ms";
 
-    /// How long a write or a flush may take; then the device has failed.
+    /// How long a write or a flush may take. Beyond it, the device has failed.
     stall_timeout_ms: u32 = 10000, 1..=600000, runtime, "ms";
 
-    /// Whether blocks are put back into memory after a restart before anybody asks for them, as far as it has room that nobody needs.
+    /// Whether the warm-up runs after a restart: it inserts blocks into free memory before they are
+    /// requested.
     warm_up: bool = true, false..=true, build, "flag";
 
-    /// Threads that do that.
+    /// Threads of the warm-up.
     warm_up_threads: u32 = 8, 1..=64, build, "count";
 
-    /// Threads that find out what the device holds when the level is opened; 0 means one a CPU, at most 4.
+    /// Threads of the rebuild. 0 means one per CPU, at most 4.
     rebuild_threads: u32 = 0, 0..=64, build, "count";
 }
 
-impl LevelTunables {
-    /// Threads of the rebuild.
+impl L2Tunables {
+    /// Number of rebuild threads.
     pub(crate) fn threads(&self) -> usize {
         match self.rebuild_threads() {
             0 => forebay_base::memory::cpus().clamp(1, 4),

@@ -1,7 +1,8 @@
-//! A block: a header with its key and a note of its user's, then its value.
+//! A block: a header, then its key, its note and its value.
 //!
-//! The sum is seeded with the level's guid and the segment's sequence number, so that a block of another level, or of an earlier
-//! use of the segment, does not verify, though neither number takes room in each block.
+//! The checksum is seeded with the L2's guid and the segment's sequence number. A block of another
+//! L2, or of an earlier use of the segment, does not verify, although the block stores neither
+//! number.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 use zerocopy::little_endian::U32;
@@ -9,32 +10,32 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::record::UNIT_BYTES;
 
-/// The front of a block; its key follows, then the note, then the value, then zeros up to a whole unit.
+/// The header of a block. The key follows, then the note, the value, and zeros up to a whole unit.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct BlockPhys {
-    /// XXH3, 128 bits, seeded, of all after it, up to the end of the value.
+    /// XXH3, 128 bits, seeded, of everything after it up to the end of the value.
     checksum: [u8; 16],
-    /// Bytes of the value.
+    /// Length of the value, in bytes.
     value_bytes: U32,
-    /// Bytes of the key.
+    /// Length of the key, in bytes.
     key_bytes: u8,
-    /// Bytes of the note.
+    /// Length of the note, in bytes.
     note_bytes: u8,
     /// Zeros.
     reserved: [u8; 2],
 }
 
-const HEAD_BYTES: usize = 24;
-const _: () = assert!(size_of::<BlockPhys>() == HEAD_BYTES);
+const BLOCK_HEADER_BYTES: usize = 24;
+const _: () = assert!(size_of::<BlockPhys>() == BLOCK_HEADER_BYTES);
 const COVERED_FROM: usize = 16;
 
-/// What the sums of a segment's blocks are seeded with.
+/// The seed of the checksums of a segment's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockSeed(u64);
 
 impl BlockSeed {
-    /// Of this use of a segment of this level.
+    /// The seed for this use of a segment of this L2.
     pub(crate) fn new(guid: u64, seq: u64) -> Self {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&guid.to_le_bytes());
@@ -43,12 +44,12 @@ impl BlockSeed {
     }
 }
 
-/// Bytes that a block takes whose key and note have `name_bytes`: whole units.
-pub(crate) fn block_bytes(name_bytes: usize, value_bytes: usize) -> u64 {
-    ((HEAD_BYTES + name_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
+/// Size of a block in bytes, whole units. `key_note_bytes` is the length of its key and note.
+pub(crate) fn block_bytes(key_note_bytes: usize, value_bytes: usize) -> u64 {
+    ((BLOCK_HEADER_BYTES + key_note_bytes + value_bytes) as u64).next_multiple_of(UNIT_BYTES)
 }
 
-/// Writes a block into `out`, which is as long as [`block_bytes`] says. `encode` writes the value.
+/// Writes a block into `out`, whose length is [`block_bytes`]. `encode` writes the value.
 pub(crate) fn seal_block(
     seed: BlockSeed,
     (key, note): (&[u8], &[u8]),
@@ -56,18 +57,18 @@ pub(crate) fn seal_block(
     out: &mut [u8],
     encode: impl FnOnce(&mut [u8]),
 ) {
-    let head = BlockPhys {
+    let header = BlockPhys {
         checksum: [0; 16],
         value_bytes: (value_bytes as u32).into(),
         key_bytes: key.len() as u8,
         note_bytes: note.len() as u8,
         reserved: [0; 2],
     };
-    let note_from = HEAD_BYTES + key.len();
+    let note_from = BLOCK_HEADER_BYTES + key.len();
     let value_from = note_from + note.len();
     let end = value_from + value_bytes;
-    out[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-    out[HEAD_BYTES..note_from].copy_from_slice(key);
+    out[..BLOCK_HEADER_BYTES].copy_from_slice(header.as_bytes());
+    out[BLOCK_HEADER_BYTES..note_from].copy_from_slice(key);
     out[note_from..value_from].copy_from_slice(note);
     encode(&mut out[value_from..end]);
     out[end..].fill(0);
@@ -75,7 +76,7 @@ pub(crate) fn seal_block(
     out[..COVERED_FROM].copy_from_slice(&checksum);
 }
 
-/// A block, as it lies in memory: its sum is right.
+/// A block with a valid checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block<'a> {
     pub(crate) key: &'a [u8],
@@ -83,17 +84,19 @@ pub(crate) struct Block<'a> {
     pub(crate) value: &'a [u8],
 }
 
-/// The block in `bytes`, if it was written to this use of the segment.
+/// Parses a block that was written to this use of the segment. Returns `None` if the checksum does
+/// not match.
 pub(crate) fn verify_block(seed: BlockSeed, bytes: &[u8]) -> Option<Block<'_>> {
-    let (head, rest) = BlockPhys::ref_from_prefix(bytes).ok()?;
-    let (key_bytes, note_bytes) = (usize::from(head.key_bytes), usize::from(head.note_bytes));
-    let name_bytes = key_bytes + note_bytes;
-    let end = (HEAD_BYTES + name_bytes).checked_add(head.value_bytes.get() as usize)?;
+    let (header, rest) = BlockPhys::ref_from_prefix(bytes).ok()?;
+    let (key_bytes, note_bytes) = (usize::from(header.key_bytes), usize::from(header.note_bytes));
+    let key_note_bytes = key_bytes + note_bytes;
+    let end =
+        (BLOCK_HEADER_BYTES + key_note_bytes).checked_add(header.value_bytes.get() as usize)?;
     let covered = bytes.get(COVERED_FROM..end)?;
-    if head.checksum != xxh3_128_with_seed(covered, seed.0).to_le_bytes() {
+    if header.checksum != xxh3_128_with_seed(covered, seed.0).to_le_bytes() {
         return None;
     }
-    let (name, value) = rest.get(..end - HEAD_BYTES)?.split_at(name_bytes);
+    let (name, value) = rest.get(..end - BLOCK_HEADER_BYTES)?.split_at(key_note_bytes);
     let (key, note) = name.split_at(key_bytes);
     Some(Block { key, note, value })
 }

@@ -1,84 +1,84 @@
-//! The label: what says that a device holds a level, whose it is, and how it is laid out.
+//! The label: identifies the L2 on a device, its owner and its layout.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::sum;
 
-/// Size of a label.
+/// Size of a label, in bytes.
 pub(crate) const LABEL_BYTES: usize = 4096;
 /// The version that this code writes, and the only one that it reads.
 pub(crate) const VERSION: u32 = 3;
-/// Features that a label can name.
+/// Maximum number of features in a label.
 pub(crate) const MAX_FEATURES: usize = 16;
-/// Bytes of a feature's name, at most.
+/// Maximum length of a feature's name, in bytes.
 pub(crate) const FEATURE_BYTES: usize = 32;
 /// First bytes of a label: "forelvl" and a one.
 const MAGIC: u64 = u64::from_le_bytes(*b"forelvl\x01");
 
-/// First bytes of a page that was a label until the level was removed: "forelvl" and a zero. All else in it is zero.
+/// First bytes of the label page of a removed L2: "forelvl" and a zero. The rest is zero.
 const VOID_MAGIC: u64 = u64::from_le_bytes(*b"forelvl\x00");
 
-/// The page that takes a label's place when the level is removed.
+/// The page that replaces the label of a removed L2.
 pub(crate) fn void_page() -> [u8; LABEL_BYTES] {
     let mut page = [0; LABEL_BYTES];
     page[..8].copy_from_slice(&VOID_MAGIC.to_le_bytes());
     page
 }
 
-/// The label of a level. Two copies: in the device's first page, and in its last one.
+/// The label of an L2. There are two copies, in the first and in the last page of the device.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct LabelPhys {
     /// "forelvl" and a one.
     pub(crate) magic: U64,
-    /// XXH3, 128 bits, of all after it.
+    /// XXH3, 128 bits, of everything after it.
     pub(crate) checksum: [u8; 16],
-    /// [`VERSION`] of who wrote it.
+    /// The [`VERSION`] of the writer.
     pub(crate) version: U32,
-    /// Bytes of an encoded key.
+    /// Length of an encoded key, in bytes.
     pub(crate) key_bytes: U32,
-    /// Names the level. A device that is made a level again gets another.
+    /// Identifies the L2. Recreating it changes the guid.
     pub(crate) guid: U64,
-    /// Seed of the hash that makes a key an identity.
+    /// Seed of the key hash.
     pub(crate) hash_seed: U64,
-    /// Whose level it is, as its user says.
+    /// The owner's tag.
     pub(crate) owner: [u8; 16],
-    /// Bytes of a segment.
+    /// Size of a segment, in bytes.
     pub(crate) segment_bytes: U64,
-    /// Segments.
+    /// Number of segments.
     pub(crate) segments: U32,
-    /// Features that are named, from the front.
+    /// Number of features named.
     pub(crate) feature_count: U32,
-    /// Where the other copy lies: what is left of the device after its last whole page belongs to nobody.
+    /// Offset of the second copy. The device beyond its last whole page is not used.
     pub(crate) last_page: U64,
-    /// When it was made, in seconds since 1970; for people.
+    /// Time of creation in seconds since 1970, for display.
     pub(crate) created: U64,
-    /// A number of the owner's, by which it knows whether it was the last to use the level; 0 at first.
+    /// A number of the owner's that tells whether it used the L2 last. Initially 0.
     pub(crate) user_mark: U64,
     /// Zeros.
     pub(crate) reserved: [u8; 24],
-    /// Names of features that a reader must know, zeros after each.
+    /// Names of features that a reader must support, padded with zeros.
     pub(crate) features: [[u8; FEATURE_BYTES]; MAX_FEATURES],
     /// Zeros.
     pub(crate) unused: [u8; 3456],
 }
 
 const _: () = assert!(size_of::<LabelPhys>() == LABEL_BYTES);
-/// What the checksum covers begins here.
+/// First byte that the checksum covers.
 const COVERED_FROM: usize = 24;
 
-/// What is wrong with a page that should be a label.
+/// Why a page is not a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LabelFault {
-    /// It begins otherwise.
+pub(crate) enum LabelParseError {
+    /// The magic number does not match.
     NoMagic,
-    /// Its content is not what was written.
+    /// The checksum does not match.
     Checksum,
 }
 
 impl LabelPhys {
-    /// A label of this version without features, not summed yet.
+    /// A label of this version without features. Its checksum is not set.
     pub(crate) fn new() -> Self {
         let mut label = Self::new_zeroed_label();
         label.magic = MAGIC.into();
@@ -87,11 +87,11 @@ impl LabelPhys {
     }
 
     fn new_zeroed_label() -> Self {
-        // The cheapest way to a value of zeros that needs no unsafe code.
-        Self::read_from_bytes(&[0; LABEL_BYTES]).expect("as many bytes as it has")
+        // Creates a zeroed value without unsafe code.
+        Self::read_from_bytes(&[0; LABEL_BYTES]).expect("the size of a label")
     }
 
-    /// Its bytes, with their sum.
+    /// The label's bytes, with the checksum.
     pub(crate) fn seal(mut self) -> [u8; LABEL_BYTES] {
         self.checksum = sum(&self.as_bytes()[COVERED_FROM..]);
         let mut bytes = [0; LABEL_BYTES];
@@ -99,17 +99,17 @@ impl LabelPhys {
         bytes
     }
 
-    /// The label in a page: what somebody wrote as one, of whatever version; nothing in it has been looked at.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, LabelFault> {
+    /// Parses a label of any version. The fields are not validated.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, LabelParseError> {
         let Ok((label, _)) = Self::read_from_prefix(bytes) else {
-            return Err(LabelFault::NoMagic);
+            return Err(LabelParseError::NoMagic);
         };
-        // Another version's magic ends otherwise; what it has in common is the name.
+        // Other versions share this magic number.
         if label.magic.get() != MAGIC {
-            return Err(LabelFault::NoMagic);
+            return Err(LabelParseError::NoMagic);
         }
         if label.checksum != sum(&label.as_bytes()[COVERED_FROM..]) {
-            return Err(LabelFault::Checksum);
+            return Err(LabelParseError::Checksum);
         }
         Ok(label)
     }

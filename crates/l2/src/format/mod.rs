@@ -1,13 +1,15 @@
-//! What lies on the device of a level: every byte layout of it, and nothing else. `docs/format.md` has every byte.
+//! The on-disk format of the L2: every byte layout and nothing else. `docs/format.md` describes
+//! each byte.
 //!
-//! Types here end in `Phys`, are little-endian and unaligned, and are turned from and into bytes by `zerocopy` alone.
+//! Types here end in `Phys`, are little-endian and unaligned, and are converted by `zerocopy` only.
 //!
 //! # Invariants
 //!
-//! - Whatever is parsed here may be anything: a parser returns `None`, or something whose numbers are within the bounds that
-//!   its type states. It neither panics nor allocates.
-//! - What belongs to a segment carries the level's guid and the segment's sequence number, or is summed with them:
-//!   nothing of another level, or of an earlier round of the ring, is ever taken for current.
+//! - Parsers accept any bytes. They return `None`, or a value whose numbers are within the bounds
+//!   that its type states. They neither panic nor allocate.
+//! - Every structure of a segment contains the L2's guid and the segment's sequence number, or its
+//!   checksum is seeded with them. Structures of another L2, or of an earlier round of the ring,
+//!   never pass for current.
 
 mod batch;
 mod block;
@@ -17,18 +19,19 @@ mod segment;
 mod tests;
 
 pub(crate) use batch::{
-    BATCH_HEAD_BYTES, BatchHead, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
+    BATCH_HEADER_BYTES, BatchHeader, LogBlock, LogRecord, RECORD_BYTES, log_bytes_for, seal_log,
 };
 pub(crate) use block::{Block, BlockSeed, block_bytes, seal_block, verify_block};
 pub(crate) use label::{LABEL_BYTES, LabelPhys, MAX_FEATURES, VERSION, void_page};
 pub(crate) use segment::{
-    BatchPlace, FOOTER_HEAD_BYTES, Footer, FooterHead, PLACE_BYTES, SegmentHead, seal_footer,
+    BATCH_EXTENT_BYTES, BatchExtent, FOOTER_HEADER_BYTES, Footer, FooterHeader, SegmentHeader,
+    seal_footer,
 };
 
-/// What places and lengths of segments, logs and batches are multiples of, in bytes.
+/// Offsets and sizes of segments, logs and batches are multiples of this, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// XXH3, 128 bits, as it is stored.
+/// XXH3, 128 bits, in storage order.
 fn sum(bytes: &[u8]) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(bytes).to_le_bytes()
 }

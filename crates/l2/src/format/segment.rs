@@ -1,4 +1,4 @@
-//! The two ends of a segment: its header, which says that it is in use anew, and its footer, which says what is in it.
+//! The header of a segment, which begins a new use, and its footer, which lists its batches.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,10 +9,10 @@ use super::{PAGE_BYTES, sum};
 const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"forelseg");
 /// First bytes of a footer: "forelend".
 const FOOTER_MAGIC: u64 = u64::from_le_bytes(*b"forelend");
-/// Bytes of a footer before its places.
-pub(crate) const FOOTER_HEAD_BYTES: usize = 64;
-/// Bytes of a place in a footer.
-pub(crate) const PLACE_BYTES: usize = 8;
+/// Size of a footer before its batch extents.
+pub(crate) const FOOTER_HEADER_BYTES: usize = 64;
+/// Size of a batch extent in a footer.
+pub(crate) const BATCH_EXTENT_BYTES: usize = 8;
 
 /// The first page of a segment. Durable before anything else is written to the segment.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -20,21 +20,21 @@ pub(crate) const PLACE_BYTES: usize = 8;
 struct SegmentPhys {
     /// "forelseg".
     magic: U64,
-    /// XXH3, 128 bits, of all after it.
+    /// XXH3, 128 bits, of everything after it.
     checksum: [u8; 16],
-    /// The level's.
+    /// The L2's guid.
     guid: U64,
-    /// Which use of the ring's segments this is, counted over all of them.
+    /// The sequence number of this use, counted over all segments.
     seq: U64,
-    /// The youngest stamp of any block that was ever written to the level.
+    /// The newest stamp of any block ever written to the L2.
     stamp: U64,
-    /// What came before this place of the log is void: the segment of this sequence number ...
+    /// Everything before this position of the log is void: the sequence number of its segment ...
     floor_seq: U64,
-    /// ... and this unit in it.
+    /// ... and the unit in it.
     floor_unit: U32,
-    /// Batches of the segment before this one that were durable when this was written.
+    /// Batches of the previous segment that were durable when this was written.
     previous_durable: U32,
-    /// Batches of the segment before this one that were written without an error: no others count.
+    /// Batches of the previous segment that were written without an error. No others count.
     previous_batches: U32,
     /// Zeros.
     unused: [u8; 4028],
@@ -43,26 +43,25 @@ struct SegmentPhys {
 const _: () = assert!(size_of::<SegmentPhys>() as u64 == PAGE_BYTES);
 const SEGMENT_COVERED_FROM: usize = 24;
 
-/// What a segment's header says.
+/// The fields of a segment's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SegmentHead {
-    /// Which use of the ring's segments this is.
+pub(crate) struct SegmentHeader {
+    /// The sequence number of this use.
     pub(crate) seq: u64,
-    /// The youngest stamp of any block that was ever written to the level.
+    /// The newest stamp of any block ever written to the L2.
     pub(crate) stamp: u64,
-    /// What came before this place of the log is void: sequence number and unit.
+    /// Everything before this position of the log is void: sequence number and unit.
     pub(crate) floor: (u64, u32),
-    /// Batches of the segment before that were durable when this was written.
+    /// Batches of the previous segment that were durable when this was written.
     pub(crate) previous_durable: u32,
-    /// Batches of the segment before that were written without an error: whatever else is there
-    /// does not count.
+    /// Batches of the previous segment that were written without an error. No others count.
     pub(crate) previous_batches: u32,
 }
 
-impl SegmentHead {
-    /// Writes the header's page, and returns the chain's value at the beginning of the segment.
+impl SegmentHeader {
+    /// Writes the header's page. Returns the chain value at the beginning of the segment.
     pub(crate) fn seal(&self, guid: u64, page: &mut [u8]) -> u64 {
-        let mut head = SegmentPhys {
+        let mut header = SegmentPhys {
             magic: SEGMENT_MAGIC.into(),
             checksum: [0; 16],
             guid: guid.into(),
@@ -74,127 +73,132 @@ impl SegmentHead {
             previous_batches: self.previous_batches.into(),
             unused: [0; 4028],
         };
-        head.checksum = sum(&head.as_bytes()[SEGMENT_COVERED_FROM..]);
-        page[..size_of::<SegmentPhys>()].copy_from_slice(head.as_bytes());
-        chain_of(&head.checksum)
+        header.checksum = sum(&header.as_bytes()[SEGMENT_COVERED_FROM..]);
+        page[..size_of::<SegmentPhys>()].copy_from_slice(header.as_bytes());
+        chain_of(&header.checksum)
     }
 
-    /// The header in a page, if it is one of this level, and the chain's value.
+    /// Parses the header of a segment of this L2. Also returns its chain value.
     pub(crate) fn parse(guid: u64, page: &[u8]) -> Option<(Self, u64)> {
-        let (head, _) = SegmentPhys::ref_from_prefix(page).ok()?;
-        if head.magic.get() != SEGMENT_MAGIC || head.guid.get() != guid {
+        let (header, _) = SegmentPhys::ref_from_prefix(page).ok()?;
+        if header.magic.get() != SEGMENT_MAGIC || header.guid.get() != guid {
             return None;
         }
-        if head.checksum != sum(&head.as_bytes()[SEGMENT_COVERED_FROM..]) {
+        if header.checksum != sum(&header.as_bytes()[SEGMENT_COVERED_FROM..]) {
             return None;
         }
         let parsed = Self {
-            seq: head.seq.get(),
-            stamp: head.stamp.get(),
-            floor: (head.floor_seq.get(), head.floor_unit.get()),
-            previous_durable: head.previous_durable.get(),
-            previous_batches: head.previous_batches.get(),
+            seq: header.seq.get(),
+            stamp: header.stamp.get(),
+            floor: (header.floor_seq.get(), header.floor_unit.get()),
+            previous_durable: header.previous_durable.get(),
+            previous_batches: header.previous_batches.get(),
         };
-        Some((parsed, chain_of(&head.checksum)))
+        Some((parsed, chain_of(&header.checksum)))
     }
 }
 
-/// The value that a sum leaves in the chain.
+/// The chain value of a checksum.
 pub(super) fn chain_of(checksum: &[u8; 16]) -> u64 {
     let (front, _) = checksum.split_at(8);
-    u64::from_le_bytes(front.try_into().expect("eight bytes"))
+    u64::from_le_bytes(front.try_into().expect("the front has eight bytes"))
 }
 
-/// The front of a footer.
+/// The header of a footer.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct FooterPhys {
     /// "forelend".
     magic: U64,
-    /// XXH3, 128 bits, of all after it, places included.
+    /// XXH3, 128 bits, of everything after it, batch extents included.
     checksum: [u8; 16],
-    /// The level's.
+    /// The L2's guid.
     guid: U64,
-    /// The segment's.
+    /// The segment's sequence number.
     seq: U64,
-    /// Records of all batches.
+    /// Number of records in all batches.
     records: U64,
-    /// The youngest stamp of any block that was ever written to the level.
+    /// The newest stamp of any block ever written to the L2.
     stamp: U64,
-    /// Batches; as many places follow.
+    /// Number of batches. As many batch extents follow.
     batches: U32,
-    /// How many of them were durable when this was written.
+    /// Batches that were durable when this was written.
     durable: U32,
 }
 
-const _: () = assert!(size_of::<FooterPhys>() == FOOTER_HEAD_BYTES);
+const _: () = assert!(size_of::<FooterPhys>() == FOOTER_HEADER_BYTES);
 const FOOTER_COVERED_FROM: usize = 24;
 
-/// Where a batch lies in its segment.
+/// The extent of a batch in its segment.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct BatchPlacePhys {
+struct BatchExtentPhys {
     /// Its first page.
     page: U32,
     /// Pages of its log block.
     log_pages: U32,
 }
 
-const _: () = assert!(size_of::<BatchPlacePhys>() == PLACE_BYTES);
+const _: () = assert!(size_of::<BatchExtentPhys>() == BATCH_EXTENT_BYTES);
 
-/// Where a batch lies in its segment, and how long its log block is, in bytes.
+/// The offset of a batch in its segment and the size of its log block, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BatchPlace {
+pub(crate) struct BatchExtent {
     pub(crate) offset: u64,
     pub(crate) log_bytes: u64,
 }
 
-/// What a footer says beside its places.
+/// The fields of a footer's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FooterHead {
+pub(crate) struct FooterHeader {
     pub(crate) seq: u64,
     pub(crate) records: u64,
     pub(crate) stamp: u64,
-    /// Batches that were durable when it was written.
+    /// Batches that were durable when the footer was written.
     pub(crate) durable: u32,
 }
 
-/// Writes a footer to the front of `out`, which has room for it.
-pub(crate) fn seal_footer(guid: u64, head: FooterHead, places: &[BatchPlace], out: &mut [u8]) {
-    let end = FOOTER_HEAD_BYTES + places.len() * PLACE_BYTES;
+/// Writes a footer to the front of `out`.
+pub(crate) fn seal_footer(
+    guid: u64,
+    header: FooterHeader,
+    extents: &[BatchExtent],
+    out: &mut [u8],
+) {
+    let end = FOOTER_HEADER_BYTES + extents.len() * BATCH_EXTENT_BYTES;
     let mut phys = FooterPhys {
         magic: FOOTER_MAGIC.into(),
         checksum: [0; 16],
         guid: guid.into(),
-        seq: head.seq.into(),
-        records: head.records.into(),
-        stamp: head.stamp.into(),
-        batches: (places.len() as u32).into(),
-        durable: head.durable.into(),
+        seq: header.seq.into(),
+        records: header.records.into(),
+        stamp: header.stamp.into(),
+        batches: (extents.len() as u32).into(),
+        durable: header.durable.into(),
     };
-    for (at, place) in places.iter().enumerate() {
-        let place = BatchPlacePhys {
-            page: ((place.offset / PAGE_BYTES) as u32).into(),
-            log_pages: ((place.log_bytes / PAGE_BYTES) as u32).into(),
+    for (at, extent) in extents.iter().enumerate() {
+        let extent = BatchExtentPhys {
+            page: ((extent.offset / PAGE_BYTES) as u32).into(),
+            log_pages: ((extent.log_bytes / PAGE_BYTES) as u32).into(),
         };
-        let from = FOOTER_HEAD_BYTES + at * PLACE_BYTES;
-        out[from..from + PLACE_BYTES].copy_from_slice(place.as_bytes());
+        let from = FOOTER_HEADER_BYTES + at * BATCH_EXTENT_BYTES;
+        out[from..from + BATCH_EXTENT_BYTES].copy_from_slice(extent.as_bytes());
     }
-    out[..FOOTER_HEAD_BYTES].copy_from_slice(phys.as_bytes());
+    out[..FOOTER_HEADER_BYTES].copy_from_slice(phys.as_bytes());
     phys.checksum = sum(&out[FOOTER_COVERED_FROM..end]);
-    out[..FOOTER_HEAD_BYTES].copy_from_slice(phys.as_bytes());
+    out[..FOOTER_HEADER_BYTES].copy_from_slice(phys.as_bytes());
 }
 
-/// A footer, as it lies in memory.
+/// A parsed footer.
 #[derive(Clone, Copy)]
 pub(crate) struct Footer<'a> {
-    pub(crate) head: FooterHead,
-    places: &'a [BatchPlacePhys],
+    pub(crate) header: FooterHeader,
+    extents: &'a [BatchExtentPhys],
 }
 
 impl<'a> Footer<'a> {
-    /// The footer in `bytes`, if it is that of this use of the segment. Batches are in order, apart from each
-    /// other, and between `from` and `to`.
+    /// Parses the footer of this use of a segment. Batches must be in order, must not overlap, and
+    /// must lie between `from` and `to`.
     pub(crate) fn parse(
         (guid, seq): (u64, u64),
         bytes: &'a [u8],
@@ -205,18 +209,19 @@ impl<'a> Footer<'a> {
             return None;
         }
         let batches = phys.batches.get() as usize;
-        let end = batches.checked_mul(PLACE_BYTES)?.checked_add(FOOTER_HEAD_BYTES)?;
+        let end = batches.checked_mul(BATCH_EXTENT_BYTES)?.checked_add(FOOTER_HEADER_BYTES)?;
         if phys.checksum != sum(bytes.get(FOOTER_COVERED_FROM..end)?) {
             return None;
         }
-        let places = <[BatchPlacePhys]>::ref_from_bytes(rest.get(..batches * PLACE_BYTES)?).ok()?;
+        let extents =
+            <[BatchExtentPhys]>::ref_from_bytes(rest.get(..batches * BATCH_EXTENT_BYTES)?).ok()?;
         let (records, stamp) = (phys.records.get(), phys.stamp.get());
-        let head = FooterHead { seq, records, stamp, durable: phys.durable.get() };
-        let footer = Self { head, places };
+        let header = FooterHeader { seq, records, stamp, durable: phys.durable.get() };
+        let footer = Self { header, extents };
         let mut next = from;
-        for place in footer.places() {
-            let end = place.offset + place.log_bytes;
-            if place.offset < next || place.log_bytes == 0 || end > to {
+        for extent in footer.extents() {
+            let end = extent.offset + extent.log_bytes;
+            if extent.offset < next || extent.log_bytes == 0 || end > to {
                 return None;
             }
             next = end;
@@ -224,11 +229,11 @@ impl<'a> Footer<'a> {
         Some(footer)
     }
 
-    /// Where the batches lie.
-    pub(crate) fn places(self) -> impl Iterator<Item = BatchPlace> + 'a {
-        self.places.iter().map(|place| BatchPlace {
-            offset: u64::from(place.page.get()) * PAGE_BYTES,
-            log_bytes: u64::from(place.log_pages.get()) * PAGE_BYTES,
+    /// The extents of the batches.
+    pub(crate) fn extents(self) -> impl Iterator<Item = BatchExtent> + 'a {
+        self.extents.iter().map(|extent| BatchExtent {
+            offset: u64::from(extent.page.get()) * PAGE_BYTES,
+            log_bytes: u64::from(extent.log_pages.get()) * PAGE_BYTES,
         })
     }
 }

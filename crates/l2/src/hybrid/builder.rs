@@ -1,4 +1,4 @@
-//! Building a hybrid cache.
+//! The builder of a hybrid cache.
 
 use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::clock::Clock;
@@ -7,20 +7,20 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU64};
 use forebay_cache::{BuildError, Cache, Key};
 use forebay_io::Device;
 
-use super::values::OwnCodec;
-use super::{Hook, HybridCache, LevelKey, LevelValue};
+use super::values::ValueCodec;
+use super::{HybridCache, L2Hook, L2Key, L2Value};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind, Result};
-use crate::level::Level;
-use crate::options::LevelOptions;
-use crate::tunables::LevelTunables;
+use crate::l2::L2;
+use crate::options::L2Options;
+use crate::tunables::L2Tunables;
 
-/// Memory for I/O, if the user says nothing: it is only taken when it is needed.
+/// Default limit of memory for I/O. It is allocated when needed.
 const IO_MEMORY_BYTES: u64 = 64 << 20;
-/// What a value is taken to weigh before any is known.
-const FIRST_WEIGHT: u64 = 256;
+/// Assumed weight of a value before any is known.
+const INITIAL_WEIGHT: u64 = 256;
 
-/// Describes a hybrid cache; made by [`HybridCache::builder`].
+/// Builds a hybrid cache; see [`HybridCache::builder`].
 #[must_use = "call `build` to get the cache"]
 pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     device: Arc<dyn Device>,
@@ -29,7 +29,7 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     capacity: Option<u64>,
     bound: Option<u64>,
     owner: [u8; 16],
-    anew: bool,
+    recreate: bool,
     force: bool,
     immutable_keys: bool,
     writes_on_close: bool,
@@ -37,18 +37,18 @@ pub struct HybridBuilder<K: Key, V: Send + Sync + 'static> {
     clock: Option<Arc<dyn Clock>>,
     seed: Option<u64>,
     cache_tunables: Vec<(String, String)>,
-    level_tunables: Vec<(String, String)>,
+    l2_tunables: Vec<(String, String)>,
 }
 
-impl<K: LevelKey, V: LevelValue> HybridCache<K, V> {
-    /// A cache on that device. What it weighs is told by [`LevelValue::memory_bytes`].
+impl<K: L2Key, V: L2Value> HybridCache<K, V> {
+    /// A cache on the device. [`L2Value::memory_bytes`] gives the weight of values.
     pub fn builder(device: Arc<dyn Device>) -> HybridBuilder<K, V> {
-        HybridBuilder::new(device, Arc::new(OwnCodec::new()), |_, value| value.memory_bytes())
+        HybridBuilder::new(device, Arc::new(ValueCodec::new()), |_, value| value.memory_bytes())
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
-    /// A cache on that device, of keys and values that `codec` knows and `weigh` weighs, in bytes.
+    /// A cache on the device with a codec. `weigh` returns the weight of a value in bytes.
     pub fn new(
         device: Arc<dyn Device>,
         codec: Arc<dyn Codec<K, V>>,
@@ -60,8 +60,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             weigh: Arc::new(weigh),
             capacity: None,
             bound: None,
-            owner: tag_of(""),
-            anew: false,
+            owner: owner_tag(""),
+            recreate: false,
             force: false,
             immutable_keys: false,
             writes_on_close: true,
@@ -69,67 +69,69 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             clock: None,
             seed: None,
             cache_tunables: Vec::new(),
-            level_tunables: Vec::new(),
+            l2_tunables: Vec::new(),
         }
     }
 
-    /// The weight of values to hold in memory. What the cache and the index of the device need comes on top.
+    /// The weight of values to hold in memory, in bytes. The cache's structures and the index of
+    /// the L2 come on top.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = Some(bytes);
         self
     }
 
-    /// A hard bound on everything in memory: values, the cache's structures, the index of the device (about 20 bytes a value on
-    /// it), and memory for I/O. The capacity is what that leaves.
+    /// A hard bound on all memory in bytes: values, the cache's structures, the index of the L2
+    /// (about 20 bytes per block), and memory for I/O. The rest is the capacity.
     pub fn bound(mut self, bytes: u64) -> Self {
         self.bound = Some(bytes);
         self
     }
 
-    /// Whose cache it is: a device that holds another's is refused. Change the name when what keys or bytes mean changes.
+    /// The name of the cache. A device with another name is refused. Change the name when the
+    /// meaning of keys or values changes.
     pub fn name(mut self, name: &str) -> Self {
-        self.owner = tag_of(name);
+        self.owner = owner_tag(name);
         self
     }
 
-    /// Begin with an empty device, whatever this cache has left there. By default, what is there is used, and a blank
-    /// device is made ready.
-    pub fn anew(mut self) -> Self {
-        self.anew = true;
+    /// Empty the device first. By default its values are kept, and a blank device is initialized.
+    pub fn recreate(mut self) -> Self {
+        self.recreate = true;
         self
     }
 
-    /// Take the device even if it holds something else: that is gone then.
+    /// Use the device even if it holds other data, which is lost.
     pub fn force(mut self) -> Self {
         self.force = true;
         self
     }
 
-    /// What a key names never changes. Then removing is quick, and what was removed may come back after a restart.
+    /// The value of a key never changes. Removing is then fast, and a removed value may return
+    /// after a restart.
     pub fn immutable_keys(mut self) -> Self {
         self.immutable_keys = true;
         self
     }
 
-    /// Closing does not write what is in memory only.
+    /// Do not write values that are only in memory on close.
     pub fn without_writing_on_close(mut self) -> Self {
         self.writes_on_close = false;
         self
     }
 
-    /// Memory for reads and writes of the device, at most. It must hold two batches and a few of the largest values.
+    /// Maximum memory for I/O in bytes. Must hold two batches and a few of the largest values.
     pub fn io_memory(mut self, bytes: u64) -> Self {
         self.io_memory = bytes;
         self
     }
 
-    /// The time, if it is to be another than the system's.
+    /// A clock other than the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// The seed of all that is random.
+    /// The seed of everything random.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -141,27 +143,29 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
         self
     }
 
-    /// Sets a tunable of the level on the device.
-    pub fn level_tunable(mut self, name: &str, value: &str) -> Self {
-        self.level_tunables.push((name.to_owned(), value.to_owned()));
+    /// Sets a tunable of the L2.
+    pub fn l2_tunable(mut self, name: &str, value: &str) -> Self {
+        self.l2_tunables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Opens the device, and begins to find out what it holds; the cache serves at once.
+    /// Opens the device. The cache serves at once, while the rebuild reads the log.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if an argument cannot be right; and those of [`Level::open`].
+    /// [`ErrorKind::Invalid`] if an argument is invalid, and the errors of [`L2::open`].
     pub fn build(self) -> Result<HybridCache<K, V>> {
         let arena = Arena::new(ArenaConfig {
             limit_bytes: self.io_memory,
             huge_pages: HugePages::default(),
         });
-        let arena = arena.map_err(|error| invalid("its memory for I/O").because(error))?;
-        let tunables = LevelTunables::default();
-        for (name, value) in &self.level_tunables {
-            tunables.set(name, value).map_err(|error| invalid("a tunable").because(error))?;
+        let arena = arena.map_err(|error| invalid("the limit of memory for I/O").because(error))?;
+        let tunables = L2Tunables::default();
+        for (name, value) in &self.l2_tunables {
+            tunables
+                .set(name, value)
+                .map_err(|error| invalid("a tunable of the L2").because(error))?;
         }
-        let mut options = LevelOptions::new(self.owner, Arc::clone(&arena));
+        let mut options = L2Options::new(self.owner, Arc::clone(&arena));
         options.tunables = Arc::new(tunables);
         (options.force, options.create) = (self.force, true);
         options.immutable_keys = self.immutable_keys;
@@ -172,40 +176,36 @@ impl<K: Key, V: Send + Sync + 'static> HybridBuilder<K, V> {
             options.clock = Arc::clone(clock);
         }
         let (device, codec) = (Arc::clone(&self.device), Arc::clone(&self.codec));
-        let level = match self.anew {
-            true => Level::create(device, codec, &options)?,
-            false => Level::open(device, codec, &options)?,
+        let l2 = match self.recreate {
+            true => L2::create(device, codec, &options)?,
+            false => L2::open(device, codec, &options)?,
         };
-        let cache = self.cache(&level, arena);
-        let cache = cache.map_err(|error| invalid("its memory").because(error))?;
-        level.warm_up(cache.spare_room());
+        let cache = self.cache(&l2, arena);
+        let cache =
+            cache.map_err(|error| invalid("the configuration of its memory").because(error))?;
+        l2.warm_up(cache.spare_room());
         Ok(HybridCache {
             cache,
-            level,
-            usual_weight: AtomicU64::new(FIRST_WEIGHT),
+            l2,
+            mean_weight: AtomicU64::new(INITIAL_WEIGHT),
             weigh: self.weigh,
             writes_on_close: self.writes_on_close,
             closing: AtomicBool::new(false),
         })
     }
 
-    fn cache(
-        &self,
-        level: &Arc<Level<K, V>>,
-        arena: Arc<Arena>,
-    ) -> Result<Cache<K, V>, BuildError> {
+    fn cache(&self, l2: &Arc<L2<K, V>>, arena: Arc<Arena>) -> Result<Cache<K, V>, BuildError> {
         let weigh = Arc::clone(&self.weigh);
         let mut builder = Cache::builder()
             .weigher(move |key, value| weigh(key, value))
-            .second_level(Arc::new(Hook(Arc::clone(level))));
+            .second_level(Arc::new(L2Hook(Arc::clone(l2))));
         if let Some(bytes) = self.capacity {
             builder = builder.capacity(bytes);
         }
         if let Some(bytes) = self.bound {
-            let level = Arc::clone(level);
-            builder = builder
-                .bound(bytes)
-                .overhead(move || level.memory_bytes() + arena.committed_bytes());
+            let l2 = Arc::clone(l2);
+            builder =
+                builder.bound(bytes).overhead(move || l2.memory_bytes() + arena.committed_bytes());
         }
         if let Some(seed) = self.seed {
             builder = builder.seed(seed);
@@ -229,11 +229,14 @@ impl<K: Key, V: Send + Sync + 'static> std::fmt::Debug for HybridBuilder<K, V> {
     }
 }
 
-/// What a name is on the device.
-fn tag_of(name: &str) -> [u8; 16] {
+/// The owner's tag of a name.
+fn owner_tag(name: &str) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
 }
 
 fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("a hybrid cache cannot be made: {what} is not right"))
+    Error::new(
+        ErrorKind::Invalid,
+        format!("cannot build the hybrid cache: {what} is invalid; correct it"),
+    )
 }

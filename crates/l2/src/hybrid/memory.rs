@@ -1,4 +1,4 @@
-//! The memory of a hybrid cache, as its user may handle it: nothing here takes a value away that the device would bring back.
+//! The memory of a hybrid cache. Nothing here removes a value that the device would restore.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use forebay_base::tunables::TunableError;
 use forebay_cache::tunables::CacheTunables;
 use forebay_cache::{Cache, Key, Ref, Stats};
 
-/// The memory of a [`HybridCache`](super::HybridCache) alone. What is to be gone for good is
-/// [removed](super::HybridCache::remove) from both.
+/// The memory side of a [`HybridCache`](super::HybridCache). To remove a value for good, use
+/// [`HybridCache::remove`](super::HybridCache::remove).
 pub struct HybridMemory<'a, K: Key, V: Send + Sync + 'static> {
     cache: &'a Cache<K, V>,
 }
@@ -17,28 +17,29 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         Self { cache }
     }
 
-    /// The value of that key, if memory has it. The device is not asked.
+    /// The value of the key, if it is in memory. Does not read the device.
     pub fn get(&self, key: &K) -> Option<Ref<'a, K, V>> {
         self.cache.get(key)
     }
 
-    /// Whether memory has a value of that key. Does not count as a use.
+    /// Whether a value of the key is in memory. Does not count as a use.
     pub fn contains(&self, key: &K) -> bool {
         self.cache.contains(key)
     }
 
-    /// Evicts everything, and returns how many values that were: what the device has is read from there when it is asked for
-    /// again, and what is in memory only is lost, unless it was [written](super::HybridCache::flush_to_device) before.
+    /// Evicts all values and returns their number. Values on the device are read again when
+    /// requested. Values only in memory are lost, unless they were
+    /// [written](super::HybridCache::flush_to_device) before.
     pub fn evict_all(&self) -> u64 {
         self.cache.flush()
     }
 
-    /// Gives memory that is not needed at the moment back to the system.
+    /// Returns unused memory to the system.
     pub fn trim(&self) {
         self.cache.trim();
     }
 
-    /// Changes the capacity, or the bound if that is what the cache was built with; see [`Cache::resize`].
+    /// Changes the capacity, or the bound if the cache was built with one; see [`Cache::resize`].
     ///
     /// # Panics
     /// If `bytes` is zero.
@@ -46,20 +47,21 @@ impl<'a, K: Key, V: Send + Sync + 'static> HybridMemory<'a, K, V> {
         self.cache.resize(bytes);
     }
 
-    /// What it holds and has done.
+    /// Statistics of the cache in memory.
     pub fn stats(&self) -> Stats {
         self.cache.stats()
     }
 
-    /// Its tunables.
+    /// The tunables.
     pub fn tunables(&self) -> &'a CacheTunables {
         self.cache.tunables()
     }
 
-    /// Sets a tunable by its name.
+    /// Sets a tunable by name.
     ///
     /// # Errors
-    /// When the name, the value or the time is wrong; it says what would be right.
+    /// If the name or the value is invalid, or the tunable cannot be set at run time. The error
+    /// says what is allowed.
     pub fn set_tunable(&self, name: &str, value: &str) -> Result<(), TunableError> {
         self.cache.set_tunable(name, value)
     }

@@ -1,20 +1,21 @@
-//! A cache in memory and on a device, for programs that want nothing of storage pools.
+//! A cache in memory and on a device, for programs that use no storage pool.
 //!
-//! Purpose: [`HybridCache`] puts a cache and a level together, and says what the two must say together: that an
-//! overwrite or a removal holds for both, also after a crash.
+//! [`HybridCache`] combines a cache and an L2, so that an overwrite or a removal holds for both,
+//! also after a crash.
 //!
-//! What it promises: when [`insert`](HybridCache::insert) or [`remove`](HybridCache::remove) return without an error, no
-//! older value of that key is ever returned again, not by this process, and not by one that opens the device after this one was
-//! killed. The new value itself may be lost in a crash: this is a cache. A device that fails is a miss and a counter.
+//! Guarantee: after [`insert`](HybridCache::insert) or [`remove`](HybridCache::remove) returns
+//! without an error, no older value of the key is ever returned, neither by this process nor by one
+//! that opens the device after a crash. A crash may lose the new value: this is a cache. If the
+//! device fails, reads miss and are counted.
 //!
-//! How it closes: first nothing is changed any more (`closing`), then what is in memory only is written, then the memory is closed,
-//! which waits for changes that had begun, and only then the device. So no change that succeeds finds the level closed, one that is late
-//! is refused, and the device keeps what it has.
+//! Close: changes are refused first (`closing`). Then values that are only in memory are written.
+//! Then the cache is closed, which waits for changes in progress, and last the L2. So a change that
+//! succeeds never finds the L2 closed, a late one is refused, and the device keeps its values.
 //!
-//! Locking: none of its own. What went wrong with forgetting is handed from the level to the caller through a variable
-//! of the thread, since the cache asks the level to forget on the thread that inserts or removes.
+//! Locking: no locks of its own. A thread-local variable passes the error of a failed forget from
+//! the L2 to the caller, because the cache calls the L2 on the thread that inserts or removes.
 //!
-//! Deliberately absent: expiry by time, iteration, and owners of keys, whose end the device would not be told of.
+//! Not done: expiry, iteration, and owners of keys. The device would not learn of an owner's end.
 
 mod builder;
 mod memory;
@@ -32,57 +33,58 @@ use forebay_cache::{
 
 pub use builder::HybridBuilder;
 pub use memory::HybridMemory;
-pub use values::{LevelKey, LevelValue};
+pub use values::{L2Key, L2Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::level::Level;
-use crate::stats::LevelStats;
+use crate::l2::L2;
+use crate::stats::L2Stats;
 
-/// Lookups of a key that are given up by others before one goes past the level.
-const PATIENCE: u32 = 4;
-/// Blocks that are pinned at once while everything is written.
-const LOT: usize = 1024;
+/// Abandoned loads of a key after which a lookup bypasses the L2.
+const MAX_ABANDONED_LOADS: u32 = 4;
+/// Blocks that are pinned at once while all values are written.
+const OFFER_BATCH: usize = 1024;
 
 forebay_base::sync::thread_local! {
-    /// Why the level could not forget the last key that this thread had it forget.
-    static UNFORGOTTEN: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// The error of this thread's last forget, if it failed.
+    static LAST_FORGET_ERROR: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
-/// Values in memory, and more of them on a device that survive the program. See the example at the head of the crate.
+/// A cache of values in memory and on a device, where they survive the program. See the crate's
+/// example.
 pub struct HybridCache<K: Key, V: Send + Sync + 'static> {
     cache: Cache<K, V>,
-    level: Arc<Level<K, V>>,
-    /// What a value has weighed lately: what is reserved for one whose weight is not known.
-    usual_weight: AtomicU64,
+    l2: Arc<L2<K, V>>,
+    /// Mean weight of recent values, reserved for values of unknown weight.
+    mean_weight: AtomicU64,
     weigh: Arc<dyn Fn(&K, &V) -> u64 + Send + Sync>,
     writes_on_close: bool,
-    /// Nothing is changed any more.
+    /// Whether changes are refused.
     closing: AtomicBool,
 }
 
-/// What a cache has in memory and on its device, and has done.
+/// Statistics of a hybrid cache.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HybridStats {
-    /// Of the memory.
+    /// Statistics of the memory.
     pub memory: Stats,
-    /// Of the device.
-    pub level: LevelStats,
+    /// Statistics of the L2.
+    pub l2: L2Stats,
 }
 
-/// What did not work with an insert.
+/// Why an insert failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InsertError<V> {
-    /// The value was not cached, and comes back. No older one will be returned; but if the reason is
+    /// The value was not cached and is returned. No older value will be returned. If the reason is
     /// [`Closed`](forebay_cache::Refusal::Closed), nothing was changed.
     #[error(transparent)]
     Refused(Refused<V>),
-    /// The device has failed, or the codec, in a way that an older value of the key may come back when it is opened again. In this
-    /// process, it does not.
-    #[error("an older value may come back: {error}")]
-    NotForgotten {
-        /// What happened, and what to do.
+    /// The device or the codec failed, so an older value of the key may return after the device is
+    /// opened again. In this process, it does not.
+    #[error("an older value may return: {error}")]
+    ForgetFailed {
+        /// The cause, and what to do.
         #[source]
         error: Error,
         /// The value, if it was not cached either.
@@ -90,10 +92,10 @@ pub enum InsertError<V> {
     },
 }
 
-/// The level, as the cache sees it.
-struct Hook<K: Key, V: Send + Sync + 'static>(Arc<Level<K, V>>);
+/// The L2 as the cache sees it.
+struct L2Hook<K: Key, V: Send + Sync + 'static>(Arc<L2<K, V>>);
 
-impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
+impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for L2Hook<K, V> {
     fn offer(&self, candidates: Vec<Candidate<K, V>>) {
         self.0.offer(candidates);
     }
@@ -106,26 +108,28 @@ impl<K: Key, V: Send + Sync + 'static> SecondLevel<K, V> for Hook<K, V> {
         self.0.would_write(key, class)
     }
 
-    fn load(&self, filler: Filler<K, V>) -> Result<(), Filler<K, V>> {
-        self.0.load(filler)
+    fn load(&self, guard: Filler<K, V>) -> Result<(), Filler<K, V>> {
+        self.0.load(guard)
     }
 
     fn forget(&self, key: &K) {
         if let Err(error) = self.0.forget_checked(key) {
-            UNFORGOTTEN.with(|slot| *slot.borrow_mut() = Some(error));
+            LAST_FORGET_ERROR.with(|slot| *slot.borrow_mut() = Some(error));
         }
     }
 }
 
-/// Runs what has the level forget a key. An error if it could not.
-fn forgetting<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
-    UNFORGOTTEN.with(|slot| slot.borrow_mut().take());
+/// Runs a change that makes the L2 forget a key. Also returns the error of the forget, if it
+/// failed.
+fn capture_forget_error<T>(change: impl FnOnce() -> T) -> (T, Option<Error>) {
+    LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take());
     let outcome = change();
-    (outcome, UNFORGOTTEN.with(|slot| slot.borrow_mut().take()))
+    (outcome, LAST_FORGET_ERROR.with(|slot| slot.borrow_mut().take()))
 }
 
 impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
-    /// The value of that key, from memory or from the device. Waits for the device, and for whoever loads that key at the moment.
+    /// The value of the key, from memory or from the device. Waits for the device, and for a load
+    /// of the key in progress.
     pub fn get(&self, key: &K) -> Option<OwnedRef<K, V>> {
         if let Some(value) = self.cache.get_owned(key) {
             return Some(value);
@@ -138,8 +142,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     Err(LoadError::Abandoned) => {}
                     Err(_) => return None,
                 },
-                Ok(Begin::Vacant(filler)) => {
-                    filler.withdraw();
+                Ok(Begin::Vacant(guard)) => {
+                    guard.withdraw();
                     return None;
                 }
                 Err(_) => return None,
@@ -148,14 +152,16 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         None
     }
 
-    /// As [`get`](Self::get), without blocking the thread. Needs no runtime: it works under any executor.
+    /// Like [`get`](Self::get), but does not block the thread. Works under any executor.
     pub async fn get_async(&self, key: &K) -> Option<OwnedRef<K, V>> {
         if let Some(value) = self.cache.get_owned(key) {
             return Some(value);
         }
         for attempt in 0.. {
-            let begun = match attempt < PATIENCE {
-                true => self.cache.begin_async(*key, self.usual(), self.attributes(key)).await,
+            let begun = match attempt < MAX_ABANDONED_LOADS {
+                true => {
+                    self.cache.begin_async(*key, self.expected_weight(), self.attributes(key)).await
+                }
                 false => self.begin(key, attempt),
             };
             match begun {
@@ -165,8 +171,8 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
                     Err(LoadError::Abandoned) => {}
                     Err(_) => return None,
                 },
-                Ok(Begin::Vacant(filler)) => {
-                    filler.withdraw();
+                Ok(Begin::Vacant(guard)) => {
+                    guard.withdraw();
                     return None;
                 }
                 Err(_) => return None,
@@ -176,25 +182,26 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     }
 
     fn begin(&self, key: &K, attempt: u32) -> Result<Begin<'_, K, V>, LoadError> {
-        match attempt < PATIENCE {
-            true => self.cache.begin(*key, self.usual(), self.attributes(key)),
-            false => self.cache.begin_past_second(*key, self.usual(), Attributes::DATA),
+        match attempt < MAX_ABANDONED_LOADS {
+            true => self.cache.begin(*key, self.expected_weight(), self.attributes(key)),
+            false => self.cache.begin_past_second(*key, self.expected_weight(), Attributes::DATA),
         }
     }
 
-    /// How a value is to be cached of which only the device knows.
+    /// The attributes of a value that only the device knows.
     fn attributes(&self, key: &K) -> Attributes {
-        Attributes { class: self.level.class_of(key).unwrap_or_default(), ..Attributes::DATA }
+        Attributes { class: self.l2.class_of(key).unwrap_or_default(), ..Attributes::DATA }
     }
 
-    fn usual(&self) -> u64 {
-        self.usual_weight.load(Ordering::Relaxed).max(1)
+    fn expected_weight(&self) -> u64 {
+        self.mean_weight.load(Ordering::Relaxed).max(1)
     }
 
-    /// The value of that key, loaded if neither memory nor device have it: by `load`, or by whoever is loading it already.
+    /// The value of the key. If neither memory nor the device has it, `load` or a load in progress
+    /// provides it.
     ///
     /// # Errors
-    /// The loader's error, whoever ran it; see [`Cache::get_or_load`].
+    /// The error of the loader; see [`Cache::get_or_load`].
     pub fn get_or_load<E>(
         &self,
         key: K,
@@ -206,7 +213,7 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         self.get_or_load_with(key, Attributes::DATA, load)
     }
 
-    /// As [`get_or_load`](Self::get_or_load), of a given class and hint.
+    /// Like [`get_or_load`](Self::get_or_load), with a class and a hint.
     ///
     /// # Errors
     /// As [`get_or_load`](Self::get_or_load).
@@ -219,11 +226,14 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let load = || load().inspect(|value| self.note_weight(&key, value));
-        self.cache.get_or_load(key, self.usual(), attributes, load).map(|value| value.into_owned())
+        let load = || load().inspect(|value| self.update_mean_weight(&key, value));
+        self.cache
+            .get_or_load(key, self.expected_weight(), attributes, load)
+            .map(|value| value.into_owned())
     }
 
-    /// As [`get_or_load`](Self::get_or_load), with a loader that is a future. Dropping the future gives the load up.
+    /// Like [`get_or_load`](Self::get_or_load), with an asynchronous loader. Dropping the future
+    /// abandons the load.
     ///
     /// # Errors
     /// As [`get_or_load`](Self::get_or_load).
@@ -236,27 +246,29 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         F: Future<Output = Result<V, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let load = async || load().await.inspect(|value| self.note_weight(&key, value));
-        let value = self.cache.get_or_load_async(key, self.usual(), Attributes::DATA, load).await;
+        let load = async || load().await.inspect(|value| self.update_mean_weight(&key, value));
+        let value =
+            self.cache.get_or_load_async(key, self.expected_weight(), Attributes::DATA, load).await;
         value.map(|value| value.into_owned())
     }
 
-    fn note_weight(&self, key: &K, value: &V) {
-        let (usual, now) = (self.usual(), (self.weigh)(key, value));
-        // Others may do the same at once: it is a guess in any case.
-        self.usual_weight.store((7 * usual + now) / 8, Ordering::Relaxed);
+    fn update_mean_weight(&self, key: &K, value: &V) {
+        let (expected_weight, now) = (self.expected_weight(), (self.weigh)(key, value));
+        // Concurrent updates may get lost: this is an estimate.
+        self.mean_weight.store((7 * expected_weight + now) / 8, Ordering::Relaxed);
     }
 
-    /// Caches a value, over any other of that key. If the device has an older one, waits until it is durable that this one is
-    /// never returned again.
+    /// Caches a value and replaces any other of the key. If the device has an older value, waits
+    /// until its removal is durable.
     ///
     /// # Errors
-    /// When the value was not cached, or the device cannot forget the older one; once the cache is being closed.
+    /// If the value was not cached, if the device cannot forget the older value, or once the cache
+    /// is being closed.
     pub fn insert(&self, key: K, value: V) -> Result<(), InsertError<V>> {
         self.insert_with(key, value, Attributes::DATA)
     }
 
-    /// As [`insert`](Self::insert), of a given class and hint.
+    /// Like [`insert`](Self::insert), with a class and a hint.
     ///
     /// # Errors
     /// As [`insert`](Self::insert).
@@ -270,37 +282,38 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
             let reason = forebay_cache::Refusal::Closed;
             return Err(InsertError::Refused(Refused { reason, value }));
         }
-        self.note_weight(&key, &value);
-        match forgetting(|| self.cache.insert_with(key, value, attributes)) {
+        self.update_mean_weight(&key, &value);
+        match capture_forget_error(|| self.cache.insert_with(key, value, attributes)) {
             (Ok(()), None) => Ok(()),
             (Err(refused), None) => Err(InsertError::Refused(refused)),
             (outcome, Some(error)) => {
                 let value = outcome.err().map(|refused| refused.value);
-                Err(InsertError::NotForgotten { error, value })
+                Err(InsertError::ForgetFailed { error, value })
             }
         }
     }
 
-    /// Removes a value from memory and device. True if it was in memory. When it returns, it is durable that the value is never
-    /// returned again.
+    /// Removes a value from memory and from the device. Returns true if it was in memory. The
+    /// removal is durable when the call returns.
     ///
     /// # Errors
-    /// When the device cannot forget it: it has failed, or the codec has, and the value may come back when it is opened again. In this
-    /// process, it does not. [`ErrorKind::Closed`] once the cache is being closed: then nothing is removed.
+    /// If the device or the codec failed. The value may then return after the device is opened
+    /// again, but not in this process. [`ErrorKind::Closed`] once the cache is being closed; then
+    /// nothing is removed.
     pub fn remove(&self, key: &K) -> Result<bool> {
         self.check_open()?;
-        match forgetting(|| self.cache.remove(key)) {
+        match capture_forget_error(|| self.cache.remove(key)) {
             (was_cached, None) => Ok(was_cached),
             (_, Some(error)) => Err(error),
         }
     }
 
-    /// Writes all values that are in memory only to the device, as far as there is room, and waits until they are durable. What leaves memory
-    /// meanwhile, because there was too much in it, is not among them: with a slow device that may be what came last, since what is being
-    /// written has to stay.
+    /// Writes all values that are only in memory to the device, as far as it has space, and waits
+    /// until they are durable. Values that memory evicts meanwhile are not included. With a slow
+    /// device these may be the newest, because values in the write queue are pinned.
     ///
     /// # Errors
-    /// When the device fails; [`ErrorKind::Closed`] once the cache is being closed.
+    /// If the device fails; [`ErrorKind::Closed`] once the cache is being closed.
     pub fn flush_to_device(&self) -> Result<()> {
         self.check_open()?;
         self.write_all()
@@ -308,28 +321,28 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
 
     fn write_all(&self) -> Result<()> {
         let mut outcome = Ok(());
-        self.cache.offer_all(LOT, |candidates| {
+        self.cache.offer_all(OFFER_BATCH, |candidates| {
             if outcome.is_ok() {
-                outcome = self.level.write_all(candidates);
+                outcome = self.l2.write_all(candidates);
             }
         });
         outcome?;
-        self.level.flush()
+        self.l2.flush()
     }
 
-    /// What is in memory and on the device, and what was done.
+    /// Statistics of the memory and of the L2.
     pub fn stats(&self) -> HybridStats {
-        HybridStats { memory: self.cache.stats(), level: self.level.stats() }
+        HybridStats { memory: self.cache.stats(), l2: self.l2.stats() }
     }
 
-    /// The memory alone.
+    /// The memory side.
     pub fn memory(&self) -> HybridMemory<'_, K, V> {
         HybridMemory::new(&self.cache)
     }
 
-    /// The device alone.
-    pub fn level(&self) -> &Arc<Level<K, V>> {
-        &self.level
+    /// The device side.
+    pub fn l2(&self) -> &Arc<L2<K, V>> {
+        &self.l2
     }
 
     fn is_closing(&self) -> bool {
@@ -340,56 +353,61 @@ impl<K: Key, V: Send + Sync + 'static> HybridCache<K, V> {
         if !self.is_closing() {
             return Ok(());
         }
-        let text = "the cache is closed, and nothing was changed: build it anew on its device";
+        let text = "the cache is closed, and nothing was changed; build it again on its device";
         Err(Error::new(ErrorKind::Closed, text))
     }
 
-    /// Ends all work: writes what is in memory only, unless that was declined, and closes memory and device. Lookups find nothing
-    /// afterwards; inserts and removals are refused from its beginning on, and what the device has stays there.
+    /// Closes the cache: writes values that are only in memory, unless that was disabled, and
+    /// closes memory and device. Inserts and removals are refused from the beginning. Lookups find
+    /// nothing afterwards. The device keeps its values.
     ///
-    /// It waits until nobody holds a value of this cache any more. Never call it on a thread that does: it would wait for itself. A
-    /// file or block device stays open, and locked, until both the cache and its device are dropped.
+    /// The close waits until no value of the cache is held. Never call it on a thread that holds
+    /// one: it would wait for itself. A file or block device stays open and locked until both the
+    /// cache and its device are dropped.
     ///
-    /// It does not wait for a rebuild, but cancels it: what is on the device stays there, what is in memory only is not
-    /// written. Who wants that calls [`flush_to_device`](Self::flush_to_device) before, which waits.
+    /// The close cancels a running rebuild. Values that are only in memory are then not written. To
+    /// write them, call [`flush_to_device`](Self::flush_to_device) before.
     ///
     /// # Errors
-    /// When not all could be written; it is closed all the same. A second call has nothing to write.
+    /// If not all values could be written. The cache is closed anyway. A second call writes
+    /// nothing.
     pub fn close(&self) -> Result<()> {
         let first = !self.closing.swap(true, Ordering::AcqRel);
         let written = match self.writes_on_close && first {
-            true if self.level.is_own_thread() => {
-                Err(self.level.unwritten("its own thread closes it"))
+            true if self.l2.is_own_thread() => {
+                Err(self.l2.unwritten_error("one of its own threads closed it"))
             }
-            true if self.level.is_rebuilding() => {
+            true if self.l2.is_rebuilding() => {
                 let mut only_here = false;
-                // What was read from the device lately is known to be there.
-                let unknown = |candidate: &Candidate<K, V>| !self.level.has(candidate.key());
-                self.cache.offer_all(LOT, |candidates| only_here |= candidates.iter().any(unknown));
+                // A value that was just read from the device is known to be there.
+                let unknown = |candidate: &Candidate<K, V>| !self.l2.has(candidate.key());
+                self.cache.offer_all(OFFER_BATCH, |candidates| {
+                    only_here |= candidates.iter().any(unknown)
+                });
                 match only_here {
                     false => Ok(()),
-                    true => Err(self.level.unwritten("it did not know yet what the device has")),
+                    true => Err(self.l2.unwritten_error("its rebuild had not finished")),
                 }
             }
             true => self.write_all(),
             false => Ok(()),
         };
-        // It waits for changes that have begun, and for blocks that wait to be written: the level is still at work.
+        // Waits for changes in progress and for queued blocks, while the L2 still runs.
         self.cache.close();
-        self.level.close();
+        self.l2.close();
         written
     }
 }
 
-/// The level goes first: a thread of it may be putting blocks into memory.
+/// Closes the L2 first, because its threads may be inserting blocks into the cache.
 impl<K: Key, V: Send + Sync + 'static> Drop for HybridCache<K, V> {
     fn drop(&mut self) {
-        self.level.close();
+        self.l2.close();
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> fmt::Debug for HybridCache<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HybridCache").field("level", &self.level.health()).finish_non_exhaustive()
+        f.debug_struct("HybridCache").field("l2", &self.l2.health()).finish_non_exhaustive()
     }
 }

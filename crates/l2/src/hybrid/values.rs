@@ -1,4 +1,4 @@
-//! Keys and values that know how they become bytes, so that most users need no codec of their own.
+//! Keys and values that encode themselves, so that most users need no codec.
 
 use std::marker::PhantomData;
 
@@ -8,37 +8,38 @@ use crate::codec::Codec;
 
 /// A key that can be written to a device.
 ///
-/// The bytes must be the same in every run of the program: they are what a value is found by after a restart. Different
-/// keys give different bytes.
-pub trait LevelKey: Key {
-    /// Bytes of every encoded key, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+/// The encoding must be the same in every run of the program, because values are found by it after
+/// a restart. Different keys must have different encodings.
+pub trait L2Key: Key {
+    /// Length of every encoded key in bytes, from 1 to [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     const BYTES: usize;
 
     /// Writes the key into `out`, which has [`BYTES`](Self::BYTES) bytes.
     fn encode(&self, out: &mut [u8]);
 
-    /// Whether [`from_encoded`](Self::from_encoded) can make keys: then values are put back into memory after a restart before anybody asks for them.
+    /// Whether [`from_encoded`](Self::from_encoded) restores keys. The warm-up requires it.
     const DECODES: bool = false;
 
-    /// The key that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program wrote them.
+    /// Restores a key from its encoding. The checksum has verified the bytes, but an older program
+    /// may have written them.
     fn from_encoded(_bytes: &[u8]) -> Option<Self> {
         None
     }
 }
 
 /// A value that can be written to a device.
-pub trait LevelValue: Sized + Send + Sync + 'static {
-    /// Bytes that [`encode`](Self::encode) will write.
+pub trait L2Value: Sized + Send + Sync + 'static {
+    /// The number of bytes that [`encode`](Self::encode) writes.
     fn encoded_len(&self) -> usize;
 
     /// Writes the value into `out`, which has [`encoded_len`](Self::encoded_len) bytes.
     fn encode(&self, out: &mut [u8]);
 
-    /// The value that was encoded as `bytes`. They are what was written, by their checksum; but perhaps an older program
-    /// wrote them. `None` is a miss.
+    /// Decodes a value. The checksum has verified the bytes, but an older program may have written
+    /// them. `None` is a miss.
     fn decode(bytes: &[u8]) -> Option<Self>;
 
-    /// Bytes of memory that the value takes, itself included: what it weighs in the cache.
+    /// Bytes of memory that the value takes, itself included. This is its weight in the cache.
     fn memory_bytes(&self) -> u64 {
         (size_of::<Self>() + self.encoded_len()) as u64
     }
@@ -46,7 +47,7 @@ pub trait LevelValue: Sized + Send + Sync + 'static {
 
 macro_rules! integers {
     ($($t:ty)*) => {$(
-        impl LevelKey for $t {
+        impl L2Key for $t {
             const BYTES: usize = size_of::<$t>();
             const DECODES: bool = true;
             fn encode(&self, out: &mut [u8]) {
@@ -57,7 +58,7 @@ macro_rules! integers {
             }
         }
 
-        impl LevelValue for $t {
+        impl L2Value for $t {
             fn encoded_len(&self) -> usize {
                 size_of::<$t>()
             }
@@ -75,7 +76,7 @@ macro_rules! integers {
 }
 integers!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
 
-impl<const N: usize> LevelKey for [u8; N] {
+impl<const N: usize> L2Key for [u8; N] {
     const BYTES: usize = N;
     const DECODES: bool = true;
     fn encode(&self, out: &mut [u8]) {
@@ -86,7 +87,7 @@ impl<const N: usize> LevelKey for [u8; N] {
     }
 }
 
-impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
+impl<A: L2Key, B: L2Key> L2Key for (A, B) {
     const BYTES: usize = A::BYTES + B::BYTES;
     fn encode(&self, out: &mut [u8]) {
         let (first, second) = out.split_at_mut(A::BYTES);
@@ -100,7 +101,7 @@ impl<A: LevelKey, B: LevelKey> LevelKey for (A, B) {
     }
 }
 
-impl<const N: usize> LevelValue for [u8; N] {
+impl<const N: usize> L2Value for [u8; N] {
     fn encoded_len(&self) -> usize {
         N
     }
@@ -117,7 +118,7 @@ impl<const N: usize> LevelValue for [u8; N] {
 
 macro_rules! bytes {
     ($($t:ty)*) => {$(
-        impl LevelValue for $t {
+        impl L2Value for $t {
             fn encoded_len(&self) -> usize {
                 self.len()
             }
@@ -132,7 +133,7 @@ macro_rules! bytes {
 }
 bytes!(Vec<u8> Box<[u8]>);
 
-impl LevelValue for String {
+impl L2Value for String {
     fn encoded_len(&self) -> usize {
         self.len()
     }
@@ -144,16 +145,16 @@ impl LevelValue for String {
     }
 }
 
-/// The codec of keys and values that say themselves how they become bytes.
-pub(super) struct OwnCodec<K, V>(PhantomData<fn() -> (K, V)>);
+/// The codec of self-encoding keys and values.
+pub(super) struct ValueCodec<K, V>(PhantomData<fn() -> (K, V)>);
 
-impl<K, V> OwnCodec<K, V> {
+impl<K, V> ValueCodec<K, V> {
     pub(super) fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
+impl<K: L2Key, V: L2Value> Codec<K, V> for ValueCodec<K, V> {
     fn key_bytes(&self) -> usize {
         K::BYTES
     }
@@ -181,7 +182,7 @@ impl<K: LevelKey, V: LevelValue> Codec<K, V> for OwnCodec<K, V> {
 mod tests {
     use super::*;
 
-    fn round<V: LevelValue + PartialEq + std::fmt::Debug>(value: V) {
+    fn round<V: L2Value + PartialEq + std::fmt::Debug>(value: V) {
         let mut bytes = vec![0; value.encoded_len()];
         value.encode(&mut bytes);
         assert_eq!(V::decode(&bytes), Some(value));
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_value_are_refused() {
+    fn invalid_bytes_do_not_decode() {
         assert_eq!(u64::decode(&[1, 2, 3]), None);
         assert_eq!(<[u8; 4]>::decode(&[1, 2, 3]), None);
         assert_eq!(String::decode(&[0xff, 0xfe]), None);

@@ -1,22 +1,21 @@
-//! The index of a second level: which identities it has, and where.
+//! The index of an L2: maps key hashes to records.
 //!
-//! Purpose: sixteen bytes a record, and little beside them. A [`Record`] is packed into a [`Slot`](slot::Slot) (see
-//! there for what bits); slots are in *partitions* by the upper bits of the identity; each partition is a sorted
-//! array with gaps behind a lock of its own (see [`table`]). Only misses of the cache come here, so a lock
-//! is no loss.
+//! A [`Record`] is packed into a [`Slot`](slot::Slot) of sixteen bytes. Slots are distributed over
+//! *partitions* by the upper bits of the key hash. Each partition is a sorted array with gaps (see
+//! [`table`]) with its own lock. Only misses of the cache come here, so a lock costs little.
 //!
-//! Invariants: a record is in the partition that its identity says, at most one an identity.
-//! [`Index::memory_bytes`] is what the index takes, all included.
+//! Invariants: a record is in the partition of its key hash, and each key hash has at most one
+//! record. [`Index::memory_bytes`] covers the whole index.
 //!
-//! Locking: `l2-index`, a leaf but for what [`Index::change`] calls, and never two of them. Counts are sums of what
-//! each holder of a lock adds and may be behind while others work.
+//! Locking: `l2-index`, a leaf lock except for the callback of [`Index::change`], and never two of
+//! them. Counts are sums of what each lock holder adds. They may lag while other threads work.
 //!
-//! Deliberately absent: keys. Two keys with the same 64 bits of hash are one record; the reader of a block
-//! finds that out from the block.
+//! Not done: the index stores no keys. Two keys with the same 64-bit hash share a record, and the
+//! reader of a block compares the key.
 
 mod batch;
 mod slot;
-mod slots;
+mod slot_array;
 mod table;
 
 #[cfg(all(test, forebay_model))]
@@ -27,18 +26,18 @@ mod tests;
 use forebay_base::sync::Mutex;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use slots::NoMemory;
+pub(crate) use slot_array::NoMemory;
 
-use crate::record::{Identity, Inserted, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record};
-use slot::{LEAST_PARTITION_BITS, Slot};
-use table::{Growth, Put, Table};
+use crate::record::{BlockAddr, InsertOutcome, KeyHash, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Record};
+use slot::{MIN_PARTITION_BITS, Slot};
+use table::{Growth, PutOutcome, Table};
 
-/// The most partitions, as a power of two.
-const MOST_PARTITION_BITS: u32 = 13;
-/// Records of a partition that more partitions would be better for.
+/// Maximum number of partitions, as a power of two.
+const MAX_PARTITION_BITS: u32 = 13;
+/// Target number of records in a partition.
 const PARTITION_RECORDS: u64 = 16_384;
 
-/// See the module's head.
+/// The index; see the module head.
 pub(crate) struct Index {
     partitions: Box<[Partition]>,
     partition_bits: u32,
@@ -47,18 +46,17 @@ pub(crate) struct Index {
     table_bytes: AtomicU64,
 }
 
-/// A partition's lock and its table, alone on its line.
+/// A partition's lock and table, on a cache line of its own.
 #[repr(align(64))]
 struct Partition {
     table: Mutex<Table>,
 }
 
 impl Index {
-    /// An empty index for a device of that many segments and units a segment, on which there is room for about
-    /// `capacity_hint` records.
+    /// An empty index for a device of this geometry with space for about `capacity_hint` records.
     ///
     /// # Panics
-    /// If places on such a device do not fit into a slot.
+    /// If addresses on such a device do not fit into a slot.
     pub(crate) fn new(segments: u32, capacity_hint: u64, units_per_segment: u32) -> Self {
         assert!(segments <= MAX_SEGMENTS, "{segments} segments are too many");
         assert!(
@@ -66,8 +64,8 @@ impl Index {
             "segments of {units_per_segment} units are too long"
         );
         let wanted = (capacity_hint / PARTITION_RECORDS).max(1).next_power_of_two().ilog2();
-        let partition_bits = wanted.clamp(LEAST_PARTITION_BITS, MOST_PARTITION_BITS);
-        let shared_bits = (partition_bits - LEAST_PARTITION_BITS) as u8;
+        let partition_bits = wanted.clamp(MIN_PARTITION_BITS, MAX_PARTITION_BITS);
+        let shared_bits = (partition_bits - MIN_PARTITION_BITS) as u8;
         let partition = |_| Partition { table: Mutex::named("l2-index", Table::new(shared_bits)) };
         Self {
             partitions: (0..1usize << partition_bits).map(partition).collect(),
@@ -78,17 +76,17 @@ impl Index {
     }
 
     #[inline]
-    fn partition_of(&self, id: Identity) -> usize {
-        (id.0 >> (64 - self.partition_bits)) as usize
+    fn partition_of(&self, hash: KeyHash) -> usize {
+        (hash.0 >> (64 - self.partition_bits)) as usize
     }
 
-    /// Runs `f` on the table of a partition, and keeps the counts.
+    /// Calls `f` with the table of a partition and updates the counts.
     fn with<T>(&self, partition: usize, f: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = self.partitions[partition].table.lock();
         let (len, bytes) = (table.len(), table.bytes());
         let outcome = f(&mut table);
         if table.len() != len {
-            // Wraps where it falls, and so does the sum.
+            // The difference wraps, and so does the sum.
             let more = table.len().wrapping_sub(len) as u64;
             self.len.fetch_add(more, Ordering::Relaxed);
         }
@@ -99,70 +97,73 @@ impl Index {
         outcome
     }
 
-    /// The record of an identity.
+    /// The record of a key hash.
     #[inline]
-    pub(crate) fn find(&self, id: Identity) -> Option<Record> {
-        self.partitions[self.partition_of(id)].table.lock().find(id)
+    pub(crate) fn find(&self, hash: KeyHash) -> Option<Record> {
+        self.partitions[self.partition_of(hash)].table.lock().find(hash)
     }
 
-    /// One more hit for the record, if it is still the one at `place`. `to_memory`: its block goes to memory.
-    pub(crate) fn touch(&self, id: Identity, place: Place, to_memory: bool) {
-        let mut table = self.partitions[self.partition_of(id)].table.lock();
-        if let Some(slot) = table.at(id, place) {
+    /// Counts a hit if the record is still at `addr`. `to_memory` says that the block enters
+    /// memory.
+    pub(crate) fn touch(&self, hash: KeyHash, addr: BlockAddr, to_memory: bool) {
+        let mut table = self.partitions[self.partition_of(hash)].table.lock();
+        if let Some(slot) = table.at(hash, addr) {
             slot.hit();
             if to_memory {
-                slot.enter_memory();
+                slot.set_in_memory();
             }
         }
     }
 
-    /// Memory has let go of the block of an identity, or has not got it after all.
-    pub(crate) fn leave_memory(&self, id: Identity) {
-        let mut table = self.partitions[self.partition_of(id)].table.lock();
-        if let Some(record) = table.find(id)
-            && let Some(slot) = table.at(id, record.place)
+    /// Memory has evicted the block, or did not receive it after all.
+    pub(crate) fn clear_in_memory(&self, hash: KeyHash) {
+        let mut table = self.partitions[self.partition_of(hash)].table.lock();
+        if let Some(record) = table.find(hash)
+            && let Some(slot) = table.at(hash, record.addr)
         {
-            slot.leave_memory();
+            slot.clear_in_memory();
         }
     }
 
-    /// Puts a record in. If there is one of the same identity, it is replaced if `newer(its place, the new place)`.
+    /// Inserts a record. An existing record of the key hash is replaced if `newer(its addr, the new
+    /// addr)`.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// If memory is exhausted.
     ///
     /// # Panics
-    /// If a number of the place does not fit into a slot; see [`Index::new`].
+    /// If the address does not fit into a slot; see [`Index::new`].
     pub(crate) fn insert(
         &self,
-        id: Identity,
+        hash: KeyHash,
         record: Record,
-        newer: impl Fn(Place, Place) -> bool,
-    ) -> Result<Inserted, NoMemory> {
-        let slot = Slot::new(id, &record);
+        newer: impl Fn(BlockAddr, BlockAddr) -> bool,
+    ) -> Result<InsertOutcome, NoMemory> {
+        let slot = Slot::new(hash, &record);
         let put =
-            self.with(self.partition_of(id), |table| table.put(slot, newer, Growth::Sparing))?;
+            self.with(self.partition_of(hash), |table| table.put(slot, newer, Growth::Gradual))?;
         Ok(match put {
-            Put::Fresh => Inserted::Fresh,
-            Put::Replaced(old) => Inserted::Replaced(old.record()),
-            Put::Older => Inserted::Older,
+            PutOutcome::Inserted => InsertOutcome::Inserted,
+            PutOutcome::Replaced(old) => InsertOutcome::Replaced(old.record()),
+            PutOutcome::Stale => InsertOutcome::Stale,
         })
     }
 
-    /// Changes the record if it is still the one at `place`: to what `f` makes of it, or to nothing. False if it was
-    /// not there, and `f` was not called. `f` runs under the partition's lock and must not use the index.
+    /// Changes the record if it is still at `addr`. `f` returns the new record, or `None` to remove
+    /// it. Returns false if the record was not there; `f` is not called then. `f` runs under the
+    /// partition's lock and must not use the index.
     pub(crate) fn change(
         &self,
-        id: Identity,
-        place: Place,
+        hash: KeyHash,
+        addr: BlockAddr,
         f: impl FnOnce(Record) -> Option<Record>,
     ) -> bool {
-        self.with(self.partition_of(id), |table| {
-            let Some(slot) = table.at(id, place) else { return false };
+        self.with(self.partition_of(hash), |table| {
+            let Some(slot) = table.at(hash, addr) else { return false };
             match f(slot.record()) {
-                Some(record) => *slot = Slot::new(id, &record),
+                Some(record) => *slot = Slot::new(hash, &record),
                 None => {
-                    table.take(id, |_| true);
+                    table.take(hash, |_| true);
                     table.shrink();
                 }
             }
@@ -170,36 +171,36 @@ impl Index {
         })
     }
 
-    /// Takes the record of an identity out, whatever it is.
-    pub(crate) fn take(&self, id: Identity) -> Option<Record> {
-        self.take_if(id, |_| true)
+    /// Removes and returns the record of a key hash.
+    pub(crate) fn take(&self, hash: KeyHash) -> Option<Record> {
+        self.take_if(hash, |_| true)
     }
 
-    /// Takes the record out if it is still the one at `place`.
-    pub(crate) fn remove_if_at(&self, id: Identity, place: Place) -> Option<Record> {
-        self.take_if(id, |slot| slot.place() == place)
+    /// Removes the record if it is still at `addr`.
+    pub(crate) fn remove_if_at(&self, hash: KeyHash, addr: BlockAddr) -> Option<Record> {
+        self.take_if(hash, |slot| slot.addr() == addr)
     }
 
-    fn take_if(&self, id: Identity, wanted: impl Fn(Slot) -> bool) -> Option<Record> {
-        self.with(self.partition_of(id), |table| {
-            let taken = table.take(id, wanted)?;
+    fn take_if(&self, hash: KeyHash, wanted: impl Fn(Slot) -> bool) -> Option<Record> {
+        self.with(self.partition_of(hash), |table| {
+            let taken = table.take(hash, wanted)?;
             table.shrink();
             Some(taken.record())
         })
     }
 
-    /// Records, tombstones included.
+    /// Number of records, tombstones included.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory, all included.
+    /// Bytes of memory in use, the whole index.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let fixed = size_of::<Self>() + size_of_val::<[Partition]>(&self.partitions);
         fixed as u64 + self.table_bytes.load(Ordering::Relaxed)
     }
 
-    /// Panics unless every structure is sound. Nothing else may use the index meanwhile.
+    /// Panics unless every structure is sound. No other thread may use the index meanwhile.
     #[cfg(test)]
     pub(crate) fn audit(&self) {
         let (mut len, mut bytes) = (0, 0);

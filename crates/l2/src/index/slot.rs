@@ -1,22 +1,24 @@
-//! How a [`Record`] fits into sixteen bytes.
+//! The packing of a [`Record`] into sixteen bytes.
 //!
-//! A [`Slot`] is two words. The first has, from the top, the lower 56 bits of the identity, whether memory has the block, hits, class and [`State`]; the eight bits of the identity that are missing are known from the partition, which is
-//! why there are never fewer partitions than [`LEAST_PARTITION_BITS`] tell apart. So the index keeps all 64
-//! bits of a hash, and two keys are taken for one as rarely as their hashes are equal. The second
-//! word is the [`Place`]. A slot without a state is empty: all zero.
+//! A [`Slot`] has two words. The first holds, from the top, the lower 56 bits of the key hash,
+//! whether memory holds the block, hits, class and [`RecordState`]. The partition determines the
+//! upper eight bits of the hash, so there are at least two to the power of [`MIN_PARTITION_BITS`]
+//! partitions. The index thus compares all 64 bits of a hash. The second word is the [`BlockAddr`].
+//! An empty slot is zero.
 
 use forebay_cache::Class;
 
 use crate::record::{
-    Identity, MAX_BLOCK_UNITS, MAX_HITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record, State,
+    BlockAddr, KeyHash, MAX_BLOCK_UNITS, MAX_HITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Record,
+    RecordState,
 };
 
-/// Bits of a hash that a slot does not have, since its partition says them.
-pub(super) const LEAST_PARTITION_BITS: u32 = 8;
+/// Hash bits that a slot omits, because its partition determines them.
+pub(super) const MIN_PARTITION_BITS: u32 = 8;
 const SEGMENT_BITS: u32 = 24;
 const UNIT_BITS: u32 = 22;
 const UNITS_BITS: u32 = 18;
-/// In every slot that is not empty.
+/// Set in every slot that is not empty.
 const USED: u64 = 1;
 const STATE_SHIFT: u32 = 1;
 const CLASS_SHIFT: u32 = 3;
@@ -24,12 +26,12 @@ const HITS_SHIFT: u32 = 4;
 const IN_MEMORY: u64 = 1 << 6;
 const ATTRIBUTE_BITS: u64 = 0xff;
 
-/// A record as the table has it.
+/// A packed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Slot {
     word: u64,
-    place: u64,
+    addr: u64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 16);
@@ -40,32 +42,32 @@ const _: () = assert!(MAX_BLOCK_UNITS < 1 << UNITS_BITS);
 const _: () = assert!((MAX_HITS as u64) << HITS_SHIFT < IN_MEMORY);
 
 impl Slot {
-    pub(super) const EMPTY: Self = Self { word: 0, place: 0 };
+    pub(super) const EMPTY: Self = Self { word: 0, addr: 0 };
 
     /// # Panics
-    /// If a number of the place does not fit: whoever parses a log checks them first.
+    /// If the address does not fit. The parser of a log checks addresses first.
     #[inline]
-    pub(super) fn new(id: Identity, record: &Record) -> Self {
-        let Place { segment, unit, units } = record.place;
+    pub(super) fn new(hash: KeyHash, record: &Record) -> Self {
+        let BlockAddr { segment, unit, units } = record.addr;
         assert!(segment < MAX_SEGMENTS, "segment {segment} is not on any device");
         assert!(unit <= MAX_SEGMENT_UNITS, "unit {unit} is not in any segment");
         assert!(units <= MAX_BLOCK_UNITS, "a block of {units} units is too long");
         let hits = record.hits.min(MAX_HITS);
         let state: u64 = match record.state {
-            State::Live => 0,
-            State::Pending => 1,
-            State::Bad => 2,
-            State::Tomb => 3,
+            RecordState::Live => 0,
+            RecordState::Pending => 1,
+            RecordState::Bad => 2,
+            RecordState::Tombstone => 3,
         };
         let attributes = USED
             | state << STATE_SHIFT
             | (record.class as u64) << CLASS_SHIFT
             | u64::from(hits) << HITS_SHIFT
             | if record.in_memory { IN_MEMORY } else { 0 };
-        let place = u64::from(segment) << (UNIT_BITS + UNITS_BITS)
+        let addr = u64::from(segment) << (UNIT_BITS + UNITS_BITS)
             | u64::from(unit) << UNITS_BITS
             | u64::from(units);
-        Self { word: id.0 << LEAST_PARTITION_BITS | attributes, place }
+        Self { word: hash.0 << MIN_PARTITION_BITS | attributes, addr }
     }
 
     #[inline]
@@ -73,35 +75,35 @@ impl Slot {
         self.word == 0
     }
 
-    /// What slots of a partition are sorted by: the bits of the identity below the least partition bits.
+    /// The sort key of slots within a partition: the hash bits below [`MIN_PARTITION_BITS`].
     #[inline]
     pub(super) fn order(self) -> u64 {
         self.word & !ATTRIBUTE_BITS
     }
 
-    /// The identity, given the number of the partition and its bits.
-    pub(super) fn identity(self, partition: usize, partition_bits: u32) -> Identity {
+    /// The key hash, given the partition's number and the number of partition bits.
+    pub(super) fn key_hash(self, partition: usize, partition_bits: u32) -> KeyHash {
         let high = (partition as u64) << (64 - partition_bits);
-        Identity(self.word >> LEAST_PARTITION_BITS | high)
+        KeyHash(self.word >> MIN_PARTITION_BITS | high)
     }
 
     #[inline]
-    pub(super) fn place(self) -> Place {
+    pub(super) fn addr(self) -> BlockAddr {
         let mask = |bits: u32| (1u64 << bits) - 1;
-        Place {
-            segment: (self.place >> (UNIT_BITS + UNITS_BITS)) as u32,
-            unit: (self.place >> UNITS_BITS & mask(UNIT_BITS)) as u32,
-            units: (self.place & mask(UNITS_BITS)) as u32,
+        BlockAddr {
+            segment: (self.addr >> (UNIT_BITS + UNITS_BITS)) as u32,
+            unit: (self.addr >> UNITS_BITS & mask(UNIT_BITS)) as u32,
+            units: (self.addr & mask(UNITS_BITS)) as u32,
         }
     }
 
     #[inline]
-    pub(super) fn state(self) -> State {
+    pub(super) fn state(self) -> RecordState {
         match self.word >> STATE_SHIFT & 0b11 {
-            0 => State::Live,
-            1 => State::Pending,
-            2 => State::Bad,
-            _ => State::Tomb,
+            0 => RecordState::Live,
+            1 => RecordState::Pending,
+            2 => RecordState::Bad,
+            _ => RecordState::Tombstone,
         }
     }
 
@@ -113,29 +115,29 @@ impl Slot {
     pub(super) fn record(self) -> Record {
         let class = if self.word >> CLASS_SHIFT & 1 == 0 { Class::Metadata } else { Class::Data };
         let in_memory = self.word & IN_MEMORY != 0;
-        Record { place: self.place(), class, hits: self.hits(), in_memory, state: self.state() }
+        Record { addr: self.addr(), class, hits: self.hits(), in_memory, state: self.state() }
     }
 
-    /// One more hit, unless there are as many as are told apart.
+    /// Counts a hit, up to the maximum.
     pub(super) fn hit(&mut self) {
         if self.hits() < MAX_HITS {
             self.word += 1 << HITS_SHIFT;
         }
     }
 
-    /// Memory has the block from now on.
-    pub(super) fn enter_memory(&mut self) {
+    /// Memory holds the block from now on.
+    pub(super) fn set_in_memory(&mut self) {
         self.word |= IN_MEMORY;
     }
 
-    /// Memory has let go of the block.
-    pub(super) fn leave_memory(&mut self) {
+    /// Memory has evicted the block.
+    pub(super) fn clear_in_memory(&mut self) {
         self.word &= !IN_MEMORY;
     }
 }
 
-/// What a table is asked for: the order of an identity.
+/// The sort key of a key hash.
 #[inline]
-pub(super) fn order_of(id: Identity) -> u64 {
-    id.0 << LEAST_PARTITION_BITS
+pub(super) fn order_of(hash: KeyHash) -> u64 {
+    hash.0 << MIN_PARTITION_BITS
 }

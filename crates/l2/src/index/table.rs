@@ -1,41 +1,40 @@
-//! One partition: a sorted array with gaps.
+//! A partition: a sorted array with gaps.
 //!
-//! A slot's *home* is where its order, taken as a fraction, falls among the homes. Slots are in strictly
-//! ascending order, none before its home, and between a home and its slot nothing is empty: what Robin Hood
-//! hashing comes to when ties are broken by the hash itself. So
+//! The *home* of a slot is its order, taken as a fraction of the number of homes. Slots are in
+//! strictly ascending order. No slot is before its home, and no slot between a home and its slot is
+//! empty. This is Robin Hood hashing with ties broken by the hash. So
 //!
-//! * a search begins at the home and ends at the first slot that is empty or not smaller;
-//! * homes may be any number, and another number of them only stretches the array: growing and shrinking go
-//!   through the slots once, in order, in place, so that a table can grow by an eighth at a time and
-//!   is never half empty after it has grown;
-//! * nothing wraps around: behind the homes there is a *tail* for those who were pushed off the end.
+//! - a search begins at the home and ends at the first slot that is empty or not smaller;
+//! - any number of homes is possible. Growing and shrinking move the slots once, in order and in
+//!   place, so a table can grow by an eighth and is never half empty after it has grown;
+//! - nothing wraps around: a *tail* behind the homes holds slots pushed past the end.
 //!
-//! The last slot is always empty, so that searches need no other bound.
+//! The last slot is always empty, which bounds every search.
 
 use super::slot::{Slot, order_of};
-use super::slots::{NoMemory, Slots};
-use crate::record::{Identity, Place, Record};
+use super::slot_array::{NoMemory, SlotArray};
+use crate::record::{BlockAddr, KeyHash, Record};
 
-/// The table grows past this share of homes in use, in 256ths.
-const MOST_LOAD: u64 = 235;
+/// The table grows above this share of homes in use, in 256ths.
+const MAX_LOAD: u64 = 235;
 /// It shrinks below this share ...
-const LEAST_LOAD: u64 = 192;
-/// ... to this one, which is also what it is sized for when its number of records is known.
-const GOOD_LOAD: u64 = 216;
-/// How many times as large a table may become at once for records that are only expected.
-const LEAP: u32 = 4;
+const MIN_LOAD: u64 = 192;
+/// ... to this one, which also sizes a table whose number of records is known.
+const TARGET_LOAD: u64 = 216;
+/// Maximum factor by which a table grows at once for expected records.
+const MAX_GROWTH: u32 = 4;
 /// Homes of the smallest table.
-const LEAST_HOMES: u32 = 8;
-/// The least by which it grows.
-const LEAST_STEP: u32 = 4;
-/// More slots than can be counted.
+const MIN_HOMES: u32 = 8;
+/// Minimum growth, in homes.
+const MIN_STEP: u32 = 4;
+/// More slots than a `u32` can count.
 const TOO_MANY: NoMemory = NoMemory::Heap { bytes: usize::MAX };
-/// The longest tail that a table is given beforehand.
-const TAIL: usize = 32;
+/// The longest initial tail.
+const MAX_TAIL: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Table {
-    slots: Slots,
+    slots: SlotArray,
     homes: u32,
     len: u32,
     /// Bits of the order that all slots of this partition share.
@@ -45,43 +44,43 @@ pub(super) struct Table {
 /// How a full table grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Growth {
-    /// By an eighth: it is never much larger than it has to be.
-    Sparing,
-    /// By more, since many more records are to come: so far as the table will have to in the end, by a guess, but at most to
-    /// [`LEAP`] times what it is, and at least by an eighth. What is too much then is given back by `retain`.
+    /// By an eighth, so that it is never much larger than needed.
+    Gradual,
+    /// Toward the expected number of records, at least by an eighth and at most to [`MAX_GROWTH`]
+    /// times its size. `retain` releases the excess.
     Expecting {
-        /// Records that the table will have.
+        /// The expected number of records in the table.
         records: u64,
     },
 }
 
-/// What came of an insert.
+/// The outcome of an insert.
 #[derive(Debug)]
-pub(super) enum Put {
-    Fresh,
+pub(super) enum PutOutcome {
+    Inserted,
     Replaced(Slot),
-    Older,
+    Stale,
 }
 
-/// Where a slot of that order begins to look for a place.
+/// The home of a slot with this order.
 #[inline]
 fn home_of(order: u64, shared_bits: u8, homes: u32) -> usize {
     ((u128::from(order << shared_bits) * u128::from(homes)) >> 64) as usize
 }
 
-/// Homes for that many records.
+/// Homes for this number of records.
 fn homes_for(records: u64) -> Result<u32, NoMemory> {
-    let homes = records.saturating_mul(256).div_ceil(GOOD_LOAD);
-    u32::try_from(homes).map(|homes| homes.max(LEAST_HOMES)).map_err(|_| TOO_MANY)
+    let homes = records.saturating_mul(256).div_ceil(TARGET_LOAD);
+    u32::try_from(homes).map(|homes| homes.max(MIN_HOMES)).map_err(|_| TOO_MANY)
 }
 
 fn tail_of(homes: u32) -> usize {
-    TAIL.min(4 + homes as usize / 16)
+    MAX_TAIL.min(4 + homes as usize / 16)
 }
 
 impl Table {
     pub(super) fn new(shared_bits: u8) -> Self {
-        Self { slots: Slots::none(), homes: 0, len: 0, shared_bits }
+        Self { slots: SlotArray::none(), homes: 0, len: 0, shared_bits }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -92,16 +91,16 @@ impl Table {
         self.slots.bytes()
     }
 
-    /// Has the processor fetch the slots where a search would begin.
+    /// Prefetches the slots where a search would begin.
     #[inline]
-    pub(super) fn approach(&self, order: u64) {
+    pub(super) fn prefetch(&self, order: u64) {
         if let Some(slot) = self.slots.as_slice().get(home_of(order, self.shared_bits, self.homes))
         {
             forebay_base::sync::hint::prefetch(slot);
         }
     }
 
-    /// Where the slot of that order is, or where it would have to go.
+    /// The position of the slot with this order, or the position to insert it.
     #[inline]
     fn search(&self, order: u64) -> Result<usize, usize> {
         let slots = self.slots.as_slice();
@@ -122,37 +121,38 @@ impl Table {
     }
 
     #[inline]
-    pub(super) fn find(&self, id: Identity) -> Option<Record> {
-        self.search(order_of(id)).ok().map(|at| self.slots.as_slice()[at].record())
+    pub(super) fn find(&self, hash: KeyHash) -> Option<Record> {
+        self.search(order_of(hash)).ok().map(|at| self.slots.as_slice()[at].record())
     }
 
-    /// The slot of that identity, if it is still at `place`.
-    pub(super) fn at(&mut self, id: Identity, place: Place) -> Option<&mut Slot> {
-        let at = self.search(order_of(id)).ok()?;
+    /// The slot of the key hash, if it is still at `addr`.
+    pub(super) fn at(&mut self, hash: KeyHash, addr: BlockAddr) -> Option<&mut Slot> {
+        let at = self.search(order_of(hash)).ok()?;
         let slot = &mut self.slots.as_mut_slice()[at];
-        (slot.place() == place).then_some(slot)
+        (slot.addr() == addr).then_some(slot)
     }
 
-    /// Puts a slot in, over another of the same identity only if `newer` says so of their places.
+    /// Inserts a slot. An existing slot of the key hash is replaced if `newer` says so of their
+    /// addresses.
     pub(super) fn put(
         &mut self,
         slot: Slot,
-        newer: impl Fn(Place, Place) -> bool,
+        newer: impl Fn(BlockAddr, BlockAddr) -> bool,
         growth: Growth,
-    ) -> Result<Put, NoMemory> {
+    ) -> Result<PutOutcome, NoMemory> {
         let mut at = match self.search(slot.order()) {
             Ok(at) => {
                 let old = &mut self.slots.as_mut_slice()[at];
-                return Ok(if newer(old.place(), slot.place()) {
-                    Put::Replaced(std::mem::replace(old, slot))
+                return Ok(if newer(old.addr(), slot.addr()) {
+                    PutOutcome::Replaced(std::mem::replace(old, slot))
                 } else {
-                    Put::Older
+                    PutOutcome::Stale
                 });
             }
             Err(at) => at,
         };
         loop {
-            let full = self.is_beyond(MOST_LOAD);
+            let full = self.is_beyond(MAX_LOAD);
             let slots = self.slots.as_mut_slice();
             let behind = slots.get(at..).unwrap_or_default();
             let gap = behind.iter().position(|slot| slot.is_empty());
@@ -161,7 +161,7 @@ impl Table {
                     slots.copy_within(at..at + gap, at + 1);
                     slots[at] = slot;
                     self.len += 1;
-                    return Ok(Put::Fresh);
+                    return Ok(PutOutcome::Inserted);
                 }
                 _ => self.grow(growth)?,
             }
@@ -172,34 +172,35 @@ impl Table {
         }
     }
 
-    /// Takes the slot of that identity out, if `wanted` says so.
-    pub(super) fn take(&mut self, id: Identity, wanted: impl Fn(Slot) -> bool) -> Option<Slot> {
-        let at = self.search(order_of(id)).ok()?;
+    /// Removes and returns the slot of the key hash, if `wanted` accepts it.
+    pub(super) fn take(&mut self, hash: KeyHash, wanted: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let at = self.search(order_of(hash)).ok()?;
         let slot = self.slots.as_slice()[at];
         if !wanted(slot) {
             return None;
         }
-        self.close_gap(at);
+        self.shift_back(at);
         self.len -= 1;
         Some(slot)
     }
 
-    /// Moves what follows one step back, as far as it is not at home already.
-    fn close_gap(&mut self, at: usize) {
+    /// Moves the following slots back by one, up to the first that is at home (backward shift
+    /// deletion).
+    fn shift_back(&mut self, at: usize) {
         let (shared_bits, homes) = (self.shared_bits, self.homes);
         let slots = self.slots.as_mut_slice();
-        let away = |at: usize, slot: Slot| {
+        let displaced = |at: usize, slot: Slot| {
             !slot.is_empty() && home_of(slot.order(), shared_bits, homes) < at
         };
         let mut end = at + 1;
-        while away(end, slots[end]) {
+        while displaced(end, slots[end]) {
             end += 1;
         }
         slots.copy_within(at + 1..end, at);
         slots[end - 1] = Slot::EMPTY;
     }
 
-    /// Keeps those of which `wanted` says yes, and shrinks. Returns how many went.
+    /// Keeps the slots that `wanted` accepts, and shrinks. Returns the number of removed slots.
     pub(super) fn retain(&mut self, wanted: impl Fn(Slot) -> bool) -> usize {
         let before = self.len;
         let slots = self.slots.as_mut_slice();
@@ -210,8 +211,8 @@ impl Table {
             }
         }
         if self.len < before {
-            // Some may be behind a gap now.
-            self.spread(self.homes);
+            // Some slots may be behind a gap now.
+            self.redistribute(self.homes);
         }
         self.shrink();
         (before - self.len) as usize
@@ -221,7 +222,7 @@ impl Table {
         self.slots.as_slice().iter().copied().filter(|slot| !slot.is_empty())
     }
 
-    /// Whether that share of homes is in use, or more.
+    /// Whether at least this share of homes is in use.
     fn is_beyond(&self, load: u64) -> bool {
         u64::from(self.len) * 256 >= u64::from(self.homes) * load
     }
@@ -229,42 +230,43 @@ impl Table {
     fn grow(&mut self, growth: Growth) -> Result<(), NoMemory> {
         if u64::from(self.len) * 2 >= u64::from(self.homes) {
             let step = match growth {
-                Growth::Sparing => self.homes / 8,
+                Growth::Gradual => self.homes / 8,
                 Growth::Expecting { records } => {
-                    let most = self.homes.saturating_mul(LEAP);
+                    let most = self.homes.saturating_mul(MAX_GROWTH);
                     let wanted = homes_for(records).unwrap_or(most).min(most);
                     wanted.saturating_sub(self.homes).max(self.homes / 8)
                 }
             };
-            let step = step.max(LEAST_STEP);
+            let step = step.max(MIN_STEP);
             let homes = self.homes.checked_add(step).ok_or(TOO_MANY)?;
-            return self.stretch(homes.max(LEAST_HOMES), 0);
+            return self.grow_to(homes.max(MIN_HOMES), 0);
         }
-        // More homes would not help: too many have the same one, as no good hash would bring about.
-        self.stretch(self.homes, self.slots.len() - self.homes as usize)
+        // More homes would not help: too many slots have the same one, which a good hash does not
+        // cause.
+        self.grow_to(self.homes, self.slots.len() - self.homes as usize)
     }
 
-    /// Gives memory back if there is much more than is needed.
+    /// Releases memory if much more is in use than needed.
     pub(super) fn shrink(&mut self) {
         if self.len == 0 {
-            (self.slots, self.homes) = (Slots::none(), 0);
+            (self.slots, self.homes) = (SlotArray::none(), 0);
             return;
         }
-        if self.is_beyond(LEAST_LOAD) {
+        if self.is_beyond(MIN_LOAD) {
             return;
         }
         let Ok(homes) = homes_for(u64::from(self.len)) else { return };
         if homes < self.homes {
-            let end = self.spread(homes);
+            let end = self.redistribute(homes);
             self.homes = homes;
             // Without memory for a smaller array, the larger one stays.
             let _ = self.slots.resize((homes as usize + tail_of(homes)).max(end + 2));
         }
     }
 
-    /// Puts every slot where it belongs among `homes`, given that none is to the left of that: so it is done in
-    /// place, from the left. Returns the end of the last.
-    fn spread(&mut self, homes: u32) -> usize {
+    /// Moves every slot to its position for `homes`. No slot may be left of that, so the move runs
+    /// in place from the left. Returns the end of the last slot.
+    fn redistribute(&mut self, homes: u32) -> usize {
         let shared_bits = self.shared_bits;
         let slots = self.slots.as_mut_slice();
         let mut next = 0;
@@ -281,16 +283,17 @@ impl Table {
         next
     }
 
-    /// More homes, and a tail of at least `tail` slots.
-    fn stretch(&mut self, homes: u32, tail: usize) -> Result<(), NoMemory> {
+    /// Grows to `homes`, with a tail of at least `tail` slots.
+    fn grow_to(&mut self, homes: u32, tail: usize) -> Result<(), NoMemory> {
         debug_assert!(homes >= self.homes);
         let shared_bits = self.shared_bits;
         let home = |slot: Slot| home_of(slot.order(), shared_bits, homes);
         let end = self.iter().fold(0, |next, slot| next.max(home(slot)) + 1);
         let tail = tail_of(homes).max(2 * tail);
         let wanted = (homes as usize + tail).max(end + tail_of(homes)).max(self.slots.len());
-        // All to the right end first, then from the left to where they belong. What is new is written before it is read:
-        // a page that is read first has to be mapped twice, the second time on all processors.
+        // Moves all slots to the right end first, then from the left to their positions. New pages
+        // are written before they are read: a page that is read first is mapped twice, the second
+        // time on all processors.
         let before = self.slots.len();
         self.slots.resize(wanted)?;
         let slots = self.slots.as_mut_slice();
@@ -304,11 +307,11 @@ impl Table {
             }
         }
         self.homes = homes;
-        self.spread(homes);
+        self.redistribute(homes);
         Ok(())
     }
 
-    /// Panics unless everything is as the head of this module says.
+    /// Panics unless the invariants of the module head hold.
     #[cfg(test)]
     pub(super) fn audit(&self) {
         let slots = self.slots.as_slice();

@@ -1,4 +1,5 @@
-//! The index against a hash map, what a record costs at every size, and threads at once.
+//! Tests of the index: comparison with a hash map, memory per record at every size, and concurrent
+//! threads.
 
 use std::collections::HashMap;
 
@@ -11,62 +12,64 @@ use proptest::prelude::*;
 use super::Index;
 use super::table::Table;
 use crate::record::{
-    Identity, Inserted, MAX_BLOCK_UNITS, MAX_HITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS, Place, Record,
-    State,
+    BlockAddr, InsertOutcome, KeyHash, MAX_BLOCK_UNITS, MAX_HITS, MAX_SEGMENT_UNITS, MAX_SEGMENTS,
+    Record, RecordState,
 };
 
-const STATES: [State; 4] = [State::Pending, State::Live, State::Bad, State::Tomb];
+const STATES: [RecordState; 4] =
+    [RecordState::Pending, RecordState::Live, RecordState::Bad, RecordState::Tombstone];
 
 fn record(segment: u32, unit: u32) -> Record {
-    let place = Place { segment, unit, units: 3 };
-    Record { place, class: Class::Data, hits: 0, in_memory: false, state: State::Live }
+    let addr = BlockAddr { segment, unit, units: 3 };
+    Record { addr, class: Class::Data, hits: 0, in_memory: false, state: RecordState::Live }
 }
 
-/// Later places are newer.
-fn newer(old: Place, new: Place) -> bool {
+/// Later addresses are newer.
+fn newer(old: BlockAddr, new: BlockAddr) -> bool {
     (new.segment, new.unit) > (old.segment, old.unit)
 }
 
 #[test]
 fn every_field_survives_packing() {
     let index = Index::new(MAX_SEGMENTS, 0, MAX_SEGMENT_UNITS);
-    let edge = Place { segment: MAX_SEGMENTS - 1, unit: MAX_SEGMENT_UNITS, units: MAX_BLOCK_UNITS };
-    let zero = Place { segment: 0, unit: 0, units: 0 };
-    for (nth, id) in [0, u64::MAX, 1 << 63, 0x00ff_ffff_ffff_ffff].into_iter().enumerate() {
-        for place in [edge, zero] {
+    let edge =
+        BlockAddr { segment: MAX_SEGMENTS - 1, unit: MAX_SEGMENT_UNITS, units: MAX_BLOCK_UNITS };
+    let zero = BlockAddr { segment: 0, unit: 0, units: 0 };
+    for (nth, hash) in [0, u64::MAX, 1 << 63, 0x00ff_ffff_ffff_ffff].into_iter().enumerate() {
+        for addr in [edge, zero] {
             for class in Class::ALL {
                 let (hits, in_memory, state) = (nth as u8, nth % 2 == 1, STATES[nth]);
-                let wanted = Record { place, class, hits, in_memory, state };
-                index.insert(Identity(id), wanted, |_, _| true).unwrap();
-                assert_eq!(index.find(Identity(id)), Some(wanted));
+                let wanted = Record { addr, class, hits, in_memory, state };
+                index.insert(KeyHash(hash), wanted, |_, _| true).unwrap();
+                assert_eq!(index.find(KeyHash(hash)), Some(wanted));
             }
         }
     }
     let mut seen = Vec::new();
-    index.for_each(|id, _| seen.push(id.0));
-    assert_eq!(seen, [0, 0x00ff_ffff_ffff_ffff, 1 << 63, u64::MAX], "in the order of identities");
+    index.for_each(|hash, _| seen.push(hash.0));
+    assert_eq!(seen, [0, 0x00ff_ffff_ffff_ffff, 1 << 63, u64::MAX], "in the order of key hashes");
 }
 
 #[test]
 fn hits_are_counted_up_to_the_most() {
     let index = Index::new(4, 0, 4);
-    let (id, wanted) = (Identity(5), record(1, 2));
-    index.insert(id, wanted, newer).unwrap();
+    let (hash, wanted) = (KeyHash(5), record(1, 2));
+    index.insert(hash, wanted, newer).unwrap();
     for hits in 1..=MAX_HITS + 2 {
-        index.touch(id, wanted.place, true);
-        assert_eq!(index.find(id).unwrap().hits, hits.min(MAX_HITS));
+        index.touch(hash, wanted.addr, true);
+        assert_eq!(index.find(hash).unwrap().hits, hits.min(MAX_HITS));
     }
-    index.touch(id, record(1, 3).place, true);
+    index.touch(hash, record(1, 3).addr, true);
     let touched = Record { hits: MAX_HITS, in_memory: true, ..wanted };
-    assert_eq!(index.find(id), Some(touched));
-    index.leave_memory(id);
-    assert_eq!(index.find(id), Some(Record { in_memory: false, ..touched }));
+    assert_eq!(index.find(hash), Some(touched));
+    index.clear_in_memory(hash);
+    assert_eq!(index.find(hash), Some(Record { in_memory: false, ..touched }));
 }
 
 #[test]
 #[should_panic(expected = "not on any device")]
-fn a_place_that_does_not_fit_is_refused() {
-    let _ = Index::new(4, 0, 4).insert(Identity(1), record(MAX_SEGMENTS, 0), newer);
+fn addresses_out_of_range_panic() {
+    let _ = Index::new(4, 0, 4).insert(KeyHash(1), record(MAX_SEGMENTS, 0), newer);
 }
 
 #[derive(Clone, Debug)]
@@ -74,17 +77,17 @@ enum Op {
     Insert(u64, Record),
     Batch(Vec<(u64, Record)>, u64),
     Find(u64),
-    LeaveMemory(u64),
-    Touch(u64, Place),
-    Change(u64, Place, Option<Record>),
+    ClearInMemory(u64),
+    Touch(u64, BlockAddr),
+    Change(u64, BlockAddr, Option<Record>),
     Take(u64),
-    RemoveIfAt(u64, Place),
+    RemoveIfAt(u64, BlockAddr),
     RemoveSegment(u32),
     Sweep,
 }
 
-/// Identities that crowd: few partitions, neighbours, and homes that many share.
-fn identity() -> impl Strategy<Value = u64> {
+/// Crowded key hashes: few partitions, neighbours, and shared homes.
+fn key_hash() -> impl Strategy<Value = u64> {
     prop_oneof![
         3 => (0..4u64, 0..300u64).prop_map(|(high, low)| high << 62 | low),
         3 => (0..4u64, 0..300u64).prop_map(|(high, low)| high << 56 | low << 47),
@@ -106,44 +109,44 @@ fn any_record() -> impl Strategy<Value = Record> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let place = || (0..6u32, 0..8u32).prop_map(|(segment, unit)| record(segment, unit).place);
+    let addr = || (0..6u32, 0..8u32).prop_map(|(segment, unit)| record(segment, unit).addr);
     let change = proptest::option::weighted(0.7, any_record());
     let expected = prop_oneof![0..2000u64, Just(u64::MAX)];
     prop_oneof![
-        20 => (identity(), any_record()).prop_map(|(id, r)| Op::Insert(id, r)),
-        4 => (prop::collection::vec((identity(), any_record()), 0..200), expected)
+        20 => (key_hash(), any_record()).prop_map(|(hash, r)| Op::Insert(hash, r)),
+        4 => (prop::collection::vec((key_hash(), any_record()), 0..200), expected)
             .prop_map(|(records, expected)| Op::Batch(records, expected)),
-        4 => identity().prop_map(Op::Find),
-        4 => identity().prop_map(Op::LeaveMemory),
-        4 => (identity(), place()).prop_map(|(id, p)| Op::Touch(id, p)),
-        4 => (identity(), place(), change).prop_map(|(id, p, r)| Op::Change(id, p, r)),
-        8 => identity().prop_map(Op::Take),
-        4 => (identity(), place()).prop_map(|(id, p)| Op::RemoveIfAt(id, p)),
+        4 => key_hash().prop_map(Op::Find),
+        4 => key_hash().prop_map(Op::ClearInMemory),
+        4 => (key_hash(), addr()).prop_map(|(hash, p)| Op::Touch(hash, p)),
+        4 => (key_hash(), addr(), change).prop_map(|(hash, p, r)| Op::Change(hash, p, r)),
+        8 => key_hash().prop_map(Op::Take),
+        4 => (key_hash(), addr()).prop_map(|(hash, p)| Op::RemoveIfAt(hash, p)),
         1 => (0..6u32).prop_map(Op::RemoveSegment),
         1 => Just(Op::Sweep),
     ]
 }
 
-/// The naive twin.
+/// The reference model.
 #[derive(Default)]
-struct Twin(HashMap<u64, Record>);
+struct ReferenceModel(HashMap<u64, Record>);
 
-impl Twin {
-    fn insert(&mut self, id: u64, record: Record) -> Inserted {
-        match self.0.get(&id) {
-            Some(old) if !newer(old.place, record.place) => Inserted::Older,
-            _ => match self.0.insert(id, record) {
-                Some(old) => Inserted::Replaced(old),
-                None => Inserted::Fresh,
+impl ReferenceModel {
+    fn insert(&mut self, hash: u64, record: Record) -> InsertOutcome {
+        match self.0.get(&hash) {
+            Some(old) if !newer(old.addr, record.addr) => InsertOutcome::Stale,
+            _ => match self.0.insert(hash, record) {
+                Some(old) => InsertOutcome::Replaced(old),
+                None => InsertOutcome::Inserted,
             },
         }
     }
 
-    fn take_if(&mut self, id: u64, wanted: impl Fn(&Record) -> bool) -> Option<Record> {
-        if !self.0.get(&id).is_some_and(wanted) {
+    fn take_if(&mut self, hash: u64, wanted: impl Fn(&Record) -> bool) -> Option<Record> {
+        if !self.0.get(&hash).is_some_and(wanted) {
             return None;
         }
-        self.0.remove(&id)
+        self.0.remove(&hash)
     }
 
     fn retain(&mut self, wanted: impl Fn(&Record) -> bool) -> u64 {
@@ -153,61 +156,61 @@ impl Twin {
     }
 }
 
-fn apply(index: &Index, twin: &mut Twin, op: &Op) {
+fn apply(index: &Index, model: &mut ReferenceModel, op: &Op) {
     match op {
-        Op::Insert(id, record) => {
-            let expected = twin.insert(*id, *record);
-            assert_eq!(index.insert(Identity(*id), *record, newer).unwrap(), expected);
+        Op::Insert(hash, record) => {
+            let expected = model.insert(*hash, *record);
+            assert_eq!(index.insert(KeyHash(*hash), *record, newer).unwrap(), expected);
         }
         Op::Batch(records, expected) => {
-            let batch: Vec<_> = records.iter().map(|(id, r)| (Identity(*id), *r)).collect();
+            let batch: Vec<_> = records.iter().map(|(hash, r)| (KeyHash(*hash), *r)).collect();
             let outcome = index.insert_batch(&batch, newer, *expected).unwrap();
             let mut counts = [0; 3];
-            for (id, record) in records {
-                counts[match twin.insert(*id, *record) {
-                    Inserted::Fresh => 0,
-                    Inserted::Replaced(_) => 1,
-                    Inserted::Older => 2,
+            for (hash, record) in records {
+                counts[match model.insert(*hash, *record) {
+                    InsertOutcome::Inserted => 0,
+                    InsertOutcome::Replaced(_) => 1,
+                    InsertOutcome::Stale => 2,
                 }] += 1;
             }
-            assert_eq!([outcome.fresh, outcome.replaced, outcome.older], counts);
+            assert_eq!([outcome.inserted, outcome.replaced, outcome.stale], counts);
         }
-        Op::Find(id) => assert_eq!(index.find(Identity(*id)), twin.0.get(id).copied()),
-        Op::LeaveMemory(id) => {
-            index.leave_memory(Identity(*id));
-            twin.0.entry(*id).and_modify(|record| record.in_memory = false);
+        Op::Find(hash) => assert_eq!(index.find(KeyHash(*hash)), model.0.get(hash).copied()),
+        Op::ClearInMemory(hash) => {
+            index.clear_in_memory(KeyHash(*hash));
+            model.0.entry(*hash).and_modify(|record| record.in_memory = false);
         }
-        Op::Touch(id, place) => {
-            let to_memory = place.unit % 3 > 0;
-            index.touch(Identity(*id), *place, to_memory);
-            if let Some(record) = twin.0.get_mut(id).filter(|record| record.place == *place) {
+        Op::Touch(hash, addr) => {
+            let to_memory = addr.unit % 3 > 0;
+            index.touch(KeyHash(*hash), *addr, to_memory);
+            if let Some(record) = model.0.get_mut(hash).filter(|record| record.addr == *addr) {
                 record.hits = MAX_HITS.min(record.hits + 1);
                 record.in_memory |= to_memory;
             }
         }
-        Op::Change(id, place, to) => {
+        Op::Change(hash, addr, to) => {
             let mut seen = None;
-            let changed = index.change(Identity(*id), *place, |record| {
+            let changed = index.change(KeyHash(*hash), *addr, |record| {
                 seen = Some(record);
                 *to
             });
-            let old = twin.take_if(*id, |record| record.place == *place);
+            let old = model.take_if(*hash, |record| record.addr == *addr);
             assert_eq!((changed, seen), (old.is_some(), old));
             if let (Some(_), Some(record)) = (old, to) {
-                twin.0.insert(*id, *record);
+                model.0.insert(*hash, *record);
             }
         }
-        Op::Take(id) => assert_eq!(index.take(Identity(*id)), twin.0.remove(id)),
-        Op::RemoveIfAt(id, place) => {
-            let expected = twin.take_if(*id, |record| record.place == *place);
-            assert_eq!(index.remove_if_at(Identity(*id), *place), expected);
+        Op::Take(hash) => assert_eq!(index.take(KeyHash(*hash)), model.0.remove(hash)),
+        Op::RemoveIfAt(hash, addr) => {
+            let expected = model.take_if(*hash, |record| record.addr == *addr);
+            assert_eq!(index.remove_if_at(KeyHash(*hash), *addr), expected);
         }
         Op::RemoveSegment(segment) => {
-            let expected = twin.retain(|record| record.place.segment != *segment);
+            let expected = model.retain(|record| record.addr.segment != *segment);
             assert_eq!(index.remove_segment(*segment), expected);
         }
         Op::Sweep => {
-            let expected = twin.retain(|record| record.state != State::Tomb);
+            let expected = model.retain(|record| record.state != RecordState::Tombstone);
             assert_eq!(index.sweep_tombstones(), expected);
         }
     }
@@ -217,77 +220,77 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn does_what_a_hash_map_does(ops in prop::collection::vec(op(), 1..400), hint in 0..1u64 << 24) {
+    fn matches_a_hash_map(ops in prop::collection::vec(op(), 1..400), hint in 0..1u64 << 24) {
         let index = Index::new(6, hint, 8);
-        let mut twin = Twin::default();
+        let mut model = ReferenceModel::default();
         for op in &ops {
-            apply(&index, &mut twin, op);
+            apply(&index, &mut model, op);
         }
         index.audit();
-        prop_assert_eq!(index.len(), twin.0.len() as u64);
-        for (id, record) in &twin.0 {
-            prop_assert_eq!(index.find(Identity(*id)), Some(*record));
+        prop_assert_eq!(index.len(), model.0.len() as u64);
+        for (hash, record) in &model.0 {
+            prop_assert_eq!(index.find(KeyHash(*hash)), Some(*record));
         }
         let mut shown = 0;
-        index.for_each(|id, record| {
+        index.for_each(|hash, record| {
             shown += 1;
-            assert_eq!(twin.0.get(&id.0), Some(&record));
+            assert_eq!(model.0.get(&hash.0), Some(&record));
         });
-        prop_assert_eq!(shown, twin.0.len());
+        prop_assert_eq!(shown, model.0.len());
         index.clear();
         index.audit();
         prop_assert_eq!(index.len(), 0);
     }
 }
 
-/// A rebuild's batches: many records of each identity, from many segments, in any order.
+/// Batches of a rebuild: many records per key hash, from many segments, in any order.
 #[test]
 fn the_newest_of_many_wins_in_batches_of_every_size() {
     const KEYS: u64 = 300;
     let mut rng = SmallRng::from_seed(3);
     for size in [10, 1000, 10_000, 50_000, 200_000] {
         let index = Index::new(64, 0, MAX_SEGMENT_UNITS);
-        let mut twin = Twin::default();
+        let mut model = ReferenceModel::default();
         for _ in 0..3 {
             let records: Vec<(u64, Record)> = (0..size)
                 .map(|_| {
-                    let id = rng.below(KEYS).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                    let place = record(rng.below(64) as u32, rng.below(1000) as u32);
-                    (id, Record { state: STATES[rng.below(4) as usize], ..place })
+                    let hash = rng.below(KEYS).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    let addr = record(rng.below(64) as u32, rng.below(1000) as u32);
+                    (hash, Record { state: STATES[rng.below(4) as usize], ..addr })
                 })
                 .collect();
-            apply(&index, &mut twin, &Op::Batch(records, rng.below(2 * size)));
+            apply(&index, &mut model, &Op::Batch(records, rng.below(2 * size)));
             (0..KEYS).for_each(|key| {
-                let id = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                apply(&index, &mut twin, &Op::Find(id));
+                let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                apply(&index, &mut model, &Op::Find(hash));
             });
         }
-        apply(&index, &mut twin, &Op::Sweep);
+        apply(&index, &mut model, &Op::Sweep);
         index.audit();
     }
 }
 
-/// A table that has pages of its own, and one whose identities all have one home.
+/// A table in a region, and one whose key hashes all share one home.
 #[test]
 fn a_large_table_and_a_degenerate_one_grow_and_shrink() {
     const RECORDS: u64 = 30_000;
-    for spread in [64 - 15, 0] {
+    for shift in [64 - 15, 0] {
         let index = Index::new(6, 0, MAX_SEGMENT_UNITS);
-        let records = if spread == 0 { RECORDS / 20 } else { RECORDS };
-        // Every 64 Ki-th part of one partition, or neighbours.
-        let id = |nth: u64| Identity(if spread == 0 { nth } else { nth << (spread - 8) });
+        let records = if shift == 0 { RECORDS / 20 } else { RECORDS };
+        // Every 64 Ki-th hash of one partition, or neighbours.
+        let hash = |nth: u64| KeyHash(if shift == 0 { nth } else { nth << (shift - 8) });
         for nth in 0..records {
-            let inserted = index.insert(id(nth), record(1, nth as u32), newer).unwrap();
-            assert_eq!(inserted, Inserted::Fresh);
+            let inserted = index.insert(hash(nth), record(1, nth as u32), newer).unwrap();
+            assert_eq!(inserted, InsertOutcome::Inserted);
         }
         index.audit();
         for nth in 0..records {
-            assert_eq!(index.find(id(nth)), Some(record(1, nth as u32)));
-            assert_eq!(index.find(Identity(id(nth).0 | 1 << 63)), None);
+            assert_eq!(index.find(hash(nth)), Some(record(1, nth as u32)));
+            assert_eq!(index.find(KeyHash(hash(nth).0 | 1 << 63)), None);
         }
         for nth in 0..records {
             if nth % 8 != 0 {
-                assert!(index.take(id(nth)).is_some());
+                assert!(index.take(hash(nth)).is_some());
             }
             if nth % 1000 == 0 {
                 index.audit();
@@ -296,16 +299,16 @@ fn a_large_table_and_a_degenerate_one_grow_and_shrink() {
         index.audit();
         assert_eq!(index.len(), records.div_ceil(8));
         for nth in 0..records {
-            assert_eq!(index.find(id(nth)).is_some(), nth % 8 == 0);
+            assert_eq!(index.find(hash(nth)).is_some(), nth % 8 == 0);
         }
         index.clear();
         assert_eq!(index.memory_bytes(), Index::new(6, 0, MAX_SEGMENT_UNITS).memory_bytes());
     }
 }
 
-/// Bytes a record that the issue allows, and those that growth keeps to.
-const MOST_BYTES: f64 = 24.0;
-const GROWING_BYTES: f64 = 21.0;
+/// Maximum bytes per record, and the maximum while a table grows.
+const MAX_RECORD_BYTES: f64 = 24.0;
+const MAX_GROWING_RECORD_BYTES: f64 = 21.0;
 
 #[test]
 fn a_record_costs_at_most_24_bytes_at_every_size() {
@@ -314,40 +317,42 @@ fn a_record_costs_at_most_24_bytes_at_every_size() {
     for hint in [0, RECORDS, 8 * RECORDS] {
         let index = Index::new(1024, hint, MAX_SEGMENT_UNITS);
         let mut rng = SmallRng::from_seed(hint + 1);
-        let ids: Vec<Identity> = (0..RECORDS).map(|_| Identity(rng.next_u64())).collect();
+        let ids: Vec<KeyHash> = (0..RECORDS).map(|_| KeyHash(rng.next_u64())).collect();
         let (mut growing, mut shrinking) = (0f64, 0f64);
-        for (nth, id) in ids.iter().enumerate() {
-            index.insert(*id, record(nth as u32 % 1024, nth as u32), newer).unwrap();
+        for (nth, hash) in ids.iter().enumerate() {
+            index.insert(*hash, record(nth as u32 % 1024, nth as u32), newer).unwrap();
             if nth >= 100_000 && nth % 10_000 == 0 {
                 growing = growing.max(cost(&index));
             }
         }
         index.audit();
-        for (nth, id) in ids.iter().enumerate() {
+        for (nth, hash) in ids.iter().enumerate() {
             if ids.len() - nth >= 100_000 && nth % 10_000 == 0 {
                 shrinking = shrinking.max(cost(&index));
             }
-            index.take(*id);
+            index.take(*hash);
         }
         println!("hint {hint}: at most {growing:.2} bytes growing, {shrinking:.2} shrinking");
-        assert!(growing <= GROWING_BYTES, "{growing} bytes while it grows, hint {hint}");
-        assert!(shrinking <= MOST_BYTES, "{shrinking} bytes while it shrinks, hint {hint}");
+        assert!(growing <= MAX_GROWING_RECORD_BYTES, "{growing} bytes while it grows, hint {hint}");
+        assert!(shrinking <= MAX_RECORD_BYTES, "{shrinking} bytes while it shrinks, hint {hint}");
         index.audit();
         assert_eq!(index.len(), 0);
 
-        let batch: Vec<_> = ids.iter().map(|id| (*id, record(1, 1))).collect();
-        // As many as were expected; more; and fewer, which a sweep makes up for.
-        for (expected, grown) in
-            [(RECORDS, GROWING_BYTES), (0, GROWING_BYTES), (3 * RECORDS, 4.0 * GROWING_BYTES)]
-        {
+        let batch: Vec<_> = ids.iter().map(|hash| (*hash, record(1, 1))).collect();
+        // As many as expected; more; and fewer, whose excess the sweep releases.
+        for (expected, grown) in [
+            (RECORDS, MAX_GROWING_RECORD_BYTES),
+            (0, MAX_GROWING_RECORD_BYTES),
+            (3 * RECORDS, 4.0 * MAX_GROWING_RECORD_BYTES),
+        ] {
             index.clear();
-            for lot in batch.chunks(100_000) {
-                index.insert_batch(lot, newer, expected).unwrap();
+            for chunk in batch.chunks(100_000) {
+                index.insert_batch(chunk, newer, expected).unwrap();
             }
             assert!(cost(&index) <= grown, "{} bytes of {expected}, hint {hint}", cost(&index));
-            assert!(ids.iter().step_by(97).all(|id| index.find(*id) == Some(record(1, 1))));
+            assert!(ids.iter().step_by(97).all(|hash| index.find(*hash) == Some(record(1, 1))));
             index.sweep_tombstones();
-            assert!(cost(&index) <= MOST_BYTES, "{} bytes swept, hint {hint}", cost(&index));
+            assert!(cost(&index) <= MAX_RECORD_BYTES, "{} bytes swept, hint {hint}", cost(&index));
         }
         assert_eq!(index.len(), RECORDS);
         index.audit();
@@ -361,23 +366,23 @@ fn an_empty_table_costs_nothing_but_itself() {
 }
 
 #[test]
-fn threads_insert_find_and_take_at_once() {
+fn concurrent_threads_insert_find_and_take() {
     const IDS: u64 = 20_000;
     let index = Arc::new(Index::new(8, 1 << 22, MAX_SEGMENT_UNITS));
-    let id = |nth: u64| Identity(nth.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let hash = |nth: u64| KeyHash(nth.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let threads: Vec<_> = (0..4u64)
         .map(|thread| {
             let index = index.clone();
             let work = move || {
-                // Each owns a quarter; all look at everything.
+                // Each thread owns a quarter. All read everything.
                 let mine = |nth: u64| nth % 4 == thread;
                 for nth in (0..IDS).filter(|nth| mine(*nth)) {
-                    index.insert(id(nth), record(thread as u32, nth as u32), newer).unwrap();
-                    if let Some(other) = index.find(id(nth ^ 1)) {
-                        assert_eq!(other.place.unit, (nth ^ 1) as u32);
+                    index.insert(hash(nth), record(thread as u32, nth as u32), newer).unwrap();
+                    if let Some(other) = index.find(hash(nth ^ 1)) {
+                        assert_eq!(other.addr.unit, (nth ^ 1) as u32);
                     }
                     if nth % 3 == 0 {
-                        assert!(index.take(id(nth)).is_some());
+                        assert!(index.take(hash(nth)).is_some());
                     }
                 }
             };
@@ -387,11 +392,11 @@ fn threads_insert_find_and_take_at_once() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     index.audit();
     for nth in 0..IDS {
-        assert_eq!(index.find(id(nth)).is_some(), nth % 3 != 0);
+        assert_eq!(index.find(hash(nth)).is_some(), nth % 3 != 0);
     }
 }
 
-/// User and system time of this process so far, in the system's hundredths of a second.
+/// User and system CPU time of this process, from the system's hundredths of a second.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after_name = stat.rsplit(')').next().unwrap();
@@ -399,7 +404,7 @@ fn cpu_seconds() -> f64 {
     fields.map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
 }
 
-/// Rebuilding: how many records a second two threads put in, and what one costs.
+/// Measures how many records per second two threads insert in a rebuild, and the CPU time.
 #[test]
 #[ignore = "a measurement; run it in a release build, with --nocapture"]
 #[allow(clippy::disallowed_methods, reason = "it measures")]
@@ -410,9 +415,8 @@ fn speed_of_batches() {
     {
         let index = Arc::new(Index::new(1024, 5_000_000, MAX_SEGMENT_UNITS));
         let mut rng = SmallRng::from_seed(7);
-        let all: Vec<_> = (0..RECORDS)
-            .map(|nth| (Identity(rng.next_u64()), record(1, nth as u32 >> 4)))
-            .collect();
+        let all: Vec<_> =
+            (0..RECORDS).map(|nth| (KeyHash(rng.next_u64()), record(1, nth as u32 >> 4))).collect();
         let all = Arc::new(all);
         let (start, cpu) = (std::time::Instant::now(), cpu_seconds());
         let threads: Vec<_> = (0..2)

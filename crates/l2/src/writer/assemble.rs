@@ -1,91 +1,98 @@
-//! Putting a batch together, writing it, and making its blocks findable.
+//! Assembles a batch, writes it, and publishes its blocks.
 //!
-//! The order of steps is what the proof in [`forget`](crate::forget) rests on: the log's head moves on; a block's record enters the
-//! index as pending; only then is it asked whether the block is outdated; tombstones are taken up last.
+//! The proof in [`forget`](crate::forget) depends on this order: the head of the log moves; a
+//! block's record enters the index as pending; then the writer checks whether the block is
+//! outdated; tombstones are taken last.
+//!
+//! A record becomes live in one step: [`publish`](Writer::publish) checks the retired mark in the
+//! header of the cache's block and changes the record under the lock of its index partition. So a
+//! block that was removed or overwritten while it was written is never found. A removal returns
+//! after the flush of the batch that holds its tombstone.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
 use forebay_cache::{Class, Key, Writing};
 
 use super::Writer;
-use super::carry::Carried;
-use crate::counters::LevelCounters;
-use crate::feed::Queued;
+use super::reinsert::ReinsertedBlock;
+use crate::counters::L2Counters;
+use crate::device_io::IoError;
 use crate::format::{
-    BATCH_HEAD_BYTES, BatchHead, BatchPlace, LogRecord, PAGE_BYTES, RECORD_BYTES, log_bytes_for,
-    seal_block, seal_log,
+    BATCH_HEADER_BYTES, BatchExtent, BatchHeader, LogRecord, PAGE_BYTES, RECORD_BYTES,
+    log_bytes_for, seal_block, seal_log,
 };
-use crate::medium::Trouble;
-use crate::record::{Identity, Inserted, Place, Record, State, UNIT_BYTES};
+use crate::record::{BlockAddr, InsertOutcome, KeyHash, Record, RecordState, UNIT_BYTES};
+use crate::write_queue::QueuedBlock;
 
-/// Tombstones of a batch, at most.
-const MOST_TOMBS: usize = 4096;
+/// Maximum number of tombstones in a batch.
+const MAX_TOMBSTONES: usize = 4096;
 
-/// What goes into a batch.
+/// The contents of a batch.
 #[derive(Clone, Copy, Debug, Default)]
-struct Plan {
+struct BatchPlan {
     log_bytes: u64,
     payload_bytes: u64,
-    carried: usize,
+    reinserted: usize,
     blocks: usize,
-    tombs: usize,
+    tombstones: usize,
 }
 
-impl Plan {
+impl BatchPlan {
     fn total(&self) -> u64 {
         self.log_bytes + self.payload_bytes
     }
 }
 
-/// A block in the batch.
-enum Placed<K: Key, V: Send + Sync + 'static> {
-    New { id: Identity, class: Class, place: Place, block: Writing<K, V> },
-    Moved { carried: Carried, place: Place },
+/// A block of the batch.
+enum BatchBlock<K: Key, V: Send + Sync + 'static> {
+    New { hash: KeyHash, class: Class, addr: BlockAddr, block: Writing<K, V> },
+    Moved { reinserted: ReinsertedBlock, addr: BlockAddr },
 }
 
-/// A batch that is being put together.
-struct Assembly<K: Key, V: Send + Sync + 'static> {
+/// A batch in assembly.
+struct BatchAssembly<K: Key, V: Send + Sync + 'static> {
     buffer: Arc<Buffer>,
     records: Vec<LogRecord>,
-    placed: Vec<Placed<K, V>>,
-    /// Where the next block goes, in the batch.
+    batch_blocks: Vec<BatchBlock<K, V>>,
+    /// Offset of the next block in the batch.
     at: u64,
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// Writes one batch of what there is, if there is anything. After an error it can be tried again with what is left.
-    pub(super) fn write_batch(&mut self) -> Result<(), Trouble> {
-        let geometry = self.inner.ring.geometry;
-        let full = |open: &super::Open| {
-            open.abandoned || open.contents.places.len() >= geometry.max_batches()
+    /// Writes one batch, if there is anything to write. After an error the call can be repeated
+    /// with the rest.
+    pub(super) fn write_batch(&mut self) -> Result<(), IoError> {
+        let geometry = self.shared.ring.geometry;
+        let full = |open: &super::OpenSegment| {
+            open.abandoned || open.contents.extents.len() >= geometry.max_batches()
         };
         if self.open.as_ref().is_none_or(full) {
-            self.advance()?;
+            self.begin_segment()?;
         }
-        self.evacuate();
+        self.collect_reinserted();
         self.check_stalled()?;
         let mut plan = self.plan();
         if plan.total() == 0 && self.has_work() {
-            self.advance()?;
-            self.evacuate();
+            self.begin_segment()?;
+            self.collect_reinserted();
             plan = self.plan();
         }
         if plan.total() == 0 {
-            // Not even an empty segment has room for it: admission asks, so this does not happen; but it must not
-            // be tried for ever either.
+            // The block does not fit into an empty segment. Admission prevents this, but the writer
+            // must not retry forever.
             let first = self.backlog.pop_front();
-            self.inner.lose(first);
+            self.shared.drop_blocks(first);
             return Ok(());
         }
-        let Ok(buffer) = self.memory(plan.total()) else {
+        let Ok(buffer) = self.batch_buffer(plan.total()) else {
             let dropped: Vec<_> = self.backlog.drain(..plan.blocks).collect();
             for queued in dropped {
-                self.inner.counters.add(LevelCounters::ADMITTED_IN_VAIN, queued.class as usize, 1);
+                self.shared.counters.add(L2Counters::ADMITTED_DROPPED, queued.class as usize, 1);
             }
-            // Tombstones alone fit into the smallest of buffers; without one there is no going on.
-            return match plan.tombs {
+            // Tombstones alone fit into the smallest buffer. They cannot be dropped.
+            return match plan.tombstones {
                 0 => Ok(()),
-                _ => Err(Trouble::NoMemory("a batch of tombstones".to_owned())),
+                _ => Err(IoError::NoMemory("the buffer of a batch of tombstones".to_owned())),
             };
         };
         let assembly = self.assemble(plan, buffer);
@@ -93,40 +100,46 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
     }
 
     fn has_work(&self) -> bool {
-        !self.backlog.is_empty() || !self.tombs.0.is_empty() || self.inner.feed.count_tombs() > 0
+        !self.backlog.is_empty()
+            || !self.tombstones.0.is_empty()
+            || self.shared.write_queue.queued_tombstones() > 0
     }
 
-    /// As much as fits into the open segment and the usual buffer; a larger block goes alone.
-    fn plan(&self) -> Plan {
-        let Some(open) = &self.open else { return Plan::default() };
-        let room = self.inner.ring.geometry.footer_offset() - open.offset;
-        let usual = Self::buffer_bytes(&self.inner);
-        let tombs = (self.tombs.0.len() + self.inner.feed.count_tombs()).min(MOST_TOMBS);
-        let mut plan = Plan { tombs, ..Plan::default() };
+    /// Plans as much as fits into the open segment and the default buffer. A larger block goes
+    /// alone.
+    fn plan(&self) -> BatchPlan {
+        let Some(open) = &self.open else { return BatchPlan::default() };
+        let space_bytes = self.shared.ring.geometry.footer_offset() - open.offset;
+        let usual_bytes = Self::buffer_bytes(&self.shared);
+        let tombstones = (self.tombstones.0.len() + self.shared.write_queue.queued_tombstones())
+            .min(MAX_TOMBSTONES);
+        let mut plan = BatchPlan { tombstones, ..BatchPlan::default() };
         let mut bytes = 0u64;
         let total = |records: usize, bytes: u64| {
             log_bytes_for(records) + bytes.next_multiple_of(PAGE_BYTES)
         };
-        if tombs > 0 && total(tombs, 0) > room {
-            return Plan::default();
+        if tombstones > 0 && total(tombstones, 0) > space_bytes {
+            return BatchPlan::default();
         }
-        for carried in &self.carried {
-            if total(tombs + plan.carried + 1, bytes + carried.bytes()) > room.min(usual) {
+        for reinserted in &self.reinserted {
+            if total(tombstones + plan.reinserted + 1, bytes + reinserted.bytes())
+                > space_bytes.min(usual_bytes)
+            {
                 break;
             }
-            plan.carried += 1;
-            bytes += carried.bytes();
+            plan.reinserted += 1;
+            bytes += reinserted.bytes();
         }
         for queued in &self.backlog {
-            let alone = plan.carried + plan.blocks == 0;
-            let limit = if alone { room } else { room.min(usual) };
-            if total(tombs + plan.carried + plan.blocks + 1, bytes + queued.bytes) > limit {
+            let alone = plan.reinserted + plan.blocks == 0;
+            let limit = if alone { space_bytes } else { space_bytes.min(usual_bytes) };
+            if total(tombstones + plan.reinserted + plan.blocks + 1, bytes + queued.bytes) > limit {
                 break;
             }
             plan.blocks += 1;
             bytes += queued.bytes;
         }
-        let records = tombs + plan.carried + plan.blocks;
+        let records = tombstones + plan.reinserted + plan.blocks;
         if records > 0 {
             plan.log_bytes = log_bytes_for(records);
             plan.payload_bytes = bytes.next_multiple_of(PAGE_BYTES);
@@ -134,12 +147,12 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         plan
     }
 
-    /// Memory for a batch: what is kept for that, unless it is too small.
-    fn memory(&mut self, bytes: u64) -> Result<Arc<Buffer>, Trouble> {
+    /// The buffer of a batch: the kept one, unless it is too small.
+    fn batch_buffer(&mut self, bytes: u64) -> Result<Arc<Buffer>, IoError> {
         match self.buffer.take() {
             Some(buffer) if buffer.len() as u64 >= bytes => Ok(buffer),
             kept => {
-                let larger = self.inner.medium.alloc(bytes.max(Self::buffer_bytes(&self.inner)));
+                let larger = self.shared.io.alloc(bytes.max(Self::buffer_bytes(&self.shared)));
                 if larger.is_err() {
                     self.buffer = kept;
                 }
@@ -148,125 +161,135 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Places blocks, encodes them, and takes up tombstones.
-    fn assemble(&mut self, plan: Plan, buffer: Arc<Buffer>) -> Assembly<K, V> {
+    /// Assigns addresses, encodes the blocks, and takes the tombstones.
+    fn assemble(&mut self, plan: BatchPlan, buffer: Arc<Buffer>) -> BatchAssembly<K, V> {
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
-        self.inner.ring.set_head(open.contents.seq, open.offset + plan.total());
-        let (records, placed) = (Vec::new(), Vec::new());
-        let mut assembly = Assembly { buffer, records, placed, at: plan.log_bytes };
-        let carried: Vec<Carried> = self.carried.drain(..plan.carried).collect();
-        for carried in carried {
-            self.place_carried(&mut assembly, carried);
+        self.shared.ring.set_head(open.contents.seq, open.offset + plan.total());
+        let (records, batch_blocks) = (Vec::new(), Vec::new());
+        let mut assembly = BatchAssembly { buffer, records, batch_blocks, at: plan.log_bytes };
+        let reinserted: Vec<ReinsertedBlock> = self.reinserted.drain(..plan.reinserted).collect();
+        for reinserted in reinserted {
+            self.add_reinserted_block(&mut assembly, reinserted);
         }
-        let blocks: Vec<Queued<K, V>> = self.backlog.drain(..plan.blocks).collect();
+        let blocks: Vec<QueuedBlock<K, V>> = self.backlog.drain(..plan.blocks).collect();
         for queued in blocks {
-            self.place_new(&mut assembly, queued);
+            self.add_new_block(&mut assembly, queued);
         }
-        let capacity = (plan.log_bytes as usize - BATCH_HEAD_BYTES) / RECORD_BYTES;
-        let most = capacity.saturating_sub(assembly.records.len() + self.tombs.0.len());
-        let (more, ticket) = self.inner.feed.take_tombs(most.min(MOST_TOMBS));
+        let capacity = (plan.log_bytes as usize - BATCH_HEADER_BYTES) / RECORD_BYTES;
+        let limit = capacity.saturating_sub(assembly.records.len() + self.tombstones.0.len());
+        let (more, ticket) = self.shared.write_queue.take_tombstones(limit.min(MAX_TOMBSTONES));
         if !more.is_empty() {
-            self.tombs.0.extend(more);
-            self.tombs.1 = ticket;
+            self.tombstones.0.extend(more);
+            self.tombstones.1 = ticket;
         }
-        let tombs = self.tombs.0.iter().map(|id| LogRecord::Tomb { hash: id.0 });
-        assembly.records.extend(tombs);
+        let tombstones = self.tombstones.0.iter().map(|hash| LogRecord::Tombstone { hash: hash.0 });
+        assembly.records.extend(tombstones);
         assembly
     }
 
-    /// The place of a block of `bytes` in the batch.
-    fn place_at(&self, at: u64, bytes: u64) -> Place {
+    /// The address of a block of `bytes` at offset `at` of the batch.
+    fn addr_at(&self, at: u64, bytes: u64) -> BlockAddr {
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
         let unit = ((open.offset + at) / UNIT_BYTES) as u32;
-        Place { segment: open.segment, unit, units: (bytes / UNIT_BYTES) as u32 }
+        BlockAddr { segment: open.segment, unit, units: (bytes / UNIT_BYTES) as u32 }
     }
 
-    fn place_new(&mut self, assembly: &mut Assembly<K, V>, queued: Queued<K, V>) {
-        let Queued { id, class, value_bytes, bytes, block, .. } = queued;
-        let place = self.place_at(assembly.at, bytes);
-        // The cache keeps it until it has been written.
-        let record = Record { place, class, hits: 0, in_memory: true, state: State::Pending };
-        let index = &self.inner.index;
-        let Ok(inserted) = index.insert(id, record, |_, _| true) else {
-            self.inner.counters.add(LevelCounters::ADMITTED_IN_VAIN, class as usize, 1);
+    fn add_new_block(&mut self, assembly: &mut BatchAssembly<K, V>, queued: QueuedBlock<K, V>) {
+        let QueuedBlock { hash, class, value_bytes, bytes, block, .. } = queued;
+        let addr = self.addr_at(assembly.at, bytes);
+        // The cache keeps the block until it has been written.
+        let record = Record { addr, class, hits: 0, in_memory: true, state: RecordState::Pending };
+        let index = &self.shared.index;
+        let Ok(inserted) = index.insert(hash, record, |_, _| true) else {
+            self.shared.counters.add(L2Counters::ADMITTED_DROPPED, class as usize, 1);
             return;
         };
-        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
+        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
         let left_out = match block.is_outdated() {
-            true => Some(LevelCounters::OUTDATED),
+            true => Some(L2Counters::OUTDATED),
             false => match self.encode(&block, value_bytes, out) {
                 Some(stamp) => {
                     self.stamp = self.stamp.max(stamp);
                     None
                 }
-                None => Some(LevelCounters::ADMITTED_LOST),
+                None => Some(L2Counters::ADMITTED_LOST),
             },
         };
-        if let Some(row) = left_out {
-            // What it took the place of may need a tombstone yet.
+        if let Some(counter) = left_out {
+            // The replaced record may still require a tombstone.
             let before = match inserted {
-                Inserted::Replaced(old) => Some(old),
-                Inserted::Fresh | Inserted::Older => None,
+                InsertOutcome::Replaced(old) => Some(old),
+                InsertOutcome::Inserted | InsertOutcome::Stale => None,
             };
-            index.change(id, place, |_| before);
-            self.inner.counters.add(row, class as usize, 1);
+            index.change(hash, addr, |_| before);
+            self.shared.counters.add(counter, class as usize, 1);
             return;
         }
         assembly.at += bytes;
-        let (unit, units) = (place.unit, place.units);
-        assembly.records.push(LogRecord::Block { hash: id.0, unit, units, class, hits: 0 });
-        assembly.placed.push(Placed::New { id, class, place, block });
+        let (unit, units) = (addr.unit, addr.units);
+        assembly.records.push(LogRecord::Block { hash: hash.0, unit, units, class, hits: 0 });
+        assembly.batch_blocks.push(BatchBlock::New { hash, class, addr, block });
     }
 
-    /// Writes the block into `out`; its stamp. `None` if the codec panicked.
+    /// Encodes the block into `out` and returns its stamp. Returns `None` if the codec panicked.
     fn encode(&self, block: &Writing<K, V>, value_bytes: usize, out: &mut [u8]) -> Option<u64> {
-        let inner = &*self.inner;
+        let shared = &*self.shared;
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
-        let key = inner.encode_key(block.key())?;
-        let (note, note_bytes) = inner.encode_note(block.key())?;
-        let name = (&key[..inner.label.key_bytes], &note[..note_bytes]);
-        let stamp = inner.ask(|codec| codec.stamp(block.key()))?;
-        inner.ask(|codec| {
+        let key = shared.encode_key(block.key())?;
+        let (note, note_bytes) = shared.encode_note(block.key())?;
+        let name = (&key[..shared.label.key_bytes], &note[..note_bytes]);
+        let stamp = shared.with_codec(|codec| codec.stamp(block.key()))?;
+        shared.with_codec(|codec| {
             seal_block(open.seed, name, value_bytes, out, |out| codec.encode(block, out));
         })?;
         Some(stamp)
     }
 
-    fn place_carried(&mut self, assembly: &mut Assembly<K, V>, carried: Carried) {
-        let index = &self.inner.index;
-        let current = |record: Record| record.place == carried.old && record.state == State::Live;
-        if !index.find(carried.id).is_some_and(current) {
+    fn add_reinserted_block(
+        &mut self,
+        assembly: &mut BatchAssembly<K, V>,
+        reinserted: ReinsertedBlock,
+    ) {
+        let index = &self.shared.index;
+        let current =
+            |record: Record| record.addr == reinserted.old && record.state == RecordState::Live;
+        if !index.find(reinserted.hash).is_some_and(current) {
             return;
         }
-        let bytes = carried.bytes();
-        let place = self.place_at(assembly.at, bytes);
+        let bytes = reinserted.bytes();
+        let addr = self.addr_at(assembly.at, bytes);
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
-        let Some(block) = carried.verify() else {
-            let bad = |record| Some(Record { state: State::Bad, ..record });
-            index.change(carried.id, carried.old, bad);
+        let Some(block) = reinserted.verify() else {
+            let bad = |record| Some(Record { state: RecordState::Bad, ..record });
+            index.change(reinserted.hash, reinserted.old, bad);
             self.count_read_error();
             return;
         };
-        let out = Arc::get_mut(&mut assembly.buffer).expect("nothing else writes from it now");
+        let out = Arc::get_mut(&mut assembly.buffer).expect("no write holds the buffer");
         let out = &mut out[assembly.at as usize..(assembly.at + bytes) as usize];
         let value = block.value;
         let name = (block.key, block.note);
         seal_block(open.seed, name, value.len(), out, |out| out.copy_from_slice(value));
         assembly.at += bytes;
         assembly.records.push(LogRecord::Block {
-            hash: carried.id.0,
-            unit: place.unit,
-            units: place.units,
-            class: carried.class,
-            hits: carried.hits,
+            hash: reinserted.hash.0,
+            unit: addr.unit,
+            units: addr.units,
+            class: reinserted.class,
+            hits: reinserted.hits,
         });
-        assembly.placed.push(Placed::Moved { carried, place });
+        assembly.batch_blocks.push(BatchBlock::Moved { reinserted, addr });
     }
 
-    /// Sums the log up, writes the batch, and tells index and feed.
-    fn write_assembly(&mut self, plan: Plan, assembly: Assembly<K, V>) -> Result<(), Trouble> {
-        let Assembly { mut buffer, records, placed, at } = assembly;
+    /// Seals the log block, writes the batch, publishes its blocks, and makes its tombstones
+    /// durable.
+    fn write_assembly(
+        &mut self,
+        plan: BatchPlan,
+        assembly: BatchAssembly<K, V>,
+    ) -> Result<(), IoError> {
+        let BatchAssembly { mut buffer, records, batch_blocks, at } = assembly;
         if records.is_empty() {
             self.buffer = Some(buffer);
             return Ok(());
@@ -274,101 +297,105 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         let payload_bytes = (at - plan.log_bytes).next_multiple_of(PAGE_BYTES);
         let total = plan.log_bytes + payload_bytes;
         let open = self.open.as_ref().expect("a batch is planned for an open segment");
-        let head = BatchHead {
+        let header = BatchHeader {
             seq: open.contents.seq,
-            number: open.contents.places.len() as u32,
+            number: open.contents.extents.len() as u32,
             log_bytes: plan.log_bytes,
             payload_bytes,
             previous: open.contents.chain,
             stamp: self.stamp,
             durable: open.contents.durable,
         };
-        let bytes = Arc::get_mut(&mut buffer).expect("nothing else writes from it now");
+        let bytes = Arc::get_mut(&mut buffer).expect("no write holds the buffer");
         bytes[at as usize..total as usize].fill(0);
         let log = &mut bytes[..plan.log_bytes as usize];
-        let chain = seal_log(self.inner.ring.guid(), &head, &records, log);
-        let to = self.inner.ring.geometry.offset(open.segment) + open.offset;
-        let begun = self.inner.clock.now_ns();
-        let written = self.put(to, buffer, total);
-        let took = self.inner.clock.now_ns().saturating_sub(begun);
+        let chain = seal_log(self.shared.ring.guid(), &header, &records, log);
+        let to = self.shared.ring.geometry.offset(open.segment) + open.offset;
+        let begun = self.shared.clock.now_ns();
+        let written = self.write_buffer(to, buffer, total);
+        let took = self.shared.clock.now_ns().saturating_sub(begun);
         let open = self.open.as_mut().expect("a batch is planned for an open segment");
         match written {
             Ok(buffer) => {
                 self.buffer = Some(buffer);
                 let log_bytes = plan.log_bytes;
-                open.contents.places.push(BatchPlace { offset: open.offset, log_bytes });
+                open.contents.extents.push(BatchExtent { offset: open.offset, log_bytes });
                 open.contents.records += records.len() as u64;
                 open.contents.chain = chain;
                 open.offset += total;
             }
-            Err(trouble) => {
+            Err(error) => {
                 open.abandoned = true;
-                if !self.inner.immutable_keys {
-                    self.spoiled.insert(open.contents.seq);
+                if !self.shared.immutable_keys {
+                    self.failed_segments.insert(open.contents.seq);
                 }
-                self.spoil(placed);
-                return Err(trouble);
+                self.mark_failed(batch_blocks);
+                return Err(error);
             }
         }
-        self.inner.counters.add(LevelCounters::BATCHES, 0, 1);
-        self.inner.counters.add(LevelCounters::BLOCK_BYTES, 0, at - plan.log_bytes);
-        let bounds = self.inner.rate_bounds();
-        self.inner.feed.with(|state| state.rate.note(bounds, total, took));
-        self.publish(placed);
-        if !self.tombs.0.is_empty() {
+        self.shared.counters.add(L2Counters::BATCHES, 0, 1);
+        self.shared.counters.add(L2Counters::BLOCK_BYTES, 0, at - plan.log_bytes);
+        let bounds = self.shared.rate_bounds();
+        self.shared.write_queue.with(|state| state.rate.record_batch(bounds, total, took));
+        self.publish(batch_blocks);
+        if !self.tombstones.0.is_empty() {
             self.flush()?;
-            let count = self.tombs.0.len() as u64;
-            self.inner.counters.add(LevelCounters::TOMBSTONES, 0, count);
-            self.tombs.0.clear();
-            self.inner.feed.buried(self.tombs.1);
+            let count = self.tombstones.0.len() as u64;
+            self.shared.counters.add(L2Counters::TOMBSTONES, 0, count);
+            self.tombstones.0.clear();
+            self.shared.write_queue.finish_tombstones(self.tombstones.1);
         }
         Ok(())
     }
 
-    /// The batch is written: its blocks can be found now.
-    fn publish(&self, placed: Vec<Placed<K, V>>) {
-        let immutable = self.inner.immutable_keys;
-        for placed in placed {
-            match placed {
-                Placed::New { id, class, place, block } => {
+    /// Makes the blocks of a written batch live.
+    fn publish(&self, batch_blocks: Vec<BatchBlock<K, V>>) {
+        let immutable = self.shared.immutable_keys;
+        for batch_block in batch_blocks {
+            match batch_block {
+                BatchBlock::New { hash, class, addr, block } => {
                     let mut stored = false;
-                    self.inner.index.change(id, place, |record| {
+                    self.shared.index.change(hash, addr, |record| {
                         stored = !block.is_outdated();
                         match stored {
-                            true => Some(Record { state: State::Live, ..record }),
-                            // A tombstone is still to come for it.
-                            false => (!immutable).then_some(Record { state: State::Bad, ..record }),
+                            true => Some(Record { state: RecordState::Live, ..record }),
+                            // Its tombstone follows.
+                            false => {
+                                (!immutable).then_some(Record { state: RecordState::Bad, ..record })
+                            }
                         }
                     });
-                    let row = match stored {
-                        true => LevelCounters::STORED,
-                        false => LevelCounters::OUTDATED,
+                    let counter = match stored {
+                        true => L2Counters::STORED,
+                        false => L2Counters::OUTDATED,
                     };
-                    self.inner.counters.add(row, class as usize, 1);
+                    self.shared.counters.add(counter, class as usize, 1);
                 }
-                Placed::Moved { carried, place } => {
-                    let Carried { id, class, old, .. } = carried;
-                    // Hits that have come meanwhile count.
-                    let moved = self.inner.index.change(id, old, |record| {
-                        Some(Record { place, hits: record.hits / 2, ..record })
+                BatchBlock::Moved { reinserted, addr } => {
+                    let ReinsertedBlock { hash, class, old, .. } = reinserted;
+                    // Hits during the move count.
+                    let moved = self.shared.index.change(hash, old, |record| {
+                        Some(Record { addr, hits: record.hits / 2, ..record })
                     });
                     if moved {
-                        self.inner.counters.add(LevelCounters::CARRIED, class as usize, 1);
+                        self.shared.counters.add(L2Counters::REINSERTED, class as usize, 1);
                     }
                 }
             }
         }
     }
 
-    /// The batch could not be written, but may be there: tombstones are needed for its blocks.
-    fn spoil(&self, placed: Vec<Placed<K, V>>) {
-        for placed in placed {
-            // What was carried is still at its old place.
-            let Placed::New { id, class, place, block } = placed else { continue };
-            self.inner.counters.add(LevelCounters::ADMITTED_LOST, class as usize, 1);
+    /// Marks the blocks of a batch whose write failed. The batch may still be on the device, so
+    /// they require tombstones.
+    fn mark_failed(&self, batch_blocks: Vec<BatchBlock<K, V>>) {
+        for batch_block in batch_blocks {
+            // A moved block is still at its old address.
+            let BatchBlock::New { hash, class, addr, block } = batch_block else { continue };
+            self.shared.counters.add(L2Counters::ADMITTED_LOST, class as usize, 1);
             drop(block);
-            self.inner.index.change(id, place, |record| {
-                (!self.inner.immutable_keys).then_some(Record { state: State::Bad, ..record })
+            self.shared.index.change(hash, addr, |record| {
+                (!self.shared.immutable_keys)
+                    .then_some(Record { state: RecordState::Bad, ..record })
             });
         }
     }

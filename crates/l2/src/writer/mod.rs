@@ -1,28 +1,27 @@
-//! The writer: the one thread that writes to the log.
+//! The writer: the only thread that writes to the log.
 //!
-//! It takes what waits in the [feed](crate::feed), puts it together into a batch, writes that, and makes its blocks findable. When
-//! a segment is full it goes on with the oldest one.
+//! It takes work from the [write queue](crate::write_queue), assembles a batch, writes it, and
+//! publishes its blocks. When a segment is full, it reuses the oldest one.
 //!
 //! # Invariants
 //!
-//! - One write is on its way at a time. A batch lies where the one before it ended, and its chain says so: what comes after
-//!   a batch that is not whole is never believed.
-//! - A segment's header is durable before anything else of its new use is written, and before what its old use held leaves the index.
-//! - A batch that could not be written may be there all the same, or arrive later. Nothing is
-//!   written to its place or after it in its segment. Footer and next header say how many batches
-//!   count, and it is not among them. Until the next header is durable, the index knows all that is
-//!   in it: new blocks as bad, moved ones at their old places.
-//! - A header or footer that could not be written is written again with the same bytes, so that it
-//!   does not matter which of the writes arrives.
+//! - One write is in flight at a time. A batch begins where the one before it ended, and its chain
+//!   value proves it: nothing after an incomplete batch is valid.
+//! - A segment's header is durable before anything else of its new use is written, and before the
+//!   records of its old use leave the index.
+//! - A batch whose write failed may be on the device, or arrive later. Nothing is written to its
+//!   place or after it in its segment. The footer and the next header say how many batches count,
+//!   and exclude it. Until the next header is durable, the index has all its blocks: new ones as
+//!   bad, moved ones at their old addresses.
+//! - A failed header or footer is written again with the same bytes, so either write may arrive.
 //!
-//! # What it does not do
+//! Locking: none during I/O. The locks of the write queue and the index are held for single
+//! operations.
 //!
-//! It does not try anything for ever: a few failures in a row and the level has failed.
-//!
-//! Locking: none while it writes; it takes the feed's and the index's for a moment.
+//! Not done: no operation is retried forever. After a few consecutive failures the L2 fails.
 
 mod assemble;
-mod carry;
+mod reinsert;
 mod segment;
 
 use std::cell::Cell;
@@ -34,174 +33,177 @@ use forebay_base::sync::{Arc, Condvar, Mutex};
 use forebay_cache::Key;
 use forebay_io::{Request, StableBytes};
 
-use crate::counters::LevelCounters;
-use crate::feed::{Queued, Work};
-use crate::format::{BatchPlace, BlockSeed, PAGE_BYTES};
-use crate::inner::Inner;
-use crate::medium::Trouble;
-use crate::record::Identity;
-use carry::{Carried, Evacuation};
+use crate::counters::L2Counters;
+use crate::device_io::IoError;
+use crate::format::{BatchExtent, BlockSeed, PAGE_BYTES};
+use crate::record::KeyHash;
+use crate::shared::L2Shared;
+use crate::write_queue::{QueuedBlock, WriterWork};
+use reinsert::{ReinsertedBlock, Reinsertion};
 
-/// Failures in a row after which the level has failed.
-const FAILURES: u32 = 3;
-/// Batches of the smallest segment, at least.
-const LEAST_BATCHES: u64 = 2;
-/// Bytes of a batch's memory, at least.
-const LEAST_BATCH_BYTES: u64 = 16 << 10;
-/// How often more it is tried for want of memory, and how long it is waited for each time.
+/// Consecutive failures after which the L2 fails.
+const MAX_FAILURES: u32 = 3;
+/// Minimum number of batches that fit into a segment.
+const MIN_BATCHES: u64 = 2;
+/// Minimum size of a batch buffer.
+const MIN_BATCH_BYTES: u64 = 16 << 10;
+/// Additional attempts when memory is exhausted, and the pause before each.
 const MEMORY_WAITS: u32 = 40;
 const MEMORY_WAIT: Duration = Duration::from_millis(50);
 
-/// Where the log goes on.
+/// The end of the log, where the writer starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Start {
-    /// The next segment's sequence number.
+pub(crate) struct LogStart {
+    /// Sequence number of the next segment.
     pub(crate) next_seq: u64,
-    /// The youngest stamp of any block that was ever written to the level.
+    /// The newest stamp of any block ever written to the L2.
     pub(crate) stamp: u64,
-    /// What came before this place of the log is void.
+    /// Everything before this position of the log is void.
     pub(crate) floor: (u64, u32),
-    /// What the newest segment holds, which has no footer yet, or a footer too.
-    pub(crate) last: Contents,
+    /// Contents of the newest segment, with or without a footer.
+    pub(crate) last: SegmentContents,
 }
 
-/// What is in a segment.
+/// The contents of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Contents {
+pub(crate) struct SegmentContents {
     pub(crate) seq: u64,
-    pub(crate) places: Vec<BatchPlace>,
+    pub(crate) extents: Vec<BatchExtent>,
     pub(crate) records: u64,
-    /// The chain after the last batch, or that of the header.
+    /// The chain value of the last batch, or of the header.
     pub(crate) chain: u64,
-    /// Batches known to be durable.
+    /// Number of durable batches.
     pub(crate) durable: u32,
-    /// Whether a footer is there, or none is to be.
+    /// Whether the footer is written, or must not be.
     pub(crate) sealed: bool,
 }
 
 /// The segment that is being filled.
-struct Open {
+struct OpenSegment {
     segment: u32,
-    contents: Contents,
-    /// Where the next batch goes.
+    contents: SegmentContents,
+    /// Offset of the next batch.
     offset: u64,
     seed: BlockSeed,
-    /// A write failed: nothing more goes here.
+    /// A write failed. Nothing more is written to this segment.
     abandoned: bool,
 }
 
-/// The writer.
+/// The writer thread's state.
 pub(crate) struct Writer<K: Key, V: Send + Sync + 'static> {
-    inner: Arc<Inner<K, V>>,
+    shared: Arc<L2Shared<K, V>>,
     next_seq: u64,
     stamp: u64,
     floor: (u64, u32),
-    open: Option<Open>,
-    /// What the segment before the next one holds.
-    last: Contents,
-    /// Segments in use with a batch that could not be written, by number of use. The index has bad
-    /// records of that batch, which are in no log that counts.
-    spoiled: BTreeSet<u64>,
-    /// Memory of batches, as long as no stalled write has it.
+    open: Option<OpenSegment>,
+    /// Contents of the segment before the next one.
+    last: SegmentContents,
+    /// Sequence numbers of segments with a batch whose write failed. The index has bad records of
+    /// that batch, which are in no valid log.
+    failed_segments: BTreeSet<u64>,
+    /// The batch buffer, unless a stalled write holds it.
     buffer: Option<Arc<Buffer>>,
-    /// Blocks taken from the feed that did not fit into a batch yet.
-    backlog: std::collections::VecDeque<Queued<K, V>>,
-    /// Tombstones taken from the feed that are not durable yet, and the ticket of the last one.
-    tombs: (Vec<Identity>, u64),
-    evacuation: Option<Evacuation>,
-    carried: Vec<Carried>,
+    /// Blocks taken from the write queue that are not in a batch yet.
+    backlog: std::collections::VecDeque<QueuedBlock<K, V>>,
+    /// Tombstones taken from the write queue that are not durable yet, and the last one's ticket.
+    tombstones: (Vec<KeyHash>, u64),
+    reinsertion: Option<Reinsertion>,
+    reinserted: Vec<ReinsertedBlock>,
     failures: u32,
-    /// Whether a read has not ended in time: the device hangs, and nothing more is tried.
+    /// A read has stalled: the device hangs, and no more I/O is attempted.
     stalled: Cell<bool>,
 }
 
-/// The front of a buffer, to be written.
-struct Front {
+/// The first `len` bytes of a buffer, to be written.
+struct BufferPrefix {
     buffer: Arc<Buffer>,
     len: usize,
 }
 
-// SAFETY: the buffer stays where it is as long as this holds a reference to it, and is only written to by who has the
-// only one (`Arc::get_mut`).
-unsafe impl StableBytes for Front {
+// SAFETY: this holds a reference to the buffer, so it stays in place. The buffer is only modified
+// through a unique reference (`Arc::get_mut`).
+unsafe impl StableBytes for BufferPrefix {
     fn bytes(&self) -> &[u8] {
         &self.buffer[..self.len]
     }
 }
 
-/// However it ends, nobody waits for it any more.
+/// Terminates the write queue however the writer ends, so that no thread waits for it.
 impl<K: Key, V: Send + Sync + 'static> Drop for Writer<K, V> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.inner.fail("the writer panicked");
+            self.shared.fail("the writer panicked");
         }
-        self.lose_backlog();
-        self.inner.end_feed();
+        self.drop_backlog();
+        self.shared.end_write_queue();
     }
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
-    /// What a batch may take of a segment. More than one fits, so that what is carried forward is spread over it; but of small segments each
-    /// batch's log is a part that tells.
-    fn batch_share(&self) -> u64 {
-        self.ring.geometry.batch_room() / LEAST_BATCHES
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
+    /// Maximum size of a batch. Several batches fit into a segment, so that reinserted blocks
+    /// spread over it. In small segments the log blocks take a notable share.
+    fn max_batch_bytes(&self) -> u64 {
+        self.ring.geometry.batch_space_bytes() / MIN_BATCHES
     }
 
-    /// Bytes of blocks that are written at once, if so much waits: about as many as a batch has room for, since the cache keeps
-    /// them as long as they wait (of blocks below 256 bytes, whose log takes more, a rest goes by itself), and never more than may wait.
-    pub(crate) fn lot_bytes(&self) -> u64 {
-        let share = self.batch_share();
-        let most = self.tunables.batch_bytes().min(self.tunables.queue_bytes());
-        most.min(share - share / 16).max(LEAST_BATCH_BYTES)
+    /// Bytes of queued blocks that make a batch: about as many as fit, because the cache pins them
+    /// until then. Never more than the queue may hold. With blocks below 256 bytes, whose log is
+    /// larger, a rest is written separately.
+    pub(crate) fn batch_block_bytes(&self) -> u64 {
+        let share = self.max_batch_bytes();
+        let limit = self.tunables.batch_bytes().min(self.tunables.queue_bytes());
+        limit.min(share - share / 16).max(MIN_BATCH_BYTES)
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// A writer with memory for batches.
-    pub(crate) fn new(inner: Arc<Inner<K, V>>) -> Result<Self, Trouble> {
-        let buffer = inner.medium.alloc(Self::buffer_bytes(&inner))?;
+    /// Creates the writer and allocates its batch buffer.
+    pub(crate) fn new(shared: Arc<L2Shared<K, V>>) -> Result<Self, IoError> {
+        let buffer = shared.io.alloc(Self::buffer_bytes(&shared))?;
         Ok(Self {
-            inner,
+            shared,
             next_seq: 0,
             stamp: 0,
             floor: (0, 0),
             open: None,
-            last: Contents::default(),
-            spoiled: BTreeSet::new(),
+            last: SegmentContents::default(),
+            failed_segments: BTreeSet::new(),
             buffer: Some(Arc::new(buffer)),
             backlog: std::collections::VecDeque::new(),
-            tombs: (Vec::new(), 0),
-            evacuation: None,
-            carried: Vec::new(),
+            tombstones: (Vec::new(), 0),
+            reinsertion: None,
+            reinserted: Vec::new(),
             failures: 0,
             stalled: Cell::new(false),
         })
     }
 
-    /// Bytes of the usual batch: blocks as wanted, and a log for small ones.
-    fn buffer_bytes(inner: &Inner<K, V>) -> u64 {
-        let batch = inner.tunables.batch_bytes();
+    /// Size of the default batch buffer: the target size, and a log block for small blocks.
+    fn buffer_bytes(shared: &L2Shared<K, V>) -> u64 {
+        let batch = shared.tunables.batch_bytes();
         (batch + batch / 4)
-            .min(inner.batch_share())
-            .max(LEAST_BATCH_BYTES)
+            .min(shared.max_batch_bytes())
+            .max(MIN_BATCH_BYTES)
             .next_multiple_of(PAGE_BYTES)
     }
 
-    /// The thread's body.
+    /// The body of the writer thread.
     pub(crate) fn run(mut self) {
-        self.inner.enter_thread();
+        self.shared.enter_thread();
         loop {
-            let linger = u64::from(self.inner.tunables.linger_ms()) * 1_000_000;
-            let inner = Arc::clone(&self.inner);
-            let now = || inner.clock.now_ns();
-            let batch = inner.lot_bytes();
-            let Some(work) = inner.feed.next(now, (batch, linger), !self.backlog.is_empty()) else {
+            let linger = u64::from(self.shared.tunables.linger_ms()) * 1_000_000;
+            let shared = Arc::clone(&self.shared);
+            let now = || shared.clock.now_ns();
+            let batch = shared.batch_block_bytes();
+            let Some(work) =
+                shared.write_queue.next(now, (batch, linger), !self.backlog.is_empty())
+            else {
                 break;
             };
             let last = work.last;
-            if let Err(trouble) = self.work(work) {
-                self.forsake();
-                inner.fail(&trouble.to_string());
+            if let Err(error) = self.work(work) {
+                self.abandon_writes();
+                shared.fail(&error.to_string());
                 break;
             }
             if last {
@@ -210,8 +212,8 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         }
     }
 
-    /// Does what there is to do. An error is the level's end.
-    fn work(&mut self, work: Work<K, V>) -> Result<(), Trouble> {
+    /// Does one step of work. An error fails the L2.
+    fn work(&mut self, work: WriterWork<K, V>) -> Result<(), IoError> {
         if let Some(start) = work.start {
             self.next_seq = start.next_seq;
             self.stamp = start.stamp;
@@ -221,95 +223,104 @@ impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
         self.backlog.extend(work.blocks);
         if let Some(floor) = work.floor {
             self.floor = self.floor.max(floor);
-            self.retrying(Self::advance)?;
-            self.inner.feed.floor_raised();
+            self.with_retries(Self::begin_segment)?;
+            self.shared.write_queue.finish_floor();
         }
-        let mut tombs = work.tombs > 0;
-        // Each round writes something, or drops what cannot be written. Tombstones that come later make work of their own.
-        while tombs || !self.backlog.is_empty() || !self.tombs.0.is_empty() {
-            tombs = false;
-            self.retrying(Self::write_batch)?;
+        let mut tombstones = work.tombstones > 0;
+        // Each round writes a batch or drops blocks that cannot be written. Later tombstones are
+        // new work.
+        while tombstones || !self.backlog.is_empty() || !self.tombstones.0.is_empty() {
+            tombstones = false;
+            self.with_retries(Self::write_batch)?;
         }
         if work.flush.is_some() || work.last {
             self.flush()?;
         }
         if let Some(flush) = work.flush {
-            self.inner.feed.flushed(flush);
+            self.shared.write_queue.finish_flush(flush);
         }
         if work.last { self.seal() } else { Ok(()) }
     }
 
-    /// Does something, and again a few times if it fails; not if the device hangs.
-    fn retrying(&mut self, step: impl Fn(&mut Self) -> Result<(), Trouble>) -> Result<(), Trouble> {
+    /// Runs a step and retries it a few times after errors, but not after a stall.
+    fn with_retries(
+        &mut self,
+        step: impl Fn(&mut Self) -> Result<(), IoError>,
+    ) -> Result<(), IoError> {
         loop {
             match step(self) {
                 Ok(()) => {
                     self.failures = 0;
                     return Ok(());
                 }
-                Err(trouble @ Trouble::Stalled(_)) => return Err(trouble),
-                Err(trouble) => {
+                Err(error @ IoError::Stalled(_)) => return Err(error),
+                Err(error) => {
                     self.failures += 1;
-                    // That the arena has nothing at the moment says nothing about the device.
-                    let most = match trouble {
-                        Trouble::NoMemory(_) => {
-                            self.pause();
-                            FAILURES + MEMORY_WAITS
+                    // An exhausted arena says nothing about the device.
+                    let limit = match error {
+                        IoError::NoMemory(_) => {
+                            self.wait_for_memory();
+                            MAX_FAILURES + MEMORY_WAITS
                         }
-                        _ => FAILURES,
+                        _ => MAX_FAILURES,
                     };
-                    if self.failures >= most {
-                        return Err(trouble);
+                    if self.failures >= limit {
+                        return Err(error);
                     }
                 }
             }
         }
     }
 
-    /// Lets others give memory back.
-    fn pause(&self) {
+    /// Waits for other threads to release memory.
+    fn wait_for_memory(&self) {
         let (nobody, condition) = (Mutex::named("l2-io", ()), Condvar::new());
         condition.wait_timeout(&mut nobody.lock(), MEMORY_WAIT);
     }
 
-    /// Makes durable what has been written.
-    fn flush(&mut self) -> Result<(), Trouble> {
-        let flushed = self.inner.medium.flush();
-        let row = match flushed {
-            Ok(()) => LevelCounters::FLUSHES,
-            Err(_) => LevelCounters::FLUSH_ERRORS,
+    /// Makes all written batches durable.
+    fn flush(&mut self) -> Result<(), IoError> {
+        let flushed = self.shared.io.flush();
+        let counter = match flushed {
+            Ok(()) => L2Counters::FLUSHES,
+            Err(_) => L2Counters::FLUSH_ERRORS,
         };
-        self.inner.counters.add(row, 0, 1);
+        self.shared.counters.add(counter, 0, 1);
         if let Some(open) = &mut self.open {
             match flushed {
-                Ok(()) => open.contents.durable = open.contents.places.len() as u32,
-                // What was written before may be lost, and nothing must follow a hole.
+                Ok(()) => open.contents.durable = open.contents.extents.len() as u32,
+                // Earlier writes may be lost, and nothing may follow a hole.
                 Err(_) => open.abandoned = true,
             }
         }
         flushed
     }
 
-    /// Writes the front of the batch's memory.
-    fn put(&mut self, at: u64, buffer: Arc<Buffer>, len: u64) -> Result<Arc<Buffer>, Trouble> {
-        let front = Front { buffer: Arc::clone(&buffer), len: len as usize };
-        let written = self.inner.medium.run(Request::write_shared(at, Box::new(front)));
-        if let Err(trouble) = written {
-            self.inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
-            return Err(trouble);
+    /// Writes the first `len` bytes of the batch buffer.
+    fn write_buffer(
+        &mut self,
+        at: u64,
+        buffer: Arc<Buffer>,
+        len: u64,
+    ) -> Result<Arc<Buffer>, IoError> {
+        let prefix = BufferPrefix { buffer: Arc::clone(&buffer), len: len as usize };
+        let written = self.shared.io.run(Request::write_shared(at, Box::new(prefix)));
+        if let Err(error) = written {
+            self.shared.counters.add(L2Counters::WRITE_ERRORS, 0, 1);
+            return Err(error);
         }
-        self.inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, len);
+        self.shared.counters.add(L2Counters::WRITTEN_BYTES, 0, len);
         Ok(buffer)
     }
 
-    /// Lets go of all that would be written, and of the blocks that are kept in memory for it.
-    fn forsake(&mut self) {
-        self.lose_backlog();
-        self.carried.clear();
-        self.evacuation = None;
+    /// Drops all blocks that wait to be written.
+    fn abandon_writes(&mut self) {
+        self.drop_backlog();
+        self.reinserted.clear();
+        self.reinsertion = None;
     }
 
-    fn lose_backlog(&mut self) {
-        self.inner.lose(std::mem::take(&mut self.backlog));
+    fn drop_backlog(&mut self) {
+        self.shared.drop_blocks(std::mem::take(&mut self.backlog));
     }
 }

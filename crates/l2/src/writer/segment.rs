@@ -1,38 +1,38 @@
-//! Going on to the next segment: the one that was used longest ago.
+//! Segment changes: seals the open segment and reuses the oldest one.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::atomic::Ordering;
 use forebay_cache::{Class, Key};
 
-use super::carry::rank;
-use super::{Contents, FAILURES, Open, Writer};
-use crate::counters::LevelCounters;
-use crate::feed::DROPPED;
+use super::reinsert::rank;
+use super::{MAX_FAILURES, OpenSegment, SegmentContents, Writer};
+use crate::counters::L2Counters;
+use crate::device_io::IoError;
 use crate::format::{
-    BatchPlace, BlockSeed, Footer, FooterHead, LogBlock, LogRecord, PAGE_BYTES, SegmentHead,
+    BatchExtent, BlockSeed, Footer, FooterHeader, LogBlock, LogRecord, PAGE_BYTES, SegmentHeader,
     seal_footer,
 };
-use crate::inner::Inner;
-use crate::medium::Trouble;
-use crate::record::{Identity, Place};
+use crate::record::{BlockAddr, KeyHash};
+use crate::shared::L2Shared;
+use crate::write_queue::DROPPED_KIND;
 
-impl Contents {
-    /// Writes the footer, unless it is there, and tries a few times.
+impl SegmentContents {
+    /// Writes the footer if it is missing, with a few retries.
     pub(crate) fn seal<K: Key, V: Send + Sync + 'static>(
         &mut self,
-        inner: &Inner<K, V>,
+        shared: &L2Shared<K, V>,
         stamp: u64,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), IoError> {
         let mut failures = 0;
         while !self.sealed && self.seq != 0 {
-            let Err(trouble) = self.write_footer(inner, stamp) else {
+            let Err(error) = self.write_footer(shared, stamp) else {
                 self.sealed = true;
                 break;
             };
-            inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+            shared.counters.add(L2Counters::WRITE_ERRORS, 0, 1);
             failures += 1;
-            if failures == FAILURES || matches!(trouble, Trouble::Stalled(_)) {
-                return Err(trouble);
+            if failures == MAX_FAILURES || matches!(error, IoError::Stalled(_)) {
+                return Err(error);
             }
         }
         Ok(())
@@ -40,185 +40,192 @@ impl Contents {
 
     fn write_footer<K: Key, V: Send + Sync + 'static>(
         &self,
-        inner: &Inner<K, V>,
+        shared: &L2Shared<K, V>,
         stamp: u64,
-    ) -> Result<(), Trouble> {
-        let geometry = inner.ring.geometry;
+    ) -> Result<(), IoError> {
+        let geometry = shared.ring.geometry;
         let bytes = geometry.footer_bytes();
-        let mut footer = inner.medium.alloc(bytes)?;
+        let mut footer = shared.io.alloc(bytes)?;
         footer.zero();
-        let Self { seq, records, durable, ref places, .. } = *self;
-        let head = FooterHead { seq, records, stamp, durable };
-        seal_footer(inner.ring.guid(), head, places, &mut footer);
+        let Self { seq, records, durable, ref extents, .. } = *self;
+        let header = FooterHeader { seq, records, stamp, durable };
+        seal_footer(shared.ring.guid(), header, extents, &mut footer);
         let at = geometry.offset(geometry.segment_of(seq)) + geometry.footer_offset();
-        inner.medium.write(at, footer)?;
-        inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, bytes);
+        shared.io.write(at, footer)?;
+        shared.counters.add(L2Counters::WRITTEN_BYTES, 0, bytes);
         Ok(())
     }
 }
 
 impl<K: Key, V: Send + Sync + 'static> Writer<K, V> {
-    /// Ends the open segment, and begins the next one. After an error it can be tried again.
-    pub(super) fn advance(&mut self) -> Result<(), Trouble> {
+    /// Closes the open segment and opens the next one. After an error the call can be repeated.
+    pub(super) fn begin_segment(&mut self) -> Result<(), IoError> {
         if let Some(open) = self.open.take() {
             self.last = open.contents;
-            // They are still at their old places, and counted when those are purged.
-            self.carried.clear();
+            // They are still at their old addresses, and the purge counts them.
+            self.reinserted.clear();
         }
-        // Only so that the next rebuild is quick: the header says what it needs.
-        if let Err(trouble @ Trouble::Stalled(_)) = self.last.seal(&self.inner, self.stamp) {
-            return Err(trouble);
+        // The footer only speeds up the next rebuild: the header has all that is required.
+        if let Err(error @ IoError::Stalled(_)) = self.last.seal(&self.shared, self.stamp) {
+            return Err(error);
         }
-        let geometry = self.inner.ring.geometry;
+        let geometry = self.shared.ring.geometry;
         let seq = self.next_seq;
         let segment = geometry.segment_of(seq);
-        let old = self.inner.ring.seq(segment);
-        self.inner.rebuild.claim_for_reuse(segment);
-        let head = SegmentHead {
+        let old = self.shared.ring.seq(segment);
+        self.shared.rebuild.claim_for_reuse(segment);
+        let header = SegmentHeader {
             seq,
             stamp: self.stamp,
             floor: self.floor,
             previous_durable: self.last.durable,
-            previous_batches: self.last.places.len() as u32,
+            previous_batches: self.last.extents.len() as u32,
         };
-        let mut page = self.inner.medium.alloc(PAGE_BYTES)?;
-        let chain = head.seal(self.inner.ring.guid(), &mut page);
+        let mut page = self.shared.io.alloc(PAGE_BYTES)?;
+        let chain = header.seal(self.shared.ring.guid(), &mut page);
         let at = geometry.offset(segment);
-        self.inner.medium.write(at, page).inspect_err(|_| {
-            self.inner.counters.add(LevelCounters::WRITE_ERRORS, 0, 1);
+        self.shared.io.write(at, page).inspect_err(|_| {
+            self.shared.counters.add(L2Counters::WRITE_ERRORS, 0, 1);
         })?;
-        self.inner.counters.add(LevelCounters::WRITTEN_BYTES, 0, PAGE_BYTES);
+        self.shared.counters.add(L2Counters::WRITTEN_BYTES, 0, PAGE_BYTES);
         self.flush()?;
-        // The old use is void on the device from here on: what it held needs no tombstones any more.
+        // The old use is void on the device, so its blocks require no tombstones.
         if old != 0 {
             self.purge(segment, old);
         }
-        self.evacuation = None;
-        self.inner.ring.set_seq(segment, seq);
-        self.inner.ring.set_head(seq, geometry.first_batch());
-        self.inner.counters.add(LevelCounters::SEGMENTS, 0, 1);
-        let contents =
-            Contents { seq, places: Vec::new(), records: 0, chain, durable: 0, sealed: false };
-        let seed = BlockSeed::new(self.inner.ring.guid(), seq);
-        let offset = geometry.first_batch();
-        self.open = Some(Open { segment, contents, offset, seed, abandoned: false });
+        self.reinsertion = None;
+        self.shared.ring.set_seq(segment, seq);
+        self.shared.ring.set_head(seq, geometry.first_batch_offset());
+        self.shared.counters.add(L2Counters::SEGMENTS, 0, 1);
+        let contents = SegmentContents {
+            seq,
+            extents: Vec::new(),
+            records: 0,
+            chain,
+            durable: 0,
+            sealed: false,
+        };
+        let seed = BlockSeed::new(self.shared.ring.guid(), seq);
+        let offset = geometry.first_batch_offset();
+        self.open = Some(OpenSegment { segment, contents, offset, seed, abandoned: false });
         self.next_seq = seq + 1;
         let round = seq + 1 - geometry.first_seq() >= u64::from(geometry.segments);
-        self.inner.came_round.store(round, Ordering::Relaxed);
-        self.plan_evacuation();
+        self.shared.has_wrapped.store(round, Ordering::Relaxed);
+        self.plan_reinsertion();
         Ok(())
     }
 
-    /// Writes the footer of the open segment, since nothing will be written any more.
-    pub(super) fn seal(&mut self) -> Result<(), Trouble> {
+    /// Writes the footer of the open segment at the end of the log.
+    pub(super) fn seal(&mut self) -> Result<(), IoError> {
         let Some(open) = self.open.take() else { return Ok(()) };
         self.last = open.contents;
-        self.last.seal(&self.inner, self.stamp)?;
+        self.last.seal(&self.shared, self.stamp)?;
         self.flush()
     }
 
-    /// Takes what a segment held out of the index.
+    /// Removes the records of a segment's old use from the index.
     fn purge(&mut self, segment: u32, old: u64) {
-        let index = &self.inner.index;
-        let (mut overrun, mut lost, mut in_memory) = ([0; 2], [0; 2], [0; 2]);
-        let places = match self.evacuation.take() {
-            Some(evacuation) if evacuation.seq == old => Some(evacuation.places),
-            _ => self.places_of(segment, old),
+        let index = &self.shared.index;
+        let (mut evicted, mut lost, mut in_memory) = ([0; 2], [0; 2], [0; 2]);
+        let extents = match self.reinsertion.take() {
+            Some(reinsertion) if reinsertion.seq == old => Some(reinsertion.extents),
+            _ => self.batch_extents(segment, old),
         };
-        // Bad records of a batch that could not be written are in none of its logs.
-        let mut whole = places.is_some() && !self.spoiled.remove(&old);
-        for place in places.into_iter().flatten() {
-            let read = self.read_log(segment, old, place, |log| {
-                let end = Place { segment, unit: log.end_unit(), units: 0 };
+        // Bad records of a failed batch are in no log.
+        let mut complete = extents.is_some() && !self.failed_segments.remove(&old);
+        for extent in extents.into_iter().flatten() {
+            let read = self.read_log(segment, old, extent, |log| {
+                let end = BlockAddr { segment, unit: log.end_unit(), units: 0 };
                 for record in log.records() {
-                    let (hash, place) = match record {
+                    let (hash, addr) = match record {
                         LogRecord::Block { hash, unit, units, .. } => {
-                            (hash, Place { segment, unit, units })
+                            (hash, BlockAddr { segment, unit, units })
                         }
-                        LogRecord::Tomb { hash } => {
-                            // Only while the rebuild runs are there any. One that stayed would pass for newer than all, as
-                            // soon as its segment has its new number: it would keep a block out of the index that
-                            // is there, and which would then be forgotten without a tombstone.
-                            index.remove_if_at(Identity(hash), end);
+                        LogRecord::Tombstone { hash } => {
+                            // Tombstones are in the index only while the rebuild runs. One that
+                            // stayed would seem newest as soon as its segment has its new sequence
+                            // number. It would keep a valid block out of the index, and that block
+                            // would then be forgotten without a tombstone.
+                            index.remove_if_at(KeyHash(hash), end);
                             continue;
                         }
                     };
-                    if let Some(gone) = index.remove_if_at(Identity(hash), place) {
-                        overrun[gone.class as usize] += 1;
+                    if let Some(gone) = index.remove_if_at(KeyHash(hash), addr) {
+                        evicted[gone.class as usize] += 1;
                         lost[gone.class as usize] += u64::from(rank(&gone) > 0);
                         in_memory[gone.class as usize] += u64::from(gone.in_memory);
-                        // Each hit is one more time that it was asked for.
-                        (0..gone.hits).for_each(|_| _ = self.inner.seen.note(Identity(hash)));
+                        // Each hit counts as one more request.
+                        (0..gone.hits).for_each(|_| {
+                            _ = self.shared.frequency_sketch.increment(KeyHash(hash))
+                        });
                         if gone.class == Class::Data && !gone.in_memory {
-                            self.inner.worth.note(Identity(hash), DROPPED);
+                            self.shared.admission.observe(KeyHash(hash), DROPPED_KIND);
                         }
                     }
                 }
             });
-            whole &= read.is_some();
+            complete &= read.is_some();
         }
-        if !whole {
+        if !complete {
             let removed = index.remove_segment(segment);
-            overrun[Class::Data as usize] += removed;
+            evicted[Class::Data as usize] += removed;
         }
         for class in Class::ALL.map(|class| class as usize) {
-            self.inner.counters.add(LevelCounters::OVERRUN, class, overrun[class]);
-            self.inner.counters.add(LevelCounters::CARRY_LOST, class, lost[class]);
-            self.inner.counters.add(LevelCounters::OVERRUN_IN_MEMORY, class, in_memory[class]);
+            self.shared.counters.add(L2Counters::EVICTED, class, evicted[class]);
+            self.shared.counters.add(L2Counters::REINSERT_LOST, class, lost[class]);
+            self.shared.counters.add(L2Counters::EVICTED_IN_MEMORY, class, in_memory[class]);
         }
     }
 
-    /// Where the batches of a full segment lie, by its footer.
-    pub(super) fn places_of(&self, segment: u32, seq: u64) -> Option<Vec<BatchPlace>> {
+    /// The extents of a full segment's batches, from its footer.
+    pub(super) fn batch_extents(&self, segment: u32, seq: u64) -> Option<Vec<BatchExtent>> {
         if seq == self.last.seq {
-            return Some(self.last.places.clone());
+            return Some(self.last.extents.clone());
         }
-        let geometry = self.inner.ring.geometry;
+        let geometry = self.shared.ring.geometry;
         let at = geometry.offset(segment) + geometry.footer_offset();
         let bytes = self.read(at, geometry.footer_bytes())?;
-        let between = (geometry.first_batch(), geometry.footer_offset());
-        let footer = Footer::parse((self.inner.ring.guid(), seq), &bytes, between)?;
-        Some(footer.places().collect())
+        let between = (geometry.first_batch_offset(), geometry.footer_offset());
+        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between)?;
+        Some(footer.extents().collect())
     }
 
-    /// Reads a log block and shows it to `f`.
+    /// Reads a log block and passes it to `f`.
     pub(super) fn read_log<R>(
         &self,
         segment: u32,
         seq: u64,
-        place: BatchPlace,
+        extent: BatchExtent,
         f: impl FnOnce(LogBlock<'_>) -> R,
     ) -> Option<R> {
-        let geometry = self.inner.ring.geometry;
-        let at = geometry.offset(segment) + place.offset;
-        let bytes = self.read(at, place.log_bytes)?;
-        let room = geometry.footer_offset() - place.offset;
-        LogBlock::parse((self.inner.ring.guid(), seq), &bytes, (place.offset, room)).map(f)
+        let geometry = self.shared.ring.geometry;
+        let at = geometry.offset(segment) + extent.offset;
+        let bytes = self.read(at, extent.log_bytes)?;
+        let space_bytes = geometry.footer_offset() - extent.offset;
+        LogBlock::parse((self.shared.ring.guid(), seq), &bytes, (extent.offset, space_bytes)).map(f)
     }
 
-    /// Reads some bytes, unless the device has been found to hang.
+    /// Reads bytes, unless the device hangs.
     pub(super) fn read(&self, at: u64, bytes: u64) -> Option<Buffer> {
         if self.stalled.get() {
             return None;
         }
-        let read = self.inner.medium.read(at, bytes).inspect_err(|trouble| {
+        let read = self.shared.io.read(at, bytes).inspect_err(|error| {
             self.count_read_error();
-            self.stalled.set(matches!(trouble, Trouble::Stalled(_)));
+            self.stalled.set(matches!(error, IoError::Stalled(_)));
         });
         read.ok()
     }
 
-    /// An error if the device has been found to hang.
-    pub(super) fn check_stalled(&self) -> Result<(), Trouble> {
+    /// Returns an error if the device hangs.
+    pub(super) fn check_stalled(&self) -> Result<(), IoError> {
         match self.stalled.get() {
-            true => {
-                Err(Trouble::Stalled(format!("read of {}", self.inner.medium.device.info().name)))
-            }
+            true => Err(IoError::Stalled(format!("read of {}", self.shared.io.device.info().name))),
             false => Ok(()),
         }
     }
 
     pub(super) fn count_read_error(&self) {
-        self.inner.counters.add(LevelCounters::READ_ERRORS, 0, 1);
+        self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
     }
 }

@@ -1,4 +1,5 @@
-//! Closing a hybrid cache beside those who go on changing it: they are refused, and the device stays warm.
+//! Closing a hybrid cache while other threads change it: late changes are refused, and the device
+//! stays warm.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ type Hybrid = HybridCache<u64, Vec<u8>>;
 
 fn open(device: &Arc<dyn Device>) -> Hybrid {
     let builder = HybridCache::builder(device.clone()).capacity(8 << 20);
-    builder.level_tunable("warm_up", "false").build().unwrap()
+    builder.l2_tunable("warm_up", "false").build().unwrap()
 }
 
 /// A device with a value of each key.
@@ -30,16 +31,17 @@ fn filled() -> (Arc<FaultDevice>, Arc<dyn Device>) {
     (faults, device)
 }
 
-/// Opened again, the device has all that was not changed.
+/// After a reopen the device has all unchanged values.
 fn assert_warm(device: &Arc<dyn Device>, changed: u64) {
     let cache = open(device);
-    assert!(cache.level().wait_rebuilt());
+    assert!(cache.l2().wait_rebuilt());
     let lost = (changed..KEYS).filter(|key| cache.get(key).is_none()).count();
     assert_eq!(lost, 0, "of {} values", KEYS - changed);
     cache.close().unwrap();
 }
 
-/// Changes the first keys until that is refused. Whether an insert was refused as it should be.
+/// Overwrites key 0 until the insert is refused. Returns an error if it is refused for another
+/// reason.
 fn change(cache: &Hybrid, changing: &AtomicBool) -> Result<(), String> {
     loop {
         changing.store(true, Ordering::SeqCst);
@@ -59,8 +61,8 @@ fn change(cache: &Hybrid, changing: &AtomicBool) -> Result<(), String> {
 fn late_changes_are_refused_and_the_device_stays_warm() {
     let (_, device) = filled();
     let cache = open(&device);
-    assert!(cache.level().wait_rebuilt());
-    // As long as it is held, the cache is not closed: who comes meanwhile is late.
+    assert!(cache.l2().wait_rebuilt());
+    // The cache cannot close while the value is held, so later changes are late.
     let held = cache.get(&1).unwrap();
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| cache.close());
@@ -75,7 +77,7 @@ fn late_changes_are_refused_and_the_device_stays_warm() {
         drop(held);
         closing.join().unwrap().unwrap();
     });
-    assert_eq!(cache.level().health(), Health::Closed);
+    assert_eq!(cache.l2().health(), Health::Closed);
     assert_eq!(cache.remove(&5).unwrap_err().kind(), ErrorKind::Closed);
     assert!(cache.insert(5, vec![2; 500]).is_err());
     cache.close().unwrap();
@@ -84,7 +86,7 @@ fn late_changes_are_refused_and_the_device_stays_warm() {
 }
 
 #[test]
-fn a_close_that_cancels_a_rebuild_leaves_the_device_as_it_was() {
+fn close_that_cancels_a_rebuild_keeps_the_device_intact() {
     let (faults, device) = filled();
     faults.add(Rule::new(Fault::Delay(Duration::from_millis(300))).on(Op::Read));
     let cache = open(&device);
@@ -94,13 +96,13 @@ fn a_close_that_cancels_a_rebuild_leaves_the_device_as_it_was() {
         while !changing.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        // What was inserted may not have been written.
+        // Inserted values may not have been written.
         let _ = cache.close();
         changes.join().unwrap().unwrap();
     });
     let late = cache.remove(&7).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Closed, "{late}");
-    assert_eq!(cache.level().health(), Health::Closed);
+    assert_eq!(cache.l2().health(), Health::Closed);
     drop(cache);
     faults.clear();
     assert_warm(&device, 1);

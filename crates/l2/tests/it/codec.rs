@@ -1,4 +1,4 @@
-//! Codecs that panic: what they panic on is a miss, or is not written, and nothing else comes of it.
+//! Codecs that panic: the block is not written, or its load is a miss. Nothing else is affected.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,24 +6,24 @@ use std::sync::{Arc, Mutex};
 use forebay_cache::Class;
 use forebay_io::Device;
 use forebay_l2::{
-    Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, LevelKey, LevelValue,
-    Refusal,
+    AdmissionRefusal, Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, L2Key,
+    L2Value,
 };
 
 use crate::support::memory;
 
 const KEYS: u64 = 100;
-/// The key that is panicked on.
+/// The key on which the codec panics.
 const BAD: u64 = 13;
 
 /// Panics in one of its functions on one key.
 #[derive(Default)]
-struct Touchy {
+struct PanickingCodec {
     panics_in: Mutex<&'static str>,
 }
 
-impl Touchy {
-    fn look(&self, function: &str, key: u64) {
+impl PanickingCodec {
+    fn panic_if_chosen(&self, function: &str, key: u64) {
         let panics = key == BAD && *self.panics_in.lock().unwrap() == function;
         assert!(!panics, "a test panics here");
     }
@@ -40,19 +40,19 @@ fn value(key: u64) -> Vec<u8> {
     bytes
 }
 
-impl Codec<u64, Vec<u8>> for Touchy {
+impl Codec<u64, Vec<u8>> for PanickingCodec {
     fn key_bytes(&self) -> usize {
         8
     }
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        self.look("encode_key", *key);
-        LevelKey::encode(key, out);
+        self.panic_if_chosen("encode_key", *key);
+        L2Key::encode(key, out);
     }
     fn note_bytes(&self) -> usize {
         1
     }
     fn encode_note(&self, key: &u64, out: &mut [u8]) {
-        self.look("encode_note", *key);
+        self.panic_if_chosen("encode_note", *key);
         out.fill(1);
     }
     fn decodes_keys(&self) -> bool {
@@ -60,28 +60,28 @@ impl Codec<u64, Vec<u8>> for Touchy {
     }
     fn decode_key(&self, key: &[u8], _note: &[u8]) -> Option<u64> {
         let key = u64::from_encoded(key)?;
-        self.look("decode_key", key);
+        self.panic_if_chosen("decode_key", key);
         Some(key)
     }
     fn stamp(&self, key: &u64) -> u64 {
-        self.look("stamp", *key);
+        self.panic_if_chosen("stamp", *key);
         0
     }
     fn encoded_len(&self, value: &Vec<u8>) -> usize {
-        self.look("encoded_len", key_of(value));
+        self.panic_if_chosen("encoded_len", key_of(value));
         value.len()
     }
     fn encode(&self, value: &Vec<u8>, out: &mut [u8]) {
         out[..8].copy_from_slice(&value[..8]);
-        self.look("encode", key_of(value));
+        self.panic_if_chosen("encode", key_of(value));
         out.copy_from_slice(value);
     }
     fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Vec<u8>> {
-        self.look("decode", *key);
+        self.panic_if_chosen("decode", *key);
         Some(bytes.to_vec())
     }
-    fn admit(&self, key: &u64, _class: Class) -> Result<(), Refusal> {
-        self.look("admit", *key);
+    fn admit(&self, key: &u64, _class: Class) -> Result<(), AdmissionRefusal> {
+        self.panic_if_chosen("admit", *key);
         Ok(())
     }
 }
@@ -91,20 +91,20 @@ fn open(
     panics_in: &'static str,
     warm_up: &str,
 ) -> HybridCache<u64, Vec<u8>> {
-    let codec = Touchy { panics_in: Mutex::new(panics_in) };
+    let codec = PanickingCodec { panics_in: Mutex::new(panics_in) };
     let weigh = |_: &u64, value: &Vec<u8>| value.len() as u64;
     let builder = HybridBuilder::new(device.clone(), Arc::new(codec), weigh).capacity(8 << 20);
-    builder.level_tunable("warm_up", warm_up).build().unwrap()
+    builder.l2_tunable("warm_up", warm_up).build().unwrap()
 }
 
-/// Keys that are found.
+/// Number of keys that are found.
 fn found(cache: &HybridCache<u64, Vec<u8>>) -> u64 {
     let is_right = |key: &u64| cache.get(key).inspect(|found| assert_eq!(**found, value(*key)));
     (0..KEYS).filter(|key| is_right(key).is_some()).count() as u64
 }
 
 #[test]
-fn what_a_codec_panics_on_is_not_written_and_nothing_else_is_lost() {
+fn blocks_on_which_the_codec_panics_are_not_written_and_nothing_else_is_lost() {
     for function in ["encode_key", "encode_note", "stamp", "encoded_len", "encode", "admit"] {
         println!("{function}");
         let device = memory(16 << 20);
@@ -112,7 +112,7 @@ fn what_a_codec_panics_on_is_not_written_and_nothing_else_is_lost() {
         for key in 0..KEYS {
             match cache.insert(key, value(key)) {
                 Ok(()) => {}
-                Err(InsertError::NotForgotten { error, value: None }) => {
+                Err(InsertError::ForgetFailed { error, value: None }) => {
                     assert_eq!(
                         (key, function, error.kind()),
                         (BAD, "encode_key", ErrorKind::Codec)
@@ -126,14 +126,14 @@ fn what_a_codec_panics_on_is_not_written_and_nothing_else_is_lost() {
         cache.memory().evict_all();
         assert_eq!(found(&cache), KEYS - 1);
         assert!(cache.get(&BAD).is_none());
-        let stats = cache.stats().level;
+        let stats = cache.stats().l2;
         assert_eq!(stats.health, Health::Healthy);
         assert!(stats.count("codec_panics") > 0);
-        // What was to be written is told of.
+        // Unwritten blocks are counted.
         assert_eq!(stats.count("stored"), KEYS - 1);
         let not_written = stats.count("refused") + stats.count("admitted_lost");
         assert!(not_written > 0, "{not_written}");
-        // It is a key as any other.
+        // Other operations on the key still work.
         let loaded = cache.get_or_load(BAD, || Ok::<_, std::io::Error>(value(BAD))).unwrap();
         assert_eq!(*loaded, value(BAD));
         drop(loaded);
@@ -142,14 +142,14 @@ fn what_a_codec_panics_on_is_not_written_and_nothing_else_is_lost() {
         cache.close().unwrap();
         drop(cache);
         let cache = open(&device, "nothing", "false");
-        assert!(cache.level().wait_rebuilt());
+        assert!(cache.l2().wait_rebuilt());
         assert_eq!(found(&cache), KEYS - 2, "it is warm");
         cache.close().unwrap();
     }
 }
 
 #[test]
-fn what_a_codec_panics_on_is_a_miss_and_nothing_else_is_lost() {
+fn blocks_on_which_the_codec_panics_are_misses_and_nothing_else_is_lost() {
     let device = memory(16 << 20);
     let cache = open(&device, "nothing", "true");
     (0..KEYS).for_each(|key| cache.insert(key, value(key)).unwrap());
@@ -158,25 +158,25 @@ fn what_a_codec_panics_on_is_a_miss_and_nothing_else_is_lost() {
     for function in ["encode_key", "decode", "decode_key"] {
         println!("{function}");
         let cache = open(&device, function, "true");
-        assert!(cache.level().wait_rebuilt());
-        cache.level().wait_warm();
+        assert!(cache.l2().wait_rebuilt());
+        cache.l2().wait_warm_up();
         cache.memory().evict_all();
         assert_eq!(found(&cache), KEYS - u64::from(function != "decode_key"));
-        assert_eq!(cache.level().health(), Health::Healthy);
-        assert!(cache.stats().level.count("codec_panics") > 0);
+        assert_eq!(cache.l2().health(), Health::Healthy);
+        assert!(cache.stats().l2.count("codec_panics") > 0);
         let loaded = cache.get_or_load(BAD, || Ok::<_, std::io::Error>(value(BAD))).unwrap();
         assert_eq!(*loaded, value(BAD));
         drop(loaded);
         cache.close().unwrap();
         drop(cache);
         let cache = open(&device, "nothing", "false");
-        assert!(cache.level().wait_rebuilt());
+        assert!(cache.l2().wait_rebuilt());
         assert_eq!(found(&cache), KEYS, "it is warm");
         cache.close().unwrap();
     }
 }
 
-/// What values of the test below panic in.
+/// The function in which the values of the next test panic.
 static PANICS_IN: AtomicU8 = AtomicU8::new(0);
 const ENCODE: u8 = 1;
 const DECODE: u8 = 2;
@@ -185,25 +185,25 @@ const WEIGH: u8 = 3;
 #[derive(Debug, PartialEq)]
 struct Value(Vec<u8>);
 
-fn look(function: u8, value: &[u8]) {
+fn panic_if_chosen(function: u8, value: &[u8]) {
     let panics = key_of(value) == BAD && PANICS_IN.load(Ordering::SeqCst) == function;
     assert!(!panics, "a test panics here");
 }
 
-impl LevelValue for Value {
+impl L2Value for Value {
     fn encoded_len(&self) -> usize {
         self.0.len()
     }
     fn encode(&self, out: &mut [u8]) {
-        look(ENCODE, &self.0);
+        panic_if_chosen(ENCODE, &self.0);
         out.copy_from_slice(&self.0);
     }
     fn decode(bytes: &[u8]) -> Option<Self> {
-        look(DECODE, bytes);
+        panic_if_chosen(DECODE, bytes);
         Some(Self(bytes.to_vec()))
     }
     fn memory_bytes(&self) -> u64 {
-        look(WEIGH, &self.0);
+        panic_if_chosen(WEIGH, &self.0);
         self.0.len() as u64
     }
 }
@@ -213,7 +213,7 @@ fn values_that_panic_are_misses_and_nothing_else_is_lost() {
     let device = memory(16 << 20);
     let open = || {
         let builder = HybridCache::<u64, Value>::builder(device.clone()).capacity(8 << 20);
-        builder.level_tunable("warm_up", "false").build().unwrap()
+        builder.l2_tunable("warm_up", "false").build().unwrap()
     };
     let cache = open();
     let found = |cache: &HybridCache<u64, Value>| {
@@ -231,13 +231,13 @@ fn values_that_panic_are_misses_and_nothing_else_is_lost() {
         cache.memory().evict_all();
         PANICS_IN.store(function, Ordering::SeqCst);
         assert_eq!(found(&cache), KEYS - 1, "{function}");
-        assert_eq!(cache.level().health(), Health::Healthy);
+        assert_eq!(cache.l2().health(), Health::Healthy);
     }
     PANICS_IN.store(0, Ordering::SeqCst);
     cache.close().unwrap();
     drop(cache);
     let cache = open();
-    assert!(cache.level().wait_rebuilt());
+    assert!(cache.l2().wait_rebuilt());
     assert_eq!(found(&cache), KEYS, "it is warm");
     cache.close().unwrap();
 }

@@ -1,10 +1,11 @@
-//! Crashes at random moments of random work: no wrong bytes, no old value of a key that was overwritten or removed, and
-//! what was complete and flushed is there again.
+//! Crashes at random moments of random work. No read returns wrong bytes, or an old version of a
+//! key that was overwritten or removed. Flushed versions survive.
 //!
-//! The same holds on a device that reports errors for some writes and flushes, done or not.
+//! The same holds on a device that reports errors for some writes and flushes, whether it performed
+//! them or not.
 //!
-//! Each image is opened, and work goes on at once, while the rebuild runs; then that life crashes too. `FOREBAY_FULL=1` looks at
-//! ten times as many images; `FOREBAY_SEED` repeats one run.
+//! Each image is opened, and work continues at once, while the rebuild runs. Then that run crashes
+//! too. `FOREBAY_FULL=1` checks ten times as many images; `FOREBAY_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,33 +15,34 @@ use forebay_cache::Class;
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::record::{Event, Image, Outcome, RecordDevice, RecordOptions, Recording};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
-use forebay_l2::{Health, Level, LevelOptions};
+use forebay_l2::{Health, L2, L2Options};
 
-use crate::support::{Numbers, World, arena, options};
+use crate::support::{Fixture, NumberCodec, arena, options};
 
 const KEYS: u64 = 300;
 const SECTOR_BYTES: u32 = 4096;
-/// Where segments begin.
+/// Offset of the first segment.
 const SEGMENTS_AT: u64 = 64 << 10;
 
-/// What was done with a key: when it began and ended, by position in the recording, and the version that it left.
+/// A change of a key: when it began and ended, by position in the recording, and the version that
+/// it left.
 struct Change {
     begun: usize,
     ended: usize,
     version: Option<u64>,
 }
 
-/// What is known of one life of a level.
+/// The history of one open L2.
 #[derive(Default)]
-struct Life {
-    /// Versions that may have been there before.
+struct History {
+    /// Versions that may have existed before.
     before: BTreeMap<u64, Vec<u64>>,
     changes: BTreeMap<u64, Vec<Change>>,
-    /// From which position on that version of a key was flushed.
+    /// The positions from which on a version of a key was durable.
     durable: Vec<(usize, u64, u64)>,
 }
 
-impl Life {
+impl History {
     /// Versions of a key that a crash at `position` may leave.
     fn allowed(&self, key: u64, position: usize) -> Vec<u64> {
         let changes = self.changes.get(&key).map_or(&[][..], Vec::as_slice);
@@ -54,7 +56,7 @@ impl Life {
         allowed
     }
 
-    /// What must be there after a crash at `position`: flushed before, and not touched since.
+    /// Versions that must survive a crash at `position`: flushed before, and not changed since.
     fn promised(&self, position: usize) -> BTreeMap<u64, u64> {
         let mut promised = BTreeMap::new();
         for &(at, key, version) in self.durable.iter().filter(|(at, ..)| *at <= position) {
@@ -69,18 +71,18 @@ impl Life {
     }
 }
 
-/// A life that can be looked at afterwards.
+/// A run with its recorded history.
 struct Run {
-    world: World,
+    fixture: Fixture,
     recorder: Arc<RecordDevice>,
-    life: Life,
-    /// The version in memory or on the level, if there is one.
+    history: History,
+    /// The version in memory or on the L2, if there is one.
     now: BTreeMap<u64, u64>,
-    /// Of those, the versions that are in memory for sure, or were flushed; and those that were flushed.
+    /// Versions that are certainly in memory or were flushed, and the flushed ones alone.
     sure: BTreeMap<u64, u64>,
     spilled: BTreeMap<u64, u64>,
     next_version: u64,
-    /// Whether its device fails now and then.
+    /// Whether the device fails sometimes.
     faults: bool,
 }
 
@@ -90,19 +92,19 @@ impl Run {
         let version = len.map(|_| self.next_version);
         self.next_version += 1;
         let failures = self.forget_failures();
-        // Metadata is carried forward, whether it has hits or not.
+        // Metadata is reinserted with or without hits.
         let class =
             if self.faults && key.is_multiple_of(2) { Class::Metadata } else { Class::Data };
         match (version, len) {
-            (Some(version), Some(len)) => self.world.insert_as(key, version, len, class),
-            _ => drop(self.world.cache.remove(&key)),
+            (Some(version), Some(len)) => self.fixture.insert_as(key, version, len, class),
+            _ => drop(self.fixture.cache.remove(&key)),
         }
-        // What could not be forgotten may come back, and the level says so.
+        // A key that could not be forgotten may return, and the L2 reports it.
         let ended = match self.forget_failures() == failures {
             true => self.recorder.position(),
             false => usize::MAX,
         };
-        self.life.changes.entry(key).or_default().push(Change { begun, ended, version });
+        self.history.changes.entry(key).or_default().push(Change { begun, ended, version });
         self.spilled.remove(&key);
         match version {
             Some(version) => {
@@ -117,37 +119,37 @@ impl Run {
     }
 
     fn forget_failures(&self) -> u64 {
-        self.world.level.stats().count("forget_failures")
+        self.fixture.l2.stats().count("forget_failures")
     }
 
     fn flush(&mut self, all: bool) {
         if all {
             self.offer();
         }
-        let offered = self.world.level.stats();
-        match self.world.level.flush() {
+        let offered = self.fixture.l2.stats();
+        match self.fixture.l2.flush() {
             Err(_) if self.faults => return,
             flushed => flushed.unwrap(),
         }
-        assert_eq!(offered.count("refused"), self.world.level.stats().count("refused"));
+        assert_eq!(offered.count("refused"), self.fixture.l2.stats().count("refused"));
         if all && !self.faults {
             let at = self.recorder.position();
             for (key, version) in &self.sure {
-                self.life.durable.push((at, *key, *version));
+                self.history.durable.push((at, *key, *version));
             }
             self.spilled = self.sure.clone();
         }
     }
 
     fn offer(&self) {
-        self.world.cache.offer_all(64, |candidates| {
-            forebay_cache::SecondLevel::offer(&*self.world.level, candidates);
+        self.fixture.cache.offer_all(64, |candidates| {
+            forebay_cache::SecondLevel::offer(&*self.fixture.l2, candidates);
         });
     }
 
     /// One step of work.
     fn step(&mut self, rng: &mut SmallRng, longest: u64) {
-        // Some keys are left alone long enough to be carried forward, and to be run over.
+        // Some keys stay unchanged long enough to be reinserted and evicted.
         let often = self.faults && rng.below(4) > 0;
         let key = rng.below(if often { KEYS / 10 } else { KEYS });
         match rng.below(100) {
@@ -158,14 +160,14 @@ impl Run {
             80..84 => self.flush(false),
             84..86 => {
                 self.flush(true);
-                self.world.cache.flush();
+                self.fixture.cache.flush();
             }
             86..88 => self.drop_memory(),
             _ => {
-                if let Some(value) = self.world.get(key) {
+                if let Some(value) = self.fixture.get(key) {
                     let now = self.now.get(&key).copied();
-                    let before = || self.life.before.get(&key).cloned().unwrap_or_default();
-                    let unknown = now.is_none() && !self.life.changes.contains_key(&key);
+                    let before = || self.history.before.get(&key).cloned().unwrap_or_default();
+                    let unknown = now.is_none() && !self.history.changes.contains_key(&key);
                     assert!(
                         now == Some(value.version) || unknown && before().contains(&value.version),
                         "{key} has version {}, not {now:?}",
@@ -176,9 +178,9 @@ impl Run {
         }
     }
 
-    /// What is in memory only is lost: it may be on the level or not.
+    /// Values only in memory are lost. The L2 may have them or not.
     fn drop_memory(&mut self) {
-        self.world.cache.flush();
+        self.fixture.cache.flush();
         self.sure = self.spilled.clone();
     }
 }
@@ -191,7 +193,7 @@ pub(crate) fn memory(image: &Image) -> Arc<dyn Device> {
     Arc::new(device)
 }
 
-/// How a run is.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     seed: u64,
@@ -200,15 +202,15 @@ struct Plan {
     longest: u64,
     steps: u64,
     images: u64,
-    /// Whether the ring comes round, so that what was flushed may be run over.
+    /// Whether the ring wraps, so that flushed versions may be evicted.
     round: bool,
-    /// Whether writes and flushes of the device fail now and then.
+    /// Whether writes and flushes of the device fail sometimes.
     faults: bool,
 }
 
 impl Plan {
-    fn options(&self) -> LevelOptions {
-        let options = LevelOptions { segment_bytes: Some(self.segment_bytes), ..options() };
+    fn options(&self) -> L2Options {
+        let options = L2Options { segment_bytes: Some(self.segment_bytes), ..options() };
         options.tunables.set("batch_bytes", "64K").unwrap();
         options
     }
@@ -217,7 +219,7 @@ impl Plan {
         println!("{self:?}");
         let mut rng = SmallRng::from_seed(self.seed);
         let zero = Image::zero(self.device_bytes, SECTOR_BYTES);
-        let first = self.live(&mut rng, &zero, Life::default(), 1);
+        let first = self.run_history(&mut rng, &zero, History::default(), 1);
         let recording = first.recorder.recording();
         assert!(recording.is_complete(), "the recording is too short");
         self.check_failed_writes(&recording);
@@ -226,33 +228,40 @@ impl Plan {
             let position = rng.below(recording.len() as u64 + 1) as usize;
             let crashed = recording.at(position).sampled(&mut rng);
             println!("image {image}, at {position} of {}", recording.len());
-            let kept = self.check(&crashed, &first.life, position);
+            let kept = self.check(&crashed, &first.history, position);
             let Some(kept) = kept else { continue };
             promised += kept.0;
             found += kept.1;
-            // Life goes on, and ends as badly.
-            let allowed = (0..KEYS).map(|key| (key, first.life.allowed(key, position))).collect();
-            let life = Life { before: allowed, ..Life::default() };
-            let second = self.live(&mut rng, &crashed, life, first.next_version);
+            // A second run starts on the image and crashes too.
+            let allowed =
+                (0..KEYS).map(|key| (key, first.history.allowed(key, position))).collect();
+            let history = History { before: allowed, ..History::default() };
+            let second = self.run_history(&mut rng, &crashed, history, first.next_version);
             let again = second.recorder.recording();
             let position = rng.below(again.len() as u64 + 1) as usize;
             println!("  then at {position} of {}", again.len());
             let crashed = again.at(position).sampled(&mut rng);
-            self.check(&crashed, &second.life, position);
+            self.check(&crashed, &second.history, position);
         }
         (promised, found)
     }
 
-    /// A life on an image: the first one makes a level of it.
-    fn live(&self, rng: &mut SmallRng, image: &Image, life: Life, next_version: u64) -> Run {
+    /// A run on an image. The first run creates the L2.
+    fn run_history(
+        &self,
+        rng: &mut SmallRng,
+        image: &Image,
+        history: History,
+        next_version: u64,
+    ) -> Run {
         let base = Some(image.clone());
-        let fresh = life.before.is_empty();
+        let fresh = history.before.is_empty();
         let options = RecordOptions { max_bytes: 1 << 30, base };
         let failing = Arc::new(FaultDevice::new(memory(image), rng.next_u64()));
         let recorder = Arc::new(RecordDevice::new(failing.clone(), options));
         let device: Arc<dyn Device> = recorder.clone();
-        let world = match fresh {
-            true => World::create(&device, &self.options()),
+        let fixture = match fresh {
+            true => Fixture::create(&device, &self.options()),
             false => self.open(&failing, &device),
         };
         if fresh && self.faults {
@@ -260,32 +269,33 @@ impl Plan {
         }
         let (now, sure, spilled) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let faults = self.faults;
-        let mut run = Run { world, recorder, life, now, sure, spilled, next_version, faults };
+        let mut run = Run { fixture, recorder, history, now, sure, spilled, next_version, faults };
         let steps = if fresh { self.steps } else { self.steps / 20 };
         if !fresh {
-            // At once: the rebuild is still running, as far as it can.
+            // At once, while the rebuild may still run.
             (0..20).for_each(|_| run.change(rng.below(KEYS), None));
-            assert!(run.world.level.wait_rebuilt() || self.faults);
+            assert!(run.fixture.l2.wait_rebuilt() || self.faults);
         }
         for _ in 0..steps {
-            if run.world.level.health() == Health::Healthy {
+            if run.fixture.l2.health() == Health::Healthy {
                 run.step(rng, self.longest);
             }
         }
-        let stats = run.world.level.stats();
+        let stats = run.fixture.l2.stats();
         assert!(self.faults || stats.count("forget_failures") == 0);
-        // After a crash a log may be there without all of its blocks.
-        assert!(!fresh || self.faults || stats.count("load_rotten") == 0, "{:?}", stats.short());
+        // After a crash a log block may be there without all of its blocks.
+        assert!(!fresh || self.faults || stats.count("load_corrupt") == 0, "{:?}", stats.short());
         if fresh && self.round && stats.health == Health::Healthy {
-            assert!(stats.count("overrun") > 0, "the ring came round: {:?}", stats.short());
+            assert!(stats.count("evicted") > 0, "the ring came round: {:?}", stats.short());
         }
-        // Only its recording is of use now.
-        run.world.level.close();
+        // Only the recording is needed from here on.
+        run.fixture.l2.close();
         run
     }
 
-    /// Some headers and flushes report an error, most footers, and a batch of most third segments.
-    /// With more the level would give up. Each is done, done in part, or not done.
+    /// Some headers and flushes, most footers, and a batch of most third segments report an error.
+    /// With more errors the L2 would fail. Each operation is performed, performed in part, or not
+    /// performed.
     fn add_faults(&self, faults: &FaultDevice) {
         let segments = (self.device_bytes - SEGMENTS_AT - 4096) / self.segment_bytes;
         for nth in 0..segments {
@@ -307,21 +317,21 @@ impl Plan {
         }
     }
 
-    /// Opens the level. Its device may fail meanwhile, an error if a label is to be written.
-    fn open(&self, failing: &FaultDevice, device: &Arc<dyn Device>) -> World {
+    /// Opens the L2. The device may fail meanwhile, which is an error if a label is to be written.
+    fn open(&self, failing: &FaultDevice, device: &Arc<dyn Device>) -> Fixture {
         if self.faults {
             self.add_faults(failing);
         }
-        let open = || Level::open(device.clone(), Arc::new(Numbers), &self.options());
-        World::over(open().unwrap_or_else(|error| {
+        let open = || L2::open(device.clone(), Arc::new(NumberCodec), &self.options());
+        Fixture::over(open().unwrap_or_else(|error| {
             assert!(self.faults, "{error}");
             failing.clear();
             open().unwrap()
         }))
     }
 
-    /// A write that failed may arrive later. So nothing else is written to its place before another
-    /// header says that the segment is used again.
+    /// A failed write may arrive later. So nothing else may be written to its place until another
+    /// header reuses the segment.
     fn check_failed_writes(&self, recording: &Recording) {
         let events = recording.events();
         let mut failed = 0;
@@ -350,44 +360,47 @@ impl Plan {
         assert!(!self.faults || failed > 0, "no write has failed");
     }
 
-    /// Opens an image and looks at every key. How many were promised, and found; `None` if there is no level yet.
-    fn check(&self, image: &Image, life: &Life, position: usize) -> Option<(usize, usize)> {
+    /// Opens an image and checks every key. Returns the numbers of promised and found versions, or
+    /// `None` if there is no L2 yet.
+    fn check(&self, image: &Image, history: &History, position: usize) -> Option<(usize, usize)> {
         let device = memory(image);
-        let level = match Level::open(device, Arc::new(Numbers), &self.options()) {
-            Ok(level) => level,
+        let l2 = match L2::open(device, Arc::new(NumberCodec), &self.options()) {
+            Ok(l2) => l2,
             Err(error) => {
-                // The label is made durable before anything else is done. It is voided if a key
-                // cannot be forgotten.
+                // The label is made durable before anything else. It is voided if a key cannot be
+                // forgotten.
                 assert!(
-                    self.faults || life.before.is_empty() && life.promised(position).is_empty(),
+                    self.faults
+                        || history.before.is_empty() && history.promised(position).is_empty(),
                     "{error}"
                 );
                 return None;
             }
         };
-        let world = World::over(level);
-        let look = |key| {
-            let found = world.get(key).map(|value| value.version);
-            let allowed = life.allowed(key, position);
+        let fixture = Fixture::over(l2);
+        let check_key = |key| {
+            let found = fixture.get(key).map(|value| value.version);
+            let allowed = history.allowed(key, position);
             assert!(
                 found.is_none_or(|version| allowed.contains(&version)),
                 "{key} has version {found:?}, of {allowed:?}"
             );
             found
         };
-        // While the rebuild runs, and after it.
-        (0..KEYS).for_each(|key| _ = look(key));
-        assert!(world.level.wait_rebuilt());
-        assert_eq!(world.level.rebuild().damaged, 0, "a crash damages nothing");
-        world.cache.flush();
-        let promised = life.promised(position);
-        let found = promised.iter().filter(|(key, version)| look(**key) == Some(**version)).count();
+        // During the rebuild and after it.
+        (0..KEYS).for_each(|key| _ = check_key(key));
+        assert!(fixture.l2.wait_rebuilt());
+        assert_eq!(fixture.l2.rebuild().damaged, 0, "a crash damages nothing");
+        fixture.cache.flush();
+        let promised = history.promised(position);
+        let found =
+            promised.iter().filter(|(key, version)| check_key(**key) == Some(**version)).count();
         if !self.round {
             let enough = promised.len() * 99 / 100;
             assert!(found >= enough, "{found} of {} are there", promised.len());
         }
-        (0..KEYS).for_each(|key| _ = look(key));
-        world.close();
+        (0..KEYS).for_each(|key| _ = check_key(key));
+        fixture.close();
         Some((promised.len(), found))
     }
 }
@@ -399,7 +412,7 @@ fn seeds(few: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_crash_and_nothing_old_is() {
+fn flushed_versions_survive_a_crash_and_old_versions_do_not() {
     let (mut promised, mut found) = (0, 0);
     for seed in seeds(2) {
         let (device_bytes, segment_bytes) = (96 << 20, 512 << 10);
@@ -416,7 +429,7 @@ fn what_was_flushed_is_there_after_a_crash_and_nothing_old_is() {
 }
 
 #[test]
-fn nothing_old_is_there_after_a_crash_of_a_ring_that_has_come_round() {
+fn old_versions_do_not_survive_a_crash_of_a_wrapped_ring() {
     for seed in seeds(2) {
         let (device_bytes, segment_bytes) = (4 << 20, 64 << 10);
         let (longest, steps, images, round) = (2000, 6000, 25, true);
@@ -428,7 +441,7 @@ fn nothing_old_is_there_after_a_crash_of_a_ring_that_has_come_round() {
 }
 
 #[test]
-fn nothing_old_is_there_after_a_crash_of_a_device_that_fails_now_and_then() {
+fn old_versions_do_not_survive_a_crash_of_a_faulty_device() {
     for seed in seeds(4) {
         let (device_bytes, segment_bytes) = (4 << 20, 64 << 10);
         let (longest, steps, images, round, faults) = (8000, 6000, 25, true, true);

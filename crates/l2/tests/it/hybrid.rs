@@ -1,4 +1,4 @@
-//! The cache in memory and on a device: warm after a restart, nothing old ever, and what it says of a device that fails.
+//! The hybrid cache: warm after a restart, no old versions, and its reports of a failing device.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,15 +14,15 @@ use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::record::{RecordDevice, RecordOptions};
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Op};
 use forebay_l2::{
-    Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, LevelKey, LevelValue,
-    WarmUp, WarmUpEnd,
+    Codec, ErrorKind, Health, HybridBuilder, HybridCache, InsertError, L2Key, L2Value,
+    WarmUpOutcome, WarmUpStatus,
 };
 
 const DEVICE_BYTES: u64 = 32 << 20;
 
 fn memory_device() -> Arc<MemoryDevice> {
     let options = MemoryOptions { submission_queues: 1, ..MemoryOptions::default() };
-    Arc::new(MemoryDevice::new("medium", DEVICE_BYTES, &options).unwrap())
+    Arc::new(MemoryDevice::new("memory", DEVICE_BYTES, &options).unwrap())
 }
 
 fn value(key: u64, version: u64) -> Vec<u8> {
@@ -48,10 +48,10 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
+fn values_in_memory_and_on_the_device_survive_a_restart() {
     const VALUES: u64 = 20_000;
     let device = memory_device();
-    let cache = builder(device.clone()).level_tunable("admit_all", "true").build().unwrap();
+    let cache = builder(device.clone()).l2_tunable("admit_all", "true").build().unwrap();
     for key in 0..VALUES {
         cache.insert(key, value(key, 0)).unwrap();
     }
@@ -60,8 +60,8 @@ fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
     assert!(in_memory < VALUES / 2, "{in_memory} of {VALUES} fit into memory");
     cache.close().unwrap();
 
-    let cache = builder(device.clone()).level_tunable("warm_up", "false").build().unwrap();
-    assert!(cache.level().wait_rebuilt());
+    let cache = builder(device.clone()).l2_tunable("warm_up", "false").build().unwrap();
+    assert!(cache.l2().wait_rebuilt());
     let mut found = 0;
     for key in 0..VALUES {
         if let Some(found_value) = cache.get(&key) {
@@ -69,19 +69,19 @@ fn what_was_in_memory_and_on_the_device_is_there_after_a_restart() {
             found += 1;
         }
     }
-    // All that was in memory was written, and more that had left it.
+    // Values in memory were written, and some that were evicted before.
     assert!(found >= in_memory, "{found} found, {in_memory} had been in memory");
-    assert_eq!(cache.stats().level.hits, found);
+    assert_eq!(cache.stats().l2.hits, found);
     assert!(cache.get(&VALUES).is_none());
     cache.close().unwrap();
     assert!(cache.get(&1).is_none(), "a closed cache has nothing");
 }
 
 #[test]
-fn what_was_in_memory_is_there_after_a_restart_before_it_is_asked_for() {
+fn values_in_memory_are_restored_by_the_warm_up() {
     let device = memory_device();
     let cache = builder(device.clone()).build().unwrap();
-    assert_eq!(cache.level().wait_warm(), WarmUp::Ended(WarmUpEnd::Done), "of nothing");
+    assert_eq!(cache.l2().wait_warm_up(), WarmUpStatus::Ended(WarmUpOutcome::Done), "of nothing");
     for key in 0..1000 {
         cache.insert(key, value(key, 0)).unwrap();
     }
@@ -89,20 +89,20 @@ fn what_was_in_memory_is_there_after_a_restart_before_it_is_asked_for() {
     (1..1000).step_by(10).for_each(|key| assert!(cache.remove(&key).unwrap()));
     cache.close().unwrap();
     let cache = builder(device.clone()).build().unwrap();
-    assert_eq!(cache.level().wait_warm(), WarmUp::Ended(WarmUpEnd::Done));
+    assert_eq!(cache.l2().wait_warm_up(), WarmUpStatus::Ended(WarmUpOutcome::Done));
     for key in 0..1000 {
         let wanted = (key % 10 != 1).then(|| value(key, u64::from(key % 10 == 0)));
         assert_eq!(cache.memory().get(&key).map(|value| value.clone()), wanted, "key {key}");
     }
-    let level = cache.stats().level;
-    assert_eq!((level.count("warmed"), level.loads), (900, 0));
-    // Dropped while it may be at it.
+    let l2 = cache.stats().l2;
+    assert_eq!((l2.count("warmed"), l2.loads), (900, 0));
+    // Dropped while the warm-up may be running.
     drop(cache);
     for _ in 0..5 {
         drop(builder(device.clone()).build().unwrap());
     }
     let cache = builder(device).build().unwrap();
-    assert!(cache.level().wait_rebuilt());
+    assert!(cache.l2().wait_rebuilt());
     assert_eq!(cache.get(&2).as_deref(), Some(&value(2, 0)));
     cache.close().unwrap();
 }
@@ -112,46 +112,46 @@ fn a_close_does_not_wait_for_a_rebuild() {
     const VALUES: u64 = 20_000;
     let faults = Arc::new(FaultDevice::new(memory_device(), 7));
     let device: Arc<dyn Device> = faults.clone();
-    let builder = || builder(device.clone()).level_tunable("admit_all", "true").immutable_keys();
+    let builder = || builder(device.clone()).l2_tunable("admit_all", "true").immutable_keys();
     let cache = builder().build().unwrap();
     for key in 0..VALUES {
         cache.insert(key, value(key, 0)).unwrap();
     }
     cache.close().unwrap();
-    let written = cache.stats().level.records;
+    let written = cache.stats().l2.records;
     faults.add(Rule::new(Fault::Delay(std::time::Duration::from_millis(300))).on(Op::Read));
-    // With nothing that would have to be written, and with something.
+    // Without and with unwritten values.
     let cache = builder().build().unwrap();
     cache.close().unwrap();
-    assert!(cache.stats().level.records < written);
-    assert!(!cache.level().rebuild().done, "it was cancelled");
+    assert!(cache.stats().l2.records < written);
+    assert!(!cache.l2().rebuild().done, "it was cancelled");
     let cache = builder().build().unwrap();
     cache.insert(VALUES, value(VALUES, 0)).unwrap();
     match cache.close() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
         Ok(()) => panic!("it has waited, or has lost what it was to write"),
     }
-    assert!(cache.stats().level.records < written);
-    assert_eq!(cache.level().health(), Health::Closed);
+    assert!(cache.stats().l2.records < written);
+    assert_eq!(cache.l2().health(), Health::Closed);
     faults.clear();
     let cache = builder().build().unwrap();
-    assert!(cache.level().wait_rebuilt());
-    assert_eq!(cache.stats().level.records, written, "what the device had is there");
+    assert!(cache.l2().wait_rebuilt());
+    assert_eq!(cache.stats().l2.records, written, "what the device had is there");
     cache.close().unwrap();
 }
 
 #[test]
-fn what_was_read_from_the_device_during_a_rebuild_is_not_lost_by_a_close() {
+fn close_during_a_rebuild_keeps_values_read_from_the_device() {
     const LAST: u64 = 40_000;
     let faults = Arc::new(FaultDevice::new(memory_device(), 7));
     let device: Arc<dyn Device> = faults.clone();
-    // However long a read takes below, the device does not hang.
+    // A delayed read below must not count as a stall.
     let patient =
-        |builder: HybridBuilder<u64, Vec<u8>>| builder.level_tunable("stall_timeout_ms", "600000");
+        |builder: HybridBuilder<u64, Vec<u8>>| builder.l2_tunable("stall_timeout_ms", "600000");
     let builder =
-        || patient(builder(device.clone()).level_tunable("warm_up", "false").immutable_keys());
-    let cache = builder().level_tunable("admit_all", "true").build().unwrap();
-    // Each lot fills memory, and is written before the next one.
+        || patient(builder(device.clone()).l2_tunable("warm_up", "false").immutable_keys());
+    let cache = builder().l2_tunable("admit_all", "true").build().unwrap();
+    // Each batch fills memory and is written before the next one.
     for key in 0..LAST {
         cache.insert(key, value(key, 0)).unwrap();
         if key % 5_000 == 4_999 {
@@ -160,18 +160,19 @@ fn what_was_read_from_the_device_during_a_rebuild_is_not_lost_by_a_close() {
     }
     cache.insert(LAST, value(LAST, 0)).unwrap();
     cache.close().unwrap();
-    let segments = cache.stats().level.count("segments");
+    let segments = cache.stats().l2.count("segments");
     assert!(segments > 3, "{segments} segments");
-    // What is in the oldest segment, which begins behind the label, comes late; on a machine that has other things to do perhaps
-    // not late enough for this thread, and it is tried again. The last value is in the newest segment.
+    // Reads of the oldest segment, which begins behind the label, are delayed. On a busy machine
+    // the delay may be too short for this thread, so longer ones are tried. The last value is in
+    // the newest segment.
     for seconds in [3, 12, 48] {
         let late = Rule::new(Fault::Delay(std::time::Duration::from_secs(seconds))).on(Op::Read);
         faults.add(late.within((64 << 10) + 4096..1 << 20));
         let cache = builder().build().unwrap();
-        let done = || cache.level().rebuild().done;
-        // It is known at some time.
+        let done = || cache.l2().rebuild().done;
+        // The newest segment becomes known eventually.
         while !done() && cache.get(&LAST).is_none() {
-            assert_eq!(cache.level().health(), Health::Healthy);
+            assert_eq!(cache.l2().health(), Health::Healthy);
             std::thread::yield_now();
         }
         let in_time = !done();
@@ -186,7 +187,7 @@ fn what_was_read_from_the_device_during_a_rebuild_is_not_lost_by_a_close() {
 }
 
 #[test]
-fn another_name_is_refused_and_anew_forgets() {
+fn another_name_is_refused_and_recreate_empties_the_device() {
     let device = memory_device();
     let cache = builder(device.clone()).name("pictures").build().unwrap();
     cache.insert(1, value(1, 0)).unwrap();
@@ -194,30 +195,30 @@ fn another_name_is_refused_and_anew_forgets() {
     let error = builder(device.clone()).name("sounds").build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Foreign, "{error}");
     let cache = builder(device.clone()).name("pictures").build().unwrap();
-    assert!(cache.level().wait_rebuilt());
+    assert!(cache.l2().wait_rebuilt());
     assert_eq!(cache.get(&1).as_deref(), Some(&value(1, 0)));
     cache.close().unwrap();
-    let cache = builder(device.clone()).name("pictures").anew().build().unwrap();
+    let cache = builder(device.clone()).name("pictures").recreate().build().unwrap();
     assert!(cache.get(&1).is_none());
     cache.close().unwrap();
-    let cache = builder(device).name("sounds").force().anew().build().unwrap();
+    let cache = builder(device).name("sounds").force().recreate().build().unwrap();
     cache.close().unwrap();
 }
 
 #[test]
-fn nonsense_is_refused_with_the_reason() {
+fn invalid_arguments_are_refused_with_the_reason() {
     let build = |builder: HybridBuilder<u64, Vec<u8>>| builder.build().unwrap_err();
     let error = build(HybridCache::builder(memory_device()));
     assert_eq!(error.kind(), ErrorKind::Invalid, "no capacity: {error}");
-    let error = build(builder(memory_device()).level_tunable("batch_bytes", "7"));
+    let error = build(builder(memory_device()).l2_tunable("batch_bytes", "7"));
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     let small = MemoryDevice::new("small", 1 << 20, &MemoryOptions::default()).unwrap();
     assert_eq!(build(builder(Arc::new(small))).kind(), ErrorKind::TooSmall);
 }
 
-/// Writes and removes at random; what a crash at any moment leaves must not bring anything old back.
+/// Random writes and removals. A crash at any moment must not restore an old version.
 #[test]
-fn an_overwrite_or_removal_never_comes_back_after_a_crash() {
+fn overwritten_and_removed_values_never_return_after_a_crash() {
     let first = forebay_base::testing::seed(0);
     let rounds = if forebay_base::testing::full() { 40 } else { 4 };
     (0..rounds).for_each(|round| crash_round(first.wrapping_add(round)));
@@ -226,17 +227,17 @@ fn an_overwrite_or_removal_never_comes_back_after_a_crash() {
 fn crash_round(seed: u64) {
     const KEYS: u64 = 300;
     println!("seed {seed}");
-    let medium = memory_device();
-    let device = Arc::new(RecordDevice::new(medium, RecordOptions::default()));
+    let backing = memory_device();
+    let device = Arc::new(RecordDevice::new(backing, RecordOptions::default()));
     let cache = HybridCache::<u64, Vec<u8>>::builder(device.clone())
         .capacity(16 << 10)
         .seed(seed)
-        .level_tunable("admit_all", "true")
-        .level_tunable("linger_ms", "0")
+        .l2_tunable("admit_all", "true")
+        .l2_tunable("linger_ms", "0")
         .build()
         .unwrap();
     let mut rng = SmallRng::from_seed(seed);
-    // Of each key: the version that may be found, 0 for none, by the time at which it was acknowledged.
+    // For each key: versions by the time of their acknowledgement. 0 stands for none.
     let mut history: HashMap<u64, Vec<(usize, u64)>> = HashMap::new();
     for version in 1..3000u64 {
         let key = rng.below(KEYS);
@@ -265,21 +266,21 @@ fn crash_round(seed: u64) {
     for nth in 0..8 {
         let position = positions * (nth + 1) / 8;
         let image = recording.at(position).sampled(&mut rng);
-        let medium = memory_device();
-        image.write_to(&*medium, &arena).unwrap();
-        let cache = match builder(medium).without_writing_on_close().build() {
+        let backing = memory_device();
+        image.write_to(&*backing, &arena).unwrap();
+        let cache = match builder(backing).without_writing_on_close().build() {
             Ok(cache) => cache,
-            // A crash while it was made.
+            // A crash during the creation.
             Err(error) => panic!("position {position}: {error}"),
         };
-        assert!(cache.level().wait_rebuilt());
+        assert!(cache.l2().wait_rebuilt());
         let mut found = 0;
         for (key, versions) in &history {
             let Some(bytes) = cache.get(key) else { continue };
             found += 1;
             let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
             assert_eq!(*bytes, value(*key, version), "key {key} has wrong bytes");
-            // What was acknowledged last before the crash, or anything that began after it.
+            // The last version acknowledged before the crash, or any that began after it.
             let before = versions.iter().rposition(|(at, _)| *at <= position);
             let allowed = &versions[before.unwrap_or(0)..];
             assert!(
@@ -293,9 +294,9 @@ fn crash_round(seed: u64) {
 }
 
 #[test]
-fn a_device_that_fails_is_a_miss_and_what_cannot_be_forgotten_is_said() {
+fn device_failures_are_misses_and_failed_removals_are_reported() {
     let device = Arc::new(FaultDevice::new(memory_device(), 1));
-    let cache = builder(device.clone()).level_tunable("admit_all", "true").build().unwrap();
+    let cache = builder(device.clone()).l2_tunable("admit_all", "true").build().unwrap();
     for key in 0..100 {
         cache.insert(key, value(key, 1)).unwrap();
     }
@@ -313,20 +314,20 @@ fn a_device_that_fails_is_a_miss_and_what_cannot_be_forgotten_is_said() {
     device.add(Rule::new(Fault::Error(5)).on(Op::Write));
     device.add(Rule::new(Fault::Error(5)).on(Op::Flush));
     match cache.insert(9, value(9, 2)) {
-        Err(InsertError::NotForgotten { error, value: None }) => {
+        Err(InsertError::ForgetFailed { error, value: None }) => {
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
         }
         other => panic!("the tombstone was not written, but: {other:?}"),
     }
-    assert!(matches!(cache.level().health(), Health::Failed { .. }));
+    assert!(matches!(cache.l2().health(), Health::Failed { .. }));
     assert_eq!(cache.get(&9).as_deref(), Some(&value(9, 2)), "it is in memory all the same");
     assert!(cache.remove(&10).is_err());
-    // What the device never had needs no tombstone.
+    // A key that the device never held needs no tombstone.
     cache.insert(1000, value(1000, 1)).unwrap();
     assert!(cache.get(&11).is_none(), "a failed level has nothing");
-    // Once the label can be voided, nothing can come back.
+    // Once the label is void, no old block can return.
     device.clear();
-    // It tries again now and then.
+    // The L2 retries from time to time.
     let removed = std::iter::repeat_with(|| cache.remove(&12)).take(10_000).find_map(|removed| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         removed.ok()
@@ -340,15 +341,15 @@ fn a_device_that_fails_is_a_miss_and_what_cannot_be_forgotten_is_said() {
     drop(error);
 }
 
-/// Bytes that are no value any more, as after a change of the program.
-struct Picky;
+/// Rejects some values, as after a change of the program.
+struct RejectingCodec;
 
-impl Codec<u64, Vec<u8>> for Picky {
+impl Codec<u64, Vec<u8>> for RejectingCodec {
     fn key_bytes(&self) -> usize {
         u64::BYTES
     }
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        LevelKey::encode(key, out);
+        L2Key::encode(key, out);
     }
     fn encoded_len(&self, value: &Vec<u8>) -> usize {
         value.len()
@@ -362,11 +363,14 @@ impl Codec<u64, Vec<u8>> for Picky {
 }
 
 #[test]
-fn what_cannot_be_decoded_is_a_miss() {
+fn undecodable_values_are_misses() {
     let device = memory_device();
-    let picky =
-        || HybridBuilder::new(device.clone(), Arc::new(Picky), |_, v: &Vec<u8>| v.len() as u64);
-    let cache = picky().capacity(1 << 20).build().unwrap();
+    let rejecting = || {
+        HybridBuilder::new(device.clone(), Arc::new(RejectingCodec), |_, v: &Vec<u8>| {
+            v.len() as u64
+        })
+    };
+    let cache = rejecting().capacity(1 << 20).build().unwrap();
     for key in 0..50 {
         cache.insert(key, value(key, 0)).unwrap();
     }
@@ -378,7 +382,7 @@ fn what_cannot_be_decoded_is_a_miss() {
     let loaded = cache.get_or_load(3, || Ok::<_, std::io::Error>(vec![1])).unwrap();
     assert_eq!(*loaded, [1]);
     drop(loaded);
-    assert!(cache.stats().level.count("load_undecodable") >= 25);
+    assert!(cache.stats().l2.count("load_undecodable") >= 25);
     cache.close().unwrap();
 }
 
@@ -407,7 +411,7 @@ fn futures_find_load_and_share() {
 }
 
 #[test]
-fn what_is_evicted_comes_back_from_the_device_and_what_is_removed_does_not() {
+fn evicted_values_return_from_the_device_and_removed_values_do_not() {
     let device = memory_device();
     let cache = builder(device.clone()).build().unwrap();
     (0..100).for_each(|key| cache.insert(key, value(key, 0)).unwrap());
@@ -418,12 +422,12 @@ fn what_is_evicted_comes_back_from_the_device_and_what_is_removed_does_not() {
     assert!(cache.memory().contains(&1));
     (0..50).for_each(|key| assert_eq!(cache.remove(&key).unwrap(), key == 1, "{key}"));
     (50..60).for_each(|key| cache.insert(key, value(key, 1)).unwrap());
-    // Whatever memory lets go of, nothing old is behind it.
+    // Eviction from memory uncovers no old version.
     cache.memory().evict_all();
     (0..60).for_each(|key| assert!(cache.get(&key).is_none(), "{key}"));
     cache.close().unwrap();
     let cache = builder(device).build().unwrap();
-    assert!(cache.level().wait_rebuilt());
+    assert!(cache.l2().wait_rebuilt());
     for key in 0..100 {
         let wanted = (key >= 60).then(|| value(key, 0));
         assert_eq!(cache.get(&key).as_deref().cloned(), wanted, "key {key}");
@@ -432,12 +436,12 @@ fn what_is_evicted_comes_back_from_the_device_and_what_is_removed_does_not() {
 }
 
 #[test]
-fn a_bound_holds_for_all_of_it() {
+fn the_bound_covers_cache_index_and_io_memory() {
     const BOUND: u64 = 24 << 20;
     let cache = HybridCache::<u64, Vec<u8>>::builder(memory_device())
         .bound(BOUND)
         .io_memory(8 << 20)
-        .level_tunable("admit_all", "true")
+        .l2_tunable("admit_all", "true")
         .build()
         .unwrap();
     for key in 0..60_000 {
@@ -452,17 +456,18 @@ fn a_bound_holds_for_all_of_it() {
 }
 
 #[test]
-fn many_threads_read_what_was_written_last() {
+fn concurrent_readers_see_the_latest_acknowledged_version() {
     const THREADS: u64 = 4;
     const KEYS: u64 = 400;
     const STEPS: u64 = 3000;
     let cache = HybridCache::<u64, Vec<u8>>::builder(memory_device())
         .capacity(20 << 10)
-        .level_tunable("admit_all", "true")
-        .level_tunable("linger_ms", "1")
+        .l2_tunable("admit_all", "true")
+        .l2_tunable("linger_ms", "1")
         .build()
         .unwrap();
-    // Each key has one writer, which announces a version before it writes it, and says when it is there.
+    // Each key has one writer, which announces a version before the insert and confirms it
+    // afterwards.
     let begun: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
     let done: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
     std::thread::scope(|scope| {
@@ -497,12 +502,12 @@ fn many_threads_read_what_was_written_last() {
             });
         }
     });
-    assert!(cache.stats().level.hits > 0, "the device was never asked");
+    assert!(cache.stats().l2.hits > 0, "the device was never asked");
     cache.close().unwrap();
 }
 
 #[test]
-fn a_value_says_what_it_takes() {
-    assert_eq!(LevelValue::memory_bytes(&vec![0u8; 100]), 100 + size_of::<Vec<u8>>() as u64);
+fn values_report_their_memory() {
+    assert_eq!(L2Value::memory_bytes(&vec![0u8; 100]), 100 + size_of::<Vec<u8>>() as u64);
     assert_eq!(7u64.memory_bytes(), 8);
 }

@@ -1,4 +1,4 @@
-//! Integration tests of levels, through the public interface.
+//! Integration tests of the L2, through the public interface.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -7,13 +7,13 @@
 
 mod close;
 mod codec;
+mod corruption;
 mod crash;
+mod failed_writes;
 mod faults;
 mod hybrid;
-mod life;
+mod lifecycle;
 mod own_threads;
-mod rot;
-mod set_back;
+mod rollback;
 mod support;
-mod unacknowledged;
-mod warm;
+mod warm_up;

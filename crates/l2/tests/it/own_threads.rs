@@ -1,4 +1,5 @@
-//! What users' code on a level's own threads may do: codecs and drops of values run there, and may let go of the level, or ask it.
+//! User code on the L2's own threads: codecs and value drops run there, and may drop the last
+//! reference to the L2 or call it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
@@ -6,75 +7,75 @@ use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use forebay_cache::{Attributes, Cache, Candidate, Class, Filler, Reclaim, SecondLevel};
 use forebay_io::fault::{Fault, FaultDevice, Rule};
 use forebay_io::{Device, Op};
-use forebay_l2::{Codec, ErrorKind, Health, Level, LevelOptions};
+use forebay_l2::{Codec, ErrorKind, Health, L2, L2Options};
 
-use crate::support::{Numbers, Value, World, memory, options};
+use crate::support::{Fixture, NumberCodec, Value, memory, options};
 
-type Slot<V> = Arc<Mutex<Option<Arc<Level<u64, V>>>>>;
+type Slot<V> = Arc<Mutex<Option<Arc<L2<u64, V>>>>>;
 
-/// A level that the cache does not keep.
-struct Loosely(Weak<Level<u64, Value>>);
+/// An L2 that the cache does not keep alive.
+struct WeakL2(Weak<L2<u64, Value>>);
 
-impl SecondLevel<u64, Value> for Loosely {
+impl SecondLevel<u64, Value> for WeakL2 {
     fn offer(&self, candidates: Vec<Candidate<u64, Value>>) {
-        if let Some(level) = self.0.upgrade() {
-            level.offer(candidates);
+        if let Some(l2) = self.0.upgrade() {
+            l2.offer(candidates);
         }
     }
 
-    fn load(&self, filler: Filler<u64, Value>) -> Result<(), Filler<u64, Value>> {
+    fn load(&self, guard: Filler<u64, Value>) -> Result<(), Filler<u64, Value>> {
         match self.0.upgrade() {
-            Some(level) => level.load(filler),
-            None => Err(filler),
+            Some(l2) => l2.load(guard),
+            None => Err(guard),
         }
     }
 
     fn forget(&self, key: &u64) {
-        if let Some(level) = self.0.upgrade() {
-            level.forget(key);
+        if let Some(l2) = self.0.upgrade() {
+            l2.forget(key);
         }
     }
 }
 
-/// Lets go of the level when it is told to, in the middle of a batch.
-struct LetsGo {
+/// Drops the L2 on request, in the middle of a batch.
+struct DroppingCodec {
     slot: Slot<Value>,
     told: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Codec<u64, Value> for LetsGo {
+impl Codec<u64, Value> for DroppingCodec {
     fn key_bytes(&self) -> usize {
         8
     }
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        Numbers.encode_key(key, out);
+        NumberCodec.encode_key(key, out);
     }
     fn encoded_len(&self, value: &Value) -> usize {
-        Numbers.encoded_len(value)
+        NumberCodec.encoded_len(value)
     }
     fn encode(&self, value: &Value, out: &mut [u8]) {
         let _ = self.told.lock().unwrap().recv();
-        let level = self.slot.lock().unwrap().take();
-        if let Some(level) = &level {
-            assert_eq!(level.remove().unwrap_err().kind(), ErrorKind::Invalid);
-            assert_eq!(level.health(), Health::Healthy);
+        let l2 = self.slot.lock().unwrap().take();
+        if let Some(l2) = &l2 {
+            assert_eq!(l2.remove().unwrap_err().kind(), ErrorKind::Invalid);
+            assert_eq!(l2.health(), Health::Healthy);
         }
-        drop(level);
-        Numbers.encode(value, out);
+        drop(l2);
+        NumberCodec.encode(value, out);
     }
     fn decode(&self, key: &u64, bytes: &[u8]) -> Option<Value> {
-        Numbers.decode(key, bytes)
+        NumberCodec.decode(key, bytes)
     }
 }
 
 #[test]
-fn the_last_one_to_let_go_may_be_the_writer() {
+fn the_writer_may_drop_the_last_reference() {
     let device = memory(16 << 20);
     let slot: Slot<Value> = Arc::default();
     let (tell, told) = mpsc::channel();
-    let codec = LetsGo { slot: Arc::clone(&slot), told: Mutex::new(told) };
-    let level = Level::create(Arc::clone(&device), Arc::new(codec), &options()).unwrap();
-    let hook = Arc::new(Loosely(Arc::downgrade(&level)));
+    let codec = DroppingCodec { slot: Arc::clone(&slot), told: Mutex::new(told) };
+    let l2 = L2::create(Arc::clone(&device), Arc::new(codec), &options()).unwrap();
+    let hook = Arc::new(WeakL2(Arc::downgrade(&l2)));
     let cache = Cache::builder()
         .capacity(1 << 30)
         .weigher(|_, value: &Value| value.bytes.len() as u64)
@@ -83,126 +84,127 @@ fn the_last_one_to_let_go_may_be_the_writer() {
         .build()
         .unwrap();
     cache.insert_with(1, Value::new(1, 1, 1000), Attributes::DATA).unwrap();
-    cache.offer_all(8, |candidates| level.offer(candidates));
-    *slot.lock().unwrap() = Some(level);
+    cache.offer_all(8, |candidates| l2.offer(candidates));
+    *slot.lock().unwrap() = Some(l2);
     assert!(hook.0.upgrade().is_some());
     tell.send(()).unwrap();
-    // Nothing more is held here: it is closed by its own writer, and ends all the same.
+    // The test holds no reference. The L2 is closed by its own writer, and ends.
     drop(tell);
     while Arc::strong_count(&device) > 1 {
         std::thread::yield_now();
     }
     assert!(slot.lock().unwrap().is_none());
     cache.close();
-    let world = World::open(&device, &options());
-    assert!(world.level.wait_rebuilt());
-    assert_eq!(world.get(1).map(|value| value.version), Some(1), "what it had taken is written");
-    world.level.close();
-    world.cache.close();
+    let fixture = Fixture::open(&device, &options());
+    assert!(fixture.l2.wait_rebuilt());
+    assert_eq!(fixture.get(1).map(|value| value.version), Some(1), "what it had taken is written");
+    fixture.l2.close();
+    fixture.cache.close();
 }
 
-/// Asks the level when it goes.
-struct Asks {
+/// Calls the L2 when dropped.
+struct CallbackValue {
     key: u64,
-    level: Arc<OnceLock<Weak<Level<u64, Asks>>>>,
+    l2: Arc<OnceLock<Weak<L2<u64, CallbackValue>>>>,
     gone: Arc<AtomicBool>,
 }
 
-impl Drop for Asks {
+impl Drop for CallbackValue {
     fn drop(&mut self) {
-        if let Some(level) = self.level.get().and_then(Weak::upgrade) {
-            // The first takes the lock of the queue, the second that of the key's part of the index.
-            let _ = level.stats();
-            level.forget(&self.key);
+        if let Some(l2) = self.l2.get().and_then(Weak::upgrade) {
+            // The first call takes the lock of the write queue, the second one that of the key's
+            // index partition.
+            let _ = l2.stats();
+            l2.forget(&self.key);
         }
         self.gone.store(true, Ordering::Release);
     }
 }
 
-/// Has the cache let go of everything while a block is encoded.
-struct Flushes(Arc<OnceLock<Weak<Cache<u64, Asks>>>>);
+/// Makes the cache evict all values while a block is encoded.
+struct FlushingCodec(Arc<OnceLock<Weak<Cache<u64, CallbackValue>>>>);
 
-impl Codec<u64, Asks> for Flushes {
+impl Codec<u64, CallbackValue> for FlushingCodec {
     fn key_bytes(&self) -> usize {
         8
     }
     fn encode_key(&self, key: &u64, out: &mut [u8]) {
-        Numbers.encode_key(key, out);
+        NumberCodec.encode_key(key, out);
     }
-    fn encoded_len(&self, _: &Asks) -> usize {
+    fn encoded_len(&self, _: &CallbackValue) -> usize {
         8
     }
-    fn encode(&self, value: &Asks, out: &mut [u8]) {
+    fn encode(&self, value: &CallbackValue, out: &mut [u8]) {
         out.copy_from_slice(&value.key.to_le_bytes());
         if let Some(cache) = self.0.get().and_then(Weak::upgrade) {
             cache.flush();
         }
     }
-    fn decode(&self, _: &u64, _: &[u8]) -> Option<Asks> {
+    fn decode(&self, _: &u64, _: &[u8]) -> Option<CallbackValue> {
         None
     }
 }
 
 #[test]
-fn drops_of_values_may_ask_the_level() {
+fn value_drops_may_call_the_l2() {
     let (cache_slot, level_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
-    let options = LevelOptions { immutable_keys: true, ..options() };
-    let codec = Arc::new(Flushes(Arc::clone(&cache_slot)));
-    let level = Level::create(memory(16 << 20), codec, &options).unwrap();
-    level_slot.set(Arc::downgrade(&level)).unwrap();
-    let cache = Cache::builder().capacity(1 << 20).weigher(|_, _: &Asks| 64);
-    let cache = cache.reclaim(Reclaim::Inline).second_level(level.clone()).build().unwrap();
+    let options = L2Options { immutable_keys: true, ..options() };
+    let codec = Arc::new(FlushingCodec(Arc::clone(&cache_slot)));
+    let l2 = L2::create(memory(16 << 20), codec, &options).unwrap();
+    level_slot.set(Arc::downgrade(&l2)).unwrap();
+    let cache = Cache::builder().capacity(1 << 20).weigher(|_, _: &CallbackValue| 64);
+    let cache = cache.reclaim(Reclaim::Inline).second_level(l2.clone()).build().unwrap();
     let cache = Arc::new(cache);
     let insert = |key| {
         let gone = Arc::new(AtomicBool::new(false));
-        let value = Asks { key, level: Arc::clone(&level_slot), gone: Arc::clone(&gone) };
+        let value = CallbackValue { key, l2: Arc::clone(&level_slot), gone: Arc::clone(&gone) };
         assert!(cache.insert_with(key, value, Attributes::DATA).is_ok());
         gone
     };
-    // One that has left the cache when it is offered, and whose last pin the offer has.
+    // A value that has left the cache when it is offered. The offer holds its last pin.
     let gone = insert(1);
     let mut kept = Vec::new();
     cache.offer_all(8, |candidates| kept.extend(candidates));
     cache.flush();
     assert!(!kept.is_empty() && !gone.load(Ordering::Acquire));
-    level.offer(kept);
+    l2.offer(kept);
     assert!(gone.load(Ordering::Acquire));
-    assert_eq!(level.stats().count("admitted_in_vain"), 1);
-    // One that leaves the cache while it is written, and whose last pin the writer has.
+    assert_eq!(l2.stats().count("admitted_dropped"), 1);
+    // A value that leaves the cache while it is written. The writer holds its last pin.
     cache_slot.set(Arc::downgrade(&cache)).unwrap();
     let gone = insert(2);
-    cache.offer_all(8, |candidates| level.offer(candidates));
-    level.flush().unwrap();
+    cache.offer_all(8, |candidates| l2.offer(candidates));
+    l2.flush().unwrap();
     while !gone.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
-    assert_eq!(level.stats().count("outdated"), 1);
-    level.close();
+    assert_eq!(l2.stats().count("outdated"), 1);
+    l2.close();
     cache.close();
 }
 
 #[test]
-fn each_block_that_was_taken_is_accounted_for() {
+fn every_offered_block_is_counted_once() {
     let faults = Arc::new(FaultDevice::new(memory(16 << 20), 7));
     let device: Arc<dyn Device> = faults.clone();
-    let world = World::create(&device, &options());
+    let fixture = Fixture::create(&device, &options());
     for key in 0..200 {
-        world.insert_as(key, 1, 900, if key % 3 == 0 { Class::Metadata } else { Class::Data });
+        fixture.insert_as(key, 1, 900, if key % 3 == 0 { Class::Metadata } else { Class::Data });
     }
-    world.spill();
+    fixture.spill();
     for key in 200..300 {
-        world.insert(key, 1, 900);
+        fixture.insert(key, 1, 900);
     }
     faults.add(Rule::new(Fault::Error(5)).on(Op::Write));
-    world.cache.offer_all(16, |candidates| world.level.offer(candidates));
-    assert!(world.level.flush().is_err());
-    world.level.close();
-    let stats = world.level.stats();
+    fixture.cache.offer_all(16, |candidates| fixture.l2.offer(candidates));
+    assert!(fixture.l2.flush().is_err());
+    fixture.l2.close();
+    let stats = fixture.l2.stats();
     let count = |name| stats.count(name);
     assert!(count("admitted_lost") > 0);
-    let ended = ["stored", "outdated", "admitted_in_vain", "admitted_lost"].map(count);
+    let ended = ["stored", "outdated", "admitted_dropped", "admitted_lost"].map(count);
     assert_eq!(count("admitted"), ended.iter().sum::<u64>(), "{ended:?}");
     let settled = ["admitted", "refused", "offered_known"].map(count);
     assert_eq!(count("offered"), settled.iter().sum::<u64>(), "{settled:?}");
-    world.cache.close();
+    fixture.cache.close();
 }

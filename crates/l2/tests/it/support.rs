@@ -1,4 +1,4 @@
-//! What the tests share: values that say what they are, and a cache over a level.
+//! Shared test support: self-describing values, and a cache with an L2.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use forebay_base::arena::{Arena, ArenaConfig, HugePages};
 use forebay_base::rng::SmallRng;
 use forebay_cache::{Attributes, Begin, Cache, Class, LoadError, Reclaim};
 use forebay_io::{Device, MemoryDevice, MemoryOptions};
-use forebay_l2::{Codec, Level, LevelOptions};
+use forebay_l2::{Codec, L2, L2Options};
 
-/// Whose levels the tests make.
-pub(crate) const OWNER: [u8; 16] = *b"tests of levels.";
+/// The owner of the tests' L2s.
+pub(crate) const OWNER: [u8; 16] = *b"owner of the L2s";
 
-/// A value that says which key's it is, which version of it, and that all of it is there.
+/// A value that identifies its key and version and detects truncation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
     pub(crate) version: u64,
@@ -19,24 +19,24 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    /// The one value of that key, version and length.
+    /// The only value of this key, version and length.
     pub(crate) fn new(key: u64, version: u64, len: usize) -> Self {
         let mut bytes = vec![0; len];
         SmallRng::from_seed(key.rotate_left(32) ^ version).fill(&mut bytes);
         Self { version, bytes }
     }
 
-    /// Panics unless it is a value of the key.
+    /// Panics unless this is a value of the key.
     pub(crate) fn check(&self, key: u64) {
         let right = Self::new(key, self.version, self.bytes.len());
         assert_eq!(*self, right, "the value of {key} is wrong");
     }
 }
 
-/// Keys are numbers, values begin with their version.
-pub(crate) struct Numbers;
+/// Keys are numbers. Values begin with their version.
+pub(crate) struct NumberCodec;
 
-impl Codec<u64, Value> for Numbers {
+impl Codec<u64, Value> for NumberCodec {
     fn key_bytes(&self) -> usize {
         8
     }
@@ -76,9 +76,9 @@ pub(crate) fn arena() -> Arc<Arena> {
     Arena::new(ArenaConfig { limit_bytes: 256 << 20, huge_pages: HugePages::Never }).unwrap()
 }
 
-/// Options for tests: everything is admitted.
-pub(crate) fn options() -> LevelOptions {
-    let options = LevelOptions::new(OWNER, arena());
+/// Options for tests: every block is admitted.
+pub(crate) fn options() -> L2Options {
+    let options = L2Options::new(OWNER, arena());
     options.tunables.set("admit_all", "true").unwrap();
     options.tunables.set("linger_ms", "1").unwrap();
     options.tunables.set("write_max_bytes_per_s", "64G").unwrap();
@@ -91,34 +91,34 @@ pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     Arc::new(MemoryDevice::new("memory", bytes, &options).unwrap())
 }
 
-/// A cache over a level.
-pub(crate) struct World {
-    pub(crate) level: Arc<Level<u64, Value>>,
+/// A cache with an L2.
+pub(crate) struct Fixture {
+    pub(crate) l2: Arc<L2<u64, Value>>,
     pub(crate) cache: Cache<u64, Value>,
 }
 
-impl World {
-    pub(crate) fn create(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
-        Self::over(Level::create(device.clone(), Arc::new(Numbers), options).unwrap())
+impl Fixture {
+    pub(crate) fn create(device: &Arc<dyn Device>, options: &L2Options) -> Self {
+        Self::over(L2::create(device.clone(), Arc::new(NumberCodec), options).unwrap())
     }
 
-    pub(crate) fn open(device: &Arc<dyn Device>, options: &LevelOptions) -> Self {
-        Self::over(Level::open(device.clone(), Arc::new(Numbers), options).unwrap())
+    pub(crate) fn open(device: &Arc<dyn Device>, options: &L2Options) -> Self {
+        Self::over(L2::open(device.clone(), Arc::new(NumberCodec), options).unwrap())
     }
 
-    /// With memory for all that a test uses: what is in it goes to the level when the test says so.
-    pub(crate) fn over(level: Arc<Level<u64, Value>>) -> Self {
+    /// With memory for everything that a test uses. Blocks reach the L2 only when the test says so.
+    pub(crate) fn over(l2: Arc<L2<u64, Value>>) -> Self {
         let cache = Cache::builder()
             .capacity(1 << 30)
             .weigher(|_, value: &Value| value.bytes.len() as u64 + 64)
             .reclaim(Reclaim::Inline)
-            .second_level(level.clone())
+            .second_level(l2.clone())
             .build()
             .unwrap();
-        Self { level, cache }
+        Self { l2, cache }
     }
 
-    /// Puts a value in; what the level had of the key is gone for good.
+    /// Inserts a value. The L2 forgets older values of the key.
     pub(crate) fn insert(&self, key: u64, version: u64, len: usize) {
         self.insert_as(key, version, len, Class::Data);
     }
@@ -128,16 +128,16 @@ impl World {
         self.cache.insert_with(key, Value::new(key, version, len), attributes).unwrap();
     }
 
-    /// Has everything in memory written that is not on the level yet, durably, and drops it from memory.
+    /// Writes all values that the L2 lacks, durably, and evicts them from memory.
     pub(crate) fn spill(&self) {
         self.cache.offer_all(256, |candidates| {
-            forebay_cache::SecondLevel::offer(&*self.level, candidates);
+            forebay_cache::SecondLevel::offer(&*self.l2, candidates);
         });
-        self.level.flush().unwrap();
+        self.l2.flush().unwrap();
         self.cache.flush();
     }
 
-    /// The value of a key, from memory or the level.
+    /// The value of a key, from memory or from the L2.
     pub(crate) fn get(&self, key: u64) -> Option<Value> {
         for _ in 0..8 {
             match self.cache.begin(key, 64, Attributes::DATA).unwrap() {
@@ -153,8 +153,8 @@ impl World {
                     Err(LoadError::Abandoned) => {}
                     Err(error) => panic!("a load failed: {error}"),
                 },
-                Begin::Vacant(filler) => {
-                    filler.withdraw();
+                Begin::Vacant(guard) => {
+                    guard.withdraw();
                     return None;
                 }
             }
@@ -162,9 +162,9 @@ impl World {
         panic!("key {key} is in flight for ever");
     }
 
-    /// Ends both, the level first.
+    /// Closes both, the L2 first.
     pub(crate) fn close(self) {
-        self.level.close();
+        self.l2.close();
         self.cache.close();
         self.cache.audit();
     }

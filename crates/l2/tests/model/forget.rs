@@ -1,8 +1,10 @@
-//! Forgetting against everything else: assembly of batches, their ends, loads, the rebuild, the warm-up, and each other.
+//! Forgetting concurrent with all other operations: assembly and completion of batches, loads, the
+//! rebuild, the warm-up, and other forgets.
 //!
-//! Each insert has a version of its own. Once an insert or removal has returned, versions whose inserts had returned before it began are
-//! *gone*. Whoever looks sees no version that was gone before it began; nor does a level that is opened on what the
-//! device held at some moment, which is what a crash would leave, see one that was gone by then.
+//! Each insert has its own version. When an insert or removal returns, all versions whose inserts
+//! had returned before it began are *gone*. No lookup returns a version that was gone before the
+//! lookup began. Nor does an L2 opened on the device's contents at some moment (a crash image)
+//! return a version that was gone by then.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,17 +14,17 @@ use forebay_base::clock::ManualClock;
 use forebay_base::sync::Mutex;
 use forebay_cache::{Attributes, Begin, Cache, LoadError, Reclaim, SecondLevel};
 use forebay_io::Device;
-use forebay_l2::{Codec, Level, LevelOptions};
+use forebay_l2::{Codec, L2, L2Options};
 
-use crate::harness::{Pages, Plain};
+use crate::harness::{PageMapDevice, Pages};
 use forebay_base::model::check;
 
 const BYTES: u64 = 4 << 20;
 const KEYS: u64 = 2;
 
-struct Versions;
+struct VersionCodec;
 
-impl Codec<u64, u64> for Versions {
+impl Codec<u64, u64> for VersionCodec {
     fn key_bytes(&self) -> usize {
         8
     }
@@ -52,9 +54,9 @@ impl Codec<u64, u64> for Versions {
     }
 }
 
-fn options(segment_bytes: u64) -> LevelOptions {
+fn options(segment_bytes: u64) -> L2Options {
     let config = ArenaConfig { limit_bytes: 16 << 20, huge_pages: HugePages::Never };
-    let mut options = LevelOptions::new([1; 16], Arena::new(config).unwrap());
+    let mut options = L2Options::new([1; 16], Arena::new(config).unwrap());
     options.clock = shuttle::sync::Arc::new(ManualClock::new());
     options.seed = 5;
     options.segment_bytes = Some(segment_bytes);
@@ -70,45 +72,45 @@ fn options(segment_bytes: u64) -> LevelOptions {
     options
 }
 
-type Versioned = Level<u64, u64>;
+type Versioned = L2<u64, u64>;
 
-struct World {
-    device: shuttle::sync::Arc<Plain>,
-    level: shuttle::sync::Arc<Versioned>,
+struct Fixture {
+    device: shuttle::sync::Arc<PageMapDevice>,
+    l2: shuttle::sync::Arc<Versioned>,
     cache: Cache<u64, u64>,
-    known: Mutex<Known>,
+    known: Mutex<KnownVersions>,
 }
 
-/// What is known of versions: each is of one key.
+/// The known versions. Each belongs to one key.
 #[derive(Clone, Default)]
-struct Known {
+struct KnownVersions {
     last: u64,
-    /// Whose inserts have returned, by key.
+    /// Versions whose inserts have returned, by key.
     inserted: [BTreeSet<u64>; KEYS as usize],
     gone: BTreeSet<u64>,
 }
 
-fn open(device: shuttle::sync::Arc<Plain>, fresh: bool, segment_bytes: u64) -> World {
+fn open(device: shuttle::sync::Arc<PageMapDevice>, fresh: bool, segment_bytes: u64) -> Fixture {
     let seen: shuttle::sync::Arc<dyn Device> = device.clone();
-    let codec = shuttle::sync::Arc::new(Versions);
-    let level = match fresh {
-        true => Level::create(seen, codec, &options(segment_bytes)).unwrap(),
-        false => Level::open(seen, codec, &options(segment_bytes)).unwrap(),
+    let codec = shuttle::sync::Arc::new(VersionCodec);
+    let l2 = match fresh {
+        true => L2::create(seen, codec, &options(segment_bytes)).unwrap(),
+        false => L2::open(seen, codec, &options(segment_bytes)).unwrap(),
     };
     let cache = Cache::builder()
         .capacity(1 << 20)
         .seed(3)
         .reclaim(Reclaim::Inline)
-        .second_level(level.clone())
+        .second_level(l2.clone())
         .build()
         .unwrap();
     if !fresh {
-        level.warm_up(cache.spare_room());
+        l2.warm_up(cache.spare_room());
     }
-    World { device, level, cache, known: Mutex::named("known", Known::default()) }
+    Fixture { device, l2, cache, known: Mutex::named("known", KnownVersions::default()) }
 }
 
-impl World {
+impl Fixture {
     fn insert(&self, key: u64) {
         let (version, before) = {
             let mut known = self.known.lock();
@@ -128,7 +130,7 @@ impl World {
     }
 
     fn offer(&self) {
-        self.cache.offer_all(4, |candidates| self.level.offer(candidates));
+        self.cache.offer_all(4, |candidates| self.l2.offer(candidates));
     }
 
     fn get(&self, key: u64) {
@@ -143,233 +145,233 @@ impl World {
                 Err(LoadError::Abandoned) => {}
                 Err(error) => panic!("{error}"),
             },
-            Begin::Vacant(filler) => filler.withdraw(),
+            Begin::Vacant(guard) => guard.withdraw(),
         }
     }
 
-    /// What a crash now would leave does not bring anything old back.
-    fn crash(&self) -> (Pages, Known) {
-        // In this order: what is gone is so on the device.
+    /// The contents of the device, as a crash now would leave them.
+    fn crash(&self) -> (Pages, KnownVersions) {
+        // In this order: a version that is gone is gone on the device.
         let known = self.known.lock().clone();
         (self.device.pages.lock().clone(), known)
     }
 }
 
-/// Opens what a crash has left and looks at it.
-fn after((pages, known): (Pages, Known), segment_bytes: u64) {
-    let device = shuttle::sync::Arc::new(Plain::new(BYTES, pages));
-    let world = open(device, false, segment_bytes);
-    *world.known.lock() = known;
-    // While the rebuild runs, and after it.
-    (0..KEYS).for_each(|key| world.get(key));
-    assert!(world.level.wait_rebuilt());
-    world.cache.flush();
-    (0..KEYS).for_each(|key| world.get(key));
-    end(world);
+/// Opens a crash image and checks its keys.
+fn check_after_crash((pages, known): (Pages, KnownVersions), segment_bytes: u64) {
+    let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
+    let fixture = open(device, false, segment_bytes);
+    *fixture.known.lock() = known;
+    // During the rebuild and after it.
+    (0..KEYS).for_each(|key| fixture.get(key));
+    assert!(fixture.l2.wait_rebuilt());
+    fixture.cache.flush();
+    (0..KEYS).for_each(|key| fixture.get(key));
+    end(fixture);
 }
 
-fn end(world: World) {
-    world.level.close();
-    assert!(matches!(world.level.health(), forebay_l2::Health::Closed));
-    world.cache.close();
-    world.cache.audit();
+fn end(fixture: Fixture) {
+    fixture.l2.close();
+    assert!(matches!(fixture.l2.health(), forebay_l2::Health::Closed));
+    fixture.cache.close();
+    fixture.cache.audit();
 }
 
-fn go(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
+fn spawn(f: impl FnOnce() + Send + 'static) -> shuttle::thread::JoinHandle<()> {
     shuttle::thread::spawn(f)
 }
 
-/// One thread writes and offers, another overwrites and removes, a third looks; then it crashes.
+/// One thread writes and offers, another overwrites and removes, a third reads. Then it crashes.
 #[test]
-fn nothing_old_is_seen_or_comes_back() {
+fn concurrent_readers_and_crash_images_never_see_gone_versions() {
     check(400, || {
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
-        let world = Arc::new(open(device, true, 512 << 10));
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
         let writer = {
-            let world = world.clone();
-            go(move || {
+            let fixture = fixture.clone();
+            spawn(move || {
                 for _ in 0..2 {
-                    world.insert(0);
-                    world.offer();
-                    world.insert(1);
-                    world.offer();
+                    fixture.insert(0);
+                    fixture.offer();
+                    fixture.insert(1);
+                    fixture.offer();
                 }
             })
         };
         let remover = {
-            let world = world.clone();
-            go(move || {
-                world.remove(0);
-                world.offer();
-                world.insert(0);
-                world.cache.flush();
-                world.remove(1);
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.remove(0);
+                fixture.offer();
+                fixture.insert(0);
+                fixture.cache.flush();
+                fixture.remove(1);
             })
         };
-        let looker = {
-            let world = world.clone();
-            go(move || {
+        let reader = {
+            let fixture = fixture.clone();
+            spawn(move || {
                 for key in [0, 1, 0] {
-                    world.get(key);
+                    fixture.get(key);
                 }
             })
         };
-        looker.join().unwrap();
-        let crashed = world.crash();
+        reader.join().unwrap();
+        let crashed = fixture.crash();
         remover.join().unwrap();
         writer.join().unwrap();
-        let later = world.crash();
-        let world = Arc::into_inner(world).expect("all threads have ended");
-        end(world);
-        after(crashed, 512 << 10);
-        after(later, 512 << 10);
+        let later = fixture.crash();
+        let fixture = Arc::into_inner(fixture).expect("all threads have ended");
+        end(fixture);
+        check_after_crash(crashed, 512 << 10);
+        check_after_crash(later, 512 << 10);
     });
 }
 
-/// Two threads forget one key at once: neither returns before a tombstone is there.
+/// Two threads forget one key at once. Neither returns before a tombstone is durable.
 #[test]
-fn two_that_forget_one_key_both_wait() {
+fn two_threads_that_forget_one_key_both_wait_for_the_tombstone() {
     check(400, || {
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
-        let world = Arc::new(open(device, true, 512 << 10));
-        world.insert(0);
-        world.offer();
-        world.level.flush().unwrap();
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+        let fixture = Arc::new(open(device, true, 512 << 10));
+        fixture.insert(0);
+        fixture.offer();
+        fixture.l2.flush().unwrap();
         let threads = [0, 1].map(|_| {
-            let world = world.clone();
-            go(move || {
-                world.remove(0);
-                let crashed = world.crash();
-                after(crashed, 512 << 10);
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.remove(0);
+                let crashed = fixture.crash();
+                check_after_crash(crashed, 512 << 10);
             })
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        end(Arc::into_inner(world).expect("all threads have ended"));
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
     });
 }
 
 /// Keys are forgotten and written while the rebuild runs.
 #[test]
-fn what_is_forgotten_during_the_rebuild_stays_so() {
+fn keys_forgotten_during_the_rebuild_stay_forgotten() {
     check(200, || {
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
         let first = open(device, true, 64 << 10);
         for _ in 0..2 {
             (0..KEYS).for_each(|key| first.insert(key));
             first.offer();
-            first.level.flush().unwrap();
+            first.l2.flush().unwrap();
         }
         let (pages, known) = first.crash();
         end(first);
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, pages));
-        let world = Arc::new(open(device, false, 64 << 10));
-        *world.known.lock() = known;
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
+        let fixture = Arc::new(open(device, false, 64 << 10));
+        *fixture.known.lock() = known;
         let remover = {
-            let world = world.clone();
-            go(move || {
-                world.remove(0);
-                world.insert(1);
-                world.offer();
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.remove(0);
+                fixture.insert(1);
+                fixture.offer();
             })
         };
-        let looker = {
-            let world = world.clone();
-            go(move || [0, 1, 0].into_iter().for_each(|key| world.get(key)))
+        let reader = {
+            let fixture = fixture.clone();
+            spawn(move || [0, 1, 0].into_iter().for_each(|key| fixture.get(key)))
         };
         remover.join().unwrap();
-        let crashed = world.crash();
-        looker.join().unwrap();
-        assert!(world.level.wait_rebuilt());
-        (0..KEYS).for_each(|key| world.get(key));
-        end(Arc::into_inner(world).expect("all threads have ended"));
-        after(crashed, 64 << 10);
+        let crashed = fixture.crash();
+        reader.join().unwrap();
+        assert!(fixture.l2.wait_rebuilt());
+        (0..KEYS).for_each(|key| fixture.get(key));
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
+        check_after_crash(crashed, 64 << 10);
     });
 }
 
-/// Keys are overwritten and removed while the level puts blocks back into memory, and while its ring comes round under it.
+/// Keys are overwritten and removed during the warm-up, while the ring wraps.
 #[test]
-fn what_is_forgotten_during_the_warm_up_stays_so() {
+fn keys_forgotten_during_the_warm_up_stay_forgotten() {
     check(300, || {
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
         let first = open(device, true, 64 << 10);
         (0..KEYS).for_each(|key| first.insert(key));
         first.offer();
-        first.level.flush().unwrap();
+        first.l2.flush().unwrap();
         let (pages, known) = first.crash();
         end(first);
-        let device = shuttle::sync::Arc::new(Plain::new(BYTES, pages));
-        let world = Arc::new(open(device, false, 64 << 10));
-        *world.known.lock() = known;
+        let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, pages));
+        let fixture = Arc::new(open(device, false, 64 << 10));
+        *fixture.known.lock() = known;
         let remover = {
-            let world = world.clone();
-            go(move || {
-                world.remove(0);
-                world.insert(1);
-                world.remove(1);
+            let fixture = fixture.clone();
+            spawn(move || {
+                fixture.remove(0);
+                fixture.insert(1);
+                fixture.remove(1);
             })
         };
-        let looker = {
-            let world = world.clone();
-            go(move || [0, 1, 0, 1].into_iter().for_each(|key| world.get(key)))
+        let reader = {
+            let fixture = fixture.clone();
+            spawn(move || [0, 1, 0, 1].into_iter().for_each(|key| fixture.get(key)))
         };
         remover.join().unwrap();
-        looker.join().unwrap();
-        let warmth = world.level.wait_warm();
-        assert!(matches!(warmth, forebay_l2::WarmUp::Ended(_)), "{warmth:?}");
-        (0..KEYS).for_each(|key| world.get(key));
-        end(Arc::into_inner(world).expect("all threads have ended"));
+        reader.join().unwrap();
+        let warm_up_status = fixture.l2.wait_warm_up();
+        assert!(matches!(warm_up_status, forebay_l2::WarmUpStatus::Ended(_)), "{warm_up_status:?}");
+        (0..KEYS).for_each(|key| fixture.get(key));
+        end(Arc::into_inner(fixture).expect("all threads have ended"));
     });
 }
 
-/// A level is closed, in the end or while it finds out what it has, beside one that forgets: what was forgotten stays so, whoever
-/// comes too late hears of it, and the device keeps the rest.
+/// An L2 is closed, after or during its rebuild, while another thread forgets a key. A forgotten
+/// key stays forgotten, a late call returns an error, and the device keeps the other blocks.
 #[test]
-fn a_close_beside_one_that_forgets_leaves_the_level_as_it_was() {
+fn close_concurrent_with_forget_keeps_the_l2_intact() {
     for reopened in [false, true] {
-        check(200, move || close_beside_one_that_forgets(reopened));
+        check(200, move || close_concurrent_with_forget(reopened));
     }
 }
 
-fn close_beside_one_that_forgets(reopened: bool) {
-    let device = shuttle::sync::Arc::new(Plain::new(BYTES, Pages::new()));
-    let mut world = open(device.clone(), true, 64 << 10);
-    (0..KEYS).for_each(|key| world.insert(key));
-    world.offer();
-    world.level.flush().unwrap();
-    world.cache.flush();
+fn close_concurrent_with_forget(reopened: bool) {
+    let device = shuttle::sync::Arc::new(PageMapDevice::new(BYTES, Pages::new()));
+    let mut fixture = open(device.clone(), true, 64 << 10);
+    (0..KEYS).for_each(|key| fixture.insert(key));
+    fixture.offer();
+    fixture.l2.flush().unwrap();
+    fixture.cache.flush();
     if reopened {
-        // Their segment is not the newest, which is known before the level forgets anything.
-        end(world);
-        world = open(device.clone(), false, 64 << 10);
-        assert!(world.level.wait_rebuilt());
-        world.cache.insert(KEYS, 0).unwrap();
-        world.offer();
-        world.level.flush().unwrap();
-        end(world);
-        world = open(device.clone(), false, 64 << 10);
+        // Their segment is not the newest. The newest is read before the L2 forgets anything.
+        end(fixture);
+        fixture = open(device.clone(), false, 64 << 10);
+        assert!(fixture.l2.wait_rebuilt());
+        fixture.cache.insert(KEYS, 0).unwrap();
+        fixture.offer();
+        fixture.l2.flush().unwrap();
+        end(fixture);
+        fixture = open(device.clone(), false, 64 << 10);
     }
-    let level = world.level.clone();
+    let l2 = fixture.l2.clone();
     let forgetter = shuttle::thread::spawn(move || {
-        let forgotten = level.forget_checked(&0);
+        let forgotten = l2.forget_checked(&0);
         let closed = |error: forebay_l2::Error| {
             assert_eq!(error.kind(), forebay_l2::ErrorKind::Closed, "{error}");
         };
         forgotten.map_err(closed).is_ok()
     });
-    world.level.close();
+    fixture.l2.close();
     let forgotten = forgetter.join().unwrap();
-    end(world);
-    let world = open(device, false, 64 << 10);
-    assert!(world.level.wait_rebuilt(), "the label is void");
-    let has = |key: u64| match world.cache.begin(key, 1, Attributes::DATA).unwrap() {
+    end(fixture);
+    let fixture = open(device, false, 64 << 10);
+    assert!(fixture.l2.wait_rebuilt(), "the label is void");
+    let has = |key: u64| match fixture.cache.begin(key, 1, Attributes::DATA).unwrap() {
         Begin::Hit(_) => true,
         Begin::InFlight(flight) => flight.wait().is_ok(),
-        Begin::Vacant(filler) => {
-            filler.withdraw();
+        Begin::Vacant(guard) => {
+            guard.withdraw();
             false
         }
     };
     assert!(has(1), "what nobody has forgotten is gone");
     assert!(!forgotten || !has(0), "what was forgotten is back");
-    end(world);
+    end(fixture);
 }

@@ -8,16 +8,16 @@ use forebay_io::{Device, DeviceInfo, DeviceStats, Engine, Health, Op, Request, W
 
 const PAGE: usize = 4096;
 
-/// Pages by number; what is not there is zero.
+/// Pages by number. Missing pages are zero.
 pub(crate) type Pages = BTreeMap<u64, Arc<[u8]>>;
 
-/// A device whose every write is there at once, and can be looked at.
-pub(crate) struct Plain {
+/// A device whose writes take effect at once and can be inspected.
+pub(crate) struct PageMapDevice {
     info: DeviceInfo,
     pub(crate) pages: Mutex<Pages>,
 }
 
-impl Plain {
+impl PageMapDevice {
     pub(crate) fn new(size_bytes: u64, pages: Pages) -> Self {
         let info = DeviceInfo {
             name: "plain".into(),
@@ -31,7 +31,7 @@ impl Plain {
     }
 }
 
-impl Device for Plain {
+impl Device for PageMapDevice {
     fn submit(&self, mut request: Request) {
         let first = request.offset() / PAGE as u64;
         match request.op() {

@@ -1,34 +1,32 @@
-//! The rebuild: finding out what the device holds, in the background, newest segments first.
+//! The rebuild: reads the log into the index in the background, newest segments first.
 //!
-//! # How it goes
-//!
-//! 1. All headers are read. The segment with the largest sequence number is the newest; the one after it is the oldest.
-//! 2. The newest is read, batch after batch if it has no footer; then it gets one. Now it is known
-//!    where the log goes on, and the writer starts.
-//! 3. Some threads take the other segments from new to old, read their logs where the footers say they are, and put the
-//!    records into the index. Whatever is newer wins.
-//! 4. Tombstones leave the index: nothing older can come any more.
+//! 1. All headers are read. The segment with the largest sequence number is the newest. The one
+//!    after it is the oldest.
+//! 2. The newest segment is read, batch by batch if it has no footer, and then gets one. Now the
+//!    end of the log is known, and the writer starts.
+//! 3. Several threads read the logs of the other segments, from new to old, and insert the records
+//!    into the index. Newer records win.
+//! 4. Tombstones leave the index, because no older record can arrive.
 //!
 //! # Invariants
 //!
-//! - With keys whose content changes, a record is served only if all segments that are newer than its own have been read: else a
-//!   tombstone in one of them might not be known yet. *Frontier* is the oldest segment of which that is true.
-//! - Only batches that were written without an error count: the footer and the next header say
-//!   which. If the newest segment has neither, all of its whole batches count. No removal ended
-//!   after a failed batch at its end, since a removal takes the next header and a tombstone.
-//! - What was found in the newest segment, and where it ends, is durable before anything relies on
-//!   it.
-//! - A segment is not used again while it is being read, and not read once it is used again.
-//! - What was durable and cannot be read may have been a tombstone. Then everything older than it is void: *damage* is the
-//!   place in the log before which nothing is believed. Before that is final, it is made durable as the log's *floor*: else what was
-//!   unreadable today and can be read tomorrow would bring back what was forgotten today without a tombstone.
-//!   With immutable keys none of this matters.
+//! - With mutable keys, a record is served only if all newer segments have been read, because one
+//!   of them may hold a tombstone. The *frontier* is the oldest segment for which that holds.
+//! - Only batches that were written without an error count. The footer and the next header say
+//!   which. If the newest segment has neither, all its complete batches count: a removal needs the
+//!   next header and a tombstone, so none returned after a failed batch at the end.
+//! - The contents and the end of the newest segment are durable before anything relies on them.
+//! - A segment is not reused while it is read, and not read once it is reused.
+//! - A durable batch that cannot be read may have held a tombstone. Everything before it is void.
+//!   *Damage* is the log position before which nothing is valid. It is made durable as the *floor*
+//!   of the log before the rebuild ends. Otherwise a batch that becomes readable later would
+//!   restore keys that were forgotten without a tombstone. With immutable keys none of this
+//!   matters.
 //!
-//! Locking: `l2-rebuild` for a look, or for a wait until a segment has been read.
+//! Locking: `l2-rebuild`, held to read or change the state, or to wait until a segment has been
+//! read.
 //!
-//! # What it does not do
-//!
-//! It does not read blocks: each is checked when it is loaded.
+//! Not done: blocks are not read. Each is verified when it is loaded.
 
 mod run;
 mod segment;
@@ -38,41 +36,41 @@ use forebay_base::sync::{Condvar, Mutex};
 
 use crate::geometry::Geometry;
 
-pub(crate) use run::{nothing, run};
+pub(crate) use run::{finish_empty, run};
 
-/// What is known of a rebuild.
+/// The progress of a rebuild.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RebuildStats {
-    /// Whether it has ended, and knows all: not if it was cancelled or has failed.
+    /// Whether the rebuild has completed. False if it was cancelled or failed.
     pub done: bool,
-    /// Blocks found so far, older ones of the same key included.
+    /// Blocks found, including older ones of the same key.
     pub records: u64,
-    /// Tombstones found so far.
+    /// Tombstones found.
     pub tombstones: u64,
-    /// Segments that hold something.
+    /// Segments in use.
     pub segments: u64,
-    /// Segments read so far.
+    /// Segments read.
     pub segments_read: u64,
-    /// Segments of which not all could be read.
+    /// Segments that could not be read completely.
     pub damaged: u64,
-    /// Nanoseconds until the newest segment had been read and the level began to serve.
+    /// Nanoseconds until the newest segment was read and the L2 began to serve.
     pub first_ns: u64,
-    /// Nanoseconds so far, or in all.
+    /// Nanoseconds so far, or in total.
     pub elapsed_ns: u64,
 }
 
-/// A rebuild.
+/// The state of the rebuild.
 pub(crate) struct Rebuild {
-    state: Mutex<State>,
+    state: Mutex<RebuildState>,
     changed: Condvar,
     running: AtomicBool,
     stopped: AtomicBool,
-    /// Segments of smaller sequence numbers are not served.
+    /// Segments with smaller sequence numbers are not served.
     frontier: AtomicU64,
     records: AtomicU64,
     tombstones: AtomicU64,
-    /// Whether what is lost may have been a tombstone.
+    /// Whether unreadable batches may have held tombstones.
     strict: bool,
     begun_ns: u64,
     first_ns: AtomicU64,
@@ -81,33 +79,33 @@ pub(crate) struct Rebuild {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
-    /// Nobody has read it.
+enum ReadState {
+    /// No thread has read the segment.
     Unread,
-    Now,
-    /// It has been read, or is used again.
+    InProgress,
+    /// The segment has been read, or is reused.
     Done,
 }
 
-struct State {
-    readings: Vec<Reading>,
-    /// Sequence numbers of what is to be read: from `oldest` to before `next`.
+struct RebuildState {
+    read_states: Vec<ReadState>,
+    /// Sequence numbers to read: from `oldest` up to, but not including, `next`.
     oldest: u64,
     next: u64,
     newest: u64,
     read: u64,
     damaged: u64,
-    /// Nothing before this place of the log is believed.
+    /// Nothing before this log position is valid.
     damage: (u64, u32),
-    /// As was durably said before.
+    /// The floor in the newest header.
     floor: (u64, u32),
 }
 
 impl Rebuild {
     pub(crate) fn new(geometry: Geometry, strict: bool, now_ns: u64) -> Self {
-        let readings = vec![Reading::Unread; geometry.segments as usize];
-        let state = State {
-            readings,
+        let read_states = vec![ReadState::Unread; geometry.segments as usize];
+        let state = RebuildState {
+            read_states,
             oldest: 0,
             next: 0,
             newest: 0,
@@ -132,24 +130,24 @@ impl Rebuild {
         }
     }
 
-    /// Whether it is still unknown what the device holds.
+    /// Whether the rebuild is running.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Whether it was stopped before it had ended.
+    /// Whether the rebuild was stopped before its end.
     pub(crate) fn was_incomplete(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether blocks of the segment used as `seq` must not be served yet.
+    /// Whether blocks of the segment with sequence number `seq` must not be served yet.
     #[inline]
-    pub(crate) fn hides(&self, seq: u64) -> bool {
+    pub(crate) fn is_hidden(&self, seq: u64) -> bool {
         seq < self.frontier.load(Ordering::Acquire)
     }
 
-    /// Has it end as soon as it can.
+    /// Stops the rebuild early.
     pub(crate) fn stop(&self) {
         if self.is_running() {
             self.stopped.store(true, Ordering::Release);
@@ -158,41 +156,41 @@ impl Rebuild {
         self.changed.notify_all();
     }
 
-    /// The newest segment has been read: those from `oldest` on are left.
+    /// Records that the newest segment has been read and those from `oldest` on remain.
     fn begin(&self, oldest: u64, newest: u64, now_ns: u64) {
         let mut state = self.state.lock();
         (state.oldest, state.next, state.newest) = (oldest, newest, newest);
         state.read = 1;
         let segment = self.geometry.segment_of(newest) as usize;
-        state.readings[segment] = Reading::Done;
+        state.read_states[segment] = ReadState::Done;
         self.first_ns.store(now_ns.saturating_sub(self.begun_ns), Ordering::Release);
-        self.advance(&state);
+        self.advance_frontier(&state);
         drop(state);
         self.changed.notify_all();
     }
 
-    /// The next segment to be read.
+    /// Claims the next segment to read.
     fn claim(&self) -> Option<u64> {
         let mut state = self.state.lock();
         while state.next > state.oldest && !self.was_incomplete() {
             state.next -= 1;
             let seq = state.next;
             let segment = self.geometry.segment_of(seq) as usize;
-            if state.readings[segment] != Reading::Unread {
+            if state.read_states[segment] != ReadState::Unread {
                 continue;
             }
             if seq < state.damage.0 {
-                // Nothing in it will be believed.
-                state.readings[segment] = Reading::Done;
+                // Nothing in it is valid.
+                state.read_states[segment] = ReadState::Done;
                 continue;
             }
-            state.readings[segment] = Reading::Now;
+            state.read_states[segment] = ReadState::InProgress;
             return Some(seq);
         }
         None
     }
 
-    /// Records that there will be in all, if the segments that are left are as those that were taken so far.
+    /// Estimates the final number of records from the segments read so far.
     fn expected_records(&self) -> u64 {
         let found = self.records.load(Ordering::Relaxed) + self.tombstones.load(Ordering::Relaxed);
         let state = self.state.lock();
@@ -203,24 +201,24 @@ impl Rebuild {
         (u128::from(found) * u128::from(all) / u128::from(taken.max(1))) as u64
     }
 
-    /// A segment has been read.
+    /// Records that a segment has been read.
     fn finish(&self, seq: u64) {
         let mut state = self.state.lock();
         let segment = self.geometry.segment_of(seq) as usize;
-        state.readings[segment] = Reading::Done;
+        state.read_states[segment] = ReadState::Done;
         state.read += 1;
-        self.advance(&state);
+        self.advance_frontier(&state);
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Moves the frontier as far as segments have been read without a gap.
-    fn advance(&self, state: &State) {
+    /// Moves the frontier over all segments that were read without a gap.
+    fn advance_frontier(&self, state: &RebuildState) {
         let mut frontier = self.frontier.load(Ordering::Relaxed).min(state.newest);
-        // What is damaged itself is served at the end, when the rest of it has left the index.
+        // A damaged segment is served at the end, when its void records have left the index.
         let stop = if state.damage > state.floor { state.damage.0 + 1 } else { state.damage.0 };
         while frontier > state.oldest.max(stop)
-            && state.readings[self.geometry.segment_of(frontier - 1) as usize] == Reading::Done
+            && state.read_states[self.geometry.segment_of(frontier - 1) as usize] == ReadState::Done
         {
             frontier -= 1;
         }
@@ -229,8 +227,8 @@ impl Rebuild {
         }
     }
 
-    /// Something before this place of the log could not be read.
-    fn damaged(&self, at: (u64, u32)) {
+    /// Records that something before this log position could not be read.
+    fn record_damage(&self, at: (u64, u32)) {
         let mut state = self.state.lock();
         state.damaged += 1;
         if self.strict {
@@ -238,8 +236,8 @@ impl Rebuild {
         }
     }
 
-    /// What came before this place of the log was given up in an earlier life.
-    fn damaged_before(&self, floor: (u64, u32)) {
+    /// Adopts the floor of an earlier life of the L2.
+    fn adopt_floor(&self, floor: (u64, u32)) {
         let mut state = self.state.lock();
         if self.strict {
             state.damage = state.damage.max(floor);
@@ -247,31 +245,32 @@ impl Rebuild {
         }
     }
 
-    /// Nothing before this place of the log is believed.
+    /// The log position before which nothing is valid.
     fn damage(&self) -> (u64, u32) {
         self.state.lock().damage
     }
 
-    /// The same, if it has to be made durable yet.
-    fn fresh_damage(&self) -> Option<(u64, u32)> {
+    /// The damage, if it is not durable as the floor yet.
+    fn new_damage(&self) -> Option<(u64, u32)> {
         let state = self.state.lock();
         (state.damage > state.floor).then_some(state.damage)
     }
 
-    /// The segment is to be used again: waits until nobody reads it, and lets nobody begin.
+    /// Claims a segment for reuse. Waits until no thread reads it, and keeps threads from
+    /// beginning.
     pub(crate) fn claim_for_reuse(&self, segment: u32) {
         if !self.is_running() {
             return;
         }
         let mut state = self.state.lock();
-        while state.readings[segment as usize] == Reading::Now && self.is_running() {
+        while state.read_states[segment as usize] == ReadState::InProgress && self.is_running() {
             self.changed.wait(&mut state);
         }
-        state.readings[segment as usize] = Reading::Done;
-        self.advance(&state);
+        state.read_states[segment as usize] = ReadState::Done;
+        self.advance_frontier(&state);
     }
 
-    /// It is known what the device holds.
+    /// Ends the rebuild.
     fn end(&self, now_ns: u64) {
         self.elapsed_ns.store(now_ns.saturating_sub(self.begun_ns).max(1), Ordering::Release);
         if !self.was_incomplete() {
@@ -283,7 +282,8 @@ impl Rebuild {
         self.changed.notify_all();
     }
 
-    /// Waits until it is known which segments there are: the newest one's number of use, 0 if there is none. `None` if that will not be known.
+    /// Waits until the headers have been read. Returns the newest sequence number, 0 if there is
+    /// none, or `None` if the rebuild was stopped.
     pub(crate) fn wait_begun(&self) -> Option<u64> {
         let mut state = self.state.lock();
         while state.newest == 0 && self.is_running() {
@@ -292,22 +292,22 @@ impl Rebuild {
         (!self.was_incomplete()).then_some(state.newest)
     }
 
-    /// Whether it is known of all segments from the newest to the one used as `seq` what is in them.
-    pub(crate) fn has_come_to(&self, seq: u64) -> bool {
-        !self.is_running() || !self.hides(seq)
+    /// Whether all segments from the newest to `seq` have been read.
+    pub(crate) fn has_reached(&self, seq: u64) -> bool {
+        !self.is_running() || !self.is_hidden(seq)
     }
 
-    /// Waits until that is so. False if it will not be.
+    /// Waits until [`has_reached`](Self::has_reached). Returns false if the rebuild was stopped.
     pub(crate) fn wait_for(&self, seq: u64) -> bool {
         let mut state = self.state.lock();
-        while !self.has_come_to(seq) {
+        while !self.has_reached(seq) {
             self.changed.wait(&mut state);
         }
         drop(state);
         !self.was_incomplete()
     }
 
-    /// Waits until it has ended; whether it knows all.
+    /// Waits until the rebuild has ended. Returns whether it is complete.
     pub(crate) fn wait(&self) -> bool {
         let mut state = self.state.lock();
         while self.is_running() {
@@ -340,8 +340,8 @@ impl Rebuild {
         }
     }
 
-    /// Bytes of memory beside its own.
+    /// Bytes of memory in use outside of the structure itself.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::from(self.geometry.segments) * size_of::<Reading>() as u64
+        u64::from(self.geometry.segments) * size_of::<ReadState>() as u64
     }
 }

@@ -1,7 +1,7 @@
-//! What all threads of a level share.
+//! The state that all threads of an L2 share, its status and its failure.
 //!
-//! Locking: `l2-failure`, a leaf lock, for a look; `l2-voiding`, held while the label is voided; everything else has its own
-//! module.
+//! Locking: `l2-failure`, a leaf lock, to read or set the reason. `l2-voiding`, held while the
+//! label is voided. Other locks are described in their modules.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,42 +11,42 @@ use forebay_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::Key;
 
-use crate::codec::{Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES, Refusal};
-use crate::counters::LevelCounters;
-use crate::feed::{Feed, Rate, Seen, Worth};
-use crate::forget::Forgetting;
-use crate::format::{BATCH_HEAD_BYTES, block_bytes};
+use crate::codec::{AdmissionRefusal, Codec, MAX_KEY_BYTES, MAX_NOTE_BYTES};
+use crate::counters::L2Counters;
+use crate::device_io::DeviceIo;
+use crate::forget::PendingForgets;
+use crate::format::{BATCH_HEADER_BYTES, block_bytes};
 use crate::index::Index;
 use crate::label::{self, LabelInfo};
 use crate::load::Loads;
-use crate::medium::Medium;
-use crate::options::LevelOptions;
-use crate::record::{Identity, MAX_BLOCK_UNITS, UNIT_BYTES};
-use crate::recover::Rebuild;
+use crate::options::L2Options;
+use crate::rebuild::Rebuild;
+use crate::record::{KeyHash, MAX_BLOCK_UNITS, UNIT_BYTES};
 use crate::ring::Ring;
-use crate::tunables::LevelTunables;
-use crate::warm::Warming;
+use crate::tunables::L2Tunables;
+use crate::warm_up::WarmUpState;
+use crate::write_queue::{AdmissionPolicy, FrequencySketch, WriteQueue, WriteRate};
 
-/// How a level is.
+/// The state of an L2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Health {
-    /// It reads and writes.
+    /// The L2 reads and writes.
     Healthy,
-    /// The device failed: nothing is read from it or written to it until it is opened again.
+    /// The device failed. The L2 does no I/O until it is opened again.
     Failed {
-        /// What happened.
+        /// The reason.
         why: String,
-        /// Whether its label is void, so that nothing of it can ever come back.
+        /// Whether the label is void, so that no old block can return.
         voided: bool,
     },
-    /// It was closed.
+    /// The L2 was closed.
     Closed,
-    /// It was removed.
+    /// The L2 was removed.
     Removed,
 }
 
-/// Whether the level does anything, in one word.
+/// The status of an L2, in one atomic word.
 pub(crate) struct Status(AtomicU8);
 
 const OPEN: u8 = 0;
@@ -64,12 +64,12 @@ impl Status {
         self.0.load(Ordering::Acquire) == CLOSED
     }
 
-    /// Why blocks are refused, if they are.
-    pub(crate) fn refusal(&self) -> Option<Refusal> {
+    /// The reason to refuse blocks, if the L2 is not open.
+    pub(crate) fn refusal(&self) -> Option<AdmissionRefusal> {
         match self.0.load(Ordering::Acquire) {
             OPEN => None,
-            FAILED => Some(Refusal::Failed),
-            _ => Some(Refusal::Removed),
+            FAILED => Some(AdmissionRefusal::Failed),
+            _ => Some(AdmissionRefusal::Removed),
         }
     }
 
@@ -79,9 +79,9 @@ impl Status {
     }
 }
 
-/// What all threads of a level share.
-pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
-    /// The user's: asked by [`Inner::ask`] only.
+/// The state that all threads of an L2 share.
+pub(crate) struct L2Shared<K: Key, V: Send + Sync + 'static> {
+    /// The user's codec. Called through [`L2Shared::with_codec`] only.
     codec: Arc<dyn Codec<K, V>>,
     note_bytes: usize,
     pub(crate) label: LabelInfo,
@@ -89,50 +89,51 @@ pub(crate) struct Inner<K: Key, V: Send + Sync + 'static> {
     pub(crate) max_stamp: u64,
     pub(crate) index: Index,
     pub(crate) ring: Ring,
-    pub(crate) medium: Medium,
+    pub(crate) io: DeviceIo,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) tunables: Arc<LevelTunables>,
-    pub(crate) counters: LevelCounters,
+    pub(crate) tunables: Arc<L2Tunables>,
+    pub(crate) counters: L2Counters,
     pub(crate) status: Status,
-    pub(crate) feed: Feed<K, V>,
-    /// What was offered lately that the level did not have.
-    pub(crate) seen: Seen,
-    pub(crate) worth: Worth,
+    pub(crate) write_queue: WriteQueue<K, V>,
+    /// How often blocks were offered lately that the L2 did not hold.
+    pub(crate) frequency_sketch: FrequencySketch,
+    pub(crate) admission: AdmissionPolicy,
     /// Whether all segments have been used.
-    pub(crate) came_round: AtomicBool,
-    pub(crate) forgetting: Forgetting,
+    pub(crate) has_wrapped: AtomicBool,
+    pub(crate) pending_forgets: PendingForgets,
     pub(crate) loads: Loads<K, V>,
     pub(crate) rebuild: Rebuild,
-    pub(crate) warming: Warming,
-    /// Where the name of a level comes from that is made anew.
+    pub(crate) warm_up_state: WarmUpState,
+    /// Seeds the guid when the L2 is emptied.
     pub(crate) seed: u64,
-    /// What the label has as its user's mark.
+    /// The user's mark in the label.
     pub(crate) user_mark: AtomicU64,
     /// Whether the label is void, durably.
     pub(crate) voided: AtomicBool,
-    /// When voiding was tried last, in nanoseconds; 0 if never.
+    /// Time of the last attempt to void the label, in nanoseconds. 0 if there was none.
     pub(crate) void_tried_ns: AtomicU64,
     failure: Mutex<Option<String>>,
-    /// Held by who voids the label: others wait for how that ends.
+    /// Held by the thread that voids the label. Other threads wait for the outcome.
     voiding: Mutex<()>,
 }
 
 forebay_base::sync::thread_local! {
-    /// The level that this thread works for, by the address of what its threads share; 0 if none.
+    /// The L2 that owns this thread, by the address of its shared state. 0 if none.
     static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
 }
 
-impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
+impl<K: Key, V: Send + Sync + 'static> L2Shared<K, V> {
     pub(crate) fn new(
         codec: Arc<dyn Codec<K, V>>,
         label: LabelInfo,
-        medium: Medium,
-        options: &LevelOptions,
+        io: DeviceIo,
+        options: &L2Options,
     ) -> Self {
         let geometry = label.geometry();
         let tunables = Arc::clone(&options.tunables);
         let max = tunables.write_max_bytes_per_s();
-        let bounds = crate::feed::Bounds { min: tunables.write_min_bytes_per_s().min(max), max };
+        let bounds =
+            crate::write_queue::RateBounds { min: tunables.write_min_bytes_per_s().min(max), max };
         let now = options.clock.now_ns();
         Self {
             note_bytes: codec.note_bytes(),
@@ -140,21 +141,25 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             label,
             immutable_keys: options.immutable_keys,
             max_stamp: options.max_stamp,
-            index: Index::new(geometry.segments, geometry.records_guess(), geometry.batch_units()),
+            index: Index::new(
+                geometry.segments,
+                geometry.estimated_records(),
+                geometry.batch_units(),
+            ),
             ring: Ring::new(geometry, label.guid),
-            medium,
+            io,
             clock: Arc::clone(&options.clock),
             tunables,
-            counters: LevelCounters::default(),
+            counters: L2Counters::default(),
             status: Status(AtomicU8::new(OPEN)),
-            feed: Feed::new(Rate::new(bounds, now)),
-            seen: Seen::new(),
-            worth: Worth::new(),
-            came_round: AtomicBool::new(false),
-            forgetting: Forgetting::new(),
+            write_queue: WriteQueue::new(WriteRate::new(bounds, now)),
+            frequency_sketch: FrequencySketch::new(),
+            admission: AdmissionPolicy::new(),
+            has_wrapped: AtomicBool::new(false),
+            pending_forgets: PendingForgets::new(),
             loads: Loads::new(),
             rebuild: Rebuild::new(geometry, !options.immutable_keys, now),
-            warming: Warming::new(),
+            warm_up_state: WarmUpState::new(),
             seed: options.seed,
             user_mark: AtomicU64::new(label.user_mark),
             voided: AtomicBool::new(false),
@@ -164,74 +169,74 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    /// This thread is one of the level's own, until it ends.
+    /// Registers the calling thread as one of the L2's own until it ends.
     pub(crate) fn enter_thread(&self) {
-        WORKS_FOR.with(|level| level.set(std::ptr::from_ref(self).addr()));
+        WORKS_FOR.with(|l2| l2.set(std::ptr::from_ref(self).addr()));
     }
 
-    /// Whether this thread is one of the level's own: then it must not wait for them.
+    /// Whether the calling thread belongs to the L2. Such a thread must not wait for the others.
     pub(crate) fn is_own_thread(&self) -> bool {
-        WORKS_FOR.with(|level| level.get() == std::ptr::from_ref(self).addr())
+        WORKS_FOR.with(|l2| l2.get() == std::ptr::from_ref(self).addr())
     }
 
-    /// Asks the user's codec. `None` if it panicked: of that the panic hook has told, and it is counted.
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
-        self.catching(|| question(&*self.codec))
+    /// Calls the user's codec. Returns `None` if it panicked. The panic is counted, and the panic
+    /// hook has reported it.
+    pub(crate) fn with_codec<T>(&self, question: impl FnOnce(&dyn Codec<K, V>) -> T) -> Option<T> {
+        self.catch_panic(|| question(&*self.codec))
     }
 
-    /// Runs what is the user's. `None` if it panicked.
-    pub(crate) fn catching<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
+    /// Runs user code. Returns `None` if it panicked.
+    pub(crate) fn catch_panic<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         let thrown = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(answer) => return Some(answer),
             Err(thrown) => thrown,
         };
-        self.counters.add(LevelCounters::CODEC_PANICS, 0, 1);
-        // What was thrown may panic in its drop. What that throws is not worth another attempt.
+        self.counters.add(L2Counters::CODEC_PANICS, 0, 1);
+        // The panic payload may panic in its drop. A second payload is leaked.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
             std::mem::forget(again);
         }
         None
     }
 
-    /// The encoded key, its length being the label's. `None` if the codec panicked.
+    /// Encodes a key. The length is the label's. Returns `None` if the codec panicked.
     pub(crate) fn encode_key(&self, key: &K) -> Option<[u8; MAX_KEY_BYTES]> {
         let mut bytes = [0; MAX_KEY_BYTES];
         let out = &mut bytes[..self.label.key_bytes];
-        self.ask(|codec| codec.encode_key(key, out))?;
+        self.with_codec(|codec| codec.encode_key(key, out))?;
         Some(bytes)
     }
 
-    /// As log and index know the key. `None` if the codec panicked.
-    pub(crate) fn identity(&self, key: &K) -> Option<Identity> {
-        Some(self.identity_of(&self.encode_key(key)?[..self.label.key_bytes]))
+    /// The hash of a key. Returns `None` if the codec panicked.
+    pub(crate) fn key_hash(&self, key: &K) -> Option<KeyHash> {
+        Some(self.hash_of_encoded(&self.encode_key(key)?[..self.label.key_bytes]))
     }
 
-    /// The same, of an encoded key.
-    pub(crate) fn identity_of(&self, key: &[u8]) -> Identity {
-        Identity(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
+    /// The hash of an encoded key.
+    pub(crate) fn hash_of_encoded(&self, key: &[u8]) -> KeyHash {
+        KeyHash(xxhash_rust::xxh3::xxh3_64_with_seed(key, self.label.hash_seed))
     }
 
-    /// Bytes that a block of a value of that length takes.
+    /// Bytes that a block with a value of this length takes.
     pub(crate) fn block_bytes(&self, value_bytes: usize) -> u64 {
         block_bytes(self.label.key_bytes + self.note_bytes, value_bytes)
     }
 
-    /// The note of a key, and its length. `None` if the codec panicked.
+    /// The note of a key, and its length. Returns `None` if the codec panicked.
     pub(crate) fn encode_note(&self, key: &K) -> Option<([u8; MAX_NOTE_BYTES], usize)> {
         let mut bytes = [0; MAX_NOTE_BYTES];
         let out = &mut bytes[..self.note_bytes];
-        self.ask(|codec| codec.encode_note(key, out))?;
+        self.with_codec(|codec| codec.encode_note(key, out))?;
         Some((bytes, self.note_bytes))
     }
 
-    /// Bytes of a block with its header, at most.
+    /// Maximum size of a block with its header, in bytes.
     pub(crate) fn max_block_bytes(&self) -> u64 {
-        let largest = self.ring.geometry.max_block_bytes() - BATCH_HEAD_BYTES as u64;
+        let largest = self.ring.geometry.max_block_bytes() - BATCH_HEADER_BYTES as u64;
         largest.min(u64::from(MAX_BLOCK_UNITS) * UNIT_BYTES) / UNIT_BYTES * UNIT_BYTES
     }
 
-    /// The device is not to be trusted with anything any more. With keys whose content changes, the label goes, so that
-    /// nothing old can come back.
+    /// Fails the L2. With mutable keys the label is voided, so that no old block can return.
     pub(crate) fn fail(&self, why: &str) {
         *self.failure.lock() = Some(why.to_owned());
         if !self.status.leave_open(FAILED) {
@@ -241,17 +246,17 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             self.try_void();
         }
         self.rebuild.stop();
-        self.end_feed();
+        self.end_write_queue();
     }
 
-    /// Voids the label, unless that was tried a moment ago. Whether it is void.
+    /// Voids the label, unless an attempt failed a moment ago. Returns whether it is void.
     pub(crate) fn try_void(&self) -> bool {
-        /// How long after one attempt there is another.
+        /// Pause between two attempts.
         const PAUSE_NS: u64 = 1_000_000_000;
         if self.voided.load(Ordering::Acquire) {
             return true;
         }
-        // Who comes meanwhile is told how it has ended, not that it has not.
+        // A thread that arrives meanwhile must see the outcome of this attempt.
         let _turn = self.voiding.lock();
         let now = self.clock.now_ns().max(1);
         let before = self.void_tried_ns.load(Ordering::Acquire);
@@ -261,26 +266,27 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
             return self.voided.load(Ordering::Acquire);
         }
         let voided = self.void_now();
-        // From when it ended: a device that hangs takes its time, and those who wait are not to try in turn.
+        // The pause begins at the end of the attempt: a hanging device takes long, and waiting
+        // threads must not retry one by one.
         self.void_tried_ns.store(self.clock.now_ns().max(1), Ordering::Release);
         voided
     }
 
-    /// Voids the label. Whether it is void.
+    /// Voids the label. Returns whether it is void.
     pub(crate) fn void_now(&self) -> bool {
-        let voided = label::void(&self.medium, &self.label).is_ok();
+        let voided = label::void(&self.io, &self.label).is_ok();
         if voided {
             self.voided.store(true, Ordering::Release);
         }
         voided
     }
 
-    /// No new loads and writes. Whether it was open.
+    /// Stops new loads and writes. Returns whether the L2 was open.
     pub(crate) fn close_status(&self) -> bool {
         self.status.leave_open(CLOSED)
     }
 
-    /// It is removed, whatever it was.
+    /// Marks the L2 as removed, whatever its status was.
     pub(crate) fn mark_removed(&self) {
         self.status.0.store(REMOVED, Ordering::Release);
     }
@@ -297,13 +303,13 @@ impl<K: Key, V: Send + Sync + 'static> Inner<K, V> {
         }
     }
 
-    /// Bytes of memory that the level takes, but for buffers of the arena.
+    /// Bytes of memory in use, without buffers of the arena.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let own = size_of::<Self>() as u64;
         own + self.index.memory_bytes()
             + self.ring.memory_bytes()
-            + self.seen.memory_bytes()
-            + self.worth.memory_bytes()
+            + self.frequency_sketch.memory_bytes()
+            + self.admission.memory_bytes()
             + self.rebuild.memory_bytes()
     }
 }

@@ -1,35 +1,34 @@
-//! Memory of a partition: an array of slots that grows and shrinks in place.
+//! The memory of a partition: an array of slots that grows and shrinks in place.
 //!
-//! A small array is on the heap. A large one has pages of its own, which the system moves by their
-//! tables when the array grows: so growth copies nothing, leaves no holes in the heap, and what
-//! [`Slots::bytes`] says is what is resident, but for pages that were never touched.
+//! A small array is on the heap. A large one is a memory region, which the system grows by
+//! remapping its pages. So growth copies nothing and leaves no holes in the heap.
+//! [`SlotArray::bytes`] is the resident size, except for pages that were never touched.
 
 use forebay_base::vm::{self, PageSize, Region};
 
 use super::slot::Slot;
 
-/// An array of this many pages and more has pages of its own: what it cannot use of the last one is
-/// little then.
-const OWN_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 } else { 16 };
+/// Arrays of at least this many pages use a region. The unused part of its last page is then small.
+const MIN_REGION_PAGES: usize = if cfg!(any(miri, forebay_model)) { 8 } else { 16 };
 
-/// There is no memory for the index.
+/// No memory for the index.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoMemory {
-    /// The heap has none.
-    #[error("no memory for {bytes} bytes of the second level's index")]
+    /// The heap is exhausted.
+    #[error("no memory for {bytes} bytes of the L2's index")]
     Heap { bytes: usize },
-    /// The system has none.
+    /// The system refused the pages.
     #[error(transparent)]
     Pages(#[from] vm::Error),
 }
 
 #[derive(Debug)]
-pub(super) enum Slots {
+pub(super) enum SlotArray {
     Heap(Vec<Slot>),
     Pages(Region),
 }
 
-impl Slots {
+impl SlotArray {
     pub(super) const fn none() -> Self {
         Self::Heap(Vec::new())
     }
@@ -42,7 +41,7 @@ impl Slots {
         }
     }
 
-    /// Bytes taken.
+    /// Bytes in use.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Heap(slots) => slots.capacity() * size_of::<Slot>(),
@@ -56,8 +55,8 @@ impl Slots {
             Self::Heap(slots) => slots,
             Self::Pages(region) => {
                 let slots = region.base().as_ptr().cast();
-                // SAFETY: the region is this array's own, page-aligned, as long as `len` says, and zero or
-                // written through `as_mut_slice`: every bit pattern is a slot.
+                // SAFETY: the array owns the region. It is page-aligned, as long as `len` says, and
+                // zero or written through `as_mut_slice`. Every bit pattern is a slot.
                 unsafe { std::slice::from_raw_parts(slots, region.len() / size_of::<Slot>()) }
             }
         }
@@ -75,20 +74,20 @@ impl Slots {
         }
     }
 
-    /// Makes room for `wanted` slots or, where a page has room for them, a few more. What is there stays;
-    /// what is new is empty. What a smaller array no longer has must have been empty.
+    /// Resizes the array to `wanted` slots, or slightly more if a page has space. Existing slots
+    /// stay, and new slots are empty. Slots that are cut off must be empty.
     ///
     /// # Errors
-    /// When there is no memory; then nothing has changed.
+    /// If memory is exhausted. The array is then unchanged.
     pub(super) fn resize(&mut self, wanted: usize) -> Result<(), NoMemory> {
         self.resize_by_pages(PageSize::system(), wanted)
     }
 
     fn resize_by_pages(&mut self, page: PageSize, wanted: usize) -> Result<(), NoMemory> {
-        let own_pages = OWN_PAGES * page.bytes();
+        let min_region_bytes = MIN_REGION_PAGES * page.bytes();
         let bytes = wanted * size_of::<Slot>();
         match self {
-            Self::Heap(slots) if bytes < own_pages => {
+            Self::Heap(slots) if bytes < min_region_bytes => {
                 if let Some(more) = wanted.checked_sub(slots.len()) {
                     slots.try_reserve_exact(more).map_err(|_| NoMemory::Heap { bytes })?;
                 }
@@ -101,8 +100,8 @@ impl Slots {
                 pages.as_mut_slice()[..slots.len()].copy_from_slice(slots);
                 *self = pages;
             }
-            // The same array does not go to and fro between heap and pages.
-            Self::Pages(_) if bytes < own_pages / 2 => {
+            // Hysteresis: the array does not oscillate between heap and region.
+            Self::Pages(_) if bytes < min_region_bytes / 2 => {
                 let mut slots = Vec::new();
                 slots.try_reserve_exact(wanted).map_err(|_| NoMemory::Heap { bytes })?;
                 slots.extend_from_slice(&self.as_slice()[..wanted]);
@@ -116,24 +115,24 @@ impl Slots {
 
 #[cfg(all(test, not(any(miri, forebay_model))))]
 mod tests {
-    use super::{OWN_PAGES, PageSize, Slot, Slots};
+    use super::{MIN_REGION_PAGES, PageSize, Slot, SlotArray};
 
     #[test]
-    fn an_array_has_whole_pages_of_its_own_whatever_the_size_of_a_page() {
+    fn large_arrays_use_whole_pages_for_every_page_size() {
         for kib in [16, 64] {
             let page = PageSize::of(kib << 10);
-            let own = OWN_PAGES * page.bytes() / size_of::<Slot>();
-            let mut slots = Slots::none();
+            let own = MIN_REGION_PAGES * page.bytes() / size_of::<Slot>();
+            let mut slots = SlotArray::none();
             slots.resize_by_pages(page, own - 1).unwrap();
-            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+            assert!(matches!(slots, SlotArray::Heap(_)), "{kib} KiB");
             for wanted in [own, own + 1, 3 * own + 5, own, own / 2 + 1] {
                 slots.resize_by_pages(page, wanted).unwrap();
-                assert!(matches!(slots, Slots::Pages(_)), "{kib} KiB");
+                assert!(matches!(slots, SlotArray::Pages(_)), "{kib} KiB");
                 assert!(slots.len() >= wanted && page.divides(slots.bytes()), "{kib} KiB");
                 assert!(slots.as_slice().iter().all(|slot| slot.is_empty()));
             }
             slots.resize_by_pages(page, own / 2 - 1).unwrap();
-            assert!(matches!(slots, Slots::Heap(_)), "{kib} KiB");
+            assert!(matches!(slots, SlotArray::Heap(_)), "{kib} KiB");
         }
     }
 }

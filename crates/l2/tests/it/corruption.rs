@@ -1,4 +1,4 @@
-//! Rot: a device that was closed well and has lost or changed some of its sectors since.
+//! Corruption: a device that was closed cleanly and has lost or changed some sectors since.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use forebay_base::rng::SmallRng;
 use forebay_io::record::Image;
 use forebay_io::{Device, MemoryDevice, MemoryOptions, Request};
-use forebay_l2::{Level, LevelOptions};
+use forebay_l2::{L2, L2Options};
 
-use crate::support::{Numbers, World, arena, options};
+use crate::support::{Fixture, NumberCodec, arena, options};
 
 const KEYS: u64 = 300;
 const BYTES: u64 = 8 << 20;
@@ -16,13 +16,13 @@ const SECTOR: usize = 4096;
 
 fn copy(image: &Image) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: SECTOR as u32, ..MemoryOptions::default() };
-    let device = MemoryDevice::new("rotten", BYTES, &options).unwrap();
+    let device = MemoryDevice::new("corrupt", BYTES, &options).unwrap();
     image.write_to(&device, &arena()).unwrap();
     Arc::new(device)
 }
 
-fn small() -> LevelOptions {
-    let options = LevelOptions { segment_bytes: Some(256 << 10), ..options() };
+fn small() -> L2Options {
+    let options = L2Options { segment_bytes: Some(256 << 10), ..options() };
     options.tunables.set("batch_bytes", "64K").unwrap();
     options
 }
@@ -30,29 +30,29 @@ fn small() -> LevelOptions {
 /// A device with a history of overwrites and removals, and the newest version of each key.
 fn history(seed: u64) -> (Image, BTreeMap<u64, u64>) {
     let device = copy(&Image::zero(BYTES, SECTOR as u32));
-    let world = World::create(&device, &small());
+    let fixture = Fixture::create(&device, &small());
     let mut rng = SmallRng::from_seed(seed);
     let mut now = BTreeMap::new();
     for version in 1..4000 {
         let key = rng.below(KEYS);
         match rng.below(8) {
             0..5 => {
-                world.insert(key, version, rng.below(3000) as usize);
+                fixture.insert(key, version, rng.below(3000) as usize);
                 now.insert(key, version);
             }
             5 => {
-                world.cache.remove(&key);
+                fixture.cache.remove(&key);
                 now.remove(&key);
             }
-            _ if rng.below(10) == 0 => world.spill(),
+            _ if rng.below(10) == 0 => fixture.spill(),
             _ => {}
         }
     }
-    world.close();
+    fixture.close();
     (Image::of(&*device, &arena()).unwrap(), now)
 }
 
-/// Changes some sectors in use; not the first, so that one label is left.
+/// Changes some used sectors, but not the first, so that one label stays intact.
 fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
     let used: Vec<u64> = image.sectors().map(|(offset, _)| offset).filter(|o| *o > 0).collect();
     for _ in 0..=rng.below(4) {
@@ -63,7 +63,7 @@ fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
             0 => sector.fill(0),
             1 => rng.fill(&mut sector),
             2 => sector[rng.below(SECTOR as u64) as usize] ^= 1 << rng.below(8),
-            // What belongs elsewhere.
+            // The contents of another sector.
             _ => image.read(used[rng.below(used.len() as u64) as usize], &mut sector),
         }
         device.run(Request::write(at, sector)).result.unwrap();
@@ -71,7 +71,7 @@ fn damage(device: &Arc<dyn Device>, image: &Image, rng: &mut SmallRng) {
 }
 
 #[test]
-fn whatever_rots_nothing_is_wrong_and_nothing_old_comes_back() {
+fn corruption_never_returns_wrong_or_old_values() {
     let (image, now) = history(1);
     let mut rng = SmallRng::from_seed(forebay_base::testing::seed(2));
     let (mut found, mut damaged) = (0, 0);
@@ -80,15 +80,15 @@ fn whatever_rots_nothing_is_wrong_and_nothing_old_comes_back() {
         println!("image {number}");
         let device = copy(&image);
         damage(&device, &image, &mut rng);
-        // Twice: what was given up the first time must not come back.
+        // Twice: blocks voided by the first open must not return.
         for life in 0..2 {
-            let Ok(level) = Level::open(device.clone(), Arc::new(Numbers), &small()) else {
+            let Ok(l2) = L2::open(device.clone(), Arc::new(NumberCodec), &small()) else {
                 panic!("one label is whole");
             };
-            let world = World::over(level);
+            let fixture = Fixture::over(l2);
             for _ in 0..2 {
                 for key in 0..KEYS {
-                    let version = world.get(key).map(|value| value.version);
+                    let version = fixture.get(key).map(|value| value.version);
                     let right = now.get(&key).copied();
                     assert!(
                         version.is_none() || version == right,
@@ -96,11 +96,11 @@ fn whatever_rots_nothing_is_wrong_and_nothing_old_comes_back() {
                     );
                     found += u64::from(version.is_some());
                 }
-                assert!(world.level.wait_rebuilt());
-                world.cache.flush();
+                assert!(fixture.l2.wait_rebuilt());
+                fixture.cache.flush();
             }
-            damaged += world.level.rebuild().damaged;
-            world.close();
+            damaged += fixture.l2.rebuild().damaged;
+            fixture.close();
         }
     }
     println!("{found} found, {damaged} segments damaged");

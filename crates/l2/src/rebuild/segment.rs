@@ -1,0 +1,365 @@
+//! Reads the logs of one segment.
+
+use forebay_base::sync::Arc;
+use forebay_base::sync::atomic::Ordering;
+use forebay_cache::Key;
+
+use super::run::SegmentHeaders;
+use crate::counters::L2Counters;
+use crate::device_io::IoError;
+use crate::format::{BatchExtent, BatchHeader, Footer, LogBlock, LogRecord, PAGE_BYTES};
+use crate::record::{BlockAddr, KeyHash, MAX_SEGMENT_UNITS, Record, RecordState, UNIT_BYTES};
+use crate::shared::L2Shared;
+use crate::writer::SegmentContents;
+
+/// Records inserted into the index at once. Larger batches sort better.
+const INSERT_BATCH_RECORDS: usize = 128 << 10;
+/// The same for the first batch, which is smaller so that recently used blocks are served soon.
+const FIRST_BATCH_RECORDS: usize = 8 << 10;
+/// Read size of the search for batches behind a hole.
+const SEARCH_BYTES: u64 = 1 << 20;
+
+/// The state that the rebuild's threads share.
+pub(super) struct Reader<K: Key, V: Send + Sync + 'static> {
+    shared: Arc<L2Shared<K, V>>,
+    pub(super) headers: SegmentHeaders,
+}
+
+impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
+    /// Registers the calling thread as one of the L2's own until it ends.
+    pub(super) fn enter_thread(&self) {
+        self.shared.enter_thread();
+    }
+}
+
+/// The contents of the newest segment.
+pub(super) struct NewestSegment {
+    pub(super) contents: SegmentContents,
+    pub(super) stamp: u64,
+    pub(super) floor: (u64, u32),
+    /// End of its last batch, in bytes.
+    pub(super) end: u64,
+    /// Whether all batches that it lists were read.
+    pub(super) complete: bool,
+}
+
+/// Collects records and inserts them into the index.
+struct RecordSink<'a, K: Key, V: Send + Sync + 'static> {
+    shared: &'a L2Shared<K, V>,
+    segment: u32,
+    seq: u64,
+    records: Vec<(KeyHash, Record)>,
+}
+
+impl<K: Key, V: Send + Sync + 'static> RecordSink<'_, K, V> {
+    fn add_log(&mut self, log: LogBlock<'_>) -> Result<(), String> {
+        let (segment, end_unit) = (self.segment, log.end_unit());
+        let floor = self.shared.rebuild.damage();
+        let (mut blocks, mut tombstones) = (0, 0);
+        for record in log.records() {
+            let (hash, record) = match record {
+                LogRecord::Block { hash, unit, units, class, hits } => {
+                    if (self.seq, unit) < floor {
+                        continue;
+                    }
+                    blocks += 1;
+                    let addr = BlockAddr { segment, unit, units };
+                    (hash, Record { addr, class, hits, in_memory: false, state: RecordState::Live })
+                }
+                LogRecord::Tombstone { hash } => {
+                    tombstones += 1;
+                    let addr = BlockAddr { segment, unit: end_unit, units: 0 };
+                    let class = forebay_cache::Class::Data;
+                    (
+                        hash,
+                        Record {
+                            addr,
+                            class,
+                            hits: 0,
+                            in_memory: false,
+                            state: RecordState::Tombstone,
+                        },
+                    )
+                }
+            };
+            self.records.push((KeyHash(hash), record));
+        }
+        let rebuild = &self.shared.rebuild;
+        rebuild.records.fetch_add(blocks, Ordering::Relaxed);
+        rebuild.tombstones.fetch_add(tombstones, Ordering::Relaxed);
+        self.shared.counters.add(L2Counters::REBUILD_BLOCKS, 0, blocks);
+        self.shared.counters.add(L2Counters::REBUILD_TOMBSTONES, 0, tombstones);
+        if self.records.len() >= INSERT_BATCH_RECORDS { self.insert_all() } else { Ok(()) }
+    }
+
+    fn insert_all(&mut self) -> Result<(), String> {
+        let ring = &self.shared.ring;
+        let newer = |old, new| ring.is_newer(old, new);
+        let expected = self.shared.rebuild.expected_records();
+        let put = self.shared.index.insert_batch(&self.records, newer, expected);
+        self.records.clear();
+        // The rejected records may include a tombstone.
+        put.map(drop).map_err(|error| format!("the index cannot grow: {error}"))
+    }
+}
+
+impl<K: Key, V: Send + Sync + 'static> Reader<K, V> {
+    pub(super) fn new(shared: Arc<L2Shared<K, V>>, headers: SegmentHeaders) -> Self {
+        Self { shared, headers }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<L2Shared<K, V>> {
+        &self.shared
+    }
+
+    fn sink(&self, segment: u32, seq: u64) -> RecordSink<'_, K, V> {
+        RecordSink { shared: &self.shared, segment, seq, records: Vec::new() }
+    }
+
+    fn record_damage(&self, at: (u64, u32)) {
+        self.shared.counters.add(L2Counters::REBUILD_DAMAGED, 0, 1);
+        self.shared.rebuild.record_damage(at);
+    }
+
+    /// Records damage for segments without a header. Their batches may have held tombstones.
+    pub(super) fn note_missing(&self) {
+        let geometry = self.shared.ring.geometry;
+        for seq in self.headers.missing(geometry) {
+            self.record_damage((seq, MAX_SEGMENT_UNITS));
+        }
+    }
+
+    /// Claims and reads segments until none is left. A segment counts as read once its records are
+    /// in the index.
+    pub(super) fn work(&self) -> Result<(), String> {
+        let mut sink = self.sink(0, 0);
+        let (mut read, mut batch_records) = (Vec::new(), FIRST_BATCH_RECORDS);
+        loop {
+            let claimed = self.shared.rebuild.claim();
+            let mut outcome = claimed.map_or(Ok(()), |seq| {
+                read.push(seq);
+                self.read(&mut sink, seq)
+            });
+            if outcome.is_err() || claimed.is_none() || sink.records.len() >= batch_records {
+                outcome = outcome.and(sink.insert_all());
+                read.drain(..).for_each(|seq| self.shared.rebuild.finish(seq));
+                batch_records = (2 * batch_records).min(INSERT_BATCH_RECORDS);
+            }
+            outcome?;
+            if claimed.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a segment other than the newest. Its records may stay in the sink.
+    fn read<'a>(&'a self, sink: &mut RecordSink<'a, K, V>, seq: u64) -> Result<(), String> {
+        let geometry = self.shared.ring.geometry;
+        let segment = geometry.segment_of(seq);
+        (sink.segment, sink.seq) = (segment, seq);
+        if self.headers.get(segment, seq).is_none() {
+            return Ok(());
+        }
+        // The next header says which batches count and how many were durable. If it is lost, that
+        // is damage, and this segment is older. With immutable keys it does not matter.
+        let next = self.headers.get(geometry.segment_of(seq + 1), seq + 1);
+        let (durable, batches) = next.map_or((0, usize::MAX), |(header, _)| {
+            (header.previous_durable, header.previous_batches as usize)
+        });
+        let footer = self.footer(segment, seq);
+        match footer.filter(|(extents, _)| next.is_none() || extents.len() == batches) {
+            Some((extents, _)) => _ = self.read_logs(sink, &extents, durable)?,
+            None => {
+                let walked = self.walk(sink, batches)?;
+                if walked.contents.extents.len() < durable as usize {
+                    self.record_damage((seq, MAX_SEGMENT_UNITS));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The batch extents in a segment's footer, with its durable count, record count and stamp.
+    /// `None` if there is no footer.
+    fn footer(&self, segment: u32, seq: u64) -> Option<(Vec<BatchExtent>, (u32, u64, u64))> {
+        let geometry = self.shared.ring.geometry;
+        let at = geometry.offset(segment) + geometry.footer_offset();
+        let bytes = self.shared.io.read(at, geometry.footer_bytes()).ok()?;
+        let between = (geometry.first_batch_offset(), geometry.footer_offset());
+        let footer = Footer::parse((self.shared.ring.guid(), seq), &bytes, between)?;
+        let header = footer.header;
+        Some((footer.extents().collect(), (header.durable, header.records, header.stamp)))
+    }
+
+    /// Reads the log blocks at these extents concurrently. The first `durable` must be valid.
+    /// Returns whether all are.
+    fn read_logs(
+        &self,
+        sink: &mut RecordSink<'_, K, V>,
+        extents: &[BatchExtent],
+        durable: u32,
+    ) -> Result<bool, String> {
+        let geometry = self.shared.ring.geometry;
+        let (segment, seq) = (sink.segment, sink.seq);
+        let guid = self.shared.ring.guid();
+        let base = geometry.offset(segment);
+        let ranges = extents.iter().map(|extent| (base + extent.offset, extent.log_bytes));
+        let (mut outcome, mut all) = (Ok(()), true);
+        self.shared.io.read_ranges(ranges, |number, read| {
+            let extent = extents[number];
+            let space = geometry.footer_offset() - extent.offset;
+            let parsed = match &read {
+                Ok(bytes) => LogBlock::parse((guid, seq), bytes, (extent.offset, space))
+                    .filter(|log| log.header.number as usize == number),
+                Err(IoError::Stalled(what)) => {
+                    outcome = Err(format!("{what} did not complete in time"));
+                    None
+                }
+                Err(_) => {
+                    self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
+                    None
+                }
+            };
+            all &= parsed.is_some();
+            match parsed {
+                Some(log) if outcome.is_ok() => outcome = sink.add_log(log),
+                Some(_) => {}
+                None if number < durable as usize => {
+                    let end = extents.get(number + 1).map_or(u64::MAX, |next| next.offset);
+                    let unit = u32::try_from(end / UNIT_BYTES).unwrap_or(u32::MAX);
+                    self.record_damage((seq, unit.min(MAX_SEGMENT_UNITS)));
+                }
+                // The batch may never have been written.
+                None => {}
+            }
+        });
+        outcome.map(|()| all)
+    }
+
+    /// Reads batch after batch along the chain, at most `most`.
+    fn walk(&self, sink: &mut RecordSink<'_, K, V>, most: usize) -> Result<NewestSegment, String> {
+        let (segment, seq) = (sink.segment, sink.seq);
+        let shared = &self.shared;
+        let geometry = shared.ring.geometry;
+        let guid = shared.ring.guid();
+        let (header, chain) = self.headers.get(segment, seq).unwrap_or_default();
+        let mut contents = SegmentContents { seq, chain, ..SegmentContents::default() };
+        let (mut offset, mut stamp) = (geometry.first_batch_offset(), header.stamp);
+        let most = most.min(geometry.max_batches());
+        while contents.extents.len() < most && !shared.rebuild.was_incomplete() {
+            let space = geometry.footer_offset() - offset;
+            let at = geometry.offset(segment) + offset;
+            if space < PAGE_BYTES {
+                break;
+            }
+            let Some(page) = self.fetch(at, PAGE_BYTES)? else { break };
+            let Some((log_bytes, payload)) = BatchHeader::peek((guid, seq), &page, space) else {
+                break;
+            };
+            let rest = match log_bytes > PAGE_BYTES {
+                true => match self.fetch(at, log_bytes)? {
+                    Some(log) => log,
+                    None => break,
+                },
+                false => page,
+            };
+            let parsed = LogBlock::parse((guid, seq), &rest, (offset, space));
+            let Some(log) = parsed.filter(|log| {
+                log.header.number as usize == contents.extents.len()
+                    && log.header.previous == contents.chain
+            }) else {
+                break;
+            };
+            sink.add_log(log)?;
+            stamp = stamp.max(log.header.stamp);
+            contents.chain = log.chain;
+            contents.records += log.len() as u64;
+            contents.durable = contents.durable.max(log.header.durable);
+            contents.extents.push(BatchExtent { offset, log_bytes });
+            offset += log_bytes + payload;
+        }
+        Ok(NewestSegment { contents, stamp, floor: header.floor, end: offset, complete: true })
+    }
+
+    /// Reads bytes. Returns `None` if they are unreadable, and an error if the device hangs.
+    fn fetch(&self, at: u64, bytes: u64) -> Result<Option<forebay_base::arena::Buffer>, String> {
+        match self.shared.io.read(at, bytes) {
+            Ok(buffer) => Ok(Some(buffer)),
+            Err(error @ IoError::Stalled(_)) => Err(error.to_string()),
+            Err(_) => {
+                self.shared.counters.add(L2Counters::READ_ERRORS, 0, 1);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads the newest segment.
+    pub(super) fn read_newest(&self, seq: u64) -> Result<NewestSegment, IoError> {
+        let geometry = self.shared.ring.geometry;
+        let segment = geometry.segment_of(seq);
+        let stalled = |what: String| IoError::Stalled(what);
+        let (header, _) = self.headers.get(segment, seq).unwrap_or_default();
+        // The log before the floor stays void.
+        if header.floor > (0, 0) {
+            self.shared.rebuild.adopt_floor(header.floor);
+        }
+        let mut sink = self.sink(segment, seq);
+        let newest = match self.footer(segment, seq) {
+            Some((extents, (durable, records, stamp))) => {
+                let complete = self.read_logs(&mut sink, &extents, durable).map_err(stalled)?;
+                let stamp = header.stamp.max(stamp);
+                let chain = 0;
+                let contents =
+                    SegmentContents { seq, extents, records, chain, durable, sealed: true };
+                let end = geometry.footer_offset();
+                NewestSegment { contents, stamp, floor: header.floor, end, complete }
+            }
+            None => {
+                let walked = self.walk(&mut sink, usize::MAX).map_err(stalled)?;
+                if !self.shared.immutable_keys {
+                    self.check_for_hole(segment, seq, &walked);
+                }
+                walked
+            }
+        };
+        sink.insert_all().map_err(stalled)?;
+        Ok(newest)
+    }
+
+    /// Searches behind the end of the newest segment's log for a batch that counts a missing batch
+    /// as durable. The end is then a hole, and nothing before it is valid.
+    fn check_for_hole(&self, segment: u32, seq: u64, walked: &NewestSegment) {
+        let geometry = self.shared.ring.geometry;
+        let guid = self.shared.ring.guid();
+        let count = walked.contents.extents.len() as u32;
+        let base = geometry.offset(segment);
+        let mut offset = walked.end;
+        let stopped = || self.shared.rebuild.was_incomplete();
+        while offset < geometry.footer_offset() && !stopped() {
+            let bytes = SEARCH_BYTES.min(geometry.footer_offset() - offset);
+            let Ok(found) = self.shared.io.read(base + offset, bytes) else {
+                // If this was durable once, it may have held tombstones.
+                self.record_damage((seq, MAX_SEGMENT_UNITS));
+                return;
+            };
+            for (number, page) in found.chunks(PAGE_BYTES as usize).enumerate() {
+                let at = offset + number as u64 * PAGE_BYTES;
+                let space = geometry.footer_offset() - at;
+                let Some((log_bytes, _)) = BatchHeader::peek((guid, seq), page, space) else {
+                    continue;
+                };
+                // Each page may claim a long log, and none is verified yet.
+                if stopped() {
+                    return;
+                }
+                let Ok(log) = self.shared.io.read(base + at, log_bytes) else { continue };
+                let parsed = LogBlock::parse((guid, seq), &log, (at, space));
+                if parsed.is_some_and(|log| log.header.durable > count) {
+                    self.record_damage((seq, MAX_SEGMENT_UNITS));
+                    return;
+                }
+            }
+            offset += bytes;
+        }
+    }
+}
