@@ -186,7 +186,7 @@ impl NodeState {
     #[inline]
     pub(super) fn is_quiet(&self, block: u64) -> bool {
         let unchanged = self.pending[0].txg == 0 && self.pending[1].txg == 0;
-        unchanged && self.readahead.is_quiet(block)
+        unchanged && self.readahead.may_skip_report(block)
     }
 
     /// Levels that its tree will have once what is known now is synced.

@@ -373,7 +373,7 @@ impl<S: LeafStore> Zap<S> {
             let Ok(again) = self.lock() else { return };
             state = again;
             if not_resident > 0 {
-                state.ahead.asked();
+                state.ahead.on_prefetched();
             }
             if is_enough {
                 return;
