@@ -269,7 +269,7 @@ impl Objset {
         }
         if stale && zap::entries_of(dnode.inline()).is_some() {
             // A dirty dnode may be older than the count beside it.
-            DataFields::carry_over(&self.stored_dnode(number)?, &mut dnode);
+            DataFields::copy_unchecked(&self.stored_dnode(number)?, &mut dnode);
         }
         Ok(dnode.inline().to_vec())
     }

@@ -196,7 +196,7 @@ impl Objset {
                 DataFields::EMPTY.put(&mut new);
             } else {
                 // What cannot be is not for the sync to find: the pool would be suspended for one object.
-                DataFields::carry_over(&old, &mut new);
+                DataFields::copy_unchecked(&old, &mut new);
             }
             put_dnode(block, index, &new);
         }
