@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = Pool::create(vec![open_path(&path, &file)?], &options)?;
     let data = pool.create_dataset("data", &DatasetSettings::default())?;
 
-    // A directory and its objects. What one transaction changes becomes durable together.
+    // A directory and its objects. The changes of a transaction become durable together.
     let tx = pool.begin()?;
     let top = data.create_directory(&tx, &[])?;
     drop(tx);
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         data.directory(top)?.insert(&tx, name.as_bytes(), &number.to_le_bytes())?;
         drop(tx);
         if n == FILES - 1 {
-            data.fsync(number)?; // This object is durable now, by the intent log.
+            data.fsync(number)?; // This object is durable now, through the intent log.
         }
     }
     drop(data);
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         data.object(number)?.read(0, &mut content)?;
         assert_eq!(content, expected.as_bytes());
     }
-    println!("{FILES} objects are as they were written");
+    println!("all {FILES} objects have their content");
 
     // Reads every copy of every block, and compares blocks with the free space.
     let report = pool.check(&mut |_| ControlFlow::Continue(()))?;

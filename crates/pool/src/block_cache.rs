@@ -1,20 +1,23 @@
-//! The cache of blocks, which several pools can share, and the memory that blocks lie in.
+//! The block cache and the arena for the memory of blocks. Several pools can share one cache.
 //!
-//! A key names content for good, see [`block_key`](crate::block_key), so a cached block is never stale.
+//! A key identifies content permanently (see [`block_key`](crate::block_key)), so a cached block is
+//! never stale.
 //!
 //! # The bound
 //!
-//! One bound covers what is cached, the cache's own structures, the indexes of L2 devices, and dirty bytes, which are told to
-//! it by [`BlockCache::add_dirty`]. Free memory of the arena does not count: the arena has a limit
-//! of its own, a little higher, for buffers of I/O in flight and copies that are being written, and
-//! gives back what is free when it nears that. If it counted, room would be taken from blocks for
-//! what evicted blocks have left.
+//! One bound covers the cached blocks, the structures of the cache, the indexes of L2 devices, and
+//! dirty bytes, which [`BlockCache::add_dirty`] reports. Free memory of the arena does not count,
+//! because memory freed by evictions would then take capacity from the cache. The arena has a limit
+//! of its own, a little higher, for buffers of I/O in flight and for copies that are being written.
+//! It returns free memory to the system when it comes near that limit.
 //!
-//! If the arena's limit is reached all the same, the cache *cedes* a share of its bound to each
-//! allocation that fails, which waits until it has the memory; the cache has it all back once so
-//! much is free that it would not be missed.
+//! When the arena reaches its limit, the cache *cedes* a share of its bound for each failed
+//! allocation, and the allocation waits for memory. The cache takes the share back once enough
+//! memory is free.
 //!
-//! Locking: `block-cache-pressure`, a leaf lock, only when memory has run out.
+//! # Locking
+//!
+//! `block-cache-pressure`, a leaf lock, is taken only when memory has run out.
 
 use std::time::Duration;
 
@@ -29,39 +32,39 @@ use crate::block_key::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::l2::L2Router;
 
-/// Beyond the bound and a quarter of it, for I/O in flight.
+/// Memory beyond the bound and a quarter of it, for I/O in flight.
 const MEMORY_MARGIN_BYTES: u64 = 64 << 20;
-/// An allocation that finds no memory has the cache give up this part of its bound.
+/// A failed allocation makes the cache cede this fraction of its bound.
 const CEDED_SHARE: u64 = 64;
-/// Memory that is to be free when the cache takes back what it gave up, as a part of the bound.
+/// The cache takes ceded memory back only while this fraction of its bound stays free.
 const SPARE_SHARE: u64 = 16;
 /// How often, and how long each time, an allocation waits for memory before it fails.
 const MEMORY_WAITS: u32 = 20;
 const MEMORY_WAIT: Duration = Duration::from_millis(5);
 
-/// The correlated-reference window, unless the options say otherwise: a record is read in several pieces by whoever reads a file
-/// from its beginning to its end, and a block that was read ahead is looked for soon; neither is reuse.
+/// Default correlated-reference window. A sequential reader reads a record in several pieces, and a
+/// prefetched block is read soon after; neither counts as reuse.
 const WINDOW_PERMILLE: &str = "100";
 
-/// A block, pinned: it stays while this lives.
+/// A pinned block. It stays in memory until the reference is dropped.
 pub(crate) type BlockRef = OwnedRef<BlockKey, Buffer>;
 
-/// How a [`BlockCache`] is to be.
+/// Options of a [`BlockCache`].
 #[derive(Clone, Default)]
 pub struct BlockCacheOptions {
-    /// The bound: blocks, what the cache needs to know of them, dirty data.
+    /// The bound in bytes: blocks, structures of the cache, and dirty data.
     pub bytes: u64,
     /// When blocks lie in huge pages.
     pub huge_pages: HugePages,
-    /// Tunables of the cache by name, see `docs/tunables.md`.
+    /// Tunables of the cache as pairs of name and value, see `docs/tunables.md`.
     pub tunables: Vec<(String, String)>,
-    /// The clock by which waits for room are measured; the system's by default.
+    /// Clock for timeouts; the system clock by default.
     pub clock: Option<Arc<dyn Clock>>,
-    /// The seed of the cache's hash; from the system by default.
+    /// Seed of the cache's hash; random by default.
     pub seed: Option<u64>,
 }
 
-/// A cache of blocks, and the arena of their memory. Pools share it by `Arc`.
+/// A cache of blocks, and the arena of their memory. Pools share it through an `Arc`.
 pub struct BlockCache {
     cache: Cache<BlockKey, Buffer>,
     arena: Arc<Arena>,
@@ -72,25 +75,30 @@ pub struct BlockCache {
     relief: Condvar,
 }
 
-/// What counts against the bound beside blocks.
+/// Bytes that count against the bound beside blocks.
 #[derive(Default)]
 struct CacheAccounts {
     dirty_bytes: AtomicU64,
-    /// What the cache has given up for allocations that found no memory.
+    /// Bytes of the bound that the cache has ceded to failed allocations.
     ceded_bytes: AtomicU64,
 }
 
 impl BlockCache {
+    /// Builds the cache and starts its threads.
+    ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the bound is too small or a tunable is wrong,
-    /// [`ErrorKind::NoMemory`] if the system gives no memory or no thread.
+    /// [`ErrorKind::NoMemory`] if the system refuses memory or a thread.
     pub fn new(options: BlockCacheOptions) -> Result<Arc<Self>> {
         let limit_bytes = options.bytes + options.bytes / 4 + MEMORY_MARGIN_BYTES;
         let config = ArenaConfig { limit_bytes, huge_pages: options.huge_pages };
         let no_memory = |text: String| Error::new(ErrorKind::NoMemory, text);
         let arena = Arena::new(config).map_err(|error| {
-            no_memory(format!("no address space for a cache of {} bytes", options.bytes))
-                .because(error)
+            no_memory(format!(
+                "cannot reserve address space for a block cache of {} bytes",
+                options.bytes
+            ))
+            .because(error)
         })?;
         let accounts = Arc::new(CachePadded::new(CacheAccounts::default()));
         let (counted, memory) = (Arc::clone(&accounts), Arc::clone(&arena));
@@ -123,30 +131,30 @@ impl BlockCache {
                 }
                 _ => ErrorKind::Invalid,
             };
-            Error::new(kind, format!("cannot build the cache of blocks: {error}")).because(error)
+            Error::new(kind, format!("cannot build the block cache: {error}")).because(error)
         })?;
         let pressure = Mutex::named("block-cache-pressure", ());
         let (bound, relief) = (options.bytes, Condvar::new());
         Ok(Arc::new(Self { cache, arena, l2, bound, accounts, pressure, relief }))
     }
 
-    /// The cache itself.
+    /// The underlying cache.
     #[inline]
     pub fn cache(&self) -> &Cache<BlockKey, Buffer> {
         &self.cache
     }
 
-    /// The memory of blocks.
+    /// The arena of the blocks' memory.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Where pools attach their L2 devices.
+    /// The router to which pools attach their L2 devices.
     pub(crate) fn l2(&self) -> &Arc<L2Router> {
         &self.l2
     }
 
-    /// Bytes of RAM that the indexes of all L2 devices take: they count against the bound.
+    /// Bytes of RAM for the indexes of all L2 devices. They count against the bound.
     pub fn l2_memory_bytes(&self) -> u64 {
         self.l2.memory_bytes()
     }
@@ -156,11 +164,11 @@ impl BlockCache {
         self.bound
     }
 
-    /// Memory for `len` bytes, of unspecified content. If there is none, has blocks evicted and
-    /// waits a little: never call it in a request's callback.
+    /// Allocates `len` bytes of unspecified content. If there is no memory, evicts blocks and waits
+    /// for a bounded time: never call it in the callback of a request.
     ///
     /// # Errors
-    /// [`ErrorKind::NoMemory`] if none came free in time.
+    /// [`ErrorKind::NoMemory`] if no memory became free in time.
     #[inline]
     pub(crate) fn alloc(&self, len: usize) -> Result<Buffer> {
         match self.arena.alloc(len) {
@@ -169,7 +177,7 @@ impl BlockCache {
         }
     }
 
-    /// The same, all zeros.
+    /// Like [`alloc`](Self::alloc), but the buffer is filled with zeros.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -179,7 +187,7 @@ impl BlockCache {
         Ok(buffer)
     }
 
-    /// As [`alloc`](Self::alloc), but without waiting.
+    /// Like [`alloc`](Self::alloc), but never waits.
     pub(crate) fn try_alloc(&self, len: usize) -> Result<Buffer> {
         self.arena.alloc(len).map_err(no_memory)
     }
@@ -193,13 +201,13 @@ impl BlockCache {
     }
 
     fn wait_for_memory(&self, len: usize) -> Option<Buffer> {
-        // More than is needed: others will stand here too, and what is evicted may be of another
-        // size.
+        // Cede more than needed: other threads will wait too, and the evicted blocks may have
+        // another size.
         let ceded = (4 * len as u64).max(self.bound / CEDED_SHARE);
         let mut pressure = self.pressure.lock();
         for _ in 0..MEMORY_WAITS {
             self.accounts.cede(ceded, self.bound);
-            // To the same bound: the reclaimer looks anew at what counts against it.
+            // Resizing to the same bound makes the reclaimer evaluate it again.
             self.cache.resize(self.bound);
             self.relief.wait_timeout(&mut pressure, MEMORY_WAIT);
             self.arena.purge();
@@ -210,17 +218,17 @@ impl BlockCache {
         None
     }
 
-    /// Counts bytes that are dirty: they leave less room for blocks.
+    /// Adds dirty bytes. They reduce the capacity for blocks.
     #[inline]
     pub(crate) fn add_dirty(&self, bytes: u64) {
         self.accounts.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts bytes that were dirty.
+    /// Subtracts dirty bytes.
     #[inline]
     pub(crate) fn sub_dirty(&self, bytes: u64) {
         let before = self.accounts.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "more was cleaned than was dirty");
+        debug_assert!(before >= bytes, "{bytes} bytes are no longer dirty, of {before}");
     }
 
     /// Dirty bytes of all pools.
@@ -230,7 +238,8 @@ impl BlockCache {
 }
 
 impl CacheAccounts {
-    /// What counts against the bound; `free_bytes` are free in the arena, beyond what is spare.
+    /// Bytes that count against the bound. `free_bytes` is the free memory of the arena beyond the
+    /// part that must stay free.
     fn total(&self, free_bytes: u64) -> u64 {
         let mut ceded = self.ceded_bytes.load(Ordering::Relaxed);
         if ceded > 0 && free_bytes >= ceded {
@@ -242,7 +251,8 @@ impl CacheAccounts {
 
     fn cede(&self, bytes: u64, most: u64) {
         let before = self.ceded_bytes.load(Ordering::Relaxed);
-        // Under the lock of who waits; what `total` does meanwhile may be lost, and is done again.
+        // Called under `block-cache-pressure`. A concurrent update by `total` may be lost; `total`
+        // repeats it.
         self.ceded_bytes.store(before.saturating_add(bytes).min(most), Ordering::Relaxed);
     }
 }

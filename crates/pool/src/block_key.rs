@@ -1,30 +1,30 @@
-//! The key of a block in the cache: owner, address and birth.
+//! The key of a block in the cache: owner, address and birth txg.
 //!
-//! Keys name content. An address is not used again before the transaction group that freed it is
-//! old, so a key never means two contents, and a cached block is never stale.
+//! A key identifies content. An address is reused only several txgs after it was freed, so a key
+//! never stands for two contents, and a cached block is never stale.
 
 use forebay_cache::{Key, OwnerId};
 
 use crate::format::BlockPtrPhys;
 
-/// Births are kept in this many bits, beside the owner.
+/// Bits of the birth txg, beside the owner.
 const BIRTH_BITS: u32 = 48;
-/// Births are smaller than this. At a thousand txgs a second it lasts for 8,900 years.
+/// Limit of birth txgs. At a thousand txgs per second it lasts for 8,900 years.
 pub(crate) const BIRTH_END: u64 = 1 << BIRTH_BITS;
 
-/// Names the content of a block.
+/// Identifies the content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey {
-    /// The first copy's address, as it is stored.
+    /// Address of the first copy, in its on-disk encoding.
     dva: u64,
-    /// Owner above, birth below.
+    /// Owner in the upper bits, birth txg in the lower bits.
     owner_and_birth: u64,
 }
 
 const _: () = assert!(size_of::<BlockKey>() == 16);
 
 impl BlockKey {
-    /// The key of a block that `bp` points to and `owner` owns.
+    /// The key of the block that `bp` points to and `owner` owns.
     #[inline]
     pub(crate) fn new(owner: OwnerId, bp: &BlockPtrPhys) -> Self {
         let birth = bp.birth_txg.get() & (BIRTH_END - 1);
@@ -32,13 +32,13 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
-    /// The key of the block at that address, born in that txg, before [`BIRTH_END`].
+    /// The key of the block at this address with this birth txg, which is below [`BIRTH_END`].
     pub(crate) fn of_parts(owner: OwnerId, dva: u64, birth: u64) -> Self {
         debug_assert!(birth < BIRTH_END);
         Self { dva, owner_and_birth: u64::from(owner.get()) << BIRTH_BITS | birth }
     }
 
-    /// The first copy's address, as it is stored.
+    /// Address of the first copy, in its on-disk encoding.
     pub(crate) fn dva(&self) -> u64 {
         self.dva
     }
@@ -48,13 +48,13 @@ impl BlockKey {
         self.owner_and_birth & (BIRTH_END - 1)
     }
 
-    /// Something that spreads keys.
+    /// A hash for choosing among L2 devices.
     pub(crate) fn hash(&self) -> u64 {
         (self.dva ^ self.owner_and_birth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }
 }
 
-// SAFETY: `Hash` and `Eq` are derived, over integers that never change.
+// SAFETY: `Hash` and `Eq` are derived, from integers without interior mutability.
 unsafe impl Key for BlockKey {
     #[inline]
     fn owner(&self) -> OwnerId {

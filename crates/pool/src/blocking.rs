@@ -1,23 +1,26 @@
-//! Threads that must not wait: what would wait for a device or a transaction group on such a thread fails instead.
+//! Non-blocking mode of a thread: an operation that would wait for a device or a transaction group
+//! fails instead.
 //!
-//! A thread that answers many, as one that serves a file system's requests, tries first without waiting, and hands over what
-//! cannot be done so to a thread that may wait. The mark is the thread's own, and looked at only where somebody is about to
-//! wait: what is found in memory at once never asks.
+//! A thread that serves many requests, such as those of a file system, first runs an operation in
+//! non-blocking mode. If that fails, it passes the operation to a thread that may block. The mode
+//! is a thread-local flag. Only code that is about to wait reads it, so an operation that finds
+//! everything in memory does not.
 //!
 //! # Invariants
 //!
-//! - What fails with [`ErrorKind::WouldBlock`] has changed nothing: whoever changes something in several steps has what they need in
-//!   memory before the first, and may wait from then on.
+//! - An operation that fails with [`ErrorKind::WouldBlock`] has changed nothing. A change of
+//!   several steps has everything it needs in memory before the first step, and may block from then
+//!   on.
 //!
 //! # Locking
 //!
-//! None of its own. Locks under which others wait for devices are taken by [`lock`], which gives up after a while on a
-//! thread that must not wait.
+//! No lock of its own. Locks that are held during device I/O are taken with [`lock`], which gives
+//! up after a bounded number of attempts in non-blocking mode.
 //!
 //! # What it does not do
 //!
-//! Waits for memory stay: they are bounded (0.1 s), rare, and have no other thread to go to. So do waits for locks that
-//! nobody holds during I/O.
+//! It does not cover waits for memory: they are bounded and rare, and another thread would have to
+//! wait too. It does not cover locks that are never held during I/O.
 
 use std::cell::Cell;
 
@@ -25,88 +28,93 @@ use forebay_base::sync::{Mutex, MutexGuard, hint, thread_local};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How often a lock is tried that somebody holds: about as long as one holds it who does not wait.
+/// Attempts to take a held lock: about as long as a holder that does not wait keeps it.
 const LOCK_TRIES: usize = 128;
 
 thread_local! {
     static NON_BLOCKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the mark was before; so it is again when this is dropped, by a panic too.
-struct RestoreMark(bool);
+/// Restores the previous mode when dropped, also during a panic.
+struct RestoreMode(bool);
 
-impl RestoreMark {
-    fn set(forbidden: bool) -> Self {
-        Self(NON_BLOCKING.with(|mark| mark.replace(forbidden)))
+impl RestoreMode {
+    fn set(non_blocking: bool) -> Self {
+        Self(NON_BLOCKING.with(|mode| mode.replace(non_blocking)))
     }
 }
 
-impl Drop for RestoreMark {
+impl Drop for RestoreMode {
     fn drop(&mut self) {
-        NON_BLOCKING.with(|mark| mark.set(self.0));
+        NON_BLOCKING.with(|mode| mode.set(self.0));
     }
 }
 
-/// Runs `f` on this thread so that nothing of a pool's in it waits for a device or a transaction group: what would have to wait
-/// fails with [`ErrorKind::WouldBlock`] instead, before it has changed anything. Where that is a block that is not in memory, its
-/// read has begun, if it can be read without waiting: who asks again, on a thread that may wait, joins it.
+/// Runs `f` in non-blocking mode: an operation that would wait for a device or a transaction group
+/// fails with [`ErrorKind::WouldBlock`] and has changed nothing.
+///
+/// If the operation needs a block that is not in memory, its read has been started where that is
+/// possible without waiting. A repetition on a thread that may block joins this read.
 ///
 /// ```
 /// # use forebay_pool::{ErrorKind, Object, non_blocking};
 /// fn read(object: &Object, out: &mut [u8]) -> forebay_pool::Result<usize> {
 ///     match non_blocking(|| object.read(0, out)) {
 ///         Err(error) if error.kind() == ErrorKind::WouldBlock => {
-///             object.read(0, out) // On a thread that may wait.
+///             object.read(0, out) // On a thread that may block.
 ///         }
 ///         done => done,
 ///     }
 /// }
 /// ```
 ///
-/// Callbacks that `f` leaves behind are not marked. Calls nest, also with [`blocking_allowed`].
+/// The mode does not apply to callbacks that outlive `f`. Calls nest, also with
+/// [`blocking_allowed`].
 pub fn non_blocking<R>(f: impl FnOnce() -> R) -> R {
-    let _before = RestoreMark::set(true);
+    let _before = RestoreMode::set(true);
     f()
 }
 
-/// The opposite, inside of it: for what must not stop half-way, as several changes of one transaction.
+/// Runs `f` in blocking mode within [`non_blocking`], for work that must not stop halfway, such as
+/// several changes of one transaction.
 pub fn blocking_allowed<R>(f: impl FnOnce() -> R) -> R {
-    let _before = RestoreMark::set(false);
+    let _before = RestoreMode::set(false);
     f()
 }
 
-/// Whether this thread must not wait.
+/// Whether this thread is in non-blocking mode.
 #[inline]
 pub(crate) fn is_non_blocking() -> bool {
     NON_BLOCKING.with(Cell::get)
 }
 
-/// To be called before waiting.
+/// Checks whether this thread may block. Call it before waiting for `what`.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] if this thread must not.
+/// [`ErrorKind::WouldBlock`] in non-blocking mode.
 #[inline]
 pub fn check(what: &'static str) -> Result<()> {
     if is_non_blocking() { Err(would_block(what)) } else { Ok(()) }
 }
 
-/// `what` is not there yet, and this thread must not wait for it.
+/// The error of an operation that would wait for `what` in non-blocking mode.
 #[cold]
 pub(crate) fn would_block(what: &'static str) -> Error {
-    let text = format!("{what} would have to be waited for: do it on a thread that may wait");
+    let text =
+        format!("waiting for {what} would block: repeat the operation on a thread that may block");
     Error::new(ErrorKind::WouldBlock, text)
 }
 
-/// Whether an error says that something would have had to wait.
+/// Whether the result is a [`ErrorKind::WouldBlock`] error.
 #[inline]
 pub(crate) fn is_would_block<T>(result: &Result<T>) -> bool {
     result.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Takes a lock under which others may wait for devices.
+/// Takes a lock that others may hold during device I/O.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] if this thread must not wait, and somebody holds it.
+/// [`ErrorKind::WouldBlock`] in non-blocking mode, if another thread holds the lock.
 #[inline]
 pub fn lock<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard<'a, T>> {
     match mutex.try_lock() {
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_nest_and_end_with_a_panic() {
+    fn modes_nest_and_are_restored_after_a_panic() {
         assert!(!is_non_blocking());
         non_blocking(|| {
             assert!(is_non_blocking());
@@ -154,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_held_is_given_up() {
+    fn a_held_lock_would_block() {
         let mutex = Mutex::named("object-lock", 1);
         let guard = mutex.lock();
         let tried = non_blocking(|| lock(&mutex, "a test").map(drop));

@@ -1,4 +1,4 @@
-//! Datasets and what is in them: objects and directories, as users of the library see them.
+//! Datasets: settings, and access to their objects and directories.
 
 use forebay_base::sync::atomic::{AtomicBool, Ordering};
 use forebay_base::sync::{Arc, Mutex};
@@ -18,34 +18,36 @@ use crate::tx::Tx;
 use crate::txg::slot_of;
 use crate::zap::Zap;
 
-/// Records of objects have at least this many bytes.
+/// Minimum record size of objects, in bytes.
 pub const RECORD_BYTES_MIN: u32 = 4 << 10;
-/// Records of objects have at most this many bytes.
+/// Maximum record size of objects, in bytes.
 pub const RECORD_BYTES_MAX: u32 = 1 << 20;
 
-/// How a dataset is to be.
+/// Settings of a dataset.
 #[derive(Clone, Copy, Debug)]
 pub struct DatasetSettings {
-    /// Size of a record of new objects in bytes: a power of two from [`RECORD_BYTES_MIN`] to [`RECORD_BYTES_MAX`].
+    /// Record size of new objects in bytes: a power of two from [`RECORD_BYTES_MIN`] to
+    /// [`RECORD_BYTES_MAX`].
     pub record_bytes: u32,
-    /// Compression of data that is written from now on.
+    /// Compression of newly written data.
     pub data_compression: Compression,
-    /// Copies of data that is written from now on: 1 or 2.
+    /// Copies of newly written data: 1 or 2.
     pub data_copies: u8,
-    /// Compression of metadata that is written from now on.
+    /// Compression of newly written metadata.
     pub metadata_compression: Compression,
-    /// Copies of metadata that is written from now on: 1 or 2.
+    /// Copies of newly written metadata: 1 or 2.
     pub metadata_copies: u8,
-    /// What RAM caches of it.
+    /// Blocks that the RAM cache may hold.
     pub cache: CacheMode,
-    /// What L2 devices hold of it, from now on.
+    /// Blocks that L2 devices may hold, from now on.
     pub l2: CacheMode,
-    /// When an fsync returns.
+    /// What makes an fsync durable.
     pub sync: SyncMode,
 }
 
 impl Default for DatasetSettings {
-    /// 128 KiB records in one copy as they are, metadata in two copies with LZ4, all cached in RAM and on L2 devices, fsync by the intent log.
+    /// Records of 128 KiB in one copy without compression, metadata in two copies with LZ4,
+    /// everything cached in RAM and on L2 devices, fsync through the intent log.
     fn default() -> Self {
         Self {
             record_bytes: 128 << 10,
@@ -66,12 +68,12 @@ impl DatasetSettings {
         let record = self.record_bytes;
         if !record.is_power_of_two() || !(RECORD_BYTES_MIN..=RECORD_BYTES_MAX).contains(&record) {
             return invalid(format!(
-                "records of {record} bytes: take a power of two from {RECORD_BYTES_MIN} to {RECORD_BYTES_MAX}"
+                "record size {record} is not a power of two from {RECORD_BYTES_MIN} to {RECORD_BYTES_MAX}"
             ));
         }
         for copies in [self.data_copies, self.metadata_copies] {
             if !(1..=2).contains(&copies) {
-                return invalid(format!("{copies} copies: take 1 or 2"));
+                return invalid(format!("{copies} copies are not supported: use 1 or 2"));
             }
         }
         Ok(())
@@ -92,7 +94,7 @@ impl DatasetSettings {
         };
         let settings = parse().filter(|settings| settings.check().is_ok());
         settings.ok_or_else(|| {
-            Error::new(ErrorKind::Corrupt, "the settings of a dataset make no sense")
+            Error::new(ErrorKind::Corrupt, "the settings of the dataset are invalid")
         })
     }
 
@@ -107,7 +109,7 @@ impl DatasetSettings {
         phys.sync = self.sync as u8;
     }
 
-    /// What the RAM cache is told.
+    /// The setting `cache` in the terms of the RAM cache.
     pub(crate) fn caching(&self) -> OwnerCaching {
         match self.cache {
             CacheMode::All => OwnerCaching::All,
@@ -126,7 +128,7 @@ impl DatasetSettings {
     }
 }
 
-/// A dataset that is open. All handles of it share this.
+/// An open dataset, shared by all its handles.
 pub(crate) struct DatasetInner {
     pub(crate) name: String,
     /// Its number among the pool's own objects.
@@ -139,17 +141,17 @@ pub(crate) struct DatasetInner {
     logs: AtomicBool,
 }
 
-/// What `dataset` protects.
+/// Protected by the lock `dataset`.
 struct StoredDataset {
-    /// What the attributes of its object are.
+    /// The attributes of the dataset's object.
     phys: DatasetPhys,
-    /// Whether settings in it are not written yet.
+    /// Whether settings in `phys` are not written yet.
     changed: bool,
-    /// Roots and flavours that txgs have set and that are not in `phys`, by the txg's low bit.
+    /// Roots that txgs have set and that are not in `phys` yet, by the low bit of the txg.
     roots: [Option<Root>; 2],
 }
 
-/// What a txg has set.
+/// Root object and flavour, as set in a txg.
 #[derive(Clone, Copy)]
 struct Root {
     txg: u64,
@@ -158,20 +160,23 @@ struct Root {
 }
 
 impl DatasetInner {
-    /// A dataset as it lies in the attributes of its object.
+    /// Opens a dataset from the attributes of its object.
     pub(crate) fn open(
         (store, ahead): (Store, &Arc<ReadAhead>),
         (name, number): (&str, u64),
         attributes: &[u8],
         seed: u64,
     ) -> Result<Arc<Self>> {
-        let doing = |error: Error| error.doing(format_args!("dataset {name}"));
+        let in_dataset = |error: Error| error.doing(format_args!("dataset {name}"));
         let phys = DatasetPhys::read_from_bytes(attributes).map_err(|_| {
-            doing(Error::new(ErrorKind::Corrupt, "its object has no such attributes"))
+            in_dataset(Error::new(
+                ErrorKind::Corrupt,
+                "the attributes of its object have the wrong length",
+            ))
         })?;
-        let settings = DatasetSettings::of(&phys).map_err(doing)?;
+        let settings = DatasetSettings::of(&phys).map_err(in_dataset)?;
         let objset = Objset::new((store, ahead), &phys.objset, settings.write_settings(), seed)
-            .map_err(doing)?;
+            .map_err(in_dataset)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             number,
@@ -185,11 +190,14 @@ impl DatasetInner {
         }))
     }
 
-    /// The settings among the attributes of a dataset's object.
+    /// The settings in the attributes of a dataset's object.
     pub(crate) fn settings_of(attributes: &[u8]) -> Result<DatasetSettings> {
         let phys = DatasetPhys::read_from_bytes(attributes);
         let phys = phys.map_err(|_| {
-            Error::new(ErrorKind::Corrupt, "a dataset's object has no such attributes")
+            Error::new(
+                ErrorKind::Corrupt,
+                "the attributes of the dataset's object have the wrong length",
+            )
         })?;
         DatasetSettings::of(&phys)
     }
@@ -204,7 +212,8 @@ impl DatasetInner {
         Ok(phys)
     }
 
-    /// Writes what a txg has changed. Returns the new attributes of its object, if they are new.
+    /// Writes the changes of a txg. Returns the new attributes of the dataset's object, if they
+    /// changed.
     pub(crate) fn sync(&self, ctx: &mut SyncContext<'_>) -> Result<Option<DatasetPhys>> {
         let objset = self.objset.sync(ctx);
         let objset = objset.map_err(|error| error.doing(format_args!("dataset {}", self.name)))?;
@@ -225,8 +234,8 @@ impl DatasetInner {
         DatasetSettings::of(&self.stored.lock().phys)
     }
 
-    /// Changes the settings, which were checked. The next sync writes them; blocks are written as they say from the
-    /// txg behind that of `tx` on.
+    /// Changes the settings, which were checked before. The next sync writes them. They apply to
+    /// the blocks of all txgs after that of `tx`.
     pub(crate) fn set_settings(&self, tx: &Tx, log: &IntentLog, settings: &DatasetSettings) {
         {
             let mut stored = self.stored.lock();
@@ -239,21 +248,21 @@ impl DatasetInner {
         store.set_l2_mode(settings.l2);
         let logs = settings.sync == SyncMode::Log;
         if logs != self.logs() {
-            // First: no commit may find some of the txg's changes noted and others not. Who begins in the next one
-            // sees what is set here.
+            // Leave the gap first, so that no commit finds only a part of the txg's changes noted.
+            // Transactions of the next txg see the new value.
             log.leave_gap(tx.txg());
             self.logs.store(logs, Ordering::Release);
         }
     }
 
-    /// Sets the object that its user starts from, and the user's kind, in the txg of `tx`: that object may be of the txg
-    /// itself.
+    /// Sets the root object and the flavour of the dataset in the txg of `tx`. The object may have
+    /// been created in the same txg.
     pub(crate) fn set_root(&self, tx: &Tx, object: u64, flavour: u32) {
         let root = Root { txg: tx.txg(), object, flavour };
         self.stored.lock().roots[slot_of(tx.txg())] = Some(root);
     }
 
-    /// That object and kind, as they are now.
+    /// The newest root object and flavour.
     pub(crate) fn root(&self) -> (u64, u32) {
         let stored = self.stored.lock();
         match stored.roots.iter().flatten().max_by_key(|root| root.txg) {
@@ -267,7 +276,8 @@ impl DatasetInner {
         self.logs.load(Ordering::Acquire)
     }
 
-    /// Changes the attributes of an object. A directory's names make space for them.
+    /// Changes the attributes of an object. A micro directory becomes fat if the attributes need
+    /// its space.
     pub(crate) fn set_attributes(&self, tx: &Tx, number: u64, attributes: &[u8]) -> Result<()> {
         check_attributes(attributes)?;
         let dnode = self.objset.dnode(number)?;
@@ -278,14 +288,15 @@ impl DatasetInner {
         self.objset.set_attributes(tx, number, attributes)
     }
 
-    /// A directory, open. All who have it open share one state of it in memory.
+    /// Opens a directory. All handles share one in-memory state.
     pub(crate) fn directory(&self, number: u64) -> Result<Arc<Zap<Leaves>>> {
         let node = self.objset.open(number)?;
         if node.kind != ObjectKind::Zap {
-            let text = format!("object {number} is no directory");
+            let text = format!("object {number} is not a directory");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        // Held while it is read: nobody else makes a state of it, changes that, and lets it go meanwhile.
+        // Held during the read, so that no other thread creates, changes and drops another state of
+        // the directory meanwhile.
         let mut open = blocking::lock(&node.directory, "a directory that is being opened")?;
         if let Some(zap) = open.upgrade() {
             return Ok(zap);

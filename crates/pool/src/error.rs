@@ -1,42 +1,43 @@
-//! What can go wrong, and what to do about it.
+//! Errors of the pool. Each kind says how to react.
 
 use std::fmt;
 
-/// Kinds of error; each says what helps.
+/// Kinds of errors, by the reaction that helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no such object, name or dataset.
+    /// The object, name or dataset does not exist.
     NotFound,
-    /// The name is taken.
+    /// The name exists already.
     Exists,
-    /// An argument cannot be right: fix the call.
+    /// An argument is invalid: fix the call.
     Invalid,
-    /// No space is left on the devices: delete something.
+    /// No space is left on the devices: delete something, or add a device.
     NoSpace,
-    /// No memory is left under the cache's bound: raise it, or do less at once.
+    /// No memory is left under the bound of the cache: raise the bound, or do less at once.
     NoMemory,
-    /// What a device returned is not what was written, in any copy: restore it from elsewhere.
+    /// No copy on a device is what was written: restore the content from a backup.
     Corrupt,
     /// A device failed.
     Device,
-    /// A write that had to succeed failed: nothing is written any more until the pool is imported again.
+    /// An essential write failed: nothing is written any more until the pool is imported again.
     Suspended,
-    /// These devices hold no pool, or not all devices of the pool are there.
+    /// The devices hold no pool, or some devices of the pool are missing.
     NotAPool,
-    /// A newer version wrote this: import it with that one.
+    /// A newer version wrote this: use that version.
     Unsupported,
     /// Somebody else has it open, or may have.
     InUse,
-    /// It was opened for reading only.
+    /// It was opened read-only.
     ReadOnly,
-    /// The pool was exported, or the object destroyed: open it again.
+    /// The pool was exported, or the object was destroyed: open it again.
     Closed,
-    /// This thread must not wait, see [`non_blocking`](crate::non_blocking): do it on one that may.
+    /// The operation would block in non-blocking mode, see [`non_blocking`](crate::non_blocking):
+    /// repeat it on a thread that may block.
     WouldBlock,
 }
 
-/// An error: its kind, what was being done to what, and the cause.
+/// An error: its kind, the operation and its object, and the cause.
 pub struct Error(Box<ErrorInner>);
 
 struct ErrorInner {
@@ -45,17 +46,17 @@ struct ErrorInner {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// What operations of the pool return.
+/// Result of the operations of a pool.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of this kind; the message names the thing, and the way out if there is one.
+    /// An error of this kind. The message names the object, and the way out if there is one.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(ErrorInner { kind, message: message.into(), source: None }))
     }
 
-    /// The same, with its cause.
+    /// Adds the cause.
     #[must_use]
     pub fn because(
         mut self,
@@ -65,14 +66,14 @@ impl Error {
         self
     }
 
-    /// The same, with what was being done in front of its message.
+    /// Prefixes the message with the operation or the object.
     #[must_use]
     pub fn doing(mut self, what: impl fmt::Display) -> Self {
         self.0.message = format!("{what}: {}", self.0.message);
         self
     }
 
-    /// Its kind.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }

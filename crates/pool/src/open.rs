@@ -1,7 +1,7 @@
-//! Opening files and block devices by path, with their locks, and who this host is.
+//! Opening files and block devices by path, with their locks, and the identity of this host.
 //!
-//! A device's lock ([`FileLock`]) holds between processes of this host only. Against other hosts the label says who has
-//! the pool.
+//! The lock of a device ([`FileLock`]) excludes other processes of this host only. Use by other
+//! hosts is recorded in the label.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 
-/// Locks that are held until it is dropped.
+/// Locks that are held until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     _file: Option<FileLock>,
@@ -28,7 +28,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Lets go of `lock`, any lock of the caller's, when the device's own lock is let go: when the pool is closed.
+    /// Keeps `lock`, any lock of the caller, until the device's own lock is released, when the pool
+    /// is closed.
     #[must_use]
     pub fn keep(mut self, lock: OwnedFd) -> Self {
         self.lock.get_or_insert_default().kept.push(lock);
@@ -44,26 +45,28 @@ impl fmt::Debug for Opened {
 }
 
 impl From<Arc<dyn Device>> for Opened {
-    /// A device that nobody else can have.
+    /// A device that nobody else can open.
     fn from(device: Arc<dyn Device>) -> Self {
         Self { device, lock: None }
     }
 }
 
-/// Opens the file or block device at `path`, locked: with `read_only`, beside others that read.
+/// Opens and locks the file or block device at `path`. With `read_only`, the lock is shared with
+/// other readers.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`] if another process has it, [`ErrorKind::NotFound`] if nothing is there,
-/// [`ErrorKind::Invalid`] for what cannot be a device, [`ErrorKind::Device`] for the rest.
+/// [`ErrorKind::InUse`] if another process has it open, [`ErrorKind::NotFound`] if it does not
+/// exist, [`ErrorKind::Invalid`] if it is not suitable as a device, [`ErrorKind::Device`]
+/// otherwise.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
-    // The pool lets go of it when it is exported, even if somebody still has the device.
+    // The pool releases the lock at export, even if the device is still referenced.
     let lock = Some(Locks { _file: device.take_lock(), kept: Vec::new() });
     Ok(Opened { device: Arc::new(device), lock })
 }
 
-/// Why opening was refused.
+/// Maps the cause of a failed open to an error of the pool.
 pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
         OpenError::Missing { .. } => ErrorKind::NotFound,
@@ -75,24 +78,24 @@ pub(crate) fn refused(error: OpenError) -> Error {
     Error::new(kind, error.to_string()).because(error)
 }
 
-/// Who a host is, as labels say it.
+/// Identity of a host, as stored in labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostId {
-    /// Names it; 0 if nobody knows.
+    /// Identifies the host; 0 if unknown.
     pub id: u64,
-    /// For people.
+    /// Name for messages.
     pub name: String,
 }
 
 impl HostId {
-    /// This host, by `/etc/machine-id` and the kernel's host name.
+    /// This host, by `/etc/machine-id` and the host name of the kernel.
     pub fn of_this_host() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let name = text("/proc/sys/kernel/hostname");
         let machine = text("/etc/machine-id");
-        // Without a machine's name for itself, the one that people gave it.
-        let named = if machine.is_empty() { &name } else { &machine };
-        let id = if named.is_empty() { 0 } else { xxh3_64(named.as_bytes()).max(1) };
+        // Without a machine id, use the host name.
+        let identity = if machine.is_empty() { &name } else { &machine };
+        let id = if identity.is_empty() { 0 } else { xxh3_64(identity.as_bytes()).max(1) };
         Self { id, name }
     }
 }

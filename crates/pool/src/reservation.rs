@@ -1,15 +1,17 @@
 //! Reservations of free space: a transaction reserves space before it uses it.
 //!
-//! A transaction begins with [`FIRST_BYTES`], enough for a change of any kind, and reserves more as
-//! it needs more. So concurrent transactions never promise more than there is, and a single one may
+//! A transaction begins with [`FIRST_BYTES`], enough for any single change, and reserves more when
+//! needed. So concurrent transactions never reserve more space than is free, and a single one may
 //! use all of it. A transaction reports its dirty bytes to its txg before its reservation ends, so
 //! they are never missing from both.
 //!
-//! First reservations are counted in shards, by thread, and summed only when space is scarce:
+//! First reservations are counted in shards, by thread, and summed only when space is scarce. So
 //! beginning a transaction in a pool with enough free space writes no cache line that another
 //! thread writes.
 //!
-//! Locking: none; `docs/locking.md` has the order of the atomics.
+//! # Locking
+//!
+//! None; `docs/locking.md` has the order of the atomics.
 
 use std::cell::Cell;
 
@@ -20,50 +22,51 @@ use forebay_base::sync::{Arc, thread_slot};
 use crate::space::SpaceStats;
 use crate::txg::Txgs;
 
-/// Reservations of the count of first steps; a power of two.
+/// Shards of the count of first reservations; a power of two.
 const SHARDS: usize = 16;
-/// What a transaction begins with: enough for a change of any kind.
+/// First reservation of a transaction: enough for any single change.
 pub(crate) const FIRST_BYTES: u64 = 512 << 10;
-/// What it grows by, or by what it needs if that is more.
+/// Minimum increment of a reservation.
 const GROW_BYTES: u64 = 1 << 20;
-/// With so much space first steps are not summed: they are less than this for 2000 transactions at
-/// once.
+/// With this much free space, first reservations are not summed: 2000 concurrent transactions
+/// reserve less than this.
 const PLENTY_BYTES: u64 = 1 << 30;
 
-/// What a transaction is for, as far as space is concerned.
+/// Effect of a transaction on free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// It may make the pool fuller.
+    /// It may use more space.
     Use,
-    /// In the end it gives space back: it may begin when the pool is full.
+    /// It will free space: it may begin when the pool is full.
     Free,
 }
 
-/// The space of a pool.
+/// The free space of a pool.
 pub(crate) struct ReservableSpace {
     txgs: Arc<Txgs>,
-    /// Bytes that are free, as of the newest txg that was written.
+    /// Free bytes in the newest written txg.
     free: AtomicU64,
-    /// The same with those that were freed and will be free some txgs later.
+    /// Free bytes plus freed bytes that become reusable some txgs later.
     free_later: AtomicU64,
-    /// Bytes of them that are no transaction's, by intent.
-    kept: [AtomicU64; 2],
-    /// What transactions have beyond their first steps.
+    /// Free bytes that transactions must not use, by intent.
+    withheld: [AtomicU64; 2],
+    /// Reservations beyond the first reservations.
     grown: AtomicU64,
-    /// First steps.
+    /// First reservations.
     first: [CachePadded<AtomicU64>; SHARDS],
 }
 
-/// A shard of it. A transaction holds it by a count of references on a line that few others write.
+/// A shard. A transaction holds a reference to it, whose count lies on a cache line with few
+/// writers.
 pub(crate) struct ReservationShard {
     space: Arc<ReservableSpace>,
     index: usize,
 }
 
-/// The space of a pool, as it is handed out.
+/// The shards of a pool's free space.
 pub(crate) struct Reservations([Arc<CachePadded<ReservationShard>>; SHARDS]);
 
-/// ReservableSpace that a transaction has; given back when it is dropped.
+/// Reserved space of a transaction. Released when dropped.
 pub(crate) struct Reservation {
     shard: Arc<CachePadded<ReservationShard>>,
     intent: Intent,
@@ -77,7 +80,7 @@ impl Reservations {
             txgs: Arc::clone(txgs),
             free: AtomicU64::new(0),
             free_later: AtomicU64::new(0),
-            kept: [AtomicU64::new(0), AtomicU64::new(0)],
+            withheld: [AtomicU64::new(0), AtomicU64::new(0)],
             grown: AtomicU64::new(0),
             first: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(0))),
         });
@@ -86,30 +89,30 @@ impl Reservations {
         }))
     }
 
-    /// Learns how much is free, and how much of that is not for transactions that use and that free
-    /// space.
-    pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
+    /// Sets the free space, and the parts of it that transactions with intent `Use` and `Free` must
+    /// not use.
+    pub(crate) fn set(&self, space: &SpaceStats, withheld_from_use: u64, withheld_from_free: u64) {
         let reservable = &self.0[0].space;
-        reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
-        reservable.kept[Intent::Free as usize].store(kept_from_free, Ordering::Relaxed);
+        reservable.withheld[Intent::Use as usize].store(withheld_from_use, Ordering::Relaxed);
+        reservable.withheld[Intent::Free as usize].store(withheld_from_free, Ordering::Relaxed);
         reservable.free_later.store(space.free_bytes + space.deferred_bytes, Ordering::SeqCst);
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// What changes that make the pool fuller can still take, if they wait for what was freed. With
-    /// less than one begins with it is nothing.
+    /// Bytes that transactions with intent `Use` can still use, if they wait for freed space. Less
+    /// than a first reservation counts as nothing.
     pub(crate) fn available(&self) -> u64 {
         let reservable = &self.0[0].space;
         let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
-    /// What a transaction begins with; nothing if there is no space for it.
+    /// A first reservation; `None` if there is not enough space.
     pub(crate) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)
     }
 
-    /// The same with less, for what frees space, when no more will come by waiting.
+    /// A smaller first reservation for intent `Free`, for when waiting yields no more space.
     pub(crate) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
         let left = self.0[0].space.left(intent, true).unwrap_or(0);
         let bytes = left.min(FIRST_BYTES) / 2;
@@ -129,14 +132,15 @@ impl Reservations {
 }
 
 impl ReservableSpace {
-    /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the
-    /// txgs' cells have not told yet, count if `exact`.
+    /// Bytes that are not reserved; `None` if more is reserved than is free. First reservations,
+    /// and dirty bytes that are still in the txgs' per-thread counts, are included if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
         self.left_of(&self.free, intent, exact)
     }
 
     fn left_of(&self, free: &AtomicU64, intent: Intent, exact: bool) -> Option<u64> {
-        // In the order in which a byte goes through them, from reservation to use: none is missed.
+        // In the order in which a byte passes through the counts, from reservation to use, so that
+        // none is missed.
         let first: u64 = match exact {
             true => self.first.iter().map(|shard| shard.load(Ordering::SeqCst)).sum(),
             false => 0,
@@ -147,11 +151,12 @@ impl ReservableSpace {
             false => self.txgs.dirty_estimate(),
         };
         let free = free.load(Ordering::SeqCst);
-        let kept = self.kept[intent as usize].load(Ordering::Relaxed);
-        free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
+        let withheld = self.withheld[intent as usize].load(Ordering::Relaxed);
+        free.checked_sub(withheld)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
 
-    /// Adds first and looks then: of two who take the last space, one at least sees the other.
+    /// Adds first, then checks: of two threads that reserve the last space, at least one sees the
+    /// other.
     fn reserve_first(&self, index: usize, intent: Intent, bytes: u64) -> bool {
         self.first[index].fetch_add(bytes, Ordering::SeqCst);
         let plenty = self.left(intent, false).is_some_and(|left| left >= PLENTY_BYTES);
@@ -173,7 +178,7 @@ impl ReservableSpace {
 }
 
 impl Reservation {
-    /// Whether a transaction may come to so many bytes; reserves more if it has to.
+    /// Whether the reservation covers so many bytes. Reserves more if necessary.
     #[inline]
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         let missing = bytes.saturating_sub(self.first + self.grown.get());
@@ -210,7 +215,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_was_freed_first_fills_what_is_kept() {
+    fn freed_space_first_refills_the_withheld_space() {
         let txgs = Txgs::new(9, Arc::new(SystemClock::new()), Arc::new(TxgTunables::default()));
         let shards = Reservations::new(&Arc::new(txgs));
         let available = |free_bytes, deferred_bytes| {
@@ -218,7 +223,7 @@ mod tests {
             shards.set(&space, 33 * MIB, 16 * MIB);
             shards.available()
         };
-        // What frees space may take some of what is kept.
+        // Transactions that free space may use some of the withheld space.
         assert_eq!(available(20 * MIB, 10 * MIB), 0);
         assert_eq!(available(20 * MIB, 15 * MIB), 2 * MIB);
         assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB);
@@ -227,6 +232,6 @@ mod tests {
         assert_eq!(available(33 * MIB, FIRST_BYTES), 0);
         drop(reserved);
         assert_eq!(available(33 * MIB, FIRST_BYTES), FIRST_BYTES);
-        assert_eq!(available(33 * MIB, FIRST_BYTES - 1), 0, "nothing begins with that");
+        assert_eq!(available(33 * MIB, FIRST_BYTES - 1), 0, "less than a first reservation");
     }
 }

@@ -1,5 +1,4 @@
-//! The tunables of a pool: its own and those of its parts, set by name together. `docs/tunables.md` is made from
-//! their tables.
+//! Tunables of a pool and its parts, set by name. `docs/tunables.md` is generated from the tables.
 
 use forebay_base::sync::Arc;
 use forebay_base::tunables::{TunableError, TunableRow};
@@ -13,7 +12,7 @@ forebay_base::tunables! {
     /// Tunables of how blocks are written.
     pub table StoreTunables;
 
-    /// Bytes that may be on their way to devices at once.
+    /// Bytes of block writes that may be in flight at once.
     in_flight_bytes: bytes = 64 << 20, 1 << 20..=1 << 32, build, "bytes";
 }
 
@@ -21,12 +20,11 @@ forebay_base::tunables! {
     /// Tunables of how a pool uses its L2 devices.
     pub table L2DeviceTunables;
 
-    /// How long an export may take to write to L2 devices what of the pool is in memory only, so that it is
-    /// warm when it is used again. 0: nothing is written.
+    /// Time limit for writing cached blocks of the pool to its L2 devices during an export, so that
+    /// the pool is warm at its next import. 0: nothing is written.
     l2_export_ms: u32 = 10000, 0..=600000, runtime, "ms";
 
-    /// Whether an import puts blocks that L2 devices have back into memory before anybody asks for them, as far as there is room that nobody
-    /// needs.
+    /// Whether an import loads blocks from L2 devices into free cache capacity in the background.
     l2_warm_up: bool = true, false..=true, build, "flag";
 }
 
@@ -41,32 +39,32 @@ pub struct PoolTunables {
 }
 
 impl PoolTunables {
-    /// Of transaction groups.
+    /// Tunables of transaction groups.
     pub fn txg(&self) -> &Arc<TxgTunables> {
         &self.txg
     }
 
-    /// Of the intent log.
+    /// Tunables of the intent log.
     pub fn log(&self) -> &Arc<LogTunables> {
         &self.log
     }
 
-    /// Of prefetch.
+    /// Tunables of prefetch.
     pub fn prefetch(&self) -> &Arc<PrefetchTunables> {
         &self.prefetch
     }
 
-    /// Of how blocks are written.
+    /// Tunables of how blocks are written.
     pub fn store(&self) -> &StoreTunables {
         &self.store
     }
 
-    /// Of L2 devices.
+    /// Tunables of L2 devices.
     pub fn l2_devices(&self) -> &L2DeviceTunables {
         &self.l2_devices
     }
 
-    /// All rows with their values, written as [`set`](Self::set) takes them.
+    /// All rows with their values, in the format that [`set`](Self::set) takes.
     pub fn entries(&self) -> Vec<(&'static TunableRow, String)> {
         let tables = [
             self.txg.entries(),
@@ -81,7 +79,8 @@ impl PoolTunables {
     /// Sets a tunable by its name.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the name, the value or the time is wrong; it says what would be right.
+    /// [`ErrorKind::Invalid`] if the name or the value is wrong, or if the tunable cannot be set at
+    /// this time. The message names what is allowed.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         let tables: [&dyn Fn() -> Result<(), TunableError>; 5] = [
             &|| self.txg.set(name, value),

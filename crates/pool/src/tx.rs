@@ -1,4 +1,4 @@
-//! Transactions: what changes together.
+//! Transactions: changes that become durable together.
 
 use std::cell::Cell;
 
@@ -6,35 +6,36 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reservation::Reservation;
 use crate::txg::Hold;
 
-/// A transaction: all changes made with it become durable together, with its transaction group. It begins with
-/// [`Pool::begin`](crate::Pool::begin) and ends when it is dropped. There is no way back: a change is made when
-/// its call returns.
+/// A transaction: all changes made with it become durable together, with its transaction group.
 ///
-/// A txg cannot be committed while a transaction of it lives: keep them short, and begin no second one on a thread
-/// that has one.
+/// It begins with [`Pool::begin`](crate::Pool::begin) and ends when it is dropped. There is no
+/// rollback: a change is made when its call returns.
+///
+/// A txg cannot be committed while a transaction of it lives. Keep transactions short, and do not
+/// begin a second one on a thread that has one.
 pub struct Transaction<'p> {
     tx: Tx,
     hold: Hold<'p>,
 }
 
-/// A place in a transaction group, for all that changes in it: of a [`Transaction`], or of the sync itself, which
-/// works in a txg that nobody else can change any more.
+/// Membership of changes in a txg: of a [`Transaction`], or of the sync, which works in a txg that
+/// nobody else can change.
 pub(crate) struct Tx {
     txg: u64,
-    /// Bytes that the txg's sync will write because of it, at most.
+    /// Upper bound of the bytes that the sync will write because of the changes.
     dirty_bytes: Cell<u64>,
-    /// Space for what that may come to; without, there is no bound.
+    /// Space reserved for these bytes; `None` means without limit.
     reservation: Option<Reservation>,
 }
 
 impl<'p> Transaction<'p> {
-    /// A transaction with this space, or without any bound.
+    /// A transaction with this reservation, or without limit.
     pub(crate) fn new(hold: Hold<'p>, reservation: Option<Reservation>) -> Self {
         let tx = Tx { reservation, ..Tx::syncing(hold.txg()) };
         Self { tx, hold }
     }
 
-    /// Number of its transaction group.
+    /// The transaction group of the transaction.
     pub fn txg(&self) -> u64 {
         self.tx.txg
     }
@@ -51,7 +52,7 @@ impl Drop for Transaction<'_> {
 }
 
 impl Tx {
-    /// A place in the txg that is syncing.
+    /// For changes by the sync, in the txg that is syncing.
     pub(crate) fn syncing(txg: u64) -> Self {
         Self { txg, dirty_bytes: Cell::new(0), reservation: None }
     }
@@ -65,15 +66,15 @@ impl Tx {
         self.dirty_bytes.get()
     }
 
-    /// Counts bytes that the txg's sync will have to write: all copies, and what leads to them.
+    /// Counts bytes that the sync must write: all copies, and the indirect blocks above them.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] if there may be no space for them.
+    /// [`ErrorKind::NoSpace`] if there may not be enough free space.
     pub(crate) fn dirty(&self, bytes: u64) -> Result<()> {
         let sum = self.dirty_bytes.get().saturating_add(bytes);
         if self.reservation.as_ref().is_some_and(|reservation| !reservation.covers(sum)) {
             let text =
-                "no space is left for this transaction: make it smaller, or delete something";
+                "not enough free space for this transaction: make it smaller, or delete something";
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         self.dirty_bytes.set(sum);

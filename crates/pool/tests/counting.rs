@@ -1,4 +1,5 @@
-//! What a cached read and an insert cost, as the counting build counts it: `--features counting`.
+//! Locks and atomic operations of a cached read and of an insert, counted by a build with
+//! `--features counting`.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ fn pool() -> (Pool, Dataset) {
 }
 
 #[test]
-fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
+fn a_cached_read_takes_one_lock() {
     let (pool, data) = pool();
     let tx = pool.begin().unwrap();
     let object = data.object(data.create_object(&tx, &[]).unwrap()).unwrap();
@@ -37,32 +38,33 @@ fn a_cached_read_takes_its_objects_lock_once_and_no_other() {
     let mut out = [0; RECORD as usize];
     let mut read =
         |block: u64| assert_eq!(object.read(block * RECORD, &mut out).unwrap(), out.len());
-    // Reading ahead takes the lock as well, when random reads look like a stream for once.
+    // Read-ahead takes the lock too, whenever random reads happen to look like a stream.
     pool.set_tunable("prefetch_max_bytes", "0").unwrap();
-    // Indirect blocks get pinned, and places known.
+    // Pins the indirect blocks and sets the slot hints.
     (0..RECORDS).for_each(&mut read);
     let before = count::thread();
     (0..READS).for_each(|_| read(rng.below(RECORDS)));
     let after = count::thread();
     assert_eq!(after.locks - before.locks, READS);
-    // A pin and its end.
+    // Pin and unpin.
     assert_eq!(after.rmw - before.rmw, 2 * READS);
     assert_eq!(after.cas_failed - before.cas_failed, 0);
 }
 
 #[test]
-fn an_insert_into_a_leaf_takes_locks_of_its_directory_and_its_thread_only() {
+fn an_insert_takes_locks_of_its_directory_and_its_thread_only() {
     const NAMES: u64 = 100;
     let (pool, data) = pool();
     let tx = pool.begin().unwrap();
     let directory = data.directory(data.create_directory(&tx, &[]).unwrap()).unwrap();
     let insert = |name: u64| directory.insert(&tx, &name.to_le_bytes(), &[1]).unwrap();
-    // One leaf, with room for some more.
+    // One leaf, with space for more names.
     (0..300).for_each(insert);
     let before = count::thread();
     (300..300 + NAMES).for_each(insert);
     let after = count::thread();
-    // The directory's turn and state, its object for the leaf and for the count of entries, and the thread's shard of the
-    // intent log. None of dnodes: directories that were made side by side share that.
+    // The directory's object lock and state, the object's state for the leaf and for the entry
+    // count, and the thread's shard of the intent log. No shard of dnodes: neighbouring directories
+    // would share it.
     assert_eq!(after.locks - before.locks, 5 * NAMES);
 }

@@ -1,4 +1,4 @@
-//! The bound under dirty data and I/O memory.
+//! The bound with dirty data and I/O buffers.
 
 use forebay_base::sync::{Arc, thread};
 use forebay_cache::Attributes;
@@ -23,7 +23,7 @@ fn key(n: u64) -> BlockKey {
     BlockKey::new(forebay_cache::OwnerId::NONE, &bp)
 }
 
-/// Puts in as many blocks as fit twice.
+/// Inserts twice as many blocks as fit.
 fn fill(cache: &BlockCache) {
     for n in 0..2 * BOUND / BLOCK as u64 {
         let block = cache.alloc(BLOCK).unwrap();
@@ -42,7 +42,7 @@ fn cached_bytes(cache: &BlockCache) -> u64 {
         .sum()
 }
 
-/// Waits until the cache holds at most so much; the reclaimer has a thread of its own.
+/// Waits until the cache holds at most `bytes`. The reclaimer runs on its own thread.
 fn shrinks_to(cache: &BlockCache, bytes: u64) -> bool {
     (0..1_000_000).any(|_| {
         thread::yield_now();
@@ -50,7 +50,7 @@ fn shrinks_to(cache: &BlockCache, bytes: u64) -> bool {
     })
 }
 
-/// Waits until the cache may hold most of its bound.
+/// Waits until the cache may use most of its bound again.
 fn has_capacity_again(cache: &BlockCache) -> bool {
     cache.cache().resize(BOUND);
     (0..1_000_000).any(|_| {
@@ -79,11 +79,11 @@ fn dirty_bytes_leave_less_capacity_for_blocks() {
 fn blocks_make_space_for_io() {
     let cache = cache();
     fill(&cache);
-    // As much as there is beside the cache, and more: blocks must go for it.
+    // All memory beside the cache and more, so blocks must be evicted.
     let wanted = (MEMORY_MARGIN_BYTES + BOUND / 4 + BOUND / 2) as usize;
     let held: Vec<_> = (0..wanted / BLOCK).map(|_| cache.alloc(BLOCK).unwrap()).collect();
     assert!(cached_bytes(&cache) < BOUND * 3 / 4);
-    // And when nothing is left that could go, that is an error after a while.
+    // When nothing more can be evicted, the allocation fails after a bounded time.
     let mut more = Vec::new();
     let error = loop {
         match cache.alloc(BLOCK) {
@@ -95,7 +95,7 @@ fn blocks_make_space_for_io() {
     assert_eq!(error.kind(), ErrorKind::NoMemory);
     drop(held);
     drop(more);
-    // The cache has its room back.
+    // The cache gets its capacity back.
     assert!(has_capacity_again(&cache));
     fill(&cache);
     assert!(cached_bytes(&cache) > BOUND / 2);
@@ -103,14 +103,14 @@ fn blocks_make_space_for_io() {
 }
 
 #[test]
-fn lengths_that_cannot_be_are_errors_at_once() {
+fn invalid_lengths_fail_at_once() {
     let cache = cache();
     assert_eq!(cache.alloc(0).unwrap_err().kind(), ErrorKind::NoMemory);
     assert_eq!(cache.alloc(usize::MAX).unwrap_err().kind(), ErrorKind::NoMemory);
 }
 
 #[test]
-fn what_cannot_be_built_says_why() {
+fn a_failed_build_names_the_cause() {
     let build = |options| BlockCache::new(options).map(drop).unwrap_err();
     let error = build(BlockCacheOptions { bytes: 4096, ..Default::default() });
     assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -121,7 +121,7 @@ fn what_cannot_be_built_says_why() {
 }
 
 #[test]
-fn keys_differ_by_place_birth_and_owner() {
+fn keys_differ_by_address_birth_and_owner() {
     let bp = |offset, birth| BlockPtrPhys {
         copies: [DvaPhys::new(Dva { device: 3, offset }), DvaPhys::NONE],
         birth_txg: U64::new(birth),

@@ -1,4 +1,4 @@
-//! Bringing what a read needs into the cache, for somebody who does not wait for it.
+//! Asynchronous reads of the blocks that a later read of an object needs.
 
 use forebay_base::sync::Arc;
 use forebay_cache::Attributes;
@@ -9,13 +9,14 @@ use crate::format::BlockPtrPhys;
 use super::node::{BlockState, Node};
 use super::tree::{self, POINTERS_SHIFT, Tree};
 
-/// What is to be called when nothing is on its way any more.
+/// Called once all started reads have ended.
 pub(crate) type OnFetched = Box<dyn FnOnce() + Send>;
 
-/// Reads on their way hold it; the last one to let it go calls.
+/// Calls the function when the last reference is dropped. Each read in flight holds a reference.
 struct CallOnDrop(Option<OnFetched>);
 
-// SAFETY: nothing can be done with a shared one: what is in it is reached by its drop only.
+// SAFETY: a shared reference gives no access to the content: the field is private and only `drop`,
+// which has exclusive access, uses it.
 unsafe impl Sync for CallOnDrop {}
 
 impl Drop for CallOnDrop {
@@ -27,11 +28,15 @@ impl Drop for CallOnDrop {
 }
 
 impl Node {
-    /// Begins to read what a read of a range would have to wait for, as urgently as if somebody waited: blocks, or the
-    /// indirect blocks that say where they are, of which one at a time is known. Whatever happens to each, `done` is called
-    /// once, when the last one has ended, on whatever thread; at once, if there is nothing to read.
+    /// Starts the device reads that a read of the range would wait for, with the priority of a
+    /// synchronous read.
+    ///
+    /// If a block pointer is not in memory, this reads the highest missing indirect block instead:
+    /// the pointers below it are not known yet. Calls `done` exactly once, on any thread, after the
+    /// last read has ended, whether or not it succeeded. Calls it at once if there is nothing to
+    /// read.
     pub(crate) fn fetch_range(&self, offset: u64, len: u64, done: OnFetched) {
-        let at_end = Arc::new(CallOnDrop(Some(done)));
+        let on_fetched = Arc::new(CallOnDrop(Some(done)));
         let end = offset.saturating_add(len).min(self.size());
         if offset >= end {
             return;
@@ -45,21 +50,22 @@ impl Node {
             }
             match found {
                 Some(Some(ptr)) => {
-                    let at_end = Arc::clone(&at_end);
-                    let landed = Box::new(move |_| drop(at_end));
-                    self.objset.store.fetch(&ptr, self.attributes(), landed);
+                    let on_fetched = Arc::clone(&on_fetched);
+                    let on_completion = Box::new(move |_| drop(on_fetched));
+                    self.objset.store.fetch(&ptr, self.attributes(), on_completion);
                     block += 1;
                 }
                 Some(None) => block += 1,
                 None => {
-                    self.fetch_pointers(block, &at_end);
+                    self.fetch_pointers(block, &on_fetched);
                     block = (Tree::parent_of(block) + 1) << POINTERS_SHIFT;
                 }
             }
         }
     }
 
-    /// Where a block is stored: inside, nothing if it is in memory or a hole; outside, if that is not known.
+    /// The pointer of a stored block. `Some(None)` for a block that is dirty in memory or a hole;
+    /// `None` if the pointer is not in memory.
     pub(super) fn locate(&self, block: u64) -> Option<Option<BlockPtrPhys>> {
         match self.lock().find(block) {
             BlockState::Stored(ptr) => Some(Some(ptr)),
@@ -68,15 +74,15 @@ impl Node {
         }
     }
 
-    /// Begins to read the highest indirect block above `block` that is not in memory. The caller has entered the store's
-    /// readers.
-    fn fetch_pointers(&self, block: u64, at_end: &Arc<CallOnDrop>) {
+    /// Starts to read the highest indirect block above `block` that is not in memory. The caller
+    /// has entered the store's readers.
+    fn fetch_pointers(&self, block: u64, on_fetched: &Arc<CallOnDrop>) {
         let store = &self.objset.store;
         let tree = self.lock().tree;
-        // What is damaged is found, and told, by who reads.
+        // A later read finds the damage and reports it.
         if let Ok(Some(ptr)) = tree::missing_above(store, &tree, block) {
-            let at_end = Arc::clone(at_end);
-            store.fetch(&ptr, Attributes::METADATA, Box::new(move |_| drop(at_end)));
+            let on_fetched = Arc::clone(on_fetched);
+            store.fetch(&ptr, Attributes::METADATA, Box::new(move |_| drop(on_fetched)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An object as a directory's store of leaves.
+//! An object as the leaf store of a directory.
 
 use forebay_base::sync::{Arc, hint};
 use forebay_cache::Attributes;
@@ -11,11 +11,11 @@ use crate::zap::{LeafLookup, LeafStore, entries_of, put_entries};
 use super::node::{BlockState, Fetched, Node};
 use super::write::{HoleAction, ModifyOutcome, ModifyStep, WantedBytes, dirty_mut, dirty_of};
 
-/// What a directory has to wait for.
+/// A block or pointer that a directory operation must fetch before it can go on.
 pub(crate) enum FetchTicket {
-    /// The pointer of this block.
+    /// The block pointer of this block.
     Pointer(u64),
-    /// This block.
+    /// This block, at this block pointer.
     Block(u64, BlockPtrPhys),
 }
 
@@ -23,10 +23,11 @@ pub(crate) enum FetchTicket {
 pub(crate) struct Leaves(pub(crate) Arc<Node>);
 
 const WHOLE_LEAF: WantedBytes =
-    WantedBytes { bytes: ZAP_LEAF_BYTES, whole: false, missing: HoleAction::Leave };
+    WantedBytes { bytes: ZAP_LEAF_BYTES, whole: false, on_hole: HoleAction::Leave };
 
 impl Leaves {
-    /// Inline content goes by the number, which may be another object's by now.
+    /// Fails if the object was destroyed. Inline content is found by object number, and another
+    /// object may have the number by now.
     fn check_alive(&self) -> Result<()> {
         self.0.check_alive(&self.0.lock())
     }
@@ -69,12 +70,15 @@ impl LeafStore for Leaves {
             let mut state = self.0.lock();
             self.0.check_alive(&state)?;
             if entries.is_some() {
-                self.0.list(&mut state, tx)?;
+                self.0.mark_dirty(&mut state, tx)?;
             }
         }
         if !self.0.objset.set_inline(tx, self.0.number, content)? {
-            let text =
-                format!("{}: {} bytes do not fit into its dnode", self.describe(), content.len());
+            let text = format!(
+                "{}: {} bytes of inline content do not fit into its dnode",
+                self.describe(),
+                content.len()
+            );
             return Err(Error::new(ErrorKind::NoSpace, text));
         }
         if let Some(entries) = entries {
@@ -90,7 +94,7 @@ impl LeafStore for Leaves {
         debug_assert_eq!(
             pending.txg,
             tx.txg(),
-            "a directory is counted that nothing was changed of"
+            "the entry count changes only together with the directory"
         );
         pending.entries = Some(entries);
     }
@@ -110,13 +114,13 @@ impl LeafStore for Leaves {
             BlockState::Stored(ptr) => ptr,
         };
         let store = &self.0.objset.store;
-        let (place, content) = state.pins.hint(id);
-        store.prefetch_header(place);
+        let (slot_hint, content) = state.pins.hint(id);
+        store.prefetch_header(slot_hint);
         drop(state);
-        // A leaf begins with what says where in it to look.
+        // The header at the start of a leaf is needed first.
         content.into_iter().for_each(hint::prefetch);
-        if let Some(leaf) = store.peek_at(&ptr, place) {
-            if leaf.place() != place {
+        if let Some(leaf) = store.peek_at(&ptr, slot_hint) {
+            if leaf.place() != slot_hint {
                 self.0.lock().pins.set_hint(id, leaf.place(), &leaf);
             }
             return Ok(LeafLookup::Resident(f(&leaf)));
@@ -153,18 +157,20 @@ impl LeafStore for Leaves {
 
     fn new_leaf<R>(&self, tx: &Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         if !self.0.is_hole(id)? {
-            let text = "there is a leaf where another one says that there is none";
-            let text = format!("{}: leaf {id}: {text}", self.describe());
+            let text = format!(
+                "{}: leaf {id} exists, but the directory has it as unused; run a check of the pool",
+                self.describe()
+            );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
-        let whole = WantedBytes { whole: true, missing: HoleAction::Create, ..WHOLE_LEAF };
+        let whole = WantedBytes { whole: true, on_hole: HoleAction::Create, ..WHOLE_LEAF };
         let new = self.0.modify(tx, id, whole, |leaf| {
             leaf.fill(0);
             f(leaf)
         })?;
         match new {
             ModifyOutcome::Done(result) => Ok(result),
-            ModifyOutcome::Hole => unreachable!("a block that is created is no hole"),
+            ModifyOutcome::Hole => unreachable!("HoleAction::Create never leaves a hole"),
         }
     }
 

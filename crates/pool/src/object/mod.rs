@@ -1,11 +1,18 @@
 //! Objects: numbered sequences of bytes in records, with attributes.
 //!
-//! [`Node`] is an open object in memory. It knows where its blocks are (`tree`), what two transaction groups have
-//! changed of it (`pending`), and reads, writes and syncs it (`read`, `write`, `sync`).
+//! [`Node`] is an open object in memory. It finds its blocks through the block tree (`tree`), keeps
+//! the changes of up to two transaction groups (`pending`), and reads (`read`), writes (`write`)
+//! and syncs (`sync_blocks`) its content.
 //!
-//! What is written waits in memory, a buffer a record and txg, until the txg syncs. A record that two txgs
-//! change has two buffers, since the first is being written while the second changes. Nothing is read from a
-//! device while an object's lock is held: who needs a block that is not in memory lets go, fetches, and starts over.
+//! # Invariants
+//!
+//! - Written data stays in memory, in one buffer per record and txg, until the txg has synced. A
+//!   record that two txgs change has two buffers: one is being written out while the other changes.
+//!
+//! # Locking
+//!
+//! No thread reads from a device while it holds the state lock of an object. An operation that
+//! needs a block that is not in memory releases the lock, fetches the block and starts over.
 
 mod fetch;
 mod leaves;
@@ -25,5 +32,5 @@ pub use node::ObjectUsage;
 pub(crate) use node::{DataFields, Node};
 pub(crate) use tree::SeekTarget;
 
-/// Times that an operation starts over because what it had fetched was no longer the newest, before it gives up.
+/// How often an operation starts over because the block it fetched was replaced meanwhile.
 pub(crate) const RETRIES_MAX: usize = 1000;

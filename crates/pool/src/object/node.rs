@@ -1,10 +1,15 @@
 //! An open object.
 //!
-//! One lock guards an object's state; objects share none. The order is: a directory's lock, then its object's, then
-//! a shard of dnodes.
+//! # Invariants
 //!
-//! Newest first, a block is: what the open txg has written or freed, what the syncing txg has, what the tree says. The
-//! sync replaces the tree and drops its txg's changes under one hold of the lock.
+//! - The newest content of a block is, in this order: the change of the open txg, the change of the
+//!   syncing txg, the block that the tree points to.
+//! - A sync replaces the tree and drops the changes of its txg under one hold of the state lock.
+//!
+//! # Locking
+//!
+//! One lock protects the state of an object. Objects share no lock. Lock order: the directory, then
+//! its object, then a shard of dnodes.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -23,103 +28,105 @@ use super::pending::{DirtySlot, Pending};
 use super::pins::Pins;
 use super::tree::{self, BLOCKS_MAX, Tree};
 
-/// The largest records, as a power of two.
+/// Largest record size, as a power of two.
 const RECORD_SHIFT_MAX: u8 = 24;
 
-/// How long an object is and what it takes on devices, as of one moment.
+/// Length and allocated space of an object at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectUsage {
-    /// Its length in bytes; 0 for a directory.
+    /// Length in bytes; 0 for a directory.
     pub size_bytes: u64,
-    /// Bytes on devices: all copies, indirect blocks; and about what will come to that of what is not written yet. 0 for a
-    /// directory that is small enough to lie where its attributes do.
+    /// Bytes on devices, all copies and indirect blocks included, plus an estimate for content that
+    /// is not written yet. 0 for a directory that is stored inline in its dnode.
     pub allocated_bytes: u64,
-    /// Whether content was changed and is not written yet: until then `allocated_bytes` is a guess, which knows nothing of
-    /// compression.
+    /// Whether changed content is not written yet. Until then `allocated_bytes` is an estimate that
+    /// ignores compression.
     pub is_estimate: bool,
 }
 
-/// An open object. It stays in memory while somebody holds it or a txg has changes of it.
+/// An open object. It stays in memory while it is referenced or a txg has changes for it.
 pub(crate) struct Node {
     pub(crate) objset: Arc<Objset>,
     pub(crate) number: u64,
     pub(crate) kind: ObjectKind,
     pub(crate) record_shift: u8,
     pub(crate) created_txg: u64,
-    /// The state of the directory that it is, while somebody has that open.
+    /// The open directory of this object, if the object is a directory and somebody has it open.
     pub(crate) directory: Mutex<Weak<Zap<Leaves>>>,
     locked: NodeLocks,
 }
 
-/// Locks and what they protect. The locks' line of memory is all that a read of a cached block writes of an object; what it only
-/// looks at lies in others, so that several processors can have that at the same time.
+/// Locks and the state that they protect. A read of a cached block writes only the cache line of
+/// the locks. Fields that it only reads lie in other lines, which several processors can share.
 #[repr(C, align(64))]
 struct NodeLocks {
-    /// Whoever changes the object and notes it for the log has this meanwhile.
+    /// Held while the object is changed and the change is noted for the intent log.
     object_lock: Mutex<()>,
     state: Mutex<NodeState>,
 }
 
-/// The first fields share the locks' line: a probe (see `read.rs`) does not look at them.
+/// The first fields share the cache line of the locks. A probe (see `read.rs`) does not read them.
 #[repr(C)]
 pub(crate) struct NodeState {
-    /// The txg that destroyed it.
+    /// The txg that destroyed the object.
     pub(crate) destroyed: Option<u64>,
     pub(crate) tree: Tree,
     pub(crate) size: u64,
-    /// The length as of the newest txg that has synced the object.
+    /// Length in the newest txg that has synced the object.
     pub(crate) synced_size: u64,
     pub(crate) allocated: u64,
-    /// Entries of the directory that it is, as of the newest txg that has synced a change of them since it was opened.
+    /// Entry count of the directory in the newest txg that synced a change of it since the
+    /// directory was opened.
     pub(crate) synced_entries: Option<u64>,
-    /// By the low bit of the txg's number.
+    /// Indexed by the low bit of the txg.
     pub(crate) pending: [Pending; 2],
     pub(crate) pins: Pins,
     pub(super) readahead: ObjectReadahead,
 }
 
-/// The data fields of a dnode, as a sync has made them.
+/// The data fields of a dnode, as a sync writes them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataFields {
     pub(crate) tree: Tree,
     pub(crate) size: u64,
     pub(crate) allocated: u64,
-    /// Entries of the directory that it is, if the txg has changed them: a field of its inline content.
+    /// Entry count of the directory, if the txg changed it. It is a field of the inline content.
     pub(crate) entries: Option<u64>,
 }
 
-/// Bytes that an object with such records can have at most. Records that are larger than any are as the largest.
+/// Maximum length in bytes of an object with this record size. Record sizes above the largest count
+/// as the largest.
 pub(crate) fn size_max(record_shift: u8) -> u64 {
     let record = 1 << record_shift.min(RECORD_SHIFT_MAX);
     BLOCKS_MAX.saturating_mul(record).min(i64::MAX as u64)
 }
 
 impl DataFields {
-    /// Those of a dnode as it was found on a device.
+    /// Reads the fields from a dnode that comes from a device.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if they cannot be.
+    /// [`ErrorKind::Corrupt`] if the fields contradict each other.
     pub(crate) fn of(dnode: &DnodePhys) -> Result<Self> {
         let (tree, size) = (Self::tree_of(dnode)?, dnode.size_bytes.get());
         let limit = size_max(dnode.record_shift);
         if size > limit {
-            let text = format!("its length is {size} bytes, and could be {limit} at most");
+            let text = format!("its length is {size} bytes; the limit is {limit} bytes");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok(Self { tree, size, allocated: dnode.allocated_bytes.get(), entries: None })
     }
 
-    /// The tree alone, whatever else there is.
+    /// Reads the tree alone and ignores the other fields.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if it cannot be one.
+    /// [`ErrorKind::Corrupt`] if the fields do not form a tree.
     pub(crate) fn tree_of(dnode: &DnodePhys) -> Result<Tree> {
         Tree::from_parts(dnode.root, dnode.levels, dnode.blocks.get())
     }
 
-    /// Takes them over from one dnode to another as they are, whether they can be or not.
-    pub(crate) fn carry_over(from: &DnodePhys, to: &mut DnodePhys) {
+    /// Copies the fields from one dnode to another without validation.
+    pub(crate) fn copy_unchecked(from: &DnodePhys, to: &mut DnodePhys) {
         to.root = from.root;
         to.levels = from.levels;
         to.blocks = from.blocks;
@@ -130,7 +137,7 @@ impl DataFields {
         }
     }
 
-    /// Writes them into a dnode.
+    /// Writes the fields into a dnode.
     pub(crate) fn put(&self, dnode: &mut DnodePhys) {
         dnode.root = self.tree.root;
         dnode.levels = self.tree.levels;
@@ -145,17 +152,16 @@ impl DataFields {
     pub(crate) const EMPTY: Self = Self { tree: Tree::EMPTY, size: 0, allocated: 0, entries: None };
 }
 
-/// Where a block's newest content is.
+/// Where the newest content of a block is.
 pub(crate) enum BlockState<'a> {
     Dirty(&'a Arc<Buffer>),
     Stored(BlockPtrPhys),
     Hole,
-    /// The indirect block that knows is not pinned: call [`Node::pin`].
+    /// The indirect block with the pointer is not pinned: call [`Node::pin`].
     Unknown,
 }
 
 impl NodeState {
-    /// Finds a block.
     #[inline]
     pub(crate) fn find(&self, block: u64) -> BlockState<'_> {
         let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
@@ -182,30 +188,35 @@ impl NodeState {
         }
     }
 
-    /// Whether all of it is as the tree says, and no read of one block that is in memory need be noted.
+    /// Whether no txg has changes for the object, and a read of `block` from memory need not be
+    /// reported to read-ahead.
     #[inline]
-    pub(super) fn is_quiet(&self, block: u64) -> bool {
+    pub(super) fn may_skip_report(&self, block: u64) -> bool {
         let unchanged = self.pending[0].txg == 0 && self.pending[1].txg == 0;
-        unchanged && self.readahead.is_quiet(block)
+        unchanged && self.readahead.may_skip_report(block)
     }
 
-    /// Levels that its tree will have once what is known now is synced.
+    /// Levels that the tree will have after all known changes are synced.
     pub(crate) fn height(&self) -> u8 {
         let pending = self.pending.iter().map(|pending| pending.paths.height);
         pending.fold(self.tree.levels, u8::max)
     }
 
-    /// Entries of the directory that it is, if they have changed since it was opened.
+    /// Entry count of the directory, if it changed since the directory was opened.
     pub(crate) fn entries(&self) -> Option<u64> {
         let newer = usize::from(self.pending[1].txg > self.pending[0].txg);
         let pending = self.pending[newer].entries.or(self.pending[1 - newer].entries);
         pending.or(self.synced_entries)
     }
 
-    /// The changes of a txg that is not synced yet, made empty if it had none.
+    /// The changes of a txg that has not synced yet. Creates an empty record if there is none.
     pub(crate) fn pending_mut(&mut self, txg: u64) -> &mut Pending {
         let pending = &mut self.pending[(txg & 1) as usize];
-        debug_assert!(pending.txg == 0 || pending.txg == txg, "two txgs share a slot");
+        debug_assert!(
+            pending.txg == 0 || pending.txg == txg,
+            "txg {txg} needs the slot of txg {}",
+            pending.txg
+        );
         pending.txg = txg;
         pending
     }
@@ -228,13 +239,16 @@ impl Node {
         let Some(kind) = kind.filter(|_| (9..=RECORD_SHIFT_MAX).contains(&dnode.record_shift))
         else {
             let text = format!(
-                "object {number} has kind {} and records of 2^{} bytes",
+                "object {number} has the unknown kind {} or an invalid record size of 2^{} bytes",
                 dnode.kind, dnode.record_shift
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
         };
         if kind == ObjectKind::Zap && 1usize << dnode.record_shift != ZAP_LEAF_BYTES {
-            let text = format!("directory {number} has leaves of 2^{} bytes", dnode.record_shift);
+            let text = format!(
+                "directory {number} has leaves of 2^{} bytes instead of {ZAP_LEAF_BYTES}",
+                dnode.record_shift
+            );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let state = NodeState {
@@ -262,10 +276,10 @@ impl Node {
         }))
     }
 
-    /// The turn to change the object.
+    /// Takes the object lock, which serialises changes of the object.
     ///
     /// # Errors
-    /// `WouldBlock` on a thread that must not wait, if somebody else has it.
+    /// `WouldBlock` in non-blocking mode, if another thread holds the lock.
     pub(crate) fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
         blocking::lock(&self.locked.object_lock, "another change of the object")
     }
@@ -274,7 +288,7 @@ impl Node {
         self.locked.state.lock()
     }
 
-    /// How its level-0 blocks are to be cached.
+    /// Cache attributes of the object's level-0 blocks.
     pub(crate) fn attributes(&self) -> Attributes {
         match self.kind {
             ObjectKind::Data => Attributes::DATA,
@@ -286,12 +300,12 @@ impl Node {
         1 << self.record_shift
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.lock().size
     }
 
-    /// How long it is, what it takes on devices, and about what txgs that are not written yet will add to that.
+    /// Length, allocated bytes, and an estimate of the bytes that unsynced txgs will add.
     pub(crate) fn usage(&self) -> ObjectUsage {
         let state = self.lock();
         let newer = usize::from(state.pending[1].txg > state.pending[0].txg);
@@ -309,38 +323,38 @@ impl Node {
         }
     }
 
-    /// An error unless it can still be used.
+    /// Fails if the object was destroyed.
     pub(crate) fn check_alive(&self, state: &NodeState) -> Result<()> {
         match state.destroyed {
             None => Ok(()),
             Some(_) => {
-                let text =
-                    format!("object {} was destroyed; it cannot be used any more", self.number);
+                let text = format!("object {} was destroyed; close it", self.number);
                 Err(Error::new(ErrorKind::Closed, text))
             }
         }
     }
 
-    /// Pins the indirect block that knows where `block` is. To be called without the lock, after
-    /// [`BlockState::Unknown`].
+    /// Pins the indirect block that has the pointer of `block`. Call it without the state lock,
+    /// after [`BlockState::Unknown`].
     pub(crate) fn pin(&self, block: u64) -> Result<()> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         self.objset.check_open()?;
         let tree = self.lock().tree;
         if tree.levels < 2 {
-            // It has become lower since.
+            // The tree has lost its indirect blocks meanwhile.
             return Ok(());
         }
-        let naming = |error| self.naming(block, error);
-        let parent = tree::lowest_indirect(store, &tree, block).map_err(naming)?;
+        let block_error = |error| self.block_error(block, error);
+        let parent = tree::lowest_indirect(store, &tree, block).map_err(block_error)?;
         let mut content = None;
         if !parent.is_hole() {
-            let found = store.read(&parent, Attributes::METADATA).map_err(naming)?;
+            let found = store.read(&parent, Attributes::METADATA).map_err(block_error)?;
             let pointers = tree::pointers(&parent, &found)?;
-            if let Some(odd) = pointers.iter().find(|ptr| ptr.level != 0) {
-                let text = format!("an indirect block of level 1 holds {odd:?}");
-                return Err(self.naming(block, Error::new(ErrorKind::Corrupt, text)));
+            if let Some(wrong_level) = pointers.iter().find(|ptr| ptr.level != 0) {
+                let text =
+                    format!("an indirect block of level 1 holds {wrong_level:?}, not level 0");
+                return Err(self.block_error(block, Error::new(ErrorKind::Corrupt, text)));
             }
             content = Some(found);
         }
@@ -351,8 +365,8 @@ impl Node {
         Ok(())
     }
 
-    /// Fetches a block into memory, for use after the lock is taken again. Nothing, if it is not where it was
-    /// any more.
+    /// Reads a block into memory, for use after the state lock is taken again. Returns `None` if
+    /// `ptr` is no longer the newest version of the block.
     pub(crate) fn fetch(&self, block: u64, ptr: &BlockPtrPhys) -> Result<Option<Fetched>> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
@@ -362,21 +376,21 @@ impl Node {
         }
         match store.read(ptr, self.attributes()) {
             Ok(content) => Ok(Some(Fetched { ptr: *ptr, content })),
-            Err(error) => Err(self.naming(block, error)),
+            Err(error) => Err(self.block_error(block, error)),
         }
     }
 
-    /// The error with object and block in front.
-    pub(crate) fn naming(&self, block: u64, error: Error) -> Error {
+    /// Adds the object and the block to the error.
+    pub(crate) fn block_error(&self, block: u64, error: Error) -> Error {
         if error.kind() == ErrorKind::WouldBlock {
-            // No mishap, and frequent.
+            // Frequent and not a failure: do not spend time on its text.
             return error;
         }
         error.doing(format_args!("object {}, block {block}", self.number))
     }
 }
 
-/// A block that was read for somebody who could not hold a lock meanwhile.
+/// A block that was read without the state lock.
 pub(crate) struct Fetched {
     pub(crate) ptr: BlockPtrPhys,
     pub(crate) content: BlockRef,
@@ -384,13 +398,13 @@ pub(crate) struct Fetched {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The set's store may go with this node, and waits for pins.
+        // This node may hold the last reference to the store, and the store waits for pins.
         let dirty_bytes = {
             let mut state = self.lock();
             state.pins.clear();
             state.pending.iter().map(|pending| pending.dirty_bytes).sum()
         };
-        // Of txgs that were never synced.
+        // Dirty bytes of txgs that were never synced.
         self.objset.store.cache().sub_dirty(dirty_bytes);
         self.objset.forget(self.number);
     }

@@ -1,7 +1,7 @@
-//! Which indirect blocks of an object a txg will write anew, so that space for each is reckoned once.
+//! The indirect blocks of an object that a txg will rewrite, so that each is charged once.
 //!
-//! A change of a block changes all indirect blocks above it, up to the root. If the tree becomes higher, what it was before
-//! moves beneath new blocks at its left edge.
+//! A change of a block changes all indirect blocks above it, up to the root. If the tree grows, its
+//! old content moves beneath new indirect blocks at the left edge.
 
 use std::ops::Range;
 
@@ -11,23 +11,23 @@ use crate::error::Result;
 
 use super::tree::{POINTERS_SHIFT, Tree, capacity, levels_for};
 
-/// Indirect blocks that a txg has been charged for.
+/// The indirect blocks that a txg was charged for.
 #[derive(Default)]
 pub(crate) struct Paths {
-    /// Levels that the tree will have, as far as is known; 0 if the txg was charged for nothing yet.
+    /// Levels that the tree will have, as far as known; 0 if nothing was charged yet.
     pub(crate) height: u8,
-    /// By level, and number among those of the level.
+    /// Level, and index within the level.
     charged: HashSet<(u8, u64)>,
 }
 
 impl Paths {
-    /// Whether the txg changes the lowest indirect block that leads to `block`, and was charged for it.
-    pub(crate) fn lead_to(&self, block: u64) -> bool {
+    /// Whether the txg was charged for the level-1 indirect block above `block`.
+    pub(crate) fn has_charged_parent(&self, block: u64) -> bool {
         self.charged.contains(&(1, Tree::parent_of(block)))
     }
 
-    /// A block is written in a tree of `levels`. `pay` gets the number of indirect blocks that change because of
-    /// that and did not before.
+    /// Charges for a write of a block in a tree of `levels`. `pay` gets the number of indirect
+    /// blocks that change and were not charged before.
     pub(crate) fn write(
         &mut self,
         levels: u8,
@@ -38,7 +38,7 @@ impl Paths {
         let height = before.max(levels).max(levels_for(block));
         let grows = before > 0 && height > before;
         let mut new = Vec::new();
-        if grows || !self.lead_to(block) {
+        if grows || !self.has_charged_parent(block) {
             new.extend(above(block, 1..height));
         }
         if grows {
@@ -49,8 +49,8 @@ impl Paths {
         Ok(())
     }
 
-    /// The same for a range of blocks that is freed from a tree of `levels`: what leads only to blocks of the range goes
-    /// with it, what leads to others too changes.
+    /// Charges for freeing a range of blocks of a tree of `levels`. Indirect blocks with children
+    /// outside the range change. The others are freed and cost nothing.
     pub(crate) fn free(
         &mut self,
         levels: u8,
@@ -81,7 +81,7 @@ impl Paths {
     }
 }
 
-/// The first and the last block of a range that lie in a tree of `blocks`.
+/// The first and the last block of a range, if they lie in a tree of `blocks` blocks.
 pub(crate) fn ends(range: &Range<u64>, blocks: u64) -> impl Iterator<Item = u64> + use<> {
     let ends = [range.start, range.end.saturating_sub(1)];
     let inside = ends.map(|end| (!range.is_empty() && end < blocks).then_some(end));
@@ -105,42 +105,43 @@ mod tests {
     use super::*;
 
     fn write(paths: &mut Paths, levels: u8, block: u64) -> usize {
-        let mut paid = 0;
+        let mut charged = 0;
         paths
             .write(levels, block, |count| {
-                paid = count;
+                charged = count;
                 Ok(())
             })
             .expect("paid");
-        paid
+        charged
     }
 
     fn free(paths: &mut Paths, levels: u8, range: Range<u64>) -> usize {
-        let mut paid = 0;
+        let mut charged = 0;
         paths
             .free(levels, &range, |count| {
-                paid = count;
+                charged = count;
                 Ok(())
             })
             .expect("paid");
-        paid
+        charged
     }
 
     #[test]
-    fn each_indirect_block_is_paid_for_once() {
+    fn each_indirect_block_is_charged_once() {
         let mut paths = Paths::default();
         assert_eq!(write(&mut paths, 1, 0), 0, "the root is the block");
         assert_eq!(write(&mut paths, 1, 1), 1);
         assert_eq!(write(&mut paths, 1, 511), 0);
-        // A new root, what leads to the block, and the one above what was there before is the root itself.
+        // The new root and the parent of the block. The old root becomes the parent at the left
+        // edge.
         assert_eq!(write(&mut paths, 1, 512), 2);
         assert_eq!(write(&mut paths, 1, 513), 0);
         assert_eq!(write(&mut Paths::default(), 4, 5), 3);
     }
 
     #[test]
-    fn what_moves_beneath_a_new_root_is_paid_for() {
-        // Two levels become four: the root, two on the way to the block, and one at the left edge.
+    fn indirect_blocks_between_the_old_and_the_new_root_are_charged() {
+        // Two levels become four: the root, two on the path to the block, and one at the left edge.
         assert_eq!(write(&mut Paths::default(), 2, 1 << 18), 4);
         let mut paths = Paths::default();
         assert_eq!(write(&mut paths, 2, 7), 1);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn freeing_pays_for_what_leads_to_other_blocks_too() {
+    fn a_free_charges_indirect_blocks_that_keep_other_children() {
         assert_eq!(free(&mut Paths::default(), 2, 0..u64::MAX), 0);
         assert_eq!(free(&mut Paths::default(), 2, 3..u64::MAX), 1);
         assert_eq!(free(&mut Paths::default(), 3, 510..515), 3);
@@ -160,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_paid_for_is_not_noted() {
+    fn a_failed_charge_is_not_recorded() {
         let mut paths = Paths::default();
         let full = || crate::Error::new(crate::ErrorKind::NoSpace, "full");
         assert!(paths.write(3, 9, |_| Err(full())).is_err());
-        assert!(!paths.lead_to(9));
+        assert!(!paths.has_charged_parent(9));
         assert_eq!(write(&mut paths, 3, 9), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! What a transaction group has changed of an object, until it is on the devices.
+//! Changes of an object in a transaction group, until the txg is durable.
 
 use std::ops::Range;
 
@@ -12,9 +12,11 @@ use super::paths::Paths;
 
 /// A record that a txg has written.
 pub(crate) enum DirtySlot {
-    /// Its content. Nobody else holds the `Arc` while the txg is open, so that it changes in place; then the sync does.
+    /// The content. While the txg is open, the `Arc` has one owner, so the content changes in
+    /// place. During the sync the writer shares it.
     Dirty(Arc<Buffer>),
-    /// The txg is syncing, and has put it there; it is in the cache until the write has ended.
+    /// The syncing txg has written the record there. The block stays in the cache until the write
+    /// has ended.
     Written(BlockPtrPhys),
 }
 
@@ -23,48 +25,50 @@ pub(crate) enum DirtySlot {
 pub(crate) struct Pending {
     /// The txg; 0 if there is none.
     pub(crate) txg: u64,
-    /// The object's length, if the txg has changed it.
+    /// Length of the object, if the txg changed it.
     pub(crate) size: Option<u64>,
-    /// Entries of the directory that it is, as the txg's newest change of one or of the header of a fat one has left them.
+    /// Entry count of the directory after the newest change in this txg, if the object is a
+    /// directory.
     pub(crate) entries: Option<u64>,
-    /// Blocks freed before any of `blocks` was written: ascending, apart.
+    /// Blocks freed before any of `blocks` was written. The ranges are ascending and do not touch.
     pub(crate) freed: Vec<Range<u64>>,
     /// Records written.
     pub(crate) blocks: HashMap<u64, DirtySlot>,
-    /// Indirect blocks that change because of all that.
+    /// Indirect blocks that these changes rewrite.
     pub(crate) paths: Paths,
     /// Bytes of memory that `blocks` hold.
     pub(crate) dirty_bytes: u64,
-    /// About how many bytes of them lie where nothing was before; also of those that are written by now.
+    /// Estimate of how many bytes were written into holes. Includes records that are already on the
+    /// device.
     pub(crate) new_bytes: u64,
 }
 
 impl Pending {
-    /// Whether the txg has freed that block and not written it since.
+    /// Whether the txg has freed the block. The caller has looked it up in `blocks` first.
     pub(crate) fn frees(&self, block: u64) -> bool {
         let at = self.freed.partition_point(|range| range.end <= block);
         self.freed.get(at).is_some_and(|range| range.start <= block)
     }
 
-    /// Whether the txg has freed all that was there before.
+    /// Whether the txg has freed all older content.
     pub(crate) fn frees_all(&self) -> bool {
         self.freed.first().is_some_and(|range| *range == (0..u64::MAX))
     }
 
-    /// Whether nothing of its content was changed.
+    /// Whether the txg changed no content.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.freed.is_empty()
     }
 
-    /// Frees a range: what was written there is dropped. Returns the bytes of memory that gives back.
+    /// Frees a range and drops what was written there. Returns the bytes of memory released.
     pub(crate) fn free(&mut self, range: Range<u64>) -> u64 {
         let mut bytes = 0;
         self.blocks.retain(|block, slot| {
-            let gone = range.contains(block);
-            if let (true, DirtySlot::Dirty(buffer)) = (gone, slot) {
+            let freed = range.contains(block);
+            if let (true, DirtySlot::Dirty(buffer)) = (freed, slot) {
                 bytes += buffer.footprint() as u64;
             }
-            !gone
+            !freed
         });
         self.dirty_bytes -= bytes;
         self.new_bytes = self.new_bytes.saturating_sub(bytes);

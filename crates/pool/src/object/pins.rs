@@ -1,5 +1,5 @@
-//! The lowest indirect blocks of an open object, pinned in the cache, so that a read of a cached block takes one
-//! look at one of them.
+//! The level-1 indirect blocks of an open object, pinned in the cache. A read of a cached block
+//! then looks at one of them only.
 
 use forebay_cache::Place;
 use zerocopy::FromBytes;
@@ -8,10 +8,10 @@ use super::tree::{POINTERS, Tree};
 use crate::block_cache::BlockRef;
 use crate::format::BlockPtrPhys;
 
-/// A power of two; bounds what an open object keeps from being evicted.
+/// A power of two. Bounds the number of blocks that an open object keeps from eviction.
 const SLOTS: usize = 16;
 
-/// Indirect blocks by their number among those of the lowest level, each in the one slot that it fits.
+/// Level-1 indirect blocks in a direct-mapped table, by their index within the level.
 #[derive(Default)]
 pub(crate) struct Pins {
     slots: Option<Box<[Option<Pin>; SLOTS]>>,
@@ -19,23 +19,23 @@ pub(crate) struct Pins {
 
 struct Pin {
     parent: u64,
-    /// Nothing for a hole.
+    /// `None` for a hole.
     content: Option<BlockRef>,
-    /// Where the blocks that it points to were; made when the first is known.
+    /// Hints for the child blocks. Allocated with the first hint.
     hints: Option<Box<[SlotHintEntry; POINTERS]>>,
 }
 
-/// Where a block was in memory, as far as is known: worth a look, no more.
+/// Where a block was in memory. May be stale.
 #[derive(Clone, Copy, Default)]
 struct SlotHintEntry {
-    /// Where the cache had it.
+    /// The cache slot.
     slot_hint: Place,
-    /// Where its content lay: pages of [`PAGE_BYTES`] from the content of the indirect block that points to it. Both are
-    /// of one arena.
+    /// Offset of the content from the content of the indirect block, in pages of [`PAGE_BYTES`].
+    /// Both lie in the same arena.
     pages: i32,
 }
 
-/// What buffers of a block or more are aligned to.
+/// Alignment of buffers that are at least this large.
 const PAGE_BYTES: isize = 4096;
 
 impl SlotHintEntry {
@@ -44,23 +44,23 @@ impl SlotHintEntry {
         Self { slot_hint, pages: i32::try_from(bytes.div_euclid(PAGE_BYTES)).unwrap_or(0) }
     }
 
-    /// The address at which its content began, for a prefetch.
+    /// The address of the content, for a prefetch.
     fn content(self, from: &[u8]) -> *const u8 {
         from.as_ptr().wrapping_offset(self.pages as isize * PAGE_BYTES)
     }
 }
 
-/// A block that was in memory the last time.
+/// A block that was in memory when it was last read.
 pub(super) struct KnownBlock<'a> {
     pub(super) ptr: &'a BlockPtrPhys,
-    /// Where the cache had it.
+    /// The cache slot.
     pub(super) slot_hint: Place,
-    /// Where its content began: an address to prefetch from, and for nothing else.
+    /// Address of the content. Valid for a prefetch only, never to be dereferenced.
     pub(super) content: *const u8,
 }
 
 impl Pins {
-    /// What is known of a block, if the cache had it when it was noted.
+    /// Pointer and hints of a block that the cache had when its hint was set.
     #[inline]
     pub(super) fn known(&self, block: u64) -> Option<KnownBlock<'_>> {
         let parent = Tree::parent_of(block);
@@ -80,7 +80,7 @@ impl Pins {
         })
     }
 
-    /// The pointer of a block, if the indirect block that has it is pinned.
+    /// The pointer of a block, if its indirect block is pinned.
     #[inline]
     pub(crate) fn find(&self, parent: u64, block: u64) -> Option<BlockPtrPhys> {
         let pin = self.slots.as_ref()?[parent as usize % SLOTS].as_ref()?;
@@ -94,14 +94,14 @@ impl Pins {
         Some(ptr.unwrap_or(BlockPtrPhys::HOLE))
     }
 
-    /// Pins an indirect block that was checked, or the knowledge that there is none.
+    /// Pins a validated indirect block. `None` records a hole.
     pub(crate) fn set(&mut self, parent: u64, content: Option<BlockRef>) {
         let slots = self.slots.get_or_insert_with(|| Box::new([const { None }; SLOTS]));
         slots[parent as usize % SLOTS] = Some(Pin { parent, content, hints: None });
     }
 
-    /// Where the cache had a block, if that was noted, and where its content began: an address to prefetch from, and for
-    /// nothing else.
+    /// The cache slot of a block, or `UNKNOWN`, and the address of its content. The address is
+    /// valid for a prefetch only, never to be dereferenced.
     #[inline]
     pub(crate) fn hint(&self, block: u64) -> (Place, Option<*const u8>) {
         let parent = Tree::parent_of(block);
@@ -113,7 +113,7 @@ impl Pins {
         (hint.slot_hint, (hint.slot_hint != Place::UNKNOWN).then(|| hint.content(from)))
     }
 
-    /// Notes where the cache has a block, and its content, if the indirect block that points to it is pinned.
+    /// Records the cache slot and the content of a block, if its indirect block is pinned.
     pub(crate) fn set_hint(&mut self, block: u64, slot_hint: Place, content: &[u8]) {
         let parent = Tree::parent_of(block);
         let pin = self.slots.as_mut().and_then(|slots| slots[parent as usize % SLOTS].as_mut());
@@ -125,7 +125,7 @@ impl Pins {
         }
     }
 
-    /// Forgets all: the tree is another one.
+    /// Unpins all blocks: the tree has changed.
     pub(crate) fn clear(&mut self) {
         self.slots = None;
     }
@@ -136,7 +136,7 @@ mod tests {
     use super::{PAGE_BYTES, Place, SlotHintEntry};
 
     #[test]
-    fn a_spot_leads_to_where_the_content_was() {
+    fn a_hint_yields_the_address_of_the_content() {
         let page = PAGE_BYTES as usize;
         let arena = vec![0u8; 16 * page];
         let first = arena.as_ptr().align_offset(page);
@@ -145,7 +145,7 @@ mod tests {
             let hint = SlotHintEntry::of(Place::UNKNOWN, block(content), block(from));
             assert_eq!(hint.content(block(from)), block(content).as_ptr());
         }
-        // Of what is shorter than a page, the page; of what is too far away, something.
+        // Content smaller than a page yields the address of its page.
         let short = &block(4)[512..1024];
         let hint = SlotHintEntry::of(Place::UNKNOWN, short, block(9));
         assert_eq!(hint.content(block(9)), block(4).as_ptr());

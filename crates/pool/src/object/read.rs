@@ -1,13 +1,13 @@
 //! Reading of objects.
 //!
-//! A read of a cached block takes the object's lock once, to find out where the block is, and pins the block in the
-//! cache. Where the cache had it is remembered beside the pinned indirect block that points to it, so that the next
-//! read spares the cache's index.
+//! A read of a cached block takes the object's state lock once to find the block pointer, then pins
+//! the block in the cache. The cache slot of the block is remembered beside the pinned indirect
+//! block, so the next read skips the index of the cache.
 //!
-//! A read of one block that was found so before is a *probe*: few instructions, so that the processor has begun to fetch
-//! what comes next while it waits for memory. It is not noted for read-ahead, unless a stream may expect it: reads of what is
-//! cached, in no order, then write nothing of an object but its lock. All else, and all that a probe does not settle, takes
-//! the long way.
+//! A *probe* serves a read within one block whose slot hint is known. It has few instructions, so
+//! the processor starts later loads while it waits for memory. It is not reported to read-ahead
+//! unless a stream may expect the block: random reads of cached blocks write nothing of an object
+//! but its lock. All other reads, and all that a probe cannot serve, take the slow path.
 
 use forebay_base::sync::{MutexGuard, hint};
 use forebay_cache::Place;
@@ -22,22 +22,22 @@ use super::node::{BlockState, Node, NodeState};
 
 /// Bytes of a processor's cache line.
 const CACHE_LINE_BYTES: usize = 64;
-/// Lines of a block that are fetched before it is known that the block is still there.
-const LINES_AHEAD: usize = 4;
+/// Cache lines of a block that are prefetched before its slot hint is validated.
+const PREFETCH_LINES: usize = 4;
 
-/// What a look at an object's state came to.
+/// Result of looking up a block in the state of an object.
 enum BlockLookup {
     /// The bytes are copied.
     Done,
-    /// They are in that block, which the cache may have at that place.
+    /// The block is stored, and the cache may have it at this slot.
     Stored(BlockPtrPhys, Place),
-    /// They are in that block, which the cache does not have.
-    Gone(BlockPtrPhys),
-    /// The indirect block that knows is not pinned.
+    /// The block is stored, and the cache does not have it.
+    NotCached(BlockPtrPhys),
+    /// The indirect block with the pointer is not pinned.
     Unknown,
 }
 
-/// A part of a read: bytes of one block.
+/// The part of a read that lies in one block.
 struct Part<'a> {
     block: u64,
     within: usize,
@@ -45,18 +45,18 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Has the processor fetch the beginning of what will be copied of a block whose content may begin there. It follows a copy
-    /// once that has begun: what takes long is the beginning.
+    /// Prefetches the first cache lines that the read will copy, if the block's content begins at
+    /// `content`. The hardware prefetcher follows once the copy has begun.
     #[inline]
     fn prefetch_content(&self, content: *const u8) {
         let from = content.wrapping_add(self.within);
-        let lines = self.out.len().div_ceil(CACHE_LINE_BYTES).min(LINES_AHEAD);
+        let lines = self.out.len().div_ceil(CACHE_LINE_BYTES).min(PREFETCH_LINES);
         (0..lines).for_each(|line| hint::prefetch(from.wrapping_add(line * CACHE_LINE_BYTES)));
     }
 }
 
 impl Node {
-    /// Fills `out` from `offset` on, and returns how many bytes there were before the end.
+    /// Reads into `out` from `offset` on. Returns the number of bytes before the end of the object.
     #[inline]
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let within = offset as usize & (self.record_bytes() - 1);
@@ -76,7 +76,8 @@ impl Node {
         Ok(part.out.len())
     }
 
-    /// What is to be read, and where the cache had it: if that is all in one block, and it need not be noted.
+    /// The key and the slot hint of the block to read, if the read lies in one block and need not
+    /// be reported to read-ahead.
     #[inline]
     fn probe(&self, state: &NodeState, offset: u64, part: &Part<'_>) -> Option<(BlockKey, Place)> {
         if part.out.is_empty() || part.out.len() > self.record_bytes() - part.within {
@@ -87,19 +88,19 @@ impl Node {
         store.prefetch_header(known.slot_hint);
         part.prefetch_content(known.content);
         let end = offset.saturating_add(part.out.len() as u64);
-        let settled = end <= state.size && state.is_quiet(part.block);
+        let settled = end <= state.size && state.may_skip_report(part.block);
         settled.then(|| (store.key(known.ptr), known.slot_hint))
     }
 
-    /// As [`read`](Self::read), whatever is to be read and wherever that is. `gone`: a block that the cache was asked
-    /// for in vain just now.
+    /// The slow path of [`read`](Self::read). `not_cached` is a block that the cache was just found
+    /// not to have.
     #[inline(never)]
     fn read_noted(
         &self,
         mut state: MutexGuard<'_, NodeState>,
         offset: u64,
         out: &mut [u8],
-        gone: Option<BlockKey>,
+        not_cached: Option<BlockKey>,
     ) -> Result<usize> {
         let len = (out.len() as u64).min(state.size.saturating_sub(offset)) as usize;
         if len == 0 {
@@ -109,15 +110,15 @@ impl Node {
         let mut first = parts.next();
         let last = (offset + len as u64 - 1) >> self.record_shift;
         let blocks = (offset >> self.record_shift)..last + 1;
-        let again = state.readahead.take_unserved(&blocks);
-        let plan = if again { None } else { self.note_read(&mut state, &blocks) };
+        let is_retry = state.readahead.take_unserved(&blocks);
+        let plan = if is_retry { None } else { self.note_read(&mut state, &blocks) };
         let postponed = state.readahead.take_postponed();
         let found = match first
             .as_mut()
             .map_or(BlockLookup::Done, |part| self.lookup_block(&state, part))
         {
-            BlockLookup::Stored(ptr, _) if gone == Some(self.objset.store.key(&ptr)) => {
-                BlockLookup::Gone(ptr)
+            BlockLookup::Stored(ptr, _) if not_cached == Some(self.objset.store.key(&ptr)) => {
+                BlockLookup::NotCached(ptr)
             }
             found => found,
         };
@@ -127,11 +128,11 @@ impl Node {
         }
         let finished = || {
             if let Some(part) = &mut first {
-                self.finish(found, part, again)?;
+                self.finish(found, part, is_retry)?;
             }
             parts.try_for_each(|mut part| {
                 let found = self.lookup_block(&self.lock(), &mut part);
-                self.finish(found, &mut part, again)
+                self.finish(found, &mut part, is_retry)
             })
         };
         match finished() {
@@ -145,7 +146,7 @@ impl Node {
         }
     }
 
-    /// Cuts a read where blocks end.
+    /// Splits a read at block boundaries.
     fn parts<'a>(
         &self,
         offset: u64,
@@ -179,8 +180,9 @@ impl Node {
         BlockLookup::Done
     }
 
-    /// Goes on until the bytes are there. `again`: what the read found was noted already.
-    fn finish(&self, mut found: BlockLookup, part: &mut Part<'_>, again: bool) -> Result<()> {
+    /// Repeats lookup and fetch until the bytes are copied. `is_retry`: the read was reported to
+    /// read-ahead before.
+    fn finish(&self, mut found: BlockLookup, part: &mut Part<'_>, is_retry: bool) -> Result<()> {
         for _ in 0..RETRIES_MAX {
             match found {
                 BlockLookup::Done => return Ok(()),
@@ -193,11 +195,11 @@ impl Node {
                         }
                         return Ok(());
                     }
-                    found = BlockLookup::Gone(ptr);
+                    found = BlockLookup::NotCached(ptr);
                     continue;
                 }
-                BlockLookup::Gone(ptr) => {
-                    if !again {
+                BlockLookup::NotCached(ptr) => {
+                    if !is_retry {
                         let found = match self.objset.store.is_read_ahead(&ptr) {
                             true => readahead::ReadOutcome::InFlight,
                             false => readahead::ReadOutcome::Miss,
@@ -212,17 +214,17 @@ impl Node {
             }
             found = self.lookup_block(&self.lock(), part);
         }
-        Err(self.keeps_changing(part.block))
+        Err(self.too_many_retries(part.block))
     }
 }
 
-/// Copies from a block that may be shorter than a record: the rest is zeros.
+/// Copies from a block that may be shorter than a record. The remainder is filled with zeros.
 #[inline]
 fn copy_out(content: &[u8], part: &mut Part<'_>) {
-    let there = content.get(part.within..).unwrap_or_default();
-    let len = there.len().min(part.out.len());
+    let stored = content.get(part.within..).unwrap_or_default();
+    let len = stored.len().min(part.out.len());
     let (out, behind) = part.out.split_at_mut(len);
-    out.copy_from_slice(&there[..len]);
+    out.copy_from_slice(&stored[..len]);
     if !behind.is_empty() {
         behind.fill(0);
     }

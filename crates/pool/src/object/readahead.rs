@@ -15,11 +15,10 @@ impl Node {
         state.readahead.on_read(&self.objset.ahead, blocks, end, record_bytes)
     }
 
-    /// Begins to read blocks that will be wanted.
+    /// Starts to read the blocks of a plan.
     pub(super) fn read_ahead(&self, plan: Plan) {
         let _reading = self.objset.store.readers().enter();
-        // Pointers that are not in memory are read for once; the reader would wait for them soon
-        // anyway.
+        // Read at most one missing indirect block per plan. The reader needs it soon in any case.
         let mut may_pin = true;
         for block in plan.blocks() {
             let mut found = self.locate(block);
@@ -27,7 +26,8 @@ impl Node {
                 may_pin = false;
                 let pinned = self.pin(block);
                 if blocking::is_would_block(&pinned) {
-                    // It is on its way by now.
+                    // The read of the indirect block has started. The next read of the object
+                    // issues the plan.
                     self.lock().readahead.postpone(plan);
                     return;
                 }

@@ -1,8 +1,9 @@
-//! Where an object has data and where holes, record by record.
+//! Search for data and holes in an object, record by record.
 //!
-//! What is asked is answered from one moment: what txgs have changed is copied under the object's lock, together with the
-//! tree; then the tree is walked without it. Holes that take whole indirect blocks are passed in one step, and so are
-//! indirect blocks without holes, of which the fill tells.
+//! A search works on one snapshot: it copies the changes of the txgs and the root of the tree under
+//! the state lock, then walks the tree without the lock. A hole that covers a whole indirect block
+//! is skipped in one step. An indirect block without holes, according to its fill
+//! count, is skipped too.
 
 use std::ops::Range;
 
@@ -12,9 +13,9 @@ use super::node::{Node, NodeState};
 use super::pending::{DirtySlot, Pending};
 use super::tree::{self, SeekTarget, Tree};
 
-/// What a txg has changed, from a block on.
+/// Changes of a txg from a block on.
 struct TxgChanges {
-    /// Blocks that it has written, ascending, and whether there is data in them.
+    /// Written blocks, ascending, and whether each holds data.
     blocks: Vec<(u64, bool)>,
     freed: Vec<Range<u64>>,
 }
@@ -32,8 +33,8 @@ impl TxgChanges {
         Self { blocks, freed: pending.freed.clone() }
     }
 
-    /// Whether there is data in a block, if the txg says so; and the first block behind it for which something else may be
-    /// true.
+    /// Whether the block holds data, if the txg changed it, and the first later block for which the
+    /// answer may differ.
     fn at(&self, block: u64) -> Option<(bool, u64)> {
         if let Ok(at) = self.blocks.binary_search_by_key(&block, |(at, _)| *at) {
             return Some((self.blocks[at].1, block + 1));
@@ -45,7 +46,7 @@ impl TxgChanges {
         Some((false, end))
     }
 
-    /// The first block from `block` on of which the txg says something.
+    /// The first block from `block` on that the txg changed.
     fn next(&self, block: u64) -> Option<u64> {
         let written = self.blocks.partition_point(|(at, _)| *at < block);
         let written = self.blocks.get(written).map(|(at, _)| *at);
@@ -55,11 +56,11 @@ impl TxgChanges {
     }
 }
 
-/// An object at one moment.
+/// The state of an object at one moment.
 struct ObjectSnapshot {
     tree: Tree,
     size: u64,
-    /// The newer txg's, then the older one's.
+    /// The newer txg first.
     changes: [TxgChanges; 2],
 }
 
@@ -70,8 +71,8 @@ impl ObjectSnapshot {
         Self { tree: state.tree, size: state.size, changes }
     }
 
-    /// What txgs say of a block; nothing, if the tree has the say. And the first block behind it of which something else
-    /// may be true.
+    /// Whether the block holds data; `None` if no txg changed it and the tree decides. Also returns
+    /// the first later block for which the answer may differ.
     fn changed(&self, block: u64) -> (Option<bool>, u64) {
         let [newer, older] = &self.changes;
         let next = |changes: &TxgChanges| changes.next(block + 1).unwrap_or(u64::MAX);
@@ -84,25 +85,25 @@ impl ObjectSnapshot {
 }
 
 impl Node {
-    /// The next offset from `from` on at which there is data, or, if `wanted` is a hole, none. The end counts as a hole; nothing
-    /// is behind it.
+    /// The next offset from `from` on with data or with a hole. The end of the object counts as a
+    /// hole. Returns `None` if nothing is found, or if `from` is not before the end.
     pub(crate) fn seek(&self, from: u64, wanted: SeekTarget) -> Result<Option<u64>> {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         let mut block = from >> self.record_shift;
-        let moment = ObjectSnapshot::of(&self.lock(), block);
+        let snapshot = ObjectSnapshot::of(&self.lock(), block);
         let found = |at: u64| Ok(Some(at.max(from)));
-        if from >= moment.size {
+        if from >= snapshot.size {
             return Ok(None);
         }
-        let end = ((moment.size - 1) >> self.record_shift) + 1;
+        let end = ((snapshot.size - 1) >> self.record_shift) + 1;
         while block < end {
-            let (data, next) = moment.changed(block);
+            let (data, next) = snapshot.changed(block);
             let hit = match data {
                 Some(data) => (data == (wanted == SeekTarget::Data)).then_some(block),
                 None => {
-                    let hit = tree::seek(store, &moment.tree, block..next.min(end), wanted);
-                    hit.map_err(|error| self.naming(block, error))?
+                    let hit = tree::seek(store, &snapshot.tree, block..next.min(end), wanted);
+                    hit.map_err(|error| self.block_error(block, error))?
                 }
             };
             match hit {
@@ -110,7 +111,7 @@ impl Node {
                 None => block = next,
             }
         }
-        if wanted == SeekTarget::Hole { found(moment.size) } else { Ok(None) }
+        if wanted == SeekTarget::Hole { found(snapshot.size) } else { Ok(None) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing an object's changes out, in syncing context.
+//! Writes the changes of an object, in syncing context.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -16,7 +16,7 @@ use super::tree::{self, PointerChange, TreeChanges};
 /// Blocks are trimmed to multiples of this many bytes.
 const TRIM_BYTES: usize = 512;
 
-/// What a txg has changed of an object.
+/// Changes of an object in one txg.
 pub(crate) struct DirtyBlocks {
     freed: Vec<std::ops::Range<u64>>,
     /// Ascending.
@@ -24,8 +24,9 @@ pub(crate) struct DirtyBlocks {
 }
 
 impl Node {
-    /// What the txg `txg` has changed; nothing if the same txg has destroyed the object. Blocks are packed by `jobs` that are added:
-    /// as `packer` packs records, or leaves, of which this object has either.
+    /// Takes the changes of a txg; `None` if the same txg destroyed the object. Appends one job per
+    /// block to `jobs`. Each job packs its block with `packer`, which fits the kind of this object
+    /// (records or leaves).
     pub(crate) fn take_dirty_blocks(
         &self,
         txg: u64,
@@ -40,7 +41,7 @@ impl Node {
             return None;
         }
         let pending = &state.pending[(txg & 1) as usize];
-        debug_assert_eq!(pending.txg, txg, "the object was listed by this txg");
+        debug_assert_eq!(pending.txg, txg, "only dirty objects of the txg are synced");
         let mut contents: Vec<_> = pending
             .blocks
             .iter()
@@ -61,9 +62,10 @@ impl Node {
         Some(DirtyBlocks { freed, blocks })
     }
 
-    /// Writes what the txg of `ctx` has changed, and returns what the dnode has to say then.
+    /// Writes the changes of the txg of `ctx`, and returns the new data fields of the dnode.
     ///
-    /// `packing` has its blocks next. `data` is how records are written, `metadata` how leaves and indirect blocks are.
+    /// `packing` yields the packed blocks of this object next. `data` has the write properties of
+    /// records, `metadata` those of leaves and indirect blocks.
     pub(crate) fn sync(
         self: &Arc<Self>,
         ctx: &mut SyncContext<'_>,
@@ -73,7 +75,8 @@ impl Node {
     ) -> Result<DataFields> {
         let props = match self.kind {
             ObjectKind::Zap => {
-                // Who inserts into a leaf has looked at it: its new version is no candidate.
+                // The insert has just accessed the leaf. Its new version counts as used before, so
+                // it need not pass admission.
                 let cache = Some(self.attributes().again());
                 WriteProps { kind: BlockKind::ZapLeaf, level: 0, fill: 1, cache, ..*metadata }
             }
@@ -84,8 +87,8 @@ impl Node {
         };
         let mut written = Vec::with_capacity(work.blocks.len());
         for block in work.blocks {
-            let packed = match packing.next().expect("each block is packed") {
-                // Others were being packed at the same time, and wanted memory too.
+            let packed = match packing.next().expect("there is one pack job per block") {
+                // Concurrent pack jobs used up the memory. Pack this block again, alone.
                 Err(error) if error.kind() == ErrorKind::NoMemory => {
                     self.pack_again(ctx.txg, block, &ctx.store.packer(&props), error)
                 }
@@ -95,8 +98,8 @@ impl Node {
                 Some(packed) => self.write_packed(ctx, block, packed, &props),
                 None => Ok(BlockPtrPhys::HOLE),
             });
-            let ptr = ptr.map_err(|error| self.naming(block, error))?;
-            self.settle(ctx, block, ptr);
+            let ptr = ptr.map_err(|error| self.block_error(block, error))?;
+            self.release_buffer(ctx, block, ptr);
             written.push(PointerChange { block, ptr });
         }
         let old = self.lock().tree;
@@ -108,7 +111,7 @@ impl Node {
         state.pins.clear();
         state.allocated = state.allocated.saturating_add_signed(cost);
         let pending = std::mem::take(&mut state.pending[(ctx.txg & 1) as usize]);
-        // A later txg may have changed the length already; this one's is what belongs to its blocks.
+        // A later txg may have changed the length. This txg's own length belongs to its blocks.
         let size = pending.size.unwrap_or(state.synced_size);
         state.synced_size = size;
         state.synced_entries = pending.entries.or(state.synced_entries);
@@ -118,7 +121,7 @@ impl Node {
         Ok(DataFields { tree, size, allocated, entries })
     }
 
-    /// How its blocks are packed.
+    /// The function that packs the blocks of this object.
     fn pack(&self) -> fn(&Packer, Arc<Buffer>) -> Result<Option<Packed>> {
         match self.kind {
             ObjectKind::Zap => pack_leaf,
@@ -126,7 +129,7 @@ impl Node {
         }
     }
 
-    /// Packs a block of a txg, of which it was told before that it cannot be.
+    /// Packs a block again whose pack job failed with `error`.
     fn pack_again(
         &self,
         txg: u64,
@@ -141,7 +144,7 @@ impl Node {
         self.pack()(packer, content)
     }
 
-    /// Writes a block that is packed.
+    /// Writes a packed block.
     fn write_packed(
         &self,
         ctx: &mut SyncContext<'_>,
@@ -157,7 +160,7 @@ impl Node {
         let placed = ctx.store.place(&sealed, &content, props, ctx.space)?;
         let ptr = placed.bp;
         ctx.born(&ptr);
-        // The buffer itself goes into the cache; who reads the block meanwhile waits for the lock.
+        // The buffer itself goes into the cache. Readers of the block wait for the lock meanwhile.
         let mut state = self.lock();
         let pending = &mut state.pending[(ctx.txg & 1) as usize];
         let held = match pending.blocks.remove(&block) {
@@ -179,9 +182,9 @@ impl Node {
         Ok(ptr)
     }
 
-    /// The block is written: who reads it follows its pointer from now on. Its buffer goes now rather than at the
-    /// end of the txg.
-    fn settle(&self, ctx: &SyncContext<'_>, block: u64, ptr: BlockPtrPhys) {
+    /// Readers follow the pointer of the written block from now on. Releases the block's buffer now
+    /// rather than at the end of the txg.
+    fn release_buffer(&self, ctx: &SyncContext<'_>, block: u64, ptr: BlockPtrPhys) {
         let mut state = self.lock();
         let pending = &mut state.pending[(ctx.txg & 1) as usize];
         let Some(slot) = pending.blocks.get_mut(&block) else { return };
@@ -205,7 +208,7 @@ fn pack_leaf(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {
     packer.pack(Content::Own(leaf)).map(Some)
 }
 
-/// A record without the zeros at its end; nothing if it has nothing else.
+/// Packs a record without its trailing zeros; `None` if it holds only zeros.
 fn pack_record(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> {
     let len = trimmed_len(&content);
     if len == 0 {
@@ -219,7 +222,8 @@ fn pack_record(packer: &Packer, content: Arc<Buffer>) -> Result<Option<Packed>> 
     packer.pack(Content::Own(copy)).map(Some)
 }
 
-/// Length without zeros at the end, in multiples of [`TRIM_BYTES`] unless the content itself is shorter.
+/// Length without trailing zeros, in multiples of [`TRIM_BYTES`] unless the content itself is
+/// shorter.
 fn trimmed_len(content: &[u8]) -> usize {
     let used = content.chunks(TRIM_BYTES).rposition(|chunk| chunk.iter().any(|byte| *byte != 0));
     used.map_or(0, |last| ((last + 1) * TRIM_BYTES).min(content.len()))

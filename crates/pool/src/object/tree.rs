@@ -1,11 +1,14 @@
-//! Trees of blocks: how an object's block numbers become block pointers.
+//! Trees of blocks: they map the block numbers of an object to block pointers.
 //!
-//! A [`Tree`] is a value: a root, its height, and the number of blocks before the end. Nothing in it ever
-//! changes; [`update`] makes a new tree out of an old one and a list of changes, writing new indirect blocks
-//! on the way and freeing what the new tree does not share.
+//! A [`Tree`] is an immutable value: a root, its height, and the number of blocks. [`update`] makes
+//! a new tree from an old one and a list of changes. It writes new indirect blocks and frees the
+//! old ones that the new tree does not share.
 //!
-//! An indirect block holds [`POINTERS`] block pointers. It is stored without the holes at its end.
-//! Reading takes no lock here. Updating happens in syncing context only.
+//! An indirect block holds [`POINTERS`] block pointers and is stored without the holes at its end.
+//!
+//! # Locking
+//!
+//! None. Trees are read anywhere, and updated in syncing context only.
 
 use std::ops::Range;
 
@@ -24,7 +27,7 @@ pub(crate) const INDIRECT_BYTES: usize = 32 << 10;
 pub(crate) const POINTERS_SHIFT: u32 = 9;
 /// Pointers in an indirect block.
 pub(crate) const POINTERS: usize = 1 << POINTERS_SHIFT;
-/// Blocks are numbered below this: seven levels of indirect blocks, and never a shift too far.
+/// Block numbers are below this limit: seven levels of indirect blocks, and no shift overflows.
 pub(crate) const BLOCKS_MAX: u64 = 1 << (7 * POINTERS_SHIFT - 1);
 const LEVELS_MAX: u8 = 8;
 /// Indirect blocks are trimmed to multiples of this many bytes.
@@ -35,11 +38,11 @@ const _: () = assert!(POINTERS * size_of::<BlockPtrPhys>() == INDIRECT_BYTES);
 /// A tree of blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
-    /// Points to the only block (one level), to an indirect block (more), or nowhere.
+    /// Points to the only block (one level), to an indirect block (more levels), or is null.
     pub(crate) root: BlockPtrPhys,
-    /// 0: empty. 1: `root` is block 0. More: that many less one levels of indirect blocks.
+    /// 0: empty. 1: `root` points to block 0. `n`: `n - 1` levels of indirect blocks.
     pub(crate) levels: u8,
-    /// One more than the number of the last block that is no hole, at least.
+    /// An upper bound: all blocks from this number on are holes.
     pub(crate) blocks: u64,
 }
 
@@ -47,28 +50,29 @@ impl Tree {
     /// A tree of holes.
     pub(crate) const EMPTY: Self = Self { root: BlockPtrPhys::HOLE, levels: 0, blocks: 0 };
 
-    /// A tree as it was found on a device.
+    /// A tree from fields that come from a device.
     ///
     /// # Errors
-    /// When the numbers contradict each other.
+    /// [`ErrorKind::Corrupt`] if the fields contradict each other.
     pub(crate) fn from_parts(root: BlockPtrPhys, levels: u8, blocks: u64) -> Result<Self> {
         let height_fits = levels <= LEVELS_MAX && blocks <= capacity(levels);
         let root_fits = root.is_hole() || (levels > 0 && root.level == levels - 1);
         if blocks > BLOCKS_MAX || !height_fits || !root_fits {
-            let text =
-                format!("a tree of {levels} levels and {blocks} blocks has the root {root:?}");
+            let text = format!(
+                "a tree of {levels} levels and {blocks} blocks cannot have the root {root:?}"
+            );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok(Self { root, levels, blocks })
     }
 
-    /// Number of the indirect block of the lowest level that points to `block`.
+    /// Index of the level-1 indirect block that points to `block`.
     pub(crate) fn parent_of(block: u64) -> u64 {
         block >> POINTERS_SHIFT
     }
 }
 
-/// Blocks that a tree of that height can have.
+/// Maximum number of blocks in a tree of this height.
 pub(crate) const fn capacity(levels: u8) -> u64 {
     match levels {
         0 => 0,
@@ -77,7 +81,7 @@ pub(crate) const fn capacity(levels: u8) -> u64 {
     }
 }
 
-/// Levels that a tree with a block of that number has at least.
+/// Minimum height of a tree that contains the block.
 pub(crate) fn levels_for(block: u64) -> u8 {
     let mut levels = 1;
     while capacity(levels) <= block {
@@ -91,10 +95,11 @@ fn span(level: u8) -> u64 {
     capacity(level)
 }
 
-/// The pointers of an indirect block that `parent` points to.
+/// The pointers of the indirect block that `parent` points to.
 ///
 /// # Errors
-/// When the block is no such thing: it is not of that kind and height, or too long.
+/// [`ErrorKind::Corrupt`] if `parent` does not point to an indirect block, or the content is too
+/// long.
 pub(crate) fn pointers<'a>(parent: &BlockPtrPhys, content: &'a [u8]) -> Result<&'a [BlockPtrPhys]> {
     let right = parent.block_kind() == Some(BlockKind::Indirect) && content.len() <= INDIRECT_BYTES;
     let found = if right { <[BlockPtrPhys]>::ref_from_bytes(content).ok() } else { None };
@@ -102,10 +107,10 @@ pub(crate) fn pointers<'a>(parent: &BlockPtrPhys, content: &'a [u8]) -> Result<&
 }
 
 fn misplaced(ptr: &BlockPtrPhys, wanted: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, format!("{wanted} was expected where {ptr:?} is"))
+    Error::new(ErrorKind::Corrupt, format!("found {ptr:?} instead of {wanted}"))
 }
 
-/// The pointer at `index`, checked to be of the level below.
+/// The pointer at `index`. Fails if it is not of the level below.
 fn child(parent: &BlockPtrPhys, pointers: &[BlockPtrPhys], index: usize) -> Result<BlockPtrPhys> {
     let child = pointers.get(index).copied().unwrap_or(BlockPtrPhys::HOLE);
     if !child.is_hole() && child.level.wrapping_add(1) != parent.level {
@@ -114,18 +119,19 @@ fn child(parent: &BlockPtrPhys, pointers: &[BlockPtrPhys], index: usize) -> Resu
     Ok(child)
 }
 
-/// The pointer of the indirect block of level 1 that covers `block`; a hole if there is none. For trees of
-/// two levels or more. Reads what is above it.
+/// The pointer of the level-1 indirect block above `block`; null if there is none. The tree has two
+/// levels or more. Reads the indirect blocks above the result.
 pub(crate) fn lowest_indirect(store: &Store, tree: &Tree, block: u64) -> Result<BlockPtrPhys> {
     descend(store, tree, block, 1)
 }
 
-/// The pointer of `block`; a hole if there is none. Reads all indirect blocks on the way.
+/// The pointer of `block`; null if it is a hole. Reads all indirect blocks on the path.
 pub(crate) fn lookup(store: &Store, tree: &Tree, block: u64) -> Result<BlockPtrPhys> {
     descend(store, tree, block, 0)
 }
 
-/// The pointer of the block at level `down_to` that leads to `block`, or is it; a hole if there is none. Reads all indirect blocks on the way.
+/// The pointer at level `down_to` on the path to `block`; null if there is none. Reads all indirect
+/// blocks above it.
 pub(crate) fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Result<BlockPtrPhys> {
     if block >= capacity(tree.levels) {
         return Ok(BlockPtrPhys::HOLE);
@@ -139,7 +145,7 @@ pub(crate) fn descend(store: &Store, tree: &Tree, block: u64, down_to: u8) -> Re
     Ok(ptr)
 }
 
-/// The highest indirect block on the way to `block` that is not in memory, if one is not.
+/// The highest indirect block on the path to `block` that is not in memory, if any.
 pub(crate) fn missing_above(
     store: &Store,
     tree: &Tree,
@@ -157,15 +163,15 @@ pub(crate) fn missing_above(
     Ok(None)
 }
 
-/// What somebody looks for in a tree.
+/// The kind of range that a search looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeekTarget {
     Data,
     Hole,
 }
 
-/// The first block of a range that is data, or a hole. Reads indirect blocks on the way, but for those that have none
-/// of it.
+/// The first block of a range that is data, or a hole. Reads the indirect blocks on the path,
+/// except those whose fill count rules out a match.
 pub(crate) fn seek(
     store: &Store,
     tree: &Tree,
@@ -180,11 +186,11 @@ pub(crate) fn seek(
             return Ok(found);
         }
     }
-    let behind = range.start.max(capacity);
-    Ok((wanted == SeekTarget::Hole && behind < range.end).then_some(behind))
+    let after = range.start.max(capacity);
+    Ok((wanted == SeekTarget::Hole && after < range.end).then_some(after))
 }
 
-/// The same beneath a pointer at `level`, whose first block is `first`.
+/// Searches beneath a pointer at `level` whose first block is `first`.
 fn seek_beneath(
     store: &Store,
     ptr: &BlockPtrPhys,
@@ -216,14 +222,14 @@ fn seek_beneath(
     Ok(None)
 }
 
-/// One block's new pointer; a hole frees it.
+/// The new pointer of a block; null frees the block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PointerChange {
     pub(crate) block: u64,
     pub(crate) ptr: BlockPtrPhys,
 }
 
-/// What is to happen to a tree: first `freed`, then `written`. Both ascending, without overlaps.
+/// Changes of a tree: `freed` applies first, then `written`. Both are ascending and do not overlap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeChanges<'a> {
     pub(crate) freed: &'a [Range<u64>],
@@ -249,8 +255,8 @@ impl<'a> TreeChanges<'a> {
     }
 }
 
-/// The tree after `changes`. `props` says how its indirect blocks are written (kind, level and fill are set
-/// here).
+/// The tree after `changes`. `props` has the write properties of its indirect blocks; kind, level
+/// and fill are set here.
 pub(crate) fn update(
     ctx: &mut SyncContext<'_>,
     tree: &Tree,
@@ -274,7 +280,7 @@ pub(crate) fn update(
     Ok(Tree { root, levels, blocks })
 }
 
-/// One more than the last block that can be there afterwards.
+/// An upper bound of the block count after the changes.
 fn blocks_after(tree: &Tree, changes: TreeChanges<'_>) -> u64 {
     let mut blocks = tree.blocks;
     if let Some(freed) = changes.freed.last()
@@ -286,15 +292,16 @@ fn blocks_after(tree: &Tree, changes: TreeChanges<'_>) -> u64 {
     blocks.max(last.map_or(0, |change| change.block + 1))
 }
 
-/// What lay where a new block goes: a subtree that may be lower than what it becomes, if the tree grows.
+/// The old subtree at the position of a new block. It may be lower than the new block if the tree
+/// grows.
 #[derive(Clone, Copy)]
 struct Subtree {
     ptr: BlockPtrPhys,
-    /// Of the whole old tree, as seen from here.
+    /// Height of the old subtree.
     levels: u8,
 }
 
-/// The new pointer at `level` whose first block is `first`.
+/// The new pointer at `level` for the subtree whose first block is `first`.
 fn rewrite(
     ctx: &mut SyncContext<'_>,
     old: Subtree,
@@ -336,7 +343,8 @@ fn rewrite(
     let mut attributes = Attributes::METADATA;
     if !grows && !old.ptr.is_hole() {
         ctx.free(&old.ptr)?;
-        // It was asked for just now: its new version is no candidate.
+        // The update has just read the block. Its new version counts as used before, so it need not
+        // pass admission.
         attributes = attributes.again();
     }
     let props = WriteProps { cache: Some(attributes), ..*props };
@@ -360,7 +368,7 @@ fn rewrite_block(
     Ok(new)
 }
 
-/// A full copy of the indirect block to change.
+/// A full-length copy of the indirect block.
 fn load_indirect(store: &Store, old: Subtree, level: u8) -> Result<Buffer> {
     let mut content = store.cache().alloc_zeroed(INDIRECT_BYTES)?;
     if !old.ptr.is_hole() && old.levels == level + 1 {
@@ -374,7 +382,7 @@ fn load_indirect(store: &Store, old: Subtree, level: u8) -> Result<Buffer> {
     Ok(content)
 }
 
-/// Which children of a block at `level` over `range` have changes.
+/// Indexes of the children with changes, of a block at `level` over `range`.
 fn touched(changes: TreeChanges<'_>, level: u8, range: &Range<u64>, grows: bool) -> Vec<usize> {
     let of = |block: u64| ((block - range.start) / span(level)) as usize;
     let mut found: Vec<usize> = changes.written.iter().map(|change| of(change.block)).collect();
@@ -397,8 +405,12 @@ fn store_indirect(
     level: u8,
     props: &WriteProps,
 ) -> Result<BlockPtrPhys> {
-    let children = <[BlockPtrPhys]>::ref_from_bytes(&content)
-        .map_err(|_| Error::new(ErrorKind::Corrupt, "an indirect block has an odd length"))?;
+    let children = <[BlockPtrPhys]>::ref_from_bytes(&content).map_err(|_| {
+        Error::new(
+            ErrorKind::Corrupt,
+            "the length of an indirect block is not a multiple of a pointer's",
+        )
+    })?;
     let Some(last) = children.iter().rposition(|child| !child.is_hole()) else {
         return Ok(BlockPtrPhys::HOLE);
     };
@@ -410,8 +422,8 @@ fn store_indirect(
     ctx.write_new(trimmed, &props)
 }
 
-/// Frees everything beneath a pointer, and what it points to. What cannot be read is not freed, but counted: a bad
-/// block must not keep a pool from working.
+/// Frees the block that a pointer points to and everything beneath it. Blocks that cannot be read
+/// are leaked and counted: a damaged block must not stop the pool.
 pub(crate) fn free_tree(ctx: &mut SyncContext<'_>, ptr: &BlockPtrPhys) -> Result<()> {
     if ptr.is_hole() {
         return Ok(());
@@ -425,7 +437,7 @@ pub(crate) fn free_tree(ctx: &mut SyncContext<'_>, ptr: &BlockPtrPhys) -> Result
     or_leak(ctx, freed).map(|_| ())
 }
 
-/// Nothing, and a leak counted, if something was unreadable.
+/// Turns an unreadable block into `None` and counts a leak.
 fn or_leak<T>(ctx: &SyncContext<'_>, read: Result<T>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -437,11 +449,11 @@ fn or_leak<T>(ctx: &SyncContext<'_>, read: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What a walk over a tree's blocks does with each pointer. The number is the first block beneath it.
+/// Callback of a walk over a tree. Gets a pointer and the number of the first block beneath it.
 pub(crate) type Visit<'a, E> = dyn FnMut(&BlockPtrPhys, u64) -> Result<(), E> + 'a;
 
-/// Visits every pointer of a tree that is no hole, parents first, in order, until a visit ends it. A damaged indirect
-/// block is given to `damaged`, and what is beneath it left out.
+/// Visits every pointer of a tree that is not null, parents first and in order, until a visit
+/// fails. Passes a damaged indirect block to `damaged` and skips everything beneath it.
 pub(crate) fn walk<E>(
     store: &Store,
     ptr: &BlockPtrPhys,

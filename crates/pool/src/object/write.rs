@@ -1,4 +1,4 @@
-//! Changing of objects in an open transaction group.
+//! Changing objects in an open transaction group.
 
 use std::ops::Range;
 
@@ -17,44 +17,46 @@ use super::paths;
 use super::pending::DirtySlot;
 use super::tree::{self, Tree};
 
-/// Buffers of records that are not full yet have at least this many bytes.
+/// Minimum bytes of the buffer of a record that is not full yet.
 const BUFFER_MIN: usize = 4096;
 
-/// What [`Node::modify`] found.
+/// Result of [`Node::modify`].
 pub(crate) enum ModifyOutcome<R> {
-    /// It was changed.
+    /// The block was changed.
     Done(R),
-    /// There is no such block, and none was wanted.
+    /// The block is a hole, and [`HoleAction::Leave`] was asked for.
     Hole,
 }
 
-/// What to do about a block that is a hole.
+/// How to treat a block that is a hole.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HoleAction {
-    /// Begin with zeros.
+    /// Create the block, filled with zeros.
     Create,
-    /// Leave it.
+    /// Leave the hole.
     Leave,
 }
 
-/// Which bytes of a block are wanted.
+/// The bytes of a block that a change needs.
 #[derive(Clone, Copy)]
 pub(crate) struct WantedBytes {
-    /// The buffer has at least this many bytes.
+    /// Minimum length of the buffer.
     pub(crate) bytes: usize,
-    /// All that was there is overwritten: it need not be read.
+    /// The change overwrites the whole block, so the old content need not be read.
     pub(crate) whole: bool,
-    pub(crate) missing: HoleAction,
+    pub(crate) on_hole: HoleAction,
 }
 
 impl Node {
-    /// Writes `data` at `offset`, making the object longer if need be. The caller has its turn, as for all changes
-    /// that take several steps.
+    /// Writes `data` at `offset`, and extends the object if necessary. The caller holds the object
+    /// lock, as for all changes of several steps.
     pub(crate) fn write(self: &Arc<Self>, tx: &Tx, offset: u64, data: &[u8]) -> Result<()> {
         self.write_some(tx, offset, data).1
     }
 
-    /// The same. Returns how many bytes were written: a beginning of `data` if it fails, as if that had been all.
+    /// Like [`write`](Self::write), but also returns how many bytes were written. If the write
+    /// fails, that prefix of `data` is written, and the object is as after a write of the prefix
+    /// alone.
     pub(crate) fn write_some(
         self: &Arc<Self>,
         tx: &Tx,
@@ -62,8 +64,9 @@ impl Node {
         data: &[u8],
     ) -> (u64, Result<()>) {
         if blocking::is_non_blocking() {
-            // All that would have to be waited for is in memory before the first change, and stays while this is held.
-            return match self.bring_edges(tx, offset, data.len() as u64) {
+            // Everything that the write would wait for is in memory before the first change, and
+            // stays there while `_held` lives.
+            return match self.load_edges(tx, offset, data.len() as u64) {
                 Ok(_held) => blocking_allowed(|| self.write_some(tx, offset, data)),
                 Err(error) => (0, Err(error)),
             };
@@ -73,15 +76,15 @@ impl Node {
         if done == 0 {
             return (0, written);
         }
-        match self.reach(tx, offset + done as u64) {
+        match self.extend_to(tx, offset + done as u64) {
             Ok(()) => (done as u64, written),
             Err(error) => (0, written.and(Err(error))),
         }
     }
 
-    /// Brings what a write of a range needs into memory: what leads to its blocks, and those that it does not overwrite
-    /// whole.
-    fn bring_edges(&self, tx: &Tx, offset: u64, len: u64) -> Result<Vec<BlockRef>> {
+    /// Loads what a write of a range needs: the indirect blocks above it, and the blocks that it
+    /// overwrites in part.
+    fn load_edges(&self, tx: &Tx, offset: u64, len: u64) -> Result<Vec<BlockRef>> {
         let end = self.check_range(offset, len)?;
         let (shift, record) = (self.record_shift, self.record_bytes() as u64);
         let mut held = Vec::new();
@@ -91,9 +94,10 @@ impl Node {
                 let missing = {
                     let state = self.lock();
                     self.check_alive(&state)?;
-                    let leads = state.pending[(tx.txg() & 1) as usize].paths.lead_to(block);
+                    let parent_charged =
+                        state.pending[(tx.txg() & 1) as usize].paths.has_charged_parent(block);
                     match state.find(block) {
-                        BlockState::Unknown if !whole || !leads => None,
+                        BlockState::Unknown if !whole || !parent_charged => None,
                         BlockState::Stored(ptr) if !whole => Some(ptr),
                         _ => break,
                     }
@@ -111,8 +115,8 @@ impl Node {
         Ok(held)
     }
 
-    /// Makes the object at least `end` bytes long.
-    fn reach(self: &Arc<Self>, tx: &Tx, end: u64) -> Result<()> {
+    /// Extends the object to at least `end` bytes.
+    fn extend_to(self: &Arc<Self>, tx: &Tx, end: u64) -> Result<()> {
         let mut state = self.lock();
         self.check_alive(&state)?;
         match end > state.size {
@@ -137,7 +141,7 @@ impl Node {
             let wanted = WantedBytes {
                 bytes: within + part,
                 whole: part == self.record_bytes(),
-                missing: HoleAction::Create,
+                on_hole: HoleAction::Create,
             };
             self.modify(tx, at >> self.record_shift, wanted, |buffer| {
                 buffer[within..within + part].copy_from_slice(&data[done..done + part]);
@@ -147,13 +151,14 @@ impl Node {
         Ok(())
     }
 
-    /// Makes the object `size` bytes long; what was behind is gone, what is new reads as zeros. All of that, or nothing.
+    /// Sets the length to `size` bytes. Content behind the new end is freed; new content reads as
+    /// zeros. Atomic: a failure leaves the object unchanged.
     pub(crate) fn truncate(self: &Arc<Self>, tx: &Tx, size: u64) -> Result<()> {
         self.check_range(size, 0)?;
         let old = {
             let mut state = self.lock();
             self.check_alive(&state)?;
-            self.list(&mut state, tx)?;
+            self.mark_dirty(&mut state, tx)?;
             state.size
         };
         if size < old {
@@ -168,8 +173,8 @@ impl Node {
         self.set_size(&mut state, tx, size)
     }
 
-    /// Makes a range read as zeros, and gives back the blocks that lie in it. The length stays. All
-    /// of that, or nothing.
+    /// Makes a range read as zeros and frees the blocks inside. The length stays. Atomic: a failure
+    /// leaves the object unchanged.
     pub(crate) fn punch(self: &Arc<Self>, tx: &Tx, offset: u64, len: u64) -> Result<()> {
         self.check_range(offset, 0)?;
         let end = offset.saturating_add(len).min(self.size());
@@ -192,7 +197,7 @@ impl Node {
         self.clear(tx, &edges, first..last)
     }
 
-    /// Makes bytes of blocks zeros, and frees others: all, or nothing.
+    /// Fills parts of blocks with zeros and frees other blocks. Atomic: a failure changes nothing.
     fn clear(
         self: &Arc<Self>,
         tx: &Tx,
@@ -200,7 +205,7 @@ impl Node {
         freed: Range<u64>,
     ) -> Result<()> {
         for (block, _) in edges {
-            // Whatever can fail does so now.
+            // Get all buffers first: no later step can fail.
             self.zero(tx, *block, 0..0)?;
         }
         if !freed.is_empty() {
@@ -210,7 +215,7 @@ impl Node {
     }
 
     fn zero(self: &Arc<Self>, tx: &Tx, block: u64, range: Range<usize>) -> Result<()> {
-        let wanted = WantedBytes { bytes: 0, whole: false, missing: HoleAction::Leave };
+        let wanted = WantedBytes { bytes: 0, whole: false, on_hole: HoleAction::Leave };
         self.modify(tx, block, wanted, |buffer| {
             let end = range.end.min(buffer.len());
             if let Some(bytes) = buffer.get_mut(range.start..end) {
@@ -227,7 +232,7 @@ impl Node {
         }
         let mut state = self.lock();
         self.check_alive(&state)?;
-        self.list(&mut state, tx)?;
+        self.mark_dirty(&mut state, tx)?;
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
         pending
@@ -239,12 +244,12 @@ impl Node {
         Ok(())
     }
 
-    /// Reads what leads to `end`, and to blocks that are not in `range` too: the sync will have to, and if it cannot, the
-    /// pool is suspended.
+    /// Reads the indirect blocks above `end` that also lead to blocks outside `range`. The sync
+    /// needs them, and the pool is suspended if the sync cannot read them.
     fn read_above(&self, tx: &Tx, end: u64, range: &Range<u64>) -> Result<()> {
         let tree = {
             let state = self.lock();
-            let known = state.pending[(tx.txg() & 1) as usize].paths.lead_to(end);
+            let known = state.pending[(tx.txg() & 1) as usize].paths.has_charged_parent(end);
             if known || end >= state.tree.blocks || !matches!(state.find(end), BlockState::Unknown)
             {
                 return Ok(());
@@ -257,18 +262,18 @@ impl Node {
         let store = &self.objset.store;
         let _reading = store.readers().enter();
         let read = tree::lowest_indirect(store, &tree, end);
-        read.map(|_| ()).map_err(|error| self.naming(end, error))
+        read.map(|_| ()).map_err(|error| self.block_error(end, error))
     }
 
     fn set_size(self: &Arc<Self>, state: &mut NodeState, tx: &Tx, size: u64) -> Result<()> {
-        self.list(state, tx)?;
+        self.mark_dirty(state, tx)?;
         state.size = size;
         state.pending_mut(tx.txg()).size = Some(size);
         Ok(())
     }
 
-    /// Has the txg's sync look at this object.
-    pub(super) fn list(self: &Arc<Self>, state: &mut NodeState, tx: &Tx) -> Result<()> {
+    /// Adds the object to the txg's list of dirty objects.
+    pub(super) fn mark_dirty(self: &Arc<Self>, state: &mut NodeState, tx: &Tx) -> Result<()> {
         if state.pending[(tx.txg() & 1) as usize].txg == 0 {
             self.objset.charge_dnode(tx, self.number)?;
             self.objset.list_dirty(tx.txg(), self)?;
@@ -281,14 +286,15 @@ impl Node {
         let limit = size_max(self.record_shift);
         offset.checked_add(len).filter(|end| *end <= limit).ok_or_else(|| {
             let text = format!(
-                "object {}: {len} bytes at {offset} lie past the largest possible object ({limit} bytes)",
+                "object {}: {len} bytes at {offset} exceed the maximum object length of {limit} bytes",
                 self.number
             );
             Error::new(ErrorKind::Invalid, text)
         })
     }
 
-    /// Changes a block's bytes in the txg of `tx`: finds the txg's buffer, or makes one from what is newest.
+    /// Changes the bytes of a block in the txg of `tx`. Uses the txg's buffer, or makes one from
+    /// the newest content.
     pub(crate) fn modify<R>(
         self: &Arc<Self>,
         tx: &Tx,
@@ -316,10 +322,11 @@ impl Node {
                 None => self.pin(block)?,
             }
         }
-        Err(self.keeps_changing(block))
+        Err(self.too_many_retries(block))
     }
 
-    /// Whether there is nothing at a block: neither stored nor in a txg. Waits if an indirect block has to be read.
+    /// Whether a block is a hole, both in the tree and in the txgs. Blocks if an indirect block
+    /// must be read.
     pub(crate) fn is_hole(&self, block: u64) -> Result<bool> {
         for _ in 0..RETRIES_MAX {
             {
@@ -333,15 +340,21 @@ impl Node {
             }
             self.pin(block)?;
         }
-        Err(self.keeps_changing(block))
+        Err(self.too_many_retries(block))
     }
 
-    /// The error of who has tried often enough.
-    pub(super) fn keeps_changing(&self, block: u64) -> Error {
-        self.naming(block, Error::new(ErrorKind::Corrupt, "it moves faster than it can be read"))
+    /// The error after [`RETRIES_MAX`] attempts.
+    pub(super) fn too_many_retries(&self, block: u64) -> Error {
+        self.block_error(
+            block,
+            Error::new(
+                ErrorKind::Corrupt,
+                "it was replaced during each of many attempts to read it",
+            ),
+        )
     }
 
-    /// Sees to it that the txg has a buffer of the block, if that needs no reading.
+    /// Ensures that the txg has a buffer of the block, or returns what to fetch first.
     pub(crate) fn try_modify(
         self: &Arc<Self>,
         state: &mut NodeState,
@@ -357,16 +370,16 @@ impl Node {
             return Ok(ModifyStep::Ready);
         }
         let store = &self.objset.store;
-        // The first change under an indirect block reads it, even if it need not be known where the block was: the
-        // sync will have to, and if it cannot, the pool is suspended.
-        let leads = state.pending[slot].paths.lead_to(block);
+        // The first change under an indirect block reads that block, even if the old block pointer
+        // is not needed: the sync needs it, and the pool is suspended if the sync cannot read it.
+        let parent_charged = state.pending[slot].paths.has_charged_parent(block);
         let mut stale = None;
         let is_hole = matches!(state.find(block), BlockState::Hole);
         let new = match state.find(block) {
-            BlockState::Unknown if !wanted.whole || !leads => return Ok(ModifyStep::Pin),
+            BlockState::Unknown if !wanted.whole || !parent_charged => return Ok(ModifyStep::Pin),
             _ if wanted.whole => store.cache().alloc(self.record_bytes())?,
             BlockState::Unknown => return Ok(ModifyStep::Pin),
-            BlockState::Hole if wanted.missing == HoleAction::Leave => return Ok(ModifyStep::Hole),
+            BlockState::Hole if wanted.on_hole == HoleAction::Leave => return Ok(ModifyStep::Hole),
             BlockState::Hole => self.buffer_of(&[], wanted.bytes)?,
             BlockState::Dirty(buffer) => self.buffer_of(buffer, wanted.bytes)?,
             BlockState::Stored(ptr) => {
@@ -382,7 +395,7 @@ impl Node {
         };
         self.put_dirty(state, tx, (block, is_hole), new)?;
         if let Some(ptr) = stale.filter(|_| self.kind == ObjectKind::Zap) {
-            // Who looks for the leaf finds the dirty one from now on.
+            // Lookups find the dirty leaf from now on.
             store.cache().cache().remove(&store.key(&ptr));
         }
         Ok(ModifyStep::Ready)
@@ -397,7 +410,7 @@ impl Node {
         new: Buffer,
     ) -> Result<()> {
         let cache = self.objset.store.cache();
-        self.list(state, tx)?;
+        self.mark_dirty(state, tx)?;
         let bytes = new.footprint() as u64;
         let levels = state.height();
         let pending = state.pending_mut(tx.txg());
@@ -407,7 +420,7 @@ impl Node {
         };
         let cost = |bytes| self.objset.cost_of_block(self.kind, bytes);
         if pending.blocks.contains_key(&block) {
-            // A record that is written bit by bit grows within its txg.
+            // A record that is written in pieces grows within its txg.
             tx.dirty(cost(bytes).saturating_sub(if before > 0 { cost(before) } else { 0 }))?;
         } else {
             pending.paths.write(levels, block, |count| {
@@ -424,11 +437,11 @@ impl Node {
         Ok(())
     }
 
-    /// A buffer that begins with `content`, has room for `bytes`, and is zeros else.
+    /// A buffer of at least `bytes` bytes that begins with `content`, followed by zeros.
     fn buffer_of(&self, content: &[u8], bytes: usize) -> Result<Buffer> {
         if content.len() > self.record_bytes() {
             let text = format!(
-                "object {}: a block of {} bytes is longer than its records",
+                "object {}: it has a block of {} bytes, longer than its record size",
                 self.number,
                 content.len()
             );
@@ -450,7 +463,7 @@ pub(crate) enum ModifyStep {
     Pin,
 }
 
-/// The txg's buffer of a block, if it has one of at least so many bytes.
+/// The txg's buffer of a block, if it has one of at least `bytes` bytes.
 #[inline]
 pub(crate) fn dirty_of<'a>(
     state: &'a mut NodeState,
@@ -470,12 +483,12 @@ pub(crate) fn dirty_of<'a>(
     }
 }
 
-/// The txg's buffer of a block, which [`Node::try_modify`] has seen to.
+/// The txg's buffer of a block, after [`Node::try_modify`] returned [`ModifyStep::Ready`].
 pub(crate) fn dirty_mut<'a>(state: &'a mut NodeState, tx: &Tx, block: u64) -> &'a mut [u8] {
     match state.pending_mut(tx.txg()).blocks.get_mut(&block) {
         Some(DirtySlot::Dirty(buffer)) => {
             Arc::get_mut(buffer).expect("an open txg's buffer has one owner")
         }
-        _ => unreachable!("the txg was given a buffer under this lock"),
+        _ => unreachable!("try_modify returned Ready under this lock"),
     }
 }

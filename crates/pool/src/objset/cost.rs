@@ -1,8 +1,10 @@
-//! What changes may come to on devices, counted before they are made: so that a txg never finds too little space
-//! when it syncs, and so that writers slow down by what will have to be written.
+//! Upper bounds of the space that changes need on devices, charged before the changes are made. A
+//! txg then never runs out of space when it syncs, and writers are throttled by the bytes that must
+//! be written.
 //!
-//! Blocks are counted uncompressed and in all copies, with the indirect blocks that change because of them. What they
-//! replace is freed by the same txg, but is no space until two txgs later, and so does not count.
+//! Blocks are counted uncompressed, in all copies, together with the indirect blocks that change
+//! because of them. The blocks that they replace are not subtracted: the same txg frees them, but
+//! the space is reusable only two txgs later.
 
 use crate::format::{DNODE_BLOCK_BYTES, ObjectKind};
 use crate::object::tree::INDIRECT_BYTES;
@@ -19,20 +21,20 @@ impl Objset {
         self.settings.lock().copies_at_most()
     }
 
-    /// Of indirect blocks of an object.
+    /// Bytes for `count` indirect blocks of an object.
     pub(crate) fn cost_of_indirect(&self, count: usize) -> u64 {
         self.metadata(count * INDIRECT_BYTES)
     }
 
-    /// Of a block of an object.
+    /// Bytes for a block of an object.
     pub(crate) fn cost_of_block(&self, kind: ObjectKind, bytes: u64) -> u64 {
         let (data, metadata) = self.copies();
         let copies = if kind == ObjectKind::Data { data } else { metadata };
         bytes * u64::from(copies)
     }
 
-    /// Of a block of dnodes; `leads` if an indirect block changes that did not before.
-    pub(crate) fn cost_of_dnodes(&self, leads: bool) -> u64 {
-        self.metadata(DNODE_BLOCK_BYTES + if leads { INDIRECT_BYTES } else { 0 })
+    /// Bytes for a block of dnodes. `new_parent`: its parent indirect block was not charged yet.
+    pub(crate) fn cost_of_dnodes(&self, new_parent: bool) -> u64 {
+        self.metadata(DNODE_BLOCK_BYTES + if new_parent { INDIRECT_BYTES } else { 0 })
     }
 }

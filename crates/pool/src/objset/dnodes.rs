@@ -1,10 +1,12 @@
-//! Dnodes that open and syncing txgs have changed: dirty dnodes over what is stored.
+//! Dirty dnodes: dnodes that open and syncing txgs have changed and that replace the stored ones.
 //!
-//! A dirty dnode holds the attribute fields of one dnode; its data fields are meaningless, but that `reset` says that the
-//! object is new or gone, so that whatever blocks the stored dnode has are not its own.
+//! A dirty dnode holds the attribute fields of one dnode. Its data fields are meaningless. The flag
+//! `reset` says that the object was created or destroyed in the txg, so the blocks of the stored
+//! dnode belong to an older object.
 //!
-//! Dirty dnodes lie in buffers that are laid out like blocks of dnodes, so that creating objects side by side costs one
-//! look-up for 32 of them, and a block all of whose dnodes are dirty need not be read to be written.
+//! Dirty dnodes lie in buffers with the layout of a dnode block. Creating neighbouring objects
+//! costs one lookup for all of them, and a block whose dnodes are all dirty is written without
+//! reading it first.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::arena::Buffer;
@@ -27,7 +29,7 @@ pub(super) struct DirtyDnodes {
     shards: [CachePadded<Mutex<DnodeShard>>; SHARDS],
 }
 
-/// Dirty dnodes of the blocks of a shard, by the txg's low bit.
+/// Dirty dnodes of the blocks of a shard, by the low bit of the txg.
 #[derive(Default)]
 pub(super) struct DnodeShard {
     txgs: [DirtyTxg; 2],
@@ -38,7 +40,7 @@ struct DirtyTxg {
     /// 0 if the txg has no dirty dnodes.
     txg: u64,
     blocks: HashMap<u64, DirtyDnodeBlock>,
-    /// Blocks that the txg's writes were charged for, and indirect blocks of the lowest level.
+    /// Blocks that the txg was charged for, and indexes of the charged level-1 indirect blocks.
     charged: HashSet<u64>,
     parents: HashSet<u64>,
 }
@@ -47,7 +49,7 @@ struct DirtyTxg {
 pub(super) struct DirtyDnodeBlock {
     /// Bit n: dnode n is dirty.
     pub(super) changed: u32,
-    /// Bit n: dnode n is new or gone.
+    /// Bit n: object n was created or destroyed.
     pub(super) reset: u32,
     /// Shared once the txg syncs.
     pub(super) dnodes: Arc<Buffer>,
@@ -61,7 +63,7 @@ pub(super) struct DirtyDnodeSnapshot {
     pub(super) dnodes: Option<Arc<Buffer>>,
 }
 
-/// The newest state of a dnode.
+/// The newest state of a dnode. The flag is `reset` of any of its dirty versions.
 pub(super) enum NewestDnode {
     Dirty(Box<DnodePhys>, bool),
     Stored,
@@ -74,7 +76,7 @@ impl DirtyTxg {
 }
 
 impl DnodeShard {
-    /// The newest version of a dirty dnode, and whether it or one before it says that what is stored is another object's.
+    /// The newest dirty version of a dnode, and whether this or the older version has `reset` set.
     fn newest(&self, block: u64, index: usize) -> Option<(DnodePhys, bool)> {
         let newer = usize::from(self.txgs[1].txg > self.txgs[0].txg);
         let of_bit = |slot: usize| {
@@ -110,7 +112,7 @@ impl DirtyDnodes {
         }
     }
 
-    /// Which dnodes of a block are free, if all others are as in `stored`.
+    /// Mask of the free dnodes of a block; `stored` has those that are not dirty.
     pub(super) fn free_mask(&self, block: u64, stored: &[u8]) -> u32 {
         let shard = self.shard(block);
         (0..DNODES_PER_BLOCK).fold(0, |mask, index| {
@@ -121,7 +123,7 @@ impl DirtyDnodes {
         })
     }
 
-    /// All dirty dnodes of a txg, ascending. They stay for readers until [`drop_txg`](Self::drop_txg).
+    /// All dirty dnodes of a txg, ascending. Readers find them until [`drop_txg`](Self::drop_txg).
     pub(super) fn of_txg(&self, txg: u64) -> Vec<DirtyDnodeSnapshot> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -137,11 +139,12 @@ impl DirtyDnodes {
                 dnodes: Some(Arc::clone(&dirty.dnodes)),
             }));
         }
-        all.sort_unstable_by_key(|patched| patched.block);
+        all.sort_unstable_by_key(|dirty| dirty.block);
         all
     }
 
-    /// Forgets a txg's dirty dnodes: the stored blocks have them. Returns the bytes of memory that gives back.
+    /// Drops the dirty dnodes of a txg after its blocks were written. Returns the bytes of memory
+    /// released.
     pub(super) fn drop_txg(&self, txg: u64) -> u64 {
         let mut bytes = 0;
         for shard in &self.shards {
@@ -168,9 +171,9 @@ impl DirtyDnodes {
 }
 
 impl Objset {
-    /// Changes the attribute fields of a dnode in the txg of `tx`. `f` gets them as they are now, all zeros if the object
-    /// is free, and may set the flag that says that the object is new or gone. Nothing can fail any more when `f` is
-    /// called.
+    /// Changes the attribute fields of a dnode in the txg of `tx`. `f` gets the newest fields, all
+    /// zeros if the object is free, and the flag `reset` to set if it creates or destroys the
+    /// object. Nothing fails after the call of `f`.
     pub(super) fn change_dnode<R>(
         &self,
         tx: &Tx,
@@ -178,11 +181,11 @@ impl Objset {
         f: impl FnOnce(&mut DnodePhys, &mut bool) -> R,
     ) -> Result<R> {
         let changed = self.change_dnode_if(tx, number, |_| true, f)?;
-        Ok(changed.expect("it is changed in any case"))
+        Ok(changed.expect("the condition is always true"))
     }
 
-    /// As [`change_dnode`](Self::change_dnode), but leaves no trace in the txg, and returns nothing, unless the dnode is
-    /// as `wanted` says.
+    /// Like [`change_dnode`](Self::change_dnode), but returns `None` and changes nothing in the txg
+    /// if `wanted` rejects the dnode.
     pub(super) fn change_dnode_if<R>(
         &self,
         tx: &Tx,
@@ -195,7 +198,8 @@ impl Objset {
         let mut stored: Option<(BlockPtrPhys, Option<BlockRef>)> = None;
         loop {
             let mut shard = self.dnodes.shard(block);
-            // As long as this tree is the newest, no dirty dnode of the shard was dropped that it lacks.
+            // While this tree is the newest, every dirty dnode of the shard that it lacks is still
+            // present.
             let tree = self.tree();
             let slot = (tx.txg() & 1) as usize;
             let own = shard.txgs[slot].blocks.get(&block);
@@ -224,7 +228,8 @@ impl Objset {
             let reset = dirty.reset & bit != 0 && is_own;
             let mut changed = (current, reset);
             let result = f(&mut changed.0, &mut changed.1);
-            let buffer = Arc::get_mut(&mut dirty.dnodes).expect("an open txg's has one owner");
+            let buffer =
+                Arc::get_mut(&mut dirty.dnodes).expect("an open txg's buffer has one owner");
             put_dnode(buffer, index, &changed.0);
             dirty.changed |= bit;
             dirty.reset = dirty.reset & !bit | u32::from(changed.1) << index;
@@ -238,7 +243,7 @@ impl Objset {
         tx: &Tx,
         block: u64,
     ) -> Result<&'a mut DirtyDnodeBlock> {
-        debug_assert!(slot.txg == 0 || slot.txg == tx.txg(), "two txgs share a slot");
+        debug_assert!(slot.txg == 0 || slot.txg == tx.txg(), "the slot has another txg");
         slot.txg = tx.txg();
         if !slot.blocks.contains_key(&block) {
             self.charge(slot, tx, block)?;
@@ -247,10 +252,11 @@ impl Objset {
             let dirty = DirtyDnodeBlock { changed: 0, reset: 0, dnodes: Arc::new(dnodes) };
             slot.blocks.insert(block, dirty);
         }
-        Ok(slot.blocks.get_mut(&block).expect("it was put there if it was missing"))
+        Ok(slot.blocks.get_mut(&block).expect("inserted above"))
     }
 
-    /// Charges a transaction for the block of an object's dnode, unless another one of the txg was.
+    /// Charges a transaction for the block of an object's dnode, unless the txg was charged for the
+    /// block before.
     pub(crate) fn charge_dnode(&self, tx: &Tx, number: u64) -> Result<()> {
         let (block, _) = position_of(number);
         let mut shard = self.dnodes.shard(block);
@@ -270,7 +276,7 @@ impl Objset {
         Ok(())
     }
 
-    /// A dnode as the newest synced txg has it.
+    /// The dnode in the newest synced txg.
     pub(super) fn stored_dnode(&self, number: u64) -> Result<DnodePhys> {
         let (block, index) = position_of(number);
         let _reading = self.store.readers().enter();
@@ -278,7 +284,8 @@ impl Objset {
         Ok(content.and_then(|content| dnode_at(&content, index)).unwrap_or(DnodePhys::FREE))
     }
 
-    /// A block of dnodes; nothing if it is a hole. The caller has entered the store's readers, or is the sync.
+    /// A stored block of dnodes; `None` if it is a hole. The caller has entered the store's
+    /// readers, or is the sync.
     pub(super) fn stored_block_of(
         &self,
         tree: &tree::Tree,
@@ -287,14 +294,14 @@ impl Objset {
         if block >= tree.blocks {
             return Ok(None);
         }
-        let doing = |error: Error| error.doing(format_args!("block {block} of dnodes"));
-        let ptr = tree::lookup(&self.store, tree, block).map_err(doing)?;
+        let in_block = |error: Error| error.doing(format_args!("block {block} of dnodes"));
+        let ptr = tree::lookup(&self.store, tree, block).map_err(in_block)?;
         if ptr.is_hole() {
             return Ok(None);
         }
-        let content = self.store.read(&ptr, Attributes::METADATA).map_err(doing)?;
+        let content = self.store.read(&ptr, Attributes::METADATA).map_err(in_block)?;
         if ptr.block_kind() != Some(BlockKind::Dnode) || content.len() != DNODE_BLOCK_BYTES {
-            let text = format!("block {block} of dnodes is none: {ptr:?}");
+            let text = format!("block {block} of dnodes has another kind or length: {ptr:?}");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         Ok(Some(content))
@@ -306,13 +313,13 @@ pub(super) fn position_of(number: u64) -> (u64, usize) {
     (number / DNODES_PER_BLOCK as u64, number as usize % DNODES_PER_BLOCK)
 }
 
-/// A dnode of a block of dnodes.
+/// Reads a dnode of a block of dnodes.
 pub(crate) fn dnode_at(block: &[u8], index: usize) -> Option<DnodePhys> {
     let bytes = block.get(index * DNODE_BYTES..(index + 1) * DNODE_BYTES)?;
     DnodePhys::read_from_bytes(bytes).ok()
 }
 
-/// Puts a dnode into a block of dnodes.
+/// Writes a dnode into a block of dnodes.
 pub(super) fn put_dnode(block: &mut [u8], index: usize, dnode: &DnodePhys) {
     use zerocopy::IntoBytes;
     block[index * DNODE_BYTES..(index + 1) * DNODE_BYTES].copy_from_slice(dnode.as_bytes());

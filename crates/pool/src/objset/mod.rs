@@ -1,8 +1,8 @@
-//! A set of objects: its dnodes, the objects that are open, and numbers for new ones.
+//! An objset: its dnodes, its open objects, and the allocation of object numbers.
 //!
-//! A dnode has two kinds of field with an owner each (see [`DnodePhys`]): *attribute fields* change in an
-//! open txg, as dirty dnodes that wait in `dnodes`; *data fields* belong to the open object and come out of its sync.
-//! `sync` puts both together in new blocks of dnodes.
+//! A dnode has two kinds of fields with different owners (see [`DnodePhys`]). *Attribute fields*
+//! change in an open txg and stay in `dnodes` as dirty dnodes. *Data fields* belong to the open
+//! object and result from its sync. `sync_dnodes` joins both in new blocks of dnodes.
 
 mod cost;
 mod dnodes;
@@ -34,16 +34,16 @@ use dnodes::{DirtyDnodes, NewestDnode};
 use numbers::FreeNumbers;
 use settings::VersionedSettings;
 
-/// Shards of what is looked up by object; a power of two.
+/// Number of shards of the tables indexed by object; a power of two.
 const SHARDS: usize = 16;
 
-/// Levels of a tree of dnode blocks: few enough that each dnode has a number.
+/// Maximum height of a tree of dnode blocks. It keeps object numbers below 2^64.
 const DNODE_LEVELS_MAX: u8 = 7;
-/// Blocks of dnodes are numbered below this.
+/// Dnode block numbers are below this limit.
 const DNODE_BLOCKS_MAX: u64 = tree::capacity(DNODE_LEVELS_MAX);
 const _: () = assert!(DNODE_BLOCKS_MAX < u64::MAX / DNODES_PER_BLOCK as u64);
 
-/// How blocks of a set are written.
+/// Compression and copies of the blocks of an objset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteSettings {
     pub(crate) data_compression: Compression,
@@ -52,22 +52,22 @@ pub(crate) struct WriteSettings {
     pub(crate) metadata_copies: u8,
 }
 
-/// A set of objects.
+/// An objset.
 pub(crate) struct Objset {
     pub(crate) store: Store,
     pub(crate) ahead: Arc<ReadAhead>,
     settings: Mutex<VersionedSettings>,
-    /// Of the blocks of dnodes, as of the newest txg that is synced.
+    /// Tree of the dnode blocks in the newest synced txg.
     tree: Mutex<Tree>,
     dnodes: DirtyDnodes,
     nodes: [CachePadded<Mutex<HashMap<u64, Weak<Node>>>>; SHARDS],
-    /// Objects with data to sync, by the txg's low bit.
+    /// Objects with data to sync, by the low bit of the txg.
     dirty: [[CachePadded<Mutex<Vec<Arc<Node>>>>; SHARDS]; 2],
     numbers: FreeNumbers,
     objects: AtomicU64,
     allocated: AtomicU64,
     closed: AtomicBool,
-    /// Seeds of directories.
+    /// Generates the hash seeds of directories.
     rng: Mutex<SmallRng>,
 }
 
@@ -97,17 +97,18 @@ impl Objset {
         }))
     }
 
-    /// What txgs behind `txg` are written with. The caller has a hold of that txg.
+    /// Sets the write settings of the txgs after `txg`. The caller has a hold of `txg`.
     pub(crate) fn set_settings(&self, txg: u64, settings: WriteSettings) {
-        self.settings.lock().set_behind(txg, settings);
+        self.settings.lock().set_after(txg, settings);
     }
 
-    /// Lets go of what open objects have pinned, and of objects that no txg will write any more; from now on nothing is
-    /// pinned, and nothing becomes dirty. To be called when nothing syncs any more.
+    /// Closes the objset: unpins the blocks of open objects and drops the objects that no txg will
+    /// write. From now on nothing is pinned and nothing becomes dirty. Call it when no txg syncs
+    /// any more.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         for shard in self.dirty.iter().flatten() {
-            // They hold the set, as it holds them.
+            // The nodes and the objset hold references to each other.
             let nodes = std::mem::take(&mut *shard.lock());
             drop(nodes);
         }
@@ -119,7 +120,7 @@ impl Objset {
         }
     }
 
-    /// An error once the set is closed.
+    /// Fails if the objset is closed.
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
@@ -127,22 +128,22 @@ impl Objset {
         }
     }
 
-    /// A number that nobody can guess.
+    /// An unpredictable random number.
     pub(crate) fn new_seed(&self) -> u64 {
         self.rng.lock().next_u64()
     }
 
-    /// The tree of dnode blocks, as of the newest txg that is synced.
+    /// Tree of the dnode blocks in the newest synced txg.
     pub(crate) fn tree(&self) -> Tree {
         *self.tree.lock()
     }
 
-    /// Objects in use, as of the newest txg that is synced.
+    /// Objects in use in the newest synced txg.
     pub(crate) fn objects(&self) -> u64 {
         self.objects.load(Ordering::Relaxed)
     }
 
-    /// Bytes allocated on devices, as of the newest txg that is synced.
+    /// Bytes allocated on devices in the newest synced txg.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
@@ -164,7 +165,8 @@ impl Objset {
         }
     }
 
-    /// Creates the object of that number, for the replay of a log. It must be free.
+    /// Creates the object with this number, for the replay of the intent log. The number must be
+    /// free.
     pub(crate) fn create_at(
         &self,
         tx: &Tx,
@@ -174,7 +176,7 @@ impl Objset {
     ) -> Result<()> {
         let dnode = new_dnode(tx, kind, record_shift, attributes)?;
         if number / DNODES_PER_BLOCK as u64 >= DNODE_BLOCKS_MAX {
-            let text = format!("{number} is too large for the number of an object");
+            let text = format!("object number {number} is too large");
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         self.numbers.skip_to(number / DNODES_PER_BLOCK as u64 + 1);
@@ -197,12 +199,13 @@ impl Objset {
         Ok(put.is_some())
     }
 
-    /// Destroys an object: it is gone for whoever looks it up, and its blocks are freed by the sync. `note` is called
-    /// when all that was changed in it has been noted, before anybody else can get its number, and when nothing can fail
-    /// any more; a shard of dnodes is locked meanwhile.
+    /// Destroys an object. Later lookups do not find it, and the sync frees its blocks.
     ///
-    /// Its node stays in the table until the dnode is free, so that nobody opens it a second time meanwhile:
-    /// [`open`](Self::open) waits for its turn.
+    /// `note` is called under the lock of a shard of dnodes. By then all changes of the object have
+    /// been noted, nobody else can get its number, and nothing can fail any more.
+    ///
+    /// The node stays in the table until the dnode is free, so nobody opens the object a second
+    /// time meanwhile: [`open`](Self::open) waits for the object lock.
     pub(crate) fn destroy(
         self: &Arc<Self>,
         tx: &Tx,
@@ -250,7 +253,7 @@ impl Objset {
         }
     }
 
-    /// Changes the inline content of an object; false if it does not fit.
+    /// Changes the inline content of an object; `false` if it does not fit.
     pub(crate) fn set_inline(&self, tx: &Tx, number: u64, inline: &[u8]) -> Result<bool> {
         let fits = self.change_dnode(tx, number, |dnode, _| {
             (dnode.kind != 0).then(|| dnode.set_inline(inline))
@@ -258,8 +261,8 @@ impl Objset {
         fits.ok_or_else(|| self.no_object(number))
     }
 
-    /// The inline content of an object. If it is a directory's whose entries nobody has changed since it was opened, it tells
-    /// how many these are.
+    /// The inline content of an object. For a directory it contains the entry count as of the
+    /// newest sync: the caller replaces the count if it changed since the directory was opened.
     pub(crate) fn inline(&self, number: u64) -> Result<Vec<u8>> {
         let newest = self.dnodes.newest(number);
         let stale = matches!(newest, NewestDnode::Dirty(_, false));
@@ -268,13 +271,13 @@ impl Objset {
             return Err(self.no_object(number));
         }
         if stale && zap::entries_of(dnode.inline()).is_some() {
-            // A dirty dnode may be older than the count beside it.
-            DataFields::carry_over(&self.stored_dnode(number)?, &mut dnode);
+            // The dirty dnode may be older than the entry count of the stored one.
+            DataFields::copy_unchecked(&self.stored_dnode(number)?, &mut dnode);
         }
         Ok(dnode.inline().to_vec())
     }
 
-    /// The object of that number, open.
+    /// Opens the object with this number.
     pub(crate) fn open(self: &Arc<Self>, number: u64) -> Result<Arc<Node>> {
         let shard = &self.nodes[shard_of(number)];
         loop {
@@ -284,7 +287,7 @@ impl Objset {
                 if node.lock().destroyed.is_none() {
                     return Ok(node);
                 }
-                // Whoever destroys it has its turn until it is gone from the table.
+                // Destruction holds the object lock until the node is gone from the table.
                 drop(node.lock_object()?);
                 continue;
             }
@@ -302,13 +305,14 @@ impl Objset {
             let node = Node::new(self, number, &dnode, data)?;
             let mut nodes = shard.lock();
             let other = nodes.get(&number).and_then(Weak::upgrade);
-            // A node with newer data may have come and gone: it goes after the tree that has its data is in place.
+            // A node with newer data may have been opened and dropped meanwhile. It is dropped only
+            // after the tree with its data is in place, so compare the trees.
             if other.is_some() || self.tree().root != tree.root {
                 drop(nodes);
                 continue;
             }
-            // Somebody else may have opened and destroyed it meanwhile; who does so now finds this node. What is
-            // stored is the same as long as the tree is.
+            // Another thread may have opened and destroyed the object meanwhile. From now on it
+            // would find this node. The stored dnode is unchanged as long as the tree is.
             let same = match self.dnodes.newest(number) {
                 NewestDnode::Dirty(now, _) => is_same_object(&now, &dnode),
                 NewestDnode::Stored => !is_dirty,
@@ -321,15 +325,15 @@ impl Objset {
         }
     }
 
-    /// The attribute fields of an object, as they are now.
+    /// The newest attribute fields of an object.
     pub(crate) fn dnode(&self, number: u64) -> Result<DnodePhys> {
         let (dnode, _) = self.newest_dnode(number)?;
         if dnode.kind == 0 { Err(self.no_object(number)) } else { Ok(dnode) }
     }
 
-    /// What an object takes now. `number` is in use.
+    /// Length and allocated space of an object. `number` is in use.
     pub(crate) fn usage(&self, number: u64) -> Result<ObjectUsage> {
-        // Who has changes that are not stored is open.
+        // An object with changes that are not synced is open.
         let node = self.nodes[shard_of(number)].lock().get(&number).and_then(Weak::upgrade);
         if let Some(node) = node {
             return Ok(node.usage());
@@ -357,23 +361,23 @@ impl Objset {
     }
 
     fn no_object(&self, number: u64) -> Error {
-        Error::new(ErrorKind::NotFound, format!("there is no object {number}"))
+        Error::new(ErrorKind::NotFound, format!("object {number} does not exist"))
     }
 
-    /// Has a txg's sync look at an object.
+    /// Adds an object to the dirty list of a txg.
     ///
     /// # Errors
-    /// If there will be no sync any more.
+    /// [`ErrorKind::Closed`] if the objset is closed: no sync follows.
     pub(crate) fn list_dirty(&self, txg: u64, node: &Arc<Node>) -> Result<()> {
         let shard = thread_slot().index(SHARDS);
         let mut listed = self.dirty[(txg & 1) as usize][shard].lock();
-        // Whoever closes the set says so before it empties the list.
+        // `close` sets the flag before it empties the list.
         self.check_open()?;
         listed.push(Arc::clone(node));
         Ok(())
     }
 
-    /// A node goes: its place in the table goes too, unless another one has it.
+    /// Removes a dropped node from the table, unless a new node has its place.
     pub(crate) fn forget(&self, number: u64) {
         let mut nodes = self.nodes[shard_of(number)].lock();
         if nodes.get(&number).is_some_and(|node| node.strong_count() == 0) {
@@ -384,34 +388,36 @@ impl Objset {
 
 impl Drop for Objset {
     fn drop(&mut self) {
-        // Of txgs that were never synced.
+        // Dirty dnodes of txgs that were never synced.
         self.store.cache().sub_dirty(self.dnodes.bytes());
     }
 }
 
-/// Whether two states of a dnode are of the same object, or of two that nothing tells apart.
+/// Whether two states of a dnode belong to the same object, or to two objects without a
+/// visible difference.
 fn is_same_object(one: &DnodePhys, other: &DnodePhys) -> bool {
     one.kind == other.kind
         && one.created_txg == other.created_txg
         && one.record_shift == other.record_shift
 }
 
-/// The tree of a set's dnode blocks.
+/// The tree of an objset's dnode blocks.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] if what is stored cannot be one.
+/// [`ErrorKind::Corrupt`] if the fields do not form such a tree.
 pub(crate) fn dnode_tree(phys: &ObjsetPhys) -> Result<Tree> {
     Tree::from_parts(phys.root, phys.levels, phys.blocks.get())
         .and_then(check_dnode_tree)
-        .map_err(|error| error.doing("a set of objects"))
+        .map_err(|error| error.doing("an objset"))
 }
 
-/// A tree of dnode blocks, unless it leads to objects that have no number.
+/// Rejects a tree of dnode blocks that is too high for object numbers.
 fn check_dnode_tree(tree: Tree) -> Result<Tree> {
     if tree.levels <= DNODE_LEVELS_MAX {
         return Ok(tree);
     }
-    let text = format!("its tree of dnodes has {} levels", tree.levels);
+    let text =
+        format!("its tree of dnodes has {} levels; the limit is {DNODE_LEVELS_MAX}", tree.levels);
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
@@ -424,7 +430,7 @@ pub(crate) fn check_attributes(attributes: &[u8]) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{} bytes of attributes are more than the {ATTRIBUTES_MAX} that an object can have",
+        "{} bytes of attributes exceed the limit of {ATTRIBUTES_MAX} bytes per object",
         attributes.len()
     );
     Err(Error::new(ErrorKind::Invalid, text))
@@ -437,6 +443,6 @@ fn new_dnode(tx: &Tx, kind: ObjectKind, record_shift: u8, attributes: &[u8]) -> 
     dnode.record_shift = record_shift;
     dnode.created_txg = tx.txg().into();
     let fits = dnode.set_attributes(attributes);
-    assert!(fits, "checked above");
+    assert!(fits, "check_attributes has checked the length");
     Ok(dnode)
 }

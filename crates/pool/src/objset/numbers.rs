@@ -1,11 +1,12 @@
-//! Numbers for new objects.
+//! Allocation of object numbers.
 //!
-//! A thread takes a whole block of dnodes and gives its free numbers out, so that threads that create objects share
-//! neither lock nor block. Blocks with free dnodes come first if they are in memory; a block that is not is read ahead and
-//! skipped, and a fresh one is used meanwhile: creating an object never waits for a device.
+//! A thread takes a whole block of dnodes and hands out its free numbers, so threads that create
+//! objects share neither lock nor block. Blocks with free dnodes are preferred if they are in
+//! memory. A block that is not resident is prefetched and skipped, and a fresh block is used
+//! meanwhile: creating an object never waits for a device.
 //!
-//! Which blocks have free dnodes is known from the txgs that free them, and, for what was free at import, from the
-//! fill counts in the indirect blocks, looked at bit by bit.
+//! Blocks with free dnodes are known from the txgs that free them. Those that were free at import
+//! are found by a gradual scan of the fill counts in the indirect blocks.
 
 use crossbeam_utils::CachePadded;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -20,14 +21,14 @@ use crate::object::tree::{self, POINTERS, Tree};
 
 use super::{DNODE_BLOCKS_MAX, Objset};
 
-/// Chunks of numbers that threads take; a power of two.
+/// Blocks of numbers in use by threads; a power of two.
 const CHUNKS: usize = 16;
-/// Blocks with free dnodes that are remembered at most; others are found at the next import.
+/// Limit of remembered blocks with free dnodes. The next import finds the others.
 const REUSABLE_MAX: usize = 1 << 16;
 
 pub(super) struct FreeNumbers {
     chunks: [CachePadded<Mutex<Chunk>>; CHUNKS],
-    /// The first block that nobody has used.
+    /// The first block that was never used.
     fresh: AtomicU64,
     reusable: Mutex<Reusable>,
 }
@@ -41,13 +42,13 @@ struct Chunk {
 
 struct Reusable {
     blocks: HashSet<u64>,
-    /// Blocks from here up to `scan_end` have not been looked at since import.
+    /// Blocks from here up to `scan_end` have not been scanned since the import.
     scan_next: u64,
     scan_end: u64,
 }
 
 impl FreeNumbers {
-    /// For a set that has `blocks` blocks of dnodes.
+    /// For an objset with `blocks` blocks of dnodes.
     pub(super) fn new(blocks: u64) -> Self {
         let reusable = Reusable { blocks: HashSet::new(), scan_next: 0, scan_end: blocks };
         Self {
@@ -59,7 +60,7 @@ impl FreeNumbers {
         }
     }
 
-    /// A block with free dnodes is known.
+    /// Remembers a block with free dnodes.
     pub(super) fn note_free(&self, block: u64) {
         let mut reusable = self.reusable.lock();
         if reusable.blocks.len() < REUSABLE_MAX {
@@ -67,17 +68,17 @@ impl FreeNumbers {
         }
     }
 
-    /// Numbers of blocks before this one are used otherwise.
+    /// Skips the numbers of all blocks before this one that were never used.
     pub(super) fn skip_to(&self, block: u64) {
         self.fresh.fetch_max(block, Ordering::Relaxed);
     }
 }
 
 impl Objset {
-    /// A number that was free a moment ago.
+    /// Returns a number that was free a moment ago. The caller checks under the lock of the dnode.
     pub(super) fn next_number(&self) -> Result<u64> {
         let chunk = &self.numbers.chunks[thread_slot().index(CHUNKS)];
-        let mut chunk = blocking::lock(chunk, "a number for an object")?;
+        let mut chunk = blocking::lock(chunk, "an object number")?;
         while chunk.free == 0 {
             *chunk = match self.reuse()? {
                 Some(chunk) => chunk,
@@ -85,11 +86,11 @@ impl Objset {
                     let block = self.numbers.fresh.load(Ordering::Relaxed);
                     if block >= DNODE_BLOCKS_MAX {
                         let text =
-                            "no number is left for another object: delete some, and import again";
+                            "no object number is left: delete objects and import the pool again";
                         return Err(Error::new(ErrorKind::NoSpace, text));
                     }
                     let block = self.numbers.fresh.fetch_add(1, Ordering::Relaxed);
-                    // Number 0 is nobody's.
+                    // Number 0 is reserved.
                     Chunk { block, free: if block == 0 { !1 } else { !0 } }
                 }
             };
@@ -99,7 +100,7 @@ impl Objset {
         Ok(chunk.block * DNODES_PER_BLOCK as u64 + u64::from(index))
     }
 
-    /// The free numbers of a block that has some, if one is in memory.
+    /// The free numbers of a reusable block, if one is in memory.
     fn reuse(&self) -> Result<Option<Chunk>> {
         let _reading = self.store.readers().enter();
         let tree = self.tree();
@@ -121,7 +122,7 @@ impl Objset {
                             let mut reusable = self.numbers.reusable.lock();
                             reusable.scan_next = reusable.scan_next.min(from);
                         }
-                        return self.or_later(scanned.map(|()| None));
+                        return self.none_if_would_block(scanned.map(|()| None));
                     }
                     return Ok(None);
                 }
@@ -133,7 +134,7 @@ impl Objset {
                 if error.kind() == ErrorKind::WouldBlock {
                     self.numbers.note_free(block);
                 }
-                return self.or_later(Err(error));
+                return self.none_if_would_block(Err(error));
             }
         };
         if ptr.is_hole() {
@@ -155,12 +156,12 @@ impl Objset {
         }
     }
 
-    /// Nothing for now, if something would have to be waited for: there are fresh blocks.
-    fn or_later(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
+    /// Turns `WouldBlock` into `None`: the caller uses a fresh block instead.
+    fn none_if_would_block(&self, found: Result<Option<Chunk>>) -> Result<Option<Chunk>> {
         if blocking::is_would_block(&found) { Ok(None) } else { found }
     }
 
-    /// Notes which blocks from `from` up to the next indirect block, and before `end`, have free dnodes.
+    /// Finds blocks with free dnodes from `from` up to the next indirect block, and before `end`.
     fn scan(&self, tree: &Tree, from: u64, end: u64) -> Result<()> {
         let end = end.min((from / POINTERS as u64 + 1) * POINTERS as u64);
         for block in from..end {
@@ -173,7 +174,7 @@ impl Objset {
     }
 }
 
-/// All numbers of a block but 0.
+/// Mask of the valid numbers of a block: all but 0.
 fn number_mask(block: u64) -> u32 {
     if block == 0 { !1 } else { !0 }
 }

@@ -1,4 +1,4 @@
-//! Writing a set's changes out, in syncing context.
+//! Writes the changes of an objset, in syncing context.
 
 use forebay_base::arena::Buffer;
 use forebay_base::sync::Arc;
@@ -25,7 +25,7 @@ struct Synced {
 }
 
 impl Objset {
-    /// Writes what the txg of `ctx` has changed in the set. `None` if that is nothing.
+    /// Writes the changes of the txg of `ctx`. Returns `None` if there are none.
     pub(crate) fn sync(self: &Arc<Self>, ctx: &mut SyncContext<'_>) -> Result<Option<ObjsetPhys>> {
         let mut ctx = ctx.with_store(&self.store);
         let settings = self.settings.lock().of_txg(ctx.txg);
@@ -33,7 +33,7 @@ impl Objset {
         let nodes = self.take_dirty(ctx.txg);
         let synced = self.sync_nodes(&mut ctx, (&data, &metadata), &nodes);
         if synced.is_err() {
-            // The pool is suspended: what they have stays what readers see.
+            // The pool is suspended. Readers still find the changes of these nodes.
             self.dirty[(ctx.txg & 1) as usize][0].lock().extend(nodes);
         }
         synced
@@ -102,7 +102,7 @@ impl Objset {
         Ok(Some(self.phys()))
     }
 
-    /// The set as of the newest txg that is synced.
+    /// The objset in the newest synced txg.
     pub(crate) fn phys(&self) -> ObjsetPhys {
         let tree = self.tree();
         ObjsetPhys {
@@ -124,7 +124,7 @@ impl Objset {
         nodes
     }
 
-    /// Starts reading the blocks that have to be read, all at once.
+    /// Prefetches all blocks that must be read.
     fn read_ahead(&self, dirty_blocks: &[DirtyDnodeSnapshot]) -> Result<()> {
         let tree = self.tree();
         for dirty in dirty_blocks.iter().filter(|dirty| dirty.changed != u32::MAX) {
@@ -136,7 +136,7 @@ impl Objset {
         Ok(())
     }
 
-    /// Writes one block of dnodes anew. Returns its pointer, and how many more objects it has.
+    /// Rewrites one block of dnodes. Returns its pointer and the change of its object count.
     fn write_block(
         &self,
         ctx: &mut SyncContext<'_>,
@@ -156,7 +156,8 @@ impl Objset {
             let (_, index) = position_of(synced.number);
             let mut dnode = dnode_at(&block, index).unwrap_or(DnodePhys::FREE);
             if dnode.kind == 0 || dnode.created_txg.get() != synced.created_txg {
-                // Who destroys an object waits for its changes, and who finds it destroyed makes none.
+                // Destruction waits for changes of the object, and a destroyed object cannot be
+                // changed.
                 debug_assert!(false, "object {} changed while it was destroyed", synced.number);
                 let text = format!("object {} changed while it was destroyed", synced.number);
                 return Err(Error::new(ErrorKind::Corrupt, text));
@@ -177,7 +178,7 @@ impl Objset {
         Ok((ctx.write_new(block, &props)?, delta))
     }
 
-    /// Puts dirty dnodes over a block; frees what objects that are gone had.
+    /// Applies dirty dnodes to a block, and frees the blocks of destroyed objects.
     fn apply(
         &self,
         ctx: &mut SyncContext<'_>,
@@ -195,8 +196,9 @@ impl Objset {
                 }
                 DataFields::EMPTY.put(&mut new);
             } else {
-                // What cannot be is not for the sync to find: the pool would be suspended for one object.
-                DataFields::carry_over(&old, &mut new);
+                // Copy without validation: an error here would suspend the pool because of one
+                // object.
+                DataFields::copy_unchecked(&old, &mut new);
             }
             put_dnode(block, index, &new);
         }
@@ -205,7 +207,7 @@ impl Objset {
 }
 
 impl WriteSettings {
-    /// How records, and how metadata, are written in a txg.
+    /// Write properties of records and of metadata in a txg.
     fn props(&self, txg: u64) -> (WriteProps, WriteProps) {
         let metadata = WriteProps {
             kind: BlockKind::Dnode,
@@ -232,18 +234,19 @@ fn add_blocks_of(fields: &[Synced], dirty_blocks: &mut Vec<DirtyDnodeSnapshot>) 
     let known = dirty_blocks.len();
     for synced in fields {
         let (block, _) = position_of(synced.number);
-        let there = dirty_blocks[..known].binary_search_by_key(&block, |dirty| dirty.block).is_ok();
-        let last = dirty_blocks
+        let is_known =
+            dirty_blocks[..known].binary_search_by_key(&block, |dirty| dirty.block).is_ok();
+        let is_last = dirty_blocks
             .last()
             .is_some_and(|last| dirty_blocks.len() > known && last.block == block);
-        if !there && !last {
+        if !is_known && !is_last {
             dirty_blocks.push(DirtyDnodeSnapshot { block, changed: 0, reset: 0, dnodes: None });
         }
     }
     dirty_blocks.sort_unstable_by_key(|dirty| dirty.block);
 }
 
-/// Dnodes in use.
+/// Number of dnodes in use.
 fn fill_of(block: &[u8]) -> u64 {
     let used = |index: &usize| dnode_at(block, *index).is_some_and(|dnode| dnode.kind != 0);
     (0..DNODES_PER_BLOCK).filter(used).count() as u64

@@ -1,4 +1,4 @@
-//! Sets of objects with odd dnodes, and changes that come to nothing.
+//! Objsets with corrupt dnodes, and changes that are rejected.
 
 use std::ops::Range;
 
@@ -51,19 +51,19 @@ fn a_block_longer_than_its_objects_records_is_corrupt() {
 }
 
 #[test]
-fn a_directory_with_odd_records_is_corrupt() {
+fn a_directory_with_a_wrong_record_size_is_corrupt() {
     let (pool, data) = pool();
     let tx = pool.begin().expect("space");
     let number = data.create_directory(&tx, &[]).expect("a directory");
     drop(tx);
     pool.sync().expect("a txg");
     set_record_shift(&pool, &data, number, 9);
-    let error = data.directory(number).err().expect("it is odd");
+    let error = data.directory(number).err().expect("it is corrupt");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
 #[test]
-fn a_leaf_is_not_made_where_there_is_one() {
+fn a_new_leaf_does_not_overwrite_an_existing_one() {
     let (pool, data) = pool();
     let tx = pool.begin().expect("space");
     let number = data.create_directory(&tx, &[]).expect("a directory");
@@ -72,21 +72,21 @@ fn a_leaf_is_not_made_where_there_is_one() {
         directory.insert(&tx, &name.to_le_bytes(), b"value").expect("space");
     }
     let zap = data.inner.directory(number).expect("it");
-    // As a leaf would that says that it is less deep than it is, when it is split.
+    // A split would do so if the leaf's stored depth were too small.
     let refused = |tx: &Transaction<'_>| {
-        let made = zap.store().new_leaf(tx.tx(), 1, |_| unreachable!("it is there"));
-        made.expect_err("it is there").kind()
+        let created = zap.store().new_leaf(tx.tx(), 1, |_| unreachable!("it is there"));
+        created.expect_err("it is there").kind()
     };
     assert_eq!(refused(&tx), ErrorKind::Corrupt);
     drop(tx);
     pool.sync().expect("a txg");
     let tx = pool.begin().expect("space");
     assert_eq!(refused(&tx), ErrorKind::Corrupt);
-    assert_eq!(directory.audit().expect("it is whole").entries, 2000);
+    assert_eq!(directory.audit().expect("a sound directory").entries, 2000);
 }
 
 #[test]
-fn a_number_that_is_taken_leaves_no_trace_in_the_txg() {
+fn creating_a_number_in_use_leaves_the_txg_unchanged() {
     let (pool, data) = pool();
     let tx = pool.begin().expect("space");
     let number = data.create_object(&tx, b"first").expect("an object");
@@ -116,7 +116,7 @@ fn numbers_past_the_largest_are_refused() {
 }
 
 #[test]
-fn a_dirty_dnode_does_not_bring_an_old_count_of_a_directorys_entries_back() {
+fn a_dirty_dnode_does_not_restore_an_old_entry_count() {
     let (pool, data) = pool();
     let fill = |tx: &Transaction<'_>, number: u64, names: Range<u64>| {
         let directory = data.directory(number).expect("it");
@@ -124,10 +124,10 @@ fn a_dirty_dnode_does_not_bring_an_old_count_of_a_directorys_entries_back() {
             directory.insert(tx, &name.to_le_bytes(), b"value").expect("space");
         }
     };
-    let is_right = |number: u64, attributes: &[u8]| {
+    let check = |number: u64, attributes: &[u8]| {
         let directory = data.directory(number).expect("it");
         assert_eq!(directory.len(), 300);
-        assert_eq!(directory.audit().expect("it is whole").entries, 300);
+        assert_eq!(directory.audit().expect("a sound directory").entries, 300);
         assert_eq!(data.object_info(number).expect("it").attributes, attributes);
     };
     let tx = pool.begin().expect("space");
@@ -138,20 +138,21 @@ fn a_dirty_dnode_does_not_bring_an_old_count_of_a_directorys_entries_back() {
     let tx = pool.begin().expect("space");
     data.set_attributes(&tx, number, b"of this txg").expect("space");
     fill(&tx, number, 200..300);
-    // As one of the next txg does while this one syncs: its dirty dnode is a copy of this one's.
+    // The next txg changes the directory while this txg syncs: its dirty dnode is a copy of this
+    // txg's.
     let next = Tx::syncing(tx.txg() + 1);
     data.inner.objset.set_attributes(&next, number, b"of the next").expect("space");
-    is_right(number, b"of the next");
+    check(number, b"of the next");
     drop(tx);
-    // Nobody has the directory open when this one is synced.
+    // The directory is not open when this txg syncs.
     pool.sync().expect("a txg");
-    is_right(number, b"of the next");
+    check(number, b"of the next");
     pool.sync().expect("the next txg");
-    is_right(number, b"of the next");
+    check(number, b"of the next");
 }
 
 #[test]
-fn a_tree_of_dnodes_higher_than_numbers_reach_is_corrupt() {
+fn a_tree_of_dnodes_above_the_maximum_height_is_corrupt() {
     let (_pool, data) = pool();
     let phys = ObjsetPhys { levels: 8, blocks: 5.into(), ..data.inner.objset.phys() };
     let tree = crate::object::tree::Tree::from_parts(
@@ -164,7 +165,7 @@ fn a_tree_of_dnodes_higher_than_numbers_reach_is_corrupt() {
 }
 
 #[test]
-fn the_last_number_is_given_out_once() {
+fn the_last_number_is_allocated_once() {
     let (pool, data) = pool();
     let tx = pool.begin().expect("space");
     data.inner.objset.numbers.skip_to(DNODE_BLOCKS_MAX - 1);
@@ -191,11 +192,11 @@ fn a_length_that_no_object_can_have_is_corrupt_and_suspends_nothing() {
     drop((tx, object));
     pool.sync().expect("a txg");
     pool.sync().expect("nobody has it any more");
-    let opened = data.object(number).err().expect("it is odd");
+    let opened = data.object(number).err().expect("it is corrupt");
     assert_eq!(opened.kind(), ErrorKind::Corrupt, "{opened}");
-    let told = data.object_info(number).expect_err("it is odd");
-    assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
-    // Its neighbours, and what is known of it besides, can still be changed.
+    let error = data.object_info(number).expect_err("it is corrupt");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    // Its neighbours and its attribute fields can still be changed.
     let tx = pool.begin().expect("space");
     data.inner
         .objset

@@ -1,6 +1,6 @@
-//! Datasets, objects and directories, as users of the library see them.
+//! Public handles of datasets, objects and directories.
 //!
-//! Every change is made in a [`Transaction`], and noted for the intent log if the dataset logs.
+//! Every change is made in a [`Transaction`], and noted for the intent log if the dataset has one.
 
 use forebay_base::sync::{Arc, MutexGuard};
 
@@ -13,21 +13,21 @@ use crate::object::{Leaves, Node, ObjectUsage, SeekTarget};
 use crate::tx::Transaction;
 use crate::zap::{Cookie, Entry, Value, Zap, ZapStats};
 
-/// A dataset: a set of objects with settings, and a name in its pool.
+/// A dataset: a set of objects with settings and a name in its pool.
 #[derive(Clone)]
 pub struct Dataset {
     pub(crate) pool: Arc<PoolInner>,
     pub(crate) inner: Arc<DatasetInner>,
 }
 
-/// An object of bytes, open.
+/// An open object with byte content.
 #[derive(Clone)]
 pub struct Object {
     dataset: Dataset,
     node: Arc<Node>,
 }
 
-/// A directory, open: names of 1 to 255 bytes with values of 1 to 32 bytes.
+/// An open directory: names of 1 to 255 bytes with values of 1 to 32 bytes.
 #[derive(Clone)]
 pub struct Directory {
     dataset: Dataset,
@@ -35,39 +35,40 @@ pub struct Directory {
     zap: Arc<Zap<Leaves>>,
 }
 
-/// What is known of an object.
+/// Properties of an object.
 #[derive(Clone, Debug)]
 pub struct ObjectInfo {
-    /// What it is.
+    /// Kind of the object.
     pub kind: ObjectKind,
-    /// Size of its records in bytes.
+    /// Record size in bytes.
     pub record_bytes: u32,
     /// The transaction group that created it.
     pub created_txg: u64,
-    /// Its attributes, for its user to understand.
+    /// Attributes; the user of the pool defines their meaning.
     pub attributes: Vec<u8>,
-    /// How long it is, and what it takes.
+    /// Length and allocated space.
     pub usage: ObjectUsage,
 }
 
 impl Dataset {
-    /// Its name.
+    /// Name of the dataset.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The number that names it for ever.
+    /// Unique identifier, which never changes.
     pub fn guid(&self) -> u64 {
         self.inner.guid
     }
 
-    /// How it is set up.
+    /// The settings of the dataset.
     pub fn settings(&self) -> Result<DatasetSettings> {
         self.inner.settings()
     }
 
-    /// Changes how it is set up, durably. Records that are written from now on are written so; new objects have the new
-    /// record size; what is cached stays. The calling thread must have no transaction.
+    /// Changes the settings, durably. They apply to records that are written from now on; new
+    /// objects have the new record size; cached blocks stay cached. The calling thread must not
+    /// have a transaction.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`], and as [`Pool::begin`](crate::Pool::begin).
@@ -75,20 +76,21 @@ impl Dataset {
         self.pool.set_settings(&self.inner, settings)
     }
 
-    /// Number of the object that its user starts from; 0 if there is none.
+    /// Number of the root object, which its user starts from; 0 if there is none.
     pub fn root_object(&self) -> u64 {
         self.inner.root().0
     }
 
-    /// What kind of user made it, for them to say; 0 is none.
+    /// Identifies the kind of the dataset's user, which defines the values; 0 means none.
     pub fn flavour(&self) -> u32 {
         self.inner.root().1
     }
 
-    /// Sets both. They become durable with the transaction's txg, not by an fsync.
+    /// Sets the root object and the flavour. They become durable with the transaction's txg, not by
+    /// an fsync.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such object.
+    /// [`ErrorKind::NotFound`] if the object does not exist.
     pub fn set_root(&self, tx: &Transaction<'_>, root_object: u64, flavour: u32) -> Result<()> {
         if root_object != 0 {
             self.inner.objset.dnode(root_object)?;
@@ -97,30 +99,31 @@ impl Dataset {
         Ok(())
     }
 
-    /// Objects in use, as of the newest durable txg.
+    /// Objects in use in the newest durable txg.
     pub fn object_count(&self) -> u64 {
         self.inner.objset.objects()
     }
 
-    /// Bytes that it takes on devices, all copies, as of the newest durable txg.
+    /// Bytes allocated on devices, all copies included, in the newest durable txg.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.objset.allocated_bytes()
     }
 
-    /// Creates an object of bytes with the dataset's record size, and returns its number. `attributes` has at most
-    /// [`ATTRIBUTES_MAX`](crate::format::ATTRIBUTES_MAX) bytes, for the user to understand.
+    /// Creates an object with the dataset's record size, and returns its number. `attributes` has
+    /// at most [`ATTRIBUTES_MAX`](crate::format::ATTRIBUTES_MAX) bytes; the caller defines their
+    /// meaning.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`].
+    /// [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], [`ErrorKind::NoSpace`].
     pub fn create_object(&self, tx: &Transaction<'_>, attributes: &[u8]) -> Result<u64> {
         let record_shift = self.inner.settings()?.record_bytes.trailing_zeros() as u8;
         self.create(tx, ObjectKind::Data, record_shift, attributes)
     }
 
-    /// As [`create_object`](Self::create_object), with records of a size of their own.
+    /// Like [`create_object`](Self::create_object), with a given record size.
     ///
     /// # Errors
-    /// As there.
+    /// As [`create_object`](Self::create_object).
     pub fn create_object_with(
         &self,
         tx: &Transaction<'_>,
@@ -151,7 +154,8 @@ impl Dataset {
         Ok(number)
     }
 
-    /// Destroys an object or a directory, whatever is in it. Handles of it answer [`ErrorKind::Closed`] from then on.
+    /// Destroys an object or a directory with all content. Changes through its open handles fail
+    /// with [`ErrorKind::Closed`] from then on.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -159,10 +163,10 @@ impl Dataset {
         self.inner.objset.destroy(tx.tx(), number, || self.log(tx, number, || Change::Destroy))
     }
 
-    /// What is known of an object, without opening it.
+    /// Properties of an object, without opening it.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or why its dnode cannot be read.
+    /// [`ErrorKind::NotFound`], or the failure to read its dnode.
     pub fn object_info(&self, number: u64) -> Result<ObjectInfo> {
         let dnode = self.inner.objset.dnode(number)?;
         let kind = dnode.object_kind().unwrap_or(ObjectKind::Free);
@@ -175,8 +179,8 @@ impl Dataset {
         })
     }
 
-    /// Changes an object's attributes. Those of a directory become durable with any fsync in the dataset, as its names
-    /// do; those of an object with its own.
+    /// Changes the attributes of an object. Those of a directory become durable with any fsync in
+    /// the dataset, like names; those of other objects with an fsync of the object.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if they are too long.
@@ -192,12 +196,13 @@ impl Dataset {
         })
     }
 
-    /// As [`set_attributes`](Self::set_attributes), but for objects of bytes too they become durable as names do: with any fsync in
-    /// the dataset, together with all else of existence and names that the transaction changes. For what has to agree
-    /// with names, as a count of them.
+    /// Like [`set_attributes`](Self::set_attributes), but the attributes of every object become
+    /// durable like names: with any fsync in the dataset, together with all other changes of names
+    /// and existence in the transaction. For attributes that must agree with names, such as a link
+    /// count.
     ///
     /// # Errors
-    /// As there.
+    /// As [`set_attributes`](Self::set_attributes).
     pub fn set_attributes_with_names(
         &self,
         tx: &Transaction<'_>,
@@ -220,7 +225,7 @@ impl Dataset {
         if !self.inner.logs() {
             return self.inner.set_attributes(tx.tx(), number, attributes);
         }
-        // Noted in the order in which they are made.
+        // The object lock makes the order of notes that of the changes.
         let node = self.inner.objset.open(number)?;
         let _lock = node.lock_object()?;
         self.inner.set_attributes(tx.tx(), number, attributes)?;
@@ -244,28 +249,30 @@ impl Dataset {
     /// Opens a directory.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if it is none.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Invalid`] if it is not a directory.
     pub fn directory(&self, number: u64) -> Result<Directory> {
         let zap = self.inner.directory(number)?;
         Ok(Directory { dataset: self.clone(), number, zap })
     }
 
-    /// Returns once all changes of directories and objects' existence, and those of this object's content and attributes,
-    /// are durable, if they were made before this was called. The calling thread must have no transaction.
+    /// Makes all earlier changes of directories, of the existence of objects, and of this object's
+    /// content and attributes durable. The calling thread must not have a transaction.
     ///
     /// # Errors
-    /// Why they are not.
+    /// The failure that prevents durability.
     pub fn fsync(&self, number: u64) -> Result<()> {
         self.pool.fsync(&self.inner, number)
     }
 
-    /// From here on, no fsync makes names of this transaction, or of a later one, durable without the content
-    /// that object `number` has now. To be called before the names are changed. Costs nothing if that content is durable.
+    /// Orders names after content: from now on, no fsync makes names of this or a later transaction
+    /// durable without the present content of object `number`. Call it before the change of the
+    /// names. It costs nothing if the content is durable.
     pub fn order_content(&self, tx: &Transaction<'_>, number: u64) {
         self.log(tx, number, || Change::Bind);
     }
 
-    /// The same for the content of all objects. The next fsync writes all that is not durable yet.
+    /// Like [`order_content`](Self::order_content), for the content of all objects. The next fsync
+    /// writes everything that is not durable yet.
     pub fn order_all_content(&self, tx: &Transaction<'_>) {
         self.log(tx, 0, || Change::BindAll);
     }
@@ -279,22 +286,22 @@ impl Dataset {
 }
 
 impl Object {
-    /// Its number.
+    /// Number of the object.
     pub fn number(&self) -> u64 {
         self.node.number
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.node.size()
     }
 
-    /// Size of its records in bytes.
+    /// Record size in bytes.
     pub fn record_bytes(&self) -> u32 {
         1 << self.node.record_shift
     }
 
-    /// Fills `out` from `offset` on. Returns how many bytes there were before the end.
+    /// Reads into `out` from `offset` on. Returns the number of bytes before the end of the object.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] and [`ErrorKind::Device`], with object and block.
@@ -302,28 +309,30 @@ impl Object {
         self.node.read(offset, out)
     }
 
-    /// Begins to bring what a read of this range needs into the cache, and calls `done` once, when nothing more is on its way:
-    /// from a callback of the I/O on whatever thread, where it must not wait, or on this thread before this returns, if there
-    /// was nothing to wait for. Never waits.
+    /// Starts to load the blocks that a read of this range needs, and calls `done` once all started
+    /// reads have ended. Never blocks.
     ///
-    /// After `done` a read [`non_blocking`](crate::non_blocking) usually succeeds. It may not: what came was pushed out
-    /// again, or was an indirect block, or could not be read, or the cache wants none of it. Ask again a few times, and
-    /// then read on a thread that may wait.
+    /// `done` runs in an I/O callback on any thread, where it must not block, or on this thread
+    /// before the call returns if there is nothing to load.
+    ///
+    /// After `done`, a read in [`non_blocking`](crate::non_blocking) mode usually succeeds. It may
+    /// fail if a loaded block was evicted again, was an indirect block, could not be read, or is
+    /// not cacheable. Fetch again a few times, then read on a thread that may block.
     pub fn fetch(&self, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>) {
         self.node.fetch_range(offset, len, done);
     }
 
-    /// The next offset from `from` on at which there is data, record by record: `from` itself, if it lies in a record that has
-    /// some; what was written and is not on devices yet counts. `None` if there is none before the end.
+    /// The next offset from `from` on with data, at the granularity of records: `from` itself, if
+    /// its record has data. Unsynced writes count. `None` if there is no data before the end.
     ///
     /// # Errors
-    /// Why the indirect blocks that know cannot be read.
+    /// The failure to read an indirect block.
     pub fn next_data(&self, from: u64) -> Result<Option<u64>> {
         self.node.seek(from, SeekTarget::Data)
     }
 
-    /// The next offset from `from` on that lies in a hole, record by record; what is behind the last record is one, so that it
-    /// is the object's length at most. `None` if `from` is not before the end.
+    /// The next offset from `from` on in a hole, at the granularity of records. The end of the
+    /// object counts as a hole. `None` if `from` is not before the end.
     ///
     /// # Errors
     /// As [`next_data`](Self::next_data).
@@ -331,26 +340,28 @@ impl Object {
         self.node.seek(from, SeekTarget::Hole)
     }
 
-    /// How long it is, and what it takes on devices.
+    /// Length and allocated space.
     pub fn usage(&self) -> ObjectUsage {
         self.node.usage()
     }
 
-    /// Writes `data` at `offset`; the object becomes longer if need be. If it fails, a beginning of `data` may have been
-    /// written, as if that had been all.
+    /// Writes `data` at `offset`, and extends the object if necessary. If the write fails, a prefix
+    /// of `data` may have been written, as by a shorter write.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] if it was destroyed, [`ErrorKind::Invalid`], [`ErrorKind::NoMemory`], and what reading a record that is
-    /// not written whole may bring.
+    /// [`ErrorKind::Closed`] if the object was destroyed; [`ErrorKind::Invalid`];
+    /// [`ErrorKind::NoMemory`]; [`ErrorKind::NoSpace`]; and the failure to read a record that is
+    /// overwritten in part.
     pub fn write(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> Result<()> {
         self.write_some(tx, offset, data).1
     }
 
-    /// As [`write`](Self::write), and says how many bytes of `data` were written, from its beginning: all if it succeeds,
-    /// perhaps none if it fails. For whoever keeps something of its own that has to agree with the content.
+    /// Like [`write`](Self::write), but also returns how many bytes were written: all of `data` on
+    /// success, a prefix on failure, possibly empty. For callers that keep state in step with the
+    /// content.
     pub fn write_some(&self, tx: &Transaction<'_>, offset: u64, data: &[u8]) -> (u64, Result<()>) {
         let _lock = match self.lock_object() {
-            Ok(lock_object) => lock_object,
+            Ok(guard) => guard,
             Err(error) => return (0, Err(error)),
         };
         let (len, written) = self.node.write_some(tx.tx(), offset, data);
@@ -360,7 +371,8 @@ impl Object {
         (len, written)
     }
 
-    /// Makes the object `size` bytes long: what was behind is gone, what is new reads as zeros.
+    /// Sets the length to `size` bytes. Content behind the new end is freed; new content reads as
+    /// zeros.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -371,7 +383,7 @@ impl Object {
         Ok(())
     }
 
-    /// Makes a range read as zeros, and gives back whole records in it. The length stays.
+    /// Makes a range read as zeros and frees the whole records in it. The length stays.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -382,7 +394,7 @@ impl Object {
         Ok(())
     }
 
-    /// Held over a change, which may take several steps, and its note: the log has changes of one object in the order
+    /// Held over a change and its note, so that the log has the changes of an object in the order
     /// in which they were made.
     fn lock_object(&self) -> Result<MutexGuard<'_, ()>> {
         self.node.lock_object()
@@ -391,14 +403,14 @@ impl Object {
     /// As [`Dataset::fsync`], for this object.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Dataset::fsync`].
     pub fn fsync(&self) -> Result<()> {
         self.dataset.fsync(self.node.number)
     }
 }
 
 impl Directory {
-    /// Its number.
+    /// Number of the directory.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -414,10 +426,10 @@ impl Directory {
         Ok(())
     }
 
-    /// Sets the value of a name, whether it is there or not. Returns the value before.
+    /// Adds a name or replaces its value. Returns the old value, if any.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert), but for the first.
+    /// As [`insert`](Self::insert), except [`ErrorKind::Exists`].
     pub fn update(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
         let _lock = self.lock_object()?;
         let old = self.zap.upsert(tx.tx(), name, value)?;
@@ -425,10 +437,11 @@ impl Directory {
         Ok(old)
     }
 
-    /// Gives a name that is there another value. Returns the value before.
+    /// Replaces the value of a name. Returns the old value.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), but for the first.
+    /// [`ErrorKind::NotFound`]; otherwise as [`insert`](Self::insert), except
+    /// [`ErrorKind::Exists`].
     pub fn replace(&self, tx: &Transaction<'_>, name: &[u8], value: &[u8]) -> Result<Value> {
         let _lock = self.lock_object()?;
         let old = self.zap.replace(tx.tx(), name, value)?;
@@ -436,10 +449,10 @@ impl Directory {
         Ok(old)
     }
 
-    /// The value of a name.
+    /// The value of a name; `None` if it does not exist.
     ///
     /// # Errors
-    /// Why the leaf that would have it cannot be read.
+    /// The failure to read the leaf of the name.
     pub fn lookup(&self, name: &[u8]) -> Result<Option<Value>> {
         self.zap.lookup(name)
     }
@@ -455,53 +468,56 @@ impl Directory {
         Ok(old)
     }
 
-    /// Up to `limit` entries from `from` on, in the directory's own order. An entry that is there all the time is
-    /// returned exactly once by a walk that goes on at the last entry's `next`.
+    /// Up to `limit` entries from `from` on, in the directory's own order. A walk that continues at
+    /// the `next` of the last entry returns each entry that exists throughout exactly once.
     ///
     /// # Errors
-    /// Why a leaf cannot be read.
+    /// The failure to read a leaf.
     pub fn entries(&self, from: Cookie, limit: usize) -> Result<Vec<Entry>> {
         self.zap.entries(from, limit)
     }
 
-    /// All entries, in the directory's own order. What is there during the whole walk comes once; what comes or goes
-    /// meanwhile may come or not. An error, why a leaf cannot be read, ends it.
+    /// Iterates over all entries, in the directory's own order. An entry that exists throughout is
+    /// returned exactly once; an entry that is added or removed meanwhile may be returned or not.
+    /// The failure to read a leaf ends the iteration with an error.
     pub fn iter(&self) -> impl Iterator<Item = Result<Entry>> + '_ {
         self.zap.cursor(Cookie::START)
     }
 
-    /// Names in it.
+    /// Number of names.
     pub fn len(&self) -> u64 {
         self.zap.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no names.
     pub fn is_empty(&self) -> bool {
         self.zap.is_empty()
     }
 
-    /// What it takes on devices.
+    /// Allocated space of the directory.
     pub fn usage(&self) -> ObjectUsage {
         self.zap.store().0.usage()
     }
 
-    /// How it is built: leaves by fill, by depth, entries a leaf. Reads all leaves.
+    /// Statistics of the structure: leaves by fill, depth and number of entries. Reads all leaves.
     ///
     /// # Errors
-    /// Why a leaf cannot be read.
+    /// The failure to read a leaf.
     pub fn stats(&self) -> Result<ZapStats> {
         self.zap.stats()
     }
 
-    /// Reads all leaves, and checks every entry and count; nothing may change it meanwhile.
+    /// Reads all leaves and validates every entry and count. Nothing may change the directory
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`], naming the first thing that is wrong.
+    /// [`ErrorKind::Corrupt`], with the first defect.
     pub fn audit(&self) -> Result<ZapStats> {
         self.zap.audit()
     }
 
-    /// As for objects, if the dataset logs: a change of a directory is one step.
+    /// As for objects, but only if the dataset has an intent log: a change of a directory is a
+    /// single step.
     fn lock_object(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         let node = &self.zap.store().0;
         self.dataset.inner.logs().then(|| node.lock_object()).transpose()
@@ -510,7 +526,7 @@ impl Directory {
     /// As [`Dataset::fsync`], for this directory.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Dataset::fsync`].
     pub fn fsync(&self) -> Result<()> {
         self.dataset.fsync(self.number)
     }

@@ -1,25 +1,27 @@
-//! The counters of prefetch. `docs/counters.md` is made from this table.
+//! Counters of prefetch. `docs/counters.md` is generated from this table.
 
 forebay_base::counters! {
-    /// What prefetch counts, since import.
+    /// Counters of prefetch, since the import.
     pub table PrefetchCounters;
 
-    /// Reads that found what was read ahead of them.
+    /// Reads of a stream that found their first block prefetched and in the cache.
     hits;
-    /// Reads of a stream that had not been read ahead of, such as its first ones.
+    /// Reads of a stream that was not prefetched up to the block, such as the first reads of a
+    /// stream.
     misses;
-    /// Reads that found what was read ahead of them still on its way.
+    /// Reads of a stream that found the prefetch of their first block still in flight.
     late;
-    /// Reads that did not find what had been read ahead of them: it had been evicted, or failed.
+    /// Reads of a stream whose first block had been prefetched but was missing: evicted, or not
+    /// readable.
     lost;
-    /// Streams that were recognized.
+    /// Streams recognized.
     started;
-    /// Streams that gave way to new ones.
+    /// Streams replaced by new ones.
     recycled;
-    /// Streams that were recognized while there was no room for one.
+    /// Recognized streams refused because no tracked stream was idle.
     refused;
-    /// Blocks that were to be read ahead.
+    /// Blocks selected for prefetch.
     issued;
-    /// Blocks read ahead of streams that ended before they got there.
+    /// Blocks prefetched for a stream that was replaced before it read them.
     unused;
 }

@@ -6,15 +6,15 @@
 //!
 //! # Algorithm
 //!
-//! A read that no stream expects is compared with the newest other such reads, the *candidates*.
-//! Right behind a candidate, it makes a sequential stream. At some distance, it makes a guess of a
-//! stride; a guess that comes true [`CONFIRMATIONS`] times makes a strided stream.
+//! A read that no stream expects is compared with the newest other such reads, the *candidates*. A
+//! read right after a candidate makes a sequential stream. A read at some distance from a candidate
+//! suggests a stride. A stride that is confirmed [`CONFIRMATIONS`] times makes a strided stream.
 //!
 //! Each stream is read ahead by its *distance*, which is refilled when half of it is used. The
 //! distance starts small. It doubles with each refill up to a bound (`prefetch_ramp_bytes`), and up
 //! to a higher bound (`prefetch_max_bytes`) with each read that finds its block still in flight:
-//! only then does more distance help. It halves with each read whose block was read ahead and is
-//! gone: the cache keeps less than that.
+//! only then does more distance help. It halves with each read whose prefetched block is missing:
+//! the cache cannot keep so many.
 //!
 //! # Invariants
 //!
@@ -33,13 +33,13 @@ use super::tunables::PrefetchTunables;
 #[cfg(all(test, not(forebay_model)))]
 mod tests;
 
-/// Most streams of an object.
+/// Maximum streams of an object.
 const STREAMS_MAX: usize = 8;
-/// Reads that are remembered because no stream expected them.
+/// Candidates that are remembered.
 const CANDIDATES: usize = 16;
-/// Times that a stride has to come true: of random reads hardly any does once.
+/// Confirmations that make a stride a stream. Random reads rarely confirm one even once.
 const CONFIRMATIONS: u8 = 2;
-/// The longest stride that is recognized, in blocks.
+/// Maximum recognized stride, in blocks.
 const STRIDE_MAX: u64 = 1024;
 
 /// Where the caller found the first block of a read.
@@ -47,13 +47,13 @@ const STRIDE_MAX: u64 = 1024;
 pub(crate) enum ReadOutcome {
     /// In the cache.
     Hit,
-    /// On its way there.
+    /// Being loaded into the cache.
     InFlight,
-    /// Neither.
+    /// On a device.
     Miss,
 }
 
-/// Bounds of what is read ahead of one stream.
+/// Limits of the read-ahead of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(super) max_blocks: u32,
@@ -62,7 +62,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The tunables' for blocks of `block_bytes`.
+    /// The limits of the tunables, for blocks of `block_bytes`.
     #[inline]
     pub(crate) fn new(tunables: &PrefetchTunables, block_bytes: u64) -> Self {
         let blocks = |bytes: u64| (bytes / block_bytes.max(1)).min(u64::from(u32::MAX / 4)) as u32;
@@ -74,7 +74,7 @@ impl Limits {
     }
 }
 
-/// What to read ahead.
+/// Blocks to read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(super) first: u64,
@@ -85,7 +85,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Blocks, in the order in which they will be wanted.
+    /// The blocks, in the order in which they will be read.
     pub(crate) fn blocks(self) -> impl Iterator<Item = u64> {
         let starts = (0..i64::from(self.count))
             .map(move |access| self.first.wrapping_add_signed(access * self.stride));
@@ -93,48 +93,48 @@ impl Plan {
     }
 }
 
-/// A read that no stream expected, but for its first block.
+/// A read that no stream expected, without its first block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Candidate {
-    /// 0: there is none here.
+    /// 0: the slot is empty.
     blocks: u32,
-    /// Times that the guess came true.
+    /// How often the stride was confirmed.
     confirmed: u8,
-    /// Step to the next read, by a guess; 0 without one.
+    /// Suggested stride to the next read; 0 if there is none.
     stride: i64,
 }
 
-/// What is known of the reads of one object. Each read that it is told of changes it, whichever
-/// processor it is on: what random reads look at is in few cache lines.
+/// Read-ahead state of one object. Each reported read changes it, from any processor, so the fields
+/// that random reads use lie in few cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct StreamDetector {
-    /// The newest read: first block, and the one behind the last.
+    /// The newest read: first block, and the block after the last.
     last: (u64, u64),
-    /// The candidate that the next one replaces.
+    /// Index of the candidate to replace next.
     oldest: u32,
-    /// What the largest candidate so far had.
+    /// Length of the longest candidate so far.
     most_blocks: u32,
     streams: Vec<Stream>,
-    /// Of each candidate.
+    /// First block of each candidate.
     firsts: [u64; CANDIDATES],
     candidates: [Candidate; CANDIDATES],
 }
 
 impl StreamDetector {
-    /// Without any knowledge.
+    /// A detector without streams and candidates.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Whether a read of that block may concern a stream. Changes nothing.
+    /// Whether a read of the block may belong to a stream. Changes nothing.
     #[inline]
     pub(crate) fn is_near_a_stream(&self, block: u64) -> bool {
         self.streams.iter().any(|stream| stream.is_near(block))
     }
 
-    /// Notes a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and
-    /// says what is to be read ahead. `found` is where its first block was.
+    /// Reports a read of `blocks` blocks from `first` on, of an object of `end_block` blocks, and
+    /// returns the blocks to read ahead. `found` is where its first block was.
     #[inline]
     pub(crate) fn on_read(
         &mut self,
@@ -146,7 +146,7 @@ impl StreamDetector {
         counters: &PrefetchCounters,
     ) -> Option<Plan> {
         let end = first.saturating_add(u64::from(blocks));
-        // Small reads of one block after another are one read.
+        // Consecutive small reads within one block count as one read.
         if (first >= self.last.0 && end <= self.last.1) || blocks == 0 {
             return None;
         }
@@ -177,12 +177,13 @@ impl StreamDetector {
         issue(plan, counters)
     }
 
-    /// Looks for a stream that the read makes with earlier ones, and remembers it otherwise.
+    /// Searches for a stream that the read forms with earlier ones. Otherwise remembers the read as
+    /// a candidate.
     fn recognize(&mut self, first: u64, blocks: u32, now_ns: impl Fn() -> u64) -> Option<Stream> {
         let mut nearest: Option<(u64, usize)> = None;
         let most = STRIDE_MAX + u64::from(self.most_blocks);
         for (at, candidate_first) in self.firsts.iter_mut().enumerate() {
-            // All that random reads come to: one comparison.
+            // The cost for random reads: one comparison per candidate.
             let delta = first.wrapping_sub(*candidate_first) as i64;
             if delta.unsigned_abs() > most {
                 continue;
@@ -209,8 +210,8 @@ impl StreamDetector {
                 return Some(Stream::new(first.wrapping_add_signed(delta), delta, run, now_ns()));
             }
             let distance = delta.unsigned_abs();
-            let guesses = candidate.confirmed == 0 && (1..=STRIDE_MAX).contains(&distance);
-            if guesses && nearest.is_none_or(|(best, _)| distance < best) {
+            let suggests = candidate.confirmed == 0 && (1..=STRIDE_MAX).contains(&distance);
+            if suggests && nearest.is_none_or(|(best, _)| distance < best) {
                 nearest = Some((distance, at));
             }
         }
@@ -228,7 +229,7 @@ impl StreamDetector {
         None
     }
 
-    /// Takes a new stream in, in the place of one that has been idle if there is no other.
+    /// Adds a new stream. If there are too many, it replaces the stream that has been idle longest.
     fn start(
         &mut self,
         stream: Stream,
@@ -243,9 +244,9 @@ impl StreamDetector {
                 counters.add(PrefetchCounters::REFUSED, 0, 1);
                 return None;
             }
-            let gone = self.streams.swap_remove(oldest);
+            let replaced = self.streams.swap_remove(oldest);
             counters.add(PrefetchCounters::RECYCLED, 0, 1);
-            counters.add(PrefetchCounters::UNUSED, 0, gone.unused_blocks());
+            counters.add(PrefetchCounters::UNUSED, 0, replaced.unused_blocks());
         }
         counters.add(PrefetchCounters::STARTED, 0, 1);
         counters.add(PrefetchCounters::MISSES, 0, 1);

@@ -1,50 +1,53 @@
-//! Which leaves of a directory to read ahead.
+//! Read-ahead of the leaves of a directory.
 //!
 //! Names hash evenly, so a directory in use needs all of its leaves, in no particular order. When
-//! several lookups within a short time miss, the remaining leaves are requested in block order, a
+//! several lookups within a short time miss, the remaining leaves are prefetched in block order, a
 //! batch for each further miss. Batches follow each other until as many leaves as a batch has were
 //! not resident.
 //!
-//! Another pass comes only after enough operations made the last one worthwhile, so that a
+//! Another pass starts only after enough operations made the last one worthwhile, so that a
 //! directory that does not fit the cache does not evict its own leaves. After that many operations,
 //! one miss is enough to start. As often, the first operation of a txg checks whether any leaf is
 //! not resident, before a lookup misses it.
 //!
-//! Locking: none; the caller holds the directory's lock.
+//! # Locking
+//!
+//! None; the caller holds the directory's lock.
 
 use std::ops::Range;
 
-/// Leaves asked for at once; more follow as long as fewer of those asked for are not resident.
+/// Leaves prefetched at once. More follow while fewer of them were not resident.
 pub(crate) const LEAF_BATCH: u64 = 64;
-/// What a miss adds to the level, of which an operation takes one away.
+/// Amount by which a miss raises the level. Each operation lowers it by one.
 const MISS_WEIGHT: u32 = 8;
-/// Batches are asked for from this level on: with the second miss of two that are near each other.
+/// Prefetch starts at this level: with the second of two misses that are close in time.
 const START_LEVEL: u32 = MISS_WEIGHT + 1;
 const LEVEL_MAX: u32 = 4 * MISS_WEIGHT;
-/// Operations for each leaf after which another pass may come.
-const HITS_A_LEAF: u64 = 4;
+/// Operations per leaf between two passes.
+const HITS_PER_LEAF: u64 = 4;
 
 /// State of a directory's read-ahead.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryReadahead {
     level: u32,
-    /// Leaves with lower numbers have been asked for.
+    /// All leaves with lower numbers have been prefetched.
     next: u64,
-    /// Operations since leaves were asked for last.
+    /// Operations since leaves were prefetched last.
     hits: u64,
-    /// Operations since it was looked last whether any are not resident.
-    unseen: u64,
-    /// Operations as of the last miss.
+    /// Operations since the residency of leaves was checked last.
+    unchecked: u64,
+    /// Operation count at the last miss.
     operations: u64,
 }
 
 impl DirectoryReadahead {
-    /// An operation had to wait for its leaf: which leaves to ask for, of `leaves` with numbers
-    /// below `end`. There were about `operations` operations by now.
+    /// Reports that an operation had to fetch its leaf, and returns the leaves to prefetch. The
+    /// directory has `leaves` leaves with numbers below `end`, and has seen about `operations`
+    /// operations.
     pub(crate) fn miss(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
         self.pass(operations);
         self.level = (self.level + MISS_WEIGHT).min(LEVEL_MAX);
-        if self.hits >= leaves.saturating_mul(HITS_A_LEAF) {
+        if self.hits >= leaves.saturating_mul(HITS_PER_LEAF) {
             self.next = 0;
         } else if self.level < START_LEVEL {
             return 0..0;
@@ -52,19 +55,19 @@ impl DirectoryReadahead {
         self.more(leaves, end)
     }
 
-    /// An operation had to find its leaf anew, as the first one of a transaction group: which
-    /// leaves to look at, if that was not done for long, before somebody misses one.
+    /// Reports that an operation had to look up its leaf again, such as the first one of a txg.
+    /// Returns the leaves whose residency to check, if the last check was long ago.
     pub(crate) fn check_residency(&mut self, operations: u64, leaves: u64, end: u64) -> Range<u64> {
         self.pass(operations);
-        if self.unseen < leaves.saturating_mul(HITS_A_LEAF) {
+        if self.unchecked < leaves.saturating_mul(HITS_PER_LEAF) {
             return 0..0;
         }
         self.next = 0;
         self.more(leaves, end)
     }
 
-    /// Some of the leaves that were looked at were not resident, and have been asked for.
-    pub(crate) fn asked(&mut self) {
+    /// Reports that some of these leaves were not resident and are being prefetched.
+    pub(crate) fn on_prefetched(&mut self) {
         self.hits = 0;
     }
 
@@ -72,18 +75,18 @@ impl DirectoryReadahead {
         let since = operations.saturating_sub(self.operations);
         self.operations = operations;
         self.hits += since;
-        self.unseen += since;
+        self.unchecked += since;
         self.level = self.level.saturating_sub(since.min(u64::from(LEVEL_MAX)) as u32);
     }
 
-    /// The next leaves of a pass that has begun.
+    /// The next leaves of the current pass.
     pub(crate) fn more(&mut self, leaves: u64, end: u64) -> Range<u64> {
-        // A lopsided directory has few leaves and many numbers.
+        // An unbalanced directory has few leaves and many numbers.
         let end = end.min(leaves.saturating_mul(4));
         if self.next >= end {
             return 0..0;
         }
-        self.unseen = 0;
+        self.unchecked = 0;
         let first = self.next;
         self.next = (first + LEAF_BATCH).min(end);
         first..self.next
@@ -95,7 +98,7 @@ mod tests {
     use super::{DirectoryReadahead, LEAF_BATCH};
 
     #[test]
-    fn one_miss_asks_for_nothing() {
+    fn distant_misses_prefetch_nothing() {
         let mut ahead = DirectoryReadahead::default();
         for miss in 0..10 {
             assert!(ahead.miss(miss * 10, 100, 128).is_empty());
@@ -103,47 +106,47 @@ mod tests {
     }
 
     #[test]
-    fn misses_in_a_row_ask_for_all_once() {
+    fn misses_in_a_row_prefetch_each_leaf_once() {
         let mut ahead = DirectoryReadahead::default();
-        let asked: Vec<u64> = (0..10).flat_map(|_| ahead.miss(0, 100, 128)).collect();
-        assert_eq!(asked, (0..128).collect::<Vec<_>>());
+        let prefetched: Vec<u64> = (0..10).flat_map(|_| ahead.miss(0, 100, 128)).collect();
+        assert_eq!(prefetched, (0..128).collect::<Vec<_>>());
         assert!(ahead.miss(100, 100, 128).is_empty());
         assert!(ahead.miss(100, 100, 128).is_empty());
         assert_eq!(ahead.miss(400, 100, 128), 0..LEAF_BATCH);
     }
 
     #[test]
-    fn in_a_directory_in_use_one_miss_asks_for_all_that_left_memory() {
+    fn one_miss_of_a_directory_in_use_starts_a_pass() {
         let mut ahead = DirectoryReadahead::default();
         assert!(ahead.miss(399, 100, 128).is_empty());
         assert_eq!(ahead.miss(400, 100, 128), 0..LEAF_BATCH);
         // Most of them were in memory.
         assert_eq!(ahead.more(100, 128), LEAF_BATCH..128);
         assert!(ahead.more(100, 128).is_empty());
-        ahead.asked();
-        // Not again at once, since its leaves may be too many for the cache.
+        ahead.on_prefetched();
+        // Not again at once: the directory may have too many leaves for the cache.
         assert!(ahead.miss(799, 100, 128).is_empty());
         assert_eq!(ahead.miss(800, 100, 128), 0..LEAF_BATCH);
     }
 
     #[test]
-    fn a_residency_check_in_vain_takes_nothing_from_a_miss() {
+    fn a_residency_check_without_result_does_not_delay_a_miss() {
         let mut ahead = DirectoryReadahead::default();
         assert!(ahead.check_residency(399, 100, 128).is_empty());
         assert_eq!(ahead.check_residency(400, 100, 128), 0..LEAF_BATCH);
         assert_eq!(ahead.more(100, 128), LEAF_BATCH..128);
         assert!(ahead.check_residency(799, 100, 128).is_empty());
         assert_eq!(ahead.miss(799, 100, 128), 0..LEAF_BATCH);
-        ahead.asked();
+        ahead.on_prefetched();
         assert!(ahead.check_residency(800, 100, 128).is_empty());
         assert!(ahead.miss(1198, 100, 128).is_empty());
         assert_eq!(ahead.check_residency(1199, 100, 128), 0..LEAF_BATCH);
     }
 
     #[test]
-    fn a_lopsided_directory_is_not_searched_for_leaves() {
+    fn an_unbalanced_directory_is_searched_only_in_part() {
         let mut ahead = DirectoryReadahead::default();
-        let asked: Vec<u64> = (0..10).flat_map(|_| ahead.miss(0, 25, 1 << 24)).collect();
-        assert_eq!(asked, (0..100).collect::<Vec<_>>());
+        let prefetched: Vec<u64> = (0..10).flat_map(|_| ahead.miss(0, 25, 1 << 24)).collect();
+        assert_eq!(prefetched, (0..100).collect::<Vec<_>>());
     }
 }

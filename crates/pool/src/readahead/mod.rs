@@ -1,9 +1,9 @@
-//! Read-ahead: which blocks of an object, or leaves of a directory, to load before they are wanted.
+//! Read-ahead: predicts the blocks of an object, or the leaves of a directory, to load in advance.
 //!
 //! * [`detector`] and [`stream`]: recognize sequential and strided streams among the reads of an
 //!   object;
 //! * [`object`]: the read-ahead state of one object;
-//! * [`directory`]: which leaves of a directory to load.
+//! * [`directory`]: read-ahead of the leaves of a directory.
 //!
 //! # Invariants
 //!

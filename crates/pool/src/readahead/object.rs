@@ -1,9 +1,11 @@
-//! The read-ahead state of one object: its streams, and the reads that could not be served yet.
+//! The read-ahead state of one object: its streams, and the reads that would have blocked.
 //!
 //! The object reports each read that is not on the fast path ([`ObjectReadahead::on_read`]) and
 //! issues the plans that come back.
 //!
-//! Locking: none; the object's lock protects it.
+//! # Locking
+//!
+//! None; the object's lock protects it.
 
 use std::ops::Range;
 
@@ -31,20 +33,20 @@ impl ReadAhead {
     }
 }
 
-/// Reads that may be retried; of more, the oldest are reported again.
+/// Limit of remembered unserved reads. If the oldest is dropped, its retry is reported again.
 const UNSERVED_MAX: usize = 64;
 
-/// What is known of the reads of one object.
+/// Read-ahead state of one object.
 #[repr(C)]
 pub(crate) struct ObjectReadahead {
     detector: Option<Box<StreamDetector>>,
     /// Where the newest reported read found its first block.
     last_found: ReadOutcome,
-    /// Reads, as ranges of blocks, that were reported and then not served, because that would have
+    /// Block ranges of reads that were reported and then not served, because that would have
     /// blocked. A retry is not reported again.
     unserved: Vec<Range<u64>>,
-    /// The plan of a thread that must not block, and which needs an indirect block first: the next
-    /// read issues it.
+    /// The plan of a non-blocking thread that needs an indirect block first. The next read issues
+    /// it.
     postponed: Option<Plan>,
 }
 
@@ -53,19 +55,19 @@ impl ObjectReadahead {
         Self { detector: None, last_found: ReadOutcome::Hit, unserved: Vec::new(), postponed: None }
     }
 
-    /// Whether a read of that block, which is cached, need not be reported.
+    /// Whether a read of this cached block need not be reported.
     #[inline]
-    pub(crate) fn is_quiet(&self, block: u64) -> bool {
+    pub(crate) fn may_skip_report(&self, block: u64) -> bool {
         self.unserved.is_empty()
             && self.postponed.is_none()
-            // A stream would take a miss of long ago for its own.
+            // A stream would count an old miss as its own.
             && self.last_found == ReadOutcome::Hit
             && !self.detector.as_ref().is_some_and(|streams| streams.is_near_a_stream(block))
     }
 
     /// Reports a read of blocks of an object of `end_block` blocks, and returns the blocks to read
-    /// ahead. The detector learns from how the read before was served, because this one is not
-    /// served yet.
+    /// ahead. The detector learns how the previous read was served, because this one is not served
+    /// yet.
     pub(crate) fn on_read(
         &mut self,
         shared: &ReadAhead,
@@ -84,13 +86,12 @@ impl ObjectReadahead {
         detector.on_read((blocks.start, count), end_block, found, now_ns, &limits, &shared.counters)
     }
 
-    /// Tells where the read that was reported last found its first block, unless that was the
-    /// cache.
+    /// Records where the newest reported read found its first block, if not in the cache.
     pub(crate) fn set_found(&mut self, found: ReadOutcome) {
         self.last_found = found;
     }
 
-    /// Whether such a read was reported before and is retried now.
+    /// Whether this read is a retry of one that was reported before.
     #[inline]
     pub(crate) fn take_unserved(&mut self, blocks: &Range<u64>) -> bool {
         !self.unserved.is_empty() && self.find_unserved(blocks)
@@ -102,7 +103,7 @@ impl ObjectReadahead {
         found.map(|at| self.unserved.swap_remove(at)).is_some()
     }
 
-    /// A reported read was not served, and may be retried.
+    /// Records that a reported read was not served and may be retried.
     pub(crate) fn put_unserved(&mut self, blocks: Range<u64>) {
         if self.unserved.len() == UNSERVED_MAX {
             self.unserved.remove(0);
@@ -111,13 +112,13 @@ impl ObjectReadahead {
     }
 
     /// The postponed plan, if any. Writes nothing if there is none: most reads leave none, and
-    /// others read that cache line.
+    /// other threads read that cache line.
     #[inline]
     pub(crate) fn take_postponed(&mut self) -> Option<Plan> {
         if self.postponed.is_some() { self.postponed.take() } else { None }
     }
 
-    /// The next read issues this plan.
+    /// Leaves the plan to the next read.
     pub(crate) fn postpone(&mut self, plan: Plan) {
         self.postponed = Some(plan);
     }

@@ -1,29 +1,30 @@
-//! One recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A
-//! sequential stream has accesses of one block with a stride of one; a read may be several of them.
+//! A recognized stream: accesses of `run` blocks, `stride` blocks from one to the next. A
+//! sequential stream has accesses of one block with a stride of one; a read may span several of
+//! them.
 
 use super::detector::{Limits, Plan, ReadOutcome};
 
-/// Accesses that a new stream is read ahead of by.
+/// Initial distance of a stream, in accesses.
 const FIRST_DISTANCE: u32 = 4;
-/// Reads up to so many accesses behind the newest belong to the stream: readers on several threads
-/// overtake each other.
+/// Reads up to this many accesses behind the newest belong to the stream: readers on several
+/// threads overtake each other.
 const BEHIND: i64 = 32;
-/// Reads so far ahead of the one expected belong to it too, for the same reason; others only happen
-/// to lie there.
+/// Reads up to this many accesses ahead of the expected one belong to the stream too, for the same
+/// reason. Reads further ahead are coincidence.
 const JUMP: i64 = 8;
-/// A jump is one that leaves out more than this many accesses.
+/// A read that skips more than this many accesses counts as a jump.
 const NEAR: i64 = 2;
-/// A stream whose reads jump so much oftener than not was chance.
+/// Excess of jumps over other reads at which the stream counts as a coincidence.
 const JUMPS_MAX: u8 = 3;
 
-/// What a read is to a stream.
+/// How a read relates to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// Nothing.
+    /// It does not belong to the stream.
     None,
-    /// It repeats what was read shortly before.
+    /// It repeats blocks that were read shortly before.
     Behind,
-    /// It takes so many accesses; `jumps` if it leaves out some that were expected before it.
+    /// It advances the stream by this many accesses. `jumps` if it skips some expected accesses.
     Takes { accesses: u32, jumps: bool },
 }
 
@@ -33,11 +34,11 @@ pub(super) struct Stream {
     next: u64,
     stride: i64,
     run: u32,
-    /// Accesses from `next` on that were issued.
+    /// Issued accesses from `next` on.
     ahead: u32,
-    /// Accesses that shall be.
+    /// Target of `ahead`.
     distance: u32,
-    /// Reads that jumped, less those that did not.
+    /// Reads that jumped minus reads that did not.
     jumps: u8,
     pub(super) last_ns: u64,
 }
@@ -48,12 +49,12 @@ impl Stream {
         Self { next, stride, run, ahead: 0, distance: FIRST_DISTANCE, jumps: 0, last_ns: now_ns }
     }
 
-    /// Blocks that were issued and not read.
+    /// Blocks issued and not read yet.
     pub(super) fn unused_blocks(&self) -> u64 {
         u64::from(self.ahead) * u64::from(self.run)
     }
 
-    /// Whether a read from that block on may be one of this stream.
+    /// Whether a read from this block on may belong to the stream.
     #[inline]
     pub(super) fn is_near(&self, first: u64) -> bool {
         let delta = first.wrapping_sub(self.next) as i64;
@@ -61,7 +62,7 @@ impl Stream {
         -window <= delta && delta <= window
     }
 
-    /// What a read of `blocks` blocks from `first` on is to this stream.
+    /// How a read of `blocks` blocks from `first` on relates to the stream.
     #[inline]
     pub(super) fn matches(&self, first: u64, blocks: u32) -> Match {
         if !self.is_near(first) {
@@ -85,7 +86,8 @@ impl Stream {
         Match::Takes { accesses: taken.min(i64::from(u32::MAX)) as u32, jumps: accesses > NEAR }
     }
 
-    /// Moves on by a read that [`matches`](Self::matches), and says what is to be read ahead.
+    /// Advances the stream by a read that [`matches`](Self::matches), and returns the blocks to
+    /// read ahead.
     pub(super) fn take(
         &mut self,
         (accesses, jumps): (u32, bool),
@@ -99,14 +101,14 @@ impl Stream {
         self.next = self.next.wrapping_add_signed(i64::from(accesses).saturating_mul(self.stride));
         let most = limits.max_blocks / self.run.max(1);
         if most == 0 {
-            // One access is more than what may be read ahead.
+            // A single access exceeds the limit of read-ahead.
             self.ahead = 0;
             return None;
         }
         match found {
             ReadOutcome::InFlight if expected => self.distance = self.distance.saturating_mul(2),
             ReadOutcome::Miss if expected => {
-                // What else was issued is hardly there either.
+                // The other issued blocks are probably missing too.
                 self.distance /= 2;
                 self.ahead = 0;
             }
@@ -124,11 +126,11 @@ impl Stream {
         plan
     }
 
-    /// Fills up to the distance, within the object.
+    /// Issues accesses up to the distance, within the object.
     fn plan(&mut self, end_block: u64) -> Option<Plan> {
-        let there = self.accesses_there(end_block);
+        let available = self.accesses_in_object(end_block);
         let count =
-            u64::from(self.distance).min(there).saturating_sub(u64::from(self.ahead)) as u32;
+            u64::from(self.distance).min(available).saturating_sub(u64::from(self.ahead)) as u32;
         if count == 0 {
             return None;
         }
@@ -139,9 +141,9 @@ impl Stream {
     }
 
     /// Accesses from the next one on that begin within the object.
-    fn accesses_there(&self, end_block: u64) -> u64 {
+    fn accesses_in_object(&self, end_block: u64) -> u64 {
         if self.next >= end_block {
-            // Past the end; or, backwards, past the beginning.
+            // Past the end; or, for negative strides, before the beginning.
             return 0;
         }
         let step = self.stride.unsigned_abs();

@@ -1,4 +1,4 @@
-//! Walking a directory in its order.
+//! Ordered walks over a directory.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use super::store::LeafStore;
 use super::{DirectoryForm, OpStep, Zap};
 use crate::Result;
 
-/// Entries that [`Cursor`] takes at once.
+/// Entries that [`Cursor`] fetches at once.
 const BATCH: usize = 128;
-/// Leaves that a walk asks for ahead.
-const AHEAD: usize = 16;
+/// Leaves that a walk prefetches.
+const PREFETCH_LEAVES: usize = 16;
 
-/// Goes through a directory, entry by entry.
+/// Iterates over the entries of a directory.
 pub(crate) struct Cursor<'a, S: LeafStore> {
     zap: &'a Zap<S>,
     from: Cookie,
@@ -43,30 +43,33 @@ impl<S: LeafStore> Iterator for Cursor<'_, S> {
 }
 
 impl<S: LeafStore> Zap<S> {
-    /// Goes through the entries from `from` on. What is there during the whole walk is returned once; what comes or
-    /// goes meanwhile may be returned or not. An error ends it.
+    /// Iterates over the entries from `from` on. An entry that exists during the whole walk is
+    /// returned exactly once. An entry that is added or removed meanwhile may be returned or not.
+    /// An error ends the walk.
     pub(crate) fn cursor(&self, from: Cookie) -> Cursor<'_, S> {
         Cursor { zap: self, from, batch: VecDeque::new() }
     }
 
-    /// At most `max` entries from `from` on; fewer only at the end. A walk goes on at the last one's `next`.
+    /// At most `max` entries from `from` on; fewer only at the end. A walk continues at the `next`
+    /// of the last entry.
     pub(crate) fn entries(&self, from: Cookie, max: usize) -> Result<Vec<Entry>> {
         Ok(self.batch(from, max)?.0)
     }
 
-    /// As [`entries`](Self::entries), and where to go on, which knows whether anything can come.
+    /// Like [`entries`](Self::entries), but also returns where to continue. That is the end as soon
+    /// as no entry can follow.
     pub(crate) fn batch(&self, from: Cookie, max: usize) -> Result<(Vec<Entry>, Cookie)> {
         let mut entries = Vec::new();
         let mut from = from;
-        // Every round goes past a leaf.
+        // Every round passes one leaf.
         while !from.is_end() && entries.len() < max {
-            let left = max - entries.len();
+            let remaining = max - entries.len();
             let (mut more, next) =
                 self.run(Some(hash_at(from.raw())), |state, access| match &mut state.form {
                     DirectoryForm::Micro(micro) => {
-                        Ok(OpStep::Done(micro_entries(micro, from, left)))
+                        Ok(OpStep::Done(micro_entries(micro, from, remaining)))
                     }
-                    DirectoryForm::Fat(fat) => leaf_entries(fat, access, from, left),
+                    DirectoryForm::Fat(fat) => leaf_entries(fat, access, from, remaining),
                 })?;
             entries.append(&mut more);
             from = next;
@@ -75,13 +78,13 @@ impl<S: LeafStore> Zap<S> {
     }
 }
 
-/// Blocks of the next leaves in order behind the one for a hash, as far as the table knows.
-pub(super) fn leaves_behind(fat: &Fat, hash: u32) -> Vec<u64> {
+/// Blocks of the next leaves in order after the leaf of a hash, as far as the table knows them.
+pub(super) fn leaves_after(fat: &Fat, hash: u32) -> Vec<u64> {
     let mut ids = Vec::new();
     let mut hash = hash;
     let depth_of = |hash| fat.table.get(hash).unwrap_or(fat.header.depth);
-    while ids.len() < AHEAD
-        && let Some(next) = hash_behind(hash, depth_of(hash))
+    while ids.len() < PREFETCH_LEAVES
+        && let Some(next) = hash_after(hash, depth_of(hash))
     {
         ids.push(leaf_id(next, depth_of(next)));
         hash = next;
@@ -89,8 +92,8 @@ pub(super) fn leaves_behind(fat: &Fat, hash: u32) -> Vec<u64> {
     ids
 }
 
-/// The first hash behind the leaf of this depth.
-fn hash_behind(hash: u32, depth: u8) -> Option<u32> {
+/// The first hash after the leaf of this depth.
+fn hash_after(hash: u32, depth: u8) -> Option<u32> {
     (hash | !prefix_mask(depth)).checked_add(1)
 }
 
@@ -123,12 +126,12 @@ fn leaf_entries<S: LeafStore>(
             }
             entries.push(entry(position, record)?);
         }
-        let next = hash_behind(hash, leaf.depth())
+        let next = hash_after(hash, leaf.depth())
             .map_or(Cookie::END, |hash| Cookie::from_raw(first_position(hash)));
         Ok((entries, next))
     })
 }
 
 fn entry(position: u64, record: Record<'_>) -> Result<Entry, LeafDefect> {
-    Ok(Entry { name: record.name.into(), value: record.value()?, next: Cookie::behind(position) })
+    Ok(Entry { name: record.name.into(), value: record.value()?, next: Cookie::after(position) })
 }

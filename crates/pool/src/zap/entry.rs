@@ -1,4 +1,4 @@
-//! Names, values, and places in the order of a directory.
+//! Names, values, and positions in the order of a directory.
 
 use std::fmt;
 use std::ops::Deref;
@@ -16,7 +16,7 @@ pub struct Value {
 }
 
 impl Value {
-    /// A copy of `bytes`, if there are neither none nor too many.
+    /// Copies `bytes`; `None` if the length is not valid.
     #[inline]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() || bytes.len() > ZAP_VALUE_MAX {
@@ -43,73 +43,73 @@ impl fmt::Debug for Value {
     }
 }
 
-/// A place in the order of a directory, of 48 bits. It stays valid whatever happens to the directory.
+/// A 48-bit position in the order of a directory. Stays valid whatever changes in the directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cookie(u64);
 
 impl Cookie {
     /// Before the first entry.
     pub const START: Self = Self(0);
-    /// Behind the last entry.
+    /// After the last entry.
     pub const END: Self = Self(1 << 48);
 
-    /// From its number; what is too large is the end.
+    /// From its raw number; a number that is too large yields the end.
     pub fn from_raw(raw: u64) -> Self {
         Self(raw.min(Self::END.0))
     }
 
-    /// Its number.
+    /// The raw number.
     pub fn raw(self) -> u64 {
         self.0
     }
 
-    /// Whether nothing comes any more.
+    /// Whether this is the end.
     pub fn is_end(self) -> bool {
         self == Self::END
     }
 
-    /// The place right behind an entry at `position`.
-    pub(super) fn behind(position: u64) -> Self {
+    /// The position right after an entry at `position`.
+    pub(super) fn after(position: u64) -> Self {
         Self::from_raw(position + 1)
     }
 }
 
-/// An entry as a cursor returns it.
+/// An entry, as a cursor returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// The name.
     pub name: Box<[u8]>,
-    /// Its value.
+    /// The value.
     pub value: Value,
-    /// Where to go on behind it.
+    /// Where a walk continues after this entry.
     pub next: Cookie,
 }
 
-/// Upper half of the hash of a name: all that places an entry.
+/// Upper half of the hash of a name. It alone determines the leaf of an entry.
 #[inline]
 pub(super) fn hash_of(seed: u64, name: &[u8]) -> u32 {
     (xxh3_64_with_seed(name, seed) >> 32) as u32
 }
 
-/// The first place an entry with this hash can have.
+/// The first position of entries with this hash.
 #[inline]
 pub(super) fn first_position(hash: u32) -> u64 {
     u64::from(hash) << 16
 }
 
-/// The hash of an entry at this place.
+/// The hash of the entry at this position.
 #[inline]
 pub(super) fn hash_at(position: u64) -> u32 {
     (position >> 16) as u32
 }
 
-/// Bits `depth` and up of a prefix are zero.
+/// Mask of the upper `depth` bits of a hash.
 #[inline]
 pub(super) fn prefix_mask(depth: u8) -> u32 {
     u32::MAX.checked_shl(32 - u32::from(depth)).unwrap_or(0)
 }
 
-/// Number of the block of the leaf of this depth that holds entries with this hash.
+/// Block number of the leaf of this depth for this hash.
 #[inline]
 pub(super) fn leaf_id(hash: u32, depth: u8) -> u64 {
     u64::from((hash & prefix_mask(depth)).reverse_bits())
@@ -135,6 +135,6 @@ pub(super) fn check_value(value: &[u8]) -> Result<()> {
 fn bad_length(what: &str, len: usize, max: usize) -> Error {
     Error::new(
         ErrorKind::Invalid,
-        format!("{what} of {len} bytes: between 1 and {max} are allowed"),
+        format!("{what} has {len} bytes; the length must be 1 to {max} bytes"),
     )
 }

@@ -1,15 +1,18 @@
-//! A large directory: extendible hashing whose pointer table is the object's own tree of blocks.
+//! A fat directory: extendible hashing that uses the object's block tree as its pointer table.
 //!
-//! The leaf for the hashes that start with `depth` bits lies at the block whose number is those bits in
-//! reverse order. When it splits, the leaf for a following 0 stays where it is, and the one for a 1 goes to a
-//! block that was a hole. To find the leaf for a hash one asks for the block of the deepest leaf there could be,
-//! then for ever shallower ones; the first that is no hole is it, because leaves cover every hash exactly once.
-//! [`DepthTable`] remembers the answer, so that it is one step afterwards.
+//! The leaf of the hashes that start with certain `depth` bits lies at the block whose number is
+//! those bits in reverse order. In a split, the leaf of a following 0 stays in place, and the leaf
+//! of a following 1 goes to a block that was a hole.
+//!
+//! A search for the leaf of a hash tries the block of the deepest possible leaf, then ever
+//! shallower ones. The first that is not a hole is the leaf, because leaves cover every hash
+//! exactly once. [`DepthTable`] remembers the result, so later searches take one step.
 //!
 //! # Invariants
 //!
-//! Leaves cover every hash exactly once: the sum over leaves of 2^-depth is 1. The header's depth is that of
-//! the deepest leaf, and its counts are right whenever the directory's lock is free.
+//! - Leaves cover every hash exactly once: the sum over leaves of 2^-depth is 1.
+//! - When the directory's lock is free, the depth in the header is that of the deepest leaf, and
+//!   the counts in the header are right.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -27,7 +30,7 @@ pub(super) struct Fat {
     pub(super) table: DepthTable,
 }
 
-/// The store, and what was fetched for the operation at hand.
+/// The store, and the blocks fetched for the current operation.
 pub(super) struct LeafAccess<'a, S: LeafStore> {
     pub(super) store: &'a S,
     pub(super) fetched: &'a [S::Fetched],
@@ -41,25 +44,25 @@ impl<S: LeafStore> Clone for LeafAccess<'_, S> {
 
 impl<S: LeafStore> Copy for LeafAccess<'_, S> {}
 
-/// A change's end.
+/// Result of a change.
 pub(super) struct Changed {
     pub(super) change: Change,
-    /// Whether the leaf became so empty that it should be looked at.
-    pub(super) settle: bool,
+    /// Whether the leaf became so empty that a merge should be tried.
+    pub(super) merge_due: bool,
 }
 
-/// A change to do.
-pub(super) struct Request<'a> {
-    pub(super) wish: NameChange,
+/// A requested change.
+pub(super) struct ChangeRequest<'a> {
+    pub(super) kind: NameChange,
     pub(super) hash: u32,
     pub(super) name: &'a [u8],
     pub(super) value: &'a [u8],
 }
 
-impl Request<'_> {
+impl ChangeRequest<'_> {
     #[inline]
     fn apply(&self, leaf: &mut LeafMut<'_>) -> Result<Change, LeafDefect> {
-        match self.wish {
+        match self.kind {
             NameChange::Insert => leaf.insert(self.hash, self.name, self.value),
             NameChange::Replace => leaf.replace(self.hash, self.name, self.value),
             NameChange::Remove => leaf.remove(self.hash, self.name),
@@ -71,16 +74,16 @@ impl Request<'_> {
     }
 }
 
-/// How an attempt at a change left its leaf.
+/// Result of one attempt of a change.
 struct Attempt {
     change: Change,
     depth: u8,
     can_split: bool,
-    settle: bool,
+    merge_due: bool,
 }
 
 impl Fat {
-    /// A directory of one leaf, which is block 0.
+    /// A directory with one leaf, which is block 0.
     pub(super) fn new(seed: u64, entries: u64) -> Self {
         let mut header = ZapFatPhys {
             head: ZapHeadPhys { form: ZAP_FAT, reserved: [0; 3], seed: seed.into() },
@@ -93,27 +96,27 @@ impl Fat {
         Self { header, table: DepthTable::new(0) }
     }
 
-    /// From a header that was stored.
+    /// From a header that comes from a device.
     pub(super) fn read(header: ZapFatPhys) -> Result<Self, LeafDefect> {
         if header.depth > ZAP_DEPTH_MAX || header.leaves_at[usize::from(header.depth)].get() == 0 {
-            return Err(LeafDefect("its depth is impossible"));
+            return Err(LeafDefect("its depth is invalid"));
         }
         let covered = |(depth, leaves): (usize, &zerocopy::little_endian::U32)| {
             u64::from(leaves.get()) << (usize::from(ZAP_DEPTH_MAX) - depth)
         };
         let whole: u64 = header.leaves_at.iter().enumerate().map(covered).sum();
         if whole != 1 << ZAP_DEPTH_MAX {
-            return Err(LeafDefect("its leaves do not cover every hash once"));
+            return Err(LeafDefect("its leaves do not cover every hash exactly once"));
         }
         Ok(Self { header, table: DepthTable::new(header.depth) })
     }
 
-    /// Its leaves' number.
+    /// Number of leaves.
     pub(super) fn leaves(&self) -> u64 {
         self.header.leaves_at.iter().map(|leaves| u64::from(leaves.get())).sum()
     }
 
-    /// Shows the leaf for a hash.
+    /// Calls `f` with the leaf of a hash.
     #[inline]
     pub(super) fn with_leaf_of<S: LeafStore, R>(
         &mut self,
@@ -125,13 +128,13 @@ impl Fat {
         self.descend(access.store, hash, |id| {
             access.store.with_leaf(id, access.fetched, |bytes| {
                 let leaf = Leaf::read(bytes)?;
-                check_place(&leaf, id, hash, deepest)?;
+                check_location(&leaf, id, hash, deepest)?;
                 Ok((leaf.depth(), f(&leaf)?))
             })
         })
     }
 
-    /// Lets the leaf for a hash be changed.
+    /// Calls `f` with the leaf of a hash, open for changes.
     #[inline]
     pub(super) fn edit<S: LeafStore, R>(
         &mut self,
@@ -146,7 +149,7 @@ impl Fat {
                 let mut leaf = LeafMut::open(bytes)?;
                 let depth = {
                     let leaf = leaf.leaf()?;
-                    check_place(&leaf, id, hash, deepest)?;
+                    check_location(&leaf, id, hash, deepest)?;
                     leaf.depth()
                 };
                 Ok((depth, f(&mut leaf)?))
@@ -154,14 +157,14 @@ impl Fat {
         })
     }
 
-    /// Adds, changes or removes an entry.
+    /// Inserts, changes or removes an entry.
     pub(super) fn change<S: LeafStore>(
         &mut self,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
-        request: &Request<'_>,
+        request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
-        // Every round but the last splits a leaf, which becomes deeper.
+        // Every round but the last splits the leaf, which becomes deeper.
         for _ in 0..=ZAP_DEPTH_MAX {
             let attempt =
                 match self.edit(access, tx, request.hash, |leaf| attempt(leaf, request))? {
@@ -169,10 +172,10 @@ impl Fat {
                     OpStep::NotResident(ticket) => return Ok(OpStep::NotResident(ticket)),
                 };
             if attempt.change != Change::Full {
-                self.count(access.store, tx, request.wish, attempt.change);
+                self.count(access.store, tx, request.kind, attempt.change);
                 return Ok(OpStep::Done(Changed {
                     change: attempt.change,
-                    settle: attempt.settle,
+                    merge_due: attempt.merge_due,
                 }));
             }
             if !attempt.can_split {
@@ -187,7 +190,7 @@ impl Fat {
         let what = access.store.describe();
         Err(Error::new(
             ErrorKind::NoSpace,
-            format!("{what}: a leaf is full of names whose hashes start alike; use another name"),
+            format!("{what}: the leaf is full of names with nearly equal hashes; use another name"),
         ))
     }
 
@@ -196,7 +199,7 @@ impl Fat {
         store.set_inline(tx, self.header.as_bytes())
     }
 
-    /// Finds the leaf for a hash, from the deepest there could be upwards.
+    /// Finds the leaf of a hash, from the deepest possible one upwards.
     #[inline]
     fn descend<S: LeafStore, R>(
         &mut self,
@@ -219,13 +222,13 @@ impl Fat {
                 LeafLookup::Hole if id == 0 || known.is_some() => {
                     return Err(corrupt(store, id, LeafDefect("it is missing")));
                 }
-                // The next shallower leaf that could be elsewhere: without the upper bit.
+                // The next shallower leaf at another block: clear the highest bit.
                 LeafLookup::Hole => id &= !(1 << id.ilog2()),
             }
         }
     }
 
-    /// Splits the leaf for a hash, which is open in this transaction.
+    /// Splits the leaf of a hash. The leaf is open in this transaction.
     #[cold]
     #[inline(never)]
     fn split<S: LeafStore>(
@@ -236,7 +239,7 @@ impl Fat {
         depth: u8,
     ) -> Result<OpStep<(), S::Ticket>> {
         let store = access.store;
-        // On the stack: memory from the system would be clean pages each time, under the directory's lock.
+        // On the stack: an allocation would fault in fresh pages under the directory's lock.
         let mut both = [0; 2 * ZAP_LEAF_BYTES];
         let (low, high) = both.split_at_mut(ZAP_LEAF_BYTES);
         let halves = self.edit(access, tx, hash, |leaf| leaf.halves(low, high))?;
@@ -246,12 +249,12 @@ impl Fat {
         let low_id = leaf_id(hash, depth);
         let high_id = low_id | 1 << depth;
         self.move_leaves(store, tx, depth, depth + 1)?;
-        let made = store.new_leaf(tx, high_id, |bytes| put_leaf(bytes, high)).and_then(|put| {
+        let created = store.new_leaf(tx, high_id, |bytes| put_leaf(bytes, high)).and_then(|put| {
             let put = put.map_err(|defect| corrupt(store, high_id, defect));
             let both = put.and_then(|()| self.rewrite(access, tx, low_id, low));
             both.or_else(|error| store.free_leaf(tx, high_id).and(Err(error)))
         });
-        if let Err(error) = made {
+        if let Err(error) = created {
             self.move_leaves(store, tx, depth + 1, depth)?;
             return Err(error);
         }
@@ -261,7 +264,7 @@ impl Fat {
         Ok(OpStep::Done(()))
     }
 
-    /// Replaces a leaf that is open in this transaction.
+    /// Replaces the content of a leaf that is open in this transaction.
     pub(super) fn rewrite<S: LeafStore>(
         &self,
         access: LeafAccess<'_, S>,
@@ -274,13 +277,13 @@ impl Fat {
             LeafLookup::Resident(Ok(())) => Ok(()),
             LeafLookup::Resident(Err(defect)) => Err(corrupt(store, id, defect)),
             LeafLookup::Hole | LeafLookup::NotResident(_) => {
-                Err(corrupt(store, id, LeafDefect("it went away while it was being changed")))
+                Err(corrupt(store, id, LeafDefect("it disappeared during a change")))
             }
         }
     }
 
-    /// Counts one leaf of the lower depth as two of the higher, or the other way round, and changes the
-    /// directory's depth with them.
+    /// Replaces one leaf of depth `from` by two of depth `to` in the counts, or two by one, and
+    /// updates the depth of the directory.
     pub(super) fn move_leaves<S: LeafStore>(
         &mut self,
         store: &S,
@@ -303,11 +306,11 @@ impl Fat {
         Ok(())
     }
 
-    /// Counts what a change did to its leaf.
+    /// Updates the entry count after a change.
     #[inline]
-    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, wish: NameChange, change: Change) {
+    fn count<S: LeafStore>(&mut self, store: &S, tx: &S::Tx, kind: NameChange, change: Change) {
         let before = self.header.entries.get();
-        let entries = match (wish, change) {
+        let entries = match (kind, change) {
             (NameChange::Insert | NameChange::Upsert, Change::Done(None)) => {
                 before.saturating_add(1)
             }
@@ -319,13 +322,13 @@ impl Fat {
     }
 }
 
-/// Entries that inline content tells of, if it is a fat directory's.
+/// The entry count in inline content, if it is a fat directory's.
 pub(crate) fn entries_of(inline: &[u8]) -> Option<u64> {
     let header = ZapFatPhys::ref_from_bytes(inline).ok()?;
     (header.head.form == ZAP_FAT).then(|| header.entries.get())
 }
 
-/// Has inline content tell of so many, if it is a fat directory's.
+/// Sets the entry count in inline content, if it is a fat directory's.
 pub(crate) fn put_entries(inline: &mut [u8], entries: u64) {
     if let Ok(header) = ZapFatPhys::mut_from_bytes(inline)
         && header.head.form == ZAP_FAT
@@ -334,22 +337,22 @@ pub(crate) fn put_entries(inline: &mut [u8], entries: u64) {
     }
 }
 
-/// Tries a change that may need more room than the leaf has.
+/// Tries a change that may need more space than the leaf has.
 #[inline]
-fn attempt(leaf: &mut LeafMut<'_>, request: &Request<'_>) -> Result<Attempt, LeafDefect> {
-    let removes = request.wish == NameChange::Remove;
+fn attempt(leaf: &mut LeafMut<'_>, request: &ChangeRequest<'_>) -> Result<Attempt, LeafDefect> {
+    let removes = request.kind == NameChange::Remove;
     let before = if removes { leaf.leaf()?.used_bytes() } else { 0 };
     let change = request.apply(leaf)?;
     let can_split = change == Change::Full && leaf.can_split(request.hash)?;
     let leaf = leaf.leaf()?;
-    let settle = removes && super::merge::is_due(&leaf, before);
-    Ok(Attempt { change, depth: leaf.depth(), can_split, settle })
+    let merge_due = removes && super::merge::is_due(&leaf, before);
+    Ok(Attempt { change, depth: leaf.depth(), can_split, merge_due })
 }
 
 #[inline]
-fn check_place(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), LeafDefect> {
+fn check_location(leaf: &Leaf<'_>, id: u64, hash: u32, deepest: u8) -> Result<(), LeafDefect> {
     if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id || leaf.depth() > deepest {
-        return Err(LeafDefect("it is a leaf of another place"));
+        return Err(LeafDefect("it belongs to another block"));
     }
     Ok(())
 }

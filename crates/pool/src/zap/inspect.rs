@@ -1,4 +1,5 @@
-//! A directory as it lies on a device, for who inspects it: no object, no lock, no cache of what was found.
+//! Reads a directory from its bytes on a device, for the inspector. Uses no object, no lock and no
+//! cache.
 
 use super::entry::Value;
 use super::leaf::{Leaf, LeafDefect};
@@ -8,21 +9,22 @@ use crate::{Error, ErrorKind, Result};
 
 /// The inline content of a directory.
 pub(crate) struct InlineInfo {
-    /// Seed of the names' hash.
+    /// Seed of the name hash.
     pub(crate) seed: u64,
-    /// What is known without looking at leaves; of a fat directory, depth, and in `entries` and `by_depth` what its header says.
+    /// Statistics without the leaves. For a fat directory, `depth`, `entries` and `by_depth` are
+    /// taken from the header.
     pub(crate) stats: ZapStats,
-    /// Entries, if they are there.
+    /// The entries of a micro directory.
     pub(crate) entries: Vec<(Box<[u8]>, Value)>,
     /// Whether the entries are in leaves.
     pub(crate) is_fat: bool,
 }
 
 impl InlineInfo {
-    /// From a dnode; none is an empty directory.
+    /// Reads the inline content of a dnode. No content is an empty directory.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if it is not a directory's.
+    /// [`ErrorKind::Corrupt`] if the content is not a directory's.
     pub(crate) fn read(content: &[u8]) -> Result<Self> {
         let stats = ZapStats::default();
         if content.is_empty() {
@@ -53,10 +55,10 @@ impl InlineInfo {
     }
 }
 
-/// Counts a leaf, and checks everything in it. `seed` is its directory's.
+/// Validates a leaf completely and adds it to the statistics. `seed` is the directory's.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] says what is wrong; it is not counted then.
+/// [`ErrorKind::Corrupt`] with the first defect; the leaf is not counted then.
 pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Result<()> {
     let counted = Leaf::read(bytes).and_then(|leaf| LeafStats::of(&leaf, Some(seed)));
     stats.add(&counted.map_err(|defect| corrupt("a leaf", defect))?);
@@ -66,7 +68,7 @@ pub(crate) fn count_leaf(stats: &mut ZapStats, bytes: &[u8], seed: u64) -> Resul
 /// The entries of a leaf.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] says what is wrong.
+/// [`ErrorKind::Corrupt`] with the first defect.
 pub(crate) fn leaf_entries(bytes: &[u8]) -> Result<Vec<(Box<[u8]>, Value)>> {
     let leaf = Leaf::read(bytes).map_err(|defect| corrupt("a leaf", defect))?;
     let entries = leaf.entries_from(0).map(|entry| {

@@ -1,5 +1,4 @@
-//! A store in memory, for tests: leaves are not resident now and then, and are packed and taken out of memory between
-//! transaction groups.
+//! An in-memory [`LeafStore`] for tests. Leaves are packed between txgs, and evicted at random.
 
 use std::collections::HashMap;
 
@@ -11,9 +10,9 @@ use super::{pack, put_entries};
 use crate::format::{TAIL_BYTES, ZAP_LEAF_BYTES};
 use crate::{Error, ErrorKind, Result};
 
-/// What is known of a leaf.
+/// A leaf and its state.
 pub(super) struct Leaf {
-    /// As it is stored, or open with the length of a whole leaf.
+    /// In stored form, or open with the length of a full leaf.
     pub(super) bytes: Vec<u8>,
     dirty: bool,
     not_resident: bool,
@@ -25,16 +24,16 @@ pub(super) struct MemoryStoreState {
     pub(super) leaves: HashMap<u64, Leaf>,
     pub(super) prefetched: Vec<u64>,
     pub(super) fetches: u64,
-    /// Leaves that were not resident when they were asked for ahead.
+    /// Leaves that were not resident when they were prefetched.
     pub(super) read_ahead: u64,
-    /// What is fetched stays with who fetched it: no cache keeps it.
+    /// A fetched leaf stays usable for its fetcher only; no cache keeps it.
     uncached: bool,
     inline_dirty: bool,
-    /// Decides what fails, where failures are wanted.
+    /// Decides which changes fail, if failures are enabled.
     failures: Option<SmallRng>,
 }
 
-/// A clone is the same store.
+/// A clone shares the store.
 #[derive(Clone)]
 pub(super) struct MemoryStore {
     pub(super) state: Arc<Mutex<MemoryStoreState>>,
@@ -42,7 +41,7 @@ pub(super) struct MemoryStore {
     seed: u64,
 }
 
-/// What to fetch: a leaf, or what says that there is none.
+/// The leaf to fetch.
 pub(super) struct Ticket(u64);
 
 /// A leaf that was fetched.
@@ -65,7 +64,7 @@ impl MemoryStore {
         }
     }
 
-    /// Ends a transaction group: packs what is dirty.
+    /// Ends a txg: packs the dirty leaves.
     pub(super) fn commit(&self) {
         let mut state = self.state.lock();
         state.inline_dirty = false;
@@ -77,19 +76,19 @@ impl MemoryStore {
         }
     }
 
-    /// Takes clean leaves out of memory, one in `of`.
+    /// Evicts about one in `of` clean leaves.
     pub(super) fn evict(&self, rng: &mut SmallRng, of: u64) {
         for leaf in self.state.lock().leaves.values_mut().filter(|leaf| !leaf.dirty) {
             leaf.not_resident = rng.below(of) == 0;
         }
     }
 
-    /// No cache keeps what is fetched.
+    /// Disables the cache of fetched leaves.
     pub(super) fn without_cache(&self) {
         self.state.lock().uncached = true;
     }
 
-    /// From now on one in five changes fails that may.
+    /// From now on one in five changes that may fail does so.
     pub(super) fn fail(&self, seed: u64) {
         self.state.lock().failures = Some(SmallRng::from_seed(seed));
     }
@@ -104,10 +103,10 @@ impl MemoryStore {
 }
 
 impl MemoryStoreState {
-    /// Perhaps fails; a change of what this txg has changed before does not.
+    /// Fails at random, except for content that this txg has changed before.
     fn change(&mut self, is_dirty: bool) -> Result<()> {
         let fails = self.failures.as_mut().is_some_and(|rng| !is_dirty && rng.below(5) == 0);
-        if fails { Err(Error::new(ErrorKind::NoMemory, "a failure was wanted")) } else { Ok(()) }
+        if fails { Err(Error::new(ErrorKind::NoMemory, "injected failure")) } else { Ok(()) }
     }
 
     fn is_dirty(&self, id: u64) -> bool {
@@ -116,7 +115,7 @@ impl MemoryStoreState {
 }
 
 impl Leaf {
-    fn is_here(&self, id: u64, fetched: &[Fetched]) -> bool {
+    fn is_available(&self, id: u64, fetched: &[Fetched]) -> bool {
         !self.not_resident || fetched.iter().any(|fetched| fetched.0 == id)
     }
 }
@@ -143,7 +142,7 @@ impl LeafStore for MemoryStore {
     }
 
     fn set_inline(&self, _: &(), content: &[u8]) -> Result<()> {
-        assert!(content.len() <= self.capacity, "inline content has its space");
+        assert!(content.len() <= self.capacity, "inline content fits its capacity");
         let mut state = self.state.lock();
         let is_dirty = state.inline_dirty;
         state.change(is_dirty)?;
@@ -164,7 +163,7 @@ impl LeafStore for MemoryStore {
     ) -> Result<LeafLookup<R, Ticket>> {
         Ok(match self.state.lock().leaves.get(&id) {
             None => LeafLookup::Hole,
-            Some(leaf) if leaf.is_here(id, fetched) => LeafLookup::Resident(f(&leaf.bytes)),
+            Some(leaf) if leaf.is_available(id, fetched) => LeafLookup::Resident(f(&leaf.bytes)),
             Some(_) => LeafLookup::NotResident(Ticket(id)),
         })
     }
@@ -181,7 +180,7 @@ impl LeafStore for MemoryStore {
         state.change(is_dirty)?;
         Ok(match state.leaves.get_mut(&id) {
             None => LeafLookup::Hole,
-            Some(leaf) if leaf.is_here(id, fetched) => {
+            Some(leaf) if leaf.is_available(id, fetched) => {
                 leaf.bytes.resize(ZAP_LEAF_BYTES, 0);
                 (leaf.dirty, leaf.not_resident) = (true, false);
                 LeafLookup::Resident(f(&mut leaf.bytes))
@@ -194,7 +193,7 @@ impl LeafStore for MemoryStore {
         let mut bytes = vec![0; ZAP_LEAF_BYTES];
         let mut state = self.state.lock();
         if state.leaves.contains_key(&id) {
-            return Err(Error::new(ErrorKind::Corrupt, format!("leaf {id}: it is there")));
+            return Err(Error::new(ErrorKind::Corrupt, format!("leaf {id}: exists already")));
         }
         state.change(false)?;
         let result = f(&mut bytes);
@@ -207,7 +206,7 @@ impl LeafStore for MemoryStore {
         let is_dirty = state.is_dirty(id);
         state.change(is_dirty)?;
         let old = state.leaves.remove(&id);
-        assert!(old.is_some(), "leaf {id} is there");
+        assert!(old.is_some(), "leaf {id} exists");
         Ok(())
     }
 
@@ -220,7 +219,7 @@ impl LeafStore for MemoryStore {
                 leaf.not_resident &= uncached;
                 Ok(Fetched(id))
             }
-            None => Err(Error::new(ErrorKind::Corrupt, "a ticket for a leaf that is gone")),
+            None => Err(Error::new(ErrorKind::Corrupt, "a ticket for a leaf that was freed")),
         }
     }
 

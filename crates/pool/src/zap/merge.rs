@@ -1,7 +1,8 @@
-//! A directory that shrinks: leaves merge with their buddies, and the last one goes back into the dnode.
+//! Shrinking directories: leaves merge with their buddies, and the last leaf becomes a micro
+//! directory.
 //!
-//! Looking at a buddy can mean a read, so it happens only when a leaf's use falls below a multiple of
-//! [`DUE_STEP`], and when it becomes empty.
+//! A merge may have to read the buddy. It is tried only when the used bytes of a leaf fall below a
+//! multiple of [`DUE_STEP`], and when the leaf becomes empty.
 
 use super::entry::{leaf_id, prefix_mask};
 use super::fat::{Fat, LeafAccess};
@@ -12,13 +13,14 @@ use super::{DirectoryForm, OpStep};
 use crate::Result;
 use crate::format::ZAP_LEAF_BYTES;
 
-/// Buddies merge if their entries take at most this together: there is room for as many again before it splits.
+/// Maximum used bytes of a merged leaf. It leaves free space before the next split.
 const MERGED_MAX: usize = ZAP_LEAF_BYTES * 5 / 8;
 const DUE_STEP: usize = ZAP_LEAF_BYTES / 16;
-/// The only leaf is looked at after every removal if it uses at most this.
+/// Conversion of the only leaf is tried after every removal that leaves at most this many used
+/// bytes.
 const MICRO_DUE: usize = 512;
 
-/// Whether a leaf of which something was removed should be looked at: it used `before` bytes.
+/// Whether to try a merge after a removal from a leaf that used `before` bytes.
 pub(super) fn is_due(leaf: &Leaf<'_>, before: usize) -> bool {
     let used = leaf.used_bytes();
     if leaf.depth() == 0 {
@@ -27,9 +29,10 @@ pub(super) fn is_due(leaf: &Leaf<'_>, before: usize) -> bool {
     used <= MERGED_MAX && (leaf.len() == 0 || used / DUE_STEP != before / DUE_STEP)
 }
 
-/// Merges the leaf for a hash with its buddy, or makes a directory of one leaf micro again, if that is worth it.
-/// Says whether it did, so that the merged leaf could be looked at next.
-pub(super) fn settle<S: LeafStore>(
+/// Merges the leaf of a hash with its buddy, or converts a directory of one leaf to micro, if the
+/// result is small enough. Returns whether leaves merged, in which case the merged leaf may merge
+/// again.
+pub(super) fn try_merge<S: LeafStore>(
     form: &mut DirectoryForm,
     access: LeafAccess<'_, S>,
     tx: &S::Tx,
@@ -56,7 +59,7 @@ pub(super) fn settle<S: LeafStore>(
     merge(fat, access, tx, hash, depth, used)
 }
 
-/// Merges the leaf for a hash with its buddy.
+/// Merges the leaf of a hash with its buddy.
 fn merge<S: LeafStore>(
     fat: &mut Fat,
     access: LeafAccess<'_, S>,
@@ -86,7 +89,7 @@ fn merge<S: LeafStore>(
         return Ok(OpStep::NotResident(ticket));
     }
     let mut both = vec![0; ZAP_LEAF_BYTES];
-    // Makes the lower leaf dirty too, so that nothing fails once the upper one is gone.
+    // Makes the lower leaf dirty too, so nothing fails after the upper leaf is freed.
     let joined =
         fat.edit(access, tx, low_hash, |low| merged(&low.leaf()?, &Leaf::read(&high)?, &mut both))?;
     if let OpStep::NotResident(ticket) = joined {
@@ -103,7 +106,8 @@ fn merge<S: LeafStore>(
     Ok(OpStep::Done(true))
 }
 
-/// The micro directory that the only leaf's entries make, if they take at most half of the room for one.
+/// A micro directory with the entries of the only leaf, if they take at most half of the inline
+/// capacity.
 fn to_micro<S: LeafStore>(
     fat: &mut Fat,
     access: LeafAccess<'_, S>,

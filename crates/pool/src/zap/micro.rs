@@ -1,4 +1,4 @@
-//! A small directory: its entries are the inline content, in no order.
+//! A micro directory: its entries are the inline content, unordered.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -10,7 +10,7 @@ use crate::format::{ZAP_MICRO, ZapHeadPhys, ZapMicroEntryPhys};
 const HEAD: usize = size_of::<ZapHeadPhys>();
 const ENTRY: usize = size_of::<ZapMicroEntryPhys>();
 
-/// The inline content of a micro directory, known to be right.
+/// The validated inline content of a micro directory.
 #[derive(Clone)]
 pub(super) struct Micro {
     content: Vec<u8>,
@@ -23,7 +23,7 @@ pub(super) struct Micro {
 pub(super) struct MicroEntry<'a> {
     pub(super) position: u64,
     pub(super) record: Record<'a>,
-    /// Where it begins in the content.
+    /// Offset in the content.
     at: usize,
 }
 
@@ -40,27 +40,27 @@ impl Micro {
         Self { content: head.as_bytes().to_vec(), seed, len: 0 }
     }
 
-    /// From inline content that starts with a head of this form.
+    /// From inline content whose head has this form.
     pub(super) fn read(content: Vec<u8>, seed: u64) -> Result<Self, LeafDefect> {
-        let mut places = Vec::new();
+        let mut positions = Vec::new();
         let mut rest = content.get(HEAD..).unwrap_or_default();
         while !rest.is_empty() {
             let (position, record, after) = read_entry(rest, seed)?;
             if Value::new(record.value).is_none() || record.name.is_empty() {
-                return Err(LeafDefect("a name or value has an impossible length"));
+                return Err(LeafDefect("a name or value has an invalid length"));
             }
-            places.push((position, record.name));
+            positions.push((position, record.name));
             rest = after;
         }
-        let len = places.len();
-        places.sort_unstable();
-        if places.windows(2).any(|two| two[0].0 == two[1].0) {
-            return Err(LeafDefect("two entries have one place"));
+        let len = positions.len();
+        positions.sort_unstable();
+        if positions.windows(2).any(|two| two[0].0 == two[1].0) {
+            return Err(LeafDefect("two entries have the same position"));
         }
         // Equal names have equal hashes.
-        places.sort_unstable_by_key(|place| place.1);
-        if places.windows(2).any(|two| two[0].1 == two[1].1) {
-            return Err(LeafDefect("a name is there twice"));
+        positions.sort_unstable_by_key(|entry| entry.1);
+        if positions.windows(2).any(|two| two[0].1 == two[1].1) {
+            return Err(LeafDefect("a name exists twice"));
         }
         Ok(Self { content, seed, len })
     }
@@ -70,17 +70,17 @@ impl Micro {
         &self.content
     }
 
-    /// Its entries' number.
+    /// Number of entries.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Seed of the names' hash.
+    /// Seed of the name hash.
     pub(super) fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The entries, in no order.
+    /// The entries, unordered.
     pub(super) fn entries(&self) -> impl Iterator<Item = MicroEntry<'_>> {
         let mut rest = self.content.get(HEAD..).unwrap_or_default();
         std::iter::from_fn(move || {
@@ -98,7 +98,7 @@ impl Micro {
         entries
     }
 
-    /// The name's value.
+    /// The value of the name.
     pub(super) fn find(&self, name: &[u8]) -> Option<Value> {
         let mut rest = self.content.get(HEAD..).unwrap_or_default();
         while let Some((_, record, after)) = split_entry(rest) {
@@ -110,17 +110,18 @@ impl Micro {
         None
     }
 
-    /// What becomes of a change, and the directory after it if it differs. `Full` if that is longer than `capacity`.
+    /// Result of a change, and the new directory if it differs. `Full` if the new directory is
+    /// longer than `capacity`.
     pub(super) fn change(
         &self,
-        wish: NameChange,
+        kind: NameChange,
         name: &[u8],
         value: &[u8],
         capacity: usize,
     ) -> (Change, Option<Self>) {
         let old = self.entries().find(|entry| entry.record.name == name);
         let old_value = old.and_then(|entry| Value::new(entry.record.value));
-        match (wish, old, old_value) {
+        match (kind, old, old_value) {
             (NameChange::Insert, Some(_), Some(value)) => (Change::Exists(value), None),
             (NameChange::Replace | NameChange::Remove, None, _) => (Change::Missing, None),
             (NameChange::Remove, Some(entry), _) => {
@@ -150,7 +151,7 @@ impl Micro {
         Ok(())
     }
 
-    /// Adds an entry whose name is not there, at a place that is free.
+    /// Adds an entry. Its name must be new, and its position free.
     pub(super) fn push(&mut self, position: u64, name: &[u8], value: &[u8]) {
         let head = ZapMicroEntryPhys {
             collision: (position as u16).into(),
@@ -177,7 +178,7 @@ impl Micro {
         new
     }
 
-    /// The first place for this name that no other has.
+    /// The first free position for this name.
     fn free_position(&self, name: &[u8]) -> u64 {
         let mut position = first_position(hash_of(self.seed, name));
         while self.entries().any(|entry| entry.position == position) {
@@ -195,7 +196,8 @@ fn split_entry(bytes: &[u8]) -> Option<(u16, Record<'_>, &[u8])> {
 }
 
 fn read_entry(bytes: &[u8], seed: u64) -> Result<(u64, Record<'_>, &[u8]), LeafDefect> {
-    let (collision, record, rest) = split_entry(bytes).ok_or(LeafDefect("an entry is cut off"))?;
+    let (collision, record, rest) =
+        split_entry(bytes).ok_or(LeafDefect("an entry is truncated"))?;
     let position = first_position(hash_of(seed, record.name)) | u64::from(collision);
     Ok((position, record, rest))
 }

@@ -1,28 +1,29 @@
-//! Directories: names of up to 255 bytes, and a short value for each.
+//! Directories (ZAP): names of up to 255 bytes, each with a short value.
 //!
-//! Purpose: hold a few names inside the dnode ([`micro`]), and millions in leaves of up to 16 KiB ([`fat`],
-//! [`leaf`]) that stay packed as names come and go: leaves are stored without the room they have for
-//! more, split when full, merge when emptied ([`merge`]), and go back into the dnode in the end. An insert finds
-//! out whether the name is there and adds it in one descent.
+//! A *micro* directory stores its entries inline in the dnode ([`micro`]). A *fat* directory has
+//! leaves ([`fat`], [`leaf`]), which are stored without their free space. A full leaf splits, a
+//! mostly empty one merges with its buddy ([`merge`]), and a small last leaf becomes a micro
+//! directory again. An insert checks for the name and adds it in one descent.
 //!
 //! # Invariants
 //!
-//! - An entry's place in the order of the directory is its name's hash (upper half) and a collision number; it
-//!   stays as long as the entry does, whatever splits or merges. So a [`Cookie`] stays valid, and a
-//!   walk returns what was there all the time exactly once.
-//! - Inline content, leaves and in-memory state agree whenever the lock is free, for each transaction group:
-//!   changes to one directory come in the order of their txgs.
-//! - Nothing that a device returns is trusted: an impossible leaf or header is [`ErrorKind::Corrupt`].
+//! - The position of an entry in the order of the directory is the hash of its name (upper half)
+//!   and a collision number. It never changes, whatever splits or merges. So a [`Cookie`] stays
+//!   valid, and a walk returns each entry that exists throughout exactly once.
+//! - When the lock is free, inline content, leaves and in-memory state agree, for each txg. Changes
+//!   of a directory are made in the order of their txgs.
+//! - Content from a device is not trusted: an impossible leaf or header is [`ErrorKind::Corrupt`].
 //!
 //! # Locking
 //!
-//! One lock a directory, `zap`, for its in-memory state; leaves are changed under it, and looked at where
-//! guessing does not do ([`probe`]): a lookup in a fat directory takes it hardly ever. It is not held while something is read: an operation whose leaf is not resident releases it, fetches, and starts over with
-//! what it fetched in its hand, so that a cold leaf delays no other name.
+//! One lock per directory, `zap`, protects the in-memory state and changes of leaves. Most lookups
+//! in a fat directory do without it ([`probe`]). No leaf is read from a device under the lock: an
+//! operation whose leaf is not resident releases the lock, fetches the leaf, and starts over with
+//! the fetched leaf, so a cold leaf delays no other name.
 //!
 //! # What it does not do
 //!
-//! It knows nothing of files, of blocks' places, or of caching: that is the [`LeafStore`]'s.
+//! It knows nothing of files, block locations and caching: that is the work of the [`LeafStore`].
 
 mod cursor;
 mod entry;
@@ -56,19 +57,20 @@ pub use stats::ZapStats;
 pub(crate) use store::{LeafLookup, LeafStore};
 
 use entry::{check_name, check_value, hash_of};
-use fat::{Changed, Fat, LeafAccess, Request};
+use fat::{ChangeRequest, Changed, Fat, LeafAccess};
 use leaf::{Change, LeafDefect};
 use micro::Micro;
 use probe::{Hints, Operations};
 
-/// How often an operation starts over with one more block fetched, at most.
-const TRIES: usize = 200;
-/// Leaves that one operation looks at to find some that are not resident, about.
+/// How often an operation starts over with one more fetched block.
+const RETRIES_MAX: usize = 200;
+/// Approximate limit of leaves that one operation examines to find some that are not resident.
 const READAHEAD_LEAVES_MAX: usize = 1024;
-/// Blocks that an operation keeps in its hand; the oldest go first. More than any operation looks at.
+/// Fetched blocks that an operation keeps; the oldest are dropped. More than any operation uses at
+/// once.
 const FETCHED_MAX: usize = 8;
 
-/// What a change does.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NameChange {
     Insert,
@@ -77,14 +79,14 @@ enum NameChange {
     Remove,
 }
 
-/// How far an operation came.
+/// Result of one attempt of an operation.
 enum OpStep<R, T> {
     Done(R),
-    /// This has to be fetched first.
+    /// This must be fetched first.
     NotResident(T),
 }
 
-/// How a directory is kept.
+/// Representation of a directory.
 enum DirectoryForm {
     Micro(Micro),
     Fat(Fat),
@@ -100,15 +102,15 @@ pub(crate) struct Zap<S: LeafStore> {
     store: S,
     seed: u64,
     hints: Hints,
-    // Apart from what lookups read.
-    changing: CachePadded<WriteSide>,
+    // Kept off the cache lines that lookups read.
+    write_state: CachePadded<WriteState>,
 }
 
-/// What operations write.
-struct WriteSide {
+/// State that operations write.
+struct WriteState {
     state: Mutex<DirectoryState>,
     operations: Operations,
-    /// Entries as of the last change, for who does not take the lock. Written under it.
+    /// Entry count after the newest change, for readers without the lock. Written under the lock.
     entries: AtomicU64,
 }
 
@@ -122,10 +124,10 @@ impl DirectoryState {
 }
 
 impl<S: LeafStore> Zap<S> {
-    /// Opens a directory. An object without content is an empty one.
+    /// Opens a directory. An object without content is an empty directory.
     ///
     /// # Errors
-    /// `Corrupt` if the content is not a directory's; what reading it says.
+    /// `Corrupt` if the content is not a directory's; otherwise as the read of the content.
     pub(crate) fn open(store: S) -> Result<Self> {
         let content = store.inline()?;
         if content.is_empty() {
@@ -145,19 +147,19 @@ impl<S: LeafStore> Zap<S> {
         let state = DirectoryState { form, ahead: DirectoryReadahead::default() };
         let entries = AtomicU64::new(state.len());
         let state = Mutex::named("zap", state);
-        let changing =
-            CachePadded::new(WriteSide { state, operations: Operations::new(), entries });
-        Self { store, seed, hints: Hints::new(), changing }
+        let write_state =
+            CachePadded::new(WriteState { state, operations: Operations::new(), entries });
+        Self { store, seed, hints: Hints::new(), write_state }
     }
 
-    /// Where it is kept.
+    /// The store of the directory.
     pub(crate) fn store(&self) -> &S {
         &self.store
     }
 
-    /// Entries.
+    /// Number of entries.
     pub(crate) fn len(&self) -> u64 {
-        self.changing.entries.load(Ordering::Acquire)
+        self.write_state.entries.load(Ordering::Acquire)
     }
 
     /// Whether there are no entries.
@@ -165,14 +167,14 @@ impl<S: LeafStore> Zap<S> {
         self.len() == 0
     }
 
-    /// The value of a name, if it is there.
+    /// The value of a name; `None` if the name does not exist.
     ///
     /// # Errors
-    /// `Invalid` for an impossible name; `Corrupt`, or what fetching says.
+    /// `Invalid` for an impossible name; `Corrupt`; otherwise as the fetch of a leaf.
     pub(crate) fn lookup(&self, name: &[u8]) -> Result<Option<Value>> {
         check_name(name)?;
         let hash = hash_of(self.seed, name);
-        self.changing.operations.count(hash);
+        self.write_state.operations.count(hash);
         if let Some(found) = self.probe(hash, name)? {
             return Ok(found);
         }
@@ -188,18 +190,19 @@ impl<S: LeafStore> Zap<S> {
     /// Adds a name.
     ///
     /// # Errors
-    /// `Exists` if it is there; `NoSpace` if its leaf is full and cannot be split; otherwise as [`lookup`](Self::lookup).
+    /// `Exists` if the name exists; `NoSpace` if its leaf is full and cannot be split; otherwise as
+    /// [`lookup`](Self::lookup).
     pub(crate) fn insert(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<()> {
         match self.change(tx, NameChange::Insert, name, value)? {
-            Change::Exists(_) => Err(self.about(ErrorKind::Exists, name, "is there already")),
+            Change::Exists(_) => Err(self.name_error(ErrorKind::Exists, name, "exists already")),
             _ => Ok(()),
         }
     }
 
-    /// Gives a name a value, whether it is there or not; the value it had.
+    /// Adds a name or replaces its value. Returns the old value, if any.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert), but `Exists`.
+    /// As [`insert`](Self::insert), except `Exists`.
     pub(crate) fn upsert(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<Option<Value>> {
         match self.change(tx, NameChange::Upsert, name, value)? {
             Change::Done(old) => Ok(old),
@@ -207,56 +210,56 @@ impl<S: LeafStore> Zap<S> {
         }
     }
 
-    /// Gives a name that is there another value; the value it had.
+    /// Replaces the value of a name. Returns the old value.
     ///
     /// # Errors
-    /// `NotFound` if it is not there; otherwise as [`insert`](Self::insert).
+    /// `NotFound` if the name does not exist; otherwise as [`insert`](Self::insert).
     pub(crate) fn replace(&self, tx: &S::Tx, name: &[u8], value: &[u8]) -> Result<Value> {
         match self.change(tx, NameChange::Replace, name, value)? {
             Change::Done(Some(old)) => Ok(old),
-            _ => Err(self.about(ErrorKind::NotFound, name, "is not there")),
+            _ => Err(self.name_error(ErrorKind::NotFound, name, "does not exist")),
         }
     }
 
-    /// Removes a name; the value it had.
+    /// Removes a name. Returns its value.
     ///
     /// # Errors
-    /// `NotFound` if it is not there; otherwise as [`lookup`](Self::lookup).
+    /// `NotFound` if the name does not exist; otherwise as [`lookup`](Self::lookup).
     pub(crate) fn remove(&self, tx: &S::Tx, name: &[u8]) -> Result<Value> {
-        // Any value will do.
+        // The value is ignored, but must be valid.
         match self.change(tx, NameChange::Remove, name, &[0])? {
             Change::Done(Some(old)) => Ok(old),
-            _ => Err(self.about(ErrorKind::NotFound, name, "is not there")),
+            _ => Err(self.name_error(ErrorKind::NotFound, name, "does not exist")),
         }
     }
 
-    /// Makes inline content at most `capacity` bytes long, which is at least the header of a fat directory, so that
-    /// attributes can grow.
+    /// Limits inline content to `capacity` bytes, so that the attributes can grow. `capacity` is at
+    /// least the size of the header of a fat directory.
     pub(crate) fn limit_inline(&self, tx: &S::Tx, capacity: usize) -> Result<()> {
         let mut state = self.lock()?;
         match &state.form {
             DirectoryForm::Micro(micro) if micro.content().len() > capacity => {
-                state.form = DirectoryForm::Fat(self.fatten(tx, micro)?);
+                state.form = DirectoryForm::Fat(self.convert_to_fat(tx, micro)?);
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn change(&self, tx: &S::Tx, wish: NameChange, name: &[u8], value: &[u8]) -> Result<Change> {
+    fn change(&self, tx: &S::Tx, kind: NameChange, name: &[u8], value: &[u8]) -> Result<Change> {
         check_name(name)?;
         check_value(value)?;
-        let request = Request { wish, hash: hash_of(self.seed, name), name, value };
-        self.changing.operations.count(request.hash);
+        let request = ChangeRequest { kind, hash: hash_of(self.seed, name), name, value };
+        self.write_state.operations.count(request.hash);
         let changed = self.run(None, |state, access| {
             let changed = self.change_once(state, access, tx, &request);
-            self.changing.entries.store(state.len(), Ordering::Release);
+            self.write_state.entries.store(state.len(), Ordering::Release);
             changed
         })?;
-        if changed.settle {
-            // The name is gone, whether its leaf can merge or not. If its buddy cannot be read, who looks for a
-            // name there is told.
-            let _ = self.settle(tx, request.hash);
+        if changed.merge_due {
+            // The removal itself has succeeded. If the buddy leaf cannot be read, a later lookup of
+            // a name in it reports the error.
+            let _ = self.merge_leaves(tx, request.hash);
         }
         Ok(changed.change)
     }
@@ -267,33 +270,35 @@ impl<S: LeafStore> Zap<S> {
         state: &mut DirectoryState,
         access: LeafAccess<'_, S>,
         tx: &S::Tx,
-        request: &Request<'_>,
+        request: &ChangeRequest<'_>,
     ) -> Result<OpStep<Changed, S::Ticket>> {
         if let DirectoryForm::Micro(micro) = &mut state.form {
             let capacity = self.store.inline_capacity()?;
-            match micro.change(request.wish, request.name, request.value, capacity) {
-                (Change::Full, _) => state.form = DirectoryForm::Fat(self.fatten(tx, micro)?),
+            match micro.change(request.kind, request.name, request.value, capacity) {
+                (Change::Full, _) => {
+                    state.form = DirectoryForm::Fat(self.convert_to_fat(tx, micro)?)
+                }
                 (change, new) => {
                     if let Some(new) = new {
                         self.store.set_inline(tx, new.content())?;
                         *micro = new;
                     }
-                    return Ok(OpStep::Done(Changed { change, settle: false }));
+                    return Ok(OpStep::Done(Changed { change, merge_due: false }));
                 }
             }
         }
         match &mut state.form {
             DirectoryForm::Fat(fat) => fat.change(access, tx, request),
-            DirectoryForm::Micro(_) => unreachable!("it was made fat"),
+            DirectoryForm::Micro(_) => unreachable!("a full micro directory was converted to fat"),
         }
     }
 
-    /// Merges what a removal left.
-    fn settle(&self, tx: &S::Tx, hash: u32) -> Result<()> {
-        // Each round makes the leaf for this hash less deep.
+    /// Merges leaves after a removal.
+    fn merge_leaves(&self, tx: &S::Tx, hash: u32) -> Result<()> {
+        // Each round makes the leaf of this hash shallower.
         for _ in 0..ZAP_DEPTH_MAX {
             let merged = self.run(None, |state, access| {
-                let merged = merge::settle(&mut state.form, access, tx, hash);
+                let merged = merge::try_merge(&mut state.form, access, tx, hash);
                 if let DirectoryForm::Micro(_) = state.form {
                     self.hints.clear();
                 }
@@ -307,7 +312,7 @@ impl<S: LeafStore> Zap<S> {
     }
 
     /// Moves the entries of a micro directory into a leaf.
-    fn fatten(&self, tx: &S::Tx, micro: &Micro) -> Result<Fat> {
+    fn convert_to_fat(&self, tx: &S::Tx, micro: &Micro) -> Result<Fat> {
         let fat = Fat::new(self.seed, micro.len() as u64);
         let filled = self.store.new_leaf(tx, 0, |bytes| micro.fill_leaf(bytes))?;
         let filled = filled.map_err(|defect| corrupt(&self.store, 0, defect));
@@ -318,7 +323,8 @@ impl<S: LeafStore> Zap<S> {
         Ok(fat)
     }
 
-    /// Takes steps until one gets by with what is in memory or in hand. `walk_at` is where a walk in order is.
+    /// Repeats `step` until it needs only leaves that are in memory or fetched. `walk_at` is the
+    /// position of an ordered walk.
     #[inline]
     fn run<R>(
         &self,
@@ -326,7 +332,7 @@ impl<S: LeafStore> Zap<S> {
         mut step: impl FnMut(&mut DirectoryState, LeafAccess<'_, S>) -> Result<OpStep<R, S::Ticket>>,
     ) -> Result<R> {
         let mut fetched = Vec::new();
-        for _ in 0..TRIES {
+        for _ in 0..RETRIES_MAX {
             let mut state = self.lock()?;
             match step(&mut state, LeafAccess { store: &self.store, fetched: &fetched })? {
                 OpStep::Done(result) => {
@@ -340,17 +346,21 @@ impl<S: LeafStore> Zap<S> {
         }
         Err(Error::new(
             ErrorKind::NoMemory,
-            format!("{}: leaves leave memory faster than they can be used", self.store.describe()),
+            format!(
+                "{}: leaves are evicted faster than they can be used; give the cache more memory",
+                self.store.describe()
+            ),
         ))
     }
 
-    /// The lock; under it, dnodes and indirect blocks may be read.
+    /// Takes the lock. Dnodes and indirect blocks may be read under it.
     #[inline]
     fn lock(&self) -> Result<MutexGuard<'_, DirectoryState>> {
-        blocking::lock(&self.changing.state, "another operation of the directory")
+        blocking::lock(&self.write_state.state, "another operation of the directory")
     }
 
-    /// After an operation that had to fetch a leaf, or what says where it is: by now the store knows where leaves are.
+    /// Runs after an operation that had to fetch a leaf or an indirect block. By now the store
+    /// knows where the leaves are.
     #[cold]
     fn read_ahead<'a>(&'a self, mut state: MutexGuard<'a, DirectoryState>, missed: bool) {
         let (mut not_resident, mut visited) = (0, 0);
@@ -359,8 +369,10 @@ impl<S: LeafStore> Zap<S> {
             let DirectoryForm::Fat(fat) = form else { return };
             let (leaves, end) = (fat.leaves(), 1 << fat.header.depth);
             let ids: Vec<u64> = match visited {
-                0 if missed => ahead.miss(self.changing.operations.get(), leaves, end).collect(),
-                0 => ahead.check_residency(self.changing.operations.get(), leaves, end).collect(),
+                0 if missed => ahead.miss(self.write_state.operations.get(), leaves, end).collect(),
+                0 => {
+                    ahead.check_residency(self.write_state.operations.get(), leaves, end).collect()
+                }
                 _ => ahead.more(leaves, end).collect(),
             };
             drop(state);
@@ -370,10 +382,10 @@ impl<S: LeafStore> Zap<S> {
             visited += ids.len();
             not_resident += self.store.prefetch(&ids);
             let is_enough = not_resident as u64 >= LEAF_BATCH || visited >= READAHEAD_LEAVES_MAX;
-            let Ok(again) = self.lock() else { return };
-            state = again;
+            let Ok(relocked) = self.lock() else { return };
+            state = relocked;
             if not_resident > 0 {
-                state.ahead.asked();
+                state.ahead.on_prefetched();
             }
             if is_enough {
                 return;
@@ -390,7 +402,7 @@ impl<S: LeafStore> Zap<S> {
         fetched: &mut Vec<S::Fetched>,
     ) -> Result<()> {
         let ids = match (&state.form, walk_at) {
-            (DirectoryForm::Fat(fat), Some(hash)) => cursor::leaves_behind(fat, hash),
+            (DirectoryForm::Fat(fat), Some(hash)) => cursor::leaves_after(fat, hash),
             _ => Vec::new(),
         };
         drop(state);
@@ -406,7 +418,7 @@ impl<S: LeafStore> Zap<S> {
     }
 
     #[cold]
-    fn about(&self, kind: ErrorKind, name: &[u8], what: &str) -> Error {
+    fn name_error(&self, kind: ErrorKind, name: &[u8], what: &str) -> Error {
         let name = String::from_utf8_lossy(name);
         Error::new(kind, format!("{}: the name {name:?} {what}", self.store.describe()))
     }

@@ -1,12 +1,14 @@
-//! Looking a name up without the directory's lock.
+//! Lookups of names without the directory's lock.
 //!
-//! A leaf says itself which hashes it has, and at which block it belongs: one that is found at its place and
-//! covers a hash is the leaf for it, however it was found. So a lookup may guess where the leaf is, from [`Hints`]
-//! that nobody keeps right, and takes the lock only if guesses do not find it.
+//! A leaf contains its hash prefix and thereby its block number. A leaf that is found at its own
+//! block and covers a hash is the right leaf, however it was found. So a lookup tries the block
+//! that [`Hints`] suggests, which may be stale, and takes the lock only if a few probes fail.
 //!
-//! This relies on leaves that change whole: one appears with all its entries, and gains or loses a half in one
-//! step. So there is never a leaf at its place that lacks entries which it covers; only for a moment, within a split
-//! or merge, there may be no leaf for some hashes.
+//! # Invariants
+//!
+//! A leaf changes as a whole: a new leaf appears with all its entries, and a split or merge
+//! replaces a leaf in one step. So a leaf at its own block never lacks an entry that it covers.
+//! During a split or merge there may briefly be no leaf for some hashes.
 
 use forebay_base::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -16,15 +18,15 @@ use super::leaf::{Leaf, LeafDefect};
 use super::store::{LeafLookup, LeafStore};
 use crate::Result;
 
-/// Hints: one for each prefix of so many bits, a line of memory in all.
+/// There is one hint for each prefix of this many bits. All hints fit one cache line.
 const HINT_BITS: u32 = 6;
-/// Leaves that are looked at before the lock is taken.
+/// Leaves that are probed before the lock is taken.
 const PROBES_MAX: usize = 4;
-/// One operation in so many is counted, with this weight: others do not write what all threads share.
+/// One operation in this many is counted, with this weight, to reduce writes to shared memory.
 const SAMPLE: u32 = 16;
 
-/// One more than the depth that a leaf was found at for each prefix, or 0. Read and written relaxed: each is a
-/// guess by itself.
+/// For each prefix, one more than the depth at which a leaf was found, or 0. Access is relaxed:
+/// each hint is validated on use.
 pub(super) struct Hints([AtomicU8; 1 << HINT_BITS]);
 
 impl Hints {
@@ -37,7 +39,7 @@ impl Hints {
         self.slot(hash).load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Notes where the leaf for a hash was found.
+    /// Records the depth of the leaf of a hash.
     pub(super) fn set(&self, hash: u32, depth: u8) {
         let slot = self.slot(hash);
         if slot.load(Ordering::Relaxed) != depth + 1 {
@@ -45,7 +47,7 @@ impl Hints {
         }
     }
 
-    /// Forgets all: there are no leaves any more.
+    /// Clears all hints: the directory has no leaves any more.
     pub(super) fn clear(&self) {
         self.0.iter().for_each(|hint| hint.store(0, Ordering::Relaxed));
     }
@@ -56,7 +58,7 @@ impl Hints {
     }
 }
 
-/// About how many operations there were.
+/// Approximate number of operations.
 pub(super) struct Operations(AtomicU64);
 
 impl Operations {
@@ -77,16 +79,17 @@ impl Operations {
     }
 }
 
-/// What a guess found.
+/// Result of a probe.
 enum Probe {
-    /// The leaf: the name's value, if it is there.
-    Right(Option<Value>),
+    /// The leaf of the hash: the value of the name, if it exists.
+    Leaf(Option<Value>),
     /// A leaf for other hashes, of this depth.
-    Wrong(u8),
+    OtherLeaf(u8),
 }
 
 impl<S: LeafStore> Zap<S> {
-    /// Looks a name up if its leaf is found by guessing, is in memory, and is right.
+    /// Looks a name up if hints lead to its leaf and the leaf is in memory. The outer `None` means
+    /// that the lookup needs the lock.
     #[inline]
     pub(super) fn probe(&self, hash: u32, name: &[u8]) -> Result<Option<Option<Value>>> {
         let Some(mut depth) = self.hints.get(hash) else {
@@ -95,10 +98,12 @@ impl<S: LeafStore> Zap<S> {
         for _ in 0..PROBES_MAX {
             let id = leaf_id(hash, depth);
             match self.store.with_leaf(id, &[], |bytes| probe_leaf(bytes, id, hash, name))? {
-                LeafLookup::Resident(Ok(Probe::Right(found))) => return Ok(Some(found)),
-                LeafLookup::Resident(Ok(Probe::Wrong(deeper))) if deeper > depth => depth = deeper,
+                LeafLookup::Resident(Ok(Probe::Leaf(found))) => return Ok(Some(found)),
+                LeafLookup::Resident(Ok(Probe::OtherLeaf(deeper))) if deeper > depth => {
+                    depth = deeper
+                }
                 LeafLookup::Hole if id != 0 => depth = id.ilog2() as u8,
-                // Under the lock it is known what is wrong.
+                // A lookup under the lock finds the defect.
                 LeafLookup::Resident(_) | LeafLookup::Hole | LeafLookup::NotResident(_) => {
                     return Ok(None);
                 }
@@ -112,8 +117,8 @@ impl<S: LeafStore> Zap<S> {
 fn probe_leaf(bytes: &[u8], id: u64, hash: u32, name: &[u8]) -> Result<Probe, LeafDefect> {
     let leaf = Leaf::read(bytes)?;
     if !leaf.covers(hash) || leaf_id(hash, leaf.depth()) != id {
-        return Ok(Probe::Wrong(leaf.depth()));
+        return Ok(Probe::OtherLeaf(leaf.depth()));
     }
     let record = leaf.find(hash, name)?;
-    Ok(Probe::Right(record.map(|record| record.value()).transpose()?))
+    Ok(Probe::Leaf(record.map(|record| record.value()).transpose()?))
 }

@@ -1,4 +1,4 @@
-//! What a directory looks like inside: counts and histograms, their printer, and the check of everything.
+//! Statistics of a directory: counts and histograms, their printer, and the audit.
 
 use std::fmt;
 
@@ -11,66 +11,67 @@ use crate::format::{
 };
 use crate::{Error, ErrorKind, Result};
 
-/// Rows of the histogram of fill.
+/// Rows of the fill histograms.
 const TENTHS: usize = 10;
-/// Rows of the histogram of entries: no entry, then powers of two; a leaf has at most `ZAP_LEAF_BYTES` / 12.
+/// Rows of the histogram of entries per leaf: zero, then powers of two.
 const SIZES: usize = 12;
-/// Entries are counted in steps of this many bytes.
+/// Width of a row in the histogram of entry sizes, in bytes.
 const ENTRY_STEP: usize = 24;
-/// Rows of the histogram of entries' bytes: the longest name and value, two lengths and a slot.
+/// Rows of the histogram of entry sizes, up to the longest name and value with two lengths and a
+/// slot.
 const ENTRY_STEPS: usize = (ZAP_NAME_MAX + ZAP_VALUE_MAX + 2 + 8).div_ceil(ENTRY_STEP);
-/// Rows of the histogram of distances: none, then powers of two.
+/// Rows of the histogram of distances: zero, then powers of two.
 const DISTANCES: usize = SIZES;
 
-/// What a directory looks like inside.
+/// Statistics of a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZapStats {
-    /// Names.
+    /// Number of entries.
     pub entries: u64,
-    /// Bytes of inline content, if the entries are there.
+    /// Bytes of inline content, for a micro directory.
     pub micro_bytes: u64,
-    /// Leaves.
+    /// Number of leaves.
     pub leaves: u64,
     /// Depth of the deepest leaf.
     pub depth: u8,
-    /// Bytes of the table of leaves' depths, which is in memory only.
+    /// Bytes of the in-memory table of leaf depths.
     pub table_bytes: u64,
-    /// Bytes that entries and headers of leaves take.
+    /// Bytes used by entries and leaf headers.
     pub used_bytes: u64,
-    /// Bytes of leaves as they are stored, one copy, before compression and rounding up to a device's sectors.
+    /// Bytes of stored leaves, one copy, before compression and rounding up to device sectors.
     pub stored_bytes: u64,
-    /// Bytes that leaves would take at their full size.
+    /// Bytes of all leaves at full size.
     pub full_bytes: u64,
-    /// Entries that share their hash with one before.
+    /// Entries with the same hash as the entry before.
     pub collisions: u64,
-    /// Leaves by how full they are as they are stored, in tenths.
+    /// Leaves by used share of the stored size, in tenths.
     pub by_stored_fill: [u64; TENTHS],
-    /// Leaves by how full they are of what they can hold, in tenths.
+    /// Leaves by used share of the full size, in tenths.
     pub by_fill: [u64; TENTHS],
     /// Leaves by depth.
     pub by_depth: [u64; ZAP_DEPTH_MAX as usize + 1],
-    /// Leaves by entries: 0, 1, 2–3, 4–7 and so on.
+    /// Leaves by number of entries: 0, 1, 2–3, 4–7 and so on.
     pub by_entries: [u64; SIZES],
-    /// Entries of leaves by the bytes that they take with their slot: up to 24, up to 48 and so on.
+    /// Entries of leaves by size with their slot: up to 24 bytes, up to 48 bytes and so on.
     pub entries_by_bytes: [u64; ENTRY_STEPS],
-    /// Entries of leaves by how many slots lie between the one where a lookup begins and theirs: 0, 1, 2–3, 4–7 and so on.
-    /// Leaves have no hash chains; this is how far a lookup looks instead.
+    /// Entries of leaves by number of slots between the start of a lookup and the entry: 0, 1, 2–3,
+    /// 4–7 and so on. Leaves have no hash chains; this is the length of a search.
     pub entries_by_distance: [u64; DISTANCES],
 }
 
 impl ZapStats {
-    /// Used bytes by stored bytes of leaves; 1 without any.
+    /// Used bytes divided by stored bytes of leaves; 1 if there are none.
     pub fn fill(&self) -> f64 {
         if self.stored_bytes == 0 { 1.0 } else { self.used_bytes as f64 / self.stored_bytes as f64 }
     }
 
-    /// Stored bytes for each entry.
-    pub fn bytes_an_entry(&self) -> f64 {
+    /// Stored bytes per entry.
+    pub fn bytes_per_entry(&self) -> f64 {
         (self.stored_bytes + self.micro_bytes) as f64 / self.entries.max(1) as f64
     }
 
-    /// Leaves by how many pointers of a table of 2^depth would lead to them, the fewest first. There is no such
-    /// table on devices: a leaf lies where the first of them would.
+    /// Leaves by the number of pointers that a pointer table of 2^depth entries would have to them,
+    /// fewest first. Devices store no such table: a leaf lies at the block of its first pointer.
     pub fn by_pointers(&self) -> Vec<(u64, u64)> {
         let deepest = self.by_depth.iter().rposition(|leaves| *leaves > 0).unwrap_or(0);
         let rows = self.by_depth[..=deepest].iter().enumerate().rev();
@@ -79,7 +80,7 @@ impl ZapStats {
             .collect()
     }
 
-    /// Counts a leaf.
+    /// Adds a leaf.
     pub(super) fn add(&mut self, leaf: &LeafStats) {
         let tenth = |of: u64| ((leaf.used_bytes * TENTHS as u64 / of) as usize).min(TENTHS - 1);
         self.entries += leaf.entries;
@@ -114,23 +115,23 @@ impl fmt::Display for ZapStats {
             self.stored_bytes, self.full_bytes
         )?;
         writeln!(f, "    used bytes:       {} ({:.2} of stored)", self.used_bytes, self.fill())?;
-        writeln!(f, "    bytes an entry:   {:.1}", self.bytes_an_entry())?;
+        writeln!(f, "    bytes per entry:  {:.1}", self.bytes_per_entry())?;
         writeln!(f, "    depth:            {}", self.depth)?;
         writeln!(f, "    table in memory:  {} bytes", self.table_bytes)?;
         writeln!(f, "    equal hashes:     {}", self.collisions)?;
         let tenths = |i: usize| format!("{}-{} %", i * 10, i * 10 + 10);
-        rows(f, "leaves by how full they are stored", &self.by_stored_fill, tenths)?;
-        rows(f, "leaves by how full they are", &self.by_fill, tenths)?;
+        rows(f, "leaves by used share of the stored size", &self.by_stored_fill, tenths)?;
+        rows(f, "leaves by used share of the full size", &self.by_fill, tenths)?;
         rows(f, "leaves by depth", &self.by_depth, |depth| depth.to_string())?;
         let pointers = self.by_pointers();
         let counts: Vec<u64> = pointers.iter().map(|(_, leaves)| *leaves).collect();
-        let title = format!("leaves by pointers of a table of {}", 1u64 << self.depth.min(63));
+        let title = format!("leaves by pointers in a table of {}", 1u64 << self.depth.min(63));
         rows(f, &title, &counts, |row| pointers[row].0.to_string())?;
         rows(f, "leaves by entries", &self.by_entries, powers)?;
         rows(f, "entries by bytes, slot included", &self.entries_by_bytes, |step| {
             format!("{}-{}", step * ENTRY_STEP + 1, (step + 1) * ENTRY_STEP)
         })?;
-        let title = "entries by slots between where a lookup begins and them";
+        let title = "entries by slots between the start of a lookup and the entry";
         rows(f, title, &self.entries_by_distance, powers)
     }
 }
@@ -159,7 +160,7 @@ fn rows(
     Ok(())
 }
 
-/// One leaf.
+/// Statistics of one leaf.
 pub(crate) struct LeafStats {
     depth: u8,
     entries: u64,
@@ -171,7 +172,7 @@ pub(crate) struct LeafStats {
 }
 
 impl LeafStats {
-    /// With the seed of names' hashes everything is checked.
+    /// Computes the statistics. Validates everything if the seed of the name hash is given.
     pub(super) fn of(leaf: &Leaf<'_>, seed: Option<u64>) -> Result<Self, LeafDefect> {
         let mut collisions = 0;
         let mut before = None;
@@ -182,7 +183,7 @@ impl LeafStats {
             let hash = hash_at(position);
             collisions += u64::from(before.replace(hash) == Some(hash));
             by_bytes[step_of(&record)] += 1;
-            let distance = leaf.guess(hash).abs_diff(at);
+            let distance = leaf.interpolate(hash).abs_diff(at);
             let row = distance.checked_ilog2().map_or(0, |log2| log2 as usize + 1);
             by_distance[row.min(DISTANCES - 1)] += 1;
             if let Some(seed) = seed {
@@ -205,7 +206,7 @@ impl LeafStats {
     }
 }
 
-/// Row of an entry in the histogram of bytes. A length that cannot be belongs to the last.
+/// Row of an entry in the histogram of sizes. Impossible sizes count in the last row.
 fn step_of(record: &Record<'_>) -> usize {
     let bytes = record.bytes() + size_of::<ZapSlotPhys>();
     (bytes.div_ceil(ENTRY_STEP) - 1).min(ENTRY_STEPS - 1)
@@ -213,24 +214,24 @@ fn step_of(record: &Record<'_>) -> usize {
 
 fn check_record(seed: u64, hash: u32, name: &[u8], value: &[u8]) -> Result<(), LeafDefect> {
     if hash_of(seed, name) != hash {
-        return Err(LeafDefect("a name has the hash of another"));
+        return Err(LeafDefect("the hash of a name does not match"));
     }
     match Value::new(value) {
         Some(_) => Ok(()),
-        None => Err(LeafDefect("a value has an impossible length")),
+        None => Err(LeafDefect("a value has an invalid length")),
     }
 }
 
 impl<S: LeafStore> Zap<S> {
-    /// Looks at every leaf. What changes meanwhile may be counted twice or not at all.
+    /// Visits every leaf. Entries that change meanwhile may be counted twice or not at all.
     pub(crate) fn stats(&self) -> Result<ZapStats> {
         self.walk(None)
     }
 
-    /// Looks at every entry of every leaf, and checks whatever can be; nothing may change meanwhile.
+    /// Visits and validates every entry of every leaf. Nothing may change meanwhile.
     ///
     /// # Errors
-    /// `Corrupt`, naming the first thing that is wrong.
+    /// `Corrupt` with the first defect.
     pub(crate) fn audit(&self) -> Result<ZapStats> {
         let stats = self.walk(Some(self.seed))?;
         let state = self.lock()?;
@@ -239,7 +240,11 @@ impl<S: LeafStore> Zap<S> {
             if counted != stats.by_depth || fat.header.entries.get() != stats.entries {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
-                    format!("{}: its header counts {:?}", self.store.describe(), fat.header),
+                    format!(
+                        "{}: the counts in its header do not match its leaves: {:?}",
+                        self.store.describe(),
+                        fat.header
+                    ),
                 ));
             }
         }
@@ -249,7 +254,7 @@ impl<S: LeafStore> Zap<S> {
     fn walk(&self, check: Option<u64>) -> Result<ZapStats> {
         let mut stats = ZapStats::default();
         let mut hash = Some(0);
-        // Every round goes past a leaf.
+        // Every round passes one leaf.
         while let Some(at) = hash {
             let found = self.run(Some(at), |state, access| match &mut state.form {
                 DirectoryForm::Micro(micro) => {
@@ -279,7 +284,7 @@ mod tests {
     use super::{LeafStats, ZapStats};
 
     #[test]
-    fn prints_a_dump() {
+    fn prints_the_histograms() {
         let mut stats = ZapStats { depth: 1, table_bytes: 2, ..ZapStats::default() };
         for entries in [3u64, 300] {
             let used_bytes = entries * 26 + 24;
@@ -299,7 +304,7 @@ mod tests {
         assert!(dump.contains("256-511:        1 ****"), "{dump}");
         assert!(dump.contains("10-20 %:        1 ****"), "{dump}");
         assert!(
-            dump.contains("leaves by pointers of a table of 2:\n               1:        2 *"),
+            dump.contains("leaves by pointers in a table of 2:\n               1:        2 *"),
             "{dump}"
         );
     }

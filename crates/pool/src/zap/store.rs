@@ -1,53 +1,56 @@
-//! What a directory needs of the object that holds it.
+//! The interface between a directory and the object that stores it.
 
 use crate::Result;
 
-/// What became of a look at a leaf.
+/// Result of a leaf lookup.
 pub(crate) enum LeafLookup<R, T> {
-    /// The leaf was there.
+    /// The leaf is in memory.
     Resident(R),
     /// The object has no such block.
     Hole,
-    /// It is not in memory, or it is not known yet whether it exists. Fetch this without holding locks.
+    /// The leaf is not in memory, or it is not known whether it exists. Fetch this without holding
+    /// locks.
     NotResident(T),
 }
 
 /// The object of a directory: inline content, and leaves by block number.
 ///
-/// Nothing but [`fetch`](Self::fetch) may wait for a device: everything else is called under the directory's
-/// lock, and [`with_leaf`](Self::with_leaf) without it too. Changes to one directory come in the order of their transaction groups.
+/// Only [`fetch`](Self::fetch) may block on a device. All other methods are called under the
+/// directory's lock; [`with_leaf`](Self::with_leaf) is called without the lock too. Changes of a
+/// directory come in the order of their txgs.
 ///
-/// A change may fail, for want of memory say, but not after another of the same leaf, or of inline content,
-/// succeeded in that transaction.
+/// A change may fail, for example for lack of memory. But once a change of a leaf or of the inline
+/// content has succeeded in a transaction, further changes of the same leaf or of the inline
+/// content do not fail.
 pub(crate) trait LeafStore {
     /// A transaction.
     type Tx;
-    /// Says what to fetch.
+    /// Identifies a block to fetch.
     type Ticket;
-    /// What was fetched: keeps it usable until dropped, even if no cache wants it.
+    /// A fetched block. It is usable until dropped, even if the cache does not keep it.
     type Fetched;
 
-    /// Names the directory, for errors.
+    /// Name of the directory, for error messages.
     fn describe(&self) -> String;
 
-    /// A copy of the inline content. None at all is an empty directory.
+    /// A copy of the inline content. An empty directory has none.
     fn inline(&self) -> Result<Vec<u8>>;
 
-    /// How long inline content can be beside the attributes.
+    /// Maximum bytes of inline content beside the attributes.
     fn inline_capacity(&self) -> Result<usize>;
 
-    /// A random number: seed of the names' hash for a directory that has no content yet.
+    /// A random number: the seed of the name hash for a new directory.
     fn seed(&self) -> u64;
 
-    /// Sets all inline content.
+    /// Replaces the inline content.
     fn set_inline(&self, tx: &Self::Tx, content: &[u8]) -> Result<()>;
 
-    /// Says how many entries the directory has, in place of what the inline content says, which is a fat directory's. A
-    /// leaf was changed in this transaction.
+    /// Sets the entry count, which overrides the count in the inline content. For fat directories,
+    /// after the change of a leaf in this transaction.
     fn set_entries(&self, tx: &Self::Tx, entries: u64);
 
-    /// Shows a leaf, as stored or as it was left by [`with_leaf_mut`](Self::with_leaf_mut). `fetched` is looked
-    /// at where the cache has nothing.
+    /// Calls `f` with a leaf, in stored form or as the last [`with_leaf_mut`](Self::with_leaf_mut)
+    /// left it. Searches `fetched` if the cache does not have it.
     fn with_leaf<R>(
         &self,
         id: u64,
@@ -55,9 +58,10 @@ pub(crate) trait LeafStore {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
 
-    /// Lets a leaf be changed in this transaction: a buffer of `ZAP_LEAF_BYTES`, on the first time the leaf as it
-    /// was stored and zeros. `pack` turns it into what is to be stored. An object whose records have another
-    /// size than `ZAP_LEAF_BYTES` may show another buffer, and is told to be damaged.
+    /// Calls `f` with a leaf to change in this transaction. The buffer has `ZAP_LEAF_BYTES` bytes;
+    /// the first time it holds the stored leaf followed by zeros. `pack` turns it into stored form.
+    /// If the record size of the object is wrong, the buffer may have another length, and the leaf
+    /// is reported as damaged.
     fn with_leaf_mut<R>(
         &self,
         tx: &Self::Tx,
@@ -66,25 +70,27 @@ pub(crate) trait LeafStore {
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<LeafLookup<R, Self::Ticket>>;
 
-    /// Makes a leaf where there is none: `f` gets a buffer of `ZAP_LEAF_BYTES` zeros. Nobody sees the leaf before
-    /// `f` is done, nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).
+    /// Creates a leaf: `f` gets a buffer of `ZAP_LEAF_BYTES` zeros. Readers see neither the leaf
+    /// before `f` returns nor a leaf half changed by [`with_leaf_mut`](Self::with_leaf_mut).
     ///
     /// # Errors
-    /// [`Corrupt`](crate::ErrorKind::Corrupt) if there is one, which stays as it is: then another leaf does not say the truth about its depth.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if the leaf exists, which means that the depth of
+    /// another leaf is wrong. The existing leaf is unchanged.
     fn new_leaf<R>(&self, tx: &Self::Tx, id: u64, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>;
 
-    /// Makes a hole where a leaf is.
+    /// Frees a leaf.
     fn free_leaf(&self, tx: &Self::Tx, id: u64) -> Result<()>;
 
-    /// Reads what was not resident. Waits.
+    /// Reads a block that was not resident. Blocks.
     fn fetch(&self, ticket: Self::Ticket) -> Result<Self::Fetched>;
 
-    /// Whether what was fetched is a leaf, and not what says where leaves are.
+    /// Whether the fetched block is a leaf, not an indirect block.
     fn has_leaf(_fetched: &Self::Fetched) -> bool {
         true
     }
 
-    /// These leaves are likely to be wanted soon, if they exist. Returns how many of them were not resident, or cannot be told to be in memory.
+    /// Prefetches leaves, as far as they exist. Returns how many of them were not resident or not
+    /// known to be.
     fn prefetch(&self, _ids: &[u64]) -> usize {
         0
     }

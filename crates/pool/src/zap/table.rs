@@ -1,33 +1,34 @@
-//! What is known of where leaves are: the depth of the leaf for each prefix.
+//! The in-memory table of leaf depths, by hash prefix.
 
 use super::entry::prefix_mask;
 
-/// Prefixes of at most this many bits have a byte each.
+/// Prefixes have at most this many bits. Each prefix has one byte.
 const BITS_MAX: u8 = 20;
 
-/// A byte for each prefix of as many bits as the directory is deep: one more than the depth of the leaf there, or
-/// 0 if that is not known, or not the same for all hashes with that prefix.
+/// One byte for each prefix, which has as many bits as the directory is deep: one more than the
+/// depth of the leaf, or 0 if the depth is not known or not the same for all hashes with that
+/// prefix.
 ///
-/// It is a memory of what was met, not a truth: without it a lookup asks for more blocks.
+/// The table is a cache of results. Without it a lookup tries more blocks.
 pub(super) struct DepthTable {
     bits: u8,
     known: Vec<u8>,
 }
 
 impl DepthTable {
-    /// Nothing is known of a directory of this depth.
+    /// An empty table for a directory of this depth.
     pub(super) fn new(depth: u8) -> Self {
         let bits = depth.min(BITS_MAX);
         Self { bits, known: vec![0; 1 << bits] }
     }
 
-    /// Depth of the leaf for a hash.
+    /// Depth of the leaf of a hash.
     #[inline]
     pub(super) fn get(&self, hash: u32) -> Option<u8> {
         self.known[self.slot(hash)].checked_sub(1)
     }
 
-    /// Notes that the leaf for `hash` has this depth.
+    /// Records that the leaf of `hash` has this depth.
     pub(super) fn set(&mut self, hash: u32, depth: u8) {
         let first = self.slot(hash & prefix_mask(depth));
         match self.bits.checked_sub(depth) {
@@ -36,7 +37,7 @@ impl DepthTable {
         }
     }
 
-    /// The directory has another depth now.
+    /// Adapts the table to a new depth of the directory.
     pub(super) fn resize(&mut self, depth: u8) {
         let bits = depth.min(BITS_MAX);
         while self.bits < bits {
@@ -44,14 +45,14 @@ impl DepthTable {
             self.bits += 1;
         }
         while self.bits > bits {
-            // Two that differ cannot both be right: no leaf is that deep any more.
+            // If two entries differ, at least one is stale: no leaf is that deep any more.
             let both = |pair: &[u8]| if pair[0] == pair[1] { pair[0] } else { 0 };
             self.known = self.known.chunks_exact(2).map(both).collect();
             self.bits -= 1;
         }
     }
 
-    /// Bytes it takes.
+    /// Bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.known.len()
     }
@@ -67,7 +68,7 @@ mod tests {
     use super::{BITS_MAX, DepthTable};
 
     #[test]
-    fn knows_what_it_was_told_across_sizes() {
+    fn keeps_depths_across_resizes() {
         let mut table = DepthTable::new(0);
         assert_eq!(table.get(7), None);
         table.set(7, 0);
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn forgets_what_is_too_deep() {
+    fn leaves_deeper_than_the_table_are_unknown() {
         let mut table = DepthTable::new(24);
         assert_eq!(table.bytes(), 1 << BITS_MAX);
         table.set(0, 20);

@@ -1,4 +1,4 @@
-//! What labels and pools say of themselves, and the end of a pool.
+//! Labels, tunables, and the destruction of a pool.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn opened(devices: &[Arc<dyn Device>]) -> Vec<Opened> {
 }
 
 #[test]
-fn a_label_says_whose_the_device_is() {
+fn a_label_names_the_pool_and_the_host() {
     let (device, cache) = (memory(32 * MIB), cache(32 * MIB));
     assert!(read_label(&Arc::clone(&device).into(), &cache).unwrap().is_none());
     let pool = create(&device, &cache);
@@ -32,7 +32,7 @@ fn a_label_says_whose_the_device_is() {
 }
 
 #[test]
-fn tunables_are_told_as_they_are_set() {
+fn tunables_report_their_current_values() {
     let (device, cache) = (memory(32 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     pool.set_tunable("txg_timeout_ms", "77").unwrap();
@@ -41,14 +41,14 @@ fn tunables_are_told_as_they_are_set() {
         all.into_iter().find(|(row, _)| row.name == name).map(|(_, value)| value)
     };
     assert_eq!(value("txg_timeout_ms").as_deref(), Some("77"));
-    // It has been used: setting it would do nothing.
+    // The tunable is fixed at build time: changing it later would have no effect.
     let error = pool.set_tunable("in_flight_bytes", "2MiB").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(value("in_flight_bytes").as_deref(), Some("64MiB"));
 }
 
 #[test]
-fn a_destroyed_pool_is_gone_and_its_devices_can_be_used() {
+fn the_devices_of_a_destroyed_pool_can_be_reused() {
     let cache = cache(32 * MIB);
     let devices = [memory(32 * MIB), memory(32 * MIB)];
     let pool = Pool::create(opened(&devices), &create_options(&cache)).unwrap();
@@ -74,9 +74,9 @@ fn a_destroyed_pool_is_gone_and_its_devices_can_be_used() {
 }
 
 #[test]
-fn a_pool_that_another_host_has_is_destroyed_only_by_force() {
+fn a_pool_in_use_by_another_host_is_destroyed_only_by_force() {
     let (device, cache) = (memory(32 * MIB), cache(32 * MIB));
-    // As a crash of that host leaves it.
+    // The state after a crash of that host.
     create(&device, &cache).abandon();
     let devices = [Arc::clone(&device)];
     let error = destroy(&opened(&devices), false, &cache).unwrap_err();

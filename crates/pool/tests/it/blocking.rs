@@ -1,4 +1,4 @@
-//! Threads that must not wait, over devices that take long.
+//! Non-blocking mode on slow devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ use forebay_pool::{
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
 const RECORD: u64 = 8192;
-/// Blocks that take an indirect block of their own.
+/// More blocks than one indirect block points to.
 const BLOCKS: u64 = 1200;
 
-/// A pool whose device can be told to be slow.
+/// A pool on a device that can be made slow.
 struct Fixture {
     faults: Arc<FaultDevice>,
     cache: Arc<BlockCache>,
@@ -27,7 +27,7 @@ struct Fixture {
     directory: u64,
 }
 
-/// With an object and a large directory of which nothing is in memory.
+/// A pool with an object and a large directory, none of which is in memory.
 fn cold() -> Fixture {
     let faults = Arc::new(FaultDevice::new(memory(128 * MIB), 1));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
@@ -59,8 +59,8 @@ impl Fixture {
         self.data.object(self.number).unwrap()
     }
 
-    /// Reads take long from now on: what answers that it would have to wait has not waited for one, or it would have
-    /// what it wants.
+    /// Makes reads slow. An operation that returns `WouldBlock` has not waited for a read, or it
+    /// would have succeeded.
     fn stall(&self) {
         self.faults.add(Rule::new(Fault::Delay(Duration::from_millis(500))).on(Op::Read));
     }
@@ -76,7 +76,7 @@ fn would_block<T>(result: Result<T>) {
     assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
 }
 
-/// What `fetch` tells when it is done.
+/// Receives a message when the fetch is done.
 fn fetched(object: &Object, offset: u64, len: u64) -> Receiver<()> {
     let (send, receive) = channel();
     object.fetch(offset, len, Box::new(move || send.send(()).unwrap()));
@@ -90,7 +90,7 @@ fn read(object: &Object, block: u64) -> Result<u64> {
 }
 
 #[test]
-fn what_would_wait_for_a_device_says_so() {
+fn operations_that_need_a_device_return_would_block() {
     let fixture = cold();
     fixture.stall();
     non_blocking(|| {
@@ -105,14 +105,14 @@ fn what_would_wait_for_a_device_says_so() {
         would_block(fixture.data.set_attributes(&tx, fixture.number, b"other"));
         would_block(fixture.data.set_attributes_with_names(&tx, fixture.number, b"other"));
         would_block(fixture.data.destroy(&tx, fixture.number));
-        // A new number comes without reading.
+        // A new object number needs no read.
         assert!(fixture.data.create_object(&tx, &[]).unwrap() > fixture.number);
     });
     fixture.faults.clear();
 }
 
 #[test]
-fn what_could_not_be_done_without_blocking_has_changed_nothing() {
+fn an_operation_that_would_block_changes_nothing() {
     let fixture = cold();
     let object = fixture.object();
     let names = fixture.data.directory(fixture.directory).unwrap();
@@ -121,7 +121,7 @@ fn what_could_not_be_done_without_blocking_has_changed_nothing() {
         let tx = fixture.pool.begin().unwrap();
         would_block(read(&object, 7));
         would_block(object.write(&tx, 3 * RECORD + 5, b"not whole"));
-        // Whole records, but for the last one.
+        // Whole records except for the last byte.
         would_block(object.write(&tx, 3 * RECORD, &vec![1; 5 * RECORD as usize + 1]));
         would_block(object.truncate(&tx, 5 * RECORD + 1));
         would_block(object.punch(&tx, RECORD + 1, 7 * RECORD));
@@ -150,7 +150,7 @@ fn what_could_not_be_done_without_blocking_has_changed_nothing() {
 }
 
 #[test]
-fn what_is_in_memory_is_done_at_once() {
+fn operations_in_memory_succeed_without_blocking() {
     let fixture = cold();
     let object = fixture.object();
     let names = fixture.data.directory(fixture.directory).unwrap();
@@ -176,7 +176,7 @@ fn what_is_in_memory_is_done_at_once() {
 }
 
 #[test]
-fn waiting_can_be_allowed_inside() {
+fn blocking_mode_nests_in_non_blocking_mode() {
     let fixture = cold();
     let object = fixture.object();
     non_blocking(|| {
@@ -186,19 +186,19 @@ fn waiting_can_be_allowed_inside() {
 }
 
 #[test]
-fn a_fetch_brings_what_a_read_needs() {
+fn a_fetch_loads_the_blocks_that_a_read_needs() {
     let fixture = cold();
     let object = fixture.object();
     let fetch = |block, blocks| fetched(&object, block * RECORD, blocks * RECORD).recv().unwrap();
     non_blocking(|| {
-        // The indirect block comes first, then what it leads to.
+        // The first fetches load indirect blocks, the last one the data.
         for _ in 0..3 {
             fetch(600, 4);
         }
         for block in 600..604 {
             assert_eq!(read(&object, block).unwrap(), block + 1);
         }
-        // Nothing is to be read: it is done before the call returns.
+        // Nothing to read: the fetch is done before the call returns.
         for (offset, len) in [(600 * RECORD, RECORD), (u64::MAX, 1), (0, 0)] {
             assert!(fetched(&object, offset, len).try_recv().is_ok());
         }
@@ -206,7 +206,7 @@ fn a_fetch_brings_what_a_read_needs() {
 }
 
 #[test]
-fn a_fetch_does_not_wait_and_ends_when_all_of_it_has() {
+fn a_fetch_does_not_block_and_ends_after_its_last_read() {
     let fixture = cold();
     let object = fixture.object();
     read(&object, 3).unwrap();
@@ -217,12 +217,12 @@ fn a_fetch_does_not_wait_and_ends_when_all_of_it_has() {
     assert!(fetches.iter().all(|fetch| fetch.try_recv().is_err()), "50 ms have not passed");
     fetches.iter().for_each(|fetch| fetch.recv().unwrap());
     non_blocking(|| (0..8).for_each(|block| assert_eq!(read(&object, block).unwrap(), block + 1)));
-    // Each block once, however many asked, and none that was there.
+    // Each missing block is read once, however many fetches need it.
     assert_eq!(fixture.counter("reads") - reads, 7);
 }
 
 #[test]
-fn a_fetch_of_what_cannot_be_read_ends_too() {
+fn a_fetch_of_unreadable_blocks_ends_too() {
     let fixture = cold();
     let object = fixture.object();
     read(&object, 3).unwrap();
@@ -235,14 +235,14 @@ fn a_fetch_of_what_cannot_be_read_ends_too() {
 }
 
 #[test]
-fn reads_that_come_back_are_noted_once() {
+fn retried_reads_are_reported_to_read_ahead_once() {
     let fixture = cold();
     fixture.pool.set_tunable("prefetch_max_bytes", "262144").unwrap();
     let object = fixture.object();
     let mut out = vec![0; RECORD as usize];
     let mut tries = 0;
     for block in 0..BLOCKS - 1 {
-        // As a server does: try, have it fetched, try again, and wait in the end.
+        // Like a server: try without blocking, fetch, try again, and block in the end.
         let at = block * RECORD;
         let mut read = non_blocking(|| object.read(at, &mut out));
         for _ in 0..3 {
@@ -259,24 +259,24 @@ fn reads_that_come_back_are_noted_once() {
     let (misses, issued) = (fixture.counter("misses"), fixture.counter("issued"));
     assert!(tries < 100, "{tries} tries");
     assert!(misses < 20, "{misses} misses");
-    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
+    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks prefetched");
 }
 
 #[test]
-fn many_threads_that_do_not_wait_and_workers_that_do() {
+fn many_non_blocking_threads_with_blocking_retries() {
     let fixture = cold();
     fixture.faults.add(Rule::new(Fault::Delay(Duration::from_millis(1))).on(Op::Read));
-    let (object, handed) = (fixture.object(), AtomicU64::new(0));
+    let (object, retried) = (fixture.object(), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let (object, fixture, handed) = (&object, &fixture, &handed);
+            let (object, fixture, retried) = (&object, &fixture, &retried);
             scope.spawn(move || {
                 let mut rng = forebay_base::rng::SmallRng::from_seed(thread);
                 for step in 0..300 {
                     let block = rng.below(BLOCKS);
                     let value = non_blocking(|| read(object, block)).or_else(|error| {
                         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                        handed.fetch_add(1, Ordering::Relaxed);
+                        retried.fetch_add(1, Ordering::Relaxed);
                         read(object, block)
                     });
                     assert_eq!(value.unwrap(), block + 1);
@@ -287,12 +287,12 @@ fn many_threads_that_do_not_wait_and_workers_that_do() {
             });
         }
     });
-    assert!(handed.load(Ordering::Relaxed) > 0);
+    assert!(retried.load(Ordering::Relaxed) > 0);
     fixture.faults.clear();
 }
 
 #[test]
-fn stats_do_not_wait_for_a_txg_that_is_written() {
+fn stats_do_not_wait_for_a_syncing_txg() {
     let fixture = cold();
     let before = fixture.pool.usage();
     assert!(before.available_bytes < before.free_bytes);
@@ -303,9 +303,9 @@ fn stats_do_not_wait_for_a_txg_that_is_written() {
     let tx = fixture.pool.begin().unwrap();
     fixture.object().write(&tx, 0, &vec![7; 4 * MIB as usize]).unwrap();
     drop(tx);
-    // What is dirty is not available any more.
+    // Dirty bytes are not available.
     assert!(fixture.pool.usage().available_bytes <= before.available_bytes - 4 * MIB);
-    // Writes wait until the rule is taken away.
+    // Writes are delayed until the rule is removed.
     fixture.faults.add(Rule::new(Fault::Delay(Duration::from_secs(3600))).on(Op::Write));
     std::thread::scope(|scope| {
         let synced = fixture.pool.stats().synced_txg;

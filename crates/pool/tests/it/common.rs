@@ -14,12 +14,12 @@ static DEVICES: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A cache of that many bytes.
+/// A cache of this many bytes.
 pub(crate) fn cache(bytes: u64) -> Arc<BlockCache> {
     BlockCache::new(BlockCacheOptions { bytes, ..BlockCacheOptions::default() }).expect("a cache")
 }
 
-/// A memory device of that many bytes, with sectors of 512.
+/// A memory device of this many bytes, with sectors of 512 bytes.
 pub(crate) fn memory(bytes: u64) -> Arc<dyn Device> {
     let options = MemoryOptions { sector_bytes: 512, ..MemoryOptions::default() };
     let name = format!("memory {}", DEVICES.fetch_add(1, Ordering::Relaxed));
@@ -38,23 +38,23 @@ pub(crate) fn import_options(cache: &Arc<BlockCache>) -> ImportOptions {
     ImportOptions { host: host(), seed: Some(7), ..ImportOptions::new(Arc::clone(cache)) }
 }
 
-/// A new pool on one device.
+/// Creates a pool on one device.
 pub(crate) fn create(device: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool {
     Pool::create(vec![Arc::clone(device).into()], &create_options(cache)).expect("a pool")
 }
 
-/// The pool on that device.
+/// Imports the pool on this device.
 pub(crate) fn import(device: &Arc<dyn Device>, cache: &Arc<BlockCache>) -> Pool {
     Pool::import(vec![Arc::clone(device).into()], &import_options(cache)).expect("the pool")
 }
 
-/// A dataset with records of 8 KiB.
+/// Creates a dataset with records of 8 KiB.
 pub(crate) fn dataset(pool: &Pool) -> Dataset {
     let settings = DatasetSettings { record_bytes: 8192, ..DatasetSettings::default() };
     pool.create_dataset("data", &settings).expect("a dataset")
 }
 
-/// Checks a pool, and that nothing is wrong with it.
+/// Checks a pool and asserts that it is clean.
 pub(crate) fn check(pool: &Pool) {
     let report = pool.check(&mut |_| ControlFlow::Continue(())).expect("the check runs");
     assert!(report.is_clean(), "{report}");

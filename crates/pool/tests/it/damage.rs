@@ -1,4 +1,4 @@
-//! Objects whose indirect block cannot be read any more.
+//! Objects with an unreadable indirect block.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::common::{MIB, cache, create, import, memory};
 
 const RECORD: u64 = 4096;
 
-/// A pool with an object of two levels whose only indirect block has rotten, and another object.
+/// A pool with an object of two levels whose only indirect block is damaged, and another object.
 struct Damaged {
     pool: Pool,
     data: Dataset,
@@ -67,7 +67,7 @@ impl Damaged {
         (damaged, other)
     }
 
-    /// Where the object's indirect block is: what is read first of it.
+    /// Location of the object's indirect block: the first block that a read of the object reads.
     fn indirect_of(device: &Arc<dyn Device>, number: u64) -> Range<u64> {
         let (faulty, dynamic) = faulty(device);
         let pool = import(&dynamic, &cache(32 * MIB));
@@ -88,7 +88,7 @@ impl Damaged {
         other.write(&tx, 0, b"after!").expect("space");
     }
 
-    /// Has the sync fail in the middle of the dataset: the block of dnodes cannot be read.
+    /// Makes the sync fail halfway: the block of dnodes cannot be read.
     fn suspend(&self) {
         self.cache.cache().flush();
         self.faulty.clear();
@@ -105,59 +105,59 @@ impl Damaged {
 }
 
 #[test]
-fn writing_under_a_lost_indirect_block_fails_for_the_writer_alone() {
-    let made = Damaged::new();
-    made.write_other();
-    let tx = made.pool.begin().expect("space");
-    let object = made.data.object(made.damaged).expect("it");
-    object.write(&tx, RECORD, &[1; RECORD as usize]).expect_err("its place is not known");
-    object.punch(&tx, RECORD, RECORD).expect_err("its place is not known");
-    object.truncate(&tx, 5 * RECORD + 1).expect_err("its place is not known");
+fn a_write_under_an_unreadable_indirect_block_fails_alone() {
+    let fixture = Damaged::new();
+    fixture.write_other();
+    let tx = fixture.pool.begin().expect("space");
+    let object = fixture.data.object(fixture.damaged).expect("it");
+    object.write(&tx, RECORD, &[1; RECORD as usize]).expect_err("its block pointer is unreadable");
+    object.punch(&tx, RECORD, RECORD).expect_err("its block pointer is unreadable");
+    object.truncate(&tx, 5 * RECORD + 1).expect_err("its block pointer is unreadable");
     drop(tx);
     assert_eq!(object.size(), 100 * RECORD);
-    made.pool.sync().expect("the others' changes are written");
-    // When it can be read again, nothing has changed.
-    made.faulty.clear();
+    fixture.pool.sync().expect("the others' changes are written");
+    // Once the block is readable again, the content is unchanged.
+    fixture.faulty.clear();
     let mut out = vec![0; 100 * RECORD as usize];
     assert_eq!(object.read(0, &mut out).expect("it reads"), out.len());
     assert!(out.iter().all(|byte| *byte == 5));
 }
 
 #[test]
-fn truncating_all_away_leaks_what_cannot_be_read() {
-    let made = Damaged::new();
-    let tx = made.pool.begin().expect("space");
-    let object = made.data.object(made.damaged).expect("it");
+fn truncating_to_zero_leaks_unreadable_blocks() {
+    let fixture = Damaged::new();
+    let tx = fixture.pool.begin().expect("space");
+    let object = fixture.data.object(fixture.damaged).expect("it");
     object.truncate(&tx, 0).expect("nothing is to be read");
     drop(tx);
-    made.pool.sync().expect("a txg");
-    assert_eq!((object.size(), made.leaks()), (0, 1));
-    let tx = made.pool.begin().expect("space");
+    fixture.pool.sync().expect("a txg");
+    assert_eq!((object.size(), fixture.leaks()), (0, 1));
+    let tx = fixture.pool.begin().expect("space");
     object.write(&tx, 0, b"new").expect("it is whole again");
     drop(tx);
-    made.pool.sync().expect("a txg");
+    fixture.pool.sync().expect("a txg");
 }
 
 #[test]
-fn destroying_a_damaged_object_leaks_what_cannot_be_read() {
-    let made = Damaged::new();
-    made.write_other();
-    let tx = made.pool.begin().expect("space");
-    made.data.destroy(&tx, made.damaged).expect("destroyed");
+fn destroying_a_damaged_object_leaks_unreadable_blocks() {
+    let fixture = Damaged::new();
+    fixture.write_other();
+    let tx = fixture.pool.begin().expect("space");
+    fixture.data.destroy(&tx, fixture.damaged).expect("destroyed");
     drop(tx);
-    made.pool.sync().expect("a txg");
-    assert_eq!(made.leaks(), 1);
+    fixture.pool.sync().expect("a txg");
+    assert_eq!(fixture.leaks(), 1);
 }
 
 #[test]
 fn a_pool_whose_log_destroys_a_damaged_object_can_be_imported() {
-    let made = Damaged::new();
-    made.pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
-    let tx = made.pool.begin().expect("space");
-    made.data.destroy(&tx, made.damaged).expect("destroyed");
+    let fixture = Damaged::new();
+    fixture.pool.set_tunable("txg_timeout_ms", "100000").expect("a tunable");
+    let tx = fixture.pool.begin().expect("space");
+    fixture.data.destroy(&tx, fixture.damaged).expect("destroyed");
     drop(tx);
-    made.data.fsync(made.other).expect("durable");
-    let Damaged { pool, data, damaged, device, bad, .. } = made;
+    fixture.data.fsync(fixture.other).expect("durable");
+    let Damaged { pool, data, damaged, device, bad, .. } = fixture;
     drop(data);
     pool.abandon();
     let (faulty, dynamic) = faulty(&device);
@@ -168,28 +168,28 @@ fn a_pool_whose_log_destroys_a_damaged_object_can_be_imported() {
 }
 
 #[test]
-fn what_was_written_before_a_suspension_is_not_read_as_older() {
-    let made = Damaged::new();
-    made.write_other();
+fn reads_after_a_suspension_return_the_newest_content() {
+    let fixture = Damaged::new();
+    fixture.write_other();
     let read = || {
         let mut out = [0; 6];
-        made.data.object(made.other).expect("it").read(0, &mut out).expect("it reads");
+        fixture.data.object(fixture.other).expect("it").read(0, &mut out).expect("it reads");
         out
     };
     assert_eq!(&read(), b"after!");
-    made.suspend();
+    fixture.suspend();
     assert_eq!(&read(), b"after!");
 }
 
 #[test]
-fn a_pool_suspended_within_a_sync_gives_its_memory_back() {
-    let made = Damaged::new();
-    let tx = made.pool.begin().expect("space");
-    let other = made.data.object(made.other).expect("it");
+fn a_pool_suspended_during_a_sync_releases_its_memory() {
+    let fixture = Damaged::new();
+    let tx = fixture.pool.begin().expect("space");
+    let other = fixture.data.object(fixture.other).expect("it");
     other.write(&tx, RECORD, &vec![1; 2 << 20]).expect("space");
     drop((tx, other));
-    made.suspend();
-    let Damaged { pool, data, cache, .. } = made;
+    fixture.suspend();
+    let Damaged { pool, data, cache, .. } = fixture;
     drop((pool, data));
     assert_eq!(cache.dirty_bytes(), 0);
 }

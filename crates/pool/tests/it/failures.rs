@@ -1,4 +1,4 @@
-//! Changes that fail half way, and pools that end while they are dirty.
+//! Changes that fail halfway, and pools that end while they are dirty.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
 const RECORD: u64 = 4096;
 
-/// Uses up a transaction's room, to less than a record of `small`.
+/// Uses up the space of a transaction, except for less than a record of `small`.
 fn exhaust(tx: &Transaction<'_>, big: &Object, small: &Object) {
     small.write(tx, RECORD, &[1; RECORD as usize]).expect("space");
     fill(tx, big, 0);
@@ -25,7 +25,7 @@ fn fill(tx: &Transaction<'_>, object: &Object, mut at: u64) {
     }
 }
 
-/// Two objects to fill a pool with, and many small ones: more than fit into a few blocks of dnodes.
+/// Two objects to fill a pool with, and more small objects than fit into a few blocks of dnodes.
 fn populate(pool: &Pool, data: &Dataset) -> (Object, Object, Vec<u64>) {
     let tx = pool.begin().expect("space");
     let new = |record| data.create_object_with(&tx, record, b"other").expect("an object");
@@ -37,7 +37,7 @@ fn populate(pool: &Pool, data: &Dataset) -> (Object, Object, Vec<u64>) {
     (big, small, others)
 }
 
-/// Txgs end only when they are told to.
+/// Txgs end only on request.
 fn hold_txgs(pool: &Pool) {
     for (name, value) in [("dirty_max_bytes", "1073741824"), ("txg_timeout_ms", "100000")] {
         pool.set_tunable(name, value).expect("a tunable");
@@ -45,7 +45,7 @@ fn hold_txgs(pool: &Pool) {
 }
 
 #[test]
-fn a_destroy_that_fails_is_not_replayed() {
+fn a_failed_destroy_is_not_replayed() {
     let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -67,7 +67,7 @@ fn a_destroy_that_fails_is_not_replayed() {
 }
 
 #[test]
-fn a_write_that_fails_has_written_a_beginning() {
+fn a_failed_write_has_written_a_prefix() {
     let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -82,7 +82,7 @@ fn a_write_that_fails_has_written_a_beginning() {
     assert_eq!(written.expect_err("no space").kind(), ErrorKind::NoSpace);
     drop(tx);
     let size = object.size();
-    assert_eq!(size, len, "it says how much");
+    assert_eq!(size, len, "the returned length");
     object.fsync().expect("durable");
     drop((object, big, small, data));
     pool.abandon();
@@ -101,7 +101,7 @@ fn a_write_that_fails_has_written_a_beginning() {
 }
 
 #[test]
-fn changes_that_find_no_space_do_not_count_as_dirty() {
+fn changes_without_space_do_not_count_as_dirty() {
     let (device, cache) = (memory(32 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -120,7 +120,7 @@ fn changes_that_find_no_space_do_not_count_as_dirty() {
 }
 
 #[test]
-fn a_suspended_pool_gives_its_memory_back() {
+fn a_suspended_pool_releases_its_memory() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     drop(dataset(&pool));
@@ -144,7 +144,7 @@ fn a_suspended_pool_gives_its_memory_back() {
 }
 
 #[test]
-fn an_abandoned_pool_gives_its_memory_back() {
+fn an_abandoned_pool_releases_its_memory() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -171,12 +171,12 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     let tx = pool.begin().expect("space");
     let object = data.object(data.create_object(&tx, &[]).expect("an object")).expect("it");
     drop(tx);
-    // The last two records of what an indirect block covers.
-    let place = |n: u64| (n * 512 + 510) * RECORD;
+    // Punching one of two records under its own indirect block keeps that block.
+    let offset_of = |n: u64| (n * 512 + 510) * RECORD;
     let mut count = 0u64;
     'fill: while let Ok(tx) = pool.begin() {
         for _ in 0..16 {
-            if object.write(&tx, place(count), &[1; 2 * RECORD as usize]).is_err() {
+            if object.write(&tx, offset_of(count), &[1; 2 * RECORD as usize]).is_err() {
                 break 'fill;
             }
             count += 1;
@@ -188,7 +188,7 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     let tx = pool.begin_freeing().expect("space to free");
     let mut punched = 0;
     for n in 0..count {
-        if let Err(error) = object.punch(&tx, place(n), RECORD) {
+        if let Err(error) = object.punch(&tx, offset_of(n), RECORD) {
             assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
             break;
         }
@@ -196,5 +196,5 @@ fn punching_in_a_full_pool_does_not_suspend_it() {
     }
     drop(tx);
     assert!(punched > 0);
-    pool.sync().expect("what was charged has space");
+    pool.sync().expect("charged changes have space");
 }

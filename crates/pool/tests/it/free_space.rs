@@ -1,4 +1,4 @@
-//! How much may be changed at once, and how many there may be of what a pool has.
+//! Limits: space for concurrent changes, cache owners, and devices.
 
 use std::sync::Barrier;
 
@@ -7,7 +7,8 @@ use forebay_pool::{Dataset, DatasetSettings, ErrorKind, Pool};
 
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
 
-/// Writes to a new object, until that fails or it has `most` bytes. Returns the bytes, and why no more.
+/// Writes to a new object until a write fails or the object has `most` bytes. Returns the bytes
+/// written and the error.
 fn fill(pool: &Pool, data: &Dataset, most: u64, ready: &Barrier) -> (u64, Option<ErrorKind>) {
     let tx = pool.begin().expect("space");
     ready.wait();
@@ -23,8 +24,8 @@ fn fill(pool: &Pool, data: &Dataset, most: u64, ready: &Barrier) -> (u64, Option
     (at, None)
 }
 
-/// Transactions of that many threads side by side, of `most` bytes each.
-fn fill_side_by_side(pool: &Pool, data: &Dataset, threads: usize, most: u64) -> u64 {
+/// Runs a transaction of `most` bytes on each of several threads concurrently.
+fn fill_concurrently(pool: &Pool, data: &Dataset, threads: usize, most: u64) -> u64 {
     let ready = Barrier::new(threads);
     std::thread::scope(|scope| {
         let all: Vec<_> =
@@ -39,38 +40,38 @@ fn fill_side_by_side(pool: &Pool, data: &Dataset, threads: usize, most: u64) -> 
 }
 
 #[test]
-fn transactions_side_by_side_promise_no_more_than_there_is() {
+fn concurrent_transactions_reserve_no_more_than_is_free() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
-    let written = fill_side_by_side(&pool, &data, 4, u64::MAX);
+    let written = fill_concurrently(&pool, &data, 4, u64::MAX);
     assert!(written > 32 * MIB, "{written} bytes");
     pool.sync().unwrap();
     check(&pool);
 }
 
 #[test]
-fn many_small_transactions_at_once_find_space_in_a_small_pool() {
+fn many_small_transactions_find_space_in_a_small_pool() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
-    let written = fill_side_by_side(&pool, &data, 32, 64 << 10);
+    let written = fill_concurrently(&pool, &data, 32, 64 << 10);
     assert_eq!(written, 32 * (64 << 10));
     pool.sync().unwrap();
     check(&pool);
 }
 
 #[test]
-fn what_a_transaction_did_not_use_is_there_for_the_next() {
+fn unused_reservations_are_available_to_the_next_transaction() {
     let (device, cache) = (memory(32 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
     let settings =
         DatasetSettings { data_compression: Compression::Lz4, ..data.settings().unwrap() };
     data.set_settings(&settings).unwrap();
-    // What compresses well takes little of what was reserved for it.
+    // Compressible data needs little of the space reserved for it.
     for _ in 0..4 {
-        let written = fill_side_by_side(&pool, &data, 1, u64::MAX);
+        let written = fill_concurrently(&pool, &data, 1, u64::MAX);
         assert!(written > 16 * MIB, "{written} bytes");
         pool.sync().unwrap();
     }
@@ -78,10 +79,10 @@ fn what_a_transaction_did_not_use_is_there_for_the_next() {
 }
 
 #[test]
-fn a_dataset_that_finds_no_owner_in_the_cache_is_not_made() {
+fn a_dataset_without_a_cache_owner_is_not_created() {
     let (device, first) = (memory(256 * MIB), cache(64 * MIB));
     let pool = create(&device, &first);
-    // Others have them all.
+    // Take all owners.
     let mut owners = Vec::new();
     while let Ok(owner) = first.cache().open_owner(forebay_cache::OwnerCaching::All) {
         owners.push(owner);
@@ -95,7 +96,7 @@ fn a_dataset_that_finds_no_owner_in_the_cache_is_not_made() {
 }
 
 #[test]
-fn an_import_opens_no_dataset_that_its_log_does_not_name() {
+fn an_import_opens_only_datasets_in_its_log() {
     let (device, first) = (memory(64 * MIB), cache(64 * MIB));
     let pool = create(&device, &first);
     for n in 0..8 {
@@ -108,7 +109,7 @@ fn an_import_opens_no_dataset_that_its_log_does_not_name() {
     data.fsync(number).unwrap();
     drop(data);
     pool.abandon();
-    // Two are left: for the pool, and for one dataset.
+    // Leave two owners: for the pool, and for one dataset.
     let second = cache(64 * MIB);
     let mut owners = Vec::new();
     while let Ok(owner) = second.cache().open_owner(forebay_cache::OwnerCaching::All) {
@@ -140,8 +141,8 @@ fn pools_of_any_number_of_devices_have_a_log() {
     }
 }
 
-/// Appends to an object by pieces that are smaller than its records, each a transaction, until there is no room or it has
-/// `most` bytes. Returns the bytes.
+/// Appends to an object in pieces smaller than a record, each in a transaction, until there is no
+/// space or it has `most` bytes. Returns the bytes.
 fn append_in_pieces(pool: &Pool, most: u64) -> u64 {
     let settings = DatasetSettings { record_bytes: 128 << 10, ..DatasetSettings::default() };
     let data = pool.create_dataset("pieces", &settings).unwrap();
@@ -161,16 +162,16 @@ fn append_in_pieces(pool: &Pool, most: u64) -> u64 {
 }
 
 #[test]
-fn records_that_grow_bit_by_bit_are_counted_as_they_grow() {
+fn growing_records_are_charged_as_they_grow() {
     let (device, cache) = (memory(256 * MIB), cache(24 * MIB));
     let pool = create(&device, &cache);
-    // Many times what may be dirty: txgs must be written in time.
+    // Many times the dirty limit: txgs must be synced in time.
     assert_eq!(append_in_pieces(&pool, 160 * MIB), 160 * MIB);
     check(&pool);
 }
 
 #[test]
-fn records_that_grow_bit_by_bit_find_no_space_before_the_sync_does() {
+fn growing_records_run_out_of_space_before_the_sync_does() {
     let (device, cache) = (memory(64 * MIB), cache(512 * MIB));
     let pool = create(&device, &cache);
     let written = append_in_pieces(&pool, u64::MAX);

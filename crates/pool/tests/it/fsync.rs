@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
 #[test]
-fn an_fsync_takes_no_transaction_in_part() {
+fn an_fsync_waits_for_open_transactions() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -20,7 +20,8 @@ fn an_fsync_takes_no_transaction_in_part() {
         let tx = pool.begin().unwrap();
         directory.remove(&tx, b"old name").unwrap();
         let fsync = scope.spawn(|| data.fsync(other).unwrap());
-        // Time for it to take what it should not; it waits for the transaction instead.
+        // Gives the fsync time to take half of the transaction. It must wait for the transaction
+        // instead.
         std::thread::sleep(Duration::from_millis(30));
         assert!(!fsync.is_finished(), "an fsync passed a transaction");
         directory.insert(&tx, b"new name", &[1]).unwrap();
@@ -37,7 +38,7 @@ fn an_fsync_takes_no_transaction_in_part() {
 }
 
 #[test]
-fn objects_that_are_cut_while_they_are_fsynced_keep_what_was_promised() {
+fn truncates_racing_fsyncs_keep_durable_content() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -67,14 +68,14 @@ fn objects_that_are_cut_while_they_are_fsynced_keep_what_was_promised() {
     let pool = import(&device, &cache);
     let object = pool.dataset("data").unwrap().object(number).unwrap();
     let mut out = vec![0; 20_000];
-    // A truncate that ended is there, and no byte of what was written became a zero.
+    // Each finished truncate is durable, and no written byte became zero.
     assert_eq!(object.read(0, &mut out).unwrap(), 5_000);
     assert!(out[..5_000].iter().all(|byte| *byte == 7));
     check(&pool);
 }
 
 #[test]
-fn attributes_that_go_with_names_are_durable_with_any_fsync_and_none_older_come_behind_them() {
+fn attributes_set_with_names_are_durable_with_any_fsync() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -86,7 +87,7 @@ fn attributes_that_go_with_names_are_durable_with_any_fsync_and_none_older_come_
     let directory = data.directory(names).unwrap();
     let transaction = |f: &dyn Fn(&forebay_pool::Transaction<'_>)| f(&pool.begin().unwrap());
     let [one, two, three, four] = numbers[..] else { unreachable!() };
-    // Touched only: not promised to anybody by another's fsync.
+    // Plain attributes are not durable with the fsync of another object.
     transaction(&|tx| data.set_attributes(tx, one, b"1").unwrap());
     transaction(&|tx| {
         data.set_attributes(tx, two, b"1").unwrap();
@@ -96,7 +97,7 @@ fn attributes_that_go_with_names_are_durable_with_any_fsync_and_none_older_come_
     transaction(&|tx| data.set_attributes(tx, three, b"1").unwrap());
     transaction(&|tx| data.set_attributes_with_names(tx, three, b"2").unwrap());
     data.fsync(names).unwrap();
-    // A batch of its own: what was touched before is not to come behind what was logged.
+    // A batch of its own: older plain attributes must not be replayed after logged ones.
     data.fsync(two).unwrap();
     data.fsync(three).unwrap();
     transaction(&|tx| data.set_attributes_with_names(tx, four, b"1").unwrap());

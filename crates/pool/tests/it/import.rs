@@ -1,4 +1,4 @@
-//! What an import takes for the pool's state, and what it does if that cannot be read; and the end of the pool's thread.
+//! Choice of the root at import, unreadable roots, and a panic of the sync thread.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::common::{
 };
 
 const ROOT_BYTES: u64 = 4096;
-/// Reads of labels that an import begins with.
+/// Reads of labels at the beginning of an import.
 const LABEL_READS: usize = 4;
 
 fn faulty(device: &Arc<dyn Device>) -> (Arc<FaultDevice>, Arc<dyn Device>) {
@@ -29,7 +29,8 @@ fn add_bad(device: &FaultDevice, fault: Fault, bad: &[Range<u64>]) {
     }
 }
 
-/// A pool that was changed in two txgs, and then left as by a crash: the object's content is of the second.
+/// A pool that was changed in two txgs and then left as after a crash. The object's content was
+/// written in the second txg.
 fn two_txgs(device: &Arc<dyn Device>) -> u64 {
     let pool = create(device, &cache(32 * MIB));
     let data = dataset(&pool);
@@ -46,7 +47,7 @@ fn two_txgs(device: &Arc<dyn Device>) -> u64 {
     number
 }
 
-/// Where the two copies of the newest root block lie: what is read first behind the labels.
+/// Locations of the two copies of the newest root block: the first reads after the labels.
 fn root_copies(device: &Arc<dyn Device>) -> Vec<Range<u64>> {
     let (faulty, dynamic) = faulty(device);
     let mut copies = Vec::new();
@@ -69,12 +70,12 @@ fn root_copies(device: &Arc<dyn Device>) -> Vec<Range<u64>> {
 }
 
 #[test]
-fn an_import_that_cannot_read_the_newest_root_does_not_go_back_in_time() {
+fn an_import_does_not_rewind_past_an_unreadable_root() {
     let device = memory(64 * MIB);
     let number = two_txgs(&device);
     let copies = root_copies(&device);
     for rewind in [false, true] {
-        // A cable is loose for a moment.
+        // A transient failure.
         let (faulty, dynamic) = faulty(&device);
         add_bad(&faulty, Fault::Error(5), &copies);
         let options = ImportOptions { rewind, ..import_options(&cache(32 * MIB)) };
@@ -89,7 +90,7 @@ fn an_import_that_cannot_read_the_newest_root_does_not_go_back_in_time() {
 }
 
 #[test]
-fn an_import_goes_back_from_a_damaged_root_only_if_it_is_told_to() {
+fn an_import_rewinds_past_a_damaged_root_only_on_request() {
     let device = memory(64 * MIB);
     let number = two_txgs(&device);
     let copies = root_copies(&device);
@@ -123,7 +124,7 @@ fn a_discarded_log_is_not_replayed() {
     let pool = Pool::import(vec![Arc::clone(&device).into()], &options).unwrap();
     let data = pool.dataset("data").unwrap();
     assert_eq!(data.object_info(number).unwrap_err().kind(), ErrorKind::NotFound);
-    // It works again from here on.
+    // The intent log works again.
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, b"after").unwrap();
     drop(tx);
@@ -137,31 +138,32 @@ fn a_discarded_log_is_not_replayed() {
     check(&pool);
 }
 
-/// A clock that panics when it is asked on the pool's thread within a txg's sync, if it is set to.
-struct Alarm {
+/// A clock that panics, once armed, when the sync thread reads it.
+struct PanicClock {
     clock: SystemClock,
     armed: AtomicBool,
 }
 
-impl Clock for Alarm {
+impl Clock for PanicClock {
     fn now_ns(&self) -> u64 {
         let on_sync = std::thread::current().name() == Some("forebay-sync");
-        assert!(!(on_sync && self.armed.load(Ordering::SeqCst)), "the alarm of the test");
+        assert!(!(on_sync && self.armed.load(Ordering::SeqCst)), "injected panic");
         self.clock.now_ns()
     }
 }
 
 #[test]
-fn a_panic_of_the_pools_thread_suspends_the_pool() {
+fn a_panic_of_the_sync_thread_suspends_the_pool() {
     let device = memory(64 * MIB);
-    let alarm = Arc::new(Alarm { clock: SystemClock::new(), armed: AtomicBool::new(false) });
-    let clock: Arc<dyn Clock> = alarm.clone();
+    let panic_clock =
+        Arc::new(PanicClock { clock: SystemClock::new(), armed: AtomicBool::new(false) });
+    let clock: Arc<dyn Clock> = panic_clock.clone();
     let options = CreateOptions { clock: Some(clock), ..create_options(&cache(32 * MIB)) };
     let pool = Pool::create(vec![device.into()], &options).unwrap();
     let data = dataset(&pool);
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();
-    alarm.armed.store(true, Ordering::SeqCst);
+    panic_clock.armed.store(true, Ordering::SeqCst);
     drop(tx);
     assert_eq!(pool.sync().unwrap_err().kind(), ErrorKind::Suspended);
     assert_eq!(data.fsync(number).unwrap_err().kind(), ErrorKind::Suspended);

@@ -1,4 +1,4 @@
-//! Inspecting pools that are whole, in use, cut short and damaged.
+//! The inspector on pools that are sound, in use, truncated and damaged.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -19,19 +19,19 @@ const DATA: ObjsetName<'_> = ObjsetName::Dataset("data");
 const RECORD: usize = 8192;
 const NAMES: u64 = 5000;
 const FLIPS: u64 = 60;
-/// Txgs of a pool in use that are to be seen, and looks at it at most.
+/// Txgs of a pool in use to observe, and the limit of inspections.
 const TXGS: usize = 8;
-const LOOKS: usize = 100_000;
+const INSPECTIONS_MAX: usize = 100_000;
 
-/// What there is to be found.
-struct Made {
+/// Expected content.
+struct Expected {
     object: u64,
     directory: u64,
     stats: ZapStats,
 }
 
 /// An object of 300 records, and a directory with leaves.
-fn fill(pool: &Pool) -> Made {
+fn fill(pool: &Pool) -> Expected {
     let data = dataset(pool);
     let tx = pool.begin().expect("space");
     let object = data.create_object(&tx, b"its attributes").expect("an object");
@@ -46,23 +46,23 @@ fn fill(pool: &Pool) -> Made {
     drop(tx);
     pool.sync().expect("a txg");
     let stats = names.stats().expect("its leaves");
-    Made { object, directory, stats }
+    Expected { object, directory, stats }
 }
 
-/// A pool of one file or several.
-fn files(count: usize) -> (TempDir, Vec<PathBuf>, Made) {
+/// A pool of one or more files.
+fn files(count: usize) -> (TempDir, Vec<PathBuf>, Expected) {
     let folder = tempfile::tempdir().expect("a folder");
     let paths: Vec<_> = (0..count).map(|n| folder.path().join(format!("{n}.img"))).collect();
     let file = OpenOptions { create_bytes: Some(24 * MIB), ..OpenOptions::default() };
     let devices = paths.iter().map(|path| open_path(path, &file).expect("a file")).collect();
     let pool = Pool::create(devices, &create_options(&cache(32 * MIB))).expect("a pool");
-    let made = fill(&pool);
+    let expected = fill(&pool);
     pool.export().expect("exported");
-    (folder, paths, made)
+    (folder, paths, expected)
 }
 
-/// Everything that an inspector shows, printed.
-fn look_at_all(inspector: &Inspector, made: &Made) -> Vec<String> {
+/// Prints everything that the inspector shows.
+fn inspect_all(inspector: &Inspector, expected: &Expected) -> Vec<String> {
     let text =
         |shown: forebay_pool::Result<String>| shown.unwrap_or_else(|error| error.to_string());
     let labels = inspector.labels().iter().map(ToString::to_string).collect::<String>();
@@ -70,13 +70,13 @@ fn look_at_all(inspector: &Inspector, made: &Made) -> Vec<String> {
         labels,
         text(inspector.uberblocks().map(|info| info.to_string())),
         text(inspector.txg(None).map(|info| info.to_string())),
-        text(inspector.object(DATA, made.object, None).map(|info| info.to_string())),
+        text(inspector.object(DATA, expected.object, None).map(|info| info.to_string())),
         text(inspector.object(ObjsetName::Own, 0, None).map(|info| info.to_string())),
-        text(inspector.directory(DATA, made.directory, None).map(|info| info.to_string())),
+        text(inspector.directory(DATA, expected.directory, None).map(|info| info.to_string())),
         text(inspector.block(DATA, BlockOwner::Dnodes, (0, 0), None).map(|info| info.to_string())),
         text(
             inspector
-                .block(DATA, BlockOwner::Object(made.object), (7, 0), None)
+                .block(DATA, BlockOwner::Object(expected.object), (7, 0), None)
                 .map(|info| info.to_string()),
         ),
         text(inspector.bytes(0, 0, 4096).map(|info| info.to_string())),
@@ -84,8 +84,8 @@ fn look_at_all(inspector: &Inspector, made: &Made) -> Vec<String> {
 }
 
 #[test]
-fn a_whole_pool_is_shown() {
-    let (_folder, paths, made) = files(2);
+fn a_sound_pool_is_shown() {
+    let (_folder, paths, expected) = files(2);
     let inspector = Inspector::open(&paths).expect("they open");
     let labels = inspector.labels();
     assert_eq!(labels.len(), 2);
@@ -113,32 +113,32 @@ fn a_whole_pool_is_shown() {
     let missing = inspector.txg(Some(newest.txg + 1)).expect_err("there is none");
     assert_eq!(missing.kind(), ErrorKind::NotFound);
 
-    let object = inspector.object(DATA, made.object, None).expect("it").found;
+    let object = inspector.object(DATA, expected.object, None).expect("it").found;
     assert_eq!((&*object.kind, object.size_bytes), ("bytes", (300 * RECORD) as u64));
     assert_eq!(object.attributes, b"its attributes");
     assert_eq!((object.levels.len(), object.levels[1].blocks), (2, 300), "{object}");
     let on_devices: u64 = object.levels.iter().map(|level| level.allocated_bytes).sum();
     assert_eq!(on_devices, object.allocated_bytes, "{object}");
 
-    let directory = inspector.directory(DATA, made.directory, None).expect("it").found;
+    let directory = inspector.directory(DATA, expected.directory, None).expect("it").found;
     assert!(directory.damage.is_empty(), "{directory}");
-    // That table is in memory only.
-    let stats = ZapStats { table_bytes: made.stats.table_bytes, ..directory.stats.clone() };
-    assert_eq!(stats, made.stats);
+    // The table exists in memory only.
+    let stats = ZapStats { table_bytes: expected.stats.table_bytes, ..directory.stats.clone() };
+    assert_eq!(stats, expected.stats);
     assert_eq!(stats.entries_by_bytes.iter().sum::<u64>(), NAMES);
     assert_eq!(stats.entries_by_distance.iter().sum::<u64>(), NAMES);
     assert_eq!(stats.by_pointers().iter().map(|(_, leaves)| leaves).sum::<u64>(), stats.leaves);
-    let error = inspector.directory(DATA, made.object, None).expect_err("it is none");
+    let error = inspector.directory(DATA, expected.object, None).expect_err("it is none");
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let error = inspector.object(ObjsetName::Dataset("no"), 1, None).expect_err("it is none");
     assert!(error.to_string().contains("there are: data"), "{error}");
 }
 
 #[test]
-fn blocks_are_shown_by_object_and_by_place() {
-    let (_folder, paths, made) = files(1);
+fn blocks_are_shown_by_object_and_by_address() {
+    let (_folder, paths, expected) = files(1);
     let inspector = Inspector::open(&paths).expect("they open");
-    let of = BlockOwner::Object(made.object);
+    let of = BlockOwner::Object(expected.object);
     let block = inspector.block(DATA, of, (7, 0), None).expect("it").found;
     assert!(block.content.as_ref().expect("it is good").iter().all(|byte| *byte == 8), "{block}");
     assert_eq!(block.copies.len(), 1);
@@ -152,7 +152,7 @@ fn blocks_are_shown_by_object_and_by_place() {
         let error = inspector.block(DATA, of, beyond, None).expect_err("there is none");
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
-    // Unaligned, and of a label.
+    // An unaligned part of a label.
     let label = inspector.bytes(0, 3, 10).expect("they");
     assert_eq!(label.bytes, [b"ebay\x01", &[1, 0, 0, 0, 0][..]].concat());
     let seems = inspector.bytes(0, 0, 4096).expect("they").seems;
@@ -168,13 +168,13 @@ fn blocks_are_shown_by_object_and_by_place() {
 fn a_pool_in_use_is_shown_as_of_some_txg() {
     let device: Arc<dyn Device> = memory(64 * MIB);
     let pool = create(&device, &cache(32 * MIB));
-    let made = fill(&pool);
+    let expected = fill(&pool);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let data = pool.dataset("data").expect("it");
-            let object = data.object(made.object).expect("it");
-            let directory = data.directory(made.directory).expect("it");
+            let object = data.object(expected.object).expect("it");
+            let directory = data.directory(expected.directory).expect("it");
             let mut round = 0u64;
             while !done.load(Ordering::Relaxed) {
                 let tx = pool.begin().expect("space");
@@ -193,14 +193,14 @@ fn a_pool_in_use_is_shown_as_of_some_txg() {
         });
         let inspector = Inspector::new(vec![Arc::clone(&device)]).expect("memory");
         let mut seen_txgs = vec![0];
-        for _ in 0..LOOKS {
-            let object = inspector.object(DATA, made.object, None).expect("it");
+        for _ in 0..INSPECTIONS_MAX {
+            let object = inspector.object(DATA, expected.object, None).expect("it");
             let changes =
                 |seen: &[String]| seen.iter().any(|notice| notice.contains("changes while"));
             assert!(object.found.damage.is_empty() || changes(&object.notices), "{object}");
-            let directory = inspector.directory(DATA, made.directory, None).expect("it");
-            let whole = directory.found.damage.is_empty() && directory.found.stats.entries == NAMES;
-            assert!(whole || changes(&directory.notices), "{directory}");
+            let directory = inspector.directory(DATA, expected.directory, None).expect("it");
+            let sound = directory.found.damage.is_empty() && directory.found.stats.entries == NAMES;
+            assert!(sound || changes(&directory.notices), "{directory}");
             assert!(*seen_txgs.last().expect("one") <= directory.txg, "{seen_txgs:?} {directory}");
             seen_txgs.push(directory.txg);
             seen_txgs.dedup();
@@ -216,37 +216,37 @@ fn a_pool_in_use_is_shown_as_of_some_txg() {
 }
 
 #[test]
-fn what_is_missing_or_cut_short_is_left_out() {
-    let (folder, paths, made) = files(2);
-    // One device of two: what lies on it is shown.
+fn missing_and_truncated_devices_are_tolerated() {
+    let (folder, paths, expected) = files(2);
+    // One device of two: its content is shown.
     let inspector = Inspector::open(&paths[..1]).expect("it opens");
     let info = inspector.txg(None).expect("the newest");
     assert!(info.notices.iter().any(|notice| notice.contains("is missing")), "{info}");
     assert_eq!(info.found.datasets.len(), 1, "metadata has two copies: {info}");
-    let object = inspector.object(DATA, made.object, None).expect("its dnode has two copies");
+    let object = inspector.object(DATA, expected.object, None).expect("its dnode has two copies");
     let lost = (0..300).filter(|block| {
-        let info = inspector.block(DATA, BlockOwner::Object(made.object), (*block, 0), None);
+        let info = inspector.block(DATA, BlockOwner::Object(expected.object), (*block, 0), None);
         info.expect("its pointer is there").found.content.is_none()
     });
     let lost = lost.count();
     assert!((1..300).contains(&lost), "some lie on the other device: {lost} {object}");
 
-    // Half of one.
+    // Half of a device.
     let short = folder.path().join("short.img");
     fs::copy(&paths[0], &short).expect("a copy");
     fs::OpenOptions::new().write(true).open(&short).expect("it").set_len(12 * MIB).expect("cut");
     let inspector = Inspector::open(&[&short, &paths[1]]).expect("they open");
-    let shown = look_at_all(&inspector, &made);
+    let shown = inspect_all(&inspector, &expected);
     assert!(shown[0].contains("NOT SOUND"), "{}", shown[0]);
     assert!(shown[2].contains("was cut short"), "{}", shown[2]);
 
-    // Nearly nothing of it, and nothing.
-    for (bytes, told) in [(LABEL_BYTES, "no good copy"), (4096, "neither label nor uberblock")] {
+    // Little more than the label of a device, and less.
+    for (bytes, notice) in [(LABEL_BYTES, "no good copy"), (4096, "neither label nor uberblock")] {
         let file = fs::OpenOptions::new().write(true).open(&short).expect("it");
         file.set_len(bytes).expect("cut");
         let inspector = Inspector::open(&[&short]).expect("it opens");
-        let shown = look_at_all(&inspector, &made);
-        assert!(shown[2].contains(told), "{}", shown[2]);
+        let shown = inspect_all(&inspector, &expected);
+        assert!(shown[2].contains(notice), "{}", shown[2]);
     }
     let nothing: [&Path; 0] = [];
     assert_eq!(Inspector::open(&nothing).expect_err("none").kind(), ErrorKind::Invalid);
@@ -258,7 +258,7 @@ fn what_is_missing_or_cut_short_is_left_out() {
 
 #[test]
 fn without_labels_uberblocks_lead_to_the_pool() {
-    let (_folder, paths, made) = files(2);
+    let (_folder, paths, expected) = files(2);
     let wipe = |path: &Path| {
         let file = fs::OpenOptions::new().write(true).open(path).expect("it");
         file.write_all_at(&[0; 4096], 0).expect("written");
@@ -266,21 +266,21 @@ fn without_labels_uberblocks_lead_to_the_pool() {
     };
     wipe(&paths[1]);
     let inspector = Inspector::open(&paths).expect("they open");
-    let object = inspector.object(DATA, made.object, None).expect("it");
+    let object = inspector.object(DATA, expected.object, None).expect("it");
     assert!(object.notices.iter().any(|notice| notice.contains("taken for device 1")), "{object}");
     wipe(&paths[0]);
     let inspector = Inspector::open(&paths).expect("they open");
     let info = inspector.txg(None).expect("the newest");
     assert!(info.notices.iter().any(|notice| notice.contains("no label is left")), "{info}");
-    let directory = inspector.directory(DATA, made.directory, None).expect("it").found;
+    let directory = inspector.directory(DATA, expected.directory, None).expect("it").found;
     assert!(directory.damage.is_empty(), "{directory}");
     assert_eq!(directory.stats.entries, NAMES);
 }
 
 #[test]
-fn flipped_bits_are_survived_and_told() {
-    let (folder, paths, made) = files(1);
-    let whole = look_at_all(&Inspector::open(&paths).expect("it opens"), &made);
+fn flipped_bits_are_tolerated_and_reported() {
+    let (folder, paths, expected) = files(1);
+    let sound = inspect_all(&Inspector::open(&paths).expect("it opens"), &expected);
     let bytes = fs::read(&paths[0]).expect("it");
     let used: Vec<usize> = bytes
         .chunks(512)
@@ -298,14 +298,14 @@ fn flipped_bits_are_survived_and_told() {
             bytes[at] ^= 1 << rng.below(8);
         }
         fs::write(&damaged, &bytes).expect("written");
-        let shown = look_at_all(&Inspector::open(&[&damaged]).expect("it opens"), &made);
-        differ += usize::from(shown[1..] != whole[1..]);
+        let shown = inspect_all(&Inspector::open(&[&damaged]).expect("it opens"), &expected);
+        differ += usize::from(shown[1..] != sound[1..]);
     }
     assert!(differ > FLIPS as usize / 2, "{differ} of {FLIPS} show it");
 }
 
 #[test]
-fn a_directory_of_datasets_with_leaves_is_read() {
+fn a_fat_directory_of_datasets_is_read() {
     let device: Arc<dyn Device> = memory(64 * MIB);
     let pool = create(&device, &cache(32 * MIB));
     for number in 0..30 {
@@ -320,7 +320,7 @@ fn a_directory_of_datasets_with_leaves_is_read() {
 }
 
 #[test]
-fn a_device_that_is_cut_to_less_than_a_label_is_no_panic() {
+fn a_device_truncated_below_a_label_does_not_panic() {
     for bytes in [0, 4096, (256 << 10) - 512, 256 << 10] {
         let (_folder, paths, _) = files(2);
         fs::OpenOptions::new().write(true).open(&paths[1]).unwrap().set_len(bytes).unwrap();

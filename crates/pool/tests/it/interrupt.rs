@@ -1,4 +1,4 @@
-//! Checks and scrubs that are interrupted.
+//! Interrupted checks and scrubs.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use forebay_pool::{CheckProgress, Pool};
 
 use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
-/// Records that are written: several times the blocks between two calls of `progress`.
+/// Number of records: several times the blocks between two calls of `progress`.
 const RECORDS: usize = 1000;
 const RECORD: usize = 8192;
 
@@ -22,14 +22,14 @@ fn write(pool: &Pool) -> u64 {
     number
 }
 
-/// Continues until the third call, and says how far it was then.
+/// Interrupts at the third call, and collects the progress.
 fn third(seen: &mut Vec<CheckProgress>, progress: &CheckProgress) -> ControlFlow<()> {
     seen.push(*progress);
     if seen.len() < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }
 
 #[test]
-fn an_interrupted_check_says_so_and_leaves_the_pool_as_it_was() {
+fn an_interrupted_check_reports_it_and_changes_nothing() {
     let pool = create(&memory(64 * MIB), &cache(32 * MIB));
     write(&pool);
     let mut seen = Vec::new();
@@ -37,7 +37,7 @@ fn an_interrupted_check_says_so_and_leaves_the_pool_as_it_was() {
     assert_eq!(seen.len(), 3);
     assert!(seen.windows(2).all(|pair| pair[0].blocks < pair[1].blocks));
     assert!(!report.complete && !report.is_clean());
-    assert!(!report.has_problems(), "what was not walked is not leaked: {report}");
+    assert!(!report.has_problems(), "blocks not visited do not count as leaked: {report}");
     assert_eq!(report.blocks, seen[2].blocks);
     assert!(report.blocks < RECORDS as u64);
     assert!(report.to_string().contains("interrupted"), "{report}");
@@ -45,13 +45,13 @@ fn an_interrupted_check_says_so_and_leaves_the_pool_as_it_was() {
 }
 
 #[test]
-fn an_interrupted_scrub_keeps_what_it_healed() {
+fn an_interrupted_scrub_keeps_its_repairs() {
     let device = memory(64 * MIB);
     let pool = create(&device, &cache(32 * MIB));
     let number = write(&pool);
     pool.export().expect("exported");
 
-    // The first block that is read, the root block, has a bad copy.
+    // One copy of the first block read, the root block, is bad.
     let faulty = Arc::new(FaultDevice::new(device, 1));
     let dynamic: Arc<dyn forebay_io::Device> = faulty.clone();
     let pool = import(&dynamic, &cache(32 * MIB));

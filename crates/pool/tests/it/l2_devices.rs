@@ -1,4 +1,4 @@
-//! L2 devices: from being added to being removed, with all that can be wrong with them.
+//! L2 devices: adding, use, failures and removal.
 
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use forebay_pool::{
 use crate::common::{MIB, cache, check, create, create_options, dataset, import_options, memory};
 
 const RECORD: u64 = 8192;
-/// Records of the object that is read: several times what RAM holds.
+/// Records of the object: several times the RAM cache.
 const RECORDS: u64 = 3000;
 
-/// Imports a pool with L2 devices that are open already, and looks for no others. Blocks come back when they are asked for.
+/// Imports a pool with the given L2 devices, without searching for others and without warm-up.
 fn import(device: &Arc<dyn Device>, caches: &[&Arc<dyn Device>], cache: &Arc<BlockCache>) -> Pool {
     let options = ImportOptions {
         find_l2_devices: false,
@@ -31,7 +31,7 @@ fn import(device: &Arc<dyn Device>, caches: &[&Arc<dyn Device>], cache: &Arc<Blo
     pool
 }
 
-/// What is in a record.
+/// Content of a record.
 fn content(record: u64, version: u64) -> Vec<u8> {
     let mut bytes = vec![(record % 251) as u8; RECORD as usize];
     bytes[..8].copy_from_slice(&record.to_le_bytes());
@@ -52,11 +52,11 @@ fn write(pool: &Pool, object: &Object, version: u64) {
 #[track_caller]
 fn read(object: &Object, version: u64) {
     let mut bytes = vec![0; RECORD as usize];
-    // Not one behind the other: nothing is to be read ahead.
+    // In an order without streams, so that nothing is prefetched.
     for step in 0..RECORDS {
         let record = step * 1009 % RECORDS;
         object.read(record * RECORD, &mut bytes).unwrap();
-        assert!(bytes == content(record, version), "record {record} is another one");
+        assert!(bytes == content(record, version), "record {record} has wrong content");
     }
 }
 
@@ -66,7 +66,7 @@ struct Fixture {
     cache: Arc<BlockCache>,
 }
 
-/// A pool with an object, and an L2 device that has seen it go through RAM.
+/// A pool with an object, and an L2 device that holds most of the object.
 fn fixture() -> (Fixture, Pool, Dataset, Object) {
     let fixture =
         Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
@@ -83,7 +83,7 @@ fn fixture() -> (Fixture, Pool, Dataset, Object) {
     (fixture, pool, data, object)
 }
 
-/// Reads until the L2 device has something, twice what RAM has at least.
+/// Reads until the L2 device holds half of the records, more than the RAM cache.
 fn fill(pool: &Pool, object: &Object, version: u64) {
     let begun = Instant::now();
     while stats(pool).records < RECORDS / 2 {
@@ -116,7 +116,7 @@ fn unavailable(pool: &Pool) -> String {
     }
 }
 
-/// All bytes of a device, on another one.
+/// Copies a device.
 fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let size = device.info().size_bytes;
     let copy = memory(size);
@@ -131,7 +131,7 @@ fn copy_of(device: &Arc<dyn Device>) -> Arc<dyn Device> {
 }
 
 #[test]
-fn what_ram_let_go_of_is_found_again_after_an_import() {
+fn evicted_blocks_are_found_on_l2_after_an_import() {
     let (fixture, pool, data, object) = fixture();
     let hits = stats(&pool).hits;
     assert!(hits > 0, "{:?}", stats(&pool));
@@ -150,12 +150,12 @@ fn what_ram_let_go_of_is_found_again_after_an_import() {
     read(&object, 1);
     let found = stats(&pool);
     assert!(found.hits >= RECORDS / 3, "{found:?}");
-    // What is overwritten has another key.
+    // Overwritten records have new keys.
     write(&pool, &object, 2);
     read(&object, 2);
     check(&pool);
     drop((object, data));
-    // As a crash would end it.
+    // Ends the pool as a crash would.
     pool.abandon();
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     let data = pool.dataset("data").unwrap();
@@ -166,7 +166,7 @@ fn what_ram_let_go_of_is_found_again_after_an_import() {
 }
 
 #[test]
-fn without_its_l2_device_a_pool_is_used_all_the_same() {
+fn a_pool_works_without_its_l2_device() {
     let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));
@@ -181,7 +181,7 @@ fn without_its_l2_device_a_pool_is_used_all_the_same() {
     check(&pool);
     drop(data);
     pool.export().unwrap();
-    // It is back, and what it had is still good.
+    // The device is back, and its content is still valid.
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     assert!(stats(&pool).records >= RECORDS / 2, "{:?}", stats(&pool));
     assert_eq!(counter(&pool, "set_back"), 0);
@@ -192,7 +192,7 @@ fn without_its_l2_device_a_pool_is_used_all_the_same() {
     drop(data);
     pool.export().unwrap();
 
-    // At its path there is nothing.
+    // There is no device at its path.
     let devices = vec![Arc::clone(&fixture.device).into()];
     let pool = Pool::import(devices, &import_options(&fixture.cache)).unwrap();
     let why = unavailable(&pool);
@@ -201,25 +201,25 @@ fn without_its_l2_device_a_pool_is_used_all_the_same() {
 }
 
 #[test]
-fn an_l2_device_does_not_answer_for_another_history() {
-    // With the device there when the pool is set back, and without.
-    for there in [true, false] {
+fn an_l2_device_does_not_serve_blocks_of_another_history() {
+    // With the device present when the pool goes back to an old state, and without.
+    for present in [true, false] {
         let (fixture, pool, data, object) = fixture();
         let number = object.number();
         pool.sync().unwrap();
         let old = copy_of(&fixture.device);
-        // The other history goes on, and the device sees it.
+        // The other history continues, and the L2 device caches its blocks.
         write(&pool, &object, 2);
         fill(&pool, &object, 2);
         drop((object, data));
         pool.abandon();
 
-        let caches: &[&Arc<dyn Device>] = if there { &[&fixture.caching] } else { &[] };
+        let caches: &[&Arc<dyn Device>] = if present { &[&fixture.caching] } else { &[] };
         let pool = import(&old, caches, &fixture.cache);
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
         read(&object, 1);
-        // The same txgs, and often the same places, for something else.
+        // Reuses the same txgs, and often the same addresses, for other content.
         for version in 3..8 {
             write(&pool, &object, version);
         }
@@ -228,7 +228,7 @@ fn an_l2_device_does_not_answer_for_another_history() {
         pool.export().unwrap();
         let pool = import(&old, &[&fixture.caching], &fixture.cache);
         assert_eq!(only(&pool).state, L2DeviceState::Active);
-        assert_eq!(counter(&pool, "set_back"), u64::from(!there));
+        assert_eq!(counter(&pool, "set_back"), u64::from(!present));
         let data = pool.dataset("data").unwrap();
         let object = data.object(number).unwrap();
         read(&object, 7);
@@ -240,7 +240,7 @@ fn an_l2_device_does_not_answer_for_another_history() {
 }
 
 #[test]
-fn what_is_wrong_with_a_device_is_told_and_refused() {
+fn unsuitable_devices_are_refused_with_a_reason() {
     let (fixture, pool, data, object) = fixture();
     drop((object, data));
     let kind = |device: &Arc<dyn Device>, force| {
@@ -266,12 +266,12 @@ fn what_is_wrong_with_a_device_is_told_and_refused() {
     pool.remove_l2_device(&name).unwrap();
     let gone = pool.remove_l2_device(&name).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
-    // What was removed is empty: it can be added anywhere.
+    // A removed device is empty and can be added again.
     pool.add_l2_device(Arc::clone(&other).into(), false).unwrap();
     pool.remove_l2_device(&format!("{:016x}", pool.l2_devices()[1].guid)).unwrap();
     pool.export().unwrap();
 
-    // Read-only imports use none.
+    // A read-only import does not use L2 devices.
     let options = ImportOptions { read_only: true, ..import_options(&fixture.cache) };
     let devices = vec![Arc::clone(&fixture.device).into()];
     let caches = vec![Arc::clone(&fixture.caching).into()];
@@ -279,7 +279,7 @@ fn what_is_wrong_with_a_device_is_told_and_refused() {
     assert!(unavailable(&pool).contains("reading only"));
     pool.export().unwrap();
 
-    // Its labels are gone.
+    // Overwrite its labels.
     let config = ArenaConfig { limit_bytes: 8 * MIB, huge_pages: HugePages::Never };
     let arena = Arena::new(config).unwrap();
     for offset in [0, 63 * MIB] {
@@ -289,7 +289,7 @@ fn what_is_wrong_with_a_device_is_told_and_refused() {
     }
     let pool = import(&fixture.device, &[&fixture.caching], &fixture.cache);
     assert!(!unavailable(&pool).is_empty());
-    // It is of no use: another takes its place.
+    // The device is unusable; add a new one in its place.
     pool.remove_l2_device(&format!("{:016x}", only(&pool).guid)).unwrap();
     assert!(pool.l2_devices().is_empty());
     pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
@@ -298,7 +298,7 @@ fn what_is_wrong_with_a_device_is_told_and_refused() {
 }
 
 #[test]
-fn an_l2_device_that_fails_costs_nothing_but_its_answers() {
+fn a_failing_l2_device_costs_only_its_hits() {
     let fixture =
         Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(8 * MIB) };
     let faults = Arc::new(FaultDevice::new(Arc::clone(&fixture.caching), 3));
@@ -310,7 +310,7 @@ fn an_l2_device_that_fails_costs_nothing_but_its_answers() {
     write(&pool, &object, 1);
     pool.add_l2_device((Arc::clone(&faults) as Arc<dyn Device>).into(), false).unwrap();
     fill(&pool, &object, 1);
-    // Rot, then errors, then nothing at all.
+    // Damaged reads, then failing reads, then no working request at all.
     faults.add(Rule::new(Fault::Rot { bits: 3 }).on(Op::Read));
     read(&object, 1);
     assert!(counter(&pool, "load_rotten") > 0, "{:?}", stats(&pool));
@@ -327,7 +327,7 @@ fn an_l2_device_that_fails_costs_nothing_but_its_answers() {
     assert!(matches!(state, L2DeviceState::Failed(_)), "{state:?} {:?}", stats(&pool));
     check(&pool);
     drop((object, data));
-    // It cannot be told that it is none any more, but it is.
+    // The label cannot be voided, but the device is removed from the pool.
     let name = only(&pool).path;
     assert_eq!(pool.remove_l2_device(&name).unwrap_err().kind(), ErrorKind::Device);
     assert!(pool.l2_devices().is_empty());
@@ -335,8 +335,8 @@ fn an_l2_device_that_fails_costs_nothing_but_its_answers() {
 }
 
 #[test]
-fn an_l2_device_goes_while_it_is_used() {
-    let (_bed, pool, data, object) = fixture();
+fn an_l2_device_is_removed_while_in_use() {
+    let (_fixture, pool, data, object) = fixture();
     let name = only(&pool).path;
     std::thread::scope(|scope| {
         let readers = [(); 3].map(|()| scope.spawn(|| (0..3).for_each(|_| read(&object, 1))));
@@ -350,8 +350,8 @@ fn an_l2_device_goes_while_it_is_used() {
 }
 
 #[test]
-fn datasets_say_what_l2_devices_hold() {
-    let (_bed, pool, data, object) = fixture();
+fn dataset_settings_decide_which_blocks_l2_devices_hold() {
+    let (_fixture, pool, data, object) = fixture();
     let settings = DatasetSettings { l2: CacheMode::None, ..data.settings().unwrap() };
     data.set_settings(&settings).unwrap();
     assert_eq!(data.settings().unwrap().l2, CacheMode::None);
@@ -374,8 +374,8 @@ fn datasets_say_what_l2_devices_hold() {
 }
 
 #[test]
-fn what_is_in_ram_only_is_written_by_an_export() {
-    // All of it fits into RAM, so nothing is let go of.
+fn an_export_writes_cached_blocks_to_l2() {
+    // Everything fits into RAM, so nothing is evicted.
     let fixture =
         Fixture { device: memory(128 * MIB), caching: memory(64 * MIB), cache: cache(96 * MIB) };
     let pool = create(&fixture.device, &fixture.cache);
@@ -398,9 +398,9 @@ fn what_is_in_ram_only_is_written_by_an_export() {
     let reads = |pool: &Pool| -> u64 {
         pool.stats().counters.iter().filter(|c| c.0 == "reads").map(|c| c.2).sum()
     };
-    // The rest of them finds out what is free.
+    // The remaining reads determine the free space.
     assert!(reads(&pool) < RECORDS / 10, "{} reads of the pool's device", reads(&pool));
-    // Unless nobody wants to wait for it.
+    // With the time limit 0 nothing is written.
     write(&pool, &object, 2);
     pool.set_tunable("l2_export_ms", "0").unwrap();
     drop((object, data));
@@ -413,20 +413,20 @@ fn what_is_in_ram_only_is_written_by_an_export() {
     pool.export().unwrap();
 }
 
-/// A blank file for an L2 device.
+/// Creates an empty file for an L2 device.
 fn file(path: &std::path::Path) {
     std::fs::File::create(path).unwrap().set_len(64 * MIB).unwrap();
 }
 
 #[test]
-fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
+fn a_device_at_the_path_of_a_lost_one_replaces_it() {
     let folder = tempfile::tempdir().unwrap();
     let (path, kept) = (folder.path().join("cache"), folder.path().join("kept"));
     let fixture =
         Fixture { device: memory(128 * MIB), caching: memory(MIB), cache: cache(96 * MIB) };
     let open = || forebay_pool::open_path(&path, &OpenOptions::default()).unwrap();
     let import = || {
-        // Two L2 caches of the same seed have the same name.
+        // With equal seeds, two L2 caches would get the same guid.
         let options = ImportOptions { seed: None, ..import_options(&fixture.cache) };
         let devices = vec![Arc::clone(&fixture.device).into()];
         let pool = Pool::import(devices, &options).unwrap();
@@ -451,30 +451,30 @@ fn a_device_at_the_path_of_a_lost_one_takes_its_place() {
     write(&pool, &object, 1);
     drop((object, data));
     pool.export().unwrap();
-    // What it has been given is there.
+    // The blocks written to it are found.
     for _ in 0..2 {
         let pool = import();
         assert_eq!((only(&pool).guid, only(&pool).state), (guid, L2DeviceState::Active));
         assert!(stats(&pool).records >= RECORDS, "{:?}", stats(&pool));
         pool.export().unwrap();
     }
-    // It is not taken for another, nor made anew, though nobody has it open now.
+    // The device is recognized and not initialised again, though nobody has it open.
     let options = ImportOptions { find_l2_devices: false, ..import_options(&fixture.cache) };
     let pool = Pool::import(vec![Arc::clone(&fixture.device).into()], &options).unwrap();
     let twice = pool.add_l2_device(open(), true).unwrap_err();
     assert!(twice.to_string().contains("already"), "{twice}");
-    // The lost one is back, elsewhere, and in no list.
+    // The lost device is back at the path of the listed one, but is not listed itself.
     std::fs::copy(&kept, &path).unwrap();
     pool.export().unwrap();
     let pool = import();
     assert_eq!(only(&pool).state, L2DeviceState::Active);
-    // What it has is not believed.
+    // Its content is not used.
     assert_eq!(counter(&pool, "set_back"), 1, "{:?}", stats(&pool));
     pool.export().unwrap();
 }
 
 #[test]
-fn devices_that_have_changed_their_places_are_not_emptied() {
+fn devices_with_exchanged_paths_are_not_emptied() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
     let fixture =
@@ -486,7 +486,7 @@ fn devices_that_have_changed_their_places_are_not_emptied() {
         pool.add_l2_device(opened, false).unwrap()
     });
     pool.export().unwrap();
-    // The first is lost, and the second lies where it was.
+    // The first device is lost, and the second one has its path.
     std::fs::rename(&two, &one).unwrap();
     let devices = vec![Arc::clone(&fixture.device).into()];
     let pool = Pool::import(devices, &import_options(&fixture.cache)).unwrap();
@@ -501,16 +501,16 @@ fn devices_that_have_changed_their_places_are_not_emptied() {
     assert_eq!(forebay_l2::read_label(&label).unwrap().guid, guids[1]);
 }
 
-/// A device that does something before its first request.
-struct Trap<F: Fn() + Send + Sync> {
+/// A device that calls a function before its first request.
+struct CallOnFirstRequest<F: Fn() + Send + Sync> {
     inner: Arc<dyn Device>,
-    sprung: Once,
-    spring: F,
+    called: Once,
+    callback: F,
 }
 
-impl<F: Fn() + Send + Sync> Device for Trap<F> {
+impl<F: Fn() + Send + Sync> Device for CallOnFirstRequest<F> {
     fn submit(&self, request: Request) {
-        self.sprung.call_once(&self.spring);
+        self.called.call_once(&self.callback);
         self.inner.submit(request);
     }
     fn info(&self) -> &DeviceInfo {
@@ -531,7 +531,7 @@ impl<F: Fn() + Send + Sync> Device for Trap<F> {
 }
 
 #[test]
-fn what_cannot_be_noted_is_not_believed_later() {
+fn a_device_whose_use_was_not_recorded_is_not_trusted_later() {
     let (fixture, pool, data, object) = fixture();
     let number = object.number();
     pool.sync().unwrap();
@@ -541,19 +541,21 @@ fn what_cannot_be_noted_is_not_believed_later() {
     drop((object, data));
     pool.abandon();
 
-    // Just when the device has been found, the pool's own does not give back what is to be changed.
+    // As soon as the L2 device is found, the pool's own device fails the reads for the change of
+    // its record.
     let faults = Arc::new(FaultDevice::new(Arc::clone(&old), 3));
     let (failing, memory) = (Arc::clone(&faults), Arc::clone(&fixture.cache));
-    let spring = move || {
+    let callback = move || {
         memory.cache().flush();
         failing.add(Rule::new(Fault::Error(5)).on(Op::Read).times(4));
     };
-    let trap = Trap { inner: Arc::clone(&fixture.caching), sprung: Once::new(), spring };
+    let l2_device =
+        CallOnFirstRequest { inner: Arc::clone(&fixture.caching), called: Once::new(), callback };
     let device: Arc<dyn Device> = faults.clone();
-    let pool = import(&device, &[&(Arc::new(trap) as Arc<dyn Device>)], &fixture.cache);
+    let pool = import(&device, &[&(Arc::new(l2_device) as Arc<dyn Device>)], &fixture.cache);
     assert!(unavailable(&pool).contains("noted"), "{}", unavailable(&pool));
     faults.clear();
-    // On, past all that the device has seen.
+    // Go beyond all txgs that the L2 device has seen.
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     for version in 3..12 {
@@ -562,14 +564,14 @@ fn what_cannot_be_noted_is_not_believed_later() {
     drop((object, data));
     pool.export().unwrap();
     let pool = import(&old, &[&fixture.caching], &fixture.cache);
-    let believed = pool.l2_devices().iter().any(|_| counter(&pool, "set_back") == 0);
-    assert!(!believed, "{:?}", pool.l2_devices());
+    let trusted = pool.l2_devices().iter().any(|_| counter(&pool, "set_back") == 0);
+    assert!(!trusted, "{:?}", pool.l2_devices());
     let data = pool.dataset("data").unwrap();
     let object = data.object(number).unwrap();
     read(&object, 11);
     read(&object, 11);
     check(&pool);
-    // It is added anew like any other.
+    // It can be added again like any other device.
     if pool.l2_devices().is_empty() {
         pool.add_l2_device(Arc::clone(&fixture.caching).into(), false).unwrap();
         fill(&pool, &object, 11);
@@ -579,7 +581,7 @@ fn what_cannot_be_noted_is_not_believed_later() {
 }
 
 #[test]
-fn copies_of_a_pool_do_not_get_each_others_blocks() {
+fn copies_of_a_pool_do_not_read_each_others_blocks() {
     let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));
@@ -595,23 +597,24 @@ fn copies_of_a_pool_do_not_get_each_others_blocks() {
         let object = data.object(number).unwrap();
         (pool, data, object)
     };
-    // One goes on, with the device there, to which nothing is written: all is in RAM when it crashes.
-    let roomy = cache(96 * MIB);
-    let (pool, data, object) = import(&fixture.device, &roomy);
+    // One copy continues with the L2 device. Nothing is written to it: everything is in RAM at the
+    // crash.
+    let large = cache(96 * MIB);
+    let (pool, data, object) = import(&fixture.device, &large);
     assert_eq!(counter(&pool, "set_back"), 0);
     for version in 2..9 {
         write(&pool, &object, version);
     }
     drop((object, data));
     pool.abandon();
-    // So does the other, not as far, and the device sees that.
+    // The other copy continues too, with fewer txgs, and the L2 device caches its blocks.
     let (pool, data, object) = import(&copy, &fixture.cache);
     write(&pool, &object, 100);
     fill(&pool, &object, 100);
     drop((object, data));
     pool.abandon();
     let (pool, data, object) = import(&fixture.device, &fixture.cache);
-    // It has another name, or is emptied.
+    // The L2 device has another guid, or was emptied.
     let unavailable = only(&pool).stats.is_none();
     assert!(unavailable || counter(&pool, "set_back") == 1, "{:?}", stats(&pool));
     read(&object, 8);
@@ -622,7 +625,7 @@ fn copies_of_a_pool_do_not_get_each_others_blocks() {
 }
 
 #[test]
-fn a_device_that_could_not_be_marked_keeps_what_it_has() {
+fn a_device_that_could_not_be_marked_keeps_its_content() {
     let (fixture, pool, data, object) = fixture();
     let number = object.number();
     drop((object, data));

@@ -1,4 +1,4 @@
-//! The life of a pool: made, filled, exported, imported, checked.
+//! The life of a pool: create, fill, export, import, check.
 
 use forebay_io::OpenOptions;
 use forebay_pool::{ErrorKind, Pool, open_path};
@@ -8,7 +8,7 @@ use crate::common::{
 };
 
 #[test]
-fn what_is_written_is_there_after_an_export_and_an_import() {
+fn content_survives_an_export_and_an_import() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -49,7 +49,7 @@ fn what_is_written_is_there_after_an_export_and_an_import() {
 }
 
 #[test]
-fn a_directory_grows_and_shrinks_back_into_its_dnode() {
+fn a_directory_becomes_fat_and_micro_again() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -99,7 +99,7 @@ fn a_directory_grows_and_shrinks_back_into_its_dnode() {
 }
 
 #[test]
-fn a_pool_grows_by_a_device_and_is_the_same_after_an_import() {
+fn a_pool_grows_by_a_device_and_survives_an_import() {
     let (first, second, cache) = (memory(32 * MIB), memory(64 * MIB), cache(32 * MIB));
     let pool = create(&first, &cache);
     let before = pool.stats().total_bytes;
@@ -108,7 +108,7 @@ fn a_pool_grows_by_a_device_and_is_the_same_after_an_import() {
     assert!(pool.stats().total_bytes > 2 * before, "{:?}", pool.stats());
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();
-    // More than the first device has.
+    // More than fits on the first device.
     data.object(number).unwrap().write(&tx, 0, &vec![5; 40 << 20]).unwrap();
     drop(tx);
     check(&pool);
@@ -127,7 +127,7 @@ fn a_pool_grows_by_a_device_and_is_the_same_after_an_import() {
 }
 
 #[test]
-fn a_pool_uses_all_of_a_file_that_has_grown() {
+fn a_pool_expands_to_a_grown_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("device");
     let options = OpenOptions { create_bytes: Some(16 << 20), ..OpenOptions::default() };
@@ -154,7 +154,7 @@ fn a_pool_uses_all_of_a_file_that_has_grown() {
 }
 
 #[test]
-fn a_directory_has_its_attributes_and_names_from_one_time() {
+fn attributes_and_names_of_a_directory_are_durable_together() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -172,7 +172,8 @@ fn a_directory_has_its_attributes_and_names_from_one_time() {
     assert_eq!(names.replace(&tx, b"none", b"2").unwrap_err().kind(), ErrorKind::NotFound);
     data.set_attributes(&tx, other, b"new").unwrap();
     drop(tx);
-    // Of another object: a directory's attributes are there with its names, an object's wait for its own.
+    // Of another object: the attributes of a directory become durable with its names, those of an
+    // object with its own fsync.
     data.fsync(synced).unwrap();
     drop((names, data));
     pool.abandon();
@@ -189,7 +190,7 @@ fn a_directory_has_its_attributes_and_names_from_one_time() {
 }
 
 #[test]
-fn an_fsync_survives_without_its_txg() {
+fn fsynced_content_survives_the_loss_of_its_txg() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);

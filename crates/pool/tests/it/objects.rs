@@ -52,9 +52,9 @@ impl Model {
         let at = rng.below(SIZE_MAX) as usize;
         let mut out = vec![7; rng.below(50_000) as usize];
         let got = self.object.read(at as u64, &mut out).unwrap();
-        let there = self.bytes.get(at..).unwrap_or_default();
-        assert_eq!(got, there.len().min(out.len()));
-        assert!(out[..got] == there[..got], "content differs in {got} bytes from {at}");
+        let expected = self.bytes.get(at..).unwrap_or_default();
+        assert_eq!(got, expected.len().min(out.len()));
+        assert!(out[..got] == expected[..got], "content differs in {got} bytes from {at}");
     }
 }
 
@@ -151,7 +151,7 @@ fn threads_create_write_and_destroy_while_txgs_are_committed() {
 }
 
 #[test]
-fn new_versions_of_indirect_blocks_are_no_candidates_to_the_cache() {
+fn new_versions_of_indirect_blocks_enter_mfu() {
     let (device, cache) = (memory(64 * MIB), cache(64 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);

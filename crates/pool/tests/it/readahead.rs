@@ -1,4 +1,4 @@
-//! Reading ahead of streams.
+//! Read-ahead of streams.
 
 use forebay_pool::Pool;
 
@@ -11,8 +11,8 @@ fn counter(pool: &Pool, name: &str) -> u64 {
     pool.stats().counters.iter().filter(|(n, ..)| *n == name).map(|(.., value)| value).sum()
 }
 
-/// Reads blocks of a cold object, one after the other, then flushes the cache and reads those of the next pass. Says of the last
-/// pass how many had to be waited for, and how many were read ahead.
+/// Reads blocks of a cold object in the given order, and flushes the cache before each pass.
+/// Returns the misses of the last pass and the blocks prefetched in it.
 fn read_cold<I: Iterator<Item = u64>>(passes: impl IntoIterator<Item = I>) -> (u64, u64) {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
@@ -44,30 +44,30 @@ fn read_cold<I: Iterator<Item = u64>>(passes: impl IntoIterator<Item = I>) -> (u
 }
 
 #[test]
-fn a_sequential_reader_finds_blocks_on_their_way() {
+fn a_sequential_reader_is_read_ahead() {
     let (misses, issued) = read_cold(std::iter::once(0..BLOCKS));
     assert!(misses < 20, "{misses} misses");
-    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
+    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks prefetched");
 }
 
-/// Where the cache had the blocks is known in the second pass, and wrong.
+/// In the second pass, slot hints exist and are stale.
 #[test]
-fn one_whose_blocks_have_left_the_cache_does_too() {
+fn a_sequential_reader_with_stale_slot_hints_is_read_ahead() {
     let (misses, issued) = read_cold([0..BLOCKS, 0..BLOCKS]);
     assert!(misses < 20, "{misses} misses");
-    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks read ahead");
+    assert!((BLOCKS / 2..=BLOCKS + BLOCKS / 8).contains(&issued), "{issued} blocks prefetched");
 }
 
 #[test]
-fn a_strided_reader_does_too() {
+fn a_strided_reader_is_read_ahead() {
     let (misses, issued) = read_cold(std::iter::once((0..BLOCKS).step_by(17)));
     assert!(misses < 20, "{misses} misses");
-    assert!((30..=BLOCKS / 17).contains(&issued), "{issued} blocks read ahead");
+    assert!((30..=BLOCKS / 17).contains(&issued), "{issued} blocks prefetched");
 }
 
 #[test]
-fn a_random_reader_costs_no_reads_but_its_own() {
+fn a_random_reader_prefetches_few_blocks() {
     let mut rng = forebay_base::rng::SmallRng::from_seed(3);
     let (_, issued) = read_cold(std::iter::once((0..300).map(|_| rng.below(BLOCKS))));
-    assert!(issued < 60, "{issued} blocks read ahead of random reads");
+    assert!(issued < 60, "{issued} blocks prefetched for random reads");
 }

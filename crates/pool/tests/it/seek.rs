@@ -9,7 +9,7 @@ use crate::common::{MIB, cache, check, create, dataset, import, memory};
 const RECORD: u64 = 4096;
 const BLOCKS: u64 = 1500;
 
-/// An object whose records all hold data that is not zero, or nothing.
+/// An object whose records are either holes or hold data that is not zero.
 struct Model {
     object: Object,
     data: Vec<bool>,
@@ -40,7 +40,7 @@ impl Model {
 }
 
 #[test]
-fn data_and_holes_are_where_the_model_has_them() {
+fn data_and_holes_match_the_model() {
     let mut rng = SmallRng::from_seed(0x5ee4);
     let (device, cache) = (memory(128 * MIB), cache(16 * MIB));
     let mut pool = create(&device, &cache);
@@ -64,7 +64,8 @@ fn data_and_holes_are_where_the_model_has_them() {
                 model.size = model.size.max(start * RECORD + content.len() as u64);
             }
             4..=6 => {
-                // Of a record that is punched in part, and is zeros then, a sync makes a hole.
+                // Punch whole records only: a sync would turn a record that became all zeros into a
+                // hole.
                 let end = (model.size / RECORD).min(end);
                 if end > start {
                     let len = (end - start) * RECORD;
@@ -101,7 +102,7 @@ fn data_and_holes_are_where_the_model_has_them() {
 }
 
 #[test]
-fn large_holes_and_large_data_are_passed_without_reading_them() {
+fn large_holes_and_large_data_are_skipped() {
     let (device, cache) = (memory(64 * MIB), cache(16 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -123,7 +124,7 @@ fn large_holes_and_large_data_are_passed_without_reading_them() {
 }
 
 #[test]
-fn sizes_are_told_before_and_after_they_are_on_devices() {
+fn sizes_are_reported_before_and_after_the_sync() {
     let (device, cache) = (memory(64 * MIB), cache(16 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -170,7 +171,7 @@ fn sizes_are_told_before_and_after_they_are_on_devices() {
 }
 
 #[test]
-fn a_dataset_has_a_root_that_its_user_sets() {
+fn a_dataset_keeps_the_root_object_that_was_set() {
     let (device, cache) = (memory(64 * MIB), cache(16 * MIB));
     let pool = create(&device, &cache);
     let data = pool.create_dataset("data", &DatasetSettings::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Settings of datasets that change while they are used.
+//! Changes of dataset settings during use.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use crate::common::{MIB, cache, check, create, dataset, import, memory};
 
 const BYTES: usize = 1 << 20;
 
-/// Writes a new object that compresses well, and says how many bytes that took on devices.
+/// Writes a new compressible object, and returns its allocated bytes.
 fn bytes_taken(pool: &Pool, data: &Dataset) -> u64 {
     let before = data.allocated_bytes();
     let tx = pool.begin().unwrap();
@@ -23,7 +23,7 @@ fn bytes_taken(pool: &Pool, data: &Dataset) -> u64 {
 }
 
 #[test]
-fn settings_survive_an_import_and_count_from_now_on() {
+fn settings_survive_an_import_and_apply_to_later_writes() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -36,10 +36,10 @@ fn settings_survive_an_import_and_count_from_now_on() {
         cache: CacheMode::Metadata,
         ..old
     };
-    let odd = DatasetSettings { record_bytes: 5000, ..old };
-    assert_eq!(data.set_settings(&odd).unwrap_err().kind(), ErrorKind::Invalid);
+    let invalid = DatasetSettings { record_bytes: 5000, ..old };
+    assert_eq!(data.set_settings(&invalid).unwrap_err().kind(), ErrorKind::Invalid);
     data.set_settings(&packed).unwrap();
-    // Nothing else changes before the pool goes.
+    // No other change follows before the export.
     drop(data);
     pool.abandon();
 
@@ -51,7 +51,7 @@ fn settings_survive_an_import_and_count_from_now_on() {
     assert_eq!(found.record_bytes, 64 << 10);
     let small = bytes_taken(&pool, &data);
     assert!(small < plain / 4, "{small} bytes after {plain}");
-    // Without an import as well, and while objects are open.
+    // Changes apply without an import too, and while objects are open.
     data.set_settings(&DatasetSettings { data_copies: 2, ..old }).unwrap();
     let double = bytes_taken(&pool, &data);
     assert!(double >= 2 * BYTES as u64, "{double}");
@@ -63,7 +63,7 @@ fn settings_survive_an_import_and_count_from_now_on() {
     check(&pool);
 }
 
-/// Makes an object under a name, with content that names it.
+/// Creates an object under a name, with content that identifies it.
 fn make(pool: &Pool, data: &Dataset, directory: u64) -> u64 {
     let tx = pool.begin().unwrap();
     let number = data.create_object(&tx, &[]).unwrap();
@@ -82,7 +82,7 @@ fn assert_made(data: &Dataset, directory: u64, number: u64) {
 }
 
 #[test]
-fn what_is_fsynced_survives_whichever_mode_was_set_when() {
+fn fsynced_content_survives_changes_of_the_sync_mode() {
     let (device, cache) = (memory(64 * MIB), cache(32 * MIB));
     let pool = create(&device, &cache);
     let data = dataset(&pool);
@@ -108,7 +108,7 @@ fn what_is_fsynced_survives_whichever_mode_was_set_when() {
 }
 
 #[test]
-fn settings_change_under_the_hands_of_who_writes() {
+fn settings_change_during_concurrent_writes() {
     for seed in 0..4 {
         let (device, cache) = (memory(128 * MIB), cache(32 * MIB));
         let pool = create(&device, &cache);
@@ -127,7 +127,7 @@ fn settings_change_under_the_hands_of_who_writes() {
                     data.fsync(number).unwrap();
                     kept.push(number);
                 } else if rng.below(2) == 0 {
-                    // Its number goes to somebody else.
+                    // Its number is reused by another thread.
                     let tx = pool.begin().unwrap();
                     let names = data.directory(directory).unwrap();
                     names.remove(&tx, &number.to_le_bytes()).unwrap();

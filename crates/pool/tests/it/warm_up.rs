@@ -1,4 +1,4 @@
-//! After an import, what L2 devices have is in memory before anybody asks for it.
+//! Warm-up: an import loads blocks from L2 devices into memory.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn import(device: &Arc<dyn Device>, caching: &Arc<dyn Device>, cache: &Arc<Block
 }
 
 fn l2_stats(pool: &Pool) -> L2DeviceStats {
-    let device = pool.l2_devices().pop().expect("it has one");
+    let device = pool.l2_devices().pop().expect("one L2 device");
     device.stats.unwrap_or_else(|| panic!("{:?}", device.state))
 }
 
@@ -41,11 +41,11 @@ fn content(dataset: u64, record: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Datasets by what RAM caches of them.
+/// Datasets by their setting `cache`.
 const MODES: [(&str, CacheMode); 3] =
     [("all", CacheMode::All), ("metadata", CacheMode::Metadata), ("none", CacheMode::None)];
 
-/// Writes an object into a dataset of that number here. Returns its number.
+/// Writes an object into the dataset with this index. Returns its number.
 fn write(pool: &Pool, number: usize, object: Option<u64>, version: u64) -> u64 {
     let data = pool.dataset(MODES[number].0).unwrap();
     let tx = pool.begin().unwrap();
@@ -67,13 +67,17 @@ fn read(pool: &Pool, number: usize, object: u64, version: u64) {
     for step in 0..RECORDS {
         let record = step * 1009 % RECORDS;
         object.read(record * RECORD, &mut bytes).unwrap();
-        assert!(bytes == content(number as u64, record, version), "record {record} is another one");
+        assert!(
+            bytes == content(number as u64, record, version),
+            "record {record} has wrong content"
+        );
     }
 }
 
-/// A pool whose datasets were cached in full as long as they were written to, with an L2 device that has all; then, if they have
-/// wishes, they are set to what they want, and the pool is closed, or left as by a crash.
-fn left(crash: bool, wishes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3]) {
+/// Creates a pool with one dataset for each mode, all cached in full while they are written, and an
+/// L2 device that has all blocks. With `modes`, sets the datasets' modes at the end. Then exports
+/// the pool, or leaves it as after a crash.
+fn warmed_pool(crash: bool, modes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3]) {
     let (device, caching, ram) = (memory(128 * MIB), memory(64 * MIB), cache(64 * MIB));
     let pool = create(&device, &ram);
     pool.add_l2_device(Arc::clone(&caching).into(), false).unwrap();
@@ -85,7 +89,7 @@ fn left(crash: bool, wishes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3
         read(&pool, number, object, 1);
         object
     });
-    for (name, mode) in MODES.into_iter().filter(|_| wishes) {
+    for (name, mode) in MODES.into_iter().filter(|_| modes) {
         let data = pool.dataset(name).unwrap();
         let settings = DatasetSettings { cache: mode, ..data.settings().unwrap() };
         data.set_settings(&settings).unwrap();
@@ -99,15 +103,15 @@ fn left(crash: bool, wishes: bool) -> (Arc<dyn Device>, Arc<dyn Device>, [u64; 3
 }
 
 #[test]
-fn what_datasets_want_in_memory_is_there_before_they_are_opened() {
+fn datasets_are_warm_before_they_are_opened() {
     for crash in [false, true] {
-        let (device, caching, objects) = left(crash, true);
+        let (device, caching, objects) = warmed_pool(crash, true);
         let ram = cache(64 * MIB);
         let pool = import(&device, &caching, &ram);
         let found = l2_stats(&pool);
         assert!(counter(&pool, "warmed", "data") >= RECORDS * 9 / 10, "{:?}", found.counters);
         assert_eq!(counter(&pool, "warm_ended", "done"), 1, "{:?}", found.counters);
-        // Two datasets do not want their records in memory.
+        // Two datasets exclude their data from the RAM cache.
         assert!(counter(&pool, "warm_passed", "unwanted") >= 2 * RECORDS * 9 / 10);
         assert!(counter(&pool, "warm_passed", "unknown_owner") == 0, "{:?}", found.counters);
         let before = (device_reads(&pool), l2_stats(&pool).hits);
@@ -118,7 +122,7 @@ fn what_datasets_want_in_memory_is_there_before_they_are_opened() {
         read(&pool, 1, objects[1], 1);
         read(&pool, 2, objects[2], 1);
         check(&pool);
-        // What is overwritten is not what comes back the next time.
+        // The old version of an overwritten record is not warmed up.
         write(&pool, 0, Some(objects[0]), 2);
         read(&pool, 0, objects[0], 2);
         pool.export().unwrap();
@@ -130,15 +134,16 @@ fn what_datasets_want_in_memory_is_there_before_they_are_opened() {
 }
 
 #[test]
-fn memory_that_is_needed_is_left_alone() {
-    let (device, caching, objects) = left(false, false);
+fn warm_up_does_not_evict() {
+    let (device, caching, objects) = warmed_pool(false, false);
     let ram = cache(8 * MIB);
     let pool = import(&device, &caching, &ram);
     let stats = ram.cache().stats();
     let evicted: u64 =
         ["evicted_mru", "evicted_mfu", "evicted_once"].iter().map(|name| stats.counter(name)).sum();
     let warmed = counter(&pool, "warmed", "data");
-    // The more blocks, the more the cache needs to know of them, and the less is left for them: that may cost some at the mark.
+    // The overhead of the cache grows with the number of blocks, so a few may be evicted near the
+    // bound.
     assert!(evicted <= warmed / 20, "{evicted} of {warmed} were evicted again");
     assert_eq!(counter(&pool, "warm_ended", "no_room"), 1, "{:?}", l2_stats(&pool).counters);
     assert!(stats.reserved <= stats.capacity, "{} of {}", stats.reserved, stats.capacity);
@@ -147,13 +152,13 @@ fn memory_that_is_needed_is_left_alone() {
 }
 
 #[test]
-fn a_pool_can_end_at_once_and_the_tunable_switches_it_off() {
-    let (device, caching, objects) = left(false, true);
+fn an_export_interrupts_warm_up_and_the_tunable_disables_it() {
+    let (device, caching, objects) = warmed_pool(false, true);
     for _ in 0..5 {
         let options = ImportOptions { find_l2_devices: false, ..import_options(&cache(64 * MIB)) };
         let caches = vec![Arc::clone(&caching).into()];
         let pool = Pool::import_with(vec![Arc::clone(&device).into()], caches, &options).unwrap();
-        // Datasets may be being opened for it.
+        // Datasets may be opened for the warm-up at this time.
         pool.export().unwrap();
     }
     let off = ("l2_warm_up".to_owned(), "false".to_owned());

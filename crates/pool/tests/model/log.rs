@@ -1,4 +1,5 @@
-//! The intent log: changes racing commits and the end of a txg; what is logged is closed under "before".
+//! The intent log: changes race commits and the end of a txg. A logged change implies all changes
+//! that happened before it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,14 +8,14 @@ use forebay_pool::model::ModelLog;
 
 use forebay_base::model::{below, check, join, spawn};
 
-/// Each thread's changes come in its order; a change that saw another one comes after it; and what a commit promised
-/// is there.
+/// Changes of a thread are replayed in order. A change that saw another one is replayed after it.
+/// Changes that a commit made durable are replayed.
 #[test]
-fn what_is_logged_is_a_beginning() {
+fn the_log_contains_a_consistent_prefix() {
     check(600, || {
         let log = Arc::new(ModelLog::new());
         let root = log.root_for(1);
-        // The newest change that is certainly noted.
+        // The newest change that was noted.
         let newest = Arc::new(AtomicU64::new(0));
         let writer = |thread: u64| {
             let (log, newest) = (log.clone(), newest.clone());
@@ -35,14 +36,14 @@ fn what_is_logged_is_a_beginning() {
         };
         let ended = join([writer(1), writer(2), writer(3)]);
         let (numbers, objects) = log.replay(&root);
-        let place = |number: u64| numbers.iter().position(|found| *found == number);
+        let index_of = |number: u64| numbers.iter().position(|found| *found == number);
         for (thread, saw, promised) in ended {
             for (number, before) in saw {
-                let Some(at) = place(number) else {
+                let Some(at) = index_of(number) else {
                     assert!(!promised, "{number} was promised");
                     continue;
                 };
-                let before = (before != 0).then(|| place(before).expect("it was seen"));
+                let before = (before != 0).then(|| index_of(before).expect("it was seen"));
                 assert!(before.is_none_or(|before| before < at), "{number} out of order");
             }
             assert!(!promised || objects.contains(&thread), "{thread}'s content was promised");
@@ -50,9 +51,10 @@ fn what_is_logged_is_a_beginning() {
     });
 }
 
-/// Somebody changes more of an object than is kept while others commit it: no promise without the content.
+/// A thread changes more of an object than the log keeps while others commit the object: no commit
+/// succeeds without the content.
 #[test]
-fn what_is_not_kept_is_not_promised() {
+fn content_beyond_the_log_is_not_reported_durable() {
     check(600, || {
         let log = Arc::new(ModelLog::new());
         let root = log.root_for(1);
@@ -76,9 +78,10 @@ fn what_is_not_kept_is_not_promised() {
     });
 }
 
-/// A name that needs the content of an object is never in the log without it, whoever commits.
+/// A name that needs the content of an object is never in the log without it, whichever thread
+/// commits.
 #[test]
-fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
+fn a_name_is_not_logged_without_its_content() {
     check(600, || {
         let log = Arc::new(ModelLog::new());
         let root = log.root_for(1);
@@ -107,8 +110,8 @@ fn a_name_does_not_come_without_the_content_that_it_is_bound_to() {
     });
 }
 
-/// A txg becomes durable while others commit: from each root, what it does not hold and was promised is there, and
-/// nothing that followed from what is missing.
+/// A txg becomes durable while other threads commit. A replay from either root yields all durable
+/// changes that the root does not contain, and no change without its predecessors.
 #[test]
 fn commits_race_the_end_of_a_txg() {
     check(600, || {

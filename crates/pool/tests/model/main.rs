@@ -4,19 +4,19 @@
 //! RUSTFLAGS='--cfg forebay_model' cargo test -p forebay-pool --release --test model
 //! ```
 //!
-//! Every lock, atomic and thread of the library is shuttle's in this build (`forebay_base::sync`), so
-//! that each atomic access is a point at which the scheduler may go on with another thread. Orderings
-//! weaker than sequentially consistent are not explored; what they rest on is argued where they stand.
+//! In this build every lock, atomic and thread of the library is shuttle's (`forebay_base::sync`),
+//! so the scheduler may switch threads at each atomic access. Orderings weaker than sequential
+//! consistency are not explored; the code that relies on them contains the argument.
 //!
-//! A failure prints its schedule. To run it again, name the one test and hand the schedule over, as
-//! text or as the path of a file that holds it:
+//! A failure prints its schedule. To replay it, run the one test with the schedule, as text or as
+//! the path of a file:
 //!
 //! ```text
 //! FOREBAY_REPLAY='910102...' RUSTFLAGS=... cargo test ... --test model -- --exact txg::holds_race_quiesce
 //! ```
 //!
-//! `FOREBAY_FULL=1` searches twenty times as long, from a seed that it prints; `FOREBAY_SEED` sets it.
-//! Ordinary runs always use the same seed.
+//! `FOREBAY_FULL=1` explores twenty times as many schedules, from a seed that it prints;
+//! `FOREBAY_SEED` sets the seed. Other runs always use the same seed.
 #![cfg(forebay_model)]
 
 mod log;

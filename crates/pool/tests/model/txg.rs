@@ -1,5 +1,5 @@
-//! Transaction groups: holds racing the close of a txg, waiters racing commits, suspension and close,
-//! throttled changes and those who make room.
+//! Transaction groups: holds race the close of a txg; waiters race commits, suspension and close;
+//! throttled changes race the release of dirty bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -23,12 +23,12 @@ fn cause() -> Error {
     Error::new(ErrorKind::Device, "gone")
 }
 
-/// No hold of a txg is left when `quiesce` returns, and what begins later is of a later txg.
+/// No hold of a txg is left when `quiesce` returns, and later holds belong to a later txg.
 #[test]
 fn holds_race_quiesce() {
     check(12_000, || {
         let txgs = txgs();
-        // Holds of each of the txgs 10 to 13, as their owners see it.
+        // Holds of each of the txgs 10 to 13, counted by their owners.
         let held: Arc<[AtomicI64; 4]> = Arc::default();
         let newest = Arc::new(AtomicU64::new(0));
         let changer = |cell: usize| {
@@ -43,7 +43,7 @@ fn holds_race_quiesce() {
                     of.fetch_add(1, Ordering::SeqCst);
                     let older = &held[..(hold.txg() - 10) as usize];
                     let left = older.iter().any(|of| of.load(Ordering::SeqCst) != 0);
-                    assert!(!left, "two txgs change side by side");
+                    assert!(!left, "two txgs change concurrently");
                     hold.dirty(50 << 10);
                     of.fetch_sub(1, Ordering::SeqCst);
                     drop(hold);
@@ -64,34 +64,39 @@ fn holds_race_quiesce() {
     });
 }
 
-/// Nothing is under way while all are at rest, whoever commits and whoever else wants rest; and all goes on afterwards.
+/// No change is in progress at rest, despite concurrent commits and other requests for rest.
+/// Afterwards changes continue.
 #[test]
 fn rest_races_changes_and_commits() {
     check(9000, || {
         let txgs = txgs();
-        let under_way = Arc::new(AtomicI64::new(0));
+        let in_progress = Arc::new(AtomicI64::new(0));
         let changer = |cell: usize| {
-            let (txgs, under_way) = (txgs.clone(), under_way.clone());
+            let (txgs, in_progress) = (txgs.clone(), in_progress.clone());
             spawn(move || {
                 for _ in 0..2 {
                     let hold = txgs.begin_at(cell).unwrap();
-                    under_way.fetch_add(1, Ordering::SeqCst);
-                    under_way.fetch_sub(1, Ordering::SeqCst);
+                    in_progress.fetch_add(1, Ordering::SeqCst);
+                    in_progress.fetch_sub(1, Ordering::SeqCst);
                     drop(hold);
                 }
             })
         };
         let changers = [changer(0), changer(1)];
-        let rester = {
-            let (txgs, under_way) = (txgs.clone(), under_way.clone());
+        let rest_thread = {
+            let (txgs, in_progress) = (txgs.clone(), in_progress.clone());
             spawn(move || {
                 let mut rested = 0;
                 for _ in 0..2 {
-                    let look = || {
-                        assert_eq!(under_way.load(Ordering::SeqCst), 0, "a change is under way");
+                    let check_rest = || {
+                        assert_eq!(
+                            in_progress.load(Ordering::SeqCst),
+                            0,
+                            "a change is in progress"
+                        );
                         rested += 1;
                     };
-                    txgs.at_rest(look).unwrap();
+                    txgs.at_rest(check_rest).unwrap();
                 }
                 assert_eq!(rested, 2);
             })
@@ -99,12 +104,12 @@ fn rest_races_changes_and_commits() {
         let txg = txgs.quiesce().unwrap();
         txgs.synced(txg);
         join(changers);
-        join([rester]);
+        join([rest_thread]);
         txgs.quiesce().unwrap();
     });
 }
 
-/// A waiter returns once its txg is durable; none sleeps for ever.
+/// A waiter returns once its txg is durable. No waiter sleeps forever.
 #[test]
 fn waiters_race_commits() {
     check(9000, || {
@@ -139,7 +144,7 @@ fn waiters_race_commits() {
     });
 }
 
-/// Suspension and close reach everybody, wherever they are, and nothing begins afterwards.
+/// Suspension and close reach every thread, and nothing begins afterwards.
 #[test]
 fn waiters_race_suspend_and_close() {
     check(9000, || {
@@ -154,7 +159,7 @@ fn waiters_race_suspend_and_close() {
                 if txgs.wait_synced(txg).is_ok() {
                     assert!(txgs.synced_txg() >= txg);
                 }
-                // At the maximum, if the txg was not committed.
+                // Throttled at the maximum, if the txg was not committed.
                 drop(txgs.begin_at(cell));
             })
         };
@@ -181,9 +186,9 @@ fn waiters_race_suspend_and_close() {
     });
 }
 
-/// Whoever waits at the maximum goes on when the sync thread has written the txg.
+/// A thread that is throttled at the maximum continues after the sync of the txg.
 #[test]
-fn throttled_changes_race_freed_space() {
+fn throttled_changes_race_the_sync() {
     check(9000, || {
         let txgs = txgs();
         txgs.begin_at(0).unwrap().dirty(1 << 20);
@@ -203,7 +208,7 @@ fn throttled_changes_race_freed_space() {
     });
 }
 
-/// The sync thread is woken by the bytes that make a txg large, whoever adds them.
+/// The bytes that make a txg large wake the sync thread, whichever thread adds them.
 #[test]
 fn a_large_txg_wakes_the_sync_thread() {
     check(9000, || {

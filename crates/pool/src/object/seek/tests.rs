@@ -1,4 +1,4 @@
-//! Seeking against a naive model: one flag a block.
+//! Seeking against a naive model with one flag per block.
 
 use forebay_base::rng::SmallRng;
 
@@ -9,7 +9,7 @@ use crate::format::BlockPtrPhys;
 const BLOCKS: u64 = 48;
 
 fn slot(rng: &mut SmallRng) -> (DirtySlot, bool) {
-    // A pointer that leads nowhere is a record of zeros that was written; any other one will do for data.
+    // A null pointer stands for a written record of zeros. Any other pointer stands for data.
     let data = rng.below(3) > 0;
     let birth_txg = u64::from(data).into();
     let mut ptr = BlockPtrPhys { birth_txg, ..BlockPtrPhys::HOLE };
@@ -19,7 +19,7 @@ fn slot(rng: &mut SmallRng) -> (DirtySlot, bool) {
     (DirtySlot::Written(ptr), data)
 }
 
-/// Random changes of a txg, and what they say of each block.
+/// Random changes of a txg, and their effect on each block.
 fn changes(rng: &mut SmallRng) -> (Pending, Vec<Option<bool>>) {
     let mut pending = Pending { txg: 1, ..Pending::default() };
     let mut model = vec![None; BLOCKS as usize];
@@ -39,16 +39,16 @@ fn changes(rng: &mut SmallRng) -> (Pending, Vec<Option<bool>>) {
 }
 
 #[test]
-fn what_two_txgs_say_of_each_block_is_what_the_model_says() {
+fn changes_of_two_txgs_match_the_model() {
     let mut rng = SmallRng::from_seed(0x5eec);
     for round in 0..2000 {
-        let (newer, newer_twin) = changes(&mut rng);
-        let (older, older_twin) = changes(&mut rng);
+        let (newer, newer_model) = changes(&mut rng);
+        let (older, older_model) = changes(&mut rng);
         let from = rng.below(BLOCKS);
         let changes = [TxgChanges::of(&newer, from), TxgChanges::of(&older, from)];
         let snapshot = ObjectSnapshot { tree: Tree::EMPTY, size: 0, changes };
         for block in from..BLOCKS {
-            let model = |at: u64| newer_twin[at as usize].or(older_twin[at as usize]);
+            let model = |at: u64| newer_model[at as usize].or(older_model[at as usize]);
             let (says, end) = snapshot.changed(block);
             assert_eq!(says, model(block), "round {round}, block {block}");
             assert!(end > block);

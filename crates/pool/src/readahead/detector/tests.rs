@@ -7,7 +7,7 @@ use super::*;
 
 const BLOCK_BYTES: u64 = 128 << 10;
 
-/// A detector with a naive reader: it keeps what was read ahead, and checks each plan.
+/// A detector and a naive reader that keeps the prefetched blocks and checks each plan.
 struct Reader {
     detector: StreamDetector,
     counters: PrefetchCounters,
@@ -33,7 +33,7 @@ impl Reader {
         }
     }
 
-    /// Reads, and says whether the first block was there.
+    /// Reads, and returns whether the first block was prefetched.
     fn read(&mut self, first: u64, blocks: u32) -> bool {
         let hit = self.cached.contains(&first);
         let found = if hit { ReadOutcome::Hit } else { ReadOutcome::Miss };
@@ -117,7 +117,7 @@ fn strides_are_recognized_in_both_directions() {
 }
 
 #[test]
-fn eight_streams_at_once_and_no_ninth() {
+fn a_ninth_concurrent_stream_is_refused() {
     let mut reader = Reader::new(1 << 20);
     for n in 0..500 {
         for stream in 0..9u64 {
@@ -136,7 +136,7 @@ fn eight_streams_at_once_and_no_ninth() {
 }
 
 #[test]
-fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
+fn distance_grows_by_use_to_one_bound_and_by_late_prefetches_to_another() {
     let mut reader = Reader::new(100_000);
     let ahead = |reader: &Reader| reader.cached.last().map_or(0, |last| last + 1);
     for block in 0..200 {
@@ -148,7 +148,7 @@ fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
     }
     let far = ahead(&reader) - 300;
     assert!((32..=64).contains(&far), "{far} blocks");
-    // What was read ahead is gone: less of it.
+    // The prefetched blocks are lost, so the distance shrinks.
     for block in 300..310 {
         reader.read_found(block, 1, ReadOutcome::Miss);
     }
@@ -158,14 +158,14 @@ fn distance_grows_by_use_to_a_bound_and_by_lateness_to_another() {
 }
 
 #[test]
-fn random_reads_issue_next_to_nothing() {
+fn random_reads_issue_few_blocks() {
     for seed in 0..20 {
         let mut rng = SmallRng::from_seed(seed);
         let mut reader = Reader::new(100_000);
         for _ in 0..10_000 {
             reader.read(rng.below(100_000), 1);
         }
-        // By chance a read now and then is right behind another.
+        // A few random reads happen to follow another.
         assert!(reader.planned < 200, "seed {seed}: {}", reader.planned);
     }
 }
@@ -200,9 +200,9 @@ fn readers_that_overtake_each_other_stay_one_stream() {
 }
 
 proptest! {
-    /// Whatever is read, plans stay inside the object, and small in relation.
+    /// Plans stay inside the object and within the limits.
     #[test]
-    fn plans_stay_inside(
+    fn plans_stay_inside_the_object(
         seed in any::<u64>(),
         end_block in 1u64..3000,
         max_bytes in 0u64..4 << 20,
@@ -229,9 +229,9 @@ proptest! {
         }
     }
 
-    /// Reads at the ends of what numbers can say.
+    /// Reads at the limits of the number range.
     #[test]
-    fn absurd_reads_are_survived(first in prop::collection::vec(any::<u64>(), 1..50), step in any::<u64>()) {
+    fn reads_at_numeric_limits_never_panic(first in prop::collection::vec(any::<u64>(), 1..50), step in any::<u64>()) {
         let mut reader = Reader::new(u64::MAX);
         for first in first {
             for n in 0..6 {

@@ -1,4 +1,4 @@
-//! Laying a leaf out: from other leaves' entries, and for storing.
+//! Layout of a leaf: building it from entries, and packing it for storage.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -8,11 +8,11 @@ use crate::format::{
     ZapSlotPhys,
 };
 
-/// An object that was made up could have records of any size.
-pub(super) const WRONG_SIZE: LeafDefect = LeafDefect("its object's records have the wrong size");
+/// A forged object may have records of any size.
+pub(super) const WRONG_SIZE: LeafDefect = LeafDefect("the record size of its object is wrong");
 const RECORDS_TOO_MANY: LeafDefect = LeafDefect("its records are larger than a leaf");
 
-/// Fills a leaf with a known number of entries that come in their order.
+/// Fills a leaf with a known number of entries, which are pushed in order.
 pub(in crate::zap) struct Builder<'a> {
     bytes: &'a mut [u8],
     head: ZapLeafPhys,
@@ -22,7 +22,7 @@ pub(in crate::zap) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Starts an open leaf of `count` entries in `bytes`, which has `ZAP_LEAF_BYTES`.
+    /// Starts an open leaf of `count` entries in `bytes`, which has `ZAP_LEAF_BYTES` bytes.
     pub(in crate::zap) fn new(
         bytes: &'a mut [u8],
         depth: u8,
@@ -65,13 +65,13 @@ impl<'a> Builder<'a> {
 
     /// Writes the header.
     pub(in crate::zap) fn finish(mut self) {
-        assert_eq!(self.next_slot, ZAP_LEAF_BYTES, "as many entries as were announced");
+        assert_eq!(self.next_slot, ZAP_LEAF_BYTES, "the number of entries matches");
         self.head.records_end = (self.records_end as u16).into();
         self.bytes[..HEAD].copy_from_slice(self.head.as_bytes());
     }
 }
 
-/// Replaces an open leaf by another.
+/// Replaces the content of an open leaf.
 pub(in crate::zap) fn put_leaf(bytes: &mut [u8], leaf: &[u8]) -> Result<(), LeafDefect> {
     if bytes.len() != leaf.len() {
         return Err(WRONG_SIZE);
@@ -80,7 +80,7 @@ pub(in crate::zap) fn put_leaf(bytes: &mut [u8], leaf: &[u8]) -> Result<(), Leaf
     Ok(())
 }
 
-/// Writes a record at `at`, for which there is room; says where it ends.
+/// Writes a record at `at`, where there must be enough space. Returns its end.
 #[inline]
 pub(super) fn put_record(bytes: &mut [u8], at: usize, record: Record<'_>) -> usize {
     let Record { name, value } = record;
@@ -93,7 +93,7 @@ pub(super) fn put_record(bytes: &mut [u8], at: usize, record: Record<'_>) -> usi
     at + record.bytes()
 }
 
-/// Copies the entries of leaves, whose order is that of their entries, into an open leaf.
+/// Copies the entries of leaves into one open leaf. The leaves are in the order of their entries.
 pub(super) fn join(
     leaves: &[&Leaf<'_>],
     depth: u8,
@@ -111,12 +111,12 @@ pub(super) fn join(
     Ok(())
 }
 
-/// Turns a leaf that [`LeafStore::with_leaf_mut`](super::super::LeafStore::with_leaf_mut) handed out into what is to
-/// be stored, at the front of the buffer, and returns its length. What follows is zeros. The buffer can be
-/// handed out again afterwards.
+/// Turns a leaf from [`LeafStore::with_leaf_mut`](super::super::LeafStore::with_leaf_mut) into
+/// stored form, at the front of the buffer, and returns its length. The remainder of the buffer is
+/// zeros. The buffer can be opened for changes again.
 pub(crate) fn pack(bytes: &mut [u8]) -> usize {
     let Ok(leaf) = Leaf::read(bytes) else {
-        // Nothing of ours: whoever reads it will say so.
+        // Not a valid leaf. Readers report the damage.
         return bytes.len();
     };
     let mut head = *leaf.head;
@@ -142,7 +142,7 @@ pub(crate) fn pack(bytes: &mut [u8]) -> usize {
     end.next_multiple_of(ZAP_LEAF_STEP).min(bytes.len())
 }
 
-/// Closes the holes among the records of an open leaf. A leaf that makes no sense stays as it is.
+/// Closes the holes among the records of an open leaf. An invalid leaf stays unchanged.
 pub(super) fn compact(bytes: &mut [u8]) -> bool {
     let mut copy = [0; ZAP_LEAF_BYTES];
     let done = Leaf::read(bytes)

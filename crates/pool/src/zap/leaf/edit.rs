@@ -9,16 +9,16 @@ use crate::format::{
 };
 use crate::zap::entry::{Value, first_position, prefix_mask};
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::zap) enum Change {
-    /// Done; the value that the name had.
+    /// Done, with the old value of the name.
     Done(Option<Value>),
-    /// Nothing changed: the name has this value.
+    /// Nothing changed: the name exists with this value.
     Exists(Value),
-    /// Nothing changed: there is no such name.
+    /// Nothing changed: the name does not exist.
     Missing,
-    /// Nothing changed: there is no room.
+    /// Nothing changed: there is not enough space.
     Full,
 }
 
@@ -29,7 +29,8 @@ pub(in crate::zap) struct LeafMut<'a> {
 }
 
 impl<'a> LeafMut<'a> {
-    /// Opens a leaf: one that was stored is checked, and its slots move to the buffer's end.
+    /// Opens a leaf. A leaf in stored form is validated, and its slots move to the end of the
+    /// buffer.
     #[inline]
     pub(in crate::zap) fn open(bytes: &'a mut [u8]) -> Result<Self, LeafDefect> {
         if bytes.len() != ZAP_LEAF_BYTES {
@@ -42,7 +43,7 @@ impl<'a> LeafMut<'a> {
         }
         let slots_end = usize::from(head.slots_at.get()) + leaf.slots.len() * SLOT;
         if slots_end != ZAP_LEAF_BYTES {
-            return Err(LeafDefect("its slots are in the wrong place"));
+            return Err(LeafDefect("its slots do not end at the end of the buffer"));
         }
         Ok(Self { bytes, head })
     }
@@ -63,13 +64,13 @@ impl<'a> LeafMut<'a> {
         Ok(this)
     }
 
-    /// The leaf, to look at.
+    /// Read access to the leaf.
     #[inline]
     pub(in crate::zap) fn leaf(&self) -> Result<Leaf<'_>, LeafDefect> {
         Leaf::read(self.bytes)
     }
 
-    /// Adds a name, if it is not there.
+    /// Adds a name if it does not exist.
     #[inline]
     pub(in crate::zap) fn insert(
         &mut self,
@@ -88,7 +89,7 @@ impl<'a> LeafMut<'a> {
             if record.name == name {
                 return Ok(Change::Exists(record.value()?));
             }
-            // The first free collision number; later slots are looked at for their names only.
+            // Take the first free collision number. Later slots are read for their names only.
             if slot.position() == position {
                 position += 1;
                 index += 1;
@@ -99,12 +100,12 @@ impl<'a> LeafMut<'a> {
             return Ok(Change::Full);
         }
         let at = self.append(record);
-        self.open_slot(index, ZapSlotPhys::new(position, at));
+        self.insert_slot(index, ZapSlotPhys::new(position, at));
         self.put_head();
         Ok(Change::Done(None))
     }
 
-    /// Gives a name another value; it keeps its place.
+    /// Replaces the value of a name. The position stays.
     pub(in crate::zap) fn replace(
         &mut self,
         hash: u32,
@@ -125,7 +126,7 @@ impl<'a> LeafMut<'a> {
             if !self.make_space(new.bytes()) {
                 return Ok(Change::Full);
             }
-            // Making room may have moved slots' records, but not the slots.
+            // `make_space` may have moved the records, but not the slots.
             let at = self.append(new);
             let slot_at = self.slots_at() + index * SLOT;
             let new_slot = ZapSlotPhys::new(slot.position(), at);
@@ -160,7 +161,7 @@ impl<'a> LeafMut<'a> {
         Ok(Change::Done(Some(value)))
     }
 
-    /// Whether a split can tell some of its entries, or an entry with this hash, from the others.
+    /// Whether splits can separate some entries from the others or from an entry with this hash.
     pub(in crate::zap) fn can_split(&self, hash: u32) -> Result<bool, LeafDefect> {
         let leaf = self.leaf()?;
         let differs = |slot: &ZapSlotPhys| (slot.hash() ^ hash) & prefix_mask(ZAP_DEPTH_MAX) != 0;
@@ -168,7 +169,7 @@ impl<'a> LeafMut<'a> {
             && (leaf.slots.first().is_some_and(differs) || leaf.slots.last().is_some_and(differs)))
     }
 
-    /// Fills `low` and `high` with the leaves that a split makes. This leaf stays as it is.
+    /// Fills `low` and `high` with the two leaves of a split. This leaf stays unchanged.
     pub(in crate::zap) fn halves(&self, low: &mut [u8], high: &mut [u8]) -> Result<(), LeafDefect> {
         let leaf = self.leaf()?;
         let depth = leaf.depth() + 1;
@@ -195,7 +196,7 @@ impl<'a> LeafMut<'a> {
         self.head.hole_bytes = self.head.hole_bytes.get().saturating_add(bytes as u16).into();
     }
 
-    /// Whether `bytes` are free between records and slots, perhaps only after closing holes.
+    /// Whether `bytes` are free between records and slots, after closing holes if necessary.
     #[inline]
     fn make_space(&mut self, bytes: usize) -> bool {
         let free = self.slots_at() - self.records_end();
@@ -212,7 +213,7 @@ impl<'a> LeafMut<'a> {
         bytes <= self.slots_at() - self.records_end()
     }
 
-    /// Appends a record for which there is room; says where it is.
+    /// Appends a record, for which there must be enough space. Returns its offset.
     #[inline]
     fn append(&mut self, record: Record<'_>) -> u16 {
         let at = self.head.records_end.get();
@@ -221,9 +222,9 @@ impl<'a> LeafMut<'a> {
         at
     }
 
-    /// Inserts a slot for which there is room.
+    /// Inserts a slot, for which there must be enough space.
     #[inline]
-    fn open_slot(&mut self, index: usize, slot: ZapSlotPhys) {
+    fn insert_slot(&mut self, index: usize, slot: ZapSlotPhys) {
         let old_at = self.slots_at();
         let new_at = old_at - SLOT;
         let slot_at = new_at + index * SLOT;
@@ -234,7 +235,7 @@ impl<'a> LeafMut<'a> {
     }
 }
 
-/// Fills `out` with the leaf that two buddies make.
+/// Fills `out` with the leaf that two buddies merge into.
 pub(in crate::zap) fn merged(
     low: &Leaf<'_>,
     high: &Leaf<'_>,
@@ -245,7 +246,7 @@ pub(in crate::zap) fn merged(
     let prefix = low.prefix() & prefix_mask(depth);
     let middle = prefix | 1 << (31 - u32::from(depth));
     if high.depth() != low.depth() || low.prefix() != prefix || high.prefix() != middle {
-        return Err(LeafDefect("two leaves are no buddies"));
+        return Err(LeafDefect("two leaves to merge are not buddies"));
     }
     join(&[low, high], depth, prefix, out)
 }

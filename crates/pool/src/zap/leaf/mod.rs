@@ -1,20 +1,24 @@
-//! A leaf of a fat directory: reading one.
+//! A leaf of a fat directory: reading.
 //!
-//! Front to back a leaf is a header, records, and slots: an array of numbers, in order, each of which has the
-//! upper half of a name's hash, a collision number, and where the name's record is. Hashes are even, so that
-//! a lookup computes nearly where the slot must be: it touches the header, one or two lines of slots, and the
-//! record.
+//! A leaf is a header, records, and slots: an ordered array of numbers. A slot has the upper half
+//! of a name's hash, a collision number, and the offset of the name's record. Hashes are evenly
+//! distributed, so a lookup starts with an interpolation search: it touches the header, one or two
+//! cache lines of slots, and the record.
 //!
-//! Two forms differ only in where the slots are. *Stored*, they follow the records, and the leaf ends with them,
-//! rounded up to `ZAP_LEAF_STEP`. *Open* for changes, they end where the buffer does, and new records and slots
-//! grow towards each other. Readers handle both alike; the form is a move of the slots.
+//! Two forms differ in the location of the slots only. In *stored* form, they follow the records,
+//! and the leaf ends with them, rounded up to `ZAP_LEAF_STEP`. In *open* form, for changes, they
+//! end at the end of the buffer, and new records and slots grow towards each other. Readers handle
+//! both alike.
 //!
 //! # Invariants
 //!
-//! `header <= records_end <= slots_at`, slots ascend strictly, each leads to a record between header and
-//! `records_end`, `hole_bytes` is what no slot leads to, and all hashes have the leaf's prefix. What comes from
-//! a device may break all of it: [`Leaf::read`] checks what makes further accesses possible, each access
-//! checks its bounds, and [`Leaf::validate`] checks everything.
+//! - `header <= records_end <= slots_at`.
+//! - Slots ascend strictly. Each refers to a record between the header and `records_end`.
+//!   `hole_bytes` counts the bytes of records that no slot refers to.
+//! - All hashes have the prefix of the leaf.
+//!
+//! Content from a device may violate all of it. [`Leaf::read`] checks what later accesses rely on,
+//! each access checks its bounds, and [`Leaf::validate`] checks everything.
 
 mod build;
 mod edit;
@@ -35,10 +39,10 @@ pub(super) use edit::{Change, LeafMut, merged};
 
 const HEAD: usize = size_of::<ZapLeafPhys>();
 const SLOT: usize = size_of::<ZapSlotPhys>();
-/// A record's two lengths.
+/// The two length bytes of a record.
 const RECORD_HEAD: usize = 2;
 
-/// What is wrong with a leaf.
+/// The defect of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LeafDefect(pub(super) &'static str);
 
@@ -50,7 +54,7 @@ pub(super) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Bytes it takes among the records.
+    /// Bytes of the record in the leaf.
     pub(super) fn bytes(&self) -> usize {
         RECORD_HEAD + self.name.len() + self.value.len()
     }
@@ -58,11 +62,11 @@ impl Record<'_> {
     /// A copy of the value.
     #[inline]
     pub(super) fn value(&self) -> Result<Value, LeafDefect> {
-        Value::new(self.value).ok_or(LeafDefect("a value has an impossible length"))
+        Value::new(self.value).ok_or(LeafDefect("a value has an invalid length"))
     }
 }
 
-/// A leaf of which the header makes sense.
+/// A leaf with a plausible header.
 #[derive(Clone, Copy)]
 pub(super) struct Leaf<'a> {
     head: &'a ZapLeafPhys,
@@ -79,10 +83,10 @@ impl<'a> Leaf<'a> {
         };
         let form_is_known = matches!(head.form, ZAP_LEAF_STORED | ZAP_LEAF_OPEN);
         if head.magic.get() != ZAP_LEAF_MAGIC || !form_is_known || bytes.len() > ZAP_LEAF_BYTES {
-            return Err(LeafDefect("it is no leaf of a directory"));
+            return Err(LeafDefect("it is not a leaf of a directory"));
         }
         if head.depth > ZAP_DEPTH_MAX || head.prefix.get() & !prefix_mask(head.depth) != 0 {
-            return Err(LeafDefect("its depth or prefix is impossible"));
+            return Err(LeafDefect("its depth or prefix is invalid"));
         }
         let records_end = usize::from(head.records_end.get());
         let slots_at = usize::from(head.slots_at.get());
@@ -97,7 +101,7 @@ impl<'a> Leaf<'a> {
         Ok(Self { head, bytes, records_end, slots })
     }
 
-    /// How many bits of a hash lead to it.
+    /// Number of hash bits that select this leaf.
     #[inline]
     pub(super) fn depth(&self) -> u8 {
         self.head.depth
@@ -108,41 +112,41 @@ impl<'a> Leaf<'a> {
         self.head.prefix.get()
     }
 
-    /// All of it, in the form that it has.
+    /// The bytes of the leaf, in its current form.
     pub(super) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Its entries' number.
+    /// Number of entries.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether entries with this hash belong here.
+    /// Whether entries with this hash belong to this leaf.
     #[inline]
     pub(super) fn covers(&self, hash: u32) -> bool {
         hash & prefix_mask(self.head.depth) == self.head.prefix.get()
     }
 
-    /// Bytes that its entries take.
+    /// Bytes that the entries use.
     pub(super) fn used_bytes(&self) -> usize {
         let records = self.records_end - HEAD;
         self.slots.len() * SLOT + records.saturating_sub(usize::from(self.head.hole_bytes.get()))
     }
 
-    /// Length of its stored form before rounding up.
+    /// Length in stored form before rounding up.
     pub(super) fn packed_bytes(&self) -> usize {
         let records = self.used_bytes() - self.slots.len() * SLOT;
         (HEAD + records).next_multiple_of(SLOT) + self.slots.len() * SLOT
     }
 
-    /// The name's record.
+    /// The record of a name.
     #[inline]
     pub(super) fn find(&self, hash: u32, name: &[u8]) -> Result<Option<Record<'a>>, LeafDefect> {
         Ok(self.locate(hash, name)?.map(|(_, record)| record))
     }
 
-    /// The name's record and its slot's number.
+    /// The record of a name and the index of its slot.
     #[inline]
     pub(super) fn locate(
         &self,
@@ -171,13 +175,13 @@ impl<'a> Leaf<'a> {
         slots.iter().map(|slot| Ok((slot.position(), self.record(*slot)?)))
     }
 
-    /// Checks all that readers and writers rely on.
+    /// Validates everything that readers and writers rely on.
     pub(super) fn validate(&self) -> Result<(), LeafDefect> {
         let mut live = 0;
         let mut before = None;
         for slot in self.slots {
             if !self.covers(slot.hash()) {
-                return Err(LeafDefect("a hash is of another leaf"));
+                return Err(LeafDefect("a hash belongs to another leaf"));
             }
             if before.is_some_and(|before| before >= slot.position()) {
                 return Err(LeafDefect("its slots are out of order"));
@@ -193,7 +197,7 @@ impl<'a> Leaf<'a> {
 
     #[inline]
     fn record(&self, slot: ZapSlotPhys) -> Result<Record<'a>, LeafDefect> {
-        const OUTSIDE: LeafDefect = LeafDefect("a record lies outside");
+        const OUTSIDE: LeafDefect = LeafDefect("a record lies outside of the leaf");
         if slot.at() < HEAD {
             return Err(OUTSIDE);
         }
@@ -212,24 +216,24 @@ impl<'a> Leaf<'a> {
         }
     }
 
-    /// Number of the slot where a lookup of this hash begins, if there are any: hashes past the prefix are even, so this
-    /// is near.
+    /// Index of the slot where a search for this hash starts, if there are slots. Hashes after the
+    /// prefix are evenly distributed, so the start is near.
     #[inline]
-    pub(super) fn guess(&self, hash: u32) -> usize {
+    pub(super) fn interpolate(&self, hash: u32) -> usize {
         ((u64::from(hash << self.head.depth) * self.slots.len() as u64) >> 32) as usize
     }
 
-    /// Number of the first slot at or behind a position.
+    /// Index of the first slot at or after a position.
     #[inline]
     fn lower_bound(&self, position: u64) -> usize {
-        /// Slots that are looked over at first, to either side of the guess: a cache line.
+        /// Slots that the first step examines to either side of the start: a cache line.
         const STEP: usize = 8;
         let slots = self.slots;
         if slots.is_empty() {
             return 0;
         }
-        let guess = self.guess((position >> 16) as u32);
-        let (mut low, mut high) = (guess, guess);
+        let start = self.interpolate((position >> 16) as u32);
+        let (mut low, mut high) = (start, start);
         let mut step = STEP;
         if slots[low].position() < position {
             high = slots.len();

@@ -11,7 +11,7 @@ type Model = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
 
 fn empty(depth: u8, prefix: u32) -> Vec<u8> {
     let mut bytes = vec![0; ZAP_LEAF_BYTES];
-    Builder::new(&mut bytes, depth, prefix, 0).expect("it is empty").finish();
+    Builder::new(&mut bytes, depth, prefix, 0).expect("no entries fit").finish();
     bytes
 }
 
@@ -21,7 +21,7 @@ fn some_bytes(rng: &mut SmallRng, max: u64) -> Vec<u8> {
     bytes
 }
 
-/// Few names, and fewer hashes.
+/// One of a few names, which share a few hashes.
 fn some_name(rng: &mut SmallRng, prefix: u32, depth: u8, names: u64) -> (u32, Vec<u8>) {
     let number = rng.below(names);
     let mut named = SmallRng::from_seed(number);
@@ -37,31 +37,31 @@ fn check(bytes: &[u8], model: &Model) {
     assert_eq!(leaf.len(), model.len());
     let mut hashes = Vec::new();
     for entry in leaf.entries_from(0) {
-        let (position, record) = entry.expect("it is valid");
+        let (position, record) = entry.expect("a valid leaf");
         let hash = (position >> 16) as u32;
         assert_eq!(model[&(hash, record.name.to_vec())], record.value);
         hashes.push(hash);
     }
     assert!(hashes.iter().eq(model.keys().map(|(hash, _)| hash)), "hashes are in order");
     for ((hash, name), value) in model {
-        let found = leaf.find(*hash, name).expect("it is valid").expect("it is there");
+        let found = leaf.find(*hash, name).expect("a valid leaf").expect("it is there");
         assert_eq!(found.value, value);
     }
 }
 
-/// One change, on both.
+/// One change of the leaf and the model.
 fn step(rng: &mut SmallRng, bytes: &mut [u8], model: &mut Model, key: (u32, Vec<u8>)) {
-    let mut leaf = LeafMut::open(bytes).expect("it is valid");
+    let mut leaf = LeafMut::open(bytes).expect("a valid leaf");
     let value = some_bytes(rng, 32);
     let old = model.get(&key).map(|value| Value::new(value).expect("it has a length"));
     let (hash, name) = (key.0, key.1.clone());
     match rng.below(4) {
-        0 | 1 => match leaf.insert(hash, &name, &value).expect("it is valid") {
+        0 | 1 => match leaf.insert(hash, &name, &value).expect("a valid leaf") {
             Change::Done(None) => assert!(model.insert(key, value).is_none()),
             Change::Exists(found) => assert_eq!(Some(found), old),
             other => assert!(other == Change::Full && old.is_none()),
         },
-        2 => match leaf.replace(hash, &name, &value).expect("it is valid") {
+        2 => match leaf.replace(hash, &name, &value).expect("a valid leaf") {
             Change::Done(was) => {
                 assert_eq!(was, old);
                 model.insert(key, value);
@@ -69,7 +69,7 @@ fn step(rng: &mut SmallRng, bytes: &mut [u8], model: &mut Model, key: (u32, Vec<
             Change::Missing => assert!(old.is_none()),
             other => assert!(other == Change::Full && old.is_some()),
         },
-        _ => match leaf.remove(hash, &name).expect("it is valid") {
+        _ => match leaf.remove(hash, &name).expect("a valid leaf") {
             Change::Done(was) => {
                 assert_eq!(was, old);
                 model.remove(&key);
@@ -79,11 +79,11 @@ fn step(rng: &mut SmallRng, bytes: &mut [u8], model: &mut Model, key: (u32, Vec<
     }
 }
 
-/// Packs, cuts, and fills up with zeros again.
+/// Packs the leaf and truncates it to its stored length.
 fn store(bytes: &mut Vec<u8>) {
     let len = pack(bytes);
     assert!(len.is_multiple_of(ZAP_LEAF_STEP));
-    let leaf = Leaf::read(bytes).expect("it is valid");
+    let leaf = Leaf::read(bytes).expect("a valid leaf");
     assert_eq!(len, leaf.packed_bytes().next_multiple_of(ZAP_LEAF_STEP));
     assert!(leaf.used_bytes() <= len);
     bytes.truncate(len);
@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn is_a_map(seed in any::<u64>(), names in 1..2000u64, depth in 0..=24u8, rounds in 0..3000u32) {
+    fn matches_a_map_model(seed in any::<u64>(), names in 1..2000u64, depth in 0..=24u8, rounds in 0..3000u32) {
         let mut rng = SmallRng::from_seed(seed);
         let prefix = rng.next_u64() as u32 & prefix_mask(depth);
         let (mut bytes, mut model) = (empty(depth, prefix), Model::new());
@@ -119,13 +119,13 @@ proptest! {
             step(&mut rng, &mut bytes, &mut model, key);
         }
         let (mut low, mut high) = (vec![0; ZAP_LEAF_BYTES], vec![0; ZAP_LEAF_BYTES]);
-        let leaf = LeafMut::open(&mut bytes).expect("it is valid");
-        leaf.halves(&mut low, &mut high).expect("it is valid");
+        let leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
+        leaf.halves(&mut low, &mut high).expect("a valid leaf");
         let middle = prefix | 1 << (31 - depth);
-        let mut low_twin = model.clone();
-        let high_twin = low_twin.split_off(&(middle, Vec::new()));
-        check(&low, &low_twin);
-        check(&high, &high_twin);
+        let mut low_model = model.clone();
+        let high_model = low_model.split_off(&(middle, Vec::new()));
+        check(&low, &low_model);
+        check(&high, &high_model);
         store(&mut high);
         let mut both = vec![0; ZAP_LEAF_BYTES];
         let (low, high) = (Leaf::read(&low).expect("valid"), Leaf::read(&high).expect("valid"));
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_do_no_harm(seed in any::<u64>(), len in 0..=ZAP_LEAF_BYTES) {
+    fn random_bytes_never_panic(seed in any::<u64>(), len in 0..=ZAP_LEAF_BYTES) {
         let mut rng = SmallRng::from_seed(seed);
         let mut bytes = vec![0; len];
         rng.fill(&mut bytes);
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_leaves_do_no_harm(seed in any::<u64>(), packed in any::<bool>(), flips in 1..20u32) {
+    fn mutated_leaves_never_panic(seed in any::<u64>(), packed in any::<bool>(), flips in 1..20u32) {
         let mut rng = SmallRng::from_seed(seed);
         let (mut bytes, mut model) = (empty(0, 0), Model::new());
         for _ in 0..rng.below(1000) {
@@ -163,7 +163,7 @@ proptest! {
         for _ in 0..20 {
             let mut bytes = bytes.clone();
             for _ in 0..flips {
-                // Half of them where they hurt most.
+                // Half of the flips hit the header.
                 let among = if rng.below(2) == 0 { 24 } else { bytes.len() as u64 };
                 bytes[rng.below(among) as usize] ^= 1 << rng.below(8);
             }
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// Calls everything; only panics and endless loops are wrong.
+/// Calls all functions. Only panics and endless loops are failures.
 fn use_all(rng: &mut SmallRng, bytes: &[u8]) {
     let (hash, name) = some_name(rng, 0, 0, 300);
     if let Ok(leaf) = Leaf::read(bytes) {
@@ -203,31 +203,31 @@ fn use_all(rng: &mut SmallRng, bytes: &[u8]) {
 }
 
 #[test]
-fn a_stored_leaf_that_is_wrong_does_not_open() {
+fn an_invalid_stored_leaf_is_rejected() {
     let mut bytes = empty(0, 0);
-    let mut leaf = LeafMut::open(&mut bytes).expect("it is valid");
+    let mut leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
     for number in 0..10u32 {
         let name = number.to_string();
-        let change = leaf.insert(number << 20, name.as_bytes(), b"v").expect("it is valid");
+        let change = leaf.insert(number << 20, name.as_bytes(), b"v").expect("a valid leaf");
         assert_eq!(change, Change::Done(None));
     }
     pack(&mut bytes);
-    let slots_at = usize::from(Leaf::read(&bytes).expect("it is valid").head.slots_at.get());
+    let slots_at = usize::from(Leaf::read(&bytes).expect("a valid leaf").head.slots_at.get());
     bytes[slots_at..slots_at + 80].reverse();
     assert!(LeafMut::open(&mut bytes).is_err());
 }
 
 #[test]
-fn equal_hashes_get_the_first_free_number() {
+fn equal_hashes_get_the_first_free_collision_number() {
     let mut bytes = empty(0, 0);
-    let mut leaf = LeafMut::open(&mut bytes).expect("it is valid");
+    let mut leaf = LeafMut::open(&mut bytes).expect("a valid leaf");
     for name in [b"a", b"b", b"c"] {
-        leaf.insert(5, name, b"v").expect("it is valid");
+        leaf.insert(5, name, b"v").expect("a valid leaf");
     }
-    leaf.remove(5, b"b").expect("it is valid");
-    leaf.insert(5, b"d", b"v").expect("it is valid");
-    let leaf = leaf.leaf().expect("it is valid");
-    let all: Vec<_> = leaf.entries_from(0).map(|e| e.expect("it is valid")).collect();
+    leaf.remove(5, b"b").expect("a valid leaf");
+    leaf.insert(5, b"d", b"v").expect("a valid leaf");
+    let leaf = leaf.leaf().expect("a valid leaf");
+    let all: Vec<_> = leaf.entries_from(0).map(|e| e.expect("a valid leaf")).collect();
     let record = |name| Record { name, value: b"v" };
     assert_eq!(
         all,

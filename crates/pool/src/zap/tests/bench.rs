@@ -1,4 +1,5 @@
-//! What a directory itself costs: `cargo test --release -p forebay-pool zap_costs -- --ignored --nocapture`.
+//! Cost of directory operations: `cargo test --release -p forebay-pool zap_costs -- --ignored
+//! --nocapture`.
 
 use forebay_base::clock::{Clock, SystemClock};
 use forebay_base::rng::SmallRng;
@@ -25,7 +26,7 @@ fn each(order: &[u32], zaps: &[Zap<MemoryStore>], mut f: impl FnMut(&Zap<MemoryS
 }
 
 #[test]
-#[ignore = "it measures"]
+#[ignore = "a benchmark"]
 fn zap_costs() {
     let clock = SystemClock::new();
     let zaps: Arc<Vec<_>> = Arc::new((0..DIRECTORIES).map(|n| new(u64::from(n))).collect());

@@ -1,4 +1,4 @@
-//! What a walk promises while others change the directory.
+//! Walks while other operations change the directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn what_stays_is_returned_once(seed in any::<u64>(), batch in 1..100usize, changes in 1..60u64) {
+    fn a_walk_returns_each_kept_entry_exactly_once(seed in any::<u64>(), batch in 1..100usize, changes in 1..60u64) {
         let zap = new(seed);
         let mut rng = SmallRng::from_seed(seed);
-        let stays = |number: u64| number.is_multiple_of(3);
-        let mut there = BTreeSet::new();
+        let is_kept = |number: u64| number.is_multiple_of(3);
+        let mut existing = BTreeSet::new();
         let most = 1 + rng.below(3000);
         for number in 0..most {
-            if stays(number) || rng.below(2) == 0 {
+            if is_kept(number) || rng.below(2) == 0 {
                 zap.insert(&(), &name(number), b"v").expect("it is new");
-                there.insert(number);
+                existing.insert(number);
             }
         }
         let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
@@ -43,9 +43,9 @@ proptest! {
             }
             for _ in 0..changes {
                 let number = rng.below(most) + if grows { most } else { 0 };
-                if stays(number) && !grows {
+                if is_kept(number) && !grows {
                     zap.upsert(&(), &name(number), b"other").expect("it is possible");
-                } else if there.remove(&number) {
+                } else if existing.remove(&number) {
                     zap.remove(&(), &name(number)).expect("it is there");
                 } else if grows {
                     zap.upsert(&(), &name(number), b"new").expect("it is possible");
@@ -56,10 +56,11 @@ proptest! {
                 zap.store().evict(&mut rng, 2);
             }
         }
-        for number in (0..most).filter(|number| stays(*number)) {
+        for number in (0..most).filter(|number| is_kept(*number)) {
             prop_assert_eq!(seen.get(&name(number)), Some(&1));
         }
-        // What goes and comes again may be seen again, but here nothing comes again.
+        // An entry that is removed and added again may be returned twice, but here no entry is
+        // added again.
         prop_assert!(seen.values().all(|times| *times == 1));
         zap.audit().expect("it is valid");
     }
@@ -95,10 +96,10 @@ fn many_threads_share_a_directory() {
 }
 
 #[test]
-fn lookups_find_what_stays_while_leaves_split_and_merge() {
-    const STAYS: u64 = 50;
+fn lookups_find_kept_entries_while_leaves_split_and_merge() {
+    const KEPT: u64 = 50;
     let zap = Arc::new(new(11));
-    for number in 0..STAYS {
+    for number in 0..KEPT {
         zap.insert(&(), &name(number), &number.to_le_bytes()).expect("it is new");
     }
     let done = Arc::new(AtomicBool::new(false));
@@ -107,7 +108,7 @@ fn lookups_find_what_stays_while_leaves_split_and_merge() {
         let work = move || {
             let mut rounds = 0;
             while !done.load(Ordering::Relaxed) || rounds == 0 {
-                for number in 0..STAYS {
+                for number in 0..KEPT {
                     let found = zap.lookup(&name(number)).expect("it is possible");
                     assert_eq!(found.as_deref(), Some(&number.to_le_bytes()[..]));
                     let absent = zap.lookup(&name(number + (1 << 40))).expect("it is possible");
@@ -120,11 +121,11 @@ fn lookups_find_what_stays_while_leaves_split_and_merge() {
     };
     let readers = [reader(), reader()];
     for round in 0..4 {
-        for number in STAYS..6000 {
+        for number in KEPT..6000 {
             zap.insert(&(), &name(number), b"v").expect("it is new");
         }
         zap.store().evict(&mut SmallRng::from_seed(round), 2);
-        for number in STAYS..6000 {
+        for number in KEPT..6000 {
             zap.remove(&(), &name(number)).expect("it is there");
         }
         zap.store().commit();

@@ -1,4 +1,4 @@
-//! Directories that a device made up.
+//! Directories with damaged content.
 
 use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::super::{Cookie, Zap};
 use super::new;
 use crate::ErrorKind;
 
-/// Does a bit of everything; errors are right, panics are not.
+/// Calls all operations. Errors are expected; panics are failures.
 fn use_all(store: MemoryStore, rng: &mut SmallRng) {
     let Ok(zap) = Zap::open(store) else {
         return;
@@ -29,7 +29,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn damage_is_an_error(seed in any::<u64>(), entries in 0..3000u32, flips in 1..8u32) {
+    fn damage_never_panics(seed in any::<u64>(), entries in 0..3000u32, flips in 1..8u32) {
         let zap = new(seed);
         let mut rng = SmallRng::from_seed(seed);
         for number in 0..entries {
@@ -46,7 +46,7 @@ proptest! {
                     Some(id) => &mut state.leaves.get_mut(id).expect("it is there").bytes,
                     None => &mut state.inline,
                 };
-                // An empty directory has nothing that could be damaged.
+                // An empty directory has no content to damage.
                 if bytes.is_empty() {
                     continue;
                 }
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn random_headers_are_errors(seed in any::<u64>(), len in 0..=384usize, form in 0..4u8) {
+    fn random_headers_never_panic(seed in any::<u64>(), len in 0..=384usize, form in 0..4u8) {
         let store = MemoryStore::with_inline_capacity(384);
         let mut rng = SmallRng::from_seed(seed);
         let mut inline = vec![0; len];
@@ -72,7 +72,7 @@ proptest! {
 }
 
 #[test]
-fn leaves_in_the_wrong_place_are_told() {
+fn misplaced_leaves_are_reported() {
     let zap = new(1);
     for number in 0..5000 {
         zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("it is new");
@@ -97,7 +97,7 @@ fn leaves_in_the_wrong_place_are_told() {
 }
 
 #[test]
-fn a_header_that_does_not_cover_all_hashes_is_refused() {
+fn a_header_that_does_not_cover_all_hashes_is_rejected() {
     let zap = new(1);
     for number in 0..5000 {
         zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("it is new");

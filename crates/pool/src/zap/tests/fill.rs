@@ -1,4 +1,4 @@
-//! Leaves stay packed, and come back.
+//! Fill of leaves as directories grow and shrink, and prefetch of leaves.
 
 use forebay_base::rng::SmallRng;
 
@@ -6,13 +6,17 @@ use super::super::memory::MemoryStore;
 use super::super::{Zap, ZapStats};
 use super::{is_micro, new};
 
-/// An object number and a type.
+/// As long as an object number and a type.
 const VALUE: [u8; 9] = [7; 9];
 
 fn stats(zap: &Zap<MemoryStore>) -> ZapStats {
     zap.store().commit();
     let stats = zap.audit().expect("it is valid");
-    assert_eq!(stats.stored_bytes, zap.store().stored_bytes() as u64, "the statistics are true");
+    assert_eq!(
+        stats.stored_bytes,
+        zap.store().stored_bytes() as u64,
+        "the statistics match the store"
+    );
     stats
 }
 
@@ -22,7 +26,7 @@ fn check_packed(zap: &Zap<MemoryStore>, least: f64) {
         assert!(stats.fill() >= least, "{} entries: {stats}", stats.entries);
     }
     if stats.leaves > 16 && least > 0.5 {
-        assert!(stats.bytes_an_entry() <= 60.0, "{stats}");
+        assert!(stats.bytes_per_entry() <= 60.0, "{stats}");
     }
 }
 
@@ -45,14 +49,14 @@ fn grow_and_shrink(names: &[Vec<u8>], seed: u64) {
     check_packed(&zap, 0.40);
     let few = stats(&zap);
     println!("{few}");
-    // Leaves that merged as far as they could: two buddies do not fit one leaf's five eighths.
+    // Leaves merged as far as possible: the entries of two buddies exceed five eighths of a leaf.
     assert!(few.used_bytes as f64 / few.full_bytes as f64 > 0.25, "{few}");
     for name in kept {
         zap.remove(&(), name).expect("it is there");
     }
     assert!(is_micro(&zap) && zap.is_empty());
     assert_eq!(zap.store().leaf_count(), 0);
-    assert_eq!(zap.store().state.lock().inline.len(), 12, "an empty directory is its dnode");
+    assert_eq!(zap.store().state.lock().inline.len(), 12, "an empty directory has only a header");
 }
 
 #[test]
@@ -76,7 +80,7 @@ fn random_names() {
 }
 
 #[test]
-fn removing_what_is_not_in_memory_gives_all_back() {
+fn removals_from_evicted_leaves_free_all_leaves() {
     let zap = new(1);
     for number in 0..20_000u32 {
         zap.insert(&(), number.to_string().as_bytes(), &VALUE).expect("it is new");
@@ -94,7 +98,7 @@ fn removing_what_is_not_in_memory_gives_all_back() {
     assert_eq!(zap.store().leaf_count(), 0);
 }
 
-/// A directory of more than a hundred leaves, and its store, after it was used for a while.
+/// A directory of more than a hundred leaves that has been in use for a while, and its store.
 fn in_use() -> (Zap<MemoryStore>, MemoryStore) {
     let zap = new(1);
     for number in 0..60_000u32 {
@@ -107,7 +111,7 @@ fn in_use() -> (Zap<MemoryStore>, MemoryStore) {
 }
 
 #[test]
-fn in_a_directory_in_use_the_first_miss_brings_all_that_left() {
+fn the_first_miss_of_a_directory_in_use_prefetches_all_evicted_leaves() {
     let (zap, store) = in_use();
     store.evict(&mut SmallRng::from_seed(1), 10);
     for number in 0..60_000u32 {
@@ -119,7 +123,7 @@ fn in_a_directory_in_use_the_first_miss_brings_all_that_left() {
 }
 
 #[test]
-fn one_miss_brings_no_more_than_a_batch_and_what_is_asked_for_with_its_last_part() {
+fn one_miss_prefetches_about_one_batch() {
     let (zap, store) = in_use();
     store.evict(&mut SmallRng::from_seed(1), 2);
     let mut number = 0u32;
@@ -128,11 +132,11 @@ fn one_miss_brings_no_more_than_a_batch_and_what_is_asked_for_with_its_last_part
         number += 1;
     }
     let read_ahead = store.state.lock().read_ahead;
-    assert!((32..128).contains(&read_ahead), "{read_ahead} were read ahead");
+    assert!((32..128).contains(&read_ahead), "{read_ahead} were prefetched");
 }
 
 #[test]
-fn cold_directories_are_read_ahead() {
+fn leaves_of_cold_directories_are_prefetched() {
     let zap = new(1);
     for number in 0..60_000u32 {
         zap.insert(&(), number.to_string().as_bytes(), &VALUE).expect("it is new");
@@ -145,6 +149,6 @@ fn cold_directories_are_read_ahead() {
         zap.lookup(number.to_string().as_bytes()).expect("it is possible");
     }
     let fetches = store.state.lock().fetches;
-    assert!(fetches <= 6, "{fetches} of {} leaves were waited for", store.leaf_count());
+    assert!(fetches <= 6, "{fetches} of {} leaves were fetched synchronously", store.leaf_count());
     assert!(store.leaf_count() > 64);
 }

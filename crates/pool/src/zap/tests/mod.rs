@@ -1,4 +1,4 @@
-//! Whole directories, on a store in memory.
+//! Tests of whole directories, on an in-memory store.
 
 mod bench;
 mod cursor;
@@ -14,5 +14,5 @@ fn new(seed: u64) -> Zap<MemoryStore> {
 }
 
 fn is_micro(zap: &Zap<MemoryStore>) -> bool {
-    matches!(zap.changing.state.lock().form, DirectoryForm::Micro(_))
+    matches!(zap.write_state.state.lock().form, DirectoryForm::Micro(_))
 }

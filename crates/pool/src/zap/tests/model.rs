@@ -1,4 +1,4 @@
-//! A directory is a map, whatever splits, merges, is packed, leaves memory, or is opened anew.
+//! A directory behaves like a map, through splits, merges, packing, eviction and reopening.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,22 +6,22 @@ use forebay_base::rng::SmallRng;
 use proptest::prelude::*;
 
 use super::super::entry::hash_of;
-use super::super::fat::Request;
+use super::super::fat::ChangeRequest;
 use super::super::memory::MemoryStore;
 use super::super::{Change, Cookie, DirectoryForm, NameChange, Zap};
 use super::{is_micro, new};
 use crate::{Error, ErrorKind};
 
-/// Whether an error is one that had to be, or one that was wanted.
-fn failed(error: &Error, kind: ErrorKind, had_to: bool) -> bool {
-    error.kind() == ErrorKind::NoMemory || (error.kind() == kind && had_to)
+/// Whether an error is the expected one or an injected one.
+fn failed(error: &Error, kind: ErrorKind, expected: bool) -> bool {
+    error.kind() == ErrorKind::NoMemory || (error.kind() == kind && expected)
 }
 
 struct Pair {
     zap: Zap<MemoryStore>,
     model: BTreeMap<Vec<u8>, Vec<u8>>,
     rng: SmallRng,
-    /// Padding of names, so that few fill a leaf.
+    /// Padding of names: with long names, few entries fill a leaf.
     pad: usize,
 }
 
@@ -63,7 +63,7 @@ impl Pair {
         let mut before = Cookie::START;
         for entry in self.zap.cursor(Cookie::START) {
             let entry = entry.expect("it is valid");
-            assert!(entry.next > before, "a walk goes on");
+            assert!(entry.next > before, "a walk advances");
             before = entry.next;
             assert!(seen.insert(entry.name.to_vec(), entry.value.to_vec()).is_none());
         }
@@ -88,7 +88,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn is_a_map(
+    fn matches_a_map_model(
         seed in any::<u64>(),
         pad in prop_oneof![Just(1usize), Just(60), Just(255)],
         names in prop_oneof![1..40u64, 100..4000u64],
@@ -127,7 +127,7 @@ proptest! {
 }
 
 #[test]
-fn names_with_equal_hashes_live_together() {
+fn names_with_equal_hashes_coexist() {
     let zap = new(1);
     let mut by_hash: HashMap<u32, String> = HashMap::new();
     let mut models = Vec::new();
@@ -160,13 +160,13 @@ fn a_leaf_that_cannot_split_is_full() {
         zap.insert(&(), format!("{number:0>50}").as_bytes(), b"v").expect("there is space");
     }
     let insert = |hash: u32, name: &[u8]| {
-        let request = Request { wish: NameChange::Insert, hash, name, value: b"v" };
+        let request = ChangeRequest { kind: NameChange::Insert, hash, name, value: b"v" };
         zap.run(None, |state, access| match &mut state.form {
             DirectoryForm::Fat(fat) => fat.change(access, &(), &request),
             DirectoryForm::Micro(_) => unreachable!("it is fat"),
         })
     };
-    // Alike in more bits than any leaf is chosen by.
+    // These hashes share more bits than a leaf can be selected by.
     let mut count = 0;
     let error = loop {
         let name = format!("{count:0>200}");
@@ -180,15 +180,15 @@ fn a_leaf_that_cannot_split_is_full() {
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     let leaves = zap.store().leaf_count();
     assert!(leaves < 30, "{leaves}");
-    assert!(insert(0xdead_be00, b"again and longer than what is left of its space in the leaf, however little that may be, and however long this name has to become to make sure of it, which is why it goes on and on, up to two hundred bytes").is_err());
-    assert_eq!(zap.store().leaf_count(), leaves, "nothing is split in vain");
-    insert(0x1234_5678, b"elsewhere").expect("others are not concerned");
+    assert!(insert(0xdead_be00, &[b'x'; 210]).is_err());
+    assert_eq!(zap.store().leaf_count(), leaves, "no leaf is split without need");
+    insert(0x1234_5678, b"elsewhere").expect("other leaves still have space");
     let alike = zap.stats().expect("it is valid");
     assert_eq!(alike.entries, u64::from(count) + 101);
 }
 
 #[test]
-fn impossible_names_and_values_are_refused() {
+fn invalid_names_and_values_are_rejected() {
     let zap = new(1);
     let invalid = |result: crate::Result<()>| {
         assert_eq!(result.expect_err("it is impossible").kind(), ErrorKind::Invalid);
@@ -202,7 +202,7 @@ fn impossible_names_and_values_are_refused() {
 }
 
 #[test]
-fn space_for_attributes_makes_it_fat() {
+fn a_smaller_inline_capacity_converts_to_fat() {
     let zap = new(1);
     for number in 0..14 {
         zap.insert(&(), number.to_string().as_bytes(), b"12345678").expect("there is space");
