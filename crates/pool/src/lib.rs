@@ -1,10 +1,11 @@
 //! A copy-on-write storage pool.
 //!
-//! * [`Pool`]: made of devices, imported, exported, checked and scrubbed;
-//! * [`Dataset`]: a named set of objects with settings;
-//! * [`Object`]: bytes in records; [`Directory`]: names of up to 255 bytes, and a short value for each;
-//! * [`Transaction`]: what changes together;
-//! * [`BlockCache`]: memory for blocks, which several pools can share.
+//! * [`Pool`]: a set of devices; can be created, imported, exported, checked and scrubbed.
+//! * [`Dataset`]: a named set of objects with settings.
+//! * [`Object`]: bytes in records. [`Directory`]: names of up to 255 bytes, each with a short
+//!   value.
+//! * [`Transaction`]: changes that become durable together.
+//! * [`BlockCache`]: block memory that several pools can share.
 //!
 //! ```
 //! use std::ops::ControlFlow;
@@ -24,14 +25,14 @@
 //! let pool = Pool::create(vec![open_path(path, &file)?], &options)?;
 //! let data = pool.create_dataset("data", &DatasetSettings::default())?;
 //!
-//! // What one transaction changes becomes durable together.
+//! // All changes of a transaction become durable together.
 //! let tx = pool.begin()?;
 //! let top = data.create_directory(&tx, &[])?;
 //! let number = data.create_object(&tx, b"attributes are yours")?;
 //! data.object(number)?.write(&tx, 0, b"content")?;
 //! data.directory(top)?.insert(&tx, b"name", &number.to_le_bytes())?;
 //! drop(tx);
-//! data.fsync(number)?; // Only now is it durable, by the intent log.
+//! data.fsync(number)?; // The intent log makes it durable.
 //! drop(data);
 //! pool.export()?;
 //!
@@ -51,18 +52,22 @@
 //!
 //! # Invariants
 //!
-//! - Blocks never change where they lie; at any instant the devices hold a complete pool, that of the newest durable transaction group.
-//! - Nothing that a device returns is believed before its checksum is right, nor trusted after it.
-//! - Only the pool's thread allocates, frees and writes blocks; only the intent log is written by others.
+//! - Blocks are never overwritten in place. At any instant the devices hold a complete pool: that
+//!   of the newest durable transaction group.
+//! - Nothing is parsed before its checksum has been verified. Parsed fields are still checked.
+//! - Only the sync thread allocates, frees and writes blocks. The intent log's ring is the
+//!   exception.
 //!
 //! # Locking
 //!
-//! `docs/locking.md` has every lock and the order. Reading and changing objects never waits for a transaction group; beginning a transaction
-//! may, so a thread begins none while it has one.
+//! `docs/locking.md` lists every lock and the lock order. Reading and changing objects never waits
+//! for a transaction group. Beginning a transaction may wait, so a thread holds at most one
+//! transaction.
 //!
 //! # What it does not do
 //!
-//! It knows nothing of POSIX, and has no snapshots, mirrors or volumes. What lies on devices is in `docs/format.md`. Linux only.
+//! The pool does not know POSIX. It has no snapshots, mirrors or volumes. It runs on Linux only.
+//! `docs/format.md` describes the on-disk format.
 
 mod block_cache;
 mod block_key;
@@ -113,7 +118,7 @@ pub use tx::Transaction;
 pub use txg::{TxgCounters, TxgTunables};
 pub use zap::{Cookie, Entry, Value, ZapStats};
 
-/// The protocols that the model checks in `tests/model` run. Not a stable interface.
+/// Protocols that the model checks in `tests/model` run. Not a stable interface.
 #[doc(hidden)]
 pub mod model {
     #[cfg(forebay_model)]
@@ -121,7 +126,7 @@ pub mod model {
     pub use crate::txg::{Hold, TxgCounters, TxgTunables, Txgs, Wake};
 }
 
-/// The example of the README compiles.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
