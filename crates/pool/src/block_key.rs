@@ -7,24 +7,24 @@ use forebay_cache::{Key, OwnerId};
 
 use crate::format::BlockPtrPhys;
 
-/// Births are kept in this many bits, beside the owner.
+/// Number of bits of a key's birth txg; the owner takes the rest.
 const BIRTH_BITS: u32 = 48;
-/// Births are smaller than this. At a thousand txgs a second it lasts for 8,900 years.
+/// Upper bound of birth txgs. Lasts 8,900 years at a thousand txgs per second.
 pub(crate) const BIRTH_END: u64 = 1 << BIRTH_BITS;
 
-/// Names the content of a block.
+/// Identifies the content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey {
-    /// The first copy's address, as it is stored.
+    /// Address of the first copy, in on-disk form.
     dva: u64,
-    /// Owner above, birth below.
+    /// Owner in the upper bits, birth txg in the lower bits.
     owner_and_birth: u64,
 }
 
 const _: () = assert!(size_of::<BlockKey>() == 16);
 
 impl BlockKey {
-    /// The key of a block that `bp` points to and `owner` owns.
+    /// Returns the key of the block that `bp` points to, for `owner`.
     #[inline]
     pub(crate) fn new(owner: OwnerId, bp: &BlockPtrPhys) -> Self {
         let birth = bp.birth_txg.get() & (BIRTH_END - 1);
@@ -32,13 +32,13 @@ impl BlockKey {
         Self { dva: bp.copies[0].raw(), owner_and_birth }
     }
 
-    /// The key of the block at that address, born in that txg, before [`BIRTH_END`].
+    /// Returns the key of the block at `dva`, born in txg `birth`, which is below [`BIRTH_END`].
     pub(crate) fn of_parts(owner: OwnerId, dva: u64, birth: u64) -> Self {
         debug_assert!(birth < BIRTH_END);
         Self { dva, owner_and_birth: u64::from(owner.get()) << BIRTH_BITS | birth }
     }
 
-    /// The first copy's address, as it is stored.
+    /// Address of the first copy, in on-disk form.
     pub(crate) fn dva(&self) -> u64 {
         self.dva
     }
@@ -48,7 +48,7 @@ impl BlockKey {
         self.owner_and_birth & (BIRTH_END - 1)
     }
 
-    /// Something that spreads keys.
+    /// Returns a hash of the key.
     pub(crate) fn hash(&self) -> u64 {
         (self.dva ^ self.owner_and_birth.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }

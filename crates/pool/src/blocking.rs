@@ -1,23 +1,24 @@
-//! Threads that must not wait: what would wait for a device or a transaction group on such a thread fails instead.
+//! Non-blocking mode: on a thread in this mode, an operation that would wait for a device or a
+//! transaction group fails instead.
 //!
-//! A thread that answers many, as one that serves a file system's requests, tries first without waiting, and hands over what
-//! cannot be done so to a thread that may wait. The mark is the thread's own, and looked at only where somebody is about to
-//! wait: what is found in memory at once never asks.
+//! A thread that serves many requests first tries an operation in non-blocking mode, and hands it
+//! to a thread that may block if that fails. The mode is thread-local and checked only right before
+//! waiting. Operations that find everything in memory never check it.
 //!
 //! # Invariants
 //!
-//! - What fails with [`ErrorKind::WouldBlock`] has changed nothing: whoever changes something in several steps has what they need in
-//!   memory before the first, and may wait from then on.
+//! - An operation that fails with [`ErrorKind::WouldBlock`] has changed nothing. A change of
+//!   several steps first loads everything into memory, and allows blocking from the first step on.
 //!
 //! # Locking
 //!
-//! None of its own. Locks under which others wait for devices are taken by [`lock`], which gives up after a while on a
-//! thread that must not wait.
+//! None of its own. [`lock`] takes locks that other threads hold while they wait for devices. In
+//! non-blocking mode it gives up after a bounded number of attempts.
 //!
 //! # What it does not do
 //!
-//! Waits for memory stay: they are bounded (0.1 s), rare, and have no other thread to go to. So do waits for locks that
-//! nobody holds during I/O.
+//! It does not cover waits for memory, which are bounded (0.1 s) and rare, nor waits for locks that
+//! are not held during I/O.
 
 use std::cell::Cell;
 
@@ -25,14 +26,14 @@ use forebay_base::sync::{Mutex, MutexGuard, hint, thread_local};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How often a lock is tried that somebody holds: about as long as one holds it who does not wait.
+/// Attempts to take a held lock. Covers the time for which a thread holds it without I/O.
 const LOCK_TRIES: usize = 128;
 
 thread_local! {
     static NON_BLOCKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the mark was before; so it is again when this is dropped, by a panic too.
+/// The previous mode, restored on drop, also during a panic.
 struct RestoreMark(bool);
 
 impl RestoreMark {
@@ -47,66 +48,68 @@ impl Drop for RestoreMark {
     }
 }
 
-/// Runs `f` on this thread so that nothing of a pool's in it waits for a device or a transaction group: what would have to wait
-/// fails with [`ErrorKind::WouldBlock`] instead, before it has changed anything. Where that is a block that is not in memory, its
-/// read has begun, if it can be read without waiting: who asks again, on a thread that may wait, joins it.
+/// Runs `f` in non-blocking mode: an operation that would wait for a device or a transaction group
+/// fails with [`ErrorKind::WouldBlock`] and has changed nothing. If a block is not in memory, its
+/// read is started if possible; a retry that may block joins that read.
 ///
 /// ```
 /// # use forebay_pool::{ErrorKind, Object, non_blocking};
 /// fn read(object: &Object, out: &mut [u8]) -> forebay_pool::Result<usize> {
 ///     match non_blocking(|| object.read(0, out)) {
 ///         Err(error) if error.kind() == ErrorKind::WouldBlock => {
-///             object.read(0, out) // On a thread that may wait.
+///             object.read(0, out) // On a thread that may block.
 ///         }
 ///         done => done,
 ///     }
 /// }
 /// ```
 ///
-/// Callbacks that `f` leaves behind are not marked. Calls nest, also with [`blocking_allowed`].
+/// The mode does not apply to callbacks that `f` registers. Calls nest, also with
+/// [`blocking_allowed`]. such as several changes in one transaction.
 pub fn non_blocking<R>(f: impl FnOnce() -> R) -> R {
     let _before = RestoreMark::set(true);
     f()
 }
 
-/// The opposite, inside of it: for what must not stop half-way, as several changes of one transaction.
+/// Runs `f` in blocking mode, inside a [`non_blocking`] call. For operations that must not stop
+/// half-way, such as several changes in one transaction.
 pub fn blocking_allowed<R>(f: impl FnOnce() -> R) -> R {
     let _before = RestoreMark::set(false);
     f()
 }
 
-/// Whether this thread must not wait.
+/// Whether this thread is in non-blocking mode.
 #[inline]
 pub(crate) fn is_non_blocking() -> bool {
     NON_BLOCKING.with(Cell::get)
 }
 
-/// To be called before waiting.
+/// Call before waiting for `what`.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] if this thread must not.
+/// [`ErrorKind::WouldBlock`] in non-blocking mode.
 #[inline]
 pub fn check(what: &'static str) -> Result<()> {
     if is_non_blocking() { Err(would_block(what)) } else { Ok(()) }
 }
 
-/// `what` is not there yet, and this thread must not wait for it.
+/// Returns the error for `what`, which is not available without waiting.
 #[cold]
 pub(crate) fn would_block(what: &'static str) -> Error {
-    let text = format!("{what} would have to be waited for: do it on a thread that may wait");
+    let text = format!("would wait for {what}: retry on a thread that may block");
     Error::new(ErrorKind::WouldBlock, text)
 }
 
-/// Whether an error says that something would have had to wait.
+/// Whether a result is [`ErrorKind::WouldBlock`].
 #[inline]
 pub(crate) fn is_would_block<T>(result: &Result<T>) -> bool {
     result.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Takes a lock under which others may wait for devices.
+/// Takes a lock that other threads may hold while they wait for devices.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] if this thread must not wait, and somebody holds it.
+/// [`ErrorKind::WouldBlock`] in non-blocking mode, if another thread holds the lock.
 #[inline]
 pub fn lock<'a, T>(mutex: &'a Mutex<T>, what: &'static str) -> Result<MutexGuard<'a, T>> {
     match mutex.try_lock() {

@@ -1,7 +1,7 @@
-//! Opening files and block devices by path, with their locks, and who this host is.
+//! Opens files and block devices by path and locks them. Also identifies this host.
 //!
-//! A device's lock ([`FileLock`]) holds between processes of this host only. Against other hosts the label says who has
-//! the pool.
+//! A device lock ([`FileLock`]) works between processes of one host. The label protects against
+//! other hosts.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -14,21 +14,21 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::label::MIN_DEVICE_BYTES;
 
-/// Locks that are held until it is dropped.
+/// Locks held until drop.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     _file: Option<FileLock>,
     kept: Vec<OwnedFd>,
 }
 
-/// A device that was opened for a pool.
+/// A device opened for a pool.
 pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) lock: Option<Locks>,
 }
 
 impl Opened {
-    /// Lets go of `lock`, any lock of the caller's, when the device's own lock is let go: when the pool is closed.
+    /// Keeps `lock` until the device's own lock is released, which is when the pool is closed.
     #[must_use]
     pub fn keep(mut self, lock: OwnedFd) -> Self {
         self.lock.get_or_insert_default().kept.push(lock);
@@ -44,26 +44,28 @@ impl fmt::Debug for Opened {
 }
 
 impl From<Arc<dyn Device>> for Opened {
-    /// A device that nobody else can have.
+    /// A device that no other process can open.
     fn from(device: Arc<dyn Device>) -> Self {
         Self { device, lock: None }
     }
 }
 
-/// Opens the file or block device at `path`, locked: with `read_only`, beside others that read.
+/// Opens and locks the file or block device at `path`. With `read_only`, other readers are allowed.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`] if another process has it, [`ErrorKind::NotFound`] if nothing is there,
-/// [`ErrorKind::Invalid`] for what cannot be a device, [`ErrorKind::Device`] for the rest.
+/// [`ErrorKind::InUse`] if another process has locked it, [`ErrorKind::NotFound`] if the path does
+/// not exist, [`ErrorKind::Invalid`] if it is not a usable device, [`ErrorKind::Device`] for other
+/// failures.
 pub fn open_path(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let options = OpenOptions { min_bytes: MIN_DEVICE_BYTES, ..options.clone() };
     let device = FileDevice::open(path, &options).map_err(refused)?;
-    // The pool lets go of it when it is exported, even if somebody still has the device.
+    // The pool releases the lock when it is exported, even if the device object is still
+    // referenced.
     let lock = Some(Locks { _file: device.take_lock(), kept: Vec::new() });
     Ok(Opened { device: Arc::new(device), lock })
 }
 
-/// Why opening was refused.
+/// Converts an error of opening a device.
 pub(crate) fn refused(error: OpenError) -> Error {
     let kind = match &error {
         OpenError::Missing { .. } => ErrorKind::NotFound,
@@ -75,22 +77,22 @@ pub(crate) fn refused(error: OpenError) -> Error {
     Error::new(kind, error.to_string()).because(error)
 }
 
-/// Who a host is, as labels say it.
+/// Identity of a host, as stored in labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostId {
-    /// Names it; 0 if nobody knows.
+    /// Identifier of the host; 0 if unknown.
     pub id: u64,
-    /// For people.
+    /// Host name for messages.
     pub name: String,
 }
 
 impl HostId {
-    /// This host, by `/etc/machine-id` and the kernel's host name.
+    /// Returns the identity of this host, from `/etc/machine-id` and the kernel's host name.
     pub fn of_this_host() -> Self {
         let text = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let name = text("/proc/sys/kernel/hostname");
         let machine = text("/etc/machine-id");
-        // Without a machine's name for itself, the one that people gave it.
+        // Without a machine id, the host name has to identify the host.
         let named = if machine.is_empty() { &name } else { &machine };
         let id = if named.is_empty() { 0 } else { xxh3_64(named.as_bytes()).max(1) };
         Self { id, name }

@@ -20,50 +20,51 @@ use forebay_base::sync::{Arc, thread_slot};
 use crate::space::SpaceStats;
 use crate::txg::Txgs;
 
-/// Reservations of the count of first steps; a power of two.
+/// Number of shards of the first reservations; a power of two.
 const SHARDS: usize = 16;
-/// What a transaction begins with: enough for a change of any kind.
+/// First reservation of a transaction: enough for a change of any kind.
 pub(crate) const FIRST_BYTES: u64 = 512 << 10;
-/// What it grows by, or by what it needs if that is more.
+/// Minimum step by which a reservation grows.
 const GROW_BYTES: u64 = 1 << 20;
-/// With so much space first steps are not summed: they are less than this for 2000 transactions at
-/// once.
+/// With at least this much space left, first reservations are not summed: 2000 concurrent
+/// transactions reserve less.
 const PLENTY_BYTES: u64 = 1 << 30;
 
-/// What a transaction is for, as far as space is concerned.
+/// How a transaction affects free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// It may make the pool fuller.
+    /// It may use more space.
     Use,
-    /// In the end it gives space back: it may begin when the pool is full.
+    /// It frees space in the end, so it may begin in a full pool.
     Free,
 }
 
-/// The space of a pool.
+/// Free space of a pool and its reservations.
 pub(crate) struct ReservableSpace {
     txgs: Arc<Txgs>,
-    /// Bytes that are free, as of the newest txg that was written.
+    /// Free bytes as of the newest committed txg.
     free: AtomicU64,
-    /// The same with those that were freed and will be free some txgs later.
+    /// Free bytes plus bytes that become reusable some txgs later.
     free_later: AtomicU64,
-    /// Bytes of them that are no transaction's, by intent.
+    /// Bytes of `free` that transactions must leave free, by intent.
     kept: [AtomicU64; 2],
-    /// What transactions have beyond their first steps.
+    /// Bytes that transactions reserved beyond their first reservations.
     grown: AtomicU64,
-    /// First steps.
+    /// Bytes of first reservations.
     first: [CachePadded<AtomicU64>; SHARDS],
 }
 
-/// A shard of it. A transaction holds it by a count of references on a line that few others write.
+/// A shard of [`ReservableSpace`]. A transaction holds a reference to it; few threads share the
+/// count's cache line.
 pub(crate) struct ReservationShard {
     space: Arc<ReservableSpace>,
     index: usize,
 }
 
-/// The space of a pool, as it is handed out.
+/// The reservations of a pool.
 pub(crate) struct Reservations([Arc<CachePadded<ReservationShard>>; SHARDS]);
 
-/// ReservableSpace that a transaction has; given back when it is dropped.
+/// Space reserved by a transaction. Dropping it releases the space.
 pub(crate) struct Reservation {
     shard: Arc<CachePadded<ReservationShard>>,
     intent: Intent,
@@ -86,8 +87,8 @@ impl Reservations {
         }))
     }
 
-    /// Learns how much is free, and how much of that is not for transactions that use and that free
-    /// space.
+    /// Sets the free space, and how much of it transactions that use and that free space must leave
+    /// free.
     pub(crate) fn set(&self, space: &SpaceStats, kept_from_use: u64, kept_from_free: u64) {
         let reservable = &self.0[0].space;
         reservable.kept[Intent::Use as usize].store(kept_from_use, Ordering::Relaxed);
@@ -96,20 +97,21 @@ impl Reservations {
         reservable.free.store(space.free_bytes, Ordering::SeqCst);
     }
 
-    /// What changes that make the pool fuller can still take, if they wait for what was freed. With
-    /// less than one begins with it is nothing.
+    /// Returns the bytes that further changes can use, if they wait for freed space. Returns 0 if
+    /// less than a first reservation is left.
     pub(crate) fn available(&self) -> u64 {
         let reservable = &self.0[0].space;
         let left = reservable.left_of(&reservable.free_later, Intent::Use, true);
         left.filter(|left| *left >= FIRST_BYTES).unwrap_or(0)
     }
 
-    /// What a transaction begins with; nothing if there is no space for it.
+    /// Makes a first reservation; `None` if there is no space.
     pub(crate) fn reserve(&self, intent: Intent) -> Option<Reservation> {
         self.reserve_bytes(intent, FIRST_BYTES)
     }
 
-    /// The same with less, for what frees space, when no more will come by waiting.
+    /// Makes a smaller first reservation, for a transaction that frees space when waiting yields no
+    /// more.
     pub(crate) fn reserve_less(&self, intent: Intent) -> Option<Reservation> {
         let left = self.0[0].space.left(intent, true).unwrap_or(0);
         let bytes = left.min(FIRST_BYTES) / 2;
@@ -129,14 +131,14 @@ impl Reservations {
 }
 
 impl ReservableSpace {
-    /// Bytes that nobody has; nothing if more is promised than there is. First steps, and what the
-    /// txgs' cells have not told yet, count if `exact`.
+    /// Returns the unreserved bytes, or `None` if more is reserved than free. First reservations
+    /// and dirty bytes in txg cells count only if `exact`.
     fn left(&self, intent: Intent, exact: bool) -> Option<u64> {
         self.left_of(&self.free, intent, exact)
     }
 
     fn left_of(&self, free: &AtomicU64, intent: Intent, exact: bool) -> Option<u64> {
-        // In the order in which a byte goes through them, from reservation to use: none is missed.
+        // In the order in which a byte moves from reservation to use, so that no byte is missed.
         let first: u64 = match exact {
             true => self.first.iter().map(|shard| shard.load(Ordering::SeqCst)).sum(),
             false => 0,
@@ -151,7 +153,8 @@ impl ReservableSpace {
         free.checked_sub(kept)?.checked_sub(dirty)?.checked_sub(grown)?.checked_sub(first)
     }
 
-    /// Adds first and looks then: of two who take the last space, one at least sees the other.
+    /// Adds first, then checks: of two threads that compete for the last space, at least one sees
+    /// the other.
     fn reserve_first(&self, index: usize, intent: Intent, bytes: u64) -> bool {
         self.first[index].fetch_add(bytes, Ordering::SeqCst);
         let plenty = self.left(intent, false).is_some_and(|left| left >= PLENTY_BYTES);
@@ -173,7 +176,7 @@ impl ReservableSpace {
 }
 
 impl Reservation {
-    /// Whether a transaction may come to so many bytes; reserves more if it has to.
+    /// Whether the reservation covers `bytes`; grows it if necessary.
     #[inline]
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         let missing = bytes.saturating_sub(self.first + self.grown.get());
@@ -218,7 +221,7 @@ mod tests {
             shards.set(&space, 33 * MIB, 16 * MIB);
             shards.available()
         };
-        // What frees space may take some of what is kept.
+        // Transactions that free space may use part of the reserve.
         assert_eq!(available(20 * MIB, 10 * MIB), 0);
         assert_eq!(available(20 * MIB, 15 * MIB), 2 * MIB);
         assert_eq!(available(40 * MIB, 15 * MIB), 22 * MIB);

@@ -1,5 +1,5 @@
-//! What the sync of a transaction group carries along: where to write, where space comes from, and what it
-//! has cost so far.
+//! State of the sync of a transaction group: the store, the allocator, and the change of allocated
+//! bytes.
 
 use forebay_base::arena::Buffer;
 
@@ -8,12 +8,12 @@ use crate::format::BlockPtrPhys;
 use crate::store::codec::Sealed;
 use crate::store::{Allocate, Store, WriteProps};
 
-/// The one place that allocates, writes and frees blocks; there is one at a time, on the sync thread.
+/// Allocates, writes and frees blocks. There is one at a time, on the sync thread.
 pub(crate) struct SyncContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) space: &'a mut dyn Allocate,
     pub(crate) txg: u64,
-    /// Bytes allocated less bytes freed since somebody last took the figure.
+    /// Bytes allocated minus bytes freed since the last [`take_allocated`](Self::take_allocated).
     allocated: i64,
 }
 
@@ -22,12 +22,13 @@ impl<'a> SyncContext<'a> {
         Self { store, space, txg, allocated: 0 }
     }
 
-    /// The same txg for blocks that belong to somebody else, see [`Store::with_owner`].
+    /// Returns a context of the same txg for the blocks of another store, see
+    /// [`Store::with_owner`].
     pub(crate) fn with_store<'b>(&'b mut self, store: &'b Store) -> SyncContext<'b> {
         SyncContext { store, space: &mut *self.space, txg: self.txg, allocated: 0 }
     }
 
-    /// Writes a block, and leaves it in the cache if `props` says so.
+    /// Writes a block, and caches it if `props` says so.
     pub(crate) fn write_new(
         &mut self,
         content: Buffer,
@@ -38,7 +39,7 @@ impl<'a> SyncContext<'a> {
         Ok(ptr)
     }
 
-    /// The same for a block that was sealed.
+    /// As [`write_new`](Self::write_new), for a block that is already sealed.
     pub(crate) fn write_sealed(
         &mut self,
         content: Buffer,
@@ -50,23 +51,23 @@ impl<'a> SyncContext<'a> {
         Ok(ptr)
     }
 
-    /// Counts a block that was written by other means.
+    /// Counts the space of a block that was written by other means.
     pub(crate) fn born(&mut self, ptr: &BlockPtrPhys) {
         self.allocated += self.cost(ptr);
     }
 
-    /// Gives a block's space back, two txgs from now.
+    /// Frees a block. Its space is reusable two txgs later.
     pub(crate) fn free(&mut self, ptr: &BlockPtrPhys) -> Result<()> {
         self.allocated -= self.cost(ptr);
         self.store.free(ptr, self.space)
     }
 
-    /// Counts a tree, or a part of one, that cannot be read and so not be freed: its space is lost.
+    /// Counts an unreadable tree, or part of one, that cannot be freed: its space is leaked.
     pub(crate) fn leak(&self) {
         self.store.note_leak();
     }
 
-    /// Bytes allocated less bytes freed since this was last asked.
+    /// Returns bytes allocated minus bytes freed since the last call.
     pub(crate) fn take_allocated(&mut self) -> i64 {
         std::mem::take(&mut self.allocated)
     }
