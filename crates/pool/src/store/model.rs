@@ -1,4 +1,4 @@
-//! Readers and those who wait for them, writers that wait for space, and jobs side by side, under many schedules.
+//! Model checks: readers against quiesce, writers against the in-flight limit, and the worker pool.
 
 use forebay_base::sync::Arc;
 use forebay_base::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 
 const SCHEDULES: usize = 50_000;
 
-/// A place that is used again only after a quiesce is never seen changed by who entered before it
-/// took the pointer.
+/// Space that is reused only after a quiesce never changes under a reader that entered before it
+/// read the pointer.
 #[test]
 fn what_a_reader_sees_stays() {
     let body = || {
@@ -57,8 +57,7 @@ fn two_may_quiesce() {
     shuttle::check_pct(body, SCHEDULES, 4);
 }
 
-/// No wake is lost: who waits for space gets it, and who waits for the end hears of each failure
-/// once.
+/// No wake-up is lost: writers that wait for space get it, and `finish` reports each failure once.
 #[test]
 fn writes_come_and_go() {
     let body = || {
@@ -85,8 +84,8 @@ fn writes_come_and_go() {
     shuttle::check_pct(body, SCHEDULES, 4);
 }
 
-/// Whoever does the jobs, and however many may be done ahead: the taker gets each result, in order, and nobody waits for ever; what
-/// it leaves is dropped, also by a helper that comes late.
+/// For any schedule and any limit of jobs done ahead, the consumer gets each result, in order, and
+/// no thread waits forever. Results that it leaves behind are dropped, also those of a late helper.
 #[test]
 fn results_come_in_order() {
     let body = || {
