@@ -1,9 +1,9 @@
-//! Places for root blocks: a few, in turn, allocated once.
+//! Root blocks have a few preallocated addresses, used in rotation.
 //!
-//! A txg cannot end without its root block, which is longer than a sector and cannot be cut. In a full and
-//! fragmented pool no free range might be that long, so root blocks do not depend on one. A place comes round
-//! again after `ROOT_PLACES` txgs: later than anything that a txg frees, so the roots of the last three txgs are
-//! whole at any time.
+//! A txg cannot end without its root block, which is longer than a sector and cannot be a gang. In
+//! a full, fragmented pool no free range might be long enough, so root blocks are preallocated. An
+//! address is reused after `ROOT_PLACES` txgs, later than any space that a txg frees. So the roots
+//! of the last three txgs are always intact.
 
 use crate::format::{Dva, DvaPhys, SpaceRootPhys};
 use crate::{Error, ErrorKind, Result};
@@ -12,19 +12,19 @@ use super::Space;
 
 const ROOT_PLACES: usize = SpaceRootPhys::ROOT_PLACES;
 
-/// The places, and whose turn it is.
+/// The addresses, and the current one.
 #[derive(Debug, Default)]
 pub(super) struct RootPlaces {
     places: Vec<[DvaPhys; 2]>,
     bytes: u64,
-    /// The place of the newest root.
+    /// Index of the newest root's address.
     current: usize,
-    /// The txg that has it.
+    /// The txg of that root.
     txg: u64,
 }
 
 impl RootPlaces {
-    /// Writes what has to be known of them.
+    /// Stores the addresses in a root.
     pub(super) fn store(&self, root: &mut SpaceRootPhys) {
         for (place, out) in self.places.iter().zip(&mut root.root_places) {
             *out = *place;
@@ -39,11 +39,12 @@ impl RootPlaces {
 }
 
 impl Space {
-    /// Two places for the root block of the txg at hand, of `bytes`, the same number for all txgs of a pool. The first txg
-    /// allocates them; they are never freed.
+    /// Returns the two addresses of the current txg's root block. `bytes` is the same for all txgs
+    /// of a pool. The first txg allocates the addresses; they are never freed.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` is another number than then.
+    /// [`ErrorKind::NoSpace`] in the first txg, [`ErrorKind::Invalid`] if `bytes` differs from the
+    /// first txg's.
     pub(crate) fn place_root(&mut self, bytes: u64) -> Result<[DvaPhys; 2]> {
         let txg = self.open;
         assert!(txg.is_some(), "no transaction group is open");
@@ -64,7 +65,8 @@ impl Space {
         Ok(self.roots.places[self.roots.current])
     }
 
-    /// Calls `each` for the places of roots other than the newest: they are allocated, and hold nothing that counts.
+    /// Calls `each` for the addresses of roots other than the newest: they are allocated but not
+    /// referenced.
     pub(crate) fn spare_root_places(&self, mut each: impl FnMut(Dva, u64)) {
         for (at, place) in self.roots.places.iter().enumerate() {
             if at != self.roots.current {
@@ -73,10 +75,10 @@ impl Space {
         }
     }
 
-    /// Takes over what a root says of them; the metaslabs are known.
+    /// Loads the addresses from a root. The metaslabs must be loaded before.
     pub(super) fn load_root_places(&mut self, root: &SpaceRootPhys) -> Result<()> {
         let corrupt = || {
-            Error::new(ErrorKind::Corrupt, "space maps: the places of root blocks make no sense")
+            Error::new(ErrorKind::Corrupt, "space maps: the addresses of root blocks are invalid")
         };
         let bytes = u64::from(root.root_bytes.get());
         if bytes == 0 {
