@@ -246,7 +246,7 @@ fn a_device_that_was_cut_short_says_so() {
     pool(&media, &memory);
     let (kind, text) = refused(&[resized(&media[0], SIZE, &memory)], &memory);
     assert_eq!(kind, ErrorKind::NotAPool);
-    assert!(text.contains("cut short") && text.contains(&(2 * SIZE).to_string()), "{text}");
+    assert!(text.contains("was truncated") && text.contains(&(2 * SIZE).to_string()), "{text}");
 }
 
 #[test]
