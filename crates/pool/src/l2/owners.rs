@@ -1,32 +1,32 @@
-//! Which dataset has which owner in the cache: L2 caches know datasets by their numbers, which
-//! last; owners are given out anew each time.
+//! Maps datasets to cache owners. L2 devices store dataset numbers, which are permanent; owners are
+//! assigned anew at each open.
 //!
 //! # Invariants
 //!
-//! - What an L2 says of a dataset is believed only as far as memory goes: a block that is put back
-//!   under a wrong owner is never found, since its address and birth name it within the pool, and
-//!   counts against a dataset that is not its own.
-//! - At most [`MOST_UNKNOWN`] numbers are looked for in vain.
+//! - A wrong dataset number on an L2 does little harm: a block loaded under a wrong owner is never
+//!   found, because address and birth txg identify it within the pool. Its memory counts for the
+//!   wrong dataset.
+//! - At most [`MOST_UNKNOWN`] unknown numbers are looked up.
 //!
 //! # Locking
 //!
-//! `pool-l2-datasets`, a leaf lock: a dataset is opened outside of it.
+//! `pool-l2-datasets`, a leaf lock. Datasets are opened outside of it.
 
 use forebay_base::sync::{Arc, Mutex};
 use forebay_cache::OwnerId;
 use hashbrown::{HashMap, HashSet};
 
-/// Numbers that are remembered as no dataset's; more than that, and nothing is opened any more.
+/// Maximum number of unknown dataset numbers to remember. Beyond it, no dataset is opened.
 const MOST_UNKNOWN: usize = 4096;
 
-/// Opens datasets by their numbers.
+/// Opens datasets by number.
 pub(crate) trait DatasetOpener: Send + Sync {
-    /// Opens the dataset of that number, so that its owner is told, or does nothing. May wait for
+    /// Opens the dataset with this number, which registers its owner, or does nothing. May wait for
     /// the pool's devices.
     fn open(&self, number: u64);
 }
 
-/// Numbers of owners, both ways.
+/// Maps owners to dataset numbers and back.
 pub(super) struct DatasetOwners(Mutex<OwnersState>);
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// Opens even numbers, each as the owner of its half.
+    /// Opens even numbers. The owner is half the number.
     struct Even<'a> {
         numbers: &'a DatasetOwners,
         asked: &'a AtomicU64,
@@ -117,7 +117,7 @@ mod tests {
             assert_eq!(numbers.owner(5), None);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 2);
-        // It is made afterwards.
+        // The dataset is created later.
         numbers.set(OwnerId::from_raw(9), 5);
         assert_eq!(
             (numbers.owner(5), numbers.of(OwnerId::from_raw(9))),
@@ -125,7 +125,7 @@ mod tests {
         );
         numbers.remove(OwnerId::from_raw(9));
         assert_eq!(numbers.of(OwnerId::from_raw(9)), None);
-        // An L2 that says anything.
+        // An L2 with arbitrary dataset numbers.
         for number in 10_000..20_000u64 {
             assert_eq!(numbers.owner(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), None);
         }
